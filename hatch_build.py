@@ -26,7 +26,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _BUILD = "helexa/core/build.json"
-_MACHINE_CODE = "helexa/neuron/ops/native/machine_code"
+_NATIVE = "helexa/neuron/ops/native"
 _GIT_SECONDS = 30
 _OLDEST_GLIBC = 17  # minor version; pip knows no manylinux tag below 2.17 for all machine types
 
@@ -50,7 +50,7 @@ class BuildHook(BuildHookInterface):
             machine = os.environ.get("HELEXA_TARGET_MACHINE") or platform.machine()
             libraries = _compile_kernels(root, machine, folder)
             for library in libraries:
-                build_data["force_include"][str(library)] = f"{_MACHINE_CODE}/libraries/{library.name}"
+                build_data["force_include"][str(library)] = f"{_NATIVE}/libraries/{library.name}"
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-manylinux_2_{_glibc(libraries)}_{machine}"
 
@@ -81,10 +81,10 @@ def _git(root: Path, *arguments: str) -> str:
 
 def _compile_kernels(root: Path, machine: str, folder: Path) -> list[Path]:
     """Return the libraries of all levels of `machine`, compiled into `folder`."""
-    compilation, prebuilt = _module(root, "compilation"), _module(root, "prebuilt")
+    compilation = _compilation(root)
     compiler = shlex.split(os.environ.get("CC") or "cc")
     libraries = []
-    for level in prebuilt.LEVELS:
+    for level in compilation.LEVELS:
         if level.machine == machine:
             library = folder / f"{level.name}.so"
             try:
@@ -93,15 +93,17 @@ def _compile_kernels(root: Path, machine: str, folder: Path) -> list[Path]:
                 raise SystemExit(
                     f"{compiler[0]} cannot compile the kernels for {level.name}:\n{error.stderr}"
                 ) from None
+            except OSError as error:
+                raise SystemExit(f"{compiler[0]} cannot compile the kernels for {level.name}: {error}") from None
             libraries.append(library)
     if not libraries:
         raise SystemExit(f"there are no prebuilt kernels for {machine}; unset HELEXA_PREBUILT_KERNELS")
     return libraries
 
 
-def _module(root: Path, name: str) -> ModuleType:
-    """Import a module of helexa that needs only the standard library. Its package would also import torch."""
-    spec = importlib.util.spec_from_file_location(name, root / "src" / _MACHINE_CODE / f"{name}.py")
+def _compilation(root: Path) -> ModuleType:
+    """Import the module `compilation`, which needs only the standard library, without its package."""
+    spec = importlib.util.spec_from_file_location("compilation", root / "src" / _NATIVE / "compilation.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from programs import Program
@@ -25,27 +26,28 @@ def prepare(program: Program, folder: Path) -> Path:
         InstallError: pip or npm failed.
     """
     environment = (folder / program.name).absolute()
-    wanted = hashlib.sha256("\n".join((program.registry, *program.packages)).encode()).hexdigest()
+    settings = [f"{name}={value}" for name, value in program.build.items()]
+    wanted = hashlib.sha256("\n".join((program.registry, *program.packages, *settings)).encode()).hexdigest()
     mark = environment / "installed"
     if mark.exists() and mark.read_text() == wanted:
         return environment
     shutil.rmtree(environment, ignore_errors=True)
     environment.mkdir(parents=True)
     if program.registry == "pypi":
-        _run([sys.executable, "-m", "venv", str(environment)])
+        _run([sys.executable, "-m", "venv", str(environment)], {})
         pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        _run([*pip, *program.packages])
+        _run([*pip, *program.packages], program.build)
     elif program.registry == "npm":
-        settings = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", f"--prefix={environment}"]
-        _run([str(NODE), str(NPM), "install", *settings, *program.packages])
+        options = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", f"--prefix={environment}"]
+        _run([str(NODE), str(NPM), "install", *options, *program.packages], program.build)
     mark.write_text(wanted)
     return environment
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str], variables: Mapping[str, str]) -> None:
     ended = subprocess.run(
         command,
-        env=os.environ | {"PATH": NODE_PATH},
+        env=os.environ | {"PATH": NODE_PATH, **variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

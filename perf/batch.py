@@ -85,7 +85,8 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
 
     from helexa.neuron.engine.execution.step_builder import build_step
     from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
-    from helexa.neuron.engine.kv_cache.page_pool import PagePool
+    from helexa.neuron.engine.kv_cache import PagePool
+    from helexa.neuron.engine.loading.device import choose_backend
     from helexa.neuron.engine.loading.load import load_once
     from helexa.neuron.engine.scheduling.scheduler import Scheduler
     from helexa.neuron.engine.scheduling.sequence import Sequence
@@ -93,6 +94,7 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
     from helexa.neuron.text.model_text import ModelText
 
     path, options = local_path(model), EngineOptions(speculation=False)
+    choose_backend(options)
     runner, text = load_once(path, options), ModelText.open(path)
     ids = [text.prompt_ids([{"role": "user", "content": prompt}]) for prompt in prompts(count)]
     stops = sorted(text.tokenizer.eos_ids)
@@ -111,7 +113,7 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
         if not running:
             break
         plan, started = scheduler.plan(), time.perf_counter()
-        sampled = runner.run(build_step(plan)).tokens
+        sampled = runner.launch(build_step(plan)).read().tokens
         for output in scheduler.commit(plan, sampled, time.perf_counter() - started):
             generated += len(output.tokens)
             running -= output.finish is not None

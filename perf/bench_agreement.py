@@ -36,11 +36,8 @@ from typing import Any
 from support.machine import commit, machine
 
 from helexa.bench.client import Client, api_format_of, open_session
-from helexa.bench.measurement.clock import SystemClock
-from helexa.bench.measurement.measures import measure, measure_run
-from helexa.bench.measurement.prompt_request import PromptRequest, Turn
-from helexa.bench.measurement.prompts import Prompts
-from helexa.bench.measurement.request_record import RequestRecord
+from helexa.bench.measurement.load import Clock, PromptRequest, Prompts, Turn
+from helexa.bench.measurement.measures import RequestRecord, measure, measure_run
 
 GUIDELLM = "guidellm==0.8.1"
 TOLERANCE = 0.05
@@ -77,7 +74,7 @@ async def run_helexa_bench(load: Load) -> TurnResults:
     """Send the requests of one turn with helexa-bench's client and return the results."""
     prompts = iter([PromptRequest(load.model, [Turn("user", p)], load.max_tokens, True) for p in load.prompts()])
     async with open_session() as session:
-        client = Client(session, load.endpoint, api_format_of("openai"), SystemClock(), ignore_eos=True)
+        client = Client(session, load.endpoint, api_format_of("openai"), Clock(), ignore_eos=True)
 
         async def user() -> list[RequestRecord]:
             return [await client.ask(prompt) for prompt in prompts]

@@ -1,17 +1,20 @@
 """Compare the speed of helexa's engine with other engines (peers) on the same GGUF file.
 
-usage: python perf/compare.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--turns 5] [--threads 2]
+usage: python perf/compare.py MODEL [--rows decode@1,decode@1:7700,sampled@4,prefill@512] [--turns 5] [--threads 2]
            [--peer llama.cpp=PYTHON] [--peer ik_llama.cpp=PYTHON] [--peer openvino=PYTHON] [--install-peers DIR]
-           [--out snapshot.json]
+           [--engine "helexa NAME=COMMAND"] [--out snapshot.json]
 
-A row is one measurement: `decode@B` or `decode@B:C` (B sequences decode together, with C tokens of context each), or
-`prefill@N` (one prompt of N tokens). In every turn, each engine measures all rows once in a new process. The engines
-run one after the other (helexa, llama.cpp, openvino, helexa, ...), so that other activity on the machine affects all of
-them.
+A row is one measurement: `decode@B` or `decode@B:C` (B sequences decode together, with C tokens of context each),
+`sampled@B` (the same with temperature 0.8, top_p 0.9 and top_k 40), or `prefill@N` (one prompt of N tokens). In every
+turn, each engine measures all rows once in a new process. The engines run one after the other (helexa, llama.cpp,
+openvino, helexa, ...), so that other activity on the machine affects all of them.
 
 PYTHON is a Python interpreter with the peer's package (llama-cpp-python, ik-llama-cpp-python or openvino-genai).
 `--install-peers` creates virtual environments with these packages below DIR if they are missing. It then compiles
-llama.cpp, which takes minutes and needs a C++ compiler.
+llama.cpp and ik_llama.cpp for the machine, which takes many minutes and needs a C++ compiler, CMake and binutils.
+
+`--engine` measures another version or setting of helexa beside the others. COMMAND starts `engine.py`, for example
+"helexa 16-bit cache=python perf/engine.py --kv-dtype unquantized".
 
 The script writes a table of medians and ratios to stdout, its progress to stderr, and all values to the file `--out`. A
 star in the table marks a result whose largest and smallest values differ by more than 15 % of the median: measure it
@@ -20,56 +23,23 @@ again. A table entry is empty if a peer does not support the row or cannot load 
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from support.comparison import OURS, Comparison
 from support.local_model import local_path
 from support.machine import commit, machine, versions
+from support.peers import PEERS
 from support.rows import ROWS, parse_rows
 
 from helexa.core.errors import HelexaError
 
 TURN_SECONDS = 3600.0
 FOLDER = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Peer:
-    """Another engine to compare with: the name of its Python package, and the script that measures it."""
-
-    script: str
-    package: str
-
-    def version(self, python: str) -> str | None:
-        """Return the version of the peer's package in the Python interpreter `python`, or None if it is missing."""
-        code = f"import importlib.metadata as m; print(m.version({self.package!r}))"
-        try:
-            completed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return completed.stdout.strip() or None
-
-    def install(self, folder: Path) -> str:
-        """Install the peer's package in a virtual environment in `folder` if it is missing. Return its Python."""
-        python = str(folder / "bin" / "python")
-        if self.version(python) is None:
-            print(f"installing {self.package} into {folder}", file=sys.stderr, flush=True)
-            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-            pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", self.package]
-            subprocess.run(pip, check=True, stdout=sys.stderr)
-        return python
-
-
-PEERS = {
-    "llama.cpp": Peer("peer_llama_cpp.py", "llama-cpp-python"),
-    "ik_llama.cpp": Peer("peer_llama_cpp.py", "ik-llama-cpp-python"),
-    "openvino": Peer("peer_openvino.py", "openvino-genai"),
-}
 
 
 def run_engine(command: list[str]) -> tuple[list[dict[str, Any]], str | None]:
@@ -109,7 +79,7 @@ def compare(commands: dict[str, list[str]], turns: int) -> tuple[Comparison, dic
             begin = time.perf_counter()
             lines, failure = run_engine(command)
             for line in lines:
-                comparison.add(line)
+                comparison.add(line | {"engine": engine})
             print(f"turn {turn} of {turns}: {engine}, {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
             if failure is None:
                 continue
@@ -118,6 +88,12 @@ def compare(commands: dict[str, list[str]], turns: int) -> tuple[Comparison, dic
             print(f"{engine} failed: {failure}", file=sys.stderr, flush=True)
             failures[engine] = failure
     return comparison, failures
+
+
+def row_names(text: str) -> str:
+    """Return the value of the option `--rows`, which the engines' scripts parse again."""
+    parse_rows(text)
+    return text
 
 
 def peer_argument(text: str) -> tuple[str, str]:
@@ -130,6 +106,14 @@ def peer_argument(text: str) -> tuple[str, str]:
     return name, python
 
 
+def engine_argument(text: str) -> tuple[str, list[str]]:
+    """Parse the value NAME=COMMAND of the option `--engine`. Return the name and the words of the command."""
+    name, _, command = text.partition("=")
+    if not name.startswith(f"{OURS} ") or not command:
+        raise argparse.ArgumentTypeError(f"'{text}' is not '{OURS} NAME=COMMAND'")
+    return name, shlex.split(command)
+
+
 def positive(text: str) -> int:
     """Parse an option's value that must be an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
@@ -140,11 +124,12 @@ def positive(text: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--rows", type=parse_rows, default=parse_rows(ROWS))
+    parser.add_argument("--rows", type=row_names, default=ROWS)
     parser.add_argument("--turns", type=positive, default=5)
     parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--peer", type=peer_argument, action="append", default=[])
     parser.add_argument("--install-peers", type=Path, metavar="DIR")
+    parser.add_argument("--engine", type=engine_argument, action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     try:
@@ -157,10 +142,10 @@ def main() -> None:
     if arguments.install_peers:
         wanted = [name for name in PEERS if name not in pythons]
         pythons |= {name: PEERS[name].install(arguments.install_peers / name) for name in wanted}
-    rows = ",".join(row.name for row in arguments.rows)
-    tail = [str(model), "--rows", rows, "--threads", str(arguments.threads)]
+    tail = [str(model), "--rows", arguments.rows, "--threads", str(arguments.threads)]
     commands = {OURS: [sys.executable, str(FOLDER / "engine.py"), *tail]}
     commands |= {name: [python, str(FOLDER / "peers" / PEERS[name].script), *tail] for name, python in pythons.items()}
+    commands |= {name: [*command, *tail] for name, command in arguments.engine}
     head = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "model": {"name": model.name, "bytes": model.stat().st_size},
@@ -168,7 +153,7 @@ def main() -> None:
         "threads": arguments.threads,
         "machine": machine(),
         "commit": commit(),
-        "versions": versions() | {name: PEERS[name].version(python) for name, python in pythons.items()},
+        "versions": versions() | {name: PEERS[name].description(python) for name, python in pythons.items()},
     }
     comparison, failures = compare(commands, arguments.turns)
     if arguments.out:

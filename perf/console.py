@@ -33,7 +33,7 @@ import browsing
 from cortex.console.fake_fleet import running
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import eventually
-from helexa.core.catalogue import Catalogue
+from helexa.core.catalog import Catalog
 from helexa.cortex import gateway
 from helexa.cortex.app import create_app
 from helexa.cortex.config import CortexConfig
@@ -41,7 +41,7 @@ from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.observability.metrics import Metrics
 from helexa.http.listener import Listener, bind
 
-VIEWS = ("fleet", "playground", "activity", "keys", "usage", "connect")
+VIEWS = ("fleet", "playground", "activity", "keys", "usage", "connect", "log")
 TIMES = 7
 TOTAL_MB = 81_920
 
@@ -108,7 +108,7 @@ def large_gateway(nodes: int, models: int, rows: int) -> Iterator[str]:
                 "neurons": [{"name": name, "endpoint": f"{base}/{name}"} for name in many.names],
             }
         )
-        async with gateway.running(config, Catalogue(), Metrics()) as started:
+        async with gateway.running(config, Catalog(), Metrics()) as started:
             for number in range(rows):
                 started.ledger.record(_activity(many, number))
                 if number % 2000 == 0:

@@ -7,6 +7,7 @@ The fleet is made up: a real gateway in front of fake nodes, which report hardwa
 
 import asyncio
 import base64
+import math
 import random
 import sqlite3
 import sys
@@ -23,11 +24,14 @@ sys.path.extend(str(Path(__file__).parent.parent / "tests" / part) for part in (
 import browsing
 from cortex.console.fake_fleet import ADMIN, FakeFleet, running
 from cortex.fake_node import DONE, ROLE, FakeNode, begin, chunk, event
+from helexa.cortex.ledger.activity import Activity
+from helexa.cortex.observability.history import History
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 QUALITY = 82
 MOST_BYTES = 150_000
 DAY_MS = 86_400_000
+HOUR_SECS = 3600
 
 QUESTION = "Why does prefix caching make the first token faster?"
 ANSWER = """\
@@ -154,6 +158,25 @@ def write_history(fleet: FakeFleet) -> None:
                     database.execute(f"INSERT INTO entries VALUES ({', '.join('?' * 17)})", row)
 
 
+async def write_last_hour(fleet: FakeFleet) -> None:
+    """Replace the gateway's history by one of made-up requests in the last hour."""
+    gateway, chance, start = fleet.cortex.gateway, random.Random(5), time.time() - HOUR_SECS
+    now = [start]
+    gateway.history = history = History(gateway.fleet.view, lambda: now[0])
+    speeds = {(LARGE, "beast"): 90, (CODER, "attic"): 55, (VISION, "beast"): 30, (SMALL, "closet"): 12}
+    for second in range(0, HOUR_SECS + 30, 5):
+        now[0] = start + second
+        history.sample()
+        for (model, node), speed in speeds.items():
+            busy = 0.5 + 0.5 * math.sin(second / 500 + speed)
+            if chance.random() < 0.2 * busy + 0.03:
+                secs = chance.uniform(3, 25)
+                request = Activity("r", int((now[0] - secs) * 1000), "/v1/chat/completions", model, 200, secs * 1000)
+                request.node, request.ttft_ms = node, chance.lognormvariate(5.6, 0.5) * (1 + busy)
+                request.completion = int(secs * speed * chance.uniform(0.8, 1.1))
+                history.observe(request)
+
+
 def open_page(browser: Browser, url: str, theme: Any, height: int = 900) -> Page:
     context = browser.new_context(
         viewport={"width": 1280, "height": height}, color_scheme=theme, device_scale_factor=1.5, reduced_motion="reduce"
@@ -181,10 +204,12 @@ def shoot(page: Page, name: str) -> None:
 def main() -> None:
     """Take all screenshots."""
     IMAGES.mkdir(exist_ok=True)
-    models = [{"id": model, "vram_mb": 16_000} for model in (LARGE, VISION, CODER, LOADING, SMALL)]
+    prices = {"input": 0.1, "output": 0.4, "cache_read": 0.02}
+    models = [{"id": model, "vram_mb": 16_000, "cost": prices} for model in (LARGE, VISION, CODER, LOADING, SMALL)]
     with running(*nodes(), models=models) as fleet, browsing.chromium() as browser:
         write_history(fleet)
-        page = open_page(browser, f"{fleet.url}/#/fleet", "light", 730)
+        fleet.run(write_last_hour(fleet))
+        page = open_page(browser, f"{fleet.url}/#/fleet", "light", 820)
         page.locator(".node").nth(2).wait_for()
         shoot(page, "fleet")
         page = open_page(browser, f"{fleet.url}/#/playground", "dark", 820)

@@ -1,7 +1,7 @@
 """Compare a model's logits at every position of a text with logits in float32, for helexa and for llama.cpp.
 
-usage: python perf/fidelity.py MODEL [--activations auto,int16,int8] [--tokens 600] [--text README.md]
-           [--llama-cpp PYTHON] [--ik-llama-cpp PYTHON]
+usage: python perf/fidelity.py MODEL [--activations auto,int16,int8] [--kv-dtypes auto] [--tokens 600]
+           [--text README.md] [--llama-cpp PYTHON] [--ik-llama-cpp PYTHON]
 
 MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node accepts (`helexa/small`). The
 reference is helexa in float32 with plain torch, with the same quantized weights. PYTHON is a Python interpreter that
@@ -19,6 +19,7 @@ import json
 import os
 import subprocess
 import tempfile
+from itertools import product
 from pathlib import Path
 
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
@@ -33,8 +34,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.kv_cache.page_pool import PagePool
-from helexa.neuron.engine.kv_cache.state_pool import StatePool
+from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
@@ -59,7 +59,7 @@ def logits_of(model: Path, options: EngineOptions, tokens: list[int]) -> Tensor:
         plan = scheduler.plan()
         step = build_step(plan)
         every_row = msgspec.structs.replace(step, sample_rows=int32(range(len(step.tokens))), sampling=None)
-        logits = runner.forward(every_row).float().clone()
+        logits = runner.logits_of(every_row).float().clone()
         rows.append(logits)
         scheduler.commit(plan, [int(logits[-1].argmax())] if any(entry.samples for entry in plan) else [])
     return torch.cat(rows)
@@ -94,6 +94,7 @@ def main() -> None:
     command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_argument("model")
     command.add_argument("--activations", default="auto,int16,int8")
+    command.add_argument("--kv-dtypes", default="auto")
     command.add_argument("--tokens", type=int, default=600)
     command.add_argument("--text", type=Path, default=FOLDER.parent / "README.md")
     command.add_argument("--llama-cpp", metavar="PYTHON")
@@ -103,9 +104,11 @@ def main() -> None:
     tokens = ModelText.open(model).tokenizer.encode(arguments.text.read_text())[: arguments.tokens]
     reference = logits_of(model, EngineOptions(dtype="float32", speculation=False), tokens)
     report("float32", reference, reference, tokens)
-    for activations in arguments.activations.split(","):
-        options = EngineOptions(activations=activations, speculation=False)
-        report(f"helexa {activations}", logits_of(model, options, tokens), reference, tokens)
+    for activations, kv_dtype in product(arguments.activations.split(","), arguments.kv_dtypes.split(",")):
+        options = msgspec.convert(
+            {"activations": activations, "kv_dtype": kv_dtype, "speculation": False}, EngineOptions
+        )
+        report(f"helexa {activations}, KV {kv_dtype}", logits_of(model, options, tokens), reference, tokens)
     for name, script, python in (
         ("llama.cpp", "logits_llama_cpp.py", arguments.llama_cpp),
         ("ik_llama.cpp", "logits_llama_cpp.py", arguments.ik_llama_cpp),

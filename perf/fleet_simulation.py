@@ -54,10 +54,10 @@ def compare(seed: int, minutes: float, per_minute: float, count: int) -> Compari
         per_minute: average number of conversations that begin per minute.
         count: number of models.
     """
-    catalogue = models(count)
-    traffic = conversations(seed, catalogue, 60 * minutes, per_minute)
-    ours = World(catalogue, HelexaPolicy(seed), traffic, NODES_MB).run()
-    return Comparison(ours, World(catalogue, LruFifo(seed), traffic, NODES_MB).run())
+    catalog = models(count)
+    traffic = conversations(seed, catalog, 60 * minutes, per_minute)
+    ours = World(catalog, HelexaPolicy(seed), traffic, NODES_MB).run()
+    return Comparison(ours, World(catalog, LruFifo(seed), traffic, NODES_MB).run())
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -32,12 +32,11 @@ from support.rows import prompt
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
-from helexa.neuron.engine.sampling.vocabulary import read_vocabulary
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher, read_vocabulary
 from helexa.neuron.ops.constants import PAGE_SIZE
 
 THRESHOLD = 1.05
@@ -71,7 +70,7 @@ class Batch:
     def step(self) -> None:
         """Run one decode step of all streams in the batch."""
         plan = self._scheduler.plan()
-        self._scheduler.commit(plan, self._runner.run(build_step(plan)).tokens)
+        self._scheduler.commit(plan, self._runner.launch(build_step(plan)).read().tokens)
 
     def round(self) -> None:
         """Run the `STEPS` decode steps of one round, and record their time per token."""

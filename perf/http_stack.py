@@ -40,14 +40,14 @@ from support.gateways import BODY, CAPPED, cortex_config, gateway_serves, load, 
 from support.output import print_line
 from support.servers import client_session, free_port
 
-from helexa.core import catalogue
+from helexa.core import catalog
 from helexa.cortex import config, gateway
 from helexa.cortex.app import create_app
 from helexa.cortex.observability.metrics import Metrics
 from helexa.cortex.upstream.client import Upstream
-from helexa.http import loop
-from helexa.http.connections.client_disconnect import DisconnectGuard
-from helexa.http.listener import Listener, bind, collect_seldom
+from helexa.http.listener import Listener, bind
+from helexa.http.process import collect_seldom, run
+from helexa.http.request_cycle import DisconnectGuard
 
 EVENTS = 64
 STACKS = (
@@ -161,7 +161,7 @@ class Served:
         if os.environ["APP"] == "relay":
             return Relay(upstream, os.environ["NODE"])
         settings = config.load(Path(os.environ["CONFIG"]))
-        models = catalogue.load(settings.models_config)
+        models = catalog.load(settings.models_config)
         running = await self._open.enter_async_context(gateway.running(settings, models, Metrics()))
         running.proxy._upstream = upstream
         return create_app(running)
@@ -169,7 +169,7 @@ class Served:
 
 def serve(port: int) -> None:
     """Run helexa's HTTP listener on a port until the process receives SIGTERM."""
-    loop.run(Listener(Served()).serve(bind(("127.0.0.1", port))))
+    run(Listener(Served()).serve(bind(("127.0.0.1", port))))
 
 
 def command(listener: str, port: int) -> list[str]:

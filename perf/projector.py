@@ -24,11 +24,11 @@ from support.local_model import local_path
 from helexa.core.wire.responses.request import ResponsesRequest
 from helexa.neuron.engine.ipc.messages import Logprob, TokenOutput
 from helexa.neuron.events import Started
-from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
+from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
-from helexa.neuron.routes.projectors.chat_projector import ChatProjector
-from helexa.neuron.routes.projectors.projector import Projector
-from helexa.neuron.routes.projectors.response_projector import ResponseProjector
+from helexa.neuron.routes.chat import ChatProjector
+from helexa.neuron.routes.projector import Projector
+from helexa.neuron.routes.responses import ResponseProjector
 from helexa.neuron.text.model_text import ModelText
 
 THRESHOLD_US = 25.0

@@ -131,8 +131,8 @@ def child(folder: Path, quant: str) -> None:
     """Load the checkpoint and print the measurements. The function `load` runs this function in a new process."""
     from helexa.neuron.engine.ipc.messages import EngineOptions
     from helexa.neuron.engine.loading.load import load as load_model
-    from helexa.neuron.hardware.cores import physical_cores
-    from helexa.neuron.ops.native.machine_code.native_kernels import Unavailable, native_kernels
+    from helexa.neuron.hardware.cpus import physical_cores
+    from helexa.neuron.ops.native.native_kernels import Unavailable, native_kernels
 
     with contextlib.suppress(Unavailable):
         native_kernels()

@@ -27,10 +27,10 @@ import torch
 
 from helexa.neuron.engine.execution.step_builder import build_step, sampling_of
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.kv_cache.page_pool import PagePool
-from helexa.neuron.engine.sampling.step_sampler import launch
+from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.step_output import Sampled
 from helexa.neuron.ops.reference.reference import ReferenceOps
 
 VOCABULARY = 32_000
@@ -82,7 +82,7 @@ def penalties(**sampling: float) -> Callable[[], None]:
     ops = ReferenceOps(torch.device("cpu"), torch.float32)
 
     def step() -> None:
-        launch(ops, logits, sampling_of([(sequence, ()) for sequence in sequences])).read()
+        Sampled(ops, logits, sampling_of([(sequence, ()) for sequence in sequences])).read()
         for sequence in sequences:
             sequence.tokens.append(CHANCE.randrange(VOCABULARY))
 

@@ -16,15 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from helexa.bench.analysis.verdict import confirms, judge
+from helexa.bench.analysis import confirms, judge
 from helexa.bench.client import Client, api_format_of, open_session
 from helexa.bench.identity import Model
-from helexa.bench.measurement.clock import SystemClock
+from helexa.bench.measurement.load import Clock, sample_seed
 from helexa.bench.measurement.measures import measure
-from helexa.bench.measurement.prompts import sample_seed
-from helexa.bench.scenarios.scenario import Subject
-from helexa.bench.scenarios.single import Single
-from helexa.bench.targets.target import ServedModel
+from helexa.bench.scenarios.single import Single, Subject
+from helexa.bench.target import ServedModel
 
 FIRST, EXTRA, BUILDS, TRIALS = 5, 3, 200, 200
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 256  # defaults of helexa-bench
@@ -36,9 +34,9 @@ async def take_samples(endpoint: str, model: str, samples: int) -> dict[str, lis
     served = ServedModel(Model(name=model))
     samples_by_metric: dict[str, list[float]] = {"ttft_s": [], "tpot_s": []}
     async with open_session() as session:
-        client = Client(session, endpoint, api_format_of("openai"), SystemClock(), ignore_eos=True)
+        client = Client(session, endpoint, api_format_of("openai"), Clock(), ignore_eos=True)
         for number in range(samples + 3):
-            subject = Subject(client, served, SystemClock(), salt=f"{time.time_ns()}")
+            subject = Subject(client, served, Clock(), salt=f"{time.time_ns()}")
             outcome = await scenario.run(subject, sample_seed(0, scenario.key.name, number))
             if number >= 3 and outcome.error is None:
                 measured = measure(outcome.records[0])

@@ -31,12 +31,11 @@ from transformers import PreTrainedModel, Qwen3_5Config, Qwen3_5ForConditionalGe
 
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models.vision import tower_class
-from helexa.neuron.ops.choice import choose
-from helexa.neuron.vision.preprocessing.decode import ImageLimits
-from helexa.neuron.vision.preprocessing.image_processor import PreparedImage, prepare
-from helexa.neuron.vision.preprocessing.settings import image_processor
-from helexa.neuron.weights.vision.checkpoint import open_vision_checkpoint
-from helexa.neuron.weights.vision.quant_policy import VisionQuantPolicy
+from helexa.neuron.ops.kernel_selection import select_kernels
+from helexa.neuron.vision.decode import ImageLimits
+from helexa.neuron.vision.image_processor import PreparedImage, image_processor, prepare
+from helexa.neuron.weights.quant_policy import VisionQuantPolicy
+from helexa.neuron.weights.vision_checkpoint import open_vision_checkpoint
 
 sys.path.extend(str(Path(__file__).parent.parent / "tests" / part) for part in ("", "unit", "integration"))
 from neuron.vision.images import encoded, noise
@@ -70,7 +69,7 @@ def helexa_tower(folder: Path, image: PreparedImage, quant: str) -> tuple[Encode
     checkpoint = open_vision_checkpoint(folder)
     assert checkpoint is not None
     with checkpoint:
-        ops = choose(torch.device("cpu"), None, checkpoint.config).ops
+        ops = select_kernels(torch.device("cpu"), None, checkpoint.config).ops
         loader = Loader(checkpoint, ops, lambda done: None, policy=VisionQuantPolicy(quant))
         tower = tower_class(checkpoint.config["model_type"])(checkpoint.config, loader)
     pixels = torch.from_numpy(image.pixels)

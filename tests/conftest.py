@@ -2,7 +2,9 @@
 
 import functools
 import gc
+import logging
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 # Nodes use the CPU on every machine: on a GPU, Triton's interpreter would run the GPU's kernels.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+# A test finds no prompts of earlier tests on the disk.
+os.environ["HELEXA_PROMPTS_MB"] = "0"
 
 # Hypothesis examples have no deadline: on a busy machine, a slow example is not a failure.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -38,6 +43,32 @@ def pytest_collection_finish() -> None:
     """
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter delete the excluded objects at its end; else nanobind reports leaked functions of Triton."""
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def half_empty_disk() -> Iterator[None]:
+    """Report 500 GB of free disk space to code in the test's process: the machine's disk may be nearly full."""
+    half_empty = shutil.disk_usage("/")._replace(total=10**12, used=5 * 10**11, free=5 * 10**11)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: half_empty)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def root_logging() -> Iterator[None]:
+    """Remove what a program that runs in the test's process adds to the logging of all tests."""
+    root = logging.getLogger()
+    handlers, level = set(root.handlers), root.level
+    yield
+    for handler in set(root.handlers) - handlers:
+        if type(handler) is logging.StreamHandler:  # not those of pytest
+            root.removeHandler(handler)
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -68,10 +68,12 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0.001)
+    """Wait until `condition` holds; raise TimeoutError after 60 seconds."""
+    async with asyncio.timeout(60):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.001)
 
 
 async def final_response(streams: Streams, request: bytes) -> tuple[bytes, bytes]:

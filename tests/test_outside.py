@@ -161,6 +161,23 @@ def test_script_yields_its_checks_or_one_failed_check(tmp_path, script, outcome,
     assert check.outcome == outcome and reason in check.reason
 
 
+def test_script_of_a_server_runs_with_the_python_of_the_project(tmp_path):
+    import running
+    from programs import FOLDER
+
+    (tmp_path / "logs").mkdir()
+    file = tmp_path / "checks.py"
+    file.write_text(
+        f"import sys\nsys.path.insert(0, {str(FOLDER / 'checks')!r})\nfrom checking import report\n"
+        "report(sys.executable, 'passed')\n"
+    )
+    context = {"OUTSIDE_URL": "", "OUTSIDE_TOOLS": "", "OUTSIDE_CHAT": "", "OUTSIDE_BASE": ""}
+    entry = program(python="project")
+    object.__setattr__(entry, "script", str(file))
+    (check,) = running.run_script(entry, tmp_path / "environment", context, tmp_path / "logs").checks
+    assert (check.name, check.outcome) == (sys.executable.replace("_", " "), "passed")
+
+
 def test_pytest_results_become_checks(tmp_path):
     import running
 

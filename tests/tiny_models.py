@@ -25,12 +25,23 @@ def tiny_model(folder: Path, seed: int = 0, auto: Any = AutoModelForCausalLM, **
     """
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     torch.manual_seed(seed)
-    model = auto.from_config(config, dtype=torch.float32)
+    model = auto.from_config(config, dtype=torch.float32).eval()  # without dropout
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1 or "bias" in name:
             torch.nn.init.normal_(parameter, mean=float("norm" in name and bool((parameter == 1).all())), std=0.3)
         elif "embed_tokens" not in name:  # large layer weights keep the logits distinct
             torch.nn.init.normal_(parameter, std=0.1)
+        if config.model_type == "gemma4" and name.endswith(("q_norm.weight", "k_norm.weight")):
+            parameter.data *= (
+                0.4  # these norms contain the scale of attention; larger ones would amplify rounding errors
+            )
+    for name, buffer in model.named_buffers():
+        if "bias" in name:  # of a router: only some models have it as a parameter
+            torch.nn.init.normal_(buffer, std=0.3)
+        elif name.endswith(("layer_scalar", "std_scale", "_max")):
+            torch.nn.init.uniform_(buffer, 0.5, 1.5)
+        elif name.endswith("_min"):
+            torch.nn.init.uniform_(buffer, -1.5, -0.5)
     model.save_pretrained(folder, max_shard_size="50kB")
     return model
 
@@ -63,7 +74,7 @@ def decode(
     logits: list[list[Tensor]] = [[] for _ in prompts]
     while not scheduler.idle:
         plan = scheduler.plan()
-        rows = runner.forward(build_step(plan)).float().clone()
+        rows = runner.logits_of(build_step(plan)).float().clone()
         for entry, row in zip((entry for entry in plan if entry.samples), rows, strict=True):
             logits[entry.sequence.id].append(row)
         for output in scheduler.commit(plan, rows.argmax(-1).tolist()):

@@ -9,7 +9,7 @@
 #         has no node
 #
 # Variables: PYTHON is the interpreter of the target machine (default /usr/bin/python3). PIP is the command of pip >= 22.3
-# (default `PYTHON -m pip`). pip's variables, such as PIP_INDEX_URL, choose the builds of PyTorch.
+# (default `PYTHON -m pip`). pip's variables, such as PIP_INDEX_URL, choose the package indexes.
 set -eu
 
 wheel=$1

@@ -2,10 +2,10 @@
 
 usage: python perf/attack/budget_cap.py [--seeds 10] [--requests 2000] [--parallel 16]
 
-The script runs the test `tests/unit/cortex/test_budget_property.py` with more requests. The test starts a gateway with
-capped API keys in front of a node and a third-party backend. Both servers use as many tokens as the forwarded request
-permits. For each seed, the script prints a line with the response statuses (0: the client closed the connection), the
-number of ledger entries, and the charged tokens. The script fails in these cases:
+The script runs the test `tests/unit/cortex/budgets/test_budget_property.py` with more requests. The test starts a
+gateway with capped API keys in front of a node and a third-party backend. Both servers use as many tokens as the
+forwarded request permits. For each seed, the script prints a line with the response statuses (0: the client closed the
+connection), the number of ledger entries, and the charged tokens. The script fails in these cases:
 
 * a request is charged more tokens than the gateway reserved for it
 * a node uses more tokens for a request than the gateway reserved
@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests/unit"))
 
-from cortex.budget_attack import random_attack
+from cortex.budgets.budget_attack import random_attack
 
 
 def main() -> None:

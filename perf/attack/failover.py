@@ -37,7 +37,7 @@ from cortex.fake_node import FakeNode
 from cortex.postgres import Postgres, running_postgres
 from faults import test_gateway_kills
 from faults.test_gateway_kills import CAPPED, Counting, Gateway, Load, spent
-from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage import open_database
 
 CAP = 50_000_000
 LIMIT_SECS = 10.0

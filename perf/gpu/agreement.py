@@ -47,9 +47,9 @@ from torch import Tensor
 
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
-from helexa.neuron.engine.sampling.step_sampler import uniforms
-from helexa.neuron.weights.quantization.quant_form import FORMS
-from helexa.neuron.weights.quantization.quantize import quantize
+from helexa.neuron.ops.sampling import uniforms
+from helexa.neuron.weights.quant_policy import QUANT_FORMATS
+from helexa.neuron.weights.quantize import quantize
 
 CASES: dict[str, tuple[str, str, Literal["auto", "int8"]]] = {
     "llama": ("llama", "", "auto"),
@@ -398,7 +398,7 @@ class Agreement:
 def quantized(device: torch.device, report: Report) -> None:
     """Check that quantization on the device produces almost the same codes as on the CPU, in all formats."""
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(3))
-    for name, form in FORMS.items():
+    for name, form in QUANT_FORMATS.items():
         on_device, on_cpu = quantize(weight.to(device), form), quantize(weight, form)
         if on_device is None or on_cpu is None:
             raise RuntimeError(f"{name}: the matrix cannot be quantized")

@@ -27,9 +27,9 @@ TINY = {"tiny": (4, 2, 32)}
 
 def main() -> None:
     arguments = timing.arguments(__doc__)
-    from helexa.neuron.ops.attention_kind import AttentionKind
+    from helexa.neuron.ops.batch import AttentionKind
     from helexa.neuron.ops.constants import PAGE_SIZE
-    from helexa.neuron.ops.gpu.gpu import GpuOps
+    from helexa.neuron.ops.triton.gpu import GpuOps
 
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     tiny = arguments.tiny

@@ -169,7 +169,7 @@ class Bench:
 
     def host(self) -> None:
         """Measure the share of a step's time in which the host computes instead of waiting for the GPU."""
-        from helexa.neuron.engine.step.readback import Readback
+        from helexa.neuron.engine.step.step_input import Readback
 
         streams, steps = (2, 2) if self._tiny else (64, 200)
         engine = self._engine("8B", "", max_sequences=streams)
@@ -280,11 +280,10 @@ class Engine:
         import msgspec
         from gpu_support.random_models import RandomModel
 
-        from helexa.neuron.engine.kv_cache.page_pool import PagePool
-        from helexa.neuron.engine.kv_cache.state_pool import StatePool
+        from helexa.neuron.engine.kv_cache import PagePool, StatePool
         from helexa.neuron.engine.loading import load
+        from helexa.neuron.engine.loop import Steps
         from helexa.neuron.engine.scheduling.scheduler import Scheduler
-        from helexa.neuron.engine.steps import Steps
         from helexa.neuron.ops.constants import PAGE_SIZE
 
         self.config = config

@@ -18,9 +18,9 @@ import torch
 from gpu_support import timing
 
 if TYPE_CHECKING:
-    from helexa.neuron.ops.gpu.gpu import GpuOps
-    from helexa.neuron.ops.linear import LinearOp
     from helexa.neuron.ops.mixture import MixtureOp
+    from helexa.neuron.ops.operators import LinearOp
+    from helexa.neuron.ops.triton.gpu import GpuOps
 
 SHAPES = {
     "Qwen3-8B qkv": (6144, 4096),
@@ -44,7 +44,7 @@ Op = TypeVar("Op")
 
 def main() -> None:
     arguments = timing.arguments(__doc__)
-    from helexa.neuron.ops.gpu.gpu import GpuOps
+    from helexa.neuron.ops.triton.gpu import GpuOps
 
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     tiny = arguments.tiny
@@ -101,17 +101,17 @@ def mixture(ops: "GpuOps", form: str, hidden: int, inner: int, count: int, chose
     from helexa.neuron.ops.mixture import Expert, Routing
 
     experts = [Expert([matrix(ops, form, 2 * inner, hidden)], matrix(ops, form, hidden, inner)) for _ in range(count)]
-    return ops.mixture(experts, Routing(chosen, "normalised"))
+    return ops.mixture(experts, Routing(chosen, "normalized"))
 
 
 def matrix(ops: "GpuOps", form: str, outputs: int, columns: int) -> object:
-    from helexa.neuron.weights.quantization.quant_form import FORMS as FORMS_AT_LOAD
+    from helexa.neuron.weights.quant_policy import QUANT_FORMATS as FORMATS_AT_LOAD
 
     weight = torch.randn(outputs, columns, dtype=ops.dtype, device=ops.device)
     name = FORMS[form]
-    while name is not None and not FORMS_AT_LOAD[name].fits(columns):
+    while name is not None and not FORMATS_AT_LOAD[name].fits(columns):
         name = "q4_1"
-    return ops.matrix(weight, None if name is None else FORMS_AT_LOAD[name])
+    return ops.matrix(weight, None if name is None else FORMATS_AT_LOAD[name])
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ CUTS = {"greedy": (0, 0, 1, 0), "plain": (1, 0, 1, 0), "top-k and top-p": (0.7, 
 
 def main() -> None:
     arguments = timing.arguments(__doc__)
-    from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
-    from helexa.neuron.ops.gpu.gpu import GpuOps
+    from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
+    from helexa.neuron.ops.sampling import Sampling
+    from helexa.neuron.ops.triton.gpu import GpuOps
 
     device, dtype, tiny = torch.device(arguments.device), getattr(torch, arguments.dtype), arguments.tiny
     copies = timing.copy_bandwidth(device, 1 << 20 if tiny else 1 << 30)
@@ -59,8 +60,9 @@ def main() -> None:
     for count in (2,) if tiny else DECODES:
         logits = numbers(count, 300 if tiny else VOCABULARY, dtype=dtype)
         for name, cut in CUTS.items():
-            settings = np.repeat(np.array([[*cut, 0.5]], np.float32).T, count, axis=1)
-            took = timing.seconds(lambda: ops.choose(logits, settings), device)  # noqa: B023
+            filters = np.repeat(np.array([cut], np.float32), count, axis=0)
+            sampling = Sampling(filters, np.arange(count, dtype=np.uint64), np.zeros(count, np.int64))
+            took = timing.seconds(lambda: ops.sample(logits, sampling), device)  # noqa: B023
             report(took, logits.nbytes, tokens=name, rows=count)
 
 

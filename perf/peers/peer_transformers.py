@@ -24,23 +24,18 @@ class Model:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
     @torch.inference_mode()
-    def decode(self, row: Row) -> float:
-        """Run the decode steps of a benchmark row, and return their duration in seconds."""
-        prompts = torch.tensor([prompt(row.context) for _ in range(row.sequences)])
+    def measure(self, row: Row) -> tuple[float, float]:
+        """Run the prompts of a row and then its decode steps, and return both durations in seconds."""
+        if row.sampled:
+            raise RuntimeError("this script measures transformers without a sampler")
+        prompts = torch.tensor([prompt(row.context) for _ in range(max(row.sequences, 1))])
+        begin = time.perf_counter()
         cache = self._model(prompts, use_cache=True, logits_to_keep=1).past_key_values
-        tokens = torch.tensor(prompt(DECODE_STEPS))
-        begin = time.perf_counter()
-        for token in tokens:
-            self._model(token.expand(row.sequences, 1), past_key_values=cache, use_cache=True)
-        return time.perf_counter() - begin
-
-    @torch.inference_mode()
-    def prefill(self, row: Row) -> float:
-        """Prefill the prompt of a benchmark row. Return the seconds until the logits of its last token are known."""
-        tokens = torch.tensor([prompt(row.context)])
-        begin = time.perf_counter()
-        self._model(tokens, use_cache=True, logits_to_keep=1)
-        return time.perf_counter() - begin
+        prefilled = time.perf_counter()
+        if row.sequences:
+            for token in torch.tensor(prompt(DECODE_STEPS)):
+                self._model(token.expand(row.sequences, 1), past_key_values=cache, use_cache=True)
+        return prefilled - begin, time.perf_counter() - prefilled
 
 
 def main() -> None:
@@ -48,8 +43,8 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     model = Model(arguments.model)
-    model.decode(Row.parse("decode@1"))  # warm up
-    measure_rows("transformers", arguments.rows, model.decode, model.prefill)
+    model.measure(Row.parse("decode@1"))  # warm up
+    measure_rows("transformers", arguments.rows, model.measure)
 
 
 if __name__ == "__main__":

@@ -46,12 +46,15 @@ class Comparison:
         ceilings: highest decode rate that memory bandwidth allows helexa, by row, one value per turn. Only decode rows
             have a ceiling.
         shares: helexa's rate divided by the ceiling, by row, one value per turn.
+        greedy_shares: helexa's rate with random sampling divided by its rate without, by row, one value per turn. Only
+            sampled rows have one.
     """
 
     def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
         self.rows: dict[str, dict[str, Figures]] = {}
         self.ceilings: dict[str, Figures] = {}
         self.shares: dict[str, Figures] = {}
+        self.greedy_shares: dict[str, Figures] = {}
         for line in lines:
             self.add(line)
 
@@ -63,6 +66,8 @@ class Comparison:
             ceiling = line["ceiling_tok_s"]
             self.ceilings.setdefault(row, Figures()).values.append(ceiling)
             self.shares.setdefault(row, Figures()).values.append(round(rate / ceiling, 4))
+        if "share_of_greedy" in line:
+            self.greedy_shares.setdefault(row, Figures()).values.append(line["share_of_greedy"])
 
     @property
     def engines(self) -> list[str]:
@@ -89,6 +94,8 @@ class Comparison:
                     "ceiling_tok_s": self.ceilings[row].snapshot(),
                     "share_of_ceiling": self.shares[row].snapshot(),
                 }
+            if row in self.greedy_shares:
+                rows[row]["share_of_greedy"] = self.greedy_shares[row].snapshot()
         return rows
 
     def table(self) -> str:
@@ -97,15 +104,18 @@ class Comparison:
         A star marks medians of values with a large spread.
         """
         peers = [engine for engine in self.engines if engine != OURS]
-        best = ["/ best peer"] if len(peers) > 1 else []
-        head = ["Row", *self.engines, *(f"/ {peer}" for peer in peers), *best, "of the ceiling"]
+        others = [engine for engine in peers if not engine.startswith(f"{OURS} ")]  # no versions of helexa
+        best = ["/ best peer"] if len(others) > 1 else []
+        greedy = ["of greedy"] if self.greedy_shares else []
+        head = ["Row", *self.engines, *(f"/ {peer}" for peer in peers), *best, "of the ceiling", *greedy]
         lines = [head, ["---"] * len(head)]
         for row, figures in self.rows.items():
             ratios = self.ratios(row)
             cells = [f"`{row}`", *(_cell(figures.get(engine)) for engine in self.engines)]
             cells += [_ratio(ratios.get(peer)) for peer in peers]
-            cells += [_ratio(min(ratios.values(), default=None)) for _ in best]
+            cells += [_ratio(min((ratios[peer] for peer in others if peer in ratios), default=None)) for _ in best]
             cells.append(f"{self.shares[row].median:.0%}" if row in self.shares else "")
+            cells += [f"{self.greedy_shares[row].median:.1%}" if row in self.greedy_shares else "" for _ in greedy]
             lines.append(cells)
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 

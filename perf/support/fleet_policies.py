@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from helexa.cortex.config import EvictionSection, RoutingSection
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
+from helexa.cortex.lifecycle.load_queue import QueuedModel, decide
 from helexa.cortex.lifecycle.placement import ColdPlacement, load_spec
-from helexa.cortex.lifecycle.swap_queue import QueuedModel, decide
-from helexa.cortex.routing.router import route
+from helexa.cortex.routing import route
 from support.fleet_world import Queue, Request, World
 
 
@@ -32,12 +32,12 @@ class HelexaPolicy:
         def start(wanted: QueuedModel, cold: ColdPlacement) -> None:
             world.start(world.queues[wanted.model], cold)
 
-        decide([queue for queue in world.queues.values() if not queue.loading], lambda: self._look(world), start)
+        decide([queue.queued for queue in world.queues.values() if not queue.loading], lambda: self._look(world), start)
 
     def _look(self, world: World) -> FleetSnapshot:
         return FleetSnapshot(
             world.fleet.view(),
-            world.catalogue,
+            world.catalog,
             world.now,
             settings=self._eviction,
             reserved=world.memory.reserved(),
@@ -61,7 +61,7 @@ class LruFifo:
 
     def decide(self, world: World) -> None:
         for queue in sorted(
-            (queue for queue in world.queues.values() if not queue.loading), key=lambda queue: queue.since
+            (queue for queue in world.queues.values() if not queue.loading), key=lambda queue: queue.queued.since
         ):
             cold = self._place(world, queue)
             if cold is None:
@@ -69,8 +69,8 @@ class LruFifo:
             world.start(queue, cold)
 
     def _place(self, world: World, queue: Queue) -> ColdPlacement | None:
-        snapshot = FleetSnapshot(world.fleet.view(), world.catalogue, world.now, reserved=world.memory.reserved())
-        profile = world.catalogue.profile(queue.model)
+        snapshot = FleetSnapshot(world.fleet.view(), world.catalog, world.now, reserved=world.memory.reserved())
+        profile = world.catalog.profile(queue.model)
         assert profile is not None
         need, spec = profile.vram_mb or 0, load_spec(profile, [0])
         best: tuple[tuple[bool, bool, int, str], ColdPlacement] | None = None

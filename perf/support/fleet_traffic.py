@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from itertools import accumulate
 
-from helexa.core.catalogue import Catalogue
+from helexa.core.catalog import Catalog
 
 SIZES_MB = (4_000, 5_000, 6_500, 8_000, 9_000, 10_000, 12_000, 14_000, 15_000, 18_000, 21_000, 40_000)
 """GPU memory that each model needs, in MB."""
@@ -42,16 +42,16 @@ class Conversation:
     turns: tuple[Turn, ...]
 
 
-def models(count: int) -> Catalogue:
-    """Return a catalogue of `count` models, `m0`, `m1` and so on. `m0` gets the most requests, `m1` the second most."""
+def models(count: int) -> Catalog:
+    """Return a catalog of `count` models, `m0`, `m1` and so on. `m0` gets the most requests, `m1` the second most."""
     order = random.Random(count).sample(range(len(SIZES_MB)), len(SIZES_MB))
-    return Catalogue.model_validate({"models": [{"id": f"m{i}", "vram_mb": SIZES_MB[order[i]]} for i in range(count)]})
+    return Catalog.model_validate({"models": [{"id": f"m{i}", "vram_mb": SIZES_MB[order[i]]} for i in range(count)]})
 
 
-def conversations(seed: int, catalogue: Catalogue, secs: float, per_minute: float) -> list[Conversation]:
+def conversations(seed: int, catalog: Catalog, secs: float, per_minute: float) -> list[Conversation]:
     """Return random conversations that begin within `secs` seconds, on average `per_minute` per minute."""
     rng = random.Random(seed)
-    ids = [profile.id for profile in catalogue.models]
+    ids = [profile.id for profile in catalog.models]
     weights = list(accumulate(1 / rank**ZIPF for rank in range(1, len(ids) + 1)))
     generated: list[Conversation] = []
     begins = rng.expovariate(per_minute / 60)

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
-from helexa.core.catalogue import Catalogue
+from helexa.core.catalog import Catalog
 from helexa.core.fleet import Discovery, ModelInfo
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Report
-from helexa.cortex.lifecycle.history import History
-from helexa.cortex.lifecycle.memory_estimator import MemoryChange, MemoryEstimator, additional_mb
+from helexa.cortex.lifecycle.fleet_snapshot import History
+from helexa.cortex.lifecycle.load_queue import QueuedModel
+from helexa.cortex.lifecycle.memory import MemoryChange, MemoryEstimator, additional_mb
 from helexa.cortex.lifecycle.placement import ColdPlacement
 from support.fleet_traffic import Conversation, Turn
 
@@ -70,12 +71,10 @@ class Queue:
     model: str
     requests: list[Request]
     loading: bool = False
-    priority: int = 0
-    node: str | None = None
 
     @property
-    def since(self) -> float:
-        return self.requests[0].arrived_at
+    def queued(self) -> QueuedModel:
+        return QueuedModel(self.model, self.requests[0].arrived_at)
 
 
 @dataclass
@@ -134,10 +133,10 @@ class World:
     """A simulation of a fleet with one policy. The method `run` runs the simulation."""
 
     def __init__(
-        self, catalogue: Catalogue, policy: Policy, conversations: list[Conversation], nodes: Mapping[str, int]
+        self, catalog: Catalog, policy: Policy, conversations: list[Conversation], nodes: Mapping[str, int]
     ) -> None:
         self.now = 0.0
-        self.catalogue = catalogue
+        self.catalog = catalog
         self.history = History()
         self.memory = MemoryEstimator()
         self.queues: dict[str, Queue] = {}
@@ -162,7 +161,7 @@ class World:
         while self._events:
             self.now, _, event = heapq.heappop(self._events)
             event()
-        assert not self.queues, "somebody was never served"
+        assert not self.queues, "a client was never served"
         self.outcome.secs = self.now
         return self.outcome
 
@@ -277,6 +276,6 @@ class World:
         self._decide()
 
     def _size(self, model: str) -> int:
-        profile = self.catalogue.profile(model)
+        profile = self.catalog.profile(model)
         assert profile is not None
         return profile.vram_mb or 0

@@ -14,9 +14,13 @@ import psutil
 
 from support.servers import free_port
 
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "debug_hooks"))
+
+from injection import hooks
+
 STRUCK = ("exit", "hang", "fault", "oom", "nan", "error", "slow")
 FAULTS = ("kill", *STRUCK)
-"""Kinds of faults that can be injected. All except `kill` use the environment variable `NEURON_DEBUG_FAULT`."""
+"""Kinds of faults that can be injected. All except `kill` are injected with `hooks`."""
 
 STEP_SECONDS = 2.0
 _END_SECONDS = 30.0
@@ -53,7 +57,7 @@ class SoakNode:
             f"[recovery]\nstep_timeout_secs = {STEP_SECONDS}\nmax_restarts = 1000\n"
             f"[harness.torch]\nkv_cache_mb = 128\ntensor_parallel = {ranks}\n"
         )
-        self._environ = os.environ | {"NEURON_DEBUG_FAULT": ",".join(f"{kind}@file={folder / kind}" for kind in STRUCK)}
+        self._environ = os.environ | hooks(",".join(f"{kind}@file={folder / kind}" for kind in STRUCK))
         self._command = [sys.executable, "-m", "helexa.neuron", "--config", str(config)]
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Self-hosted LLM serving: a gateway (cortex), nodes (neuron), and a Python library for text generation.
+"""Self-hosted LLM serving: a gateway, nodes, and a Python library.
 
 import helexa
 
@@ -11,36 +11,44 @@ from helexa.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from helexa.core.errors import HelexaError
-    from helexa.generation.completion import Completion, Delta, Timings, Usage
+    from helexa.core.sampling import Sampling
+    from helexa.generation.completion import Completion, Delta, Timings, TokenLogprob, ToolCall, Usage
     from helexa.generation.errors import (
+        AuthenticationError,
         BatchError,
         ContextLengthError,
         EngineError,
         GenerationError,
         InvalidRequestError,
         ModelNotFoundError,
+        NotFoundError,
+        OverloadedError,
+        PermissionDeniedError,
+        RateLimitError,
         SchemaError,
         UnreachableError,
     )
-    from helexa.generation.files.file_run import FileSummary
+    from helexa.generation.files import FileSummary
     from helexa.generation.library import (
         abatch,
         abatch_file,
+        aembed,
         agenerate,
         apull,
         astream,
         batch,
         batch_file,
+        embed,
         generate,
         load,
         pull,
         stream,
     )
     from helexa.generation.model import AsyncStream, Model, Stream
-    from helexa.generation.sampling import Sampling
 
 __all__ = [
     "AsyncStream",
+    "AuthenticationError",
     "BatchError",
     "Completion",
     "ContextLengthError",
@@ -52,19 +60,27 @@ __all__ = [
     "InvalidRequestError",
     "Model",
     "ModelNotFoundError",
+    "NotFoundError",
+    "OverloadedError",
+    "PermissionDeniedError",
+    "RateLimitError",
     "Sampling",
     "SchemaError",
     "Stream",
     "Timings",
+    "TokenLogprob",
+    "ToolCall",
     "UnreachableError",
     "Usage",
     "abatch",
     "abatch_file",
+    "aembed",
     "agenerate",
     "apull",
     "astream",
     "batch",
     "batch_file",
+    "embed",
     "generate",
     "load",
     "pull",
@@ -73,33 +89,40 @@ __all__ = [
 
 _HOMES = {
     "helexa.core.errors": ("HelexaError",),
-    "helexa.generation.completion": ("Completion", "Delta", "Timings", "Usage"),
+    "helexa.core.sampling": ("Sampling",),
+    "helexa.generation.completion": ("Completion", "Delta", "Timings", "TokenLogprob", "ToolCall", "Usage"),
     "helexa.generation.errors": (
+        "AuthenticationError",
         "BatchError",
         "ContextLengthError",
         "EngineError",
         "GenerationError",
         "InvalidRequestError",
         "ModelNotFoundError",
+        "NotFoundError",
+        "OverloadedError",
+        "PermissionDeniedError",
+        "RateLimitError",
         "SchemaError",
         "UnreachableError",
     ),
-    "helexa.generation.files.file_run": ("FileSummary",),
+    "helexa.generation.files": ("FileSummary",),
     "helexa.generation.library": (
         "abatch",
         "abatch_file",
+        "aembed",
         "agenerate",
         "apull",
         "astream",
         "batch",
         "batch_file",
+        "embed",
         "generate",
         "load",
         "pull",
         "stream",
     ),
     "helexa.generation.model": ("AsyncStream", "Model", "Stream"),
-    "helexa.generation.sampling": ("Sampling",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

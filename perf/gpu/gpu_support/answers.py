@@ -15,14 +15,12 @@ from helexa.neuron.engine.execution import runner as runner_module
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.kv_cache.page_pool import PagePool
-from helexa.neuron.engine.kv_cache.state_pool import StatePool
+from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.loop import Steps
 from helexa.neuron.engine.scheduling import planner as planner_module
-from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.steps import Steps
+from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
 
@@ -198,7 +196,7 @@ def logits(runner: Runner, requests: list[Request], scheduling: Scheduling) -> t
         scheduler = _scheduler(runner, {number: requests[number] for number in numbers}, scheduling)
         while not scheduler.idle:
             plan = scheduler.plan()
-            rows = runner.forward(build_step(plan)).float().cpu().clone()
+            rows = runner.logits_of(build_step(plan)).float().cpu().clone()
             for entry, row in zip((entry for entry in plan if entry.samples), rows, strict=True):
                 request_rows[entry.sequence.id].append(row)
             for output in scheduler.commit(plan, rows.argmax(-1).tolist()):
@@ -218,7 +216,10 @@ def logits_of(runner: Runner, prompt: list[int], tokens: list[int]) -> Tensor:
     pages = list(range(-(-(len(prompt) + len(tokens)) // PAGE_SIZE)))
     sequence = Sequence(request, pages=pages, slot=0)
     return (
-        runner.forward(build_step([PlanEntry(sequence, len(prompt), drafts=tuple(tokens[:-1]))])).float().cpu().clone()
+        runner.logits_of(build_step([PlanEntry(sequence, len(prompt), drafts=tuple(tokens[:-1]))]))
+        .float()
+        .cpu()
+        .clone()
     )
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from helexa.neuron.models import model_class
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
-from helexa.neuron.weights.part import WHOLE, Part
-from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
-from helexa.neuron.weights.quantization.quantize import quantize
+from helexa.neuron.weights.model_file import WHOLE, Part
+from helexa.neuron.weights.quant_policy import QuantPolicy
+from helexa.neuron.weights.quantize import quantize
 
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 40960, "vocab_size": 151936}
 _LINEAR = {
@@ -175,7 +175,7 @@ class DistinctModel(RandomModel):
     positions, recurrent states decay at medium rates, and few tokens have nearly equal logits.
 
     Args:
-        quant: quantization of the stored matrices (a name in `weights.quant_form`), or empty. Experts of gpt-oss are
+        quant: quantization of the stored matrices (a name in `weights.quant_policy`), or empty. Experts of gpt-oss are
             always MXFP4.
     """
 
@@ -237,7 +237,7 @@ class DistinctModel(RandomModel):
         """Return the function that converts random numbers to the stored format of the tensor `key`."""
         if self._in_mxfp4(key):
             return mxfp4
-        form = self._policy.form(key, columns)
+        form = self._policy.format_of(key, columns)
         if form is None:
             return lambda numbers: numbers.to(torch.bfloat16)
         return lambda numbers: quantize(numbers, form) or numbers

@@ -1,1 +1,4 @@
-"""`helexa-acp`: a coding agent for editors. It uses the Agent Client Protocol (ACP) and any LLM endpoint."""
+"""`helexa-acp`: a coding agent for editors.
+
+It uses the Agent Client Protocol (ACP) and any LLM endpoint.
+"""

@@ -11,23 +11,31 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from helexa.acp.protocol.initialize import agent_version
+from helexa.acp.config import agent_version
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def main() -> NoReturn:
-    """Run the command line. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
-    parser = argparse.ArgumentParser(
+    """Run the command line.
+
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
+    """
+    parser = _Parser(
         prog="helexa-acp",
         description="A coding agent for editors that use the Agent Client Protocol over stdin and stdout. Editors "
         "start the agent. Its configuration file is HELEXA_ACP_CONFIG_PATH or ~/.config/helexa-acp/config.toml.",
     )
-    parser.add_argument("--version", action="version", version=f"helexa-acp {agent_version()}")
+    parser.add_argument("--version", "-V", "-v", action="version", version=f"helexa-acp {agent_version()}")
     parser.parse_args()
     sys.exit(serve())
 
 
 def serve() -> int:
-    """Handle the editor's requests until the editor disconnects, and return the exit code of this process."""
+    """Handle the editor's requests until it disconnects. Return the exit code."""
     try:
         _configure_log()
     except (OSError, ValueError) as error:
@@ -36,19 +44,21 @@ def serve() -> int:
     if find_spec("acp") is None:
         print("helexa-acp: acp is not installed; install it with: pip install 'helexa[acp]'", file=sys.stderr)
         return 1
+    logging.getLogger(__name__).info("started: version=%s pid=%d", agent_version(), os.getpid())
     if sys.stdin.isatty():
         print("helexa-acp: waiting for JSON-RPC from an editor on stdin; see docs/acp.md.", file=sys.stderr)
     try:
         asyncio.run(_serve())
     except KeyboardInterrupt:
         return 130
+    logging.getLogger(__name__).info("stopped: the editor disconnected")
     return 0
 
 
 async def _serve() -> None:
     from helexa.acp.config import load
+    from helexa.acp.protocol.server import StdioTransport
     from helexa.acp.protocol.server import serve as serve_client
-    from helexa.acp.protocol.stdio import StdioTransport
 
     task = asyncio.current_task()
     assert task is not None
@@ -59,7 +69,7 @@ async def _serve() -> None:
 
 
 def _configure_log() -> None:
-    """Set up logging to stderr, or to the file that the environment variable HELEXA_ACP_LOG_FILE names.
+    """Set up logging to stderr, or to the file in HELEXA_ACP_LOG_FILE.
 
     The environment variable HELEXA_ACP_LOG sets the level.
 

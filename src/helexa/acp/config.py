@@ -1,9 +1,10 @@
-"""Configuration of `helexa-acp`, read from a TOML file, or from environment variables if there is no file."""
+"""Configuration of `helexa-acp`, from a TOML file or environment variables."""
 
 import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
@@ -16,65 +17,47 @@ ToolCalls = Literal["auto", "native", "text"]
 Mode = Literal["default", "acceptEdits", "plan", "bypassPermissions"]
 
 DEFAULT_BASE_URL = "http://localhost:31313/v1"
-DEFAULT_MODEL = "helexa/large"
+DEFAULT_MODEL = "helexa/small"
 _MAX_LISTED_NAMES = 20
 
 
 class ConfigError(Exception):
-    """The configuration is invalid. The message names the file or variable, the key, and how to correct it."""
+    """The configuration is invalid: names the file or variable, the key, and the fix."""
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
-    """A configured server with an LLM API.
+    """A configured server with an LLM API."""
 
-    Attributes:
-        name: endpoint name that users write in `endpoint:model`. It is not empty and has no colon.
-        base_url: URL including `/v1`, without trailing slash.
-        wire_api: API format of the endpoint. With `auto`, the format is detected by test requests.
-        default_model: model of new sessions, or None for the first model that the endpoint lists.
-        api_key: API key; never shown, logged or saved.
-        max_tokens: maximum tokens of one response, or None for a default.
-        context_window: context size in tokens. None means the size that the endpoint reports.
-        tool_calls: how the model calls tools. `native` uses the API's tool calls. With `text`, the model writes calls
-            between markers in its text. `auto` is native until the endpoint rejects tools.
-        headers: additional headers of every request; never shown, logged or saved.
-    """
-
-    name: str
-    base_url: str
+    name: str  # endpoint name that users write in `endpoint:model`. It is not empty and has no colon.
+    base_url: str  # URL including `/v1`, without trailing slash
+    # API format of the endpoint. With `auto`, the format is detected by test requests.
     wire_api: WireApi = "openai-chat"
-    default_model: str | None = None
-    api_key: str | None = None
-    max_tokens: int | None = None
-    context_window: int | None = None
+    default_model: str | None = None  # model of new sessions, or None for the first model that the endpoint lists
+    api_key: str | None = None  # API key; never shown, logged or saved
+    max_tokens: int | None = None  # maximum tokens of one response, or None for a default
+    context_window: int | None = None  # context size in tokens. None means the size that the endpoint reports.
+    # How the model calls tools. `native` uses the API's tool calls. With `text`, the model writes calls between markers
+    # in its text. `auto` is native until the endpoint rejects tools.
     tool_calls: ToolCalls = "auto"
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = {}  # additional headers of every request; never shown, logged or saved
 
     def __repr__(self) -> str:
         return f"Endpoint({self.name!r}, {self.base_url!r}, {self.wire_api!r})"
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """The configuration of `helexa-acp`.
+    """The configuration of `helexa-acp`."""
 
-    Attributes:
-        endpoints: at least one endpoint; names are unique.
-        default_endpoint: name of the endpoint that new sessions use.
-        system_prompt_path: file that replaces the built-in system prompt. `{cwd}` in the file is replaced by the
-            session's folder.
-        default_mode: permission mode of sessions in projects for which no mode was saved.
-        allow_fetch: whether the model may fetch web pages.
-        data_dir: folder that contains the saved sessions, preferences and plans.
-        warnings: problems of the configuration, shown in the log and by the command `/status`.
-    """
-
-    endpoints: tuple[Endpoint, ...]
-    default_endpoint: str
+    endpoints: tuple[Endpoint, ...]  # at least one endpoint; names are unique
+    default_endpoint: str  # name of the endpoint that new sessions use
+    # File that replaces the built-in system prompt. `{cwd}` in the file is replaced by the session's folder.
     system_prompt_path: Path | None = None
-    default_mode: Mode = "default"
-    allow_fetch: bool = False
+    default_mode: Mode = "default"  # permission mode of sessions in projects for which no mode was saved
+    allow_fetch: bool = False  # whether the model may fetch web pages
+    max_rounds: int = 25  # maximum rounds of one turn. A round is a response of the model with its tool calls.
+    # folder that contains the saved sessions, preferences and plans
     data_dir: Path = field(default_factory=lambda: Path.home() / ".local/share/helexa-acp")
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # problems of the configuration, shown in the log and by the command `/status`
 
 
 class _EndpointTable(Struct, kw_only=True):
@@ -96,10 +79,19 @@ class _File(Struct, kw_only=True):
     system_prompt_path: str | None = None
     default_mode: str = "default"
     allow_fetch: bool = False
+    max_rounds: int = 25
+
+
+def agent_version() -> str:
+    """Return the version of the package `helexa`, or "0" if not installed."""
+    try:
+        return version("helexa")
+    except PackageNotFoundError:
+        return "0"
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the path at which the configuration file is expected. The file need not exist."""
+    """Return the path at which the configuration file is expected; it need not exist."""
     if configured_path := environ.get("HELEXA_ACP_CONFIG_PATH"):
         return Path(configured_path).expanduser()
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
@@ -112,7 +104,7 @@ def _data_dir(environ: Mapping[str, str]) -> Path:
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the configuration file, or environment variables if there is no file, and return the settings.
+    """Return the settings from the configuration file or environment variables.
 
     Raises:
         ConfigError: the configuration is invalid.
@@ -122,17 +114,21 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         text = path.read_text("utf-8")
     except FileNotFoundError:
         if environ.get("HELEXA_ACP_CONFIG_PATH"):
-            raise ConfigError(f"HELEXA_ACP_CONFIG_PATH: {path}: no such file") from None
+            raise ConfigError(f"HELEXA_ACP_CONFIG_PATH: {path}: no such file; correct or unset the variable") from None
         return _from_environment(environ)
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; name the file with the configuration in it") from None
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"{path}: {error.strerror}; make the file readable for this user") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8") from None
+        raise ConfigError(f"{path}: not UTF-8; save the file as UTF-8") from None
     return parse(text, str(path), environ)
 
 
 def parse(text: str, origin: str, environ: Mapping[str, str]) -> Settings:
-    """Parse the text of a configuration file and return the settings. `origin` is the file name for error messages.
+    """Parse the text of a configuration file and return the settings.
+
+    `origin` is the file name for error messages.
 
     Raises:
         ConfigError: the configuration is invalid.
@@ -149,13 +145,15 @@ def parse(text: str, origin: str, environ: Mapping[str, str]) -> Settings:
         file = msgspec.convert(tree, _File)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{origin}: {str(error).replace('$.', '')}") from None
+    if file.max_rounds < 1:
+        raise ConfigError(f"{origin}: max_rounds is {file.max_rounds}; it must be at least 1")
     if not file.endpoints:
         raise ConfigError(f"{origin}: no [[endpoints]]; add one with a name and a base_url")
     endpoints: dict[str, Endpoint] = {}
     skipped: dict[str, str] = {}
     for table in file.endpoints:
         if table.name in endpoints or table.name in skipped:
-            raise ConfigError(f"{origin}: two endpoints are called '{table.name}'")
+            raise ConfigError(f"{origin}: two endpoints are called '{table.name}'; rename one of them")
         endpoint = _endpoint(table, origin, environ)
         if isinstance(endpoint, Endpoint):
             endpoints[table.name] = endpoint
@@ -174,6 +172,7 @@ def parse(text: str, origin: str, environ: Mapping[str, str]) -> Settings:
         system_prompt_path=_prompt_path(file.system_prompt_path, f"{origin}: system_prompt_path"),
         default_mode=_choice(file.default_mode, Mode, f"{origin}: default_mode"),
         allow_fetch=file.allow_fetch,
+        max_rounds=file.max_rounds,
         data_dir=_data_dir(environ),
         warnings=tuple(f"endpoint {reason}; the endpoint is skipped" for reason in skipped.values()),
     )
@@ -185,7 +184,7 @@ def _from_environment(environ: Mapping[str, str]) -> Settings:
         if not text:
             return None
         if not text.isascii() or not text.isdigit() or int(text) == 0:
-            raise ConfigError(f"{name}: not a positive integer: '{text}'")
+            raise ConfigError(f"{name}: not a positive integer: '{text}'; write a number such as 8192")
         return int(text)
 
     prompt = environ.get("HELEXA_ACP_SYSTEM_PROMPT_PATH")
@@ -206,19 +205,20 @@ def _from_environment(environ: Mapping[str, str]) -> Settings:
         default_mode=_choice(environ.get("HELEXA_ACP_MODE") or "default", Mode, "HELEXA_ACP_MODE"),
         allow_fetch=_choice(environ.get("HELEXA_ACP_ALLOW_FETCH") or "0", Literal["0", "1"], "HELEXA_ACP_ALLOW_FETCH")
         == "1",
+        max_rounds=number("HELEXA_ACP_MAX_ROUNDS") or 25,
         data_dir=_data_dir(environ),
     )
 
 
 def _endpoint(table: _EndpointTable, origin: str, environ: Mapping[str, str]) -> Endpoint | str:
-    """Return the endpoint that a `[[endpoints]]` table describes, or the reason why the endpoint must be skipped."""
+    """Return the endpoint in a `[[endpoints]]` table, or why it is skipped."""
     where = f"{origin}: endpoint '{table.name}'"
     if not table.name.strip() or ":" in table.name:
-        raise ConfigError(f"{where}: a name must not be empty and must not contain ':'")
+        raise ConfigError(f"{where}: a name must not be empty and must not contain ':'; rename it")
     for key in ("max_tokens", "context_window"):
         value = getattr(table, key)
         if value is not None and value < 1:
-            raise ConfigError(f"{where}: {key} must be positive")
+            raise ConfigError(f"{where}: {key} is {value}; it must be at least 1")
     key = table.api_key
     if not key and table.api_key_env:
         key = environ.get(table.api_key_env)
@@ -250,7 +250,7 @@ def _base_url(text: str, where: str) -> str:
             f"{where}: a URL must not contain credentials, as it is shown to users; use api_key or headers"
         )
     if not valid:
-        raise ConfigError(f"{where}: not an http(s) URL: '{text}'")
+        raise ConfigError(f"{where}: not an http(s) URL: '{text}'; write a URL such as {DEFAULT_BASE_URL}")
     bare = text.strip().rstrip("/")
     return bare if urlsplit(bare).path else f"{bare}/v1"  # no server has its API at the root
 
@@ -258,7 +258,9 @@ def _base_url(text: str, where: str) -> str:
 def _check_headers(values: Mapping[str, str], where: str) -> None:
     for name, value in values.items():
         if not (name + value).isascii() or not (name + value).isprintable():
-            raise ConfigError(f"{where}: {name} contains characters that HTTP headers cannot contain")
+            raise ConfigError(
+                f"{where}: {name} contains characters that HTTP headers cannot contain; use printable ASCII"
+            )
 
 
 def _choice(value: str, literal: Any, where: str) -> Any:
@@ -273,7 +275,7 @@ def _prompt_path(text: str | None, where: str) -> Path | None:
         return None
     path = Path(text).expanduser()
     if not path.is_file():
-        raise ConfigError(f"{where}: {path}: no such file")
+        raise ConfigError(f"{where}: {path}: no such file; correct the path")
     return path
 
 
@@ -289,10 +291,7 @@ def _no_such(value: str, known: Iterable[str]) -> str:
 
 
 def name_hint(value: str, known: Iterable[str]) -> str:
-    """Return a hint for an error message about the unknown name `value`.
-
-    The hint suggests the most similar known name. If no name is similar, the hint lists known names.
-    """
+    """Return a hint with the most similar known names, for an unknown name `value`."""
     known = list(known)
     partial_matches = [name for name in known if value in name.split("_")]
     matches = [*difflib.get_close_matches(value, known, n=1), *partial_matches]

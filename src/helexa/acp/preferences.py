@@ -1,4 +1,4 @@
-"""Saved preferences of each project: the user's last choices and the permanent permissions of tool calls."""
+"""Saved preferences of each project: last choices and permanent permissions."""
 
 import fcntl
 import hashlib
@@ -17,21 +17,16 @@ MAX_GRANTS = 500
 
 
 class Grant(Struct, frozen=True):
-    """A saved decision of the user that permanently allows or rejects certain calls of a tool.
-
-    Attributes:
-        tool: name of the tool.
-        subject: the calls to which the decision applies; see `helexa.acp.tools.tool.Scope`.
-        allowed: True if the calls are allowed, False if they are rejected.
-    """
+    """A saved decision that permanently allows or rejects calls of a tool."""
 
     tool: str
-    subject: str
-    allowed: bool
+    subject: str  # the calls to which the decision applies; see `helexa.acp.tools.tool.Scope`
+    allowed: bool  # True if the calls are allowed, False if they are rejected
+    label: str = ""  # description for the user. Empty if an earlier version of the agent saved the decision.
 
 
 class Project(Struct, frozen=True):
-    """The saved preferences for sessions in the folder `cwd`. A field is None until the user chooses a value."""
+    """The saved preferences for sessions in the folder `cwd`; None until chosen."""
 
     cwd: str
     model: str | None = None
@@ -42,7 +37,7 @@ class Project(Struct, frozen=True):
 
 
 class Preferences:
-    """The preferences of all projects, one file per project. Read and write errors are logged, not raised."""
+    """The preferences of all projects, one file per project. File errors are logged."""
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "projects"
@@ -52,7 +47,7 @@ class Preferences:
         return self._folder / f"{hashlib.sha256(os.fsencode(cwd)).hexdigest()[:16]}.json"
 
     def read(self, cwd: str) -> Project:
-        """Return the preferences for the folder `cwd`, or empty preferences if none are saved."""
+        """Return the saved preferences for the folder `cwd`, or empty preferences."""
         path = self.path(cwd)
         try:
             project = msgspec.json.decode(path.read_bytes(), type=Project)
@@ -64,12 +59,10 @@ class Preferences:
         return project if project.cwd == cwd else Project(cwd)
 
     def change(self, cwd: str, change: Callable[[Project], Project]) -> Project:
-        """Replace the saved preferences for the folder `cwd` by the result of `change`, and return this result.
-
-        A file lock excludes concurrent changes by other processes.
-        """
+        """Replace the preferences for `cwd` by the result of `change`; return the result."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # The file lock excludes concurrent changes by other processes.
             with self._locked():
                 project = change(self.read(cwd))
                 _replace(self.path(cwd), msgspec.json.format(msgspec.json.encode(project)))
@@ -78,24 +71,28 @@ class Preferences:
             logger.warning("preferences cannot be saved: error=%s", error)
             return change(self.read(cwd))
 
-    def grant(self, cwd: str, tool: str, subject: str, allowed: bool) -> Project:
-        """Save the user's decision to permanently allow or reject certain tool calls. Return the new preferences.
+    def grant(self, cwd: str, grant: Grant) -> Project:
+        """Save the user's decision about certain tool calls in the project `cwd`.
 
-        At most `MAX_GRANTS` decisions are saved. If there are more, the oldest is removed.
+        Return the new preferences.
 
-        Args:
-            cwd: working directory of the project.
-            tool: name of the tool.
-            subject: the calls to which the decision applies; see `Grant`.
-            allowed: True if the calls are allowed, False if they are rejected.
+        An earlier decision about the same calls is replaced. At most `MAX_GRANTS` decisions are saved. If there are
+        more, the oldest is removed.
         """
 
         def added(project: Project) -> Project:
-            other_grants = tuple(grant for grant in project.grants if (grant.tool, grant.subject) != (tool, subject))
-            grants = (*other_grants, Grant(tool, subject, allowed))[-MAX_GRANTS:]
+            grants = (*_without(project.grants, grant), grant)[-MAX_GRANTS:]
             return msgspec.structs.replace(project, grants=grants)
 
         return self.change(cwd, added)
+
+    def revoke(self, cwd: str, grant: Grant) -> Project:
+        """Delete the user's decision about the calls of `grant`; return the preferences."""
+
+        def removed(project: Project) -> Project:
+            return msgspec.structs.replace(project, grants=_without(project.grants, grant))
+
+        return self.change(cwd, removed)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -105,6 +102,10 @@ class Preferences:
             yield
         finally:
             os.close(file)
+
+
+def _without(grants: tuple[Grant, ...], removed: Grant) -> tuple[Grant, ...]:
+    return tuple(grant for grant in grants if (grant.tool, grant.subject) != (removed.tool, removed.subject))
 
 
 def _replace(path: Path, data: bytes) -> None:

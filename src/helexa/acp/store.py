@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from helexa.acp.history import Message
-from helexa.acp.json_line import encode
+from helexa.acp.conversation import Message, encode
 
 SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 PAGE_SIZE = 50
@@ -29,25 +28,17 @@ class StoreError(Exception):
 
 
 class Head(Struct, frozen=True, tag="head"):
-    """The first line of a session's log file.
+    """The first line of a session's log file."""
 
-    Attributes:
-        id: session id.
-        cwd: absolute path of the session's working directory.
-        created: creation time in seconds since 1970.
-        directories: absolute paths of additional folders that the agent may access.
-        version: version of the log format.
-    """
-
-    id: str
-    cwd: str
-    created: float
-    directories: tuple[str, ...] = ()
-    version: int = 1
+    id: str  # session id
+    cwd: str  # absolute path of the session's working directory
+    created: float  # creation time in seconds since 1970
+    directories: tuple[str, ...] = ()  # absolute paths of additional folders that the agent may access
+    version: int = 1  # version of the log format
 
 
 class Round(Struct, frozen=True, tag="round"):
-    """A log line with messages that were appended together, for example a response and its tool results."""
+    """A log line with messages that were appended together."""
 
     messages: tuple[Message, ...]
 
@@ -59,7 +50,7 @@ class Title(Struct, frozen=True, tag="title"):
 
 
 class SavedChoices(Struct, frozen=True, tag="chosen"):
-    """A log line with the user's model, permission mode, thought level and temperature, written after each change."""
+    """A log line with the user's model, mode, thought level and temperature."""
 
     model: str
     mode: str
@@ -68,17 +59,11 @@ class SavedChoices(Struct, frozen=True, tag="chosen"):
 
 
 class SavedUsage(Struct, frozen=True, tag="spent"):
-    """A log line with the token usage after a model response.
+    """A log line with the token usage after a model response."""
 
-    Attributes:
-        used: tokens of the last request and its response.
-        size: context size in tokens, or None if unknown.
-        cost: total cost of the session so far in US dollars, or None if unknown.
-    """
-
-    used: int
-    size: int | None = None
-    cost: float | None = None
+    used: int  # tokens of the last request and its response
+    size: int | None = None  # context size in tokens, or None if unknown
+    cost: float | None = None  # total cost of the session so far in US dollars, or None if unknown
 
 
 Entry = Head | Round | Title | SavedChoices | SavedUsage
@@ -87,28 +72,19 @@ _decode = msgspec.json.Decoder(Entry).decode
 
 @dataclass(slots=True)
 class SavedSession:
-    """The saved state of a session, as read from its log file.
+    """The saved state of a session, as read from its log file."""
 
-    Attributes:
-        head: first line of the log file.
-        messages: the conversation history, oldest first.
-        title: last title, or None.
-        choices: last choices of the user, or None.
-        usage: token usage after the last response, or None.
-        unreadable_lines: number of invalid lines, including an incomplete last line after a crash.
-    """
-
-    head: Head
-    messages: list[Message] = field(default_factory=list)
-    title: str | None = None
-    choices: SavedChoices | None = None
-    usage: SavedUsage | None = None
-    unreadable_lines: int = 0
+    head: Head  # first line of the log file
+    messages: list[Message] = field(default_factory=list)  # the conversation history, oldest first
+    title: str | None = None  # last title, or None
+    choices: SavedChoices | None = None  # last choices of the user, or None
+    usage: SavedUsage | None = None  # token usage after the last response, or None
+    unreadable_lines: int = 0  # number of invalid lines, including an incomplete last line after a crash
 
 
 @dataclass(frozen=True, slots=True)
 class SessionEntry:
-    """A saved session in a list of sessions. `updated_s` is the time of the last change, in seconds since 1970."""
+    """A saved session in a list; `updated_s` is in seconds since 1970."""
 
     head: Head
     title: str | None
@@ -147,7 +123,10 @@ class SessionLog:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"sessions cannot be saved in {self._path.parent}: {error.strerror}") from None
+            folder = self._path.parent
+            raise StoreError(
+                f"sessions cannot be saved in {folder}: {error.strerror}; check its permissions, or set XDG_DATA_HOME"
+            ) from None
         self._write((head,), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL)
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
@@ -156,7 +135,9 @@ class SessionLog:
             os.close(folder)
 
     def read(self) -> SavedSession:
-        """Read the whole log file and return the session's saved state. Invalid lines are skipped.
+        """Read the whole log file and return the session's saved state.
+
+        Invalid lines are skipped.
 
         Raises:
             FileNotFoundError: the session does not exist.
@@ -184,16 +165,14 @@ class SessionLog:
                 case SavedUsage():
                     saved.usage = entry
         if saved is None:
-            raise StoreError(f"{self._path.name} is not a session log that this version can read")
+            raise StoreError(f"{self._path.name} is not a session log that this version can read; start a new session")
         saved.unreadable_lines = unreadable_lines
         return saved
 
     def list_entry(self) -> SessionEntry | None:
-        """Return a short description of the session for a list, or None if the log file is invalid.
-
-        Only the first line and the last title of the log file are parsed.
-        """
+        """Return the session's list entry, or None if the log file is invalid."""
         try:
+            # Only the first line and the last title are parsed, because logs can be long.
             with self._path.open("rb") as file:
                 head = _decode(file.readline(_MAX_HEAD_BYTES))
                 updated_s = os.fstat(file.fileno()).st_mtime
@@ -223,7 +202,9 @@ class SessionLog:
             finally:
                 os.close(file)
         except OSError as error:
-            raise StoreError(f"the session cannot be saved to {self._path}: {error.strerror}") from None
+            raise StoreError(
+                f"the session cannot be saved to {self._path}: {error.strerror}; check permissions and free space"
+            ) from None
 
 
 class Store:
@@ -233,12 +214,7 @@ class Store:
         self._folder = data_dir / "sessions"
 
     def create(self, id: str, cwd: str, directories: Sequence[str]) -> SessionLog:
-        """Create the log file of a new session and return it.
-
-        Args:
-            id: session id.
-            cwd: absolute path of the working directory.
-            directories: absolute paths of additional folders that the agent may access.
+        """Create the log file of a new session (paths are absolute) and return it.
 
         Raises:
             StoreError: the log file cannot be written.
@@ -252,7 +228,7 @@ class Store:
         return SessionLog(self._path(id))
 
     def delete(self, id: str) -> None:
-        """Delete the log file of a session. Do nothing if the session does not exist.
+        """Delete the log file of a session, if it exists.
 
         Raises:
             StoreError: the session cannot be deleted.
@@ -260,10 +236,12 @@ class Store:
         try:
             self._path(id).unlink(missing_ok=True)
         except OSError as error:
-            raise StoreError(f"the session cannot be deleted: {error.strerror}") from None
+            raise StoreError(
+                f"the session cannot be deleted: {error.strerror}; check the permissions of its folder"
+            ) from None
 
     def page(self, cwd: str | None, cursor: str | None) -> tuple[list[SessionEntry], str | None]:
-        """Return a page of saved sessions, last changed first, and the cursor of the next page.
+        """Return a page of saved sessions, last changed first, and the next cursor.
 
         Args:
             cwd: list only sessions with this working directory, or all sessions if None.
@@ -302,7 +280,7 @@ class Store:
 
     def _path(self, id: str) -> Path:
         if not SESSION_ID.fullmatch(id):
-            raise StoreError(f"{id[:100]!r} is not a session id")
+            raise StoreError(f"{id[:100]!r} is not a session id; session/list lists the saved sessions")
         return self._folder / f"{id}.jsonl"
 
 

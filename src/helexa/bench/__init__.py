@@ -1,1 +1,1 @@
-"""The benchmark package: measures each build on each target, stores and compares the results, and serves them."""
+"""Benchmarks: measure each build on each target, compare, and serve results."""

@@ -1,4 +1,4 @@
-"""Detects performance changes between builds and reports confirmed regressions to a webhook.
+"""Detects speed changes between builds and reports regressions to a webhook.
 
 A verdict is the result of comparing the samples of a new build with the samples of earlier builds. A suspected change
 is confirmed only after more samples are taken. After a confirmed change, later builds are not compared with builds from
@@ -12,16 +12,78 @@ from typing import Any
 
 import aiohttp
 
-from helexa.bench.analysis.verdict import MIN_SAMPLES, Verdict, confirms
+from helexa.bench.analysis import MIN_SAMPLES, Verdict, confirms
 from helexa.bench.config import AlertsSection
 from helexa.bench.identity import Configuration
 from helexa.bench.measurement.metrics import METRICS
-from helexa.bench.results import alerts
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.series import BuildSamples, configuration_samples, judged, known_level
-from helexa.bench.store.rows import AlertRow, ConfigurationRow
+from helexa.bench.store.rows import AlertRow, ConfigurationIds, ConfigurationRow
 from helexa.bench.store.store import Store, now_ms
 from helexa.core.logs import tell
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """A change of one metric between a build and earlier builds.
+
+    Attributes:
+        state: `suspected` until more samples have been taken, then `confirmed` or `dismissed`.
+        baseline: labels of the earlier builds.
+    """
+
+    id: int
+    target: str
+    model: str
+    scenario: str
+    build: str
+    metric: str
+    better: str
+    state: str
+    verdict: str
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    threshold: float
+    samples: int
+    baseline_samples: int
+    baseline: list[str]
+    raised_ms: int
+    updated_ms: int
+    delivered_ms: int | None
+
+
+_AS_STORED = Alert.__dataclass_fields__.keys() & AlertRow.__dataclass_fields__.keys()
+
+
+def alerts(
+    archive: Archive, *, target: str | None = None, model: str | None = None, state: str | None = None, limit: int = 500
+) -> list[Alert]:
+    """Return alerts, newest first, with the given target, model and state.
+
+    None matches every value.
+
+    Only the newest `limit` alerts are read and then filtered, so fewer may be returned.
+    """
+    tables = archive.tables
+    alert_rows = [
+        Alert(
+            **{name: getattr(row, name) for name in _AS_STORED},
+            target=tables.targets[row.target_id].name,
+            model=tables.models[row.model_id].name,
+            scenario=tables.scenarios[row.scenario_id].name,
+            build=tables.labels[row.build_id],
+            better=METRICS[row.metric].better,
+            baseline=[tables.labels[id] for id in row.baseline_builds if id in tables.labels],
+        )
+        for row in archive.reader.alerts(limit)
+    ]
+    return [
+        one
+        for one in alert_rows
+        if target in (None, one.target) and model in (None, one.model) and state in (None, one.state)
+    ]
+
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +92,7 @@ _WEBHOOK_SECS = 10.0
 _MOST_DELIVERED = 100
 _ALL = 2**31
 
-Key = tuple[int, int, int, int, int, str]
+Key = tuple[ConfigurationIds, str]
 
 
 @dataclass(slots=True)
@@ -44,12 +106,12 @@ class ReviewResult:
     """
 
     suspected: int = 0
-    regressed: list[alerts.Alert] = field(default_factory=list[alerts.Alert])
-    improved: list[alerts.Alert] = field(default_factory=list[alerts.Alert])
+    regressed: list[Alert] = field(default_factory=list[Alert])
+    improved: list[Alert] = field(default_factory=list[Alert])
 
 
 class AlertMonitor:
-    """Compares new samples with earlier builds and requests more samples of suspected changes.
+    """Compares new samples with earlier builds, and confirms changes.
 
     Args:
         config: the `[alerts]` section of the configuration.
@@ -69,14 +131,14 @@ class AlertMonitor:
             tell(log, logging.WARNING, "no_verdicts", samples_per_version=samples, reason=reason)
 
     def wanted(self, configuration: Configuration) -> int:
-        """Return the number of valid samples that `configuration` (a benchmark configuration) needs.
+        """Return the number of valid samples that `configuration` needs.
 
         The number is higher if a change of one of its metrics is suspected.
         """
-        return self._wanted.get(_natural_key(configuration), self._samples)
+        return self._wanted.get(configuration.natural_key, self._samples)
 
     def review(self) -> ReviewResult:
-        """Compare the newest build of each target, model and scenario with earlier builds, for each metric.
+        """Compare the newest build of each configuration with earlier builds.
 
         A new change is stored as an alert in the state `suspected`. As soon as enough additional samples have been
         taken, the alert is confirmed or dismissed.
@@ -95,7 +157,7 @@ class AlertMonitor:
         return review
 
     async def deliver(self) -> int:
-        """Send the confirmed regressions that the webhook has not accepted yet, at most the newest 100.
+        """Send confirmed regressions that the webhook has not accepted, at most 100.
 
         After a failed request, the remaining regressions wait for the next call.
 
@@ -119,7 +181,7 @@ class AlertMonitor:
                 delivered += 1
         return delivered
 
-    async def _post(self, session: aiohttp.ClientSession, alert: alerts.Alert) -> bool:
+    async def _post(self, session: aiohttp.ClientSession, alert: Alert) -> bool:
         assert self._config.webhook is not None
         try:
             async with session.post(self._config.webhook.get_secret_value(), json=payload(alert)) as answer:
@@ -134,7 +196,7 @@ class AlertMonitor:
     def _look(
         self, configuration: ConfigurationRow, metric: str, known: dict[Key, AlertRow], review: ReviewResult
     ) -> None:
-        alert = known.get((*_configuration_ids(configuration), metric))
+        alert = known.get((configuration.ids, metric))
         if alert is not None and alert.state != "suspected":
             return
         builds = self._archive.keep(
@@ -167,7 +229,7 @@ class AlertMonitor:
         now = now_ms()
         builds = [build.build_id for build in history[-verdict.trailing_builds :]]
         self._store.put_alert(
-            dict(zip(_CONFIGURATION_IDS, _configuration_ids(configuration), strict=True))
+            configuration.ids._asdict()
             | {
                 "metric": metric,
                 "state": "suspected",
@@ -192,8 +254,8 @@ class AlertMonitor:
     def _rows(self) -> list[AlertRow]:
         return self._archive.reader.alerts(limit=_ALL)
 
-    def _alerts(self, state: str) -> list[alerts.Alert]:
-        return alerts.alerts(self._archive, state=state, limit=_ALL)
+    def _alerts(self, state: str) -> list[Alert]:
+        return alerts(self._archive, state=state, limit=_ALL)
 
     def _more_wanted(self) -> dict[tuple[str, ...], int]:
         tables = self._archive.tables
@@ -211,8 +273,11 @@ class AlertMonitor:
         return wanted
 
 
-def payload(alert: alerts.Alert) -> dict[str, Any]:
-    """Return the JSON body of the webhook request for `alert`. Its field `text` is one sentence for chat services."""
+def payload(alert: Alert) -> dict[str, Any]:
+    """Return the JSON body of the webhook request for `alert`.
+
+    Its field `text` is one sentence for chat services.
+    """
     change = (alert.ratio - 1) * 100
     return {
         "text": f"{alert.model}, {alert.scenario} on {alert.target}: {METRICS[alert.metric].title} {change:+.1f} %"
@@ -233,28 +298,8 @@ def payload(alert: alerts.Alert) -> dict[str, Any]:
     }
 
 
-_CONFIGURATION_IDS = ("target_id", "host_id", "build_id", "model_id", "scenario_id")
-
-
-def _configuration_ids(row: ConfigurationRow | AlertRow) -> tuple[int, int, int, int, int]:
-    return (row.target_id, row.host_id, row.build_id, row.model_id, row.scenario_id)
-
-
 def _key(row: AlertRow) -> Key:
-    return (*_configuration_ids(row), row.metric)
-
-
-def _natural_key(configuration: Configuration) -> tuple[str, ...]:
-    return (
-        *(configuration.target.name, configuration.host.hostname, configuration.host.fingerprint),
-        *(configuration.build.engine, configuration.build.sha, configuration.build.fingerprint),
-        *(
-            configuration.model.name,
-            configuration.model.config_hash,
-            configuration.scenario.name,
-            configuration.scenario.params_hash,
-        ),
-    )
+    return (row.ids, row.metric)
 
 
 def _numbers(verdict: Verdict, alert: AlertRow) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""The web application that serves the HTML pages and the API (ASGI)."""
+"""The web server of the pages and the API."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,15 +13,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from helexa.bench.api import routes
-from helexa.bench.api.query_executor import QueryExecutor
+from helexa.bench import api
+from helexa.bench.api import QueryExecutor
 from helexa.bench.pages import site
-from helexa.bench.pages.render import ASSETS
+from helexa.bench.pages.site import ASSETS
+from helexa.core.address import Address
 from helexa.core.errors import ApiError
-from helexa.web import assets as web
-from helexa.web.assets import FOREVER
+from helexa.http.listener import Listener, bind, stop_on_signals
+from helexa.web import FOREVER
+from helexa.web import SECURITY as WEB_SECURITY
 
-SECURITY = web.SECURITY | {
+SECURITY = WEB_SECURITY | {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
 }
@@ -45,7 +48,7 @@ def create_app(database: Path, root_path: str = "", console_url: str | None = No
 
     app = Starlette(
         routes=[
-            *routes.routes(),
+            *api.routes(),
             *site.routes(),
             Route("/static/{name:path}", _asset),
         ],
@@ -70,7 +73,7 @@ async def _error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         error = ApiError(error.status_code, None, error.detail)
     in_api = request.url.path.startswith(("/api", "/openapi"))
-    return await (routes.api_error_response if in_api else site.error_page)(request, error)
+    return await (api.api_error_response if in_api else site.error_page)(request, error)
 
 
 class _SecurityHeaders:
@@ -86,3 +89,23 @@ class _SecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, guarded if scope["type"] == "http" else send)
+
+
+log = logging.getLogger(__name__)
+
+
+async def serve(database: Path, listen: Address, root_path: str = "", console_url: str | None = None) -> None:
+    """Serve the pages and the API until SIGINT or SIGTERM.
+
+    Args:
+        root_path: path prefix set by a reverse proxy.
+        console_url: URL of a gateway's console, which the pages link to, or None.
+
+    Raises:
+        ConfigError: the server cannot listen on the address.
+    """
+    with bind(listen) as bound:
+        listener = Listener(create_app(database, root_path, console_url))
+        stop_on_signals(listener)
+        log.info("listening on http://%s", Address(*bound.getsockname()[:2]))
+        await listener.serve(bound)

@@ -1,4 +1,8 @@
-"""The benchmark client: sends a streaming request and records the arrival time of each chunk.
+"""The benchmark client: sends a request and records when each chunk arrives.
+
+OpenAI's reasoning models reject `max_tokens`, `temperature` and `top_p`. Some of Anthropic's models reject
+`temperature`, or `temperature` together with `top_p`. There is no built-in list of models, because it would soon be
+outdated.
 
 A failed request is not retried, with one exception. If the server rejects an optional parameter by name, the request is
 sent again without this parameter or with a replacement.
@@ -7,6 +11,7 @@ sent again without this parameter or with a replacement.
 import asyncio
 import itertools
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,21 +21,84 @@ from typing import Any
 import aiohttp
 import orjson
 
-from helexa.bench.api_formats.anthropic import AnthropicMessages
-from helexa.bench.api_formats.api_format import Answer, ApiFormat, StreamError
-from helexa.bench.api_formats.openai import OpenAIChat
-from helexa.bench.api_formats.rejected_parameters import RejectedParameters
+from helexa.bench.api_formats import (
+    AnthropicMessages,
+    ApiFormat,
+    OpenAIChat,
+    StreamError,
+    Substitutes,
+    mapping,
+    text,
+)
 from helexa.bench.identity import TargetKind
-from helexa.bench.measurement.clock import Clock
-from helexa.bench.measurement.prompt_request import PromptRequest
-from helexa.bench.measurement.request_record import Delta, RequestRecord, Role
+from helexa.bench.measurement.load import Clock, PromptRequest
+from helexa.bench.measurement.measures import Delta, RequestRecord, Role
 from helexa.core.logs import tell
 from helexa.core.sse import EventParser
 
+_STATUSES = (400, 422)
+_REJECTION = re.compile(
+    r"unsupported|not supported|not support|deprecated|cannot both|unknown|unrecognized|unexpected|not permitted"
+    r"|not allowed|forbidden",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedParameters:
+    """The parameters that each model of a server has rejected.
+
+    All clients of the server share this object.
+    """
+
+    names: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+
+    def replace(self, body: dict[str, Any], substitutes: Substitutes) -> dict[str, Any]:
+        """Return `body` without the parameters that its model has rejected.
+
+        If `substitutes` has a replacement for a rejected parameter, the replacement gets the value of the parameter.
+        """
+        names = self.names.get(body["model"], set())
+        named = {substitutes[name] if name in names else name: value for name, value in body.items()}
+        return {name: value for name, value in named.items() if name is not None}
+
+    def learn(self, body: dict[str, Any], status: int, response: bytes, substitutes: Substitutes) -> str | None:
+        """Remember and return the parameter that an error response rejects.
+
+        Args:
+            body: body of the rejected request.
+            status: HTTP status of the response.
+            response: body of the response.
+            substitutes: optional parameters of the API format and their replacements.
+
+        Returns:
+            The rejected parameter, or None if the error has another cause.
+        """
+        name = _rejected(body, status, response, substitutes)
+        if name is not None:
+            self.names.setdefault(body["model"], set()).add(name)
+        return name
+
+
+def _rejected(body: dict[str, Any], status: int, response: bytes, substitutes: Substitutes) -> str | None:
+    if status not in _STATUSES:
+        return None
+    try:
+        error = mapping(mapping(orjson.loads(response)).get("error"))
+    except ValueError:
+        return None
+    message = text(error.get("message"))
+    if not _REJECTION.search(f"{text(error.get('code'))} {message}"):
+        return None
+    sent = [name for name in substitutes if name in body]
+    if (parameter := text(error.get("param"))) in sent:
+        return parameter
+    return next((name for name in sent if re.search(rf"\b{name}\b", message)), None)
+
+
 log = logging.getLogger(__name__)
 
-REJECTION_STATUSES = (429, 503, 529)
-"""HTTP statuses with which overloaded servers reject requests. 529 is used by Anthropic."""
+REJECTION_STATUSES = (429, 503, 529)  # HTTP statuses of overloaded servers. Anthropic uses 529.
 
 _MAX_CONNECTIONS = 4096
 _MAX_ANSWER_BYTES = 256 << 20
@@ -46,26 +114,16 @@ def api_format_of(kind: TargetKind) -> ApiFormat:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Sends streaming requests to one server.
+    """Sends streaming requests to one server."""
 
-    Attributes:
-        session: HTTP session from `open_session`, which records when a request is sent.
-        endpoint: base URL of the server.
-        api_format: API format of the server.
-        clock: source of the current time.
-        bearer: API key, or None.
-        timeout_secs: longest duration of a request, in seconds.
-        ignore_eos: True if the server supports the parameter `ignore_eos`.
-        rejected: optional parameters that each model has rejected, and that are not sent to the model again.
-    """
-
-    session: aiohttp.ClientSession
-    endpoint: str
-    api_format: ApiFormat
-    clock: Clock
-    bearer: str | None = None
-    timeout_secs: float = 600.0
-    ignore_eos: bool = False
+    session: aiohttp.ClientSession  # HTTP session from `open_session`, which records when a request is sent
+    endpoint: str  # base URL of the server
+    api_format: ApiFormat  # API format of the server
+    clock: Clock  # source of the current time
+    bearer: str | None = None  # API key, or None
+    timeout_secs: float = 600.0  # longest duration of a request, in seconds
+    ignore_eos: bool = False  # True if the server supports the parameter `ignore_eos`
+    # optional parameters that each model has rejected, and that are not sent to the model again
     rejected: RejectedParameters = field(default_factory=RejectedParameters)
 
     async def ask(
@@ -76,12 +134,11 @@ class Client:
         role: Role = "load",
         cancel_after: int | None = None,
     ) -> RequestRecord:
-        """Send a request, read the response to its end, and return a record of times, content and errors.
+        """Send a request and return a record of its times, content and errors.
 
         An error of the request is stored in the record and not raised.
 
         Args:
-            prompt: the request.
             scheduled: time on `clock` at which the request should be sent, or None if it has no schedule.
             role: purpose of the request within the benchmark load, stored in the record.
             cancel_after: number of chunks after which the client closes the connection, or None to read the whole
@@ -96,11 +153,10 @@ class Client:
             status="ok",
             role=role,
         )
-        answer = Answer()
         moments = SimpleNamespace(now=now, sent=requested_at)
         try:
             async with asyncio.timeout(self.timeout_secs):
-                await self._send(prompt, record, answer, moments, cancel_after)
+                await self._send(prompt, record, moments, cancel_after)
         except TimeoutError:
             record.status, record.error = "timeout", f"no end of the answer after {self.timeout_secs:g} s"
         except StreamError as error:
@@ -112,14 +168,12 @@ class Client:
         record.sent, record.ended = moments.sent, now()
         if scheduled is None:
             record.scheduled = record.sent
-        _conclude(record, answer)
         return record
 
     async def _send(
         self,
         prompt: PromptRequest,
         record: RequestRecord,
-        answer: Answer,
         moments: SimpleNamespace,
         cancel_after: int | None,
     ) -> None:
@@ -135,43 +189,41 @@ class Client:
         ) as response:
             if response.status == 200:
                 record.http_status = response.status
-                await self._read(response.content, record, answer, cancel_after)
+                await self._read(response.content, record, cancel_after)
                 if record.status == "cancelled":
                     response.close()  # close the connection, as a disconnecting client does
                 return
             error = await response.content.read(_MAX_ERROR_BYTES)
         parameter = self.rejected.learn(body, response.status, error, substitutes)
-        if parameter is not None:
+        if parameter is not None:  # ends, because each rejection removes one of a few optional parameters
             tell(log, logging.INFO, "parameter_rejected", model=prompt.model, parameter=parameter)
-            await self._send(prompt, record, answer, moments, cancel_after)
+            await self._send(prompt, record, moments, cancel_after)
             return
         record.http_status = response.status
         record.status = "rejected" if response.status in REJECTION_STATUSES else "error"
         record.error = _rejection_text(response.status, error)
 
-    async def _read(
-        self, content: aiohttp.StreamReader, record: RequestRecord, answer: Answer, cancel_after: int | None
-    ) -> None:
+    async def _read(self, content: aiohttp.StreamReader, record: RequestRecord, cancel_after: int | None) -> None:
         now, parser, size = self.clock.now, EventParser(), 0
-        while not answer.ended and (data := await content.read(_READ_BYTES)):
+        while not record.is_complete and (data := await content.read(_READ_BYTES)):
             at = now()
             size += len(data)
             if size > _MAX_ANSWER_BYTES:
                 raise StreamError(f"the answer is over {_MAX_ANSWER_BYTES} bytes")
             for event in parser.feed(data):
-                kind = self.api_format.take(event, answer)
+                kind = self.api_format.take(event, record)
                 if kind is not None:
-                    record.deltas.append(Delta(at, kind, answer.counted))
+                    record.deltas.append(Delta(at, kind, record.counted_tokens))
                 if cancel_after is not None and len(record.deltas) >= cancel_after:
                     record.status = "cancelled"
                     return
-        if not answer.ended and answer.finish_reason is None:
+        if not record.is_complete and record.finish_reason is None:
             raise StreamError("the stream ended before the answer did")
 
 
 @asynccontextmanager
 async def open_session(connector: aiohttp.BaseConnector | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-    """Provide an HTTP session with a large connection pool and without timeouts, cookies or proxy.
+    """Provide an HTTP session with many connections and without timeouts.
 
     Requests of the session record the time at which they are sent.
     """
@@ -189,19 +241,13 @@ async def open_session(connector: aiohttp.BaseConnector | None = None) -> AsyncI
 
 
 async def _note_sending(session: aiohttp.ClientSession, context: SimpleNamespace, parameters: Any) -> None:
-    """Store the current time in the request's context. Called when a connection is ready, just before sending."""
+    """Store the current time in the request's context.
+
+    Called when a connection is ready, just before sending.
+    """
     moments: SimpleNamespace | None = context.trace_request_ctx
     if moments is not None:
         moments.sent = moments.now()
-
-
-def _conclude(record: RequestRecord, answer: Answer) -> None:
-    record.text, record.reasoning = "".join(answer.text), "".join(answer.reasoning)
-    record.tool_calls = [answer.calls[index] for index in sorted(answer.calls)]
-    record.finish_reason = answer.finish_reason
-    for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"):
-        setattr(record, name, getattr(answer, name))
-    record.prefill_s, record.decode_s, record.queue_s = answer.prefill_s, answer.decode_s, answer.queue_s
 
 
 def _rejection_text(status: int, body: bytes) -> str:

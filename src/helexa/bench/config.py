@@ -1,4 +1,4 @@
-"""Types of the configuration file `helexa-bench.toml`: targets, scenarios, alerts, API and storage."""
+"""Types of the configuration file `helexa-bench.toml`."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def _server(text: str) -> str:
 
 def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise ValueError(f"'{text}' is no name; use letters, digits, '.', '_' and '-', 64 at most")
+        raise ValueError(f"'{text}' is not a valid name; use at most 64 letters, digits, '.', '_' and '-'")
     return text
 
 
@@ -42,44 +42,30 @@ class BenchSection(config.Section):
 
     A benchmark configuration is a target, its host and build, a model and a scenario. A sample is one execution of a
     scenario.
-
-    Attributes:
-        sweep_interval_secs: seconds from the start of one sweep over all targets to the start of the next.
-        samples_per_version: number of valid samples that are taken of each benchmark configuration. A comparison
-            of builds needs 5 or more.
-        iteration_pause_secs: pause between two samples, in seconds.
-        request_timeout_secs: longest duration of a request, in seconds.
-        db_path: path of the database.
-        seed: random seed of prompts and arrival times. The same seed produces the same load.
-        request_retention_days: days after which data on single requests is deleted. Summaries of samples are not
-            deleted. 0 keeps everything.
-        telemetry_interval_secs: seconds between two readings of GPU memory, utilization and temperature during a
-            sample.
     """
 
+    # seconds from the start of one sweep over all targets to the start of the next
     sweep_interval_secs: Positive = 1800.0
+    # Number of valid samples that are taken of each benchmark configuration. A comparison of builds needs 5 or more.
     samples_per_version: int = Field(default=5, ge=1)
-    iteration_pause_secs: float = Field(default=2.0, ge=0)
-    request_timeout_secs: Positive = 600.0
-    db_path: Path = Field(default_factory=lambda: _state_folder() / "bench.sqlite")
+    iteration_pause_secs: float = Field(default=2.0, ge=0)  # pause between two samples, in seconds
+    request_timeout_secs: Positive = 600.0  # longest duration of a request, in seconds
+    db_path: Path = Field(default_factory=lambda: _state_folder() / "bench.sqlite")  # path of the database
+    # Random seed of prompts and arrival times. The same seed produces the same load.
     seed: int = Field(default=0, ge=0)
+    # Days after which data on single requests is deleted. Summaries of samples are not deleted. 0 keeps everything.
     request_retention_days: int = Field(default=90, ge=0)
+    # seconds between two readings of GPU memory, utilization and temperature during a sample
     telemetry_interval_secs: Positive = 1.0
 
 
 class CapabilityProbe(config.Section):
-    """An entry of `[[scenarios.capability_probes]]`: a prompt whose response is stored and scored.
-
-    Attributes:
-        name: name of the probe.
-        prompt: the prompt.
-        max_tokens: maximum number of tokens of the response.
-        expect: regular expressions. The score is the share of expressions that match the response.
-    """
+    """An entry of `[[scenarios.capability_probes]]`: a prompt to score."""
 
     name: Name
     prompt: str = Field(min_length=1)
-    max_tokens: int = Field(default=2048, ge=1)
+    max_tokens: int = Field(default=2048, ge=1)  # maximum number of tokens of the response
+    # Regular expressions. The score is the share of expressions that match the response.
     expect: list[str] = Field(default_factory=list[str])
 
     @model_validator(mode="after")
@@ -88,152 +74,106 @@ class CapabilityProbe(config.Section):
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"expect {pattern!r} is no regular expression: {error}") from None
+                raise ValueError(f"expect {pattern!r} is not a regular expression; correct it: {error}") from None
         return self
 
 
 class ObjectivesSection(config.Section):
-    """The section `[scenarios.objectives]`: latency limits for goodput. None disables a limit.
+    """The section `[scenarios.objectives]`: latency limits for goodput.
 
-    Attributes:
-        ttft_secs: longest time to first token, in seconds.
-        tpot_secs: longest time per output token, in seconds.
-        e2e_secs: longest time to the last token, in seconds.
+    None disables a limit.
     """
 
-    ttft_secs: Positive | None = 2.0
-    tpot_secs: Positive | None = 0.1
-    e2e_secs: Positive | None = None
+    ttft_secs: Positive | None = 2.0  # longest time to first token, in seconds
+    tpot_secs: Positive | None = 0.1  # longest time per output token, in seconds
+    e2e_secs: Positive | None = None  # longest time to the last token, in seconds
 
 
 class AgenticSection(config.Section):
-    """The section `[scenarios.agentic]`: concurrent conversations that imitate coding agents.
+    """The section `[scenarios.agentic]`: conversations like coding agents'.
 
     A turn is one request of a conversation.
-
-    Attributes:
-        conversations: number of concurrent conversations. 0 disables the scenario.
-        turns: number of requests per conversation.
-        system_tokens: tokens of the system prompt, which all conversations share.
-        tool_tokens: median number of tokens that a tool result adds to the prompt after each response.
-        tool_secs: median time that a tool takes between two requests, in seconds.
     """
 
-    conversations: int = Field(default=0, ge=0)
-    turns: int = Field(default=25, ge=1)
-    system_tokens: int = Field(default=8192, ge=1)
+    conversations: int = Field(default=0, ge=0)  # number of concurrent conversations. 0 disables the scenario.
+    turns: int = Field(default=25, ge=1)  # number of requests per conversation
+    system_tokens: int = Field(default=8192, ge=1)  # tokens of the system prompt, which all conversations share
+    # median number of tokens that a tool result adds to the prompt after each response
     tool_tokens: int = Field(default=256, ge=1)
-    tool_secs: float = Field(default=1.0, ge=0)
+    tool_secs: float = Field(default=1.0, ge=0)  # median time that a tool takes between two requests, in seconds
 
 
 class OpenLoopSection(config.Section):
-    """The section `[scenarios.open_loop]`: requests are sent at given times, independent of earlier responses.
+    """The section `[scenarios.open_loop]`: requests at given times."""
 
-    Attributes:
-        rates: request rates to measure, in requests per second. If a rate saturates the server, higher rates are
-            skipped.
-        arrivals: `poisson` for random intervals between requests, `constant` for equal intervals.
-        duration_secs: seconds for which each rate is measured.
-        prompt_tokens: tokens of each prompt.
-    """
-
+    # Request rates to measure, in requests per second. If a rate saturates the server, higher rates are skipped.
     rates: list[Positive] = Field(default_factory=list[float])
+    # `poisson` for random intervals between requests, `constant` for equal intervals
     arrivals: Literal["poisson", "constant"] = "poisson"
-    duration_secs: Positive = 30.0
+    duration_secs: Positive = 30.0  # seconds for which each rate is measured
     prompt_tokens: int = Field(default=512, ge=1)
 
 
 class ScenariosSection(config.Section):
-    """The section `[scenarios]`: which scenarios are measured. Empty lists and zeros disable a scenario.
+    """The section `[scenarios]`: which scenarios are measured.
 
-    Attributes:
-        prompt_sizes: prompt sizes in tokens for single requests. Each size is measured without and with a prefix cache
-            hit.
-        decode_depths: context lengths (tokens in the KV cache) at which the decode rate is measured.
-        max_tokens: maximum number of tokens of a response.
-        concurrency_levels: numbers of concurrent requests to measure.
-        concurrency_secs: seconds for which each concurrency level is measured.
-        concurrency_prompt_tokens: tokens of each concurrent request's prompt.
-        open_loop: requests at fixed rates.
-        agentic: conversations that imitate coding agents.
-        probe_prompt_tokens: prompt size in tokens of the long requests of the scenario `mixed`. While the server
-            processes long requests, the scenario measures the latency of one-token requests. 0 disables the
-            scenario.
-        cancel: True to measure how fast the server releases a request after the client disconnects.
-        tools: True to check whether tool calls are correct.
-        json_schema: True to check whether responses with a JSON Schema are correct.
-        image_sizes: side lengths of square images in pixels, for models that generate images.
-        capability_probes: prompts whose responses are stored and scored.
-        objectives: latency limits for goodput.
+    Empty lists and zeros disable a scenario.
     """
 
+    # Prompt sizes in tokens for single requests. Each size is measured without and with a prefix cache hit.
     prompt_sizes: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [128, 4096])
+    # context lengths (tokens in the KV cache) at which the decode rate is measured
     decode_depths: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list[int])
-    max_tokens: int = Field(default=256, ge=2)
+    max_tokens: int = Field(default=256, ge=2)  # maximum number of tokens of a response
+    # numbers of concurrent requests to measure
     concurrency_levels: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list[int])
-    concurrency_secs: Positive = 30.0
-    concurrency_prompt_tokens: int = Field(default=512, ge=1)
-    open_loop: OpenLoopSection = Field(default_factory=OpenLoopSection)
-    agentic: AgenticSection = Field(default_factory=AgenticSection)
+    concurrency_secs: Positive = 30.0  # seconds for which each concurrency level is measured
+    concurrency_prompt_tokens: int = Field(default=512, ge=1)  # tokens of each concurrent request's prompt
+    open_loop: OpenLoopSection = Field(default_factory=OpenLoopSection)  # requests at fixed rates
+    agentic: AgenticSection = Field(default_factory=AgenticSection)  # conversations that imitate coding agents
+    # Prompt size in tokens of the long requests of the scenario `mixed`. While the server processes long requests, the
+    # scenario measures the latency of one-token requests. 0 disables the scenario.
     probe_prompt_tokens: int = Field(default=0, ge=0)
-    cancel: bool = False
-    tools: bool = False
-    json_schema: bool = False
+    cancel: bool = False  # True to measure how fast the server releases a request after the client disconnects
+    tools: bool = False  # True to check whether tool calls are correct
+    json_schema: bool = False  # True to check whether responses with a JSON Schema are correct
+    # side lengths of square images in pixels, for models that generate images
     image_sizes: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [1024])
+    # prompts whose responses are stored and scored
     capability_probes: list[CapabilityProbe] = Field(default_factory=list[CapabilityProbe])
-    objectives: ObjectivesSection = Field(default_factory=ObjectivesSection)
+    objectives: ObjectivesSection = Field(default_factory=ObjectivesSection)  # latency limits for goodput
 
 
 class ApiSection(config.Section):
-    """The section `[api]`: the web server for pages and API.
+    """The section `[api]`: the web server for pages and API."""
 
-    Attributes:
-        enabled: True to serve the results also during `helexa-bench run`.
-        listen: address on which pages and API are served.
-        root_path: path prefix set by a reverse proxy, for example `/bench`.
-        console_url: URL of a gateway's console, which the pages link to. None for no link.
-    """
-
-    enabled: bool = True
-    listen: Listen = Address("127.0.0.1", 13132)
-    root_path: str = ""
-    console_url: ConsoleUrl | None = None
+    enabled: bool = True  # True to serve the results also during `helexa-bench run`
+    listen: Listen = Address("127.0.0.1", 13132)  # address on which pages and API are served
+    root_path: str = ""  # path prefix set by a reverse proxy, for example `/bench`
+    console_url: ConsoleUrl | None = None  # URL of a gateway's console, which the pages link to. None for no link.
 
 
 class AlertsSection(config.Section):
-    """The section `[alerts]`: detection of performance changes between builds.
+    """The section `[alerts]`: detection of performance changes between builds."""
 
-    Attributes:
-        webhook: URL that receives a JSON object by POST for each confirmed regression.
-        metrics: names of the metrics to compare.
-        extra_samples: number of additional samples that are required to confirm a suspected change.
-        min_effect: smallest relative change that is reported, for example 0.03 for 3 %.
-    """
-
-    webhook: SecretStr | None = None
+    webhook: SecretStr | None = None  # URL that receives a JSON object by POST for each confirmed regression
+    # names of the metrics to compare
     metrics: list[str] = Field(default_factory=lambda: ["ttft_s", "tpot_s", "output_tps", "prefill_tps", "load_s"])
+    # number of additional samples that are required to confirm a suspected change
     extra_samples: int = Field(default=3, ge=0)
-    min_effect: float = Field(default=0.03, ge=0)
+    min_effect: float = Field(default=0.03, ge=0)  # smallest relative change that is reported, for example 0.03 for 3 %
 
 
 class TargetSection(config.Section):
-    """An entry of `[[targets]]`: a server to measure.
+    """An entry of `[[targets]]`: a server to measure."""
 
-    Attributes:
-        name: unique name of the target.
-        kind: `neuron` or `cortex` for servers of helexa, `openai` or `anthropic` for other servers with these API
-            formats.
-        endpoint: base URL, without `/v1`.
-        label: display name.
-        bearer: API key, or None.
-        models: names of the models to measure. If empty, all loaded models are measured.
-    """
-
-    name: Name
+    name: Name  # unique name of the target
+    # `neuron` or `cortex` for servers of helexa, `openai` or `anthropic` for other servers with these API formats
     kind: TargetKind = "neuron"
-    endpoint: BaseUrl
-    label: str = ""
-    bearer: SecretStr | None = None
+    endpoint: BaseUrl  # base URL, without `/v1`
+    label: str = ""  # display name
+    bearer: SecretStr | None = None  # API key, or None
+    # Names of the models to measure. If empty, all loaded models are measured.
     models: list[str] = Field(default_factory=list[str])
 
 
@@ -251,12 +191,12 @@ class BenchConfig(config.Section):
         names = [target.name for target in self.targets]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"two targets are named '{name}'")
+                raise ValueError(f"two targets are named '{name}'; give each a name of its own")
         return self
 
 
 def load(path: Path | None) -> BenchConfig:
-    """Return the configuration from the file at `path` and from environment variables that start with `BENCH_`.
+    """Return the configuration from the file at `path` and `BENCH_` variables.
 
     A relative `db_path` is resolved against the configuration file's folder.
 

@@ -1,4 +1,4 @@
-"""The measuring process: measures all targets repeatedly and compares the results with earlier builds.
+"""The measuring process: measures all targets again and again.
 
 The web pages are served by a separate process, because serving requests would disturb the measurements.
 """
@@ -15,15 +15,13 @@ from helexa.bench.alerts import AlertMonitor, ReviewResult
 from helexa.bench.client import open_session
 from helexa.bench.config import BenchConfig
 from helexa.bench.identity import Configuration
-from helexa.bench.measurement.clock import Clock, SystemClock
+from helexa.bench.measurement.load import Clock
 from helexa.bench.results.archive import Archive
-from helexa.bench.scenarios.catalogue import sweep_scenarios
-from helexa.bench.scenarios.scenario import Scenario
+from helexa.bench.scenarios.single import Scenario
+from helexa.bench.servers import connect
 from helexa.bench.store.database import measuring
-from helexa.bench.store.retention import prune
-from helexa.bench.store.store import Store
-from helexa.bench.sweep import Sweep, SweepReport
-from helexa.bench.targets.connect import connect
+from helexa.bench.store.store import Store, prune
+from helexa.bench.sweep import Sweep, SweepReport, sweep_scenarios
 from helexa.core.errors import ConfigError
 from helexa.core.logs import tell
 
@@ -53,17 +51,17 @@ async def sweep_once(
         ConfigError: the configuration has no targets.
     """
     if not config.targets:
-        raise ConfigError("no [[targets]] configured: there is nothing to measure")
-    sweep = Sweep(
-        config, store, clock or SystemClock(), wanted or (lambda configuration: config.bench.samples_per_version)
-    )
+        raise ConfigError(
+            "no [[targets]] are configured, so there is nothing to measure; add one to the configuration file"
+        )
+    sweep = Sweep(config, store, clock or Clock(), wanted or (lambda configuration: config.bench.samples_per_version))
     async with open_session() as session:
         connections = [connect(section, session) for section in config.targets]
         return await sweep.run(connections, sweep_scenarios(config.scenarios) if scenarios is None else scenarios)
 
 
 async def sweep_and_judge(config: BenchConfig, store: Store, monitor: AlertMonitor) -> tuple[SweepReport, ReviewResult]:
-    """Measure all missing samples, compare them with earlier builds, and send alerts of confirmed regressions.
+    """Measure missing samples, compare builds, and send confirmed alerts.
 
     If the comparison suspects a change, more samples are measured and the comparison is repeated.
 
@@ -82,7 +80,9 @@ async def sweep_and_judge(config: BenchConfig, store: Store, monitor: AlertMonit
 
 
 async def run(config: BenchConfig, path: Path | None) -> None:
-    """Measure repeatedly until SIGINT or SIGTERM. A sample that is incomplete at that time is discarded.
+    """Measure until SIGINT or SIGTERM.
+
+    A sample that is incomplete at that time is discarded.
 
     Args:
         config: the configuration.
@@ -92,7 +92,9 @@ async def run(config: BenchConfig, path: Path | None) -> None:
         HelexaError: the configuration has no targets, or the database cannot be opened.
     """
     if not config.targets:
-        raise ConfigError("no [[targets]] configured: there is nothing to measure")
+        raise ConfigError(
+            "no [[targets]] are configured, so there is nothing to measure; add one to the configuration file"
+        )
     database = config.bench.db_path
     with measuring(database), Store(database) as store, Archive(database) as archive:
         monitor = AlertMonitor(config.alerts, store, archive, config.bench.samples_per_version)
@@ -106,7 +108,7 @@ async def run(config: BenchConfig, path: Path | None) -> None:
 
 async def _work(config: BenchConfig, store: Store, monitor: AlertMonitor, path: Path | None) -> None:
     pages = PagesProcess(path) if config.api.enabled else None
-    clock = SystemClock()
+    clock = Clock()
     try:
         while True:
             begin = clock.now()

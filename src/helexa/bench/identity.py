@@ -1,4 +1,4 @@
-"""Types that describe a measurement: target, host, build, model and scenario, with their keys in the database."""
+"""What a measurement is about: target, host, build, model and scenario."""
 
 import hashlib
 import json
@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 TargetKind = Literal["neuron", "cortex", "openai", "anthropic"]
 UNKNOWN = "unknown"
-EXTERNAL = "external"
-"""The `sha` of a build whose server does not report its commit."""
+EXTERNAL = "external"  # the `sha` of a build whose server does not report its commit
 
 
 def digest(value: object) -> str:
@@ -62,25 +61,16 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """The program that a target runs: its commit, version and dependencies.
+    """The program that a target runs: its commit, version and dependencies."""
 
-    Attributes:
-        engine: name of the program, for example `helexa` or `llama.cpp`.
-        sha: abbreviated commit hash, or `external` if the server does not report it.
-        sha_long: full commit hash, or empty.
-        version: version of the program, or empty.
-        dirty: True if the source differed from the commit, or None if unknown.
-        built_ms: build time in UTC epoch milliseconds.
-        facts: other properties that the server reports, for example library versions. If one of them changes, the
-            program counts as another build.
-    """
-
-    engine: str
-    sha: str
-    sha_long: str = ""
-    version: str = ""
-    dirty: bool | None = None
-    built_ms: int | None = None
+    engine: str  # name of the program, for example `helexa` or `llama.cpp`
+    sha: str  # abbreviated commit hash, or `external` if the server does not report it
+    sha_long: str = ""  # full commit hash, or empty
+    version: str = ""  # version of the program, or empty
+    dirty: bool | None = None  # True if the source differed from the commit, or None if unknown
+    built_ms: int | None = None  # build time in UTC epoch milliseconds
+    # Other properties that the server reports, for example library versions. If one of them changes, the program counts
+    # as another build.
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -91,14 +81,10 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model and the configuration with which a target serves it.
+    """A model and the configuration with which a target serves it."""
 
-    Attributes:
-        name: model name, as used in requests.
-        config: properties that affect speed or responses: quantization, inference engine (harness), devices, limits.
-    """
-
-    name: str
+    name: str  # model name, as used in requests
+    # properties that affect speed or responses: quantization, inference engine (harness), devices, limits
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -109,17 +95,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioKey:
-    """The name and the parameters that identify a scenario in the database.
+    """The name and the parameters that identify a scenario in the database."""
 
-    Attributes:
-        name: display name, for example `single:cold:4096`.
-        kind: kind of the scenario, for example `single` or `concurrency`.
-        params: all parameters of the load. Scenarios with the same name but different parameters are different
-            scenarios.
-    """
-
-    name: str
-    kind: str
+    name: str  # display name, for example `single:cold:4096`
+    kind: str  # kind of the scenario, for example `single` or `concurrency`
+    # All parameters of the load. Scenarios with the same name but different parameters are different scenarios.
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -140,3 +120,12 @@ class Configuration:
     build: Build
     model: Model
     scenario: ScenarioKey
+
+    @property
+    def natural_key(self) -> tuple[str, ...]:
+        """The columns that identify the configuration in the tables of its parts."""
+        return (
+            *(self.target.name, self.host.hostname, self.host.fingerprint),
+            *(self.build.engine, self.build.sha, self.build.fingerprint),
+            *(self.model.name, self.model.config_hash, self.scenario.name, self.scenario.params_hash),
+        )

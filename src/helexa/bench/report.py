@@ -3,19 +3,19 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from helexa.bench.analysis.verdict import MIN_SAMPLES
+from helexa.bench.analysis import MIN_SAMPLES
 from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.pages.formatting import change, measured, memory, number, seconds, share
-from helexa.bench.results import capacity, quality, scaling, summary, swaps
+from helexa.bench.results import curves, runs, summary
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import MetricComparison
 
 FINDERS: dict[str, Callable[[Archive], list[Any]]] = {
     "summary": summary.summary,
-    "scaling": scaling.scaling,
-    "swap": swaps.swaps,
-    "capability": quality.artifacts,
-    "concurrency": capacity.capacity,
+    "scaling": curves.scaling,
+    "swap": summary.swaps,
+    "capability": runs.artifacts,
+    "concurrency": curves.capacity,
 }
 
 
@@ -42,7 +42,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2) 
 
 
 def comparison(compared: Sequence[MetricComparison]) -> str:
-    """Return a comparison of two builds or targets as a Markdown table, with notes below the table."""
+    """Return a comparison as a Markdown table, with notes below."""
     rows = [
         (
             f"{row.model} {row.scenario}" + (f" on {row.target}" if row.target else ""),
@@ -91,7 +91,7 @@ def _summary(results: Sequence[summary.SummaryRow]) -> str:
     return table((*columns, *more), rows, left=3) + note
 
 
-def _scaling(results: Sequence[scaling.Scaling]) -> str:
+def _scaling(results: Sequence[curves.Scaling]) -> str:
     rows = [
         (
             f"{one.target} {one.model}",
@@ -109,7 +109,7 @@ def _scaling(results: Sequence[scaling.Scaling]) -> str:
     return table(("model", "ladder", "context tok", "prefill tok/s", "TTFT", "decode tok/s", "build", "n"), rows)
 
 
-def _swaps(results: Sequence[swaps.Swap]) -> str:
+def _swaps(results: Sequence[summary.Swap]) -> str:
     rows = [
         (
             f"{one.target} {one.model}",
@@ -126,7 +126,7 @@ def _swaps(results: Sequence[swaps.Swap]) -> str:
     return table(("model", "quant", "unload ms", "load ms", "cold TTFT", "cold total", "build", "n"), rows)
 
 
-def _capability(results: Sequence[quality.Artifact]) -> str:
+def _capability(results: Sequence[runs.Artifact]) -> str:
     rows = [
         (
             f"{one.target} {one.model}",
@@ -143,7 +143,7 @@ def _capability(results: Sequence[quality.Artifact]) -> str:
     return table(("model", "probe", "run", "score", "scorer", "decode tok/s", "total", "build"), rows)
 
 
-def _concurrency(results: Sequence[capacity.Capacity]) -> str:
+def _concurrency(results: Sequence[curves.Capacity]) -> str:
     rows = [
         (
             f"{one.target} {one.model}",
@@ -166,7 +166,10 @@ def _concurrency(results: Sequence[capacity.Capacity]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return `text` on one line, with `|` escaped for a Markdown table. An empty text becomes a dash."""
+    """Return `text` on one line, with `|` escaped for a Markdown table.
+
+    An empty text becomes a dash.
+    """
     return " ".join(text.replace("|", "\\|").split()) or "–"
 
 

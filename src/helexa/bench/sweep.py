@@ -1,26 +1,108 @@
-"""A sweep: takes the missing samples of all benchmark configurations on all targets.
+"""A sweep: takes the missing samples of all configurations on all targets.
 
 A benchmark configuration consists of a target, its host and build, a model with its configuration, and a scenario. A
 new build has new benchmark configurations without samples, so the next sweep measures the new build.
 """
 
+import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from helexa.bench.config import BenchConfig
+from helexa.bench.config import BenchConfig, ScenariosSection
 from helexa.bench.identity import Configuration
-from helexa.bench.measurement.clock import Clock
-from helexa.bench.measurement.measures import measure_run
-from helexa.bench.measurement.prompts import sample_seed
-from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject
-from helexa.bench.store.rows import Sample
+from helexa.bench.measurement.load import Clock, sample_seed
+from helexa.bench.measurement.measures import Objectives, measure_run
+from helexa.bench.scenarios.load import Agentic, Concurrency, Mixed, Rate
+from helexa.bench.scenarios.quality import Capability, Image, json_correctness, tool_correctness
+from helexa.bench.scenarios.single import Cancel, DecodeAtDepth, Outcome, Scenario, Single, Subject, Swap
+from helexa.bench.servers import Connection
+from helexa.bench.store.rows import Reading, Sample
 from helexa.bench.store.store import Store
-from helexa.bench.targets.connect import Connection
-from helexa.bench.targets.target import Identity, ServedModel, TargetError
-from helexa.bench.telemetry import watching
+from helexa.bench.target import Identity, ServedModel, TargetError, TargetServer
 from helexa.core.logs import tell
+
+
+def sweep_scenarios(config: ScenariosSection) -> list[Scenario]:
+    """Return the enabled scenarios of a sweep, roughly in the order of their duration."""
+    wanted = config.objectives
+    objectives = Objectives(wanted.ttft_secs, wanted.tpot_secs, wanted.e2e_secs)
+    answer, open_loop, agentic = config.max_tokens, config.open_loop, config.agentic
+    scenarios: list[Scenario] = []
+    for size in config.prompt_sizes:
+        scenarios += [Single(size, answer, "cold"), Single(size, answer, "warm")]
+    scenarios += [DecodeAtDepth(depth, answer) for depth in config.decode_depths]
+    if config.cancel:
+        scenarios.append(Cancel(min(config.prompt_sizes, default=128), answer))
+    if config.tools:
+        scenarios.append(tool_correctness())
+    if config.json_schema:
+        scenarios.append(json_correctness())
+    scenarios += [
+        Capability(probe.name, probe.prompt, probe.max_tokens, tuple(probe.expect))
+        for probe in config.capability_probes
+    ]
+    scenarios += [Image(pixels) for pixels in config.image_sizes]
+    if config.probe_prompt_tokens:
+        scenarios.append(Mixed(config.probe_prompt_tokens, config.concurrency_secs, answer))
+    scenarios += [
+        Concurrency(level, config.concurrency_secs, config.concurrency_prompt_tokens, answer, objectives)
+        for level in config.concurrency_levels
+    ]
+    if agentic.conversations:
+        scenarios.append(
+            Agentic(
+                agentic.conversations,
+                agentic.turns,
+                agentic.system_tokens,
+                agentic.tool_tokens,
+                agentic.tool_secs,
+                answer,
+            )
+        )
+    scenarios += [
+        Rate(rate, open_loop.arrivals, open_loop.duration_secs, open_loop.prompt_tokens, answer, objectives)
+        for rate in sorted(open_loop.rates)
+    ]
+    return scenarios
+
+
+def swap_scenario(config: ScenariosSection) -> Scenario:
+    """Return the scenario of the subcommand `swap-cost`."""
+    return Swap(min(config.prompt_sizes, default=128), config.max_tokens)
+
+
+_MOST = 20_000  # readings of one sample
+
+
+@asynccontextmanager
+async def watching(server: TargetServer, interval_secs: float, clock: Clock) -> AsyncIterator[list[Reading]]:
+    """Poll the accelerators of `server` every `interval_secs` during the `with` block.
+
+    The provided list grows during the block. One more reading is added at the end of the block.
+    """
+    start = clock.now()
+    readings: list[Reading] = []
+
+    async def look() -> None:
+        with suppress(TargetError):  # the target may be too busy to answer
+            readings.extend(await server.readings(clock.now() - start))
+
+    async def watch() -> None:
+        while len(readings) < _MOST:
+            await look()
+            await clock.sleep_until(clock.now() + interval_secs)
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield readings
+    finally:
+        watcher.cancel()
+        await asyncio.wait([watcher])
+    await look()
+
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +112,12 @@ _MOST_RESTARTS = 3
 
 @dataclass(slots=True)
 class SweepReport:
-    """The result of a sweep, as counts of samples and of benchmark configurations.
+    """The result of a sweep, as counts of samples and of benchmark configurations."""
 
-    Attributes:
-        measured: number of valid samples taken.
-        failed: number of invalid samples taken.
-        skipped: number of configurations that already had all required samples.
-        unreachable: the targets that could not be reached, as a dict from the target's name to the error message.
-    """
-
-    measured: int = 0
-    failed: int = 0
-    skipped: int = 0
+    measured: int = 0  # number of valid samples taken
+    failed: int = 0  # number of invalid samples taken
+    skipped: int = 0  # number of configurations that already had all required samples
+    # the targets that could not be reached, as a dict from the target's name to the error message
     unreachable: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -67,7 +143,10 @@ class Sweep:
         self.report = SweepReport()
 
     async def run(self, connections: Iterable[Connection], scenarios: list[Scenario]) -> SweepReport:
-        """Measure the targets one after the other. A target that fails is recorded in the report and skipped."""
+        """Measure the targets one after the other.
+
+        A target that fails is recorded in the report and skipped.
+        """
         for connection in connections:
             try:
                 await self._target(connection, scenarios)
@@ -77,7 +156,7 @@ class Sweep:
         return self.report
 
     async def _target(self, connection: Connection, scenarios: list[Scenario]) -> None:
-        for _ in range(_MOST_RESTARTS):
+        for _ in range(_MOST_RESTARTS):  # a target that restarts all the time must not hold up the others
             try:
                 await self._models(connection, scenarios)
                 return
@@ -93,7 +172,7 @@ class Sweep:
             saturated: set[str] = set()
             for scenario in scenarios:
                 key = scenario.key
-                if key.kind in saturated or not scenario.suits(model, connection.server.control):
+                if key.kind in saturated or not scenario.suits(model, connection.control):
                     continue
                 configuration = Configuration(connection.target, identity.host, identity.build, model.model, key)
                 if await self._top_up(connection, identity, configuration, scenario, model):
@@ -107,9 +186,9 @@ class Sweep:
         scenario: Scenario,
         model: ServedModel,
     ) -> bool:
-        """Take the missing samples of `configuration`. Return whether the server was saturated in one of its samples.
+        """Take the missing samples of `configuration`.
 
-        After an invalid sample, the sweep takes no more samples of this configuration.
+        Return whether the server was saturated in one of its samples.
         """
         count, wanted = self._store.count(configuration), self._wanted(configuration)
         if count.good >= wanted:
@@ -124,18 +203,13 @@ class Sweep:
             await self._keep(connection, identity, configuration, sample)
             saturated |= outcome.saturated
             if not sample.ok:
-                break
+                break  # the next sample would probably fail too, and other configurations wait; the next sweep retries
         return saturated
 
     async def _keep(
         self, connection: Connection, identity: Identity, configuration: Configuration, sample: Sample
     ) -> None:
-        """Store a sample, unless the target's host or build has changed since the start of the sample.
-
-        Raises:
-            TargetChangedError: the host or the build has changed. The sample is not stored.
-            TargetError: the target cannot be reached. The sample is stored.
-        """
+        """Store a sample, unless the target has changed since its start."""
         try:
             same = await connection.server.identity() == identity
         except TargetError:  # a target that broke under the load is a valid result
@@ -167,7 +241,7 @@ class Sweep:
         seed = sample_seed(self._config.seed, configuration.scenario.name, configuration.scenario.params_hash, number)
         salt = secrets.token_hex(8)
         client = connection.client(self._config.request_timeout_secs, self._clock)
-        subject = Subject(client, model, self._clock, salt, connection.server.control)
+        subject = Subject(client, model, self._clock, salt, connection.control)
         started_ms, start = self._clock.calendar_ms(), self._clock.now()
         async with watching(connection.server, self._config.telemetry_interval_secs, self._clock) as readings:
             try:

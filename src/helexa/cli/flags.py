@@ -1,14 +1,74 @@
-"""Command line options that several commands have: where the model runs, and sampling."""
+"""Options of several commands, and the shell's completion of their values."""
 
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from helexa.generation.sampling import Sampling
+from helexa.core.sampling import Sampling
 from helexa.generation.targets import PRIVATE, ModelLocation
 from helexa.neuron.engine_flags import DTYPES, Dtype, EngineFlags
 
+if TYPE_CHECKING:
+    from cyclopts.completion import CompletionContext
+
+
+_TIMEOUT_SECONDS = 0.2
+
+
+def completion(
+    shell: Literal["bash", "zsh", "fish"],
+    /,
+    *,
+    install: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Print the script that lets a shell complete `helexa`, or install the script.
+
+    Args:
+        shell: The shell.
+        install: Write the script to the shell's own folder, and load it in the shell's start-up file.
+    """
+    from helexa.cli import app
+
+    if install:
+        print(app.install_completion(shell=shell))
+    else:
+        print(app.generate_completion(prog_name="helexa", shell=shell))
+
+
+def model_names(context: "CompletionContext") -> list[str]:
+    """Return the model names that the shell completes.
+
+    A local server that does not respond quickly is ignored.
+    """
+    from contextlib import suppress
+
+    from helexa.cli.gateway import Gateway
+    from helexa.cli.local.local_model import models_here
+    from helexa.core.errors import HelexaError
+    from helexa.core.source import short_names
+    from helexa.neuron.builtin_models import BUILTIN_MODELS
+
+    names = dict.fromkeys([*BUILTIN_MODELS, *short_names()])
+    with suppress(HelexaError, OSError):
+        names |= dict.fromkeys(model.name for model in models_here())
+    with suppress(HelexaError):
+        offered = Gateway.from_environment(None).models(_TIMEOUT_SECONDS)
+        names |= dict.fromkeys(str(entry["id"]) for entry in offered)
+    return list(names)
+
+
+ModelName = Annotated[str, Parameter(completer=model_names)]
+"""A parameter for a model name."""
+
+
+AskedModel = Annotated[ModelName | None, Parameter(alias="-m")]
+AsJson = Annotated[bool, Parameter(name="--json", negative="")]
+GatewayUrl = Annotated[
+    str | None, Parameter(help="Gateway to ask, else HELEXA_BASE_URL, else that of `helexa up` on this machine.")
+]
+System = Annotated[str | None, Parameter(alias="-s")]
+Think = Annotated[bool | None, Parameter()]
 Switch = Annotated[bool, Parameter(negative="")]
 Quiet = Annotated[bool, Parameter(alias="-q", negative="")]
 Verbose = Annotated[bool, Parameter(alias="-v", negative="")]
@@ -37,7 +97,10 @@ class TargetFlags:
     context_length: Annotated[int | None, Parameter(name=["--max-model-len", "--ctx-size", "-c"])] = None
 
     def location(self, model: str | None) -> ModelLocation:
-        """Return a `ModelLocation` for `model` and these options. It tells the library where to run which model."""
+        """Return a `ModelLocation` for `model` and these options.
+
+        It tells the library where to run which model.
+        """
         return ModelLocation(
             model,
             PRIVATE if self.private else self.url,
@@ -59,39 +122,17 @@ class LocalEngineFlags(EngineFlags):
     max_model_len: Annotated[int | None, Parameter(name=["--max-model-len", "--ctx-size", "-c"])] = None
 
     def arguments(self) -> list[str]:
-        """Return the command line options that set the same configuration keys of `neuron serve`."""
+        """Return the options of `neuron serve` for the same configuration keys."""
         return [f"{name}" if value is False else f"{name}={value}" for name, value in self.settings().values()]
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class SamplingFlags:
+class SamplingFlags(Sampling):
     """Sampling options.
 
     Attributes:
-        max_tokens: Maximum tokens of an answer.
-        temperature: Randomness; 0 always selects the most likely token.
-        top_p: Sample from the most likely tokens with this total probability.
-        top_k: Sample from this number of most likely tokens.
-        min_p: Sample from tokens with at least this probability relative to the most likely token.
-        repetition_penalty: Make tokens that already occurred less likely; 1 is off.
-        frequency_penalty: Make tokens less likely in proportion to their count; 0 is off.
-        presence_penalty: Make tokens that occurred at least once less likely; 0 is off.
-        seed: Random seed of reproducible answers. Answer number i has the seed plus i.
         stop: A text that ends the answer. May be given several times.
     """
 
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    seed: int | None = None
     stop: Annotated[list[str] | None, Parameter(negative="")] = None
-
-    def sampling(self) -> Sampling:
-        """Return the library's `Sampling` object with these options."""
-        return Sampling(**asdict(self))

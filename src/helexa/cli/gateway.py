@@ -1,4 +1,4 @@
-"""A small synchronous HTTP client of the gateway, for requests of commands such as `helexa status`."""
+"""A small synchronous HTTP client of the gateway."""
 
 import json
 import os
@@ -8,8 +8,7 @@ from ssl import SSLCertVerificationError
 from typing import Any, NoReturn, Self
 from urllib.parse import urlsplit
 
-from helexa.cli.failure import MODEL_NOT_FOUND, UNREACHABLE, USAGE, CommandError
-from helexa.cli.terminal import printable
+from helexa.cli.terminal import MODEL_NOT_FOUND, UNREACHABLE, USAGE, CommandError, printable
 
 DEFAULT_URL = "http://127.0.0.1:31313"
 
@@ -69,7 +68,7 @@ class Gateway:
                 raise CommandError(f"{self.url}{path} did not answer with JSON; is this a helexa gateway?") from None
 
     def post(self, path: str, body: object, timeout: float) -> Any:
-        """Send a POST request with the JSON text of `body`, and return the response as parsed JSON.
+        """Send a POST request with JSON and return the parsed response.
 
         Args:
             path: URL path, such as `/v1/chat/completions`.
@@ -84,10 +83,18 @@ class Gateway:
             try:
                 return json.loads(self._read(response))
             except (ValueError, RecursionError):
-                raise CommandError(f"{self.url}{path} did not answer with JSON") from None
+                raise CommandError(f"{self.url}{path} did not answer with JSON; check the URL") from None
+
+    def delete(self, path: str, timeout: float) -> Any:
+        """Send a DELETE request for `path` and return the parsed response, as `get` does."""
+        with (
+            closing(self._connect(timeout)) as connection,
+            self._ask(connection, path, timeout, method="DELETE") as response,
+        ):
+            return _object(self._read(response))
 
     def unready_reason(self, timeout: float) -> str | None:
-        """Return why the server cannot serve requests now, or None if it is ready (`/health/ready`).
+        """Return why the server is not ready, or None (`/health/ready`).
 
         Args:
             timeout: timeout in seconds.
@@ -100,6 +107,7 @@ class Gateway:
             with response:
                 report = _object(self._read(response))
         components = report.get("components")
+        # Other servers, and proxies, may answer 503, too. Only helexa's answer has components.
         if response.status not in (200, 503) or not isinstance(components, dict):
             raise CommandError(f"{self.url}/health/ready did not answer with a state; is this a server of helexa?")
         if response.status == 200:
@@ -108,7 +116,9 @@ class Gateway:
         return printable("; ".join(reason for reason in reasons if isinstance(reason, str))) or "no reason given"
 
     def models(self, timeout: float = _REPLY_SECONDS) -> list[dict[str, Any]]:
-        """Return the entries of the gateway's model list (`/v1/models`). `timeout` is in seconds.
+        """Return the entries of the gateway's model list (`/v1/models`).
+
+        `timeout` is in seconds.
 
         Raises:
             CommandError: the gateway is unreachable, rejects the request, or returns no list of models.
@@ -116,7 +126,7 @@ class Gateway:
         response = self.get("/v1/models", timeout)
         entries = response.get("data") if isinstance(response, dict) else None
         if not isinstance(entries, list):
-            raise CommandError(f"{self.url}/v1/models did not answer with a list of models")
+            raise CommandError(f"{self.url}/v1/models did not answer with a list of models; check the URL")
         return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
     def _connect(self, timeout: float = _CONNECT_SECONDS) -> HTTPConnection:
@@ -133,36 +143,45 @@ class Gateway:
             raise CommandError(f"no gateway at {self.url}{reason}; start one with `helexa up`", UNREACHABLE) from None
         return connection
 
-    def _send(self, connection: HTTPConnection, path: str, timeout: float, content: bytes | None) -> HTTPResponse:
-        """Send a GET request, or a POST request with the JSON text `content`, and return the response."""
+    def _send(
+        self, connection: HTTPConnection, path: str, timeout: float, content: bytes | None, method: str = "GET"
+    ) -> HTTPResponse:
+        """Send a request with `method`, or a POST request with `content`."""
         if connection.sock:
             connection.sock.settimeout(timeout)
         headers = self._headers if content is None else self._headers | {"Content-Type": "application/json"}
         try:
-            connection.request("GET" if content is None else "POST", self._path + path, content, headers)
+            connection.request(method if content is None else "POST", self._path + path, content, headers)
             return connection.getresponse()
         except (OSError, HTTPException) as error:
             self._lost(error)
 
-    def _ask(self, connection: HTTPConnection, path: str, timeout: float, content: bytes | None = None) -> HTTPResponse:
-        response = self._send(connection, path, timeout, content)
+    def _ask(
+        self, connection: HTTPConnection, path: str, timeout: float, content: bytes | None = None, method: str = "GET"
+    ) -> HTTPResponse:
+        response = self._send(connection, path, timeout, content, method)
         if response.status != 200:
             self._raise_error(response)
         return response
 
     def _read(self, response: HTTPResponse) -> bytes:
         try:
-            body = response.read(_MAX_REPLY_BYTES + 1)
+            body = response.read(_MAX_REPLY_BYTES + 1)  # one byte more than the limit shows that the limit is exceeded
         except (OSError, HTTPException) as error:
             self._lost(error)
         if len(body) > _MAX_REPLY_BYTES:
-            raise CommandError(f"{self.url} sent more than {_MAX_REPLY_BYTES} bytes")
+            raise CommandError(f"{self.url} sent more than {_MAX_REPLY_BYTES} bytes; is this a helexa server?")
         return body
 
     def _raise_error(self, response: HTTPResponse) -> NoReturn:
         with response:
             envelope = _object(self._read(response))
         message = _message(envelope) or f"{self.url} answered HTTP {response.status}"
+        if response.status == 401:
+            has_key = "Authorization" in self._headers
+            message = (
+                f"{message}; check HELEXA_API_KEY" if has_key else f"{self.url} needs an API key; set HELEXA_API_KEY"
+            )
         error = envelope.get("error")
         code = error.get("code") if isinstance(error, dict) else None
         wait = response.getheader("Retry-After") or ""
@@ -172,8 +191,8 @@ class Gateway:
 
     def _lost(self, error: Exception) -> NoReturn:
         if isinstance(error, TimeoutError):
-            raise CommandError(f"{self.url} stopped answering") from None
-        raise CommandError(f"the connection to {self.url} broke: {error or type(error).__name__}") from None
+            raise CommandError(f"{self.url} stopped answering; see its log") from None
+        raise CommandError(f"the connection to {self.url} broke; try again: {error or type(error).__name__}") from None
 
 
 def _object(data: str | bytes) -> dict[str, Any]:

@@ -1,13 +1,58 @@
-"""Terminal output: color, removal of control characters, and progress."""
+"""Output and errors of commands: color, progress, JSON, exit codes."""
 
+import json
 import os
 import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from helexa.core.errors import ConfigError, HelexaError, SourceError, UsageError
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
+
+
+USAGE = UsageError.exit_code
+CONFIG = ConfigError.exit_code
+UNREACHABLE = 3
+MODEL_NOT_FOUND = 4
+
+_SOURCE_CODES = {
+    "repo_fetch_failed": UNREACHABLE,
+    "repo_refused": MODEL_NOT_FOUND,
+    "not_cached": MODEL_NOT_FOUND,
+    "empty_repo": MODEL_NOT_FOUND,
+    "quant_not_found": MODEL_NOT_FOUND,
+}
+
+
+class CommandError(HelexaError):
+    """A `helexa` command failed.
+
+    The process prints the message and ends with `exit_code`.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def exit_code(error: HelexaError) -> int:
+    """Return the exit code with which a command ends if it failed with `error`."""
+    return _SOURCE_CODES.get(error.kind, 1) if isinstance(error, SourceError) else error.exit_code
+
+
+_RAW_CONTROLS = {code: f"\\u{code:04x}" for code in (0x7F, *range(0x80, 0xA0))}
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """Return a value as JSON text in which all control characters are escaped.
+
+    `indent` is as in `json.dumps`.
+    """
+    return json.dumps(value, ensure_ascii=False, indent=indent).translate(_RAW_CONTROLS)
+
 
 PROGRESS_DELAY_SECONDS = 0.5
 _WIDTH_OF_BAR = 70
@@ -16,11 +61,14 @@ _CONTROLS = {code: None for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if 
 
 
 def printable(text: str) -> str:
-    """Return `text` without control characters, which could control the terminal. Newlines and tabs stay."""
+    """Return `text` without control characters, which could control the terminal.
+
+    Newlines and tabs stay.
+    """
     return text.translate(_CONTROLS)
 
 
-def has_colour(stream: TextIO) -> bool:
+def has_color(stream: TextIO) -> bool:
     """Return whether colors can be written to `stream`.
 
     The result is False if the environment variable `NO_COLOR` is set, else True if `FORCE_COLOR` is set. If neither
@@ -35,21 +83,13 @@ def has_colour(stream: TextIO) -> bool:
 
 def dim(text: str, stream: TextIO) -> str:
     """Return `text` in a fainter color if `stream` supports color."""
-    return f"\x1b[2m{text}\x1b[0m" if has_colour(stream) else text
+    return f"\x1b[2m{text}\x1b[0m" if has_color(stream) else text
 
 
 def note(text: str) -> None:
     """Print one line on stderr, in a fainter color. Write errors are ignored."""
     with suppress(OSError):
         print(dim(text, sys.stderr), file=sys.stderr, flush=True)
-
-
-def size_text(count: int) -> str:
-    """Return a number of bytes as text with a unit, such as `4.1 GB`."""
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} bytes"
 
 
 class Progress:
@@ -59,7 +99,10 @@ class Progress:
     """
 
     def __init__(self, plain: bool = False) -> None:
-        """Start the half second without output. If `plain`, print lines of text even on a terminal."""
+        """Start the half second without output.
+
+        If `plain`, print lines of text even on a terminal.
+        """
         self._plain = plain or not sys.stderr.isatty()
         self._started = time.monotonic()
         self._bar: Bar | None = None

@@ -1,5 +1,6 @@
-"""Validation of addresses in configurations: listen addresses, base URLs, host names and host patterns."""
+"""Validation of addresses in configurations: URLs, hosts and host patterns."""
 
+import re
 from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
@@ -7,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 
 class Address(NamedTuple):
-    """Host and port on which a server listens. With port 0, the operating system chooses a free port."""
+    """Host and port on which a server listens. The system chooses a port for 0."""
 
     host: str
     port: int
@@ -18,11 +19,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: object) -> object:
-    """Parse `host:port` or `[IPv6]:port` to an `Address`. A value that already is an `Address` is returned unchanged.
-
-    Raises:
-        ValueError: the value is not an address.
-    """
+    """Parse `host:port` or `[IPv6]:port` to an `Address`; ValueError for other text."""
     if isinstance(text, Address):
         return text
     if not isinstance(text, str):
@@ -35,13 +32,13 @@ def parse_address(text: object) -> object:
 
 
 def base_url(text: str) -> str:
-    """Check that `text` is an http or https URL, and return it without a trailing slash.
+    """Check that `text` is an http(s) URL, and return it without a final slash.
 
     Raises:
         ValueError: the text is not a valid URL, or contains credentials.
     """
     if "@" in text:  # the message omits the text, which may contain a password
-        raise ValueError("a URL with a user name or password is not supported")
+        raise ValueError("the URL contains a user name or password; leave them out")
     try:
         split_url = urlsplit(text)
         host, port = (split_url.hostname or "").encode("idna"), split_url.port
@@ -52,8 +49,18 @@ def base_url(text: str) -> str:
     return text.rstrip("/")
 
 
+_API_PATH = re.compile(r"(?:/+v1)+(?:/+(?:models|chat/completions|completions|responses|messages|embeddings))?/*$")
+
+
+def without_api_path(url: str) -> str:
+    """Return the base URL without the final `/v1` that settings of clients have."""
+    path = urlsplit(url).path
+    # Users also paste a doubled `/v1`, or the path of a route.
+    return url.removesuffix(path) + _API_PATH.sub("", path)
+
+
 def host_name(text: str) -> str:
-    """Check that `text` is a host name or IP address, and return it in lower case and without brackets.
+    """Check a host name or address; return it in lower case, without brackets.
 
     Raises:
         ValueError: the text is not a host name or IP address.
@@ -91,3 +98,4 @@ HostName = Annotated[str, AfterValidator(host_name)]
 HostPattern = Annotated[str, AfterValidator(host_pattern)]
 Listen = Annotated[Address, BeforeValidator(parse_address)]
 BaseUrl = Annotated[str, AfterValidator(base_url)]
+ApiUrl = Annotated[str, AfterValidator(base_url), AfterValidator(without_api_path)]

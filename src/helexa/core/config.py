@@ -1,4 +1,4 @@
-"""Reads a configuration from a TOML file and environment variables, with strict validation.
+"""Reads and validates a configuration: a TOML file and environment variables.
 
 An environment variable `PREFIX_A__B` overrides key `b` of table `a`. Its value is parsed as TOML if possible, else used
 as plain text. An unknown key in the file is an error, and the message names the most similar known key. Unknown
@@ -17,8 +17,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr, ValidationError
 
 from helexa.core.errors import ConfigError, UsageError
-from helexa.core.former_settings import FormerSetting, replace_former_settings
-from helexa.core.variables import Keys, overlay, set_value
+from helexa.core.variables import FormerSetting, Keys, overlay, replace_former_settings, set_value
 from helexa.core.version import __version__
 
 log = logging.getLogger(__name__)
@@ -43,8 +42,8 @@ def _check_header_secret(secret: SecretStr) -> SecretStr:
     return secret
 
 
+# Type of an API key that is sent in an HTTP header. Error messages and logs do not show its value.
 HeaderSecret = Annotated[SecretStr, AfterValidator(_check_header_secret)]
-"""Type of an API key that is sent in an HTTP header. Error messages and logs do not show its value."""
 
 
 def load(
@@ -112,9 +111,7 @@ def load(
 def read_secret(path: Path, name: str) -> SecretStr:
     """Return the API key in the file `path`, without surrounding blanks and line ends.
 
-    Args:
-        path: path of the file.
-        name: name of the setting that contains the path, for error messages.
+    `name` is the setting that contains the path, for error messages.
 
     Raises:
         ConfigError: the file cannot be read, or it contains no valid key. The message names the file and the fix.
@@ -122,7 +119,9 @@ def read_secret(path: Path, name: str) -> SecretStr:
     try:
         secret = SecretStr(path.read_text(encoding="utf-8").strip())
     except OSError as error:
-        hint = "create the file" if isinstance(error, FileNotFoundError) else "let the server's user read the file"
+        hint = {FileNotFoundError: "create the file", IsADirectoryError: "name a file"}.get(
+            type(error), "let the server's user read the file"
+        )
         raise ConfigError(f"{path}: {name} cannot be read ({error.strerror}); {hint}, or change {name}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: {name} contains no valid key; the file is not UTF-8 text") from None
@@ -133,7 +132,7 @@ def read_secret(path: Path, name: str) -> SecretStr:
 
 
 def secret_in_variable(variable: str, name: str) -> SecretStr:
-    """Return the API key in the environment variable `variable`, which the setting `name` names.
+    """Return the API key in the variable `variable`, which the setting `name` names.
 
     Raises:
         ConfigError: the variable is not set, or it contains no valid key.
@@ -157,6 +156,9 @@ def read_toml(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; create the file, or name another file with --config") from None
+    except IsADirectoryError:
+        names = ", ".join(sorted(str(file) for file in path.glob("*.toml"))[:3])
+        raise ConfigError(f"{path} is a folder; name a file" + (f" in it: {names}" if names else "")) from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; let the server's user read the file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -169,12 +171,11 @@ def _file_origins(tree: dict[str, Any], path: Path | None) -> dict[Keys, str]:
 
 
 def _is_inside(keys: Keys, tables: Mapping[Keys, str]) -> bool:
-    """Return whether `tables` has the path of a table or list that contains the key with the path `keys`."""
     return any(keys[:end] in tables for end in range(1, len(keys)))
 
 
 def _key_lines(text: str) -> dict[Keys, int]:
-    """Return the number of the line that sets each key of a TOML file. Keys in inline tables are not found."""
+    """Return the line number of each key of a TOML file, except in inline tables."""
     table: Keys = ()
     lengths: dict[Keys, int] = {}
     lines: dict[Keys, int] = {}
@@ -187,7 +188,7 @@ def _key_lines(text: str) -> dict[Keys, int]:
 
 
 def _with_indices(keys: Keys, lengths: dict[Keys, int], *, starts_element: bool) -> Keys:
-    """Return the path `keys` of a table with the index of the last element after each list of tables."""
+    """Return `keys` with the index of the last element after each list of tables."""
     path: Keys = ()
     for place, key in enumerate(keys, 1):
         path = (*path, key)
@@ -203,7 +204,7 @@ def _split_key(text: str) -> Keys:
 
 
 def _leaves(value: Any, path: Keys = ()) -> Iterator[Keys]:
-    """Yield the paths of all values that are neither tables nor lists of tables. The path has indices of lists."""
+    """Yield the paths of values that are neither tables nor lists of tables."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _leaves(inner, (*path, key))

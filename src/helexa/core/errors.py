@@ -1,4 +1,4 @@
-"""Exceptions with messages for users, and the error format of all OpenAI-compatible HTTP APIs.
+"""Exceptions with messages for users, and the error format of the HTTP APIs.
 
 HelexaError            base class; the message is one line
   ConfigError          a configuration file or variable is wrong
@@ -10,24 +10,33 @@ HelexaError            base class; the message is one line
   ApiError             an HTTP error response: status, type, code, message, extras
 """
 
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+from helexa.core.display import printable
+
+MODEL_SLEEPING = "model_sleeping"  # code of the error for a model that cannot wake, because too little memory is free
 
 _MAX_CHARS = 1000
 
+# Extras that belong to one package: the package below `helexa` has the same name as its extra.
+_EXTRAS = ("acp", "bench", "neuron")
+
 
 class HelexaError(Exception):
-    """Base class of errors that are shown to users. The message is one line that says what happened and what to do.
+    """Base class of errors for users: one line that says what happened and what to do."""
 
-    Attributes:
-        exit_code: exit code of a command that fails with this error.
-    """
-
-    exit_code = 1
+    exit_code = 1  # exit code of a command that fails with this error
 
 
 class ConfigError(HelexaError):
-    """A configuration file or environment variable is wrong, or does not fit this machine.
+    """A setting is wrong, or does not fit this machine.
 
     The message names the file or variable, and the fix. The exit code is `EX_CONFIG` of BSD's sysexits.h.
     """
@@ -42,50 +51,37 @@ class UsageError(ConfigError):
 
 
 class SourceError(HelexaError):
-    """A model source cannot be parsed, reached or downloaded.
-
-    Attributes:
-        kind: `repo_fetch_failed` (worth a retry), `repo_refused`, `not_cached`, `empty_repo`, `quant_not_found`,
-            `invalid_source`, `disk_full`, `cache_unwritable` or `cache_failed`.
-        details: further fields for the error response of `POST /models/load`.
-    """
+    """A model source cannot be parsed, reached or downloaded."""
 
     def __init__(self, message: str, *, kind: str = "repo_fetch_failed", **details: Any) -> None:
         super().__init__(message)
+        # `repo_fetch_failed` (worth a retry), `repo_refused`, `not_cached`, `empty_repo`, `quant_not_found`,
+        # `invalid_source`, `disk_full`, `cache_unwritable` or `cache_failed`
         self.kind = kind
-        self.details = details
+        self.details = details  # further fields for the error response of `POST /models/load`
 
 
 class DoesNotFitError(HelexaError):
-    """A model needs more memory than is free.
+    """A model needs more memory than is free."""
 
-    Attributes:
-        kind: value of the field `kind` in the error response of `POST /models/load`.
-        details: further fields for this error response: memory sizes in MiB.
-    """
-
-    kind = "does_not_fit"
+    kind = "does_not_fit"  # value of the field `kind` in the error response of `POST /models/load`
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
-        self.details = details
+        self.details = details  # further fields for this error response: memory sizes in MiB
 
 
 class TensorParallelError(HelexaError):
-    """A model cannot be divided among the requested number of ranks.
+    """A model cannot be divided among the requested number of ranks."""
 
-    Attributes:
-        kind: value of the field `kind` in the error response of `POST /models/load`.
-        details: further fields for this error response: `tp_size`, the requested number of ranks;
-            `max_tensor_parallel`, the largest possible number; `suggestion`; and others.
-    """
-
-    kind = "tensor_parallel_unsupported"
+    kind = "tensor_parallel_unsupported"  # value of the field `kind` in the error response of `POST /models/load`
 
     def __init__(
         self, message: str, *, tp_size: int, max_tensor_parallel: int, suggestion: str, **details: Any
     ) -> None:
         super().__init__(message)
+        # further fields for this error response: `tp_size`, the requested number of ranks; `max_tensor_parallel`, the
+        # largest possible number; `suggestion`; and others
         self.details = {
             "tp_size": tp_size,
             "max_tensor_parallel": max_tensor_parallel,
@@ -94,25 +90,18 @@ class TensorParallelError(HelexaError):
 
 
 class ModelFileError(HelexaError):
-    """A model file is corrupt, truncated or unsupported. The message names the problem.
+    """A model file is corrupt, truncated or unsupported."""
 
-    The message may quote the file's content, so it is truncated to 1000 characters.
-    """
-
+    # The message may quote the file's content, so it becomes one line of at most 1000 printable characters.
     def __init__(self, message: str) -> None:
+        message = printable(message[: 2 * _MAX_CHARS])
         super().__init__(message if len(message) <= _MAX_CHARS else f"{message[: _MAX_CHARS - 3]}...")
 
 
 class ApiError(HelexaError):
-    """An HTTP error response. Its body has OpenAI's format: a JSON object `error` with `message`, `type` and `code`.
+    """An HTTP error response.
 
-    Attributes:
-        status: HTTP status code.
-        type: value of `error.type`.
-        code: value of `error.code`, or None.
-        param: name of the invalid request field, or None.
-        retry_after: seconds for the `Retry-After` header, an integer. None if the response has no such header.
-        extras: further fields of `error`.
+    Its body has OpenAI's format: a JSON object `error` with `message`, `type` and `code`.
     """
 
     def __init__(
@@ -124,38 +113,45 @@ class ApiError(HelexaError):
         type: str = "invalid_request_error",
         param: str | None = None,
         retry_after: int | None = None,
+        accept_encoding: str | None = None,
         **extras: Any,
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.type = type
-        self.code = code
-        self.param = param
+        # Value of the `Accept-Encoding` header. None if the response has no such header.
+        self.accept_encoding = accept_encoding
+        self.status = status  # HTTP status code
+        self.type = type  # value of `error.type`
+        self.code = code  # value of `error.code`, or None
+        self.param = param  # name of the invalid request field, or None
+        # Seconds for the `Retry-After` header, an integer. None if the response has no such header.
         self.retry_after = retry_after
-        self.extras = extras
+        self.extras = extras  # further fields of `error`
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Support pickling. The default `Exception.__reduce__` would lose the keyword arguments."""
+        """Support pickling."""
+        # The default `Exception.__reduce__` would lose the keyword arguments.
         fields = {"type": self.type, "param": self.param, "retry_after": self.retry_after, **self.extras}
+        fields["accept_encoding"] = self.accept_encoding
         return partial(ApiError, **fields), (self.status, self.code, str(self))
 
     def envelope(self) -> dict[str, Any]:
-        """Return the JSON body of the response: `{"error": {"message", "type", "code", "param", ...extras}}`."""
+        """Return the JSON body: `{"error": {"message", "type", "code", "param", ...}}`."""
         error = {"message": str(self), "type": self.type, "code": self.code, "param": self.param}
         return {"error": error | self.extras}
 
     def headers(self) -> dict[str, str]:
-        """Return the HTTP headers of the error response: `Retry-After` if `retry_after` is set, else none."""
-        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        """Return the headers `Retry-After` and `Accept-Encoding`, if they are set."""
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return headers if self.accept_encoding is None else headers | {"Accept-Encoding": self.accept_encoding}
 
 
 def malformed_json(detail: str) -> ApiError:
-    """Return the 400 error for a request body that is not JSON. `detail` describes the syntax error."""
+    """Return the 400 error for a body that is not JSON; `detail` is the syntax error."""
     return ApiError(400, "malformed_json", f"the request body is not valid JSON: {detail}")
 
 
 def invalid_body(message: str, param: str | None = None) -> ApiError:
-    """Return the 400 error for a request body with a missing or invalid field. `param` is the name of the field."""
+    """Return the 400 error for a missing or invalid field, which `param` names."""
     return ApiError(400, "invalid_request_body", message, param=param)
 
 
@@ -170,12 +166,14 @@ def unsupported_media_type(content_type: str) -> ApiError:
 
 def unsupported_parameter(param: str, message: str | None = None) -> ApiError:
     """Return the 400 error for a request parameter that helexa does not implement."""
-    return ApiError(400, "unsupported_parameter", message or f"'{param}' is not supported", param=param)
+    message = message or f"'{param}' is not supported; leave it out"
+    return ApiError(400, "unsupported_parameter", message, param=param)
 
 
 def missing_model() -> ApiError:
     """Return the 400 error for a request that names no model."""
-    return ApiError(400, "missing_model_field", "missing 'model' field in request body", param="model")
+    message = "missing 'model' field in request body; GET /v1/models lists the models"
+    return ApiError(400, "missing_model_field", message, param="model")
 
 
 def model_not_found(model: str, hint: str = "") -> ApiError:
@@ -185,13 +183,11 @@ def model_not_found(model: str, hint: str = "") -> ApiError:
 
 
 def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
-    """Return the 400 error for a prompt that is longer than the context length `limit`.
-
-    The message uses OpenAI's wording. Coding agents recognize this wording and then compact the conversation.
-    """
+    """Return the 400 error for a prompt that exceeds the context length `limit`."""
     return ApiError(
         400,
         "context_length_exceeded",
+        # OpenAI's wording, which coding agents recognize to compact the conversation.
         f"This model's maximum context length is {limit} tokens. However, your messages resulted in "
         f"{prompt_tokens} tokens. Please reduce the length of the messages.",
         param="messages",
@@ -201,7 +197,7 @@ def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
 
 
 def vision_unsupported(model: str) -> ApiError:
-    """Return the error for a request that contains an image although its model accepts only text."""
+    """Return the error for an image in a request to a text-only model."""
     return ApiError(
         400,
         "vision_unsupported",
@@ -213,23 +209,78 @@ def vision_unsupported(model: str) -> ApiError:
 
 
 def service_unavailable(message: str, retry_after: int) -> ApiError:
-    """Return the 503 error for a request that cannot be served now. A retry after `retry_after` seconds may succeed."""
+    """Return the 503 error for a request that may succeed after `retry_after` seconds."""
     return ApiError(503, "service_unavailable", message, type="api_error", retry_after=retry_after)
 
 
 def overloaded(message: str, retry_after: int, status: int = 503) -> ApiError:
-    """Return the error for a request that is rejected because a queue is full or a limit is reached.
+    """Return the error for a request that a full queue or a limit rejects.
 
-    A retry after `retry_after` seconds may succeed.
+    `retry_after` is in seconds.
     """
     return ApiError(status, "rate_limit_exceeded", message, type="rate_limit_error", retry_after=retry_after)
 
 
 def shutting_down() -> ApiError:
     """Return the error for a request to a server that is shutting down."""
-    return ApiError(503, "shutting_down", "the server is shutting down", type="api_error", retry_after=15)
+    message = "the server is shutting down; retry when it has started again"
+    return ApiError(503, "shutting_down", message, type="api_error", retry_after=15)
 
 
 def internal_error(message: str = "internal error; see the server's log") -> ApiError:
-    """Return the 500 error for an unexpected failure. `message` must not contain a traceback."""
+    """Return the 500 error for an unexpected failure, without a traceback."""
     return ApiError(500, None, message, type="api_error")
+
+
+def missing_extra(error: BaseException) -> str | None:
+    """Return a message that names the missing module and the command that installs it.
+
+    The result is None if `error` was not caused by a missing optional dependency.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ModuleNotFoundError):
+        cause = cause.__cause__
+    if cause is None or cause.name is None or cause.name.partition(".")[0] == "helexa":
+        return None
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    packages = [module.split(".")[1] for module in modules if module.startswith("helexa.")]
+    extra = packages[-1] if packages and packages[-1] in _EXTRAS else "all"
+    return not_installed(cause.name, extra)
+
+
+def not_installed(module: str, extra: str) -> str:
+    """Return the message for the missing `module` of `extra`, with the command."""
+    return f"{module} is not installed; install it with: {_install_command(f'helexa[{extra}]')}"
+
+
+def _install_command(requirement: str) -> str:
+    """Return the command of the tool that created the environment of this process."""
+    environment = Path(sys.prefix)
+    if (environment / "uv-receipt.toml").exists():
+        return f"uv tool install '{requirement}'"
+    if (environment / "pipx_metadata.json").exists():
+        return f"pipx install --force '{requirement}'"
+    if environment.parent.name.startswith("archive-v"):  # uv keeps the environments of uvx in its cache
+        return f"uvx '{requirement}'"
+    if find_spec("pip") is None and _created_by_uv(environment):
+        return f"uv pip install '{requirement}'"
+    return f"pip install '{requirement}'"
+
+
+def _created_by_uv(environment: Path) -> bool:
+    try:
+        lines = (environment / "pyvenv.cfg").read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.partition("=")[0].strip() == "uv" for line in lines)
+
+
+@contextmanager
+def explained_extras() -> Iterator[None]:
+    """Convert the `ModuleNotFoundError` of a missing extra to a `HelexaError`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (hint := missing_extra(error)) is None:
+            raise
+        raise HelexaError(hint) from error

@@ -1,4 +1,4 @@
-"""Formats of the data that nodes report about themselves and their models to the gateway.
+"""Records that nodes report to gateways about themselves and their models.
 
 The classes ignore unknown fields and have defaults for nested objects. Gateways and nodes of different versions can
 therefore work together.
@@ -9,15 +9,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-ModelStatus = Literal["loaded", "unloaded", "reloading", "loading", "recovering", "poisoned"]
-WireInt = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""An integer of 64 bits, which every JSON library can represent."""
+from helexa.core.load_options import LoadOptions, ModelId
+from helexa.core.sampling import RecommendedSampling
+
+ModelStatus = Literal["loaded", "unloaded", "reloading", "loading", "recovering", "poisoned", "sleeping"]
+WireInt = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # an integer of 64 bits, which every JSON library can represent
 
 
 class Record(BaseModel):
     """Base class of the records that nodes report. Unknown fields are ignored."""
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, defer_build=True)
 
     def json_dict(self) -> dict[str, Any]:
         """Return the record as a JSON object, without fields that are None."""
@@ -34,7 +36,7 @@ class Device(Record):
 
 
 def alike(devices: Iterable[Device]) -> list[list[Device]]:
-    """Divide devices into groups of the same name and compute capability, in the order of their first devices."""
+    """Group devices by name and compute capability, in the order of the first ones."""
     groups: dict[tuple[str, str | None], list[Device]] = {}
     for device in devices:
         groups.setdefault((device.name, device.compute_capability), []).append(device)
@@ -42,21 +44,15 @@ def alike(devices: Iterable[Device]) -> list[list[Device]]:
 
 
 class NumaNode(Record):
-    """A NUMA node of a machine: CPUs, and the memory that is local to them.
+    """A NUMA node of a machine: CPUs, and the memory that is local to them."""
 
-    Attributes:
-        node: number of the NUMA node in the operating system.
-        cpus: number of CPUs (hardware threads) that engines may use.
-        memory_total_mb: memory in MiB; 0 if unknown.
-    """
-
-    node: WireInt
-    cpus: WireInt
-    memory_total_mb: WireInt = 0
+    node: WireInt  # number of the NUMA node in the operating system
+    cpus: WireInt  # number of CPUs (hardware threads) that engines may use
+    memory_total_mb: WireInt = 0  # memory in MiB; 0 if unknown
 
 
 class GroupHost(Record):
-    """A host of a host group that is connected now: its number in the group, its name and its memory in MiB."""
+    """A connected host: number in the group, name, memory in MiB."""
 
     host: WireInt
     hostname: str
@@ -64,17 +60,7 @@ class GroupHost(Record):
 
 
 class Discovery(Record):
-    """Response of `GET /discovery`: properties of a node that are constant while its process runs.
-
-    Attributes:
-        unified_accelerator: name of an accelerator that uses main memory, such as Apple's GPU, or None. This
-            accelerator is not listed in `devices`.
-        devices: the accelerators that engines can use. Engines number the accelerators in the same way.
-        numa_nodes: the NUMA nodes whose CPUs engines may use, or None if there is only one.
-        max_tensor_parallel: largest number of ranks for which a gateway may ask in a load request. None for nodes that
-            do not report it.
-        hosts: the connected hosts of the node's host group, or None if the node has no group.
-    """
+    """Response of `GET /discovery`: constant properties of a node's process."""
 
     hostname: str
     os: str
@@ -85,13 +71,22 @@ class Discovery(Record):
     cuda_version: str | None = None
     driver_version: str | None = None
     cuda_unavailable_reason: str | None = None
+    # Name of an accelerator that uses main memory, such as Apple's GPU, or None. This accelerator is not listed in
+    # `devices`.
     unified_accelerator: str | None = None
+    # The accelerators that engines can use. Engines number the accelerators in the same way.
     devices: list[Device] = Field(default_factory=list[Device])
-    numa_nodes: list[NumaNode] | None = None
+    numa_nodes: list[NumaNode] | None = None  # the NUMA nodes whose CPUs engines may use, or None if there is only one
+    # Largest number of ranks for which a gateway may ask in a load request. None for nodes that do not report it.
     max_tensor_parallel: WireInt | None = None
+    # the connected hosts of the node's host group, or None if the node has no group
     hosts: list[GroupHost] | None = None
     harnesses: list[str] = Field(default_factory=lambda: ["torch"])
     max_prompt_tokens: WireInt = 0
+    # memory in MiB of each device that all models of the node may use together, or None if the node has no such limit
+    memory_limit_mb: WireInt | None = None
+    # Text that is equal for nodes that share their main memory, because they run on the same machine. None if unknown.
+    machine: str | None = None
 
 
 class DeviceHealth(Record):
@@ -102,6 +97,8 @@ class DeviceHealth(Record):
     vram_free_mb: WireInt
     utilization_pct: WireInt = 0
     temp_c: WireInt = 0
+    # memory in MiB that a new model may use, if the node has a memory limit; otherwise None
+    grantable_mb: WireInt | None = None
 
 
 class FailedLoad(Record):
@@ -112,7 +109,7 @@ class FailedLoad(Record):
 
 
 class Activation(Record):
-    """Progress of a node's start, during which it loads the models that its configuration lists."""
+    """Progress of a node's start, which loads the configured models."""
 
     state: Literal["pre_warming", "ready"] = "ready"
     pending: list[str] = Field(default_factory=list[str])
@@ -124,16 +121,11 @@ class Activation(Record):
 
 
 class Loading(Record):
-    """A model that is loading.
-
-    Attributes:
-        stage: current stage of the load, if known.
-        progress: completed fraction (0 to 1) of the stage, if known.
-    """
+    """A model that is loading."""
 
     model_id: str
-    stage: str | None = None
-    progress: float | None = None
+    stage: str | None = None  # current stage of the load, if known
+    progress: float | None = None  # completed fraction (0 to 1) of the stage, if known
 
 
 class ModelLoad(Record):
@@ -152,8 +144,20 @@ class ModelLoad(Record):
             overwritten, and a later prompt with the same prefix can use this content.
         prompt_tokens_total: number of prompt tokens since the model was loaded.
         cached_prompt_tokens_total: number of prompt tokens found in the prefix cache since the model was loaded.
+        cached_prompts_total: number of prompts whose beginning was found in the prefix cache since then.
+        disk_prompt_tokens_total, disk_prompts_total: numbers of these tokens and prompts whose KV pages were read from
+            disk.
+        disk_read_bytes_total, disk_read_ms_total: bytes and duration in milliseconds of these reads.
+        memory_prefixes, disk_prefixes: names that gateways gave to beginnings of prompts, and whose prompts are cached
+            in memory or only on disk.
+        saved_prompts_mb: size in MiB of the prompts on disk that the model can read.
         encoded_images_total: number of images that the vision tower has encoded since the model was loaded.
         reused_images_total: number of images whose embeddings were found in the cache of the encoder.
+        ngram_drafts_total, accepted_ngram_drafts_total: number of drafts (predicted tokens) by n-gram lookup that were
+            verified since the model was loaded, and how many were accepted.
+        model_drafts_total, accepted_model_drafts_total: the same numbers of the draft model.
+        draft_gain: speed of recent decode steps divided by their estimated speed without the draft model; 0 without a
+            draft model.
         tok_s_prefill, tok_s_decode: recent speed of prefill and decode, in tokens per second.
     """
 
@@ -176,38 +180,57 @@ class ModelLoad(Record):
     kv_pages_free: WireInt = 0
     prompt_tokens_total: WireInt = 0
     cached_prompt_tokens_total: WireInt = 0
+    cached_prompts_total: WireInt = 0
+    disk_prompt_tokens_total: WireInt = 0
+    disk_prompts_total: WireInt = 0
+    disk_read_bytes_total: WireInt = 0
+    disk_read_ms_total: WireInt = 0
+    saved_prompts_mb: WireInt = 0
+    memory_prefixes: frozenset[str] = frozenset()
+    disk_prefixes: frozenset[str] = frozenset()
     encoded_images_total: WireInt = 0
     reused_images_total: WireInt = 0
+    ngram_drafts_total: WireInt = 0
+    accepted_ngram_drafts_total: WireInt = 0
+    model_drafts_total: WireInt = 0
+    accepted_model_drafts_total: WireInt = 0
+    draft_gain: float = 0.0
     tok_s_prefill: float = 0.0
     tok_s_decode: float = 0.0
 
+    def prefix_tiers(self) -> dict[str, tuple[int, int]]:
+        """Return how many prompts and tokens were found in `memory` and on `disk`."""
+        prompts, tokens = self.disk_prompts_total, self.disk_prompt_tokens_total
+        memory = max(self.cached_prompts_total - prompts, 0), max(self.cached_prompt_tokens_total - tokens, 0)
+        return {"memory": memory, "disk": (prompts, tokens)}
+
 
 class Health(Record):
-    """Response of `GET /health` of a node.
-
-    Attributes:
-        memory_free_mb, memory_total_mb: free and total host memory in MiB, within the limits of the node's container.
-            None if unknown.
-        loading: the models that are loading.
-        poisoned: the models that the node no longer serves because their engines crashed repeatedly, with the last
-            error. The node serves such a model again only after a new load request.
-        responses: id prefix of the API responses that this process stores, or None if it stores none. From the prefix,
-            the gateway knows which node stores a response.
-    """
+    """Response of `GET /health` of a node."""
 
     uptime_secs: WireInt = 0
+    # Free and total host memory in MiB, within the limits of the node's container. None if unknown.
     memory_free_mb: WireInt | None = None
     memory_total_mb: WireInt | None = None
+    # host memory in MiB that a new model may use, if the node runs models on the CPU; otherwise None
+    grantable_mb: WireInt | None = None
     devices: list[DeviceHealth] = Field(default_factory=list[DeviceHealth])
     activation: Activation = Field(default_factory=Activation)
-    loading: list[Loading] = Field(default_factory=list[Loading])
+    loading: list[Loading] = Field(default_factory=list[Loading])  # the models that are loading
+    # The models that the node no longer serves because their engines crashed repeatedly, with the last error. The node
+    # serves such a model again only after a new load request.
     poisoned: list[FailedLoad] = Field(default_factory=list[FailedLoad])
+    # Id prefix of the API responses that this process stores, or None if it stores none. From the prefix, the gateway
+    # knows which node stores a response.
     responses: str | None = None
+    # text that changes when the list of the models on the node's disks changes (see `helexa.core.local_models`); None
+    # if the node does not report these models
+    local_revision: str | None = None
     models: list[ModelLoad] = Field(default_factory=list[ModelLoad])
 
 
 class Limit(Record):
-    """Maximum number of tokens of a model on a node: context length, input tokens and output tokens."""
+    """Maximum numbers of tokens of a model on a node."""
 
     context: WireInt
     input: WireInt | None = None
@@ -215,83 +238,61 @@ class Limit(Record):
 
 
 class Servable(Record):
-    """Whether a model could serve a minimal request now. If not, `reason` and `detail` say why."""
+    """Whether a model could serve a minimal request now."""
 
     ok: bool
     reason: str | None = None
     detail: str | None = None
 
 
-class SamplingDefaults(Record):
+class SamplingDefaults(Record, RecommendedSampling):  # pyright: ignore[reportGeneralTypeIssues] - is not frozen
     """Sampling parameters that an operator sets for a model.
 
     A request overrides them. They override the values that the model's publisher recommends.
     """
 
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: WireInt | None = Field(default=None, ge=-1)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=2)
 
+class ModelSpec(Record, LoadOptions):  # pyright: ignore[reportGeneralTypeIssues]
+    """Request body of `POST /models/load`: the model to load, and options of the load."""
 
-class ModelSpec(Record):
-    """Request body of `POST /models/load`: the model to load, and options of the load.
+    model_config = ConfigDict(extra="ignore", protected_namespaces=(), defer_build=True)
 
-    Attributes:
-        mmproj: path on the node of the GGUF file with the vision tower of a GGUF model. None to look for the file
-            beside the model.
-        max_image_tokens: maximum number of tokens of an image. Larger images are shrunk.
-    """
-
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
-
-    model_id: str = Field(min_length=1)
-    harness: str = "torch"
-    source: str | None = None
-    quant: str | None = None
-    tensor_parallel: int | None = None
-    pipeline_parallel: int | None = None
-    devices: list[int] | None = None
-    tool_parser: str | None = None
-    sampling: SamplingDefaults | None = None
-    mmproj: str | None = None
-    max_image_tokens: int | None = Field(default=None, ge=16, le=1 << 16)
+    sampling: SamplingDefaults | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class ModelInfo(Record):
-    """One model in the response of `GET /models`.
+    """One model in the response of `GET /models`."""
 
-    Attributes:
-        status: state of the model. `poisoned` means that the node rejects requests because the engine crashed
-            repeatedly.
-        quant: format to which the node quantized the weights during the load, or None.
-        tensor_parallel: number of ranks that compute the model together on each host, or None if there is one.
-        pipeline_parallel: number of hosts that compute the model together, or None if there is one.
-        progress: completed fraction (0 to 1) of `stage`, if known.
-        stage: current stage of the load, if the model is loading.
-    """
-
-    id: str
+    id: ModelId
     harness: str = "torch"
+    # State of the model. `poisoned` means that the node rejects requests because the engine crashed repeatedly.
+    # `sleeping` means that the idle model has no engine, and wakes at the next request or load request.
     status: ModelStatus = "loaded"
     devices: list[WireInt] = Field(default_factory=list[WireInt])
+    # memory in MiB of the weights and the KV cache, on an accelerator or in main memory
     vram_used_mb: WireInt | None = None
-    quant: str | None = None
+    # Memory in MiB that the node keeps for the model. It counts toward the node's memory limit. None if the model runs
+    # on an accelerator and the node has no limit.
+    granted_mb: WireInt | None = None
+    # name of the model's architecture, such as `qwen3`; None if the model is not loaded
+    architecture: str | None = None
+    quant: str | None = None  # format to which the node quantized the weights during the load, or None
+    # number of ranks that compute the model together on each host, or None if there is one
     tensor_parallel: WireInt | None = None
-    pipeline_parallel: WireInt | None = None
+    pipeline_parallel: WireInt | None = None  # number of hosts that compute the model together, or None if there is one
     capabilities: list[str] = Field(default_factory=list[str])
     limit: Limit | None = None
     tool_call: bool = False
     reasoning: bool = False
     servable: Servable | None = None
-    progress: float | None = None
-    stage: str | None = None
+    progress: float | None = None  # completed fraction (0 to 1) of `stage`, if known
+    stage: str | None = None  # current stage of the load, if the model is loading or waking
 
 
 class Cost(Record):
-    """Prices of a model in USD per million tokens. None means that no price is known, 0.0 means free."""
+    """Prices of a model in USD per million tokens."""
 
+    # None means that no price is known, 0.0 means free.
     input: float
     output: float
     cache_read: float | None = None

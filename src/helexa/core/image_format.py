@@ -1,4 +1,4 @@
-"""The formats of image files that helexa accepts in prompts, and data URLs of image files."""
+"""Formats of images in prompts, and data URLs of image files."""
 
 import base64
 
@@ -13,7 +13,7 @@ _SIGNATURES = {
 
 
 def media_type(data: bytes) -> str | None:
-    """Return the media type of an image file from its first bytes, or None if the format is not supported."""
+    """Return the media type of an image file, or None if it is not supported."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
     return next((kind for start, kind in _SIGNATURES.items() if data.startswith(start)), None)

@@ -13,8 +13,8 @@ from helexa.core.errors import ConfigError
 
 LogFormat = Literal["text", "json"]
 
+# Id of the current request; empty outside of a request.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""Id of the current request; empty outside of a request."""
 
 _PLAIN = re.compile(r"[\w./:%@+,-]+", re.ASCII)
 
@@ -40,7 +40,7 @@ def configure(default_format: LogFormat, level: str = "INFO", environ: Mapping[s
 
 
 def _levels(text: str, default: str) -> tuple[str, dict[str, str]]:
-    """Parse the value of `HELEXA_LOG`. Return the level of all loggers, and the levels of single loggers by name."""
+    """Parse `HELEXA_LOG`: the level of all loggers, and levels of single loggers."""
     root, levels = default.upper(), dict[str, str]()
     known = logging.getLevelNamesMapping()
     for entry in filter(None, (part.strip() for part in text.split(","))):
@@ -56,10 +56,7 @@ def _levels(text: str, default: str) -> tuple[str, dict[str, str]]:
 
 
 def tell(logger: logging.Logger, level: int, event: str, /, **fields: Any) -> None:
-    """Log an event with named fields.
-
-    The text format is `event key=value ...`. The JSON format has one key per field.
-    """
+    """Log an event with fields: `event key=value ...`, or one JSON key per field."""
     if logger.isEnabledFor(level):
         text = " ".join([event, *(f"{name}={_formatted(value)}" for name, value in fields.items())])
         logger.log(level, "%s", text, extra={"event": event, "fields": fields})
@@ -72,9 +69,13 @@ class TextLines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the text of a log record, with the id of the current request at its end."""
+        """Return a log record in one line, with the id of the current request."""
         current_id = request_id.get()
-        return super().formatMessage(record) + (f" request={current_id}" if current_id else "")
+        return one_line(super().formatMessage(record)) + (f" request={current_id}" if current_id else "")
+
+    def formatException(self, ei: Any) -> str:
+        """Return a traceback with indented lines: its message may quote a client."""
+        return "\n".join(f"  {one_line(line)}" for line in super().formatException(ei).splitlines())
 
 
 class JsonLines(logging.Formatter):
@@ -98,6 +99,14 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+def one_line(text: str) -> str:
+    """Return `text` with escapes such as `\\n` for characters that cannot be printed."""
+    # Messages may quote clients and model files. A line break in such a text must not begin a line of the log.
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def _formatted(value: object) -> str:
-    """Return the text of a field's value for a plain-text log line. Strings with spaces or quotes are quoted."""
+    """Return a field's value for a text log line, quoted if it has spaces or quotes."""
     return repr(value) if isinstance(value, str) and not _PLAIN.fullmatch(value) else str(value)

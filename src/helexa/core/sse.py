@@ -3,30 +3,23 @@
 import re
 from dataclasses import dataclass
 
-DONE = b"data: [DONE]\n\n"
-"""Last event of a stream in the OpenAI API formats."""
+DONE = b"data: [DONE]\n\n"  # last event of a stream in the OpenAI API formats
 
-KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment without data. It is sent to keep the connection alive."""
+KEEP_ALIVE = b": keep-alive\n\n"  # A comment without data. It is sent to keep the connection alive.
 
 MAX_EVENT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """One server-sent event.
+    """One server-sent event."""
 
-    Attributes:
-        data: the data lines, joined by line feeds.
-        event: name of the event.
-    """
-
-    data: str
+    data: str  # the data lines, joined by line feeds
     event: str = "message"
 
 
 def frame(data: bytes, event: str | None = None) -> bytes:
-    """Return one server-sent event in wire format. `data` must be one line, such as JSON."""
+    """Return one server-sent event in wire format. `data` must be one line."""
     head = b"" if event is None else b"event: " + event.encode() + b"\n"
     return head + b"data: " + data + b"\n\n"
 
@@ -35,19 +28,19 @@ _EVENT_END = re.compile(rb"\n\r?\n")
 
 
 def first_event_end(data: bytes | bytearray, begin: int = 0) -> int:
-    """Find the first end of an event in `data[begin:]`. Return the index in `data` after it, or 0 if none."""
+    """Return the index after the first end of an event in `data[begin:]`, or 0."""
     match = _EVENT_END.search(data, begin)
     return 0 if match is None else match.end()
 
 
 def last_event_end(data: bytes | bytearray, begin: int, end: int) -> int:
-    """Find the last end of an event in `data[begin:end]`. Return the index in `data` after it, or 0 if none."""
+    """Return the index after the last end of an event in `data[begin:end]`, or 0."""
     lf, crlf = data.rfind(b"\n\n", begin, end), data.rfind(b"\n\r\n", begin, end)
     return max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
 
 
 class LineSplitter:
-    """Splits an event stream that arrives in chunks into lines. A line ends with LF, CR or CRLF."""
+    """Splits an event stream in chunks into lines, which end with LF, CR or CRLF."""
 
     def __init__(self) -> None:
         self._line = bytearray()
@@ -59,7 +52,7 @@ class LineSplitter:
         return len(self._line)
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Add the next bytes of the stream, and return the newly completed lines without line ends."""
+        """Add the next bytes, and return the completed lines without line ends."""
         if not chunk:
             return []
         if self._after_cr:
@@ -98,7 +91,7 @@ class EventParser:
         return events
 
     def _process_line(self, line: str) -> ServerSentEvent | None:
-        """Process one line. An empty line ends an event: return this event if it has data. Otherwise return None."""
+        """Process one line. An empty line ends an event: return it if it has data."""
         if self._at_start:
             self._at_start, line = False, line.removeprefix("\ufeff")
         if line:

@@ -1,4 +1,6 @@
-"""OpenTelemetry traces of requests, exported with OTLP over HTTP. Needs the extra `otel`.
+"""OpenTelemetry traces of requests, exported with OTLP over HTTP.
+
+Needs the extra `otel`.
 
 Tracing is on if OpenTelemetry's variable `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set.
 OpenTelemetry's other variables, such as `OTEL_TRACES_SAMPLER`, apply as well. Without tracing, all functions of this
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 Headers = Iterable[tuple[bytes, bytes]]
 Attributes = Mapping[str, str | int | float | bool | None]
 
+# Headers with which a client names the trace of its request.
 CONTEXT_HEADERS = frozenset({b"traceparent", b"tracestate", b"baggage"})
-"""Headers with which a client names the trace of its request."""
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _FLUSH_SECS = 3.0
@@ -42,7 +44,9 @@ _state = _State()
 
 
 def configure(service: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Switch tracing on, if the environment asks for it. `service` is the default of `OTEL_SERVICE_NAME`.
+    """Switch tracing on, if the environment asks for it.
+
+    `service` is the default of `OTEL_SERVICE_NAME`.
 
     Raises:
         ConfigError: the extra `otel` is not installed.
@@ -65,7 +69,7 @@ def configure(service: str, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def shut_down() -> None:
-    """Export the finished spans and switch tracing off. Waits at most `_FLUSH_SECS` seconds for the receiver."""
+    """Export the finished spans within `_FLUSH_SECS` seconds and switch tracing off."""
     if _state.provider is not None:
         thread = threading.Thread(target=_state.provider.shutdown, daemon=True)
         thread.start()
@@ -76,9 +80,7 @@ def shut_down() -> None:
 def server_span(name: str, headers: Headers = ()) -> "Span | None":
     """Begin the span of a received request. Return None without tracing.
 
-    Args:
-        name: name of the span.
-        headers: headers of the request. If they contain a trace context (`traceparent`), the span continues this trace.
+    If `headers` contain a trace context (`traceparent`), the span continues this trace.
     """
     if _state.tracer is None:
         return None
@@ -95,8 +97,7 @@ def client_span(
 ) -> AbstractContextManager[list[tuple[bytes, bytes]]]:
     """Return a context manager that measures a request to another server.
 
-    The context manager yields the headers that the request must have to continue the trace. Without tracing, it yields
-    an empty list.
+    It yields the headers that the request must have to continue the trace: none without tracing.
     """
     return (
         nullcontext([])
@@ -127,11 +128,9 @@ def _client_span(
 def child_span(
     parent: "Span | None", name: str, begun: float, ended: float, attributes: Attributes | None = None
 ) -> "Span | None":
-    """Add a finished span below `parent` and return it.
+    """Add a finished span below `parent`, which may have ended, and return it.
 
     Args:
-        parent: the parent span, which may have ended.
-        name: name of the span.
         begun, ended: times in seconds of `time.perf_counter`.
         attributes: the span's attributes. None values are omitted.
     """
@@ -149,12 +148,9 @@ def child_span(
 
 
 def end_server_span(span: "Span | None", status: int, attributes: Attributes) -> None:
-    """End the span of a received request.
+    """End the span of a received request, or do nothing without tracing.
 
-    Args:
-        span: the span, or None without tracing.
-        status: HTTP status of the response. A span with a status of 500 or more counts as failed.
-        attributes: the span's attributes. None values are omitted.
+    Attributes with the value None are omitted. A `status` of 500 or more counts as failed.
     """
     if span is None:
         return

@@ -1,8 +1,12 @@
-"""Environment variables that override a configuration: `PREFIX_A__B` sets key `b` of table `a`.
+"""Environment variables that override settings, and settings of the first helexa.
 
+The variable `PREFIX_A__B` sets key `b` of table `a`.
 Variables that match no key of the configuration have no effect, because other programs use the same prefixes. For
 example, AWS Neuron has `NEURON_RT_VISIBLE_CORES`. For a service named `cortex`, Kubernetes sets `CORTEX_SERVICE_HOST`
 and `CORTEX_PORT=tcp://10.0.0.1:31313`.
+
+The configuration files of the first helexa (in Rust) start today's servers. A server logs one warning that lists the
+settings in its file and environment that have another name now, or no effect.
 """
 
 import difflib
@@ -10,7 +14,8 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
 from pydantic import AliasChoices, BaseModel
@@ -29,7 +34,7 @@ _MAX_NAMES = 8
 def overlay(
     tree: dict[str, Any], schema: type[BaseModel], prefix: str, short: Mapping[str, Keys], environ: Mapping[str, str]
 ) -> dict[Keys, str]:
-    """Override values in `tree`, the parsed configuration file, by environment variables.
+    """Override values in the parsed file `tree` by environment variables.
 
     Configuration tables may have former names, which are accepted in the file and in variables. In `tree`, the current
     names replace the former names. If several variables set the same key, the precedence is: the variable with the
@@ -40,7 +45,6 @@ def overlay(
         schema: class of the whole configuration.
         prefix: prefix of the environment variables to read.
         short: path of a configuration key for each additional variable name.
-        environ: the environment variables.
 
     Returns:
         The names of the variables that override the file, by the path of the overridden key.
@@ -59,21 +63,28 @@ def overlay(
 
 
 def set_value(tree: dict[str, Any], keys: Keys, value: Any, name: str) -> None:
-    """Set the key with the path `keys` in `tree` to `value`. `name` is the variable or option with the value.
+    """Set the key with the path `keys` in `tree` to `value`.
+
+    `name` is the variable or option with the value.
 
     Raises:
         ConfigError: `tree` has a plain value in place of a table.
     """
+    _table_of(tree, keys, name)[keys[-1]] = value
+
+
+def _table_of(tree: dict[str, Any], keys: Keys, name: str) -> dict[str, Any]:
+    """Return the table with the last of `keys`; create missing tables."""
     table = tree
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             raise ConfigError(f"{name}: '{key}' is not a table")
-    table[keys[-1]] = value
+    return table
 
 
 def parse_value(text: str) -> Any:
-    """Return the value of an environment variable: parsed as TOML if possible, else the text."""
+    """Parse the value of an environment variable as TOML; other text stays text."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
@@ -81,7 +92,7 @@ def parse_value(text: str) -> Any:
 
 
 def variable_name(prefix: str, keys: Keys) -> str:
-    """Return the full name of the environment variable that sets the key with the path `keys`."""
+    """Return the full name of the variable that sets the key `keys`."""
     return prefix + "__".join(keys).upper()
 
 
@@ -93,16 +104,13 @@ def log_unknown_variables(
     other_names: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Log the environment variables that begin with `prefix` but match no configuration key.
+    """Log the variables that begin with `prefix` but match no configuration key.
 
     If a variable looks like a misspelled key, the log level is warning, else info.
 
     Args:
-        schema: class of the whole configuration.
-        prefix: prefix of the environment variables.
         short: path of a configuration key for each additional variable name.
         other_names: names of variables that other code reads. They are not logged.
-        environ: the environment variables.
     """
     short = short or {}
     known_names = {name for name, _ in _matching_variables(schema, prefix, short, environ)} | set(other_names)
@@ -128,7 +136,7 @@ def log_unknown_variables(
 def _matching_variables(
     schema: type[BaseModel], prefix: str, short: Mapping[str, Keys], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, Keys]]:
-    """Yield the name of each environment variable that sets a key of `schema`, and the path of this key."""
+    """Yield the name and the key path of each variable that sets a key of `schema`."""
     for name, value in environ.items():
         if not name.startswith(prefix):
             continue
@@ -140,12 +148,12 @@ def _matching_variables(
 
 
 def _precedence(name: str, keys: Keys, prefix: str) -> tuple[bool, bool, str]:
-    """Return a sort key for the variable `name`. The variable that is sorted last overrides the others."""
+    """Return a sort key for the variable `name`: the last one overrides the others."""
     return name.lower() == (prefix + "__".join(keys)).lower(), "__" in name, name
 
 
 def _resolve(annotation: Any, keys: Keys) -> Keys | None:
-    """Return the key path `keys` with former names replaced by current names, or None if the schema has no such key."""
+    """Return `keys` with current names, or None if the schema has no such key."""
     if not keys:
         return ()
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -162,7 +170,7 @@ def _resolve(annotation: Any, keys: Keys) -> Keys | None:
 
 
 def _paths(schema: type[BaseModel]) -> Iterator[Keys]:
-    """Yield the paths of all keys of a schema, except keys inside free-form tables and lists."""
+    """Yield the paths of all keys of a schema, without the keys in free-form tables."""
     for name, field in schema.model_fields.items():
         section = next(_sections(field.annotation), None)
         if section is None:
@@ -191,3 +199,59 @@ def _rename_tables(tree: dict[str, Any], schema: type[BaseModel]) -> None:
 
 def _former_names(alias: Any) -> list[str]:
     return [choice for choice in alias.choices if isinstance(choice, str)] if isinstance(alias, AliasChoices) else []
+
+
+@dataclass(frozen=True)
+class FormerSetting:
+    """A key of a configuration file that today's schema does not have."""
+
+    keys: Keys  # path of the key or table in the file
+    replacement: Keys | None = None  # path of the key that takes the value. None if the setting has no effect.
+    # Converts the former value to the value of `replacement`. None as the result leaves the default.
+    convert: Callable[[Any], Any] = lambda value: value
+    reason: str = ""  # why the setting has no effect, for the warning. Empty if `replacement` is set.
+
+    def __str__(self) -> str:
+        name = ".".join(self.keys)
+        if self.replacement is not None:
+            return f"{name} sets {'.'.join(self.replacement)}"
+        return f"{name} has no effect" + (f" ({self.reason})" if self.reason else "")
+
+
+def replace_former_settings(
+    tree: dict[str, Any], settings: Sequence[FormerSetting], prefix: str, environ: Mapping[str, str]
+) -> Iterator[str]:
+    """Replace former settings in the parsed file `tree`, and yield what changed.
+
+    A current key in the file takes precedence over the former key that it replaces. An environment variable with the
+    full name of the former key takes precedence over the file.
+
+    Raises:
+        ConfigError: `tree` has a plain value in place of the table of a current key.
+    """
+    for setting in settings:
+        is_in_file, value = _take(tree, setting.keys)
+        name = variable_name(prefix, setting.keys)
+        if name in environ:
+            value = parse_value(environ[name])
+        elif not is_in_file:
+            continue
+        yield str(setting)
+        if setting.replacement is None or (value := setting.convert(value)) is None:
+            continue
+        table = _table_of(tree, setting.replacement, name if name in environ else ".".join(setting.keys))
+        if name in environ or setting.replacement[-1] not in table:
+            table[setting.replacement[-1]] = value
+
+
+def _take(tree: dict[str, Any], keys: Keys) -> tuple[bool, Any]:
+    """Remove the key `keys` from `tree`; return whether it existed, and its value."""
+    inner = tree.get(keys[0])
+    if len(keys) == 1:
+        return keys[0] in tree, tree.pop(keys[0], None)
+    if not isinstance(inner, dict):
+        return False, None
+    taken = _take(inner, keys[1:])
+    if taken[0] and not inner and len(keys) == 2:
+        del tree[keys[0]]
+    return taken

@@ -1,10 +1,7 @@
 """The version of helexa, and the commit and time of its build."""
 
-import json
 import os
 import re
-import subprocess
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,22 +16,18 @@ _SHA = re.compile(r"[0-9a-f]{7,64}")
 
 
 class Build(NamedTuple):
-    """The origin of an installed wheel.
+    """The origin of an installed wheel."""
 
-    Attributes:
-        git_sha: hash of the git commit; empty if unknown.
-        git_dirty: whether the checkout had uncommitted changes; None if unknown.
-        timestamp: time of the build in ISO format with time zone; empty if unknown.
-    """
-
-    git_sha: str = ""
-    git_dirty: bool | None = None
-    timestamp: str = ""
+    git_sha: str = ""  # hash of the git commit; empty if unknown
+    git_dirty: bool | None = None  # whether the checkout had uncommitted changes; None if unknown
+    timestamp: str = ""  # time of the build in ISO format with time zone; empty if unknown
 
 
 @cache
 def build() -> Build:
-    """Return commit and time of the build. In a source tree or an editable installation, both are unknown."""
+    """Return commit and time of the build; unknown in a source tree."""
+    import json  # slow to import, as the other local imports here, and every process of helexa imports this module
+
     try:
         return Build(**json.loads(_BUILD.read_text()))
     except (OSError, ValueError, TypeError):
@@ -43,10 +36,8 @@ def build() -> Build:
 
 @cache
 def build_identity() -> dict[str, Any]:
-    """Return the version, git commit and build time of helexa as JSON members of the response to `GET /version`.
-
-    The first call runs git if helexa runs from a git checkout. Later calls return the same result.
-    """
+    """Return version, git commit and build time as JSON members of `GET /version`."""
+    # The first call runs git if helexa runs from a git checkout. Later calls return the same result.
     sha, dirty = _commit()
     return {
         "package_version": __version__,
@@ -58,7 +49,9 @@ def build_identity() -> dict[str, Any]:
 
 
 def version_line(program: str) -> str:
-    """Return the text of `PROGRAM --version`, such as `cortex 0.1.0 (1a2b3c4, built 2026-11-26)`."""
+    """Return the text of `--version`: `cortex 0.1.0 (1a2b3c4, built 2026-11-26)`."""
+    from datetime import datetime
+
     sha = build().git_sha[:7] + ("-dirty" if build().git_dirty else "")
     built = f"built {datetime.fromisoformat(build().timestamp).date()}" if build().timestamp else ""
     details = ", ".join(filter(None, (sha, built)))
@@ -66,7 +59,7 @@ def version_line(program: str) -> str:
 
 
 def _commit() -> tuple[str, bool | None]:
-    """Return the hash of helexa's git commit, and whether tracked files have uncommitted changes (None: unknown).
+    """Return the git commit, and whether files have changes (None: unknown).
 
     The hash is `$HELEXA_BUILD_SHA` if set. Otherwise it comes from the build of the installed wheel, else from pip's
     record if pip installed helexa from a git repository, else from the git checkout. It is `_UNKNOWN` if none of these
@@ -81,12 +74,13 @@ def _commit() -> tuple[str, bool | None]:
         return _UNKNOWN, None
     try:
         return _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--untracked-files=no"))
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, ValueError):
         return _UNKNOWN, None
 
 
 def _commit_from_pip() -> str | None:
-    from importlib import metadata  # slow to import, and every process of helexa imports this module
+    import json
+    from importlib import metadata
 
     try:
         text = metadata.distribution("helexa").read_text("direct_url.json")
@@ -96,6 +90,12 @@ def _commit_from_pip() -> str | None:
 
 
 def _git(*arguments: str) -> str:
+    """Return the output of git."""
+    import subprocess
+
     command = ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS)
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS)
+    except subprocess.SubprocessError as error:
+        raise ValueError(str(error)) from None
     return run.stdout.strip()

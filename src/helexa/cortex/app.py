@@ -1,43 +1,79 @@
-"""The gateway as an ASGI application."""
+"""The gateway as an ASGI application, and the listeners that serve it."""
 
-from collections.abc import Mapping
+import asyncio
+import logging
+import socket
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from helexa.core.errors import ApiError
-from helexa.cortex.access.cors import with_cors
-from helexa.cortex.access.origin import OriginGuard
-from helexa.cortex.console.console import Console
-from helexa.cortex.console.event_routes import get_events
+from helexa.core.address import Address
+from helexa.core.catalog import Catalog
+from helexa.core.errors import ApiError, ConfigError
+from helexa.core.logs import tell
+from helexa.cortex import gateway
+from helexa.cortex.access.network import with_cors
+from helexa.cortex.config import CortexConfig
+from helexa.cortex.console.console import Console, get_root, get_session, page_routes, sign_in, sign_out
+from helexa.cortex.console.events import get_events
 from helexa.cortex.console.oidc import check_extra, oidc_routes
-from helexa.cortex.console.pages import get_root, page_routes
-from helexa.cortex.console.session_routes import get_session, sign_in, sign_out
-from helexa.cortex.gateway import Gateway
+from helexa.cortex.forwarding.request_limits import CHAT, COMPACT, COMPLETIONS, EMBEDDINGS, IMAGES, RESPONSES
+from helexa.cortex.gateway import METRICS_CONNECTIONS, Gateway
 from helexa.cortex.ledger.storage.database import DatabaseError
-from helexa.cortex.requests.error_response import (
+from helexa.cortex.observability.metrics import Metrics, create_metrics_app
+from helexa.cortex.routes.access import (
+    OriginGuard,
+    admin,
     handle_api_error,
     handle_database_error,
     handle_http_error,
     handle_unexpected_error,
+    method_route,
+    public,
+    user,
+    viewer,
 )
-from helexa.cortex.routes.access import admin, method_route, public, user, viewer
-from helexa.cortex.routes.activity import list_activity
-from helexa.cortex.routes.count_tokens import count_message_tokens
-from helexa.cortex.routes.explain import get_explanation
-from helexa.cortex.routes.generation import Generation, Messages, Responses
-from helexa.cortex.routes.health import get_health, get_readiness, get_version
-from helexa.cortex.routes.keys import key_routes
-from helexa.cortex.routes.model_loads import load_model, unload_model
-from helexa.cortex.routes.models import get_model, list_models
-from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, uncordon_node
-from helexa.cortex.routes.openapi import get_document
-from helexa.cortex.routes.responses import input_items, stored_response
-from helexa.cortex.routes.tokens import ask_tokenizer, get_tokenizer_info
-from helexa.cortex.routes.usage import get_usage
-from helexa.cortex.usage.token_limit import CHAT, COMPACT, COMPLETIONS, EMBEDDINGS, IMAGES, RESPONSES
+from helexa.cortex.routes.admin import (
+    cordon_node,
+    create_invitation,
+    drain_node,
+    join_node,
+    key_routes,
+    list_nodes,
+    remove_node,
+    uncordon_node,
+)
+from helexa.cortex.routes.generation import Generation, Messages, Responses, input_items, stored_response
+from helexa.cortex.routes.models import (
+    cancel_pull,
+    clear_prefix_cache,
+    get_explanation,
+    get_model,
+    list_local_models,
+    list_models,
+    list_pulls,
+    load_model,
+    pull_model,
+    unload_model,
+)
+from helexa.cortex.routes.ollama import OLLAMA_ENDPOINTS, OllamaAddress, ollama_routes
+from helexa.cortex.routes.reports import (
+    get_document,
+    get_health,
+    get_history,
+    get_readiness,
+    get_usage,
+    get_version,
+    list_activity,
+)
+from helexa.cortex.routes.tokens import ask_tokenizer, count_message_tokens, get_tokenizer_info
+from helexa.http.listener import AddressInUseError, Listener, bind
+from helexa.http.process import collect_seldom, notify, on_reload_signal, on_stop_signals, raise_descriptor_limit
 
 _HOT: dict[str, ASGIApp] = {
     CHAT: Generation(),
@@ -48,6 +84,9 @@ _HOT: dict[str, ASGIApp] = {
     IMAGES: Generation(),
     "/v1/messages": Messages(),
 }
+
+_ENDPOINTS = _HOT | OLLAMA_ENDPOINTS
+_API_PATHS = frozenset({*_ENDPOINTS, "/v1/models", "/v1/messages/count_tokens", "/v1/responses/input_tokens"})
 
 ROUTES = [  # paths without parameters come first, because the first route of a path lists its methods
     *(Route(hot, endpoint, methods=["POST"]) for hot, endpoint in _HOT.items()),
@@ -62,13 +101,22 @@ ROUTES = [  # paths without parameters come first, because the first route of a 
     Route("/v1/responses/{response_id}/input_items", user(input_items), methods=["GET"]),
     Route("/v1/messages/count_tokens", count_message_tokens, methods=["POST"]),
     Route("/api/nodes", viewer(list_nodes)),
+    Route("/api/invitations", admin(create_invitation), methods=["POST"]),
+    Route("/api/join", public(join_node), methods=["POST"]),
     Route("/api/nodes/{name:path}/cordon", admin(cordon_node), methods=["POST"]),
     Route("/api/nodes/{name:path}/uncordon", admin(uncordon_node), methods=["POST"]),
     Route("/api/nodes/{name:path}/drain", admin(drain_node), methods=["POST"]),
+    Route("/api/nodes/{name:path}", admin(remove_node), methods=["DELETE"]),
     Route("/api/models/load", admin(load_model), methods=["POST"]),
     Route("/api/models/unload", admin(unload_model), methods=["POST"]),
+    Route("/api/models/local", viewer(list_local_models)),
+    Route("/api/models/pull", admin(pull_model), methods=["POST"]),
+    Route("/api/models/pull/cancel", admin(cancel_pull), methods=["POST"]),
+    Route("/api/models/pulls", viewer(list_pulls)),
+    Route("/api/models/{model:path}/prefix-cache", admin(clear_prefix_cache), methods=["DELETE"]),
     Route("/api/activity", user(list_activity)),
     Route("/api/usage", user(get_usage)),
+    Route("/api/history", viewer(get_history)),
     Route("/api/events", user(get_events)),
     method_route("/api/session", GET=public(get_session), POST=public(sign_in), DELETE=public(sign_out)),
     Route("/api/explain", viewer(get_explanation)),
@@ -80,12 +128,13 @@ ROUTES = [  # paths without parameters come first, because the first route of a 
     Route("/", public(get_root)),
 ]
 
+log = logging.getLogger(__name__)
+
 
 class HotPaths:
-    """ASGI application that calls the endpoints of frequent POST routes directly, and passes other requests to `app`.
+    """Calls the endpoints of frequent POST routes directly, other routes via `app`.
 
-    For a frequent route, Starlette's router and middleware would take longer than all other work that the gateway does
-    before it forwards a request.
+    A path of the API with a doubled or missing `/v1`, or with a slash at its end, is corrected first.
     """
 
     def __init__(self, app: Starlette, endpoints: Mapping[str, ASGIApp]) -> None:
@@ -94,12 +143,31 @@ class HotPaths:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the endpoint of a frequent route, or else Starlette's application."""
+        if scope["type"] == "http" and scope["path"] not in _API_PATHS:
+            path = canonical_path(scope["path"], _API_PATHS)
+            if path is not None:
+                scope["path"], scope["raw_path"] = path, path.encode()
+        # For a frequent route, Starlette's router and middleware would take longer than all other work that the gateway
+        # does before it forwards a request.
         endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if endpoint is None:
             await self._app(scope, receive, send)
         else:
             scope["app"] = self._app
             await endpoint(scope, receive, send)
+
+
+def canonical_path(path: str, known: Collection[str]) -> str | None:
+    """Return the path in `known` that `path` means, or None if there is none."""
+    # One slash may be at the end, and `/v1` may be doubled or missing. Clients append `/v1/messages` or
+    # `/chat/completions` to a base URL, so a wrong base URL gives these paths.
+    path = path.removesuffix("/")  # empty segments stay: a proxy in front of the gateway may have rules for paths
+    while path.startswith("/v1/v1/"):
+        path = path.removeprefix("/v1")
+    for candidate in (path, "/v1" + path):
+        if candidate in known:
+            return candidate
+    return None
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
@@ -111,7 +179,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     console = Console(gateway)
     check_extra(console.settings.oidc)
     app = Starlette(
-        routes=[*ROUTES, *page_routes, *oidc_routes(console)],
+        routes=[*ROUTES, *ollama_routes, *page_routes, *oidc_routes(console)],
         exception_handlers={
             ApiError: handle_api_error,
             HTTPException: handle_http_error,
@@ -122,7 +190,91 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.state.gateway = gateway
     app.state.console = console
     app.router.redirect_slashes = False
-    hot_paths = HotPaths(app, _HOT)
+    hot_paths = HotPaths(app, _ENDPOINTS)
     section = gateway.config.gateway  # address and origins do not change on a reload
     cors_app = with_cors(hot_paths, section.cors_origins) if section.cors_origins else hot_paths
     return OriginGuard(cors_app, section, gateway.authenticator)
+
+
+async def serve(config: CortexConfig, catalog: Catalog, path: Path | None = None) -> None:
+    """Run the API and metrics listeners until SIGINT or SIGTERM.
+
+    At SIGHUP, read the configuration again. After SIGINT or SIGTERM, reject new requests, wait `drain_secs` seconds for
+    running requests, then end them. A second signal ends them at once.
+
+    Args:
+        path: path of cortex.toml, which is reloaded when it changes. None if there is no file.
+
+    Raises:
+        ConfigError: an address cannot be bound.
+        HelexaError: the ledger cannot be opened.
+    """
+    descriptors = raise_descriptor_limit()
+    metrics = Metrics()
+    with ExitStack() as sockets:
+        api = sockets.enter_context(_bind(config.gateway.listen, "gateway.listen"))
+        scrape = sockets.enter_context(_bind(config.gateway.metrics_listen, "gateway.metrics_listen"))
+        ollama = None
+        if config.ollama.listen is not None:
+            bound = _bind(config.ollama.listen, "ollama.listen", "Ollama or the other process there")
+            ollama = sockets.enter_context(bound)
+        async with gateway.running(config, catalog, metrics, path) as running_gateway:
+            limits = running_gateway.connection_limits()
+            app = create_app(running_gateway)
+            listeners = [
+                (Listener(app, limits=limits, bodies=running_gateway.bodies), api),
+                (Listener(create_metrics_app(metrics), limits=METRICS_CONNECTIONS), scrape),
+            ]
+            if ollama is not None:
+                listener = Listener(OllamaAddress(app), limits=limits, bodies=running_gateway.bodies)
+                listeners.append((listener, ollama))
+            shutdown = Shutdown(running_gateway, [listener for listener, _ in listeners])
+            on_stop_signals(shutdown.signal)
+            on_reload_signal(running_gateway.reload, shutdown.signal)
+            collect_seldom()
+            if not running_gateway.fleet.view().nodes:
+                log.warning("no nodes: add [[neurons]], or let nodes join with `cortex nodes invite`")
+            addresses = [Address(*sock.getsockname()[:2]) for sock in (api, scrape)]
+            log.info("listening on http://%s, metrics on http://%s/metrics", *addresses)
+            if ollama is not None:
+                log.info("listening for Ollama's clients on http://%s", Address(*ollama.getsockname()[:2]))
+            log.info("connections=%d per_address=%d open_files=%d", limits.total, limits.per_address, descriptors)
+            notify("READY=1")  # both sockets already accept connections
+            await asyncio.gather(*(listener.serve(sock) for listener, sock in listeners))
+
+
+def _bind(address: Address, setting: str, program: str = "the process that uses the address") -> socket.socket:
+    try:
+        return bind(address)
+    except AddressInUseError as error:
+        raise ConfigError(f"{error}; end {program}, or change {setting}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{error}; change {setting}") from None
+
+
+class Shutdown:
+    """Ends a gateway's listeners after its running requests."""
+
+    def __init__(self, gateway: Gateway, listeners: Sequence[Listener]) -> None:
+        self._gateway = gateway
+        self._listeners = listeners
+        self._draining: asyncio.Task[None] | None = None
+
+    def signal(self) -> None:
+        """Begin the drain at the first signal, and end the listeners at the second signal."""
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        else:
+            self._end()
+
+    async def _drain(self) -> None:
+        secs = self._gateway.config.gateway.drain_secs
+        tell(log, logging.INFO, "draining", drain_secs=secs)
+        notify("STOPPING=1")
+        if left := await self._gateway.drain.run(secs):
+            tell(log, logging.WARNING, "drain timed out", drain_secs=secs, requests=left)
+        self._end()
+
+    def _end(self) -> None:
+        for listener in self._listeners:
+            listener.should_exit = True

@@ -1,28 +1,38 @@
 """The `cortex` command."""
 
-import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, Parameter
 
 from helexa.core.errors import ConfigError, HelexaError, UsageError
+from helexa.core.program import VERSION_FLAGS, call, run_program
 from helexa.core.version import version_line
-from helexa.cortex.commands.api_client import GatewayApi
+from helexa.cortex.commands.fleet_commands import GatewayApi
 
 app = App(
     name="cortex",
     help="The gateway: one address in front of any number of nodes.",
     version=partial(version_line, "cortex"),
+    version_flags=VERSION_FLAGS,
 )
 keys = App(name="keys", help="Create, list and revoke keys, on the host of the ledger.")
 app.command(keys)
-keys.command("helexa.cortex.commands.key_commands:create", name="create", help="Create a key and show its secret once.")
-keys.command("helexa.cortex.commands.key_commands:list_keys", name="list", help="List all keys without their secrets.")
-keys.command("helexa.cortex.commands.key_commands:revoke", name="revoke", help="Revoke a key permanently.")
+keys.command(
+    "helexa.cortex.commands.ledger_commands:create", name="create", help="Create a key and show its secret once."
+)
+keys.command(
+    "helexa.cortex.commands.ledger_commands:list_keys", name="list", help="List all keys without their secrets."
+)
+keys.command("helexa.cortex.commands.ledger_commands:revoke", name="revoke", help="Revoke a key permanently.")
+nodes = App(name="nodes", help="Invite, list and remove nodes, on the host of the ledger.")
+app.command(nodes)
+nodes.command("helexa.cortex.commands.ledger_commands:invite", name="invite", help="Create a token for a node to join.")
+nodes.command("helexa.cortex.commands.ledger_commands:list_nodes", name="list", help="List the nodes of this gateway.")
+nodes.command("helexa.cortex.commands.ledger_commands:remove", name="remove", help="Remove a node that joined.")
 app.command("helexa.cortex.commands.check:check", help="Check the configuration files and show what they serve.")
-app.command("helexa.cortex.commands.top:top", help="Show the newest requests, refreshed every second.")
+app.command("helexa.cortex.commands.fleet_commands:top", help="Show the newest requests, refreshed every second.")
 app.command("helexa.cortex.commands.fleet_commands:explain", help="Explain where a request for a model would be sent.")
 app.command("helexa.cortex.commands.fleet_commands:cordon", help="Send no new requests and loads to a node.")
 app.command("helexa.cortex.commands.fleet_commands:uncordon", help="Send requests and loads to a node again.")
@@ -50,12 +60,12 @@ def serve(
         insecure: allow listening on the network without required keys.
         log_format: text lines for people, or JSON objects.
     """
-    from helexa.core import catalogue, logs, tracing
+    from helexa.core import catalog, logs, tracing
     from helexa.core.address import parse_address
-    from helexa.cortex import server
-    from helexa.cortex.access.exposure import check_exposure
+    from helexa.cortex import app
+    from helexa.cortex.access.network import check_exposure
     from helexa.cortex.config import load, log_unknown_variables
-    from helexa.http.loop import run
+    from helexa.http.process import run
 
     logs.configure(log_format)
     tracing.configure("cortex")
@@ -71,7 +81,9 @@ def serve(
     settings.gateway.insecure |= insecure
     try:
         check_exposure(settings)
-        run(server.serve(settings, catalogue.load(settings.models_config), config))
+        models_catalog = catalog.load(settings.models_config)
+        catalog.log_unknown_targets(models_catalog, settings.models_config)
+        run(app.serve(settings, models_catalog, config))
     except ConfigError as error:
         named = str(config) in str(error) or str(settings.models_config) in str(error)
         raise error if named else ConfigError(f"{config}: {error}") from None
@@ -94,20 +106,19 @@ def status(
     try:
         lines = [_model_line(model) for model in models["data"]]
     except (KeyError, TypeError):
-        raise HelexaError(f"{api.endpoint} is not a helexa gateway: unexpected response") from None
+        raise HelexaError(f"{api.endpoint} is not a helexa gateway: unexpected response; check --url") from None
     if as_json:
         print(json.dumps({"health": health, "models": models["data"]}, indent=2))
     else:
         print(json.dumps(health, indent=2), *lines, sep="\n")
 
 
-def main() -> None:
-    """Run the `cortex` command. Exit codes: 0 success, 1 failure, 2 wrong usage, 3 unreachable, 78 configuration."""
-    try:
-        app()
-    except HelexaError as error:
-        print(f"cortex: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+def main() -> NoReturn:
+    """Run the `cortex` command.
+
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 3 unreachable, 78 configuration.
+    """
+    run_program("cortex", partial(call, app), tracebacks=True)
 
 
 def _model_line(model: dict[str, Any]) -> str:

@@ -1,22 +1,27 @@
 """`cortex.toml`: the gateway's configuration."""
 
 import os
+import ssl
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, IPvAnyNetwork, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, IPvAnyNetwork, SecretStr, model_validator
 
 from helexa.core import config, variables
-from helexa.core.address import Address, BaseUrl, HostName, HostPattern, Listen
-from helexa.core.former_settings import FormerSetting
-from helexa.http.connections.connection_limits import MAX_CONNECTIONS
+from helexa.core.address import Address, ApiUrl, BaseUrl, HostName, HostPattern, Listen
+from helexa.core.errors import ConfigError
+from helexa.core.variables import FormerSetting
+from helexa.http.acceptor import MAX_CONNECTIONS
 
 ENV_PREFIX = "CORTEX_"
 
 
 def _neurons_of(nodes: object) -> object:
-    """Convert `[[nodes]]`, which listed servers of mistral.rs, to `[[neurons]]`. `vram_mb` and `pinned` are dropped."""
+    """Convert `[[nodes]]`, which listed servers of mistral.rs, to `[[neurons]]`.
+
+    `vram_mb` and `pinned` are dropped.
+    """
     if not isinstance(nodes, list):
         return nodes
     return [
@@ -33,49 +38,43 @@ _FORMER_SETTINGS = (
 
 
 class GatewaySection(config.Section):
-    """The table `[gateway]`: listen addresses, limits and timeouts.
+    """The table `[gateway]`: listen addresses, limits and timeouts."""
 
-    Attributes:
-        listen: address of the API. A non-loopback address needs `entitlements.require_auth` or `insecure`.
-        metrics_listen: address of the Prometheus metrics.
-        insecure: True to allow a non-loopback `listen` address although requests need no key.
-        cors_origins: origins of web pages that may call the API from a browser. `*` means all origins.
-        trusted_proxies: IP addresses or networks of reverse proxies. If a request comes from one of them, the header
-            `X-Forwarded-For` tells the address of the client for the activity log.
-        max_body_mb: maximum size of a request body in MiB.
-        max_body_memory_mb: maximum memory in MiB for all concurrent request bodies. None means 512 or four times
-            `max_body_mb`, whichever is more. One client address may use half of this memory, so the value must be at
-            least twice `max_body_mb`.
-        max_connections: maximum number of concurrent connections. The gateway reduces this number if the process's
-            limit on open files is too low.
-        max_connections_per_address: maximum number of connections of one client address. None means half of the maximum
-            number of connections.
-        drain_secs: at SIGTERM, longest wait in seconds for running requests to end. The gateway rejects new requests
-            during this time.
-        poll_interval_secs: seconds between two polls of a node.
-        load_timeout_secs: a model load fails after this time without progress.
-        load_wait_secs: longest time that a request waits for its model to load.
-        idle_timeout_secs: a request fails if its node sends no data for this time during the response body. Before the
-            response body, it fails after this time only if the node is down.
-        answer_timeout_secs: longest wait for the first byte of the response body from a node that is up. 0 means no
-            limit.
-    """
-
+    # Address of the API. A non-loopback address needs `entitlements.require_auth` or `insecure`.
     listen: Listen = Address("127.0.0.1", 31313)
-    metrics_listen: Listen = Address("127.0.0.1", 31314)
-    insecure: bool = False
+    metrics_listen: Listen = Address("127.0.0.1", 31314)  # address of the Prometheus metrics
+    insecure: bool = False  # True to allow a non-loopback `listen` address although requests need no key
+    # Origins of web pages that may call the API from a browser. `*` means all origins.
     cors_origins: list[str] = Field(default_factory=list[str])
+    # IP addresses or networks of reverse proxies. If a request comes from one of them, the header `X-Forwarded-For`
+    # tells the address of the client for the activity log.
     trusted_proxies: list[IPvAnyNetwork] = Field(default_factory=list[IPvAnyNetwork])
-    max_body_mb: int = Field(default=64, ge=1)
+    max_body_mb: int = Field(default=64, ge=1)  # maximum size of a request body in MiB
+    # Maximum memory in MiB for all concurrent request bodies. None means 512 or four times `max_body_mb`, whichever is
+    # more. One client address may use half of this memory, so the value must be at least twice `max_body_mb`.
     max_body_memory_mb: int | None = Field(default=None, ge=1)
+    # Maximum number of concurrent connections. The gateway reduces this number if the process's limit on open files is
+    # too low.
     max_connections: int = Field(default=MAX_CONNECTIONS, ge=1)
+    # Maximum number of connections of one client address. None means half of the maximum number of connections.
     max_connections_per_address: int | None = Field(default=None, ge=1)
+    # At SIGTERM, longest wait in seconds for running requests to end. The gateway rejects new requests during this
+    # time.
     drain_secs: float = Field(default=5.0, ge=0)
-    poll_interval_secs: float = Field(default=10.0, gt=0)
-    load_timeout_secs: float = Field(default=1800.0, gt=0)
-    load_wait_secs: float = Field(default=600.0, gt=0)
+    poll_interval_secs: float = Field(default=10.0, gt=0)  # seconds between two polls of a node
+    load_timeout_secs: float = Field(default=1800.0, gt=0)  # a model load fails after this time without progress
+    load_wait_secs: float = Field(default=600.0, gt=0)  # longest time that a request waits for its model to load
+    # A request fails if its node sends no data for this time during the response body. Before the response body, it
+    # fails after this time only if the node is down.
     idle_timeout_secs: float = Field(default=300.0, gt=0)
+    # Longest wait for the first byte of the response body from a node that is up. 0 means no limit.
     answer_timeout_secs: float = Field(default=0.0, ge=0)
+    # True to serve the models on the disks of the nodes, in addition to those of the catalog. The gateway loads them on
+    # demand.
+    local_models: bool = False
+    # PEM file with certificate authorities that the gateway trusts, in addition to those of the system, for nodes with
+    # https endpoints. A relative path is relative to the folder of cortex.toml.
+    ca_file: Path | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -90,46 +89,35 @@ class GatewaySection(config.Section):
 
 
 class RoutingSection(config.Section):
-    """The table `[routing]`: choice of a node for a request, and the circuit breaker.
+    """The table `[routing]`: choice of a node for a request, and the circuit breaker."""
 
-    Attributes:
-        affinity: True to send requests with the same prompt beginning to the same node, which probably has it in its
-            prefix cache. If this node is too busy, the request goes to another node.
-        affinity_min_bytes: minimum length in bytes of a prompt for affinity. A request with a shorter prompt goes to
-            the node with the lowest load.
-        affinity_load_factor: limit for the load of the node that affinity prefers. The limit is this factor times the
-            average load of the nodes, plus one request.
-        breaker_failures: after this number of consecutive transport failures of a model on a node, the node gets no
-            more requests for this model.
-        breaker_reset_secs: seconds after the last transport failure until the node gets one probe request for the
-            model.
-    """
-
+    # True to send requests with the same prompt beginning to the same node, which probably has it in its prefix cache.
+    # If this node is too busy, the request goes to another node.
     affinity: bool = True
+    # Minimum length in bytes of a prompt for affinity. A request with a shorter prompt goes to the node with the lowest
+    # load.
     affinity_min_bytes: int = Field(default=1024, ge=0)
+    # Limit for the load of the node that affinity prefers. The limit is this factor times the average load of the
+    # nodes, plus one request.
     affinity_load_factor: float = Field(default=1.25, ge=1)
+    # after this number of consecutive transport failures of a model on a node, the node gets no more requests for this
+    # model
     breaker_failures: int = Field(default=3, ge=1)
+    # seconds after the last transport failure until the node gets one probe request for the model
     breaker_reset_secs: float = Field(default=10.0, gt=0)
 
 
 class ImagesSection(config.Section):
-    """The table `[images]`: images in prompts.
+    """The table `[images]`: images in prompts."""
 
-    Attributes:
-        max_images: maximum number of images in a request.
-        max_image_mb: maximum size of an image file in MiB.
-        allowed_hosts: hosts from which the gateway fetches images that have http(s) URLs, such as `images.example.com`,
-            `*.example.com` or `*`. If empty, the gateway rejects these images.
-        private_networks: networks, such as `10.1.0.0/16`, from which the gateway may fetch images although their
-            addresses are not public.
-        fetch_timeout_secs: longest time for fetching one image.
-    """
-
-    max_images: int = Field(default=100, ge=1)
-    max_image_mb: int = Field(default=20, ge=1)
+    max_images: int = Field(default=100, ge=1)  # maximum number of images in a request
+    max_image_mb: int = Field(default=20, ge=1)  # maximum size of an image file in MiB
+    # Hosts from which the gateway fetches images that have http(s) URLs, such as `images.example.com`, `*.example.com`
+    # or `*`. If empty, the gateway rejects these images.
     allowed_hosts: frozenset[HostPattern] = frozenset()
+    # networks, such as `10.1.0.0/16`, from which the gateway may fetch images although their addresses are not public
     private_networks: tuple[IPv4Network | IPv6Network, ...] = ()
-    fetch_timeout_secs: float = Field(default=10.0, gt=0)
+    fetch_timeout_secs: float = Field(default=10.0, gt=0)  # longest time for fetching one image
 
     @property
     def max_bytes(self) -> int:
@@ -138,23 +126,19 @@ class ImagesSection(config.Section):
 
 
 class EvictionSection(config.Section):
-    """The table `[eviction]`: when the gateway unloads models.
+    """The table `[eviction]`: when the gateway unloads models."""
 
-    Attributes:
-        strategy: which model is evicted first. `lru` compares idle times and reload costs. `priority` evicts models of
-            lower `residency_priority` first.
-        defrag_after_cycles: after every this many unloads on a node, the gateway logs a warning, because the node's
-            free memory may be fragmented. 0 means never.
-        min_residency_secs: minimum time between a model's load and its eviction.
-        idle_ttl_secs: a model that received no requests for this time is unloaded. 0 means never.
-        swap_wait_secs: longest time that a request waits until a model that must be evicted for it becomes idle. After
-            this time, that model is drained (it gets no new requests) and evicted.
-    """
-
+    # Which model is evicted first. `lru` compares idle times and reload costs. `priority` evicts models of lower
+    # `residency_priority` first.
     strategy: Literal["lru", "priority"] = "lru"
+    # After every this many unloads on a node, the gateway logs a warning, because the node's free memory may be
+    # fragmented. 0 means never.
     defrag_after_cycles: int = Field(default=50, ge=0)
-    min_residency_secs: float = Field(default=30.0, ge=0)
+    min_residency_secs: float = Field(default=30.0, ge=0)  # minimum time between a model's load and its eviction
+    # A model that received no requests for this time is unloaded. 0 means never.
     idle_ttl_secs: float = Field(default=0.0, ge=0)
+    # Longest time that a request waits until a model that must be evicted for it becomes idle. After this time, that
+    # model is drained (it gets no new requests) and evicted.
     swap_wait_secs: float = Field(default=30.0, ge=0)
 
 
@@ -174,22 +158,26 @@ class WindowSection(config.Section):
         return self
 
 
-class TermsSection(config.Section):
-    """Allowed models, token budget and rate limits. See `Principal` for the meaning of the attributes."""
+def _or_unlimited(value: object) -> object:
+    return None if value == "unlimited" else value
 
-    models: list[str] | None = None
-    hard_cap: int | None = Field(default=None, ge=0)
+
+class TermsSection(config.Section):
+    """Allowed models, token budget and rate limits. See `Principal`.
+
+    The text `unlimited` removes a limit explicitly. A reload rejects a file in which a former limit is only missing.
+    """
+
+    models: Annotated[list[str] | None, BeforeValidator(_or_unlimited)] = None
+    hard_cap: Annotated[int | None, BeforeValidator(_or_unlimited)] = Field(default=None, ge=0)
     window: WindowSection = Field(default_factory=WindowSection)
-    requests_per_minute: int | None = Field(default=None, ge=1)
-    tokens_per_minute: int | None = Field(default=None, ge=1)
-    concurrency: int | None = Field(default=None, ge=1)
+    requests_per_minute: Annotated[int | None, BeforeValidator(_or_unlimited)] = Field(default=None, ge=1)
+    tokens_per_minute: Annotated[int | None, BeforeValidator(_or_unlimited)] = Field(default=None, ge=1)
+    concurrency: Annotated[int | None, BeforeValidator(_or_unlimited)] = Field(default=None, ge=1)
 
 
 class KeySection(TermsSection):
-    """One `[[entitlements.keys]]` entry: an API key in cortex.toml.
-
-    See `Principal` for the meaning of the attributes.
-    """
+    """One `[[entitlements.keys]]` entry: an API key in cortex.toml. See `Principal`."""
 
     key: SecretStr
     account_id: str = Field(min_length=1)
@@ -198,14 +186,10 @@ class KeySection(TermsSection):
 
 
 class EntitlementsSection(config.Section):
-    """The table `[entitlements]`: who may use the API.
+    """The table `[entitlements]`: who may use the API."""
 
-    Attributes:
-        require_auth: True to reject requests without a valid key. If False, such requests are anonymous.
-        keys: keys in cortex.toml, in addition to the keys that `cortex keys` creates in the ledger.
-    """
-
-    require_auth: bool = False
+    require_auth: bool = False  # True to reject requests without a valid key. If False, such requests are anonymous.
+    # keys in cortex.toml, in addition to the keys that `cortex keys` creates in the ledger
     keys: list[KeySection] = Field(default_factory=list[KeySection])
 
 
@@ -216,82 +200,70 @@ def _state_folder() -> Path:
 
 
 class LedgerSection(config.Section):
-    """The table `[ledger]`: the database of keys, budgets and the activity log.
+    """The table `[ledger]`: the database of keys, budgets and the activity log."""
 
-    Attributes:
-        url: `sqlite:PATH`, or `postgresql://user:password@host/database` if several gateways share one ledger.
-    """
-
+    # `sqlite:PATH`, or `postgresql://user:password@host/database` if several gateways share one ledger
     url: SecretStr = Field(default_factory=lambda: SecretStr(f"sqlite:{_state_folder() / 'cortex.db'}"))
 
 
 class OidcSection(TermsSection):
-    """The table `[console.oidc]`: sign-in to the console with OpenID Connect, and the terms of these users.
+    """The table `[console.oidc]`: sign-in with OpenID Connect."""
 
-    Attributes:
-        issuer: URL of the identity provider. The gateway reads `ISSUER/.well-known/openid-configuration`.
-        client_id, client_secret: the credentials of the gateway at the provider.
-        public_url: URL under which browsers reach the gateway. The provider must allow the redirect to
-            `PUBLIC_URL/console/oidc/callback`.
-        account_claim: claim of the ID token that becomes the account. An `email` must be verified by the provider.
-        users: accounts that may sign in. `*` at the beginning matches any prefix, as in `*@example.com`.
-        admins: accounts that sign in with the role `admin`, in the same format.
-    """
-
-    issuer: BaseUrl
+    issuer: BaseUrl  # URL of the identity provider. The gateway reads `ISSUER/.well-known/openid-configuration`.
+    # the credentials of the gateway at the provider
     client_id: str = Field(min_length=1)
     client_secret: SecretStr | None = None
+    # URL under which browsers reach the gateway. The provider must allow the redirect to
+    # `PUBLIC_URL/console/oidc/callback`.
     public_url: BaseUrl
+    # Claim of the ID token that becomes the account. An `email` must be verified by the provider.
     account_claim: str = Field(default="email", min_length=1)
+    # Accounts that may sign in. `*` at the beginning matches any prefix, as in `*@example.com`.
     users: list[str] = Field(default_factory=list[str])
+    # accounts that sign in with the role `admin`, in the same format
     admins: list[str] = Field(default_factory=list[str])
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not (self.users or self.admins):
-            raise ValueError("nobody may sign in; list accounts in 'users' or 'admins'")
+            raise ValueError("no account may sign in; list accounts in 'users' or 'admins'")
         return self
 
 
 class ConsoleSection(config.Section):
-    """The table `[console]`: the web page that the gateway serves to browsers at `/`.
+    """The table `[console]`: the web page that the gateway serves to browsers at `/`."""
 
-    Attributes:
-        enabled: False to serve no page and accept no sign-in.
-        session_hours: hours after which a sign-in expires.
-        bench_url: URL of helexa-bench's pages, which the console links to. None for no link.
-        oidc: sign-in with OpenID Connect, in addition to API keys. None to disable it.
-    """
+    enabled: bool = True  # False to serve no page and accept no sign-in
+    session_hours: float = Field(default=12.0, gt=0, le=24 * 90)  # hours after which a sign-in expires
+    bench_url: BaseUrl | None = None  # URL of helexa-bench's pages, which the console links to. None for no link.
+    oidc: OidcSection | None = None  # sign-in with OpenID Connect, in addition to API keys. None to disable it.
 
-    enabled: bool = True
-    session_hours: float = Field(default=12.0, gt=0, le=24 * 90)
-    bench_url: BaseUrl | None = None
-    oidc: OidcSection | None = None
+
+class OllamaSection(config.Section):
+    """The table `[ollama]`: Ollama's API."""
+
+    enabled: bool = True  # False to answer its paths with 404
+    # Second address of the gateway's API, for clients that connect to Ollama's address 127.0.0.1:11434. None for no
+    # second address. A non-loopback address needs `entitlements.require_auth` or `gateway.insecure`.
+    listen: Listen | None = None
+    # True to let every client download models with `/api/pull`. False to let only admins do so.
+    anyone_pulls: bool = False
 
 
 class NeuronSection(config.Section):
-    """One `[[neurons]]` entry: a node that the gateway forwards requests to.
+    """One `[[neurons]]` entry: a node that the gateway forwards requests to."""
 
-    Attributes:
-        name: unique name of the node.
-        endpoint: base URL of the node, without `/v1`.
-        kind: `neuron`, or `openai` for any other OpenAI-compatible server.
-        bearer: API key that the node requires, or None.
-        bearer_file: path of a file with this key, instead of `bearer`. A relative path is relative to the folder of
-            cortex.toml.
-        bearer_env: name of an environment variable with this key, instead of `bearer`.
-        cordoned: True to send no requests and loads to the node until it is uncordoned.
-        allowed_hosts: a node may report that a model is served at another URL. The host of this URL must be the host of
-            `endpoint` or one of these hosts.
-    """
-
-    name: str = Field(min_length=1)
-    endpoint: BaseUrl
-    kind: Literal["neuron", "openai"] = "neuron"
-    bearer: config.HeaderSecret | None = None
+    name: str = Field(min_length=1)  # unique name of the node
+    endpoint: ApiUrl  # base URL of the node. A `/v1` at its end is removed.
+    kind: Literal["neuron", "openai"] = "neuron"  # `neuron`, or `openai` for any other OpenAI-compatible server
+    bearer: config.HeaderSecret | None = None  # API key that the node requires, or None
+    # Path of a file with this key, instead of `bearer`. A relative path is relative to the folder of cortex.toml.
     bearer_file: Path | None = None
+    # name of an environment variable with this key, instead of `bearer`
     bearer_env: str | None = Field(default=None, min_length=1)
-    cordoned: bool = False
+    cordoned: bool = False  # True to send no requests and loads to the node until it is uncordoned
+    # A node may report that a model is served at another URL. The host of this URL must be the host of `endpoint` or
+    # one of these hosts.
     allowed_hosts: frozenset[HostName] = frozenset()
 
     @model_validator(mode="after")
@@ -311,6 +283,7 @@ class CortexConfig(config.Section):
     entitlements: EntitlementsSection = Field(default_factory=EntitlementsSection)
     ledger: LedgerSection = Field(default_factory=LedgerSection)
     console: ConsoleSection = Field(default_factory=ConsoleSection)
+    ollama: OllamaSection = Field(default_factory=OllamaSection)
     neurons: list[NeuronSection] = Field(default_factory=list[NeuronSection])
     models_config: Path = Path("/etc/cortex/models.toml")
 
@@ -319,12 +292,12 @@ class CortexConfig(config.Section):
         names = [neuron.name for neuron in self.neurons]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"two neurons are named '{name}'")
+                raise ValueError(f"two neurons are named '{name}'; rename one")
         return self
 
 
 def load(path: Path | None, origins: dict[variables.Keys, str] | None = None) -> CortexConfig:
-    """Read the configuration from the file `path` and the `CORTEX_` environment variables.
+    """Read the configuration from `path` and `CORTEX_` variables.
 
     Relative paths are resolved against the directory of the file. The keys in `bearer_file` and `bearer_env` become the
     `bearer` of their nodes.
@@ -341,6 +314,9 @@ def load(path: Path | None, origins: dict[variables.Keys, str] | None = None) ->
     folder = Path() if path is None else path.absolute().parent
     if path is not None:
         settings.models_config = folder / settings.models_config
+    if settings.gateway.ca_file is not None:
+        settings.gateway.ca_file = folder / settings.gateway.ca_file
+        client_context(settings.gateway.ca_file)  # an error must be found at the start, and by `cortex check`
     for neuron in settings.neurons:
         if neuron.bearer_file is not None:
             neuron.bearer_file = folder / neuron.bearer_file
@@ -351,6 +327,27 @@ def load(path: Path | None, origins: dict[variables.Keys, str] | None = None) ->
 
 
 def log_unknown_variables(settings: CortexConfig) -> None:
-    """Log a warning about `CORTEX_` environment variables that match no configuration key."""
+    """Log a warning about `CORTEX_` variables that set nothing."""
     keys = [neuron.bearer_env for neuron in settings.neurons if neuron.bearer_env is not None]
     variables.log_unknown_variables(CortexConfig, prefix=ENV_PREFIX, other_names=keys)
+
+
+def client_context(ca_file: Path | None) -> ssl.SSLContext:
+    """Return TLS settings with which a client checks the certificates of servers.
+
+    Args:
+        ca_file: PEM file with certificate authorities to trust besides those of the system, or None.
+
+    Raises:
+        ConfigError: the file cannot be read or contains no certificate.
+    """
+    context = ssl.create_default_context()
+    if ca_file is not None:
+        try:
+            context.load_verify_locations(ca_file)
+        except ssl.SSLError:
+            raise ConfigError(f"ca_file: {ca_file} contains no PEM certificate; name a file that does") from None
+        except OSError as error:
+            message = f"ca_file: {ca_file} cannot be read ({error.strerror}); name a readable file, or remove ca_file"
+            raise ConfigError(message) from None
+    return context

@@ -1,110 +1,123 @@
 """Creates, connects and closes the components of a gateway."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
-import aiohttp
-
-from helexa.core.catalogue import Catalogue
+from helexa.core.catalog import Catalog
 from helexa.cortex.access.auth import Authenticator
-from helexa.cortex.access.client_address import TrustedProxies
-from helexa.cortex.access.exposure import check_exposure
-from helexa.cortex.access.key import static_keys
+from helexa.cortex.access.keys import static_keys
+from helexa.cortex.access.network import TrustedProxies, check_exposure
 from helexa.cortex.access.rate_limiter import RateLimiter
-from helexa.cortex.config import CortexConfig
-from helexa.cortex.fleet.capabilities import sees_images
+from helexa.cortex.config import CortexConfig, NeuronSection, client_context
+from helexa.cortex.fleet import node_client
 from helexa.cortex.fleet.fleet import Fleet
-from helexa.cortex.fleet.fleet_metrics import FleetCollector
+from helexa.cortex.fleet.fleet_view import sees_images
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.poller import Poller
+from helexa.cortex.forwarding.body_checks import BodyWorkers
 from helexa.cortex.forwarding.node_calls import NodeCalls
-from helexa.cortex.forwarding.prompt_count import PromptCounter
 from helexa.cortex.forwarding.proxy import Proxy
-from helexa.cortex.images.preparation import ImagePreparation, PreparedBody
+from helexa.cortex.images.request_images import ImagePreparation, PreparedBody
 from helexa.cortex.ledger.activity import Activity
-from helexa.cortex.ledger.keys import Keyring, KeyStore
 from helexa.cortex.ledger.ledger import Ledger
-from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Database
+from helexa.cortex.ledger.stores import JoinedNode, KeyStore, NodeStore
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
-from helexa.cortex.observability.gateway_state import GatewayCollector
-from helexa.cortex.observability.metrics import Metrics
+from helexa.cortex.lifecycle.pulls import Pulls
+from helexa.cortex.node_join import Joins
+from helexa.cortex.observability.history import History, LogLines, secrets_of
+from helexa.cortex.observability.metrics import FleetCollector, GatewayCollector, Metrics
 from helexa.cortex.observability.request_record import RequestRecord
 from helexa.cortex.reload import Reloader
-from helexa.cortex.requests.body_workers import BodyWorkers
-from helexa.cortex.upstream.client import KEEPALIVE_SECS, MAX_IDLE, Upstream
-from helexa.http.body_budget import BodyBudget
-from helexa.http.connections.connection_limits import ConnectionLimits
-from helexa.http.descriptor_limit import descriptor_limit
-from helexa.http.drain import Drain
+from helexa.cortex.upstream.client import MAX_IDLE, Upstream
+from helexa.http.acceptor import ConnectionLimits
+from helexa.http.process import descriptor_limit
+from helexa.http.server_state import BodyBudget, Drain
 
 METRICS_CONNECTIONS = ConnectionLimits(total=32, per_address=32, rejected=4)
 
 
 class Gateway:
-    """The components of a running gateway, shared by all routes.
-
-    Attributes:
-        config: the current configuration.
-        catalogue: the current model catalogue.
-        bodies: the memory limit for all concurrent request bodies, which the API's listener enforces.
-        proxies: the trusted reverse proxies, which tell the addresses of clients.
-        drain: the running requests, which a shutdown waits for.
-        observers: functions that are called with every finished request.
-    """
+    """The components of a running gateway, shared by all routes."""
 
     def __init__(
         self,
         config: CortexConfig,
-        catalogue: Catalogue,
+        catalog: Catalog,
         metrics: Metrics,
         *,
-        session: aiohttp.ClientSession,
         database: Database,
+        config_file: Path | None = None,
     ) -> None:
         self.config = config
-        self._started = config.gateway
-        self.catalogue = catalogue
+        # Path of cortex.toml. None if the configuration comes only from environment variables.
+        self.config_file = config_file
+        self._started, self._started_ollama = config.gateway, config.ollama
+        self.catalog = catalog
         self.metrics = metrics
         self.fleet = Fleet(config.neurons, config.routing)
-        self.client = NodeClient(session)
+        self.fleet.serve_local(config.gateway.local_models)
+        tls = client_context(config.gateway.ca_file)
+        # Loads may take hours without an answer, so that the timeouts of requests do not apply to management calls.
+        self.management = Upstream(tls=tls, connect_timeout_secs=node_client.CONNECT_TIMEOUT_SECS)
+        self.client = NodeClient(self.management)
         self.poller = Poller(self.fleet, self.client, config.gateway.poll_interval_secs)
         self.upstream = Upstream(
-            config.gateway.idle_timeout_secs, config.gateway.answer_timeout_secs, max_idle=_max_idle_upstream()
+            config.gateway.idle_timeout_secs,
+            config.gateway.answer_timeout_secs,
+            max_idle=_max_idle_upstream(),
+            tls=tls,
         )
         self.body_workers = BodyWorkers()
         self.proxy = Proxy(self.upstream, self.fleet, self.body_workers)
-        self.calls = NodeCalls(self.upstream, self.fleet)
+        self.calls = NodeCalls(self.upstream, self.fleet, self.body_workers)
+        # the memory limit for all concurrent request bodies, which the API's listener enforces
         self.bodies = BodyBudget(config.gateway.body_memory_bytes)
         self.images = ImagePreparation(config.images, self.body_workers, self.bodies)
-        self.counter = PromptCounter(self.calls, self.body_workers)
         self.lifecycle = Lifecycle(
-            self.fleet, self.client, config, catalogue, loaded=metrics.cold_start, evicted=metrics.eviction
+            self.fleet, self.client, config, catalog, loaded=metrics.cold_start, evicted=metrics.eviction
         )
+        self.pulls = Pulls(self.fleet, self.client, self.poller)
         self.rate_limiter = RateLimiter()
-        self.drain = Drain()
+        self.drain = Drain()  # the running requests, which a shutdown waits for
+        # the trusted reverse proxies, which tell the addresses of clients
         self.proxies = TrustedProxies(config.gateway.trusted_proxies)
         self.authenticator = Authenticator(config.entitlements.require_auth, static_keys(config.entitlements))
-        self.keyring = Keyring(KeyStore(database), self.authenticator)
+        self.key_store = KeyStore(database, apply=self.authenticator.replace)
         self.ledger = Ledger(database)
-        self.observers: list[Callable[[Activity], None]] = []
+        self.history = History(self.fleet.view)
+        self._joined: Sequence[JoinedNode] = ()
+        self.log_lines = LogLines(
+            lambda: (*secrets_of(self.config), *(node.bearer.get_secret_value() for node in self._joined))
+        )
+        self.node_store = NodeStore(database, apply=self._use_joined)
+        self.joins = Joins(
+            self.node_store,
+            self.client,
+            lambda: [(node.name, node.endpoint) for node in self.fleet.view().nodes],
+            metrics.node_join,
+        )
+        self.observers: list[Callable[[Activity], None]] = []  # functions that are called with every finished request
+        self.reload: Callable[[], None] = lambda: None  # reads the configuration again, once it runs in `running`
         metrics.watch(FleetCollector(self.fleet))
         metrics.watch(GatewayCollector(self.drain, lambda: self.ledger.available))
 
     def connection_limits(self) -> ConnectionLimits:
-        """Return the connection limits of the API's listener.
+        """Return the connection limits of each listener of the API.
 
-        The limits are those of the configuration, reduced if the process's limit on open files is too low. Each client
-        connection counts as two file descriptors, because its request may need a connection to a node.
+        The limits are those of the configuration, reduced if the process's limit on open files is too low.
         """
         section = self._started
         return ConnectionLimits.within(
             descriptor_limit(),
             section.max_connections,
             section.max_connections_per_address,
-            each=2,
+            # Two descriptors per connection and listener, because a request may need a connection to a node.
+            each=2 if self._started_ollama.listen is None else 4,
             other_descriptors=_max_idle_upstream() + METRICS_CONNECTIONS.open,
         )
 
@@ -114,12 +127,12 @@ class Gateway:
         return self.config.gateway.max_body_mb << 20
 
     def prepared_images(self, model: str, body: bytes) -> AbstractAsyncContextManager[PreparedBody]:
-        """Check and fetch the images of a request body for `model`. See `ImagePreparation.prepared`."""
-        vision = sees_images(self.fleet.view(), self.catalogue, model)
+        """Check and fetch the images of a request body (see `ImagePreparation.prepared`)."""
+        vision = sees_images(self.fleet.view(), self.catalog, model)
         return self.images.prepared(body, model, sees_images=vision, max_body_bytes=self.max_body_bytes)
 
-    def configure(self, config: CortexConfig, catalogue: Catalogue) -> None:
-        """Apply a new configuration and catalogue.
+    def configure(self, config: CortexConfig, catalog: Catalog) -> None:
+        """Apply a new configuration and catalog.
 
         Changes of listeners, CORS origins and the ledger take effect only at the next start.
 
@@ -127,38 +140,54 @@ class Gateway:
             ConfigError: the configuration is inconsistent. The gateway keeps the previous configuration.
         """
         keys = static_keys(config.entitlements)
-        check_exposure(config.model_copy(update={"gateway": self._started}))  # the address does not change
+        started = {"gateway": self._started, "ollama": self._started_ollama}  # the addresses do not change
+        check_exposure(config.model_copy(update=started))
         self.authenticator.configure(config.entitlements.require_auth, keys)
-        self.config, self.catalogue = config, catalogue
-        self.fleet.configure(config.neurons)
+        self.config, self.catalog = config, catalog
+        self._configure_fleet()
         self.fleet.set_routing(config.routing)
+        self.fleet.serve_local(config.gateway.local_models)
         self.proxies = TrustedProxies(config.gateway.trusted_proxies)
         self.images.configure(config.images)
         self.bodies.total = config.gateway.body_memory_bytes
         self.poller.interval_secs = config.gateway.poll_interval_secs
-        self.upstream.idle_timeout_secs = config.gateway.idle_timeout_secs
-        self.upstream.answer_timeout_secs = config.gateway.answer_timeout_secs
-        self.lifecycle.configure(config, catalogue)
+        self.upstream.timeouts.idle_secs = config.gateway.idle_timeout_secs
+        self.upstream.timeouts.answer_secs = config.gateway.answer_timeout_secs
+        self.lifecycle.configure(config, catalog)
+
+    def _use_joined(self, nodes: Sequence[JoinedNode]) -> None:
+        self._joined = nodes
+        self._configure_fleet()
+
+    def _configure_fleet(self) -> None:
+        """Use the nodes of the configuration, and the nodes that joined."""
+        names = {neuron.name for neuron in self.config.neurons}
+        endpoints = {neuron.endpoint for neuron in self.config.neurons}
+        # A configured node replaces a joined one that has its name or its endpoint.
+        joined = [
+            NeuronSection(name=node.name, endpoint=node.endpoint, bearer=node.bearer)
+            for node in self._joined
+            if node.name not in names and node.endpoint not in endpoints
+        ]
+        self.fleet.configure([*self.config.neurons, *joined], {node.name for node in joined})
 
     def observe(self, record: RequestRecord) -> None:
-        """Add a finished request to the metrics and to the ledger's activity log, and call the observers."""
+        """Pass a finished request to metrics, ledger, history and observers."""
         self.metrics.observe(record)
         activity = record.activity()
         self.ledger.record(activity)
+        self.history.observe(activity)
         for observe in self.observers:
             observe(activity)
 
 
 @asynccontextmanager
 async def running(
-    config: CortexConfig, catalogue: Catalogue, metrics: Metrics, path: Path | None = None
+    config: CortexConfig, catalog: Catalog, metrics: Metrics, path: Path | None = None
 ) -> AsyncIterator[Gateway]:
-    """Start the components of a gateway, yield the gateway, and stop the components when the block ends.
+    """Run the components of a gateway until the block ends.
 
     Args:
-        config: the configuration.
-        catalogue: the model catalogue.
-        metrics: the metrics of the gateway.
         path: path of cortex.toml, which is reloaded when it changes. None if there is no file.
 
     Raises:
@@ -168,23 +197,20 @@ async def running(
         database = await open_database(config.ledger.url.get_secret_value())
         stack.push_async_callback(database.close)
         await database.migrate()
-        session = await stack.enter_async_context(
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECS),
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
-            )
-        )
-        gateway = Gateway(config, catalogue, metrics, session=session, database=database)
+        gateway = Gateway(config, catalog, metrics, database=database, config_file=path)
+        logging.getLogger().addHandler(gateway.log_lines)
+        stack.callback(logging.getLogger().removeHandler, gateway.log_lines)
         stack.callback(gateway.upstream.close)
+        stack.callback(gateway.management.close)
         stack.push_async_callback(gateway.body_workers.close)
         await gateway.ledger.start()
         stack.push_async_callback(gateway.ledger.close)
-        await stack.enter_async_context(gateway.keyring.watching())
+        await stack.enter_async_context(gateway.key_store.watching())
+        await stack.enter_async_context(gateway.node_store.watching())
         stack.push_async_callback(gateway.lifecycle.close)
-        reloader = Reloader(path, config, catalogue, gateway.configure)
-        for coroutine in (gateway.poller.run(), gateway.lifecycle.run(), reloader.run()):
+        reloader = Reloader(path, config, catalog, gateway.configure)
+        gateway.reload = reloader.request
+        for coroutine in (gateway.poller.run(), gateway.lifecycle.run(), gateway.history.run(), reloader.run()):
             stack.push_async_callback(_stop, asyncio.create_task(coroutine))
         yield gateway
 

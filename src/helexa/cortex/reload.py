@@ -1,4 +1,4 @@
-"""Hot reload: reads the configuration and the catalogue again when their files change.
+"""Reloads the configuration when its files change, and at SIGHUP.
 
 If a file is invalid, an error is logged and nothing changes. Valid changes are logged and take effect together. A file
 that an editor or a copy has written only in part can be valid, too. So a changed file is read after it has stayed the
@@ -7,17 +7,18 @@ same for a second, and a reload opens nothing that was closed unless the file sa
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from helexa.core import catalogue as catalogues
-from helexa.core.catalogue import Catalogue
+from helexa.core import catalog as catalogs
+from helexa.core.catalog import Catalog
 from helexa.core.errors import ConfigError, HelexaError
 from helexa.cortex import config as configs
-from helexa.cortex.config import CortexConfig
+from helexa.cortex.config import CortexConfig, KeySection, TermsSection
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +31,19 @@ _ONLY_AT_START = (
     "gateway.cors_origins",
     "gateway.insecure",
     "gateway.max_connections",
+    "gateway.ca_file",
+    "ollama.listen",
     "ledger",
 )
+# How to remove a line that a cut-off file could lack, by the name of the setting.
+_REMOVALS = {
+    name: f'write {name} = "unlimited"'
+    for name in ("models", "hard_cap", "requests_per_minute", "tokens_per_minute", "concurrency")
+} | {"key_id": "restart the gateway", "account_claim": 'write account_claim = "email"'}
 _MAX_LOGGED = 20
 
 _Stamp = tuple[int, int, int] | None
-Apply = Callable[[CortexConfig, Catalogue], None]
+Apply = Callable[[CortexConfig, Catalog], None]
 
 
 class Reloader:
@@ -43,21 +51,34 @@ class Reloader:
 
     Args:
         path: path of cortex.toml. None if the configuration comes only from environment variables.
-        config, catalogue: the configuration and catalogue at the start.
-        apply: function that applies a new configuration and catalogue, or raises `HelexaError` and changes nothing.
+        config, catalog: the configuration and catalog at the start.
+        apply: function that applies a new configuration and catalog, or raises `HelexaError` and changes nothing.
     """
 
-    def __init__(self, path: Path | None, config: CortexConfig, catalogue: Catalogue, apply: Apply) -> None:
+    def __init__(self, path: Path | None, config: CortexConfig, catalog: Catalog, apply: Apply) -> None:
         self._path = path
         self._config = config
-        self._catalogue = catalogue
+        self._catalog = catalog
         self._apply = apply
         self._last_stamps = self._seen_stamps = self._stamps()
+        self._requested = asyncio.Event()
+        self._keys = _by_name(config)  # also removed keys: a file that was cut off twice must not lift their limits
+
+    def request(self) -> None:
+        """Reload the files soon, even if they have not changed."""
+        self._requested.set()
 
     async def run(self) -> None:
-        """Check every second whether a file has changed, and reload changed files. Runs until cancelled."""
+        """Check every second whether a file has changed, and reload changed files."""
         while True:
-            await asyncio.sleep(INTERVAL_SECS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL_SECS):
+                    await self._requested.wait()
+            if self._requested.is_set():
+                self._requested.clear()
+                log.info("reload requested by a signal")
+                await self.reload()
+                continue
             file_stamps = await asyncio.to_thread(self._stamps)
             is_written = file_stamps == self._seen_stamps  # unchanged since the last look
             self._seen_stamps = file_stamps
@@ -66,42 +87,59 @@ class Reloader:
                 await self.reload()
 
     async def reload(self) -> None:
-        """Read the configuration and the catalogue again and apply their changes. Log an error if a file is invalid."""
+        """Apply the changes of configuration and catalog; log an error if one is invalid."""
         try:
-            config, catalogue = await asyncio.to_thread(self._read)
-            check_exposure(self._config, config)
-            self._apply(config, catalogue)
+            config, catalog, is_complete = await asyncio.to_thread(self._read)
+            check_exposure(self._config, config, self._keys, is_complete=is_complete)
+            self._apply(config, catalog)
+            catalogs.log_unknown_targets(catalog, config.models_config)
         except HelexaError as error:
             log.error("reload failed, configuration unchanged: %s", error)
             return
-        changed = [*differences(self._config, config), *differences(self._catalogue, catalogue)]
-        self._config, self._catalogue = config, catalogue
+        changed = [*differences(self._config, config), *differences(self._catalog, catalog)]
+        self._config, self._catalog = config, catalog
+        self._keys |= _by_name(config)
         self._last_stamps = self._stamps()
         for line in changed[:_MAX_LOGGED]:
             start_only_note = " (takes effect at the next start)" if line.startswith(_ONLY_AT_START) else ""
             log.info("reloaded: %s%s", line, start_only_note)
         if len(changed) > _MAX_LOGGED:
             log.info("reloaded: %d more changes", len(changed) - _MAX_LOGGED)
+        if not changed:
+            log.info("reloaded: nothing has changed")
 
-    def _read(self) -> tuple[CortexConfig, Catalogue]:
+    def _read(self) -> tuple[CortexConfig, Catalog, bool]:
+        """Return configuration, catalog, and whether cortex.toml is complete."""
+        is_complete = self._path is None or _ends_with_line_break(self._path)
         config = configs.load(self._path)
-        if self._catalogue.models and not config.models_config.exists():  # an editor may be replacing the file
-            raise ConfigError(f"{config.models_config} does not exist")
-        return config, catalogues.load(config.models_config)
+        if self._catalog.models and not config.models_config.exists():  # an editor may be replacing the file
+            raise ConfigError(f"{config.models_config} does not exist; create it, or change models_config")
+        return config, catalogs.load(config.models_config), is_complete
 
     def _stamps(self) -> list[_Stamp]:
         key_files = [neuron.bearer_file for neuron in self._config.neurons]
         return [_stamp(path) for path in (self._path, self._config.models_config, *key_files)]
 
 
-def check_exposure(previous: CortexConfig, current: CortexConfig) -> None:
-    """Reject a configuration that lacks the lines without which the gateway would be open or without nodes.
+def check_exposure(
+    previous: CortexConfig,
+    current: CortexConfig,
+    known_keys: Mapping[str, KeySection] | None = None,
+    *,
+    is_complete: bool = True,
+) -> None:
+    """Reject a configuration that is more open by omission, or has no nodes.
 
     A configuration file that was cut off lacks them. A line such as `require_auth = false` is an explicit decision.
 
+    Args:
+        known_keys: all keys since the start by secret and by name. None means the keys of `previous`.
+        is_complete: whether the file ends with a complete line.
+
     Raises:
-        ConfigError: the new configuration does not mention `require_auth` although keys were required, or mentions no
-            nodes although there were nodes.
+        ConfigError: the new configuration does not mention `require_auth` although keys were required, mentions no
+            nodes although there were nodes, does not mention a limit that a key had, or has a new key without limits at
+            the end of an incomplete file.
     """
     entitlements = current.entitlements
     if (
@@ -115,10 +153,40 @@ def check_exposure(previous: CortexConfig, current: CortexConfig) -> None:
         )
     if previous.neurons and not current.neurons and "neurons" not in current.model_fields_set:
         raise ConfigError("all [[neurons]] are missing; to remove all nodes, write neurons = []")
+    known = _by_name(previous) if known_keys is None else known_keys
+    for key in entitlements.keys:
+        name = key.key_id or key.account_id
+        former = known.get(_secret(key)) or known.get(name)
+        if former is not None:
+            _check_terms(f"the key of '{name}'", former, key)
+        elif not is_complete and key is entitlements.keys[-1]:
+            raise ConfigError(
+                f"the new key of '{name}' may be incomplete: the file does not end with a line break; add one"
+            )
+    if previous.console.oidc is not None and current.console.oidc is not None:
+        _check_terms("console.oidc", previous.console.oidc, current.console.oidc)
+
+
+def _by_name(config: CortexConfig) -> dict[str, KeySection]:
+    """Return the keys of a configuration by secret and by name."""
+    keys = config.entitlements.keys
+    return {key.key_id or key.account_id: key for key in keys} | {_secret(key): key for key in keys}
+
+
+def _secret(key: KeySection) -> str:
+    return f"secret {key.key.get_secret_value()}"  # differs from all names, which have no blank
+
+
+def _check_terms(name: str, former: TermsSection, current: TermsSection) -> None:
+    """Reject `current` if it omits a limit, name or claim of `former`."""
+    for field, removal in _REMOVALS.items():
+        was_set = getattr(former, field, None) is not None and field in former.model_fields_set
+        if was_set and field not in current.model_fields_set:
+            raise ConfigError(f"{name} lacks {field}, which it had; to remove it, {removal}")
 
 
 def differences(previous: BaseModel, current: BaseModel) -> list[str]:
-    """Return one line of text per value that differs between two configurations. Secrets are not shown."""
+    """Return one line of text per value that differs, without secrets."""
     old, new = dict(_leaves("", previous)), dict(_leaves("", current))
     lines = [f"{key}: {old[key]!r} became {new[key]!r}" for key in old if key in new and old[key] != new[key]]
     lines += [f"{key}: {value!r} is new" for key, value in new.items() if key not in old]
@@ -141,6 +209,13 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{path}[{name}]", entry)
     else:
         yield path, value
+
+
+def _ends_with_line_break(path: Path) -> bool:
+    try:
+        return path.read_bytes()[-1:] in (b"\n", b"")
+    except OSError:
+        return False
 
 
 def _stamp(path: Path | None) -> _Stamp:

@@ -1,1 +1,1 @@
-"""The library behind `import helexa`: text generation on a running server, or on an engine that the library starts."""
+"""The library behind `import helexa`."""

@@ -1,4 +1,4 @@
-"""Runs requests on a target (a server or a private engine): one request, several for one prompt, or a batch."""
+"""Runs requests on a target: one request, several for one prompt, or a batch."""
 
 import asyncio
 import time
@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from helexa.generation.completion import Completion, Delta, Timings
-from helexa.generation.errors import EngineError, GenerationError, UnreachableError
+from helexa.generation.completion import Completion, Delta, Timings, TokenLogprob
+from helexa.generation.errors import EngineError, GenerationError, SchemaError, UnreachableError
 from helexa.generation.request import Request
 from helexa.generation.target import End, Target, WasThought
+from helexa.generation.tools import ToolCallDelta, ToolCallReader
 
 Result = Completion | GenerationError
 
@@ -17,7 +18,9 @@ _MAX_SUSPECTS = 256  # at most this many requests are repeated after retryable e
 
 
 async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Completion, None]:
-    """Run a request. Yield the chunks of its response as they arrive, and the complete response as the last item.
+    """Run a request.
+
+    Yield the chunks of its response as they arrive, and the complete response as the last item.
 
     Closing the generator cancels the request.
 
@@ -31,6 +34,8 @@ async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Com
     first_at = last_at = 0.0
     text: list[str] = []
     reasoning: list[str] = []
+    logprobs: list[TokenLogprob] = []
+    calls = ToolCallReader()
     async with aclosing(target.run(request)) as events:
         async for event in events:
             match event:
@@ -38,29 +43,44 @@ async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Com
                     last_at = time.perf_counter()
                     first_at = first_at or last_at
                     (reasoning if event.thought else text).append(event.text)
-                    yield event
+                    logprobs += event.logprobs
+                    if event.text:  # the last chunk may have only log-probabilities
+                        yield event
+                case ToolCallDelta():
+                    last_at = time.perf_counter()
+                    first_at = first_at or last_at
+                    calls.add(event)
                 case WasThought():
                     reasoning += text
                     text.clear()
+                    logprobs.clear()
                 case End():
                     now = time.perf_counter()
                     first_at, last_at = first_at or now, last_at or now
                     timings = _timings(event, started_at, opened_at, first_at, last_at, now)
                     completion = _completion(request, event, "".join(text), "".join(reasoning), timings)
-                    if request.schema is not None:
+                    completion = replace(completion, logprobs=tuple(logprobs))
+                    try:
+                        completion = replace(completion, tool_calls=calls.calls())
+                    except ValueError as error:
+                        raise SchemaError(str(error), completion) from None
+                    if request.schema is not None and not completion.tool_calls:
                         completion = replace(completion, parsed=request.schema.parsed(completion))
                     yield completion
                     return
-    raise EngineError("the answer broke off before it was complete", retryable=True)
+    raise EngineError("the answer broke off before it was complete; try again", retryable=True)
 
 
 async def complete(target: Target, request: Request) -> Completion:
-    """Run a request and return its completion. The function raises the same errors as `pieces`."""
+    """Run a request and return its completion.
+
+    The function raises the same errors as `pieces`.
+    """
     return await _complete_and_signal(target, request, asyncio.Event())
 
 
 async def complete_choices(target: Target, requests: Sequence[Request]) -> Completion:
-    """Run several requests with the same prompt, and return the completion of the first request.
+    """Run requests with the same prompt; return the completion of the first one.
 
     The attribute `others` of the returned completion contains the completions of the other requests. To reuse the KV
     pages of the first request, the other requests start only after its prefill.
@@ -87,7 +107,9 @@ async def complete_choices(target: Target, requests: Sequence[Request]) -> Compl
 async def results(
     target: Target, requests: Iterable[Request | GenerationError], width: int
 ) -> AsyncGenerator[tuple[int, Result], None]:
-    """Run requests concurrently. When a request ends, yield its index and its completion or error.
+    """Run requests concurrently.
+
+    When a request ends, yield its index and its completion or error.
 
     `requests` is read lazily. If the engine crashes, all requests that are running at that time fail. The failed
     requests are repeated one at a time after all other requests. If the engine crashes again, the request that runs at

@@ -1,4 +1,4 @@
-"""The library's background event loop, which runs in a separate thread, and how callers wait for its results.
+"""The library's background event loop, and how callers wait for its results.
 
 All engines, connections and requests belong to the background event loop. A plain function of the library blocks the
 user's thread until the result is ready. An async function of the library awaits the result in the user's event loop.
@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from helexa.generation.targets import Targets
 
@@ -24,7 +24,7 @@ _ENDING_SECONDS = 10.0
 
 
 class BackgroundLoop:
-    """The library's background event loop, its thread, and the engines and connections that belong to it.
+    """The background event loop, its thread, and its engines and connections.
 
     Attributes:
         targets: the servers and private engines that this process uses. Only code in the background event loop may
@@ -50,7 +50,10 @@ class BackgroundLoop:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def end(self) -> None:
-        """Close all engines and connections, cancel all tasks, and stop the thread. This takes a bounded time."""
+        """Close all engines and connections, cancel all tasks, and stop the thread.
+
+        This takes a bounded time.
+        """
         with suppress(Exception):
             self.submit(self._end()).result(_ENDING_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -80,7 +83,10 @@ def background() -> BackgroundLoop:
 
 
 def shut_down() -> None:
-    """Stop the background event loop and all engines. The next request starts them again."""
+    """Stop the background event loop and all engines.
+
+    The next request starts them again.
+    """
     global _running
     with _lock:
         loop_thread, _running = _running, None
@@ -102,25 +108,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-class Caller(Protocol):
-    """How library code waits for results of the background event loop and calls the user's callbacks.
-
-    `BlockingCaller` implements it for plain functions, `AsyncCaller` for async functions. The code of a library
-    function is a coroutine that waits only with a `Caller`, so both versions of the function can share it.
-    """
-
-    async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the background event loop, wait for it, and return its result.
-
-        If the wait is interrupted, for example by Ctrl-C, `work` is canceled.
-        """
-        ...
-
-    async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """Call a callback that the user passed. If the callback is async, also wait for its result."""
-        ...
-
-
 class BlockingCaller:
     """The `Caller` for plain functions: waiting blocks the thread.
 
@@ -129,7 +116,7 @@ class BlockingCaller:
     """
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Block the thread until `work` has ended in the background event loop, and return its result."""
+        """Block the thread until `work` has ended, and return its result."""
         future = background().submit(work)
         try:
             return future.result()
@@ -137,17 +124,20 @@ class BlockingCaller:
             future.cancel()  # has an effect only if Ctrl-C interrupted the wait
 
     async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """Call the callback in this thread. If it is async, run its coroutine in the background event loop."""
+        """Call the callback in this thread.
+
+        If it is async, run its coroutine in the background event loop.
+        """
         result = callback(*arguments)
         if inspect.isawaitable(result):
             await self.wait(_awaited(result))
 
 
 class AsyncCaller:
-    """The `Caller` for async functions: waiting suspends the coroutine in the user's event loop."""
+    """The `Caller` for async functions: waiting suspends the coroutine."""
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await the result of `work`, which runs in the background event loop; see `Caller`."""
+        """Await the result of `work` in the background event loop."""
         return await asyncio.wrap_future(background().submit(work))
 
     async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
@@ -155,6 +145,14 @@ class AsyncCaller:
         result = callback(*arguments)
         if inspect.isawaitable(result):
             await result
+
+
+Caller = BlockingCaller | AsyncCaller
+"""How library code waits for the event loop, and calls the user's callbacks.
+
+The code of a library function is a coroutine that waits only with a `Caller`, so its plain and its async version share
+the code.
+"""
 
 
 async def _awaited(result: Awaitable[Any]) -> Any:
@@ -171,7 +169,7 @@ def blocking(work: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         return end.value
     work.close()
-    raise RuntimeError("a blocking call must not await anything itself")
+    raise RuntimeError("a coroutine that `blocking` runs must wait only with its `BlockingCaller`")
 
 
 def blocking_each(items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
@@ -195,7 +193,7 @@ async def _close(items: AsyncGenerator[Any, None]) -> None:
 
 
 async def across(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Run the async generator `items` in the background event loop, and yield its items in the caller's thread.
+    """Run an async generator in the background, and yield its items to the caller.
 
     `items` is closed after the last item, or as soon as the caller takes no more items.
     """

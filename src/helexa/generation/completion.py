@@ -1,5 +1,6 @@
-"""Results of a request: the chunks of a response during generation, and the completion at the end."""
+"""Results of a request: chunks of the response, and the completion."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -7,11 +8,35 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one token.
+
+    Attributes:
+        token: the text of the token. Part of a character is the replacement character U+FFFD; see `bytes`.
+        logprob: natural logarithm of the token's probability.
+        bytes: the bytes of the token.
+        top: the most likely tokens at this position, most likely first, if the request asked for them.
+    """
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] = ()
+    top: "tuple[TokenLogprob, ...]" = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """A chunk of generated text, never empty. `thought` is True if the chunk is reasoning."""
+    """A chunk of generated text, never empty.
+
+    Attributes:
+        text: the text.
+        thought: whether the chunk is reasoning.
+        logprobs: log-probabilities of the chunk's tokens, if the request asked for them.
+    """
 
     text: str
     thought: bool = False
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -19,7 +44,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of a request. `prompt` includes `cached` tokens, and `completion` includes `reasoning` tokens."""
+    """Token counts of a request.
+
+    `prompt` includes `cached` tokens, and `completion` includes `reasoning` tokens.
+    """
 
     prompt: int = 0
     cached: int = 0
@@ -48,15 +76,42 @@ class Timings:
     total_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call of the model.
+
+    Attributes:
+        id: id of the call, unique in the conversation.
+        name: name of the tool.
+        arguments: arguments of the call, as the model wrote them. Check them before you use them.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+    def reply(self, result: Any) -> dict[str, Any]:
+        """Return the message that tells the model the result of this call.
+
+        A result that is no string becomes JSON.
+        """
+        content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+        return {"role": "tool", "tool_call_id": self.id, "content": content}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A complete response of the model to a prompt. `str()` of a completion is its text.
+    """A complete response of the model to a prompt.
+
+    `str()` of a completion is its text.
 
     Attributes:
         text: generated text without reasoning.
         reasoning: reasoning text before `text`, or an empty string.
         finish_reason: `stop` if the response is complete, `length` if it reached its token limit, or `tool_calls` if
             it ended with tool calls.
+        tool_calls: the tool calls of the response, in order.
+        logprobs: log-probabilities of the tokens in `text`, if the request asked for them.
         usage: token counts.
         timings: durations.
         model: id of the model.
@@ -69,6 +124,8 @@ class Completion:
     text: str
     reasoning: str = ""
     finish_reason: FinishReason = "stop"
+    tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     model: str = ""
@@ -83,8 +140,23 @@ class Completion:
 
     @property
     def choices(self) -> "tuple[Completion, ...]":
-        """All completions that the caller requested for the prompt, beginning with this one."""
+        """All requested completions for the prompt, beginning with this one."""
         return (self, *self.others)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """This response as a message in the format of OpenAI's chat API."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+                }
+                for call in self.tool_calls
+            ]
+        return message
 
     @property
     def tok_s(self) -> float:

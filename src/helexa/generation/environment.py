@@ -1,9 +1,11 @@
-"""The environment variables of the library, and their aliases."""
+"""Environment variables of the library, and the URLs of local servers."""
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from helexa.core.errors import ConfigError
+if TYPE_CHECKING:
+    from helexa.core.errors import ConfigError
 
 BASE_URL = "HELEXA_BASE_URL"
 API_KEY = "HELEXA_API_KEY"
@@ -20,11 +22,14 @@ ALIASES = {
 of the Hugging Face Hub have no helexa name.
 """
 
+LOCAL_URLS = ("http://127.0.0.1:31313", "http://127.0.0.1:13131")
+"""Default URLs of a gateway and a node on this machine."""
+
 _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the value of the environment variable `name`, or of its alias if `name` is not set.
+    """Return the value of the variable `name`, or else of its alias.
 
     Return None if both are unset or empty.
     """
@@ -32,7 +37,7 @@ def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def number(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the value of the environment variable `name` as a positive integer, or None if it is unset.
+    """Return the value of the variable `name` as a positive integer, or None.
 
     Raises:
         ConfigError: the value is not a positive integer.
@@ -41,21 +46,23 @@ def number(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
     if value is None:
         return None
     if not value.isdecimal() or not 0 < int(value) < 1 << 31:
-        raise ConfigError(f"{_set_name(name, environ)}: '{value}' is not a positive integer")
+        raise _invalid(name, environ, f"'{value}' is not a positive integer; set one, or unset it")
     return int(value)
 
 
 def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the value of the environment variable `name` is 1, true, yes or on.
+    """Return whether the variable `name` is 1, true, yes or on.
 
     Raises:
         ConfigError: the value is not a boolean.
     """
     value = (text(name, environ) or "").lower()
     if value not in _YES + _NO:
-        raise ConfigError(f"{_set_name(name, environ)}: '{value}' is not a boolean; set 1 or 0")
+        raise _invalid(name, environ, f"'{value}' is not a boolean; set 1 or 0")
     return value in _YES
 
 
-def _set_name(name: str, environ: Mapping[str, str]) -> str:
-    return name if environ.get(name) else ALIASES.get(name, name)
+def _invalid(name: str, environ: Mapping[str, str], reason: str) -> "ConfigError":
+    from helexa.core.errors import ConfigError  # commands import this module before they start an engine process
+
+    return ConfigError(f"{name if environ.get(name) else ALIASES.get(name, name)}: {reason}")

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
-from helexa.core.extras import explained_extras
+from helexa.core.errors import explained_extras
 from helexa.generation.background import AsyncCaller, BlockingCaller, blocking
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError
-from helexa.generation.files.file_run import FileSummary
+from helexa.generation.files import FileSummary
 from helexa.generation.model import AskOptions, AsyncStream, BatchOptions, Model, OnError, OnToken, Stream
 from helexa.generation.request import Prompt
 from helexa.generation.target import OnProgress
@@ -18,7 +18,7 @@ _LOCATION_FIELDS = ("model", "target", "device", "dtype", "quant")
 
 
 class Options(AskOptions, total=False):
-    """Options of generation (see `AskOptions`) and of the target, which is a server or a private engine.
+    """Options of generation (see `AskOptions`), and of what runs the model.
 
     A private engine is an engine that the library starts for itself, without a server. If an option is None, its
     environment variable is read, or a default is used.
@@ -41,7 +41,7 @@ class Options(AskOptions, total=False):
 
 
 class BatchTargetOptions(BatchOptions, Options, total=False):
-    """Options of a batch (see `BatchOptions`) and of the server or private engine that runs it (see `Options`)."""
+    """Options of a batch (see `BatchOptions`), and of what runs it (see `Options`)."""
 
 
 def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[Options]) -> Completion:
@@ -74,7 +74,7 @@ async def agenerate(
 
 
 def stream(prompt: Prompt, **options: Unpack[Options]) -> Stream:
-    """Start generating a response to a prompt, and return an iterator over the chunks of the response.
+    """Start a response to a prompt, and return an iterator over its chunks.
 
     The iterator raises the same errors as `generate`.
     """
@@ -83,7 +83,7 @@ def stream(prompt: Prompt, **options: Unpack[Options]) -> Stream:
 
 
 def astream(prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
-    """Start generating a response to a prompt, and return an async iterator over the chunks of the response.
+    """Start a response to a prompt, and return an async iterator over its chunks.
 
     This is the async version of `stream`.
     """
@@ -104,7 +104,7 @@ def batch(
 
 
 def batch(prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchTargetOptions]) -> Any:
-    """Generate responses to many prompts concurrently, and return the results in the order of the prompts.
+    """Generate responses to many prompts concurrently, in the prompts' order.
 
     Args:
         prompts: texts of user messages, or lists of chat messages.
@@ -144,7 +144,7 @@ async def abatch(
 
 
 def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchTargetOptions]) -> FileSummary:
-    """Generate responses to the prompts in a file of JSON lines, and write the results to another file.
+    """Generate responses to the prompts in a file, and write them to another file.
 
     Each result is written as soon as it is ready. If the process is killed, the next call with the same files runs only
     the prompts that have no completion yet. After the last prompt, the lines are sorted in the order of the prompts. If
@@ -171,6 +171,52 @@ async def abatch_file(prompts: str | Path, results: str | Path, **options: Unpac
     return await model.abatch_file(prompts, results, **generation_options)
 
 
+class EmbedOptions(TypedDict, total=False):
+    """Options of the target that computes embeddings; see `Options`."""
+
+    model: str | None
+    target: str | None
+    device: str | None
+    dtype: str | None
+    quant: str | None
+
+
+@overload
+def embed(texts: str, **options: Unpack[EmbedOptions]) -> list[float]: ...  # type: ignore[overload-overlap]
+
+
+@overload
+def embed(texts: Iterable[str], **options: Unpack[EmbedOptions]) -> list[list[float]]: ...
+
+
+def embed(texts: str | Iterable[str], **options: Unpack[EmbedOptions]) -> Any:
+    """Return the embeddings of texts: vectors with the L2 norm 1.
+
+    Args:
+        texts: one text, for which the function returns one vector, or several texts, for which it returns a list of
+            vectors in the order of the texts.
+        options: see `Options`.
+
+    Raises:
+        HelexaError: the model could not be downloaded or loaded.
+        GenerationError: the request failed.
+    """
+    return _located(options).embed(texts)
+
+
+@overload
+async def aembed(texts: str, **options: Unpack[EmbedOptions]) -> list[float]: ...
+
+
+@overload
+async def aembed(texts: Iterable[str], **options: Unpack[EmbedOptions]) -> list[list[float]]: ...
+
+
+async def aembed(texts: str | Iterable[str], **options: Unpack[EmbedOptions]) -> Any:
+    """Return the embeddings of texts: the async version of `embed`."""
+    return await _located(options).aembed(texts)
+
+
 def load(
     model: str | None = None,
     *,
@@ -180,7 +226,9 @@ def load(
     quant: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> Model:
-    """Load a model, and return an object with methods to generate responses. See `Options` for the arguments.
+    """Load a model, and return an object with methods to generate responses.
+
+    See `Options` for the arguments.
 
     The returned object can be used in a `with` block. At the end of the block, the model is unloaded from its private
     engine, unless another object from `load` still uses the model. Without a `with` block, the model stays loaded until
@@ -195,7 +243,9 @@ def load(
 
 
 def pull(model: str, *, quant: str | None = None, on_progress: OnProgress | None = None) -> Path:
-    """Download a model, or update it if the downloaded files are outdated. Return the path of its file or folder.
+    """Download a model, or update it if the downloaded files are outdated.
+
+    Return the path of its file or folder.
 
     Args:
         model: `org/name`, `scheme:name`, or a path.
@@ -210,7 +260,10 @@ def pull(model: str, *, quant: str | None = None, on_progress: OnProgress | None
 
 
 async def apull(model: str, *, quant: str | None = None, on_progress: OnProgress | None = None) -> Path:
-    """Download or update a model: the async version of `pull`. The next call resumes a canceled download."""
+    """Download or update a model: the async version of `pull`.
+
+    The next call resumes a canceled download.
+    """
     return await AsyncCaller().wait(_pull(model, quant, on_progress))
 
 
@@ -221,7 +274,14 @@ async def _pull(model: str, quant: str | None, on_progress: OnProgress | None) -
     return await fetch(model, quant, on_progress)
 
 
+def _located(options: EmbedOptions) -> Model:
+    return Model(ModelLocation(**options))
+
+
 def _split(options: Options | BatchTargetOptions) -> tuple[Model, Any]:
-    """Return a `Model` that is created from the options for model and target. Also return all other options."""
+    """Create a `Model` from the options for model and target.
+
+    Also return all other options.
+    """
     generation_options: Any = dict(options)
     return Model(ModelLocation(*(generation_options.pop(name, None) for name in _LOCATION_FIELDS))), generation_options

@@ -1,4 +1,7 @@
-"""`Model`: a model on a server or in a private engine. Most methods exist as a plain and as an async method."""
+"""`Model`: a model on a server or in a private engine.
+
+Most methods exist as a plain and as an async method.
+"""
 
 import difflib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
@@ -7,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
+from helexa.core.sampling import Sampling, SamplingOptions
 from helexa.generation.answering import Result, complete, complete_choices, pieces, results
 from helexa.generation.background import (
     AsyncCaller,
@@ -19,15 +23,19 @@ from helexa.generation.background import (
 )
 from helexa.generation.completion import Completion, Delta
 from helexa.generation.errors import BatchError, GenerationError, InvalidRequestError
-from helexa.generation.files.file_run import FileRun, FileSummary
-from helexa.generation.files.prompt_file import read_prompts
-from helexa.generation.files.result_file import ResultFile
-from helexa.generation.images import Image, image_part
-from helexa.generation.request import Ask, Prompt, Request
-from helexa.generation.sampling import Sampling, SamplingOptions
-from helexa.generation.schema import AnswerSchema
+from helexa.generation.files import FileRun, FileSummary, ResultFile, read_prompts
+from helexa.generation.request import (
+    AnswerSchema,
+    Ask,
+    Image,
+    Prompt,
+    Request,
+    alternatives,
+    image_part,
+)
 from helexa.generation.target import OnProgress, Target
 from helexa.generation.targets import ModelLocation
+from helexa.generation.tools import Tool, chosen_tool, tool_definitions
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -42,15 +50,20 @@ OnError = Literal["raise", "return"]
 
 
 class AskOptions(SamplingOptions, total=False):
-    """Options of generation, as keyword arguments: the fields of `Sampling`, and the following fields.
+    """Options of generation: the fields of `Sampling`, and the following fields.
 
     Attributes:
-        sampling: all sampling options in one object. A sampling option that is passed as its own keyword argument
+        sampling: all sampling options in one object. A sampling option that is passed as a keyword argument
             overrides the option in this object.
         system: the system prompt.
         schema: JSON Schema or pydantic model that constrains the response; see `Completion.parsed`.
         think: whether the model reasons before its response. None selects the model's default.
         images: images that precede the text of each prompt. The model must have the capability `vision`.
+        tools: tools that the model may call: Python functions, or tools in the format of OpenAI's chat API; see
+            `Completion.tool_calls`. The library does not run the functions.
+        tool_choice: `auto`, `none`, `required` (the model must call a tool), or the name of the tool to call.
+        logprobs: True to report the log-probability of each token, or the number of most likely tokens to report for
+            each token as well; see `Completion.logprobs`.
     """
 
     sampling: Sampling | None
@@ -58,6 +71,9 @@ class AskOptions(SamplingOptions, total=False):
     schema: "Mapping[str, Any] | type[BaseModel] | None"
     think: bool | None
     images: Sequence[Image] | None
+    tools: Sequence[Tool] | None
+    tool_choice: str | Mapping[str, Any] | None
+    logprobs: bool | int | None
 
 
 class BatchOptions(AskOptions, total=False):
@@ -137,7 +153,10 @@ class AsyncStream:
 
 
 class Model:
-    """One model on a server or in a private engine, returned by `load`. Leaving its `with` block calls `close`."""
+    """One model on a server or in a private engine, returned by `load`.
+
+    Leaving its `with` block calls `close`.
+    """
 
     def __init__(self, location: ModelLocation) -> None:
         self._location = location
@@ -151,15 +170,15 @@ class Model:
     async def agenerate(
         self, prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[AskOptions]
     ) -> Completion:
-        """Generate a response to a prompt with this model: the async version of `generate`; see `helexa.generate`."""
+        """Generate a response to a prompt: the async version of `generate`."""
         return await self._generate(AsyncCaller(), prompt, n, on_token, options)
 
     def stream(self, prompt: Prompt, **options: Unpack[AskOptions]) -> Stream:
-        """Return an iterator over the chunks of this model's response to a prompt; see `helexa.stream`."""
+        """Return an iterator over the chunks of a response; see `helexa.stream`."""
         return Stream(across(BlockingCaller(), self._pieces(_ask(options).request(prompt))))
 
     def astream(self, prompt: Prompt, **options: Unpack[AskOptions]) -> AsyncStream:
-        """Return an async iterator over the chunks of this model's response to a prompt; see `helexa.astream`."""
+        """Return an async iterator over the chunks of a response; see `helexa.astream`."""
         return AsyncStream(across(AsyncCaller(), self._pieces(_ask(options).request(prompt))))
 
     @overload
@@ -189,18 +208,38 @@ class Model:
     async def abatch(
         self, prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchOptions]
     ) -> Any:
-        """Generate responses to many prompts with this model: the async version of `batch`; see `helexa.batch`."""
+        """Generate responses to many prompts: the async version of `batch`."""
         return await self._batch(AsyncCaller(), prompts, on_error, options)
 
     def batch_file(self, prompts: str | Path, results: str | Path, **options: Unpack[BatchOptions]) -> FileSummary:
-        """Generate responses to the prompts in a file with this model; see `helexa.batch_file`."""
+        """Generate responses to the prompts in a file; see `helexa.batch_file`."""
         return blocking(self._batch_file(BlockingCaller(), prompts, results, options))
 
     async def abatch_file(
         self, prompts: str | Path, results: str | Path, **options: Unpack[BatchOptions]
     ) -> FileSummary:
-        """Generate responses to the prompts in a file with this model: the async version of `batch_file`."""
+        """Generate responses to the prompts in a file: the async `batch_file`."""
         return await self._batch_file(AsyncCaller(), prompts, results, options)
+
+    @overload
+    def embed(self, texts: str) -> list[float]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def embed(self, texts: Iterable[str]) -> list[list[float]]: ...
+
+    def embed(self, texts: str | Iterable[str]) -> Any:
+        """Return the embeddings of texts with this model; see `helexa.embed`."""
+        return blocking(BlockingCaller().wait(self._embed(texts)))
+
+    @overload
+    async def aembed(self, texts: str) -> list[float]: ...
+
+    @overload
+    async def aembed(self, texts: Iterable[str]) -> list[list[float]]: ...
+
+    async def aembed(self, texts: str | Iterable[str]) -> Any:
+        """Return the embeddings of texts: the async version of `embed`."""
+        return await AsyncCaller().wait(self._embed(texts))
 
     def open(self, on_progress: OnProgress | None = None) -> Target:
         """Load the model, and return the server or the private engine that runs it.
@@ -216,11 +255,11 @@ class Model:
         return blocking(BlockingCaller().wait(self._open(on_progress, self)))
 
     async def aopen(self, on_progress: OnProgress | None = None) -> Target:
-        """Load the model, and return the server or the private engine that runs it: the async version of `open`."""
+        """Load the model, and return what runs it: the async version of `open`."""
         return await AsyncCaller().wait(self._open(on_progress, self))
 
     def close(self) -> None:
-        """Unload the model from its private engine, unless another object from `load` still uses the model.
+        """Unload the model, unless another object from `load` still uses it.
 
         The next request loads the model again. If the model is on a server, do nothing.
         """
@@ -300,7 +339,9 @@ class Model:
     async def results(
         self, requests: Iterable[Request | GenerationError], max_parallel: int | None = None
     ) -> AsyncGenerator[tuple[int, Result], None]:
-        """Run requests concurrently. When a request ends, yield its index and its completion or error.
+        """Run requests concurrently.
+
+        When a request ends, yield its index and its completion or error.
 
         `requests` is read lazily. The generator must run in the background event loop; see `across`.
 
@@ -324,6 +365,14 @@ class Model:
     async def _complete(self, requests: list[Request]) -> Completion:
         target = await background().targets.find(self._location)
         return await (complete(target, requests[0]) if len(requests) == 1 else complete_choices(target, requests))
+
+    async def _embed(self, texts: str | Iterable[str]) -> Any:
+        inputs = [texts] if isinstance(texts, str) else list(texts)
+        for position, text in enumerate(inputs):
+            if not isinstance(text, str) or not text:
+                raise InvalidRequestError(f"text {position} is not a string, or is empty")
+        vectors = await (await self._open()).embed(inputs) if inputs else []
+        return vectors[0] if isinstance(texts, str) else vectors
 
     async def _open(self, on_progress: OnProgress | None = None, holder: object = None) -> Target:
         target = await background().targets.find(self._location)
@@ -358,7 +407,17 @@ def _ask(options: AskOptions) -> Ask:
     if isinstance(images, str | bytes) or not isinstance(images, Sequence):
         raise InvalidRequestError("images is a list of images; for one image, write images=[image]")
     parts = tuple(map(image_part, images))
-    return Ask(sampling.replaced(flat), system, AnswerSchema.from_schema(schema), think, parts)  # type: ignore[arg-type]
+    tools, tool_choice, logprobs = (flat.pop(name, None) for name in ("tools", "tool_choice", "logprobs"))
+    return Ask(
+        replace(sampling, **flat),
+        system,
+        AnswerSchema.from_schema(schema),
+        think,
+        parts,
+        tool_definitions(tools or ()),
+        chosen_tool(tool_choice),
+        alternatives(logprobs),
+    )
 
 
 def _request(ask: Ask, prompt: Prompt, number: int) -> Request | GenerationError:

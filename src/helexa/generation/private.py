@@ -5,45 +5,71 @@ They use the same serving code as a node, without its HTTP API. The code runs in
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+import os
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from helexa.core.errors import ApiError, ConfigError, DoesNotFitError, service_unavailable
-from helexa.core.fleet import ModelSpec
-from helexa.core.source import ModelSource
-from helexa.core.wire.openai_chat import ChatRequest
+from helexa.core.errors import (
+    ApiError,
+    ConfigError,
+    DoesNotFitError,
+    HelexaError,
+    not_installed,
+    service_unavailable,
+)
+from helexa.core.load_options import LoadOptions
+from helexa.core.source import ModelSource, bare_id, typed_source
 from helexa.generation import environment
-from helexa.generation.completion import Delta, Usage
+from helexa.generation.completion import Delta, TokenLogprob, Usage
 from helexa.generation.errors import ModelNotFoundError, generation_error
 from helexa.generation.request import Request
 from helexa.generation.target import End, Event, OnProgress, WasThought
+from helexa.generation.tools import ToolCallDelta
 from helexa.neuron.builtin_models import source_text
-from helexa.neuron.config import NeuronConfig, TorchConfig, read_config
-from helexa.neuron.engine_client.warm_standby import WarmStandby
-from helexa.neuron.events import Failed, Finished, InferenceEvent, ReasoningDelta, TextDelta, WasReasoning
+from helexa.neuron.cache_folder import default_prompts_mb
+from helexa.neuron.engine_client.child import Child, WarmStandby
+from helexa.neuron.events import (
+    Failed,
+    Finished,
+    InferenceEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallStart,
+    WasReasoning,
+)
+from helexa.neuron.events import TokenLogprob as EngineLogprob
+from helexa.neuron.events import ToolCallDelta as ArgumentsDelta
 from helexa.neuron.hardware.device_choice import device_for
-from helexa.neuron.lifecycle.model import ServedModel
-from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry, bare_id
-from helexa.neuron.routes.chat import converse
+from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry
+from helexa.neuron.options import NodeOptions
 from helexa.neuron.sources.sources import Sources
 from helexa.neuron.weights.gguf.files import part_names
-from helexa.neuron.weights.quantization.quant_form import share_left
+from helexa.neuron.weights.quant_policy import share_left
+
+if TYPE_CHECKING:  # modules that are imported while an engine loads, or only for options that need validation
+    from helexa.neuron.config import NeuronConfig
+    from helexa.neuron.lifecycle.served_model import ServedModel
+
+# Other processes import what the extra `neuron` installs, and their errors would not name the extra.
+if find_spec("tokenizers") is None:
+    raise HelexaError(not_installed("tokenizers", "neuron"))
 
 log = logging.getLogger(__name__)
 
 _PRINCIPAL = "self"  # the only principal of this process: all requests share the prefix cache
 _RETRY_SECONDS = 0.05
+_NODE_VARIABLES = "NEURON_"  # `ENV_PREFIX` of `neuron.config`
 _WAIT_SECONDS = 24 * 3600.0  # maximum time in the queue, behind other requests of this process
 _DTYPES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Settings of a private engine, which the library starts for itself, without a server.
+    """Settings of a private engine.
 
     If a setting is None, its environment variable is read. If the variable is not set, the value in the node's
     configuration is used.
@@ -58,13 +84,14 @@ class EngineSettings:
     dtype: str | None = None
     context_length: int | None = None
 
-    def config(self) -> NeuronConfig:
-        """Return a copy of the node configuration in which these settings replace the configured values.
+    def config(self) -> "NodeOptions | NeuronConfig":
+        """Return the node's options with these settings.
+
+        The environment variables of nodes apply, too. Defaults are not validated.
 
         Raises:
             ConfigError: an option or an environment variable is invalid.
         """
-        config = read_config(None)
         dtype = self.dtype or ("float32" if environment.flag(environment.FORCE_F32) else None)
         options = {
             "device": self.device or environment.text(environment.DEVICE),
@@ -72,19 +99,39 @@ class EngineSettings:
             "context_length": self.context_length,
         }
         changes = {name: value for name, value in options.items() if value not in (None, "")}
-        try:
-            torch = TorchConfig.model_validate(config.harness.torch.model_dump() | changes)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ConfigError(f"{first['loc'][0]} cannot be '{first['input']}': {first['msg']}") from None
+        is_default = not changes and not any(name.startswith(_NODE_VARIABLES) for name in os.environ)
+        config = NodeOptions() if is_default else _validated(changes)
+        torch = config.harness.torch
+        if torch.prefix_disk_mb is None:
+            torch.prefix_disk_mb = default_prompts_mb()
         torch.admission.max_queue_depth = 1 << 20
         torch.admission.max_wait_secs = torch.admission.kv_max_wait_secs = _WAIT_SECONDS
-        config.harness.torch = torch
         return config
 
 
+def _validated(changes: dict[str, Any]) -> "NeuronConfig":
+    """Return the configuration from environment variables, changed by `changes`.
+
+    Raises:
+        ConfigError: an option or an environment variable is invalid.
+    """
+    from pydantic import ValidationError
+
+    from helexa.neuron.config import TorchConfig, read_config
+
+    config = read_config(None)
+    try:
+        config.harness.torch = TorchConfig.model_validate(config.harness.torch.model_dump() | changes)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{first['loc'][0]} cannot be '{first['input']}': {first['msg']}") from None
+    return config
+
+
 class PrivateEngines:
-    """All private engines of this process with the same settings. Each engine runs one model.
+    """All private engines of this process with the same settings.
+
+    Each engine runs one model.
 
     Args:
         settings: settings of the engines.
@@ -98,21 +145,25 @@ class PrivateEngines:
         self._sources = Sources(self._config, refresh=False)  # only `pull` checks the hub for updates
         self.holders: dict[str, set[object]] = {}  # model id -> objects that need the model to stay loaded
         self._registries: dict[str, Registry] = {}  # by device
+        self._imports: asyncio.Future[None] | None = None
         self._sources_by_id: dict[str, str] = {}  # model id -> source of the model
 
     def target(self, model: str, quant: str | None = None) -> "PrivateTarget":
-        """Return an object that runs requests to a model in a private engine. The model is not loaded yet.
+        """Return an object that runs requests to a model in a private engine.
+
+        The model is not loaded yet.
 
         Args:
             model: `org/name`, `scheme:name` or a path.
             quant: quantization of the model, or None.
         """
-        spec = ModelSpec(model_id=model, quant=quant)
+        model = typed_source(model)
+        spec = LoadOptions(model_id=model, quant=quant)
         source = ModelSource.parse(source_text(spec), self._config.harness.torch.default_source)
         if source.scheme == "file":
             path = Path(source.name).expanduser().absolute()
             if not path.exists():
-                raise ModelNotFoundError(f"{path}: no such file")
+                raise ModelNotFoundError(f"{path}: no such file; check the path, or name a model as org/name")
             source = ModelSource("file", str(path))
         spec.model_id = self._id(bare_id(model), f"{source} {quant or ''}")
         if spec.model_id != model:
@@ -120,7 +171,7 @@ class PrivateEngines:
         return PrivateTarget(self, spec, source)
 
     async def registry_for(self, source: ModelSource, quant: str | None, on_progress: OnProgress) -> Registry:
-        """Return the registry (the component that loads and unloads models) for the configured device.
+        """Return the registry, which loads and unloads models, for the device.
 
         If the device is `auto`, the method first downloads the model. It then selects a device by the size of the
         model's weights.
@@ -136,8 +187,18 @@ class PrivateEngines:
             log.info("%s", choice)
             device = choice.device
         if device not in self._registries:
-            self._registries[device] = Registry(self._config, self._sources, device=device, spawn=self.standby.take)
+            self._registries[device] = Registry(self._config, self._sources, device=device, spawn=self._take)
         return self._registries[device]
+
+    async def _take(self) -> Child:
+        """Take an engine process, which the caller tells what to load.
+
+        While it loads, another thread imports the modules that requests need.
+        """
+        child = await self.standby.take()
+        if self._imports is None:
+            self._imports = asyncio.get_running_loop().run_in_executor(None, _import_request_modules)
+        return child
 
     async def make_room(self, registry: Registry) -> bool:
         """Unload one idle model to free memory. Return whether a model was unloaded.
@@ -156,7 +217,9 @@ class PrivateEngines:
         await asyncio.gather(*(registry.close() for registry in self._registries.values()))
 
     def _id(self, name: str, source: str) -> str:
-        """Return a unique id for the model from `source`. The same source always gets the same id.
+        """Return a unique id for the model from `source`.
+
+        The same source always gets the same id.
 
         The id is `name` if no other source has this id. Otherwise a number is appended.
         """
@@ -169,21 +232,25 @@ class PrivateEngines:
 
 
 async def fetch(model: str, quant: str | None, on_progress: OnProgress | None = None) -> Path:
-    """Download a model if it is missing or outdated, and return the path of its file or folder.
+    """Download a missing or outdated model, and return the path of its files.
 
     Raises:
         SourceError: the download failed.
     """
     config = EngineSettings().config()
-    source = ModelSource.parse(source_text(ModelSpec(model_id=model)), config.harness.torch.default_source)
+    spec = LoadOptions(model_id=typed_source(model))
+    source = ModelSource.parse(source_text(spec), config.harness.torch.default_source)
     report = on_progress or (lambda *_: None)
     return await Sources(config).resolve(source, quant=source.quant(quant), progress=report)
 
 
 class PrivateTarget:
-    """One model in a private engine, which the library starts for itself. All callers in this process share it."""
+    """One model in a private engine, which the library starts for itself.
 
-    def __init__(self, engines: PrivateEngines, spec: ModelSpec, source: ModelSource) -> None:
+    All callers in this process share it.
+    """
+
+    def __init__(self, engines: PrivateEngines, spec: LoadOptions, source: ModelSource) -> None:
         self._engines = engines
         self._spec = spec
         self._source = source
@@ -193,9 +260,19 @@ class PrivateTarget:
 
     @property
     def name(self) -> str:
-        """Description of the engine for display, with device and data type if the model is loaded; see `Target`."""
+        """Description of the engine for display; see `Target`."""
         model = self._served()
         return "private engine" + (f" on {model.engine.ready.device} in {model.engine.ready.dtype}" if model else "")
+
+    @property
+    def slow_reason(self) -> str | None:
+        """Why a CPU runs the model without native kernels; see `Target`."""
+        model = self._served()
+        if model is None or model.engine.ready.device != "cpu" or model.engine.ready.kernels == "native":
+            return None
+        from helexa.neuron.ops.native.compilation import why_unavailable
+
+        return why_unavailable()
 
     @property
     def width(self) -> int:
@@ -219,10 +296,11 @@ class PrivateTarget:
 
     async def run(self, request: Request) -> AsyncGenerator[Event, None]:
         """Run a request in the engine, and yield the events of the response; see `Target`."""
+        from helexa.core.wire.openai_chat import ChatRequest
+        from helexa.neuron.requests.inference import converse
+
         try:
-            if self._registry is None:
-                raise service_unavailable(f"model '{self.model}' is not loaded", retry_after=1)
-            model = self._registry.get(self.model)
+            model = self._required()
             body = {"max_tokens": model.context_length, **request.body(self.model)}
             events = await converse(model, ChatRequest.from_value(body), _PRINCIPAL)
             async with aclosing(events):
@@ -234,8 +312,18 @@ class PrivateTarget:
         except ApiError as error:
             raise generation_error(error) from None
 
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Return the embeddings of the texts; see `Target`."""
+        from helexa.neuron.requests.embedding import embedded
+
+        try:
+            vectors, _ = await embedded(self._required(), texts, _PRINCIPAL, list)
+        except ApiError as error:
+            raise generation_error(error) from None
+        return vectors
+
     async def close(self, holder: object) -> None:
-        """Unload the model, unless another object than `holder` still needs it; see `Target`."""
+        """Unload the model if only `holder` needed it; see `Target`."""
         holders = self._engines.holders.get(self.model, set())
         holders.discard(holder)
         if holders:
@@ -257,11 +345,21 @@ class PrivateTarget:
                 if not await self._engines.make_room(self._registry):
                     raise
 
-    def _served(self) -> ServedModel | None:
+    def _required(self) -> "ServedModel":
+        if self._registry is None:
+            raise service_unavailable(f"model '{self.model}' is not loaded; try again", retry_after=1)
+        return self._registry.get(self.model)
+
+    def _served(self) -> "ServedModel | None":
         try:
             return None if self._registry is None else self._registry.get(self.model)
         except ApiError:
             return None
+
+
+def _import_request_modules() -> None:
+    import helexa.core.wire.openai_chat
+    import helexa.neuron.requests.inference  # noqa: F401
 
 
 def _weight_bytes(model: Path, quant: str | None) -> int:
@@ -276,10 +374,14 @@ def _weight_bytes(model: Path, quant: str | None) -> int:
     return sum(model.with_name(name).stat().st_size for name in part_names(model.name))
 
 
-def _library_event(event: InferenceEvent, model: ServedModel) -> Event | None:
+def _library_event(event: InferenceEvent, model: "ServedModel") -> Event | None:
     match event:
-        case TextDelta(text):
-            return Delta(text)
+        case TextDelta(text, logprobs):
+            return Delta(text, logprobs=tuple(map(_logprob, logprobs)))
+        case ToolCallStart(index, id, name):
+            return ToolCallDelta(index, id, name)
+        case ArgumentsDelta(index, arguments):
+            return ToolCallDelta(index, arguments=arguments)
         case ReasoningDelta(text):
             return Delta(text, thought=True)
         case WasReasoning():
@@ -302,3 +404,8 @@ def _library_event(event: InferenceEvent, model: ServedModel) -> Event | None:
                 dtype=ready.dtype,
             )
     return None
+
+
+def _logprob(entry: EngineLogprob) -> TokenLogprob:
+    top = tuple(TokenLogprob(token, logprob, tuple(spelled)) for token, spelled, logprob in entry.top)
+    return TokenLogprob(entry.token, entry.logprob, tuple(entry.bytes), top)

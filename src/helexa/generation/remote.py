@@ -1,19 +1,21 @@
 """HTTP client of a server, which is a gateway or a node."""
 
 import asyncio
+import base64
 import json
-from collections.abc import AsyncGenerator
+import struct
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 from helexa.core.errors import ApiError
+from helexa.core.source import full_name, suggestion
 from helexa.core.sse import EventParser
 from helexa.cortex.upstream.client import Upstream
-from helexa.cortex.upstream.connection import UpstreamResponse
-from helexa.cortex.upstream.errors import ConnectError, ReadTimeoutError, UpstreamError
+from helexa.cortex.upstream.connection import ConnectError, ReadTimeoutError, UpstreamError, UpstreamResponse
 from helexa.generation import environment
-from helexa.generation.completion import Delta, FinishReason, Usage
+from helexa.generation.chat_chunks import ChunkReader
 from helexa.generation.errors import (
     EngineError,
     GenerationError,
@@ -23,14 +25,16 @@ from helexa.generation.errors import (
     generation_error,
 )
 from helexa.generation.request import Request
-from helexa.generation.target import End, Event, OnProgress
+from helexa.generation.target import Event, OnProgress
 
 _WIDTH = 16
 _TRIES = 5
 _LONGEST_PAUSE_SECONDS = 30
 _LIST_SECONDS = 15.0
+_MOST_LISTED = 10
 _MAX_BODY_BYTES = 16 << 20
-_REASONS = ("stop", "length", "tool_calls")
+_MAX_TEXTS = 256
+"""Number of texts in one embeddings request."""
 
 
 class ServerClient:
@@ -70,12 +74,26 @@ class ServerClient:
         if model is None:
             models = await self.models()
             if not models:
-                raise ModelNotFoundError(f"the server at {self.url} has no models")
+                raise ModelNotFoundError(f"the server at {self.url} has no models; load one with `helexa load MODEL`")
             model = next((name for name, loaded in models.items() if loaded), next(iter(models)))
+        elif (name := full_name(model)) != model:
+            # A short name such as `llama3.2:1b`. A server may also have a model or an alias of exactly this name.
+            models = await self.models()
+            model = name if name in models and model not in models else model
         return RemoteTarget(self, model)
 
+    async def explained(self, error: ModelNotFoundError, model: str) -> ModelNotFoundError:
+        """Return `error` with the server's model names that are similar to `model`."""
+        try:
+            names = list(await self.models())
+        except GenerationError:
+            return error
+        listed = f"the server has {', '.join(names[:_MOST_LISTED])}" if names else "the server has no models"
+        hint = suggestion(model, names) or listed + (", ..." if len(names) > _MOST_LISTED else "")
+        return ModelNotFoundError(f"{error}; {hint}", code=error.code, status=error.status)
+
     async def loaded(self, model: str | None) -> "RemoteTarget | None":
-        """Return an object that runs requests to `model` on this server, or None if `model` is not loaded there.
+        """Return the target of `model` on this server, or None if it is not loaded.
 
         If `model` is None, use the first loaded model. If the server fails or does not respond, return None.
         """
@@ -84,11 +102,12 @@ class ServerClient:
         except GenerationError:
             return None
         if model is None:
-            model = names[0] if names else None
-        return RemoteTarget(self, model) if model is not None and model in names else None
+            return RemoteTarget(self, names[0]) if names else None
+        name = model if model in names else full_name(model)
+        return RemoteTarget(self, name) if name in names else None
 
     async def models(self) -> dict[str, bool]:
-        """Return the models of the server, as a dict from model id to True if the model is loaded, else False.
+        """Return whether each model of the server is loaded.
 
         Raises:
             UnreachableError: the server does not respond.
@@ -98,7 +117,7 @@ class ServerClient:
             async with asyncio.timeout(_LIST_SECONDS):
                 response_body = await self._read_body(await self._ask(b"GET", "/v1/models"))
         except TimeoutError:
-            raise UnreachableError(f"{self.url} does not answer") from None
+            raise UnreachableError(f"{self.url} does not answer; see its log, or name another server") from None
         entries = _object(response_body).get("data")
         if not isinstance(entries, list):
             raise EngineError(f"{self.url}/v1/models did not return a list of models; is this a helexa server?")
@@ -134,19 +153,45 @@ class ServerClient:
             raise self._connection_error(error) from None
         finally:
             response.close()
-        raise EngineError("the answer broke off: the connection ended before the last chunk", retryable=True)
+        raise EngineError("the connection ended before the last chunk of the answer; try again", retryable=True)
+
+    async def embeddings(self, model: str, texts: Sequence[str]) -> list[list[float]]:
+        """Return the embedding of each text. A busy server is asked again, as in `chat`.
+
+        Raises:
+            GenerationError: the server rejected a request, failed, or disconnected.
+        """
+        vectors: list[list[float]] = []
+        for start in range(0, len(texts), _MAX_TEXTS):
+            batch = texts[start : start + _MAX_TEXTS]
+            data = json.dumps({"model": model, "input": list(batch), "encoding_format": "base64"}).encode()
+            response = await self._ask_with_retries(data, "/v1/embeddings")
+            # base64 above: numbers as text would be four times as long, and slow to parse.
+            vectors += self._vectors(_object(await self._read_body(response)), len(batch))
+        return vectors
+
+    def _vectors(self, body: dict[str, Any], count: int) -> list[list[float]]:
+        try:
+            entries = sorted(body["data"], key=lambda entry: entry["index"])
+            vectors = [_vector(entry["embedding"]) for entry in entries]
+        except (KeyError, TypeError, ValueError):
+            vectors = []
+        if len(vectors) != count:
+            raise EngineError(f"{self.url}/v1/embeddings did not return {count} embeddings; is this a helexa server?")
+        return vectors
 
     def close(self) -> None:
         """Close the connections to the server."""
         self._upstream.close()
 
-    async def _ask_with_retries(self, data: bytes) -> UpstreamResponse:
+    async def _ask_with_retries(self, data: bytes, path: str = "/v1/chat/completions") -> UpstreamResponse:
         for attempt in range(1, _TRIES + 1):
             try:
-                return await self._ask(b"POST", "/v1/chat/completions", data)
+                return await self._ask(b"POST", path, data)
             except _BusyError as busy_error:
                 if attempt == _TRIES:
                     raise busy_error.error from None
+                # At most `_LONGEST_PAUSE_SECONDS`: a budget's `Retry-After` may be hours.
                 await asyncio.sleep(min(busy_error.seconds, _LONGEST_PAUSE_SECONDS))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -171,7 +216,9 @@ class ServerClient:
             while chunk := await response.chunk():
                 body += chunk
                 if len(body) > _MAX_BODY_BYTES:
-                    raise EngineError(f"{self.url} sent a response of more than {_MAX_BODY_BYTES} bytes")
+                    raise EngineError(
+                        f"{self.url} sent a response of more than {_MAX_BODY_BYTES} bytes; is this a helexa server?"
+                    )
         except UpstreamError as error:
             raise self._connection_error(error) from None
         finally:
@@ -183,6 +230,11 @@ class ServerClient:
         error = error if isinstance(error, dict) else {"message": error}
         text, code = error.get("message"), error.get("code")
         message = " ".join(text.split())[:1000] if isinstance(text, str) else f"{self.url} answered HTTP {status}"
+        if status == 401:
+            has_key = any(name == b"authorization" for name, _ in self._headers)
+            need = "the environment variable HELEXA_API_KEY"
+            message = f"{message}; check {need}" if has_key else f"{self.url} needs an API key; set {need}"
+        # An error event in a stream has no headers, so its code says whether a retry may succeed.
         delay = 1 if b"retry-after" in headers or code in ("service_unavailable", "rate_limit_exceeded") else None
         return generation_error(ApiError(status, code if isinstance(code, str) else None, message, retry_after=delay))
 
@@ -194,8 +246,8 @@ class ServerClient:
                     f"no server at {self.url}; start one with `helexa up`", retryable=self._was_reached
                 )
             case ReadTimeoutError():
-                return UnreachableError(f"{self.url} stopped answering", retryable=True)
-        return UnreachableError(f"the connection to {self.url} broke: {error}", retryable=True)
+                return UnreachableError(f"{self.url} stopped answering; see its log", retryable=True)
+        return UnreachableError(f"the connection to {self.url} broke; try again: {error}", retryable=True)
 
 
 class _BusyError(Exception):
@@ -220,6 +272,11 @@ class RemoteTarget:
         return self._server.url
 
     @property
+    def slow_reason(self) -> str | None:
+        """None: the server's log has its kernels; see `Target`."""
+        return None
+
+    @property
     def width(self) -> int:
         """Number of requests that clients should send concurrently; see `Target`."""
         return environment.number(environment.NUM_PARALLEL) or _WIDTH
@@ -229,62 +286,39 @@ class RemoteTarget:
 
     async def run(self, request: Request) -> AsyncGenerator[Event, None]:
         """Run a request on the server, and yield the events of the response; see `Target`."""
-        reason: FinishReason | None = None
-        usage: dict[str, Any] = {}
+        reader = ChunkReader(self.model)
         chunks = self._server.chat(request.body(self.model))
         try:
             async for chunk in chunks:
-                usage = chunk["usage"] if isinstance(chunk.get("usage"), dict) else usage
-                choice = _first(chunk.get("choices"))
-                finish_reason = choice.get("finish_reason")
-                reason = cast(FinishReason, finish_reason) if finish_reason in _REASONS else reason
-                delta = choice.get("delta")
-                for field, is_reasoning in (("reasoning_content", True), ("content", False)):
-                    text = delta.get(field) if isinstance(delta, dict) else None
-                    if isinstance(text, str) and text:
-                        yield Delta(text, thought=is_reasoning)
+                for event in reader.events(chunk):
+                    yield event
+        except ModelNotFoundError as error:
+            raise await self._server.explained(error, self.model) from None
         finally:
             await chunks.aclose()
-        if reason is None:
-            raise EngineError("the answer ended without a finish reason", retryable=True)
-        yield _end(reason, self.model, usage)
+        yield reader.end()
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Return the embeddings of the texts; see `Target`."""
+        try:
+            return await self._server.embeddings(self.model, texts)
+        except ModelNotFoundError as error:
+            raise await self._server.explained(error, self.model) from None
 
     async def close(self, holder: object) -> None:
         """Do nothing, because the server decides when to unload its models; see `Target`."""
 
 
-def _end(reason: FinishReason, model: str, usage: dict[str, Any]) -> End:
-    prompt, completion, timing = (
-        _dict(usage.get(name)) for name in ("prompt_tokens_details", "completion_tokens_details", "helexa_timing")
-    )
-    prefill, decode = (timing.get(name) for name in ("prefill_ms", "decode_ms"))
-    return End(
-        reason=reason,
-        model=model,
-        usage=Usage(
-            prompt=_count(usage.get("prompt_tokens")),
-            cached=_count(prompt.get("cached_tokens")),
-            completion=_count(usage.get("completion_tokens")),
-            reasoning=_count(completion.get("reasoning_tokens")),
-        ),
-        prefill_s=prefill / 1000 if isinstance(prefill, int | float) else None,
-        decode_s=decode / 1000 if isinstance(decode, int | float) else None,
-    )
-
-
 def _object(data: bytes) -> dict[str, Any]:
     with suppress(ValueError, RecursionError):
-        return _dict(json.loads(data))
+        value = json.loads(data)
+        return value if isinstance(value, dict) else {}
     return {}
 
 
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _first(choices: Any) -> dict[str, Any]:
-    return _dict(choices[0]) if isinstance(choices, list) and choices else {}
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int and value >= 0 else 0
+def _vector(embedding: Any) -> list[float]:
+    """Return an embedding, which is numbers, or float32 bytes in base64."""
+    if isinstance(embedding, list):
+        return list(map(float, embedding))
+    data = base64.b64decode(embedding)
+    return list(struct.unpack(f"<{len(data) // 4}f", data))

@@ -1,11 +1,15 @@
-"""The interface of targets. A target is a model on a server, or in an engine that the library starts for itself."""
+"""The interface of targets.
 
-from collections.abc import AsyncGenerator, Callable
+A target is a model on a server, or in an engine that the library starts for itself.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from helexa.generation.completion import Delta, FinishReason, Usage
 from helexa.generation.request import Request
+from helexa.generation.tools import ToolCallDelta
 
 OnProgress = Callable[[str, int, int], None]
 """Called with a stage such as `download` or `weights`, the bytes done, and the total bytes (0: unknown)."""
@@ -33,10 +37,10 @@ class End:
 
 
 class WasThought:
-    """An event which states that all text before it was reasoning and does not belong to the response's text."""
+    """An event: all text before it was reasoning, not part of the response."""
 
 
-Event = Delta | WasThought | End
+Event = Delta | ToolCallDelta | WasThought | End
 
 
 class Target(Protocol):
@@ -53,8 +57,16 @@ class Target(Protocol):
         ...
 
     @property
+    def slow_reason(self) -> str | None:
+        """Why the model is slower than possible here, and what to do; or None."""
+        ...
+
+    @property
     def width(self) -> int:
-        """Number of requests that should run concurrently for good throughput. Valid only after `open`."""
+        """Number of requests that should run concurrently for good throughput.
+
+        Valid only after `open`.
+        """
         ...
 
     async def open(self, on_progress: OnProgress | None = None, holder: object = None) -> None:
@@ -74,6 +86,14 @@ class Target(Protocol):
         """Run a request and yield the events of the response. The last event is `End`.
 
         Closing the generator cancels the request.
+
+        Raises:
+            GenerationError: the request failed.
+        """
+        ...
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Return the embedding of each text, a vector with the L2 norm 1.
 
         Raises:
             GenerationError: the request failed.

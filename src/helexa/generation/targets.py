@@ -12,11 +12,15 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from helexa.core.extras import explained_extras
+from helexa.core.errors import explained_extras
 from helexa.generation import environment
-from helexa.generation.errors import InvalidRequestError
+from helexa.generation.early_start import has_engine_packages
+from helexa.generation.environment import LOCAL_URLS
+from helexa.generation.errors import EngineError, InvalidRequestError
 from helexa.generation.target import Target
-from helexa.neuron.engine_client.warm_standby import WarmStandby
+from helexa.neuron.engine_client.child import WarmStandby
+from helexa.neuron.processes.sandbox import end_spares, start_spare
+from helexa.neuron.text import TEMPLATE_PROCESS, TEXT_PROCESS
 
 if TYPE_CHECKING:
     from helexa.generation.private import PrivateEngines
@@ -26,13 +30,11 @@ PRIVATE = "private"
 """Value of `target` that selects a private engine."""
 
 DEFAULT_MODEL = "helexa/small"
-_LOCAL_URLS = ("http://127.0.0.1:31313", "http://127.0.0.1:13131")
-"""Default URLs of a gateway and a node on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """The caller's choice of a model, and of the server or private engine that runs it.
+    """The caller's choice of a model, and of what runs it.
 
     If a field is None, its environment variable is read, or a default is used.
 
@@ -52,18 +54,21 @@ class ModelLocation:
 
     @property
     def wanted_model(self) -> str | None:
-        """The model that the caller or the environment variable selects, or None if any model may be used."""
+        """The model that the caller or the environment selects, or None for any."""
         return self.model or environment.text(environment.MODEL)
 
     @property
     def url(self) -> str | None:
-        """URL of the server that the caller or the environment variable selects, or None if there is none."""
+        """URL of the server that the caller or the environment selects, or None."""
         value = self.target or environment.text(environment.BASE_URL)
         return None if value == PRIVATE else value
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Key under which `Targets` caches the selected server or engine. It depends on the environment variables."""
+        """Key under which `Targets` caches the selected server or engine.
+
+        It depends on the environment variables.
+        """
         return (self, self.wanted_model, self.url, self.is_private)
 
     @property
@@ -79,7 +84,9 @@ class ModelLocation:
 
 
 class Targets:
-    """The servers and private engines that this process uses. They are connected or started at first use.
+    """The servers and private engines that this process uses.
+
+    They are connected or started at first use.
 
     All methods must be called in the same event loop.
     """
@@ -92,7 +99,7 @@ class Targets:
         self._standby = WarmStandby()
 
     async def find(self, location: ModelLocation) -> Target:
-        """Return an object that runs requests to the chosen model, on a server or in a private engine.
+        """Return the target of the chosen model: on a server, or in a private engine.
 
         Raises:
             HelexaError: the choice is invalid, or the server has no models or cannot be reached.
@@ -102,7 +109,7 @@ class Targets:
                 return target
             if location.url is None and not location.is_private:
                 # Do not cache the result: local servers may stop, and later requests then need another target.
-                for url in _LOCAL_URLS:
+                for url in LOCAL_URLS:
                     if (target := await self._remote(url).loaded(location.wanted_model)) is not None:
                         return target
             target = self._cached[location.key] = await self._choose(location)
@@ -114,6 +121,7 @@ class Targets:
         remotes, self._remotes = list(self._remotes.values()), {}
         self._cached.clear()
         await self._standby.close()
+        end_spares()
         for remote in remotes:
             remote.close()
         await asyncio.gather(*(private_engines.close() for private_engines in engines), return_exceptions=True)
@@ -127,12 +135,21 @@ class Targets:
                     f"{location.url}; remove them"
                 )
             return await self._remote(location.url).target(model)
-        if not self._engines:
-            await self._standby.begin()  # The process starts while this process imports the modules of private engines.
         try:
+            if not self._engines and has_engine_packages():
+                # These processes start while this process imports the modules of private engines.
+                await self._standby.begin()
+                for module in (TEXT_PROCESS, TEMPLATE_PROCESS):
+                    start_spare(module)
             return self._private_engines(location).target(model or DEFAULT_MODEL, location.quant)
-        except BaseException:
+        except BaseException as error:
             await self._standby.close()
+            end_spares()
+            if isinstance(error, OSError):
+                reason = error.strerror or error
+                raise EngineError(
+                    f"no engine can start: {reason}; try again, or free memory", retryable=True
+                ) from error
             raise
 
     def _remote(self, url: str) -> "ServerClient":

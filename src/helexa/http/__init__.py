@@ -1,1 +1,1 @@
-"""HTTP server for both node and gateway: a hardened listener and helpers for request heads."""
+"""HTTP/1.1 server for ASGI applications, which the node and the gateway share."""

@@ -2,32 +2,25 @@
 
 import asyncio
 import errno
-import gc
 import logging
 import os
-import signal
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message
 
-from helexa.core.errors import ConfigError
-from helexa.http.body_budget import BodyBudget
-from helexa.http.connections.acceptor import Acceptor
-from helexa.http.connections.connection import Connection
-from helexa.http.connections.connection_limits import ConnectionLimits
-from helexa.http.connections.tcp_keep_alive import enable_tcp_keep_alive
-from helexa.http.descriptor_limit import descriptor_limit
-from helexa.http.lifespan import Lifespan
-from helexa.http.service import Service
+from helexa.core.errors import ConfigError, HelexaError
+from helexa.http.acceptor import Acceptor, ConnectionLimits
+from helexa.http.connection import ClientConnection
+from helexa.http.keep_alive import KEEP_ALIVE_SECS, enable_tcp_keep_alive
+from helexa.http.process import descriptor_limit, on_stop_signals
+from helexa.http.server_state import BodyBudget, Service
 
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 # Longer than reverse proxies (nginx, AWS: 60 s) and the gateway (4 s) keep an idle connection. A server that closes
 # first may do so just when the next request arrives, and the proxy returns a 502.
-_KEEP_ALIVE_SECS = 75
 _CANCEL_SECS = 1
 
 
@@ -41,28 +34,24 @@ class Listener:
     It installs no signal handlers. See `on_stop_signals`.
 
     Args:
-        app: the ASGI application.
         connection: class that handles connections.
         limits: limits on open connections, or None to derive them from the process's limit on open files.
-        bodies: memory limit for request bodies, or None for `body_budget.DEFAULT_BYTES`.
+        bodies: memory limit for request bodies, or None for `server_state.DEFAULT_BYTES`.
         grace_secs: seconds for which a shutdown waits for requests in progress.
         keep_alive_secs: seconds after which an idle connection is closed.
-
-    Attributes:
-        started: True once the server accepts connections.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        connection: type[Connection] = Connection,
+        connection: type[ClientConnection] = ClientConnection,
         limits: ConnectionLimits | None = None,
         bodies: BodyBudget | None = None,
         grace_secs: float = 1,
-        keep_alive_secs: float = _KEEP_ALIVE_SECS,
+        keep_alive_secs: float = KEEP_ALIVE_SECS,
     ) -> None:
-        self.started = False
+        self.started = False  # True once the server accepts connections
         self._connection = connection
         self._grace_secs = grace_secs
         self._limits = limits or ConnectionLimits.within(descriptor_limit())
@@ -71,7 +60,7 @@ class Listener:
 
     @property
     def should_exit(self) -> bool:
-        """True if the server is shutting down. Setting it to True starts the shutdown, which cannot be revoked."""
+        """Whether the server shuts down. True starts a shutdown, which cannot be revoked."""
         return self._exit.is_set()
 
     @should_exit.setter
@@ -100,7 +89,7 @@ class Listener:
         await lifespan.end()
 
     async def end(self) -> None:
-        """Close all connections: idle connections immediately, other connections after their responses.
+        """Close idle connections now, and other connections after their responses.
 
         Requests that are not finished after the grace period are canceled.
         """
@@ -152,25 +141,47 @@ def bind(address: tuple[str, int]) -> socket.socket:
     return bound
 
 
-def collect_seldom() -> None:
-    """Configure Python's garbage collector to run less often than by default.
-
-    Requests create hardly any reference cycles, so there is little to collect. With the default settings, the garbage
-    collector would take 5 % of the CPU time of requests.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
-
-
-def on_stop_signals(stop: Callable[[], None]) -> None:
-    """Call `stop` at each SIGINT and SIGTERM. Must be called in a running event loop."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with suppress(NotImplementedError):  # some event loops have no signal handlers
-            loop.add_signal_handler(number, stop)
-
-
 def stop_on_signals(listener: Listener) -> None:
-    """Shut the listener down at SIGINT or SIGTERM. Must be called in a running event loop."""
+    """Shut the listener down at SIGINT or SIGTERM. Needs a running event loop."""
     on_stop_signals(lambda: setattr(listener, "should_exit", True))
+
+
+_RETURN_SECS = 1.0
+
+
+class Lifespan:
+    """Sends lifespan events (startup, shutdown) to an ASGI application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._events: asyncio.Queue[Message] = asyncio.Queue()
+        self._acknowledgements: asyncio.Queue[Message] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Start the application and wait until it is ready; HelexaError if it fails."""
+        scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
+        self._task = asyncio.ensure_future(self._run(scope))
+        await self._send_event("startup")
+
+    async def end(self) -> None:
+        """Shut the application down and wait for the end; HelexaError if it fails."""
+        await self._send_event("shutdown")
+        assert self._task is not None
+        await asyncio.wait((self._task,), timeout=_RETURN_SECS)
+
+    async def _run(self, scope: Message) -> None:
+        await self._app(scope, self._events.get, self._acknowledgements.put)
+
+    async def _send_event(self, phase: str) -> None:
+        assert self._task is not None
+        self._events.put_nowait({"type": f"lifespan.{phase}"})
+        acknowledgement = asyncio.ensure_future(self._acknowledgements.get())
+        await asyncio.wait((acknowledgement, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if not acknowledgement.done():
+            acknowledgement.cancel()
+            self._task.result()
+            raise HelexaError(f"the application ended during {phase}; see its log")
+        message = acknowledgement.result()
+        if message["type"] != f"lifespan.{phase}.complete":
+            raise HelexaError(message.get("message") or f"the application failed during {phase}; see its log")

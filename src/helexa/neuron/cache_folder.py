@@ -1,8 +1,11 @@
-"""The cache folder, which contains downloaded models, compiled kernels and packed weights."""
+"""The cache folder: downloaded models, compiled kernels, packed weights."""
 
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from helexa.core.errors import ConfigError
 
@@ -23,12 +26,96 @@ def cache_root(configured: Path | None, environ: Mapping[str, str] = os.environ)
     return (Path(xdg_cache) if xdg_cache else expanded(Path("~/.cache"))) / "helexa"
 
 
-def expanded(path: Path) -> Path:
-    """Return `path` with a leading `~` replaced by the user's home folder.
+PROMPTS_FOLDER = "prompts"
+"""Subfolder of the cache folder with the KV pages of earlier prompts: one folder for each model and its settings."""
+
+_MOST_PROMPT_BYTES = 20 << 30
+
+
+def default_prompts_mb(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the maximum size in MiB of saved prompts, for programs of one user.
+
+    It is `$HELEXA_PROMPTS_MB`, else a tenth of the free space, and at most 20 GiB.
 
     Raises:
-        ConfigError: the path begins with `~` and the home folder is unknown.
+        ConfigError: the variable is not a number.
     """
+    limit = environ.get("HELEXA_PROMPTS_MB", "")
+    if limit:
+        if not limit.isdecimal():
+            raise ConfigError(f"HELEXA_PROMPTS_MB is '{limit[:20]}'; set it to a number of MiB, or to 0 for no prompts")
+        return int(limit)
+    folder = cache_root(None).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return min(shutil.disk_usage(folder).free // 10, _MOST_PROMPT_BYTES) >> 20
+
+
+PACKED_FOLDER, PACKED_SUFFIX = "packed", ".tiles"
+"""Subfolder of the cache folder with packed weights, and the suffix of its files."""
+
+
+def model_name(path: Path) -> str:
+    """Return the name of a model's file, or of its repository in the cache of a hub."""
+    if path.parent.name == "snapshots":
+        return path.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return path.name.removesuffix(".gguf")
+
+
+class SavedFiles(NamedTuple):
+    """What engines have saved of a model that ran with certain settings."""
+
+    kind: Literal["prompts", "weights"]
+    model: str  # id of the model; for weights, the name of its file or repository
+    size: int  # in bytes
+    used: float  # time of the last use, in seconds since 1970
+    files: list[Path]
+
+
+def saved_prompts() -> list[SavedFiles]:
+    """Return the saved prompts on this machine, the least recently used first."""
+    found: list[SavedFiles] = []
+    for folder in (cache_root(None) / PROMPTS_FOLDER).glob("*"):
+        with suppress(OSError):  # an engine has deleted it in the meantime
+            files = list(folder.glob("*.segment"))
+            if files:
+                states = [path.stat() for path in files]
+                model = (folder / "model").read_text(errors="replace")
+                size, used = sum(state.st_size for state in states), max(state.st_mtime for state in states)
+                found.append(SavedFiles("prompts", model, size, used, files))
+    return sorted(found, key=lambda prompts: prompts.used)
+
+
+def packed_weights() -> list[SavedFiles]:
+    """Return the packed weights on this machine, the least recently used first."""
+    found: list[SavedFiles] = []
+    for path in (cache_root(None) / PACKED_FOLDER).glob(f"*{PACKED_SUFFIX}"):
+        with suppress(OSError):  # an engine has deleted it in the meantime
+            state = path.stat()
+            # The name ends with two digests.
+            model = path.stem.rsplit(".", 2)[0].replace("--", "/")
+            found.append(SavedFiles("weights", model, state.st_size, state.st_mtime, [path]))
+    return sorted(found, key=lambda weights: weights.used)
+
+
+def delete_saved(entries: Iterable[SavedFiles]) -> int:
+    """Delete saved files, and return their size in bytes.
+
+    Raises:
+        OSError: a file cannot be deleted.
+    """
+    entries = list(entries)
+    for entry in entries:
+        for path in entry.files:
+            path.unlink(missing_ok=True)
+        folder = entry.files[0].parent
+        if entry.kind == "prompts" and not any(folder.glob("*.segment")):
+            shutil.rmtree(folder, ignore_errors=True)
+    return sum(entry.size for entry in entries)
+
+
+def expanded(path: Path) -> Path:
+    """Return `path` with a leading `~` replaced by the user's home folder."""
     try:
         return path.expanduser()
     except RuntimeError:

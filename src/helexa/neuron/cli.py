@@ -1,45 +1,44 @@
-"""The `neuron` command line. Each command imports its heavy modules only when the command runs."""
+"""The `neuron` command line; commands import heavy modules when they run."""
 
 import os
 import socket
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, Parameter, validators
 
 from helexa.core.errors import ConfigError, HelexaError, UsageError
-from helexa.core.extras import missing_extra
+from helexa.core.program import VERSION_FLAGS, call, run_program
 from helexa.core.version import version_line
-from helexa.neuron.engine_flags import EngineFlags
+from helexa.neuron.engine_flags import EngineFlags, complete_flags
 
 if TYPE_CHECKING:
-    from helexa.neuron.config import NeuronConfig
-    from helexa.neuron.host_group.membership import Membership
-    from helexa.neuron.host_group.settings import GroupSettings
+    from collections.abc import Callable
 
-app = App(name="neuron", help="Serve models on this machine.", version=partial(version_line, "neuron"))
+    from helexa.neuron.config import NeuronConfig
+    from helexa.neuron.host_group.membership import GroupSettings, Membership
+    from helexa.neuron.join import JoinRequest
+    from helexa.neuron.server.app import NodeServer
+
+app = App(
+    name="neuron",
+    help="Serve models on this machine.",
+    version=partial(version_line, "neuron"),
+    version_flags=VERSION_FLAGS,
+)
 
 Ranks = Annotated[int, Parameter(validator=validators.Number(gte=2, lte=64))]
 ConfigPath = Annotated[Path | None, Parameter(name=["--config", "-c"])]
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the `neuron` command. If it fails, print one line to stderr.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 78 wrong configuration.
     """
-    try:
-        app()
-    except HelexaError as error:
-        print(f"neuron: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-    except ImportError as error:
-        if (lack := missing_extra(error)) is None:
-            raise
-        print(f"neuron: {lack}", file=sys.stderr)
-        raise SystemExit(1) from None
+    run_program("neuron", lambda tokens: call(app, complete_flags(tokens)), tracebacks=True)
 
 
 @app.command
@@ -49,7 +48,11 @@ def serve(
     config: ConfigPath = None,
     port: Annotated[int | None, Parameter(name=["--port", "-p"], validator=validators.Number(gte=1, lte=65535))] = None,
     host: str | None = None,
-    model: Annotated[list[str] | None, Parameter(alias="-m", negative=())] = None,
+    model: Annotated[
+        list[str] | None, Parameter(name=["--model", "--models", "-m", "-hf", "--hf-repo"], negative=())
+    ] = None,
+    served_model_name: str | None = None,
+    models_dir: Annotated[list[Path] | None, Parameter(negative=())] = None,
     api_key: str | None = None,
     engine: EngineFlags = EngineFlags(),  # noqa: B008
     graphs: bool | None = None,
@@ -58,6 +61,7 @@ def serve(
     log_format: Literal["text", "json"] | None = None,
     tp_smoke: Annotated[bool, Parameter(show=False, negative=())] = False,
     tp_size: Annotated[Ranks, Parameter(show=False)] = 2,
+    joining: Annotated[Any, Parameter(parse=False)] = None,
 ) -> None:
     """Serve models until a signal stops the process.
 
@@ -73,9 +77,13 @@ def serve(
         Address to listen on; overrides the configuration (127.0.0.1).
     model
         The same as an argument MODELS. Repeatable.
+    served_model_name
+        Name of the model in requests, if the command line has one model.
+    models_dir
+        Folder with models to report to gateways, besides the caches; overrides the configuration. Repeatable.
     api_key
-        Key that clients must send; overrides the configuration. Other users of the machine can see the option, so
-        prefer the variable NEURON_API_KEY.
+        Key that clients must send; overrides the configuration. Other users of the machine can see the option for a
+        moment, so prefer the variable NEURON_API_KEY.
     graphs
         On a GPU, run decode steps as CUDA graphs; overrides the configuration (yes).
     overlap
@@ -89,6 +97,8 @@ def serve(
         Run `neuron smoke` instead. Former name of the command.
     tp_size
         Former name of the option `--ranks` of `neuron smoke`.
+    joining
+        Request to join a gateway, which is sent as soon as the node serves. If the gateway rejects it, the node ends.
     """
     if tp_smoke:
         smoke(ranks=tp_size, config=config)
@@ -96,34 +106,48 @@ def serve(
     import logging
 
     from helexa.core import logs, tracing
-    from helexa.core.source import ModelSource
-    from helexa.http.loop import run
-    from helexa.neuron.config import DefaultModel, log_unknown_variables, read_config
-    from helexa.neuron.processes import heap
-    from helexa.neuron.requests import prompt_log
-    from helexa.neuron.server.access import exposure
+    from helexa.core.program import hide_argument
+    from helexa.core.source import ModelSource, typed_source
+    from helexa.http.process import run
+    from helexa.neuron.builtin_models import source_text
+    from helexa.neuron.config import DefaultModel, exposure, log_unknown_variables, read_config
+    from helexa.neuron.processes import memory
 
-    heap.bound()
+    memory.bound_heaps()
+    if api_key is not None:
+        hide_argument(api_key)  # other users can read the arguments of a process
     warnings: list[str] = []
     options = {
         ("port",): ("--port", port),
         ("host",): ("--host", host),
         ("api_key",): ("--api-key", api_key),
+        ("models_dirs",): ("--models-dir", models_dir and [str(folder.absolute()) for folder in models_dir]),
         ("harness", "torch", "graphs"): ("--graphs", graphs),
         ("harness", "torch", "overlap"): ("--overlap", overlap),
+        ("log", "format"): ("--log-format", log_format),
     }
     flags = {keys: option for keys, option in options.items() if option[1] is not None} | engine.settings()
     settings = read_config(config, warn=warnings.append, flags=flags)
+    started_with = settings.model_copy(deep=True)
     names = [*models, *(model or ())]
     if engine.model_settings() and not names:
-        raise UsageError("--quantization and --tool-call-parser need a model on the command line")
-    for name in names:
+        raise UsageError(
+            "--quantization, --tool-call-parser, --draft-model and --chat-template need a model on the command line"
+        )
+    if served_model_name is not None and len(names) != 1:
+        raise UsageError("--served-model-name needs exactly one model on the command line")
+    for name in map(typed_source, names):
         ModelSource.parse(name, settings.harness.torch.default_source)
-        settings.default_models.append(DefaultModel.model_validate({"model_id": name, **engine.model_settings()}))
-    logs.configure(log_format or settings.log.format, settings.log.level)
+        id = {"model_id": name}
+        if served_model_name is not None:
+            id = {"model_id": served_model_name, "source": source_text(DefaultModel(model_id=name))}
+        settings.default_models.append(DefaultModel.model_validate(id | engine.model_settings()))
+    logs.configure(settings.log.format, settings.log.level)
     tracing.configure("neuron")
     if settings.log.prompts:
-        prompt_log.enable()
+        from helexa.neuron.requests.prompt import enable_prompt_log
+
+        enable_prompt_log()
     log = logging.getLogger("helexa.neuron")
     for warning in warnings:
         log.warning("%s", warning)
@@ -137,6 +161,7 @@ def serve(
 
         run_member(group, settings)
         return
+    # Before anything slow: a port in use must be an error at once, not after the model has been loaded.
     listener = _listen(settings.host, settings.port, config)
     membership = None
     if group is not None:
@@ -147,14 +172,75 @@ def serve(
     if (exposed := exposure(settings)) is not None:
         log.warning("%s", exposed)
     log.info("listening on http://%s:%d", settings.host, settings.port)
-    run(_serve(settings, listener, membership))
+    run(_serve(settings, listener, membership, started_with, partial(read_config, config, flags=flags), joining))
+
+
+@app.command
+def join(
+    gateway: str,
+    /,
+    *,
+    token: str | None = None,
+    name: str | None = None,
+    address: str | None = None,
+    config: Annotated[Path, Parameter(name=["--config", "-c"])] = Path("neuron.toml"),
+    service: str | None = None,
+) -> None:
+    """Become a node of a gateway, and serve models.
+
+    An administrator creates the token with `cortex nodes invite`.
+
+    The command writes a new key and the address to listen on into neuron.toml, if they are missing, and starts the
+    node, if it is not running. Afterwards, start the node with `neuron serve --config neuron.toml`.
+
+    Parameters
+    ----------
+    gateway
+        URL of the gateway.
+    token
+        The token. Other users of the machine can see the option for a moment, so prefer the variable HELEXA_JOIN_TOKEN.
+    name
+        Name of this node; default: the host name.
+    address
+        URL under which the gateway reaches this node; default: the address from which this machine reaches the gateway.
+    config
+        The neuron.toml to write.
+    service
+        systemd unit that runs the node, such as `neuron`. The unit is restarted, and this process serves no models.
+    """
+    from pydantic import SecretStr
+
+    from helexa.core.program import hide_argument
+    from helexa.neuron import join as joining
+
+    if token is not None:
+        hide_argument(token)
+    secret = token or os.environ.get("HELEXA_JOIN_TOKEN", "")
+    if not secret:
+        raise UsageError("a token is needed: --token, or the variable HELEXA_JOIN_TOKEN")
+    request, settings, changes = joining.prepare(
+        gateway, SecretStr(secret), name=name, address=address, path=config, service=service
+    )
+    for line in changes:
+        print(line, flush=True)
+    if service is not None:
+        joining.restart(service, settings)
+    elif not joining.is_running(settings):
+        serve(config=config, joining=request)
+        return
+    elif not joining.accepts_key(settings):
+        raise HelexaError(
+            f"another server, or a node without the key in {config}, listens on port {settings.port}; restart the node "
+            "(with systemd: --service neuron), or end the other server"
+        )
+    print(f"joined {request.gateway} as {request.name}, at {request.send()}")
 
 
 @app.command
 def doctor(
     *, config: ConfigPath = None, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
 ) -> None:
-    """Report the hardware, the kernels that engines choose and why, and missing requirements.
+    """Report the hardware, the kernels of engines, and missing requirements.
 
     Exit code 1 means that a problem prevents serving the configured models.
 
@@ -181,7 +267,7 @@ def smoke(
     ranks: Ranks = 2,
     config: ConfigPath = None,
 ) -> None:
-    """Test whether this machine can divide a model among several processes (tensor parallelism).
+    """Test whether a model can be divided among several processes.
 
     The test verifies and times the exchanges between the processes, compares 16 tokens with those of one process, and
     kills one process. The last line is status=ok or status=failed. Exit code 1 means that a part of the test failed.
@@ -198,7 +284,7 @@ def smoke(
     import asyncio
 
     from helexa.neuron.config import read_config
-    from helexa.neuron.smoke import smoke as run_smoke
+    from helexa.neuron.validate import smoke as run_smoke
 
     settings = read_config(config)
     _prepare_engines(settings)
@@ -218,7 +304,7 @@ def validate(
     engine: EngineFlags = EngineFlags(),  # noqa: B008
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
-    """Test whether this machine serves a model: hardware, driver, memory, a load, and 16 tokens.
+    """Test whether this machine serves a model, with a load and 16 tokens.
 
     Each check prints one line. The last line is status=ok or status=failed. Exit code 1 means that a check failed.
 
@@ -265,7 +351,7 @@ def validate(
 
 
 def _prepare_engines(settings: "NeuronConfig") -> None:
-    """Set `$HELEXA_CACHE` to the configured cache folder, if there is one. Engine processes inherit the variable."""
+    """Set `$HELEXA_CACHE`, which engines inherit, to the configured folder."""
     from helexa.neuron.cache_folder import cache_root
 
     if settings.cache.dir is not None:
@@ -279,7 +365,7 @@ def _group_settings(settings: "NeuronConfig", hosts: int | None) -> "GroupSettin
         hosts: number of hosts from the command line, which overrides the configuration.
     """
     from helexa.neuron.config import GroupConfig
-    from helexa.neuron.host_group.settings import group_settings
+    from helexa.neuron.host_group.membership import group_settings
 
     if hosts is not None:
         settings.group = settings.group or GroupConfig()
@@ -301,9 +387,27 @@ def _listen(host: str, port: int, config: Path | None) -> socket.socket:
         raise ConfigError(f"{error}; choose another address with --host, or host and {place}") from None
 
 
-async def _serve(settings: "NeuronConfig", listener: socket.socket, group: "Membership | None") -> None:
-    """Serve on a listening socket until a signal stops the process."""
-    from helexa.neuron.engine_client.warm_standby import WarmStandby
+async def _serve(
+    settings: "NeuronConfig",
+    listener: socket.socket,
+    group: "Membership | None",
+    started_with: "NeuronConfig",
+    read: "Callable[[], NeuronConfig]",
+    joining: "JoinRequest | None",
+) -> None:
+    """Serve on a listening socket until a signal stops the process.
+
+    Args:
+        settings: the configuration, with the models of the command line.
+        listener: the listening socket.
+        group: the hosts that compute models together with this node, or None.
+        started_with: the configuration as `read` returned it at the start.
+        read: function that reads the configuration again.
+        joining: request to join a gateway, or None.
+    """
+    import asyncio
+
+    from helexa.neuron.engine_client.child import WarmStandby
 
     standby = WarmStandby()
     try:
@@ -311,6 +415,23 @@ async def _serve(settings: "NeuronConfig", listener: socket.socket, group: "Memb
             await standby.begin()  # the engine process imports torch while this process imports the server
         from helexa.neuron.server.app import NodeServer, create_app
 
-        await NodeServer(create_app(settings, standby=standby, group=group), settings.drain_secs).serve(listener)
+        app = create_app(settings, standby=standby, group=group)
+        server = NodeServer(app, started_with, read)
+        task = None if joining is None else asyncio.create_task(_join(server, joining))
+        await server.serve(listener)
+        del task  # it must not be collected as long as the node serves
     finally:
         await standby.close()
+
+
+async def _join(server: "NodeServer", request: "JoinRequest") -> None:
+    """Send the request to join a gateway; end the node if it fails."""
+    import asyncio
+
+    try:
+        url = await asyncio.to_thread(request.send)
+    except HelexaError as error:
+        print(f"neuron: {error}", file=sys.stderr, flush=True)
+        server.fail(error.exit_code)
+    else:
+        print(f"joined {request.gateway} as {request.name}, at {url}", flush=True)

@@ -11,10 +11,7 @@ _NEURON = Path(__file__).parent
 
 @cache
 def code_version() -> str:
-    """Return helexa's version, and a digest of all Python and C files of the node.
-
-    Hosts with equal versions exchange compatible messages.
-    """
+    """Return helexa's version, and a digest of all Python and C files of the node."""
     digest = hashlib.sha256()
     for path in sorted((*_NEURON.rglob("*.py"), *_NEURON.rglob("*.[ch]"))):
         digest.update(f"\0{path.relative_to(_NEURON).as_posix()}\0".encode())

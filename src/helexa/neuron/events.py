@@ -1,4 +1,6 @@
-"""Output events of a run, independent of the API format. A run generates one answer (OpenAI: choice) to one request.
+"""Output events of a run, independent of the API format.
+
+A run generates one answer (OpenAI: choice) to one request.
 
 A run yields `Started`, any number of `OutputEvent`, then `Finished` or `Failed`. If the caller requests prompt counts,
 `PromptCounted` comes before the first `OutputEvent`.
@@ -13,28 +15,28 @@ from typing import Literal
 import msgspec
 
 from helexa.core.errors import ApiError
+from helexa.core.wire.reply import CacheMiss
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
-Alternative = tuple[str, bytes, float]
-"""A candidate token: its text, its bytes and its log-probability."""
+Alternative = tuple[str, bytes, float]  # a candidate token: its text, its bytes and its log-probability
 
 
 class Started(msgspec.Struct, frozen=True):
-    """First event of a run: admission control has admitted the request, whose prompt has `prompt_tokens` tokens."""
+    """First event of a run: the request, with its prompt, was admitted."""
 
     prompt_tokens: int
 
 
 class PromptCounted(msgspec.Struct, frozen=True):
-    """The engine has begun the prefill. It found `cached_tokens` of the `prompt_tokens` tokens in the prefix cache."""
+    """The prefill has begun; `cached_tokens` prompt tokens were cached."""
 
     prompt_tokens: int
     cached_tokens: int
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """Log-probability of one token, and the most likely tokens (`top`) at the token's position.
+    """Log-probability of a token, and the likeliest tokens at its position.
 
     `offset` is the number of characters of the answer's text before the character that the token begins or continues.
     """
@@ -56,7 +58,7 @@ class PromptScores(msgspec.Struct, frozen=True):
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """The next chunk of the answer's text. A chunk never ends in the middle of a character.
+    """The next chunk of the answer's text, which ends between characters.
 
     `logprobs` has one entry per token of `text` if the client requested log-probabilities. `text` is empty only in the
     last chunk of an answer, if it reports the log-probabilities of tokens without text.
@@ -73,7 +75,7 @@ class ReasoningDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallStart(msgspec.Struct, frozen=True):
-    """The model has begun a tool call of the tool `name`. `index` is the call's position among the answer's calls.
+    """The model has begun a call of the tool `name`, the answer's `index`-th.
 
     The `ToolCallDelta` events until the next `ToolCallStart` contain the arguments of this call.
     """
@@ -103,26 +105,20 @@ class WasReasoning(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer is complete.
+    """The answer is complete."""
 
-    Attributes:
-        reason: `stop` if the model or a stop string ended the answer, `length` if the answer reached its length limit,
-            `tool_calls` if the answer ends with tool calls.
-        cached_tokens: number of prompt tokens found in the prefix cache.
-        image_tokens: number of prompt tokens that belong to images.
-        completion_tokens: number of generated tokens, including the `reasoning_tokens`.
-        stop_string: the stop string that ended the answer, or None.
-    """
-
+    # `stop` if the model or a stop string ended the answer, `length` if the answer reached its length limit,
+    # `tool_calls` if the answer ends with tool calls
     reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
-    completion_tokens: int
+    completion_tokens: int  # number of generated tokens, including the `reasoning_tokens`
     prefill_ms: float
     decode_ms: float
-    stop_string: str | None = None
+    stop_string: str | None = None  # the stop string that ended the answer, or None
     reasoning_tokens: int = 0
     image_tokens: int = 0
+    miss: CacheMiss | None = None
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -135,7 +131,7 @@ OutputEvent = PromptScores | TextDelta | ReasoningDelta | ToolCallStart | ToolCa
 
 
 class ChoiceEvent(msgspec.Struct, frozen=True):
-    """An event of one answer of a request that has several answers. `index` is the index of the answer, from 0."""
+    """An event of the answer with the index `index`, of several answers."""
 
     index: int
     event: OutputEvent | Finished

@@ -1,6 +1,6 @@
-"""Report which compute kernels engines would use on each device of this machine, and why.
+"""Report which kernels engines would use on each device, and why.
 
-`neuron doctor` starts this module as a separate process, because it imports torch:
+`neuron doctor` starts this module as a separate process, because it imports torch, if torch is installed:
 
     python -m helexa.neuron.kernel_survey OPTIONS
 
@@ -12,34 +12,38 @@ from itertools import combinations
 
 import msgspec
 import psutil
-import torch
 
+from helexa.core.errors import not_installed
+from helexa.neuron import tensors
 from helexa.neuron.doctor.kernels import NO_KERNELS, DeviceKernels, KernelSurvey
-from helexa.neuron.engine.execution.device_errors import DeviceError
+from helexa.neuron.engine.execution.device import DeviceError
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine.loading.device import usable_device
-from helexa.neuron.hardware.cores import physical_cores
-from helexa.neuron.ops.choice import choose
+from helexa.neuron.engine.loading.device import threads_of_rank, usable_device
+from helexa.neuron.ops.kernel_selection import select_kernels
+from helexa.neuron.tensors import Device, DType
 
 
 def take(options: EngineOptions) -> KernelSurvey:
-    """Return the kernels that an engine with `options` would choose on each device for a typical model.
-
-    Native kernels are compiled if necessary.
-    """
-    torch.set_num_threads(options.threads or physical_cores())
-    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
-    names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    if torch.backends.mps.is_available():
-        names.append("mps")
+    """Return the kernels that an engine with `options` would choose."""
+    if not tensors.torch_is_installed():
+        tensors.use("numpy")
+    tensors.set_num_threads(threads_of_rank(options, 0))
+    dtype = None if options.dtype == "auto" else getattr(tensors, options.dtype)
+    names = ["cpu"]
+    if tensors.uses_torch():
+        names += [f"cuda:{index}" for index in range(tensors.cuda.device_count())]
+        names += ["mps"] * tensors.backends.mps.is_available()
     unusable = None
     try:
         usable_device(options.device)
     except DeviceError as error:
         unusable = str(error)
+    devices = [_kernels(tensors.device(name), dtype) for name in names]
+    if not tensors.uses_torch() and devices[0].kernels == NO_KERNELS and unusable is None:
+        unusable = f"cpu: {devices[0].reason}; {not_installed('torch', 'gpu')}"
     return KernelSurvey(
-        threads=torch.get_num_threads(),
-        devices=[_kernels(torch.device(name), dtype) for name in names],
+        threads=tensors.get_num_threads(),
+        devices=devices,
         unusable=unusable,
         without_access=[
             (first, second)
@@ -49,17 +53,17 @@ def take(options: EngineOptions) -> KernelSurvey:
     )
 
 
-def _kernels(device: torch.device, dtype: torch.dtype | None) -> DeviceKernels:
+def _kernels(device: Device, dtype: DType | None) -> DeviceKernels:
     try:
-        choice = choose(device, dtype, {})
+        choice = select_kernels(device, dtype, {})
         free_mb = _free_mb(device)
-    except (AssertionError, RuntimeError) as error:  # the device's memory is full, or its driver is too old
+    except (AssertionError, RuntimeError, tensors.TorchRequired) as error:  # for example, its driver is too old
         reason = f"it cannot be used: {str(error).partition(chr(10))[0]}"
         return DeviceKernels(device=str(device), kernels=NO_KERNELS, dtype="any dtype", reason=reason)
     return DeviceKernels(
         device=str(device),
         kernels=choice.ops.name,
-        dtype=str(choice.ops.dtype).removeprefix("torch."),
+        dtype=tensors.dtype_name(choice.ops.dtype),
         reason=choice.reason,
         free_mb=free_mb,
     )
@@ -67,15 +71,15 @@ def _kernels(device: torch.device, dtype: torch.dtype | None) -> DeviceKernels:
 
 def _lack_access(first: str, second: str) -> bool:
     try:
-        return not torch.cuda.can_device_access_peer(torch.device(first), torch.device(second))
+        return not tensors.cuda.can_device_access_peer(tensors.device(first), tensors.device(second))
     except (AssertionError, RuntimeError):
         return False  # one of the devices is unusable, which its own entry reports
 
 
-def _free_mb(device: torch.device) -> int | None:
+def _free_mb(device: Device) -> int | None:
     if device.type == "cpu":
         return psutil.virtual_memory().available >> 20
-    return torch.cuda.mem_get_info(device)[0] >> 20 if device.type == "cuda" else None
+    return tensors.cuda.mem_get_info(device)[0] >> 20 if device.type == "cuda" else None
 
 
 if __name__ == "__main__":

@@ -1,36 +1,51 @@
-"""The command `neuron validate`: tests whether this machine serves a model, with its hardware, driver and memory.
+"""The commands `neuron validate` and `neuron smoke`.
 
-The test reports the hardware and kernels like `neuron doctor`, loads a model as a node does, and generates tokens.
+`validate` tests whether this machine serves a model: it reports the hardware and kernels like `neuron doctor`, loads a
+model as a node does, and generates tokens. `smoke` tests whether this machine can divide a model by ranks: it verifies
+and times the exchanges between the ranks, compares their tokens with those of one rank, and kills a rank to see that
+the engine ends and starts again.
 """
 
+import asyncio
+import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
+import msgspec
+import psutil
+
+from helexa.core.display import memory_text
 from helexa.core.errors import HelexaError
 from helexa.core.fleet import ModelSpec
+from helexa.core.source import ModelSource
+from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.doctor.check_result import CheckResult
-from helexa.neuron.doctor.folder import look_at_folder
+from helexa.neuron.doctor.doctor import look_at_folder
 from helexa.neuron.doctor.kernels import look_at_kernels
-from helexa.neuron.doctor.machine import look_at_machine
-from helexa.neuron.engine.ipc.messages import SamplingParams
+from helexa.neuron.doctor.machine import CheckResult, look_at_machine
+from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine.ipc.processes import CollectiveResult
+from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.hardware.discovery import default_device
-from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.lifecycle.registry import Registry
+from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.sources.sources import Sources
 
 _TOKENS = 16
 _PROMPT = list(range(20, 60))  # ids that every vocabulary has
 
+_CHECK_SECONDS = 300
+_DEATH_SECONDS = 60.0
+
 
 async def validate(config: NeuronConfig, spec: ModelSpec) -> AsyncIterator[CheckResult]:
-    """Run the test and yield the result of each check. A result with the level `fault` ends the test.
-
-    Args:
-        config: the node's configuration.
-        spec: the model to load, like a load request.
-    """
+    """Run the test and yield each check's result; a `fault` ends the test."""
     torch = config.harness.torch
     device = default_device() if torch.device == "auto" else torch.device
     checks = [*look_at_machine(torch.device)]
@@ -61,17 +76,16 @@ def _failed(checks: list[CheckResult]) -> bool:
 
 def _describe_load(model: ServedModel, seconds: float) -> list[CheckResult]:
     ready = model.engine.ready
+    weights = memory_text(ready.weight_bytes >> 20)
     cache_tokens = ready.kv_pages * ready.page_size
     return [
         CheckResult("load", "fine", f"loaded {model.id} on {ready.device} in {ready.dtype} in {seconds:.1f} s"),
-        CheckResult(
-            "memory", "fine", f"{ready.weight_bytes >> 20} MiB of weights; the KV cache holds {cache_tokens} tokens"
-        ),
+        CheckResult("memory", "fine", f"{weights} of weights; the KV cache holds {cache_tokens} tokens"),
     ]
 
 
 async def _generate(model: ServedModel) -> CheckResult:
-    """Generate tokens from a fixed prompt. Non-finite logits and engine errors are faults."""
+    """Generate tokens; non-finite logits and engine errors are faults."""
     started = time.monotonic()
     sampling = SamplingParams(temperature=0)
     outputs = [output async for output in model.engine.generate(_PROMPT, max_tokens=_TOKENS, sampling=sampling)]
@@ -80,3 +94,95 @@ async def _generate(model: ServedModel) -> CheckResult:
         return CheckResult("tokens", "fault", error)
     count = sum(len(output.tokens) for output in outputs)
     return CheckResult("tokens", "fine", f"generated {count} tokens in {seconds:.2f} s")
+
+
+async def smoke(config: NeuronConfig, model: str, ranks: int, report: Callable[[str], None]) -> None:
+    """Run the test and report each result as a line of text.
+
+    Raises:
+        HelexaError: a part of the test failed; the message says which.
+    """
+    results = await asyncio.to_thread(_check_collectives, ranks)
+    for result in results:
+        timing = "" if result.median_us is None else f" median_us={result.median_us:.1f}"
+        verified = "yes" if result.verified else "no"
+        transport = result.transport.replace(" ", "_")
+        report(f"{result.operation} transport={transport} bytes={result.size} verified={verified}{timing}")
+    if wrong := next((result for result in results if not result.verified), None):
+        raise HelexaError(
+            f"{wrong.operation} over {wrong.transport} returned wrong numbers; do not use tensor_parallel here"
+        )
+    source = ModelSource.parse(source_text(ModelSpec(model_id=model)), config.harness.torch.default_source)
+    path = await Sources(config).resolve(source, quant=None, progress=lambda *_: None)
+    options = config.harness.torch.engine_options("cpu")
+    options = msgspec.structs.replace(options, kv_cache_mb=64, tensor_parallel_mode="exact")
+    expected = await _tokens_of_engine(path, options, 1)
+    tokens = await _tokens_of_engine(path, options, ranks)
+    report(f"tokens ranks={ranks} count={len(tokens)} equal_to_one_rank={'yes' if tokens == expected else 'no'}")
+    if tokens != expected:
+        raise HelexaError(f"the tokens of {ranks} ranks differ from those of one rank: {tokens}, not {expected}")
+    detected = await _kill_rank(path, options, ranks)
+    begin = time.monotonic()
+    tokens = await _tokens_of_engine(path, options, ranks)
+    seconds = time.monotonic() - begin
+    if tokens != expected:
+        raise HelexaError(f"the tokens after a restart are {tokens}, not {expected}")
+    report(f"killed rank={ranks - 1} engine_ended_after_ms={detected * 1e3:.0f} back_after_s={seconds:.1f}")
+
+
+def _check_collectives(ranks: int) -> list[CollectiveResult]:
+    command = [sys.executable, "-P", "-m", "helexa.neuron.engine.ranks.collective_check", str(ranks)]
+    try:
+        run = subprocess.run(
+            command, env=ENVIRONMENT | os.environ, capture_output=True, text=True, check=False, timeout=_CHECK_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise HelexaError(f"the ranks did not meet within {_CHECK_SECONDS} s; free CPUs, or try again") from None
+    if run.returncode:
+        lines = run.stderr.strip().splitlines() or [f"exit code {run.returncode}"]
+        raise HelexaError(f"the exchange between the ranks failed: {lines[-1]}")
+    return msgspec.json.decode(run.stdout, type=list[CollectiveResult])
+
+
+async def _start(path: Path, options: EngineOptions, ranks: int, on_exit: Callable[[str], None]) -> EngineClient:
+    options = msgspec.structs.replace(options, tensor_parallel=ranks)
+    return await EngineClient.start(path, options, on_exit=on_exit)
+
+
+async def _tokens_of_engine(path: Path, options: EngineOptions, ranks: int) -> list[int]:
+    """Return the tokens that an engine with `ranks` ranks generates greedily."""
+    client = await _start(path, options, ranks, lambda reason: None)
+    try:
+        stream = client.generate(_PROMPT, max_tokens=_TOKENS, sampling=SamplingParams(temperature=0))
+        outputs = [output async for output in stream]
+    finally:
+        await client.close()
+    if (error := outputs[-1].error) is not None:
+        raise HelexaError(error)
+    return [token for output in outputs for token in output.tokens]
+
+
+async def _kill_rank(path: Path, options: EngineOptions, ranks: int) -> float:
+    """Kill the last rank of an engine; return the seconds until its end."""
+    died = asyncio.Event()
+    client = await _start(path, options, ranks, lambda reason: died.set())
+    try:
+        processes = [psutil.Process(client.pid), *psutil.Process(client.pid).children()]
+        stream = client.generate(_PROMPT, max_tokens=4096, sampling=SamplingParams(temperature=0))
+        await anext(stream)
+        begin = time.monotonic()
+        processes[-1].send_signal(signal.SIGKILL)
+        try:
+            await asyncio.wait_for(died.wait(), _DEATH_SECONDS)
+        except TimeoutError:
+            raise HelexaError(
+                f"the engine still runs {_DEATH_SECONDS:.0f} s after rank {ranks - 1} was killed"
+            ) from None
+        seconds = time.monotonic() - begin
+        await stream.aclose()
+    finally:
+        await client.close()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, _DEATH_SECONDS)
+    if alive:
+        raise HelexaError(f"processes of the engine still run: {', '.join(str(process.pid) for process in alive)}")
+    return seconds

@@ -14,6 +14,9 @@ class CannedGateway:
             "WAIT" stalls until the client disconnects; "DROP" closes the connection.
         response_limit: number of chat requests that are answered, None for all; later requests stall like "WAIT".
         error_response: (status, headers, envelope) to send instead of `chunks`.
+        key: API key that GET requests need, or None.
+        model_answers: (status, headers, body) of `/api/models/load` and `/api/models/unload`, by path.
+        on_unload: called for each unload.
         request_received: set when a chat request arrives.
         client_disconnected: set when a client disconnects during "WAIT".
     """
@@ -26,9 +29,13 @@ class CannedGateway:
         self.models = [{"id": "cold/model", "loaded": False}, {"id": "warm/model", "loaded": True}]
         self.nodes = []
         self.health = {"status": "ok", "nodes": {"healthy": 1, "total": 1}}
+        self.session = {"signed_in": False, "links": True}
         self.readiness = {"ready": True, "components": {}}
         self.requests = []
+        self.model_answers = {}
+        self.on_unload = lambda: None
         self.authorization = None
+        self.key = None
         self.request_received = threading.Event()
         self.client_disconnected = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
@@ -57,8 +64,12 @@ class _Handler(BaseHTTPRequestHandler):
             "/v1/models": {"object": "list", "data": gateway.models},
             "/api/nodes": {"nodes": gateway.nodes},
             "/health": gateway.health,
+            "/api/session": gateway.session,
             "/health/ready": gateway.readiness,
         }
+        if gateway.key is not None and gateway.authorization != f"Bearer {gateway.key}":
+            self._json(401, {}, {"error": {"message": "missing API key", "code": "invalid_api_key"}})
+            return
         status = 200 if self.path in bodies else 404
         if self.path == "/health/ready" and not gateway.readiness.get("ready", True):
             status = 503
@@ -72,6 +83,17 @@ class _Handler(BaseHTTPRequestHandler):
         gateway.request_received.set()
         if gateway.error_response:
             self._json(*gateway.error_response)
+            return
+        if self.path.startswith("/api/models/"):
+            if self.path == "/api/models/unload":
+                gateway.on_unload()
+            model, node = gateway.requests[-1]["model"], gateway.requests[-1].get("node", "beast")
+            self._json(*gateway.model_answers.get(self.path, (200, {}, {"model": model, "node": node})))
+            return
+        if self.path == "/v1/embeddings":
+            texts = gateway.requests[-1]["input"]
+            data = [{"index": index, "embedding": [index + 0.0, 2.0]} for index in range(len(texts))]
+            self._json(200, {}, {"data": data[::-1]})
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")

@@ -3,6 +3,7 @@
 import subprocess
 
 import pytest
+from gguf import GGUFWriter
 
 from bare_venv import bare_venv
 
@@ -17,9 +18,18 @@ def run(python, environ, tmp_path):
     variables = environ | {"HELEXA_CACHE": str(tmp_path / "cache"), "HF_HUB_CACHE": str(tmp_path / "hub")}
 
     def run(*arguments):
-        command = [str(python), "-m", *arguments]
+        model = GGUFWriter(tmp_path / "tiny.gguf", "llama")
+        model.write_header_to_file()
+        model.write_kv_data_to_file()
+        model.close()
         return subprocess.run(
-            command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+            [str(python), "-m", *arguments],
+            cwd=tmp_path,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     return run

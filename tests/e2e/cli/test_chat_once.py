@@ -60,7 +60,7 @@ def test_omitted_options_are_not_sent(chat, gateway):
     ("arguments", "stdin", "prompt"),
     [
         ([], "  indented\n\n", "  indented"),
-        (["summarise"], "a text\n", "summarise\n\na text"),
+        (["summarize"], "a text\n", "summarize\n\na text"),
         (["naïve 漢字"], "", "naïve 漢字"),
     ],
 )
@@ -75,7 +75,7 @@ def test_empty_prompt_is_wrong_usage(chat, gateway):
     assert gateway.requests == []
 
 
-def test_url_and_key_from_the_environment(helexa, gateway):
+def test_url_and_key_come_from_the_environment(helexa, gateway):
     result = helexa("chat", "hi", HELEXA_BASE_URL=f"{gateway.url}/v1/", HELEXA_API_KEY="sesame")
     assert result.stdout == "Hello there!\n"
     assert gateway.authorization == "Bearer sesame"
@@ -105,7 +105,7 @@ def test_malformed_chunks_are_ignored(chat, gateway):
 @pytest.mark.parametrize(
     ("status", "headers", "envelope", "code", "shown"),
     [
-        (404, {}, NOT_FOUND, 4, "helexa: model 'nope' not found\n"),
+        (404, {}, NOT_FOUND, 4, "helexa: model 'nope' not found; the server has cold/model, warm/model\n"),
         (503, {"Retry-After": "0"}, BUSY, 1, "helexa: all slots are taken\n"),
         (500, {}, {"error": "plain \x1b[1mtext"}, 1, "helexa: plain [1mtext\n"),
         (502, {}, ["no envelope"], 1, "helexa: {url} answered HTTP 502\n"),

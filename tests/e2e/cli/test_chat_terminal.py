@@ -124,7 +124,7 @@ def test_retry_sends_the_last_message_again(start_chat, gateway):
     assert messages(gateway.requests[2]) == [("user", "why?"), ("assistant", "Because."), ("user", "ok")]
 
 
-def test_system_model_and_clear(start_chat, gateway):
+def test_slash_commands_change_system_prompt_and_model(start_chat, gateway):
     screen = start_chat()
     screen.type("hello\n")
     screen.expect("Hello there!")
@@ -133,7 +133,7 @@ def test_system_model_and_clear(start_chat, gateway):
         ("/clear", "forgotten"),
         ("/model cold/model", "* cold/model"),
         ("/model cold/modle", "did you mean 'cold/model'?"),
-        ("/retry", "nothing to ask again"),
+        ("/retry", "there is no answer to repeat"),
         ("/nope", "unknown command /nope"),
         ("/help", "/retry"),
     ]:

@@ -49,7 +49,7 @@ def test_help_names_every_command(helexa):
     assert all(option in result.stdout for option in ("--version", "--debug"))
 
 
-def test_version(helexa):
+def test_version_is_printed(helexa):
     import helexa as package
 
     assert helexa("--version").stdout == f"helexa {package.__version__}\n"

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from helexa.cli.download_bar import DownloadBar
+from helexa.cli.model_loading import DownloadBar
 
 MB = 1_000_000
 

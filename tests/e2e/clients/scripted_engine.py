@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 import tokenizers
 
-from helexa.neuron.engine.ipc.frames import FrameDecoder, encode, receive
 from helexa.neuron.engine.ipc.messages import Generate, Load, Ready, Shutdown, StepReport, Timing, ToEngine, TokenOutput
-from helexa.neuron.processes import parent_death
+from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode, receive
+from helexa.neuron.processes import parent_watch
 
 CONTEXT = 1 << 17
 TIMING = Timing(queue_ms=1.0, prefill_ms=10.0, decode_ms=20.0)
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--pixels-fd", type=int)
     parser.add_argument("--heartbeat-fd", type=int)
     arguments = parser.parse_args()
-    parent_death.hold()
+    parent_watch.start()
     connection = socket.socket(fileno=arguments.fd)
     load = receive(connection, Load)
     SayingEngine(connection, Path(load.model), load.options.context_length or CONTEXT).serve()

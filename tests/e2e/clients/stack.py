@@ -73,7 +73,7 @@ class Stack:
     Args:
         folder: directory for configuration files and logs.
         node_config: TOML text to append to the node's configuration.
-        catalogue: TOML text to insert into the gateway's model catalogue.
+        catalog: TOML text to insert into the gateway's model catalog.
         gateway_config: TOML text to append to the gateway's configuration.
         key: API key with which this object asks the gateway, if the gateway requires keys.
 
@@ -88,7 +88,7 @@ class Stack:
         folder: Path,
         *,
         node_config: str = "",
-        catalogue: str = "",
+        catalog: str = "",
         gateway_config: str = "",
         key: str | None = None,
     ) -> None:
@@ -101,7 +101,7 @@ class Stack:
             f'host = "127.0.0.1"\n[[default_models]]\nmodel_id = "{MODEL}"\nsource = "file:{model}"\n'
             f"[harness.torch]\nkv_cache_mb = 512\n{node_config}"
         )
-        (folder / "models.toml").write_text(f'{catalogue}[aliases]\nsmall = "{MODEL}"\n')
+        (folder / "models.toml").write_text(f'{catalog}[aliases]\nsmall = "{MODEL}"\n')
         (folder / "cortex.toml").write_text(
             'models_config = "models.toml"\n'
             '[gateway]\nlisten = "127.0.0.1:0"\nmetrics_listen = "127.0.0.1:0"\npoll_interval_secs = 0.5\n'
@@ -124,7 +124,9 @@ class Stack:
 
     def __exit__(self, *_: object) -> None:
         codes = [server.end() for server in self._servers]
-        assert "Traceback" not in "".join(server.log.read_text() for server in self._servers)
+        logs = "\n".join(server.log.read_text() for server in self._servers)
+        before, found, after = logs.partition("Traceback")
+        assert not found, f"{before[-1000:]}{found}{after[:4000]}"
         assert set(codes) <= {0, -signal.SIGKILL}, codes
 
     def start_node(self) -> None:

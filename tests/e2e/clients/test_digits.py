@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import anthropic
@@ -13,9 +14,11 @@ import pytest
 from clients.digits.digit_reader import MODEL as DIGITS_MODEL
 from clients.digits.digit_reader import QUESTION, Digit, DigitReader, held_out, png
 from clients.stack import MODEL, Stack
+from nightly import daily
 
 REQUESTS = 16  # at once
 TOLERANCE = 0.005
+CLIENTS = ("openai", "anthropic")
 CONFIGS = {"float32": 'dtype = "float32"\nkernels = "torch"\nthreads = 1\n', "native": "threads = 1\n"}
 Ask = Callable[[list[str]], str]
 """Function that asks for the digits in some PNG files, encoded as base64, and returns the answer."""
@@ -27,7 +30,7 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield stack
 
 
-@pytest.fixture(scope="module", params=["openai", "anthropic"])
+@pytest.fixture(scope="module", params=CLIENTS)
 def ask(request: pytest.FixtureRequest, stack: Stack) -> Iterator[Ask]:
     if request.param == "openai":
         with stack.client() as client:
@@ -79,6 +82,11 @@ def accuracy(answers: list[str]) -> float:
     return float(np.mean([read == digit for read, digit in zip(padded, right, strict=True)]))
 
 
+@pytest.mark.parametrize(
+    ("stack", "ask"),
+    daily([("native", "openai"), ("float32", "anthropic")], product(CONFIGS, CLIENTS), several=True),
+    indirect=True,
+)
 def test_clients_read_digits(ask: Ask, prompts: list[list[Digit]], expected_accuracy: float) -> None:
     encoded = [[base64.b64encode(png(image)).decode() for image in prompt] for prompt in prompts]
     with ThreadPoolExecutor(REQUESTS) as threads:

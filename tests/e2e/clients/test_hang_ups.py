@@ -33,21 +33,27 @@ async def hang_up(client: openai.AsyncOpenAI, chunks: int) -> None:
             await anext(stream)
 
 
-async def disconnect_before_the_response(client: openai.AsyncOpenAI) -> None:
+def ask(client: openai.AsyncOpenAI) -> asyncio.Task[Any]:
+    """Request a long completion without streaming."""
     fields: Any = {"model": MODEL, "messages": COUNT, "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
-    request = asyncio.create_task(client.chat.completions.create(**fields))
-    await asyncio.sleep(0.2)  # by now the node works on the request
+    return asyncio.create_task(client.chat.completions.create(**fields))
+
+
+async def disconnect_before_the_response(request: asyncio.Task[Any]) -> None:
+    assert not request.done()
     request.cancel()
     await asyncio.wait([request])
 
 
 async def test_hang_ups_do_not_affect_other_clients(stack: Stack):
     async with stack.async_client() as client:
+        silent = [ask(client) for _ in range(4)]
+        await asyncio.to_thread(stack.node.until, lambda: stack.load()["in_flight"] == 4, "the node runs four requests")
         token_counts, _ = await asyncio.gather(
             asyncio.gather(*(complete(client, stream=number % 4 > 0) for number in range(16))),
             asyncio.gather(
                 *(hang_up(client, chunks=number) for number in range(12)),
-                *(disconnect_before_the_response(client) for _ in range(4)),
+                *(disconnect_before_the_response(request) for request in silent),
             ),
         )
     assert token_counts == [TOKENS] * 16

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 
 from clients.scripted_stack import MODEL, SayingStack, saying_stack
-from helexa.neuron.text.tokenizers.gguf_tokenizer import GgufTokenizer
+from helexa.neuron.text.gguf_tokenizer import GgufTokenizer
 from helexa.neuron.weights.gguf.files import GgufFile
 
 CONTEXT = 8192

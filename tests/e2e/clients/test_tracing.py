@@ -51,7 +51,8 @@ def test_trace_of_a_request_reaches_from_the_gateway_to_the_engine_steps(
     assert root.attributes["gen_ai.usage.output_tokens"] == run.attributes["gen_ai.usage.output_tokens"] == TOKENS
     assert (root.attributes["http.response.status_code"], root.attributes["gen_ai.request.model"]) == (200, MODEL)
     for inner, outer in ((at_node, root), (run, at_node), (decode, run)):
-        assert inner.begun >= outer.begun - 5_000_000 and inner.ended <= outer.ended + 5_000_000
+        # An inner span may end after the outer one: the answer is sent before its handler has ended.
+        assert outer.begun - 5_000_000 <= inner.begun <= outer.ended
     assert PROMPT.encode() not in receiver.data
 
 

@@ -32,9 +32,9 @@ SignIn = Callable[..., Page]
 def stack(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("console")
     half = bad_models.truncated(smollm2_gguf, folder / "half.gguf")
-    catalogue = f'[[models]]\nid = "{SECOND}"\nsource = "file:{smollm2_gguf}"\n'
-    catalogue += f'[[models]]\nid = "{BROKEN}"\nsource = "file:{half}"\n'
-    with Stack(smollm2_gguf, folder, catalogue=catalogue, gateway_config=KEYS, key=ADMIN) as stack:
+    catalog = f'[[models]]\nid = "{SECOND}"\nsource = "file:{smollm2_gguf}"\n'
+    catalog += f'[[models]]\nid = "{BROKEN}"\nsource = "file:{half}"\n'
+    with Stack(smollm2_gguf, folder, catalog=catalog, gateway_config=KEYS, key=ADMIN) as stack:
         yield stack
 
 

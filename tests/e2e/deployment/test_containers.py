@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from deployment.conftest import DEPLOY
+from helexa.core import catalog as catalogs
 from helexa.cortex import config as cortex_config
 from helexa.neuron.config import read_config
 
@@ -53,7 +54,7 @@ def test_compose_file_refers_to_what_it_declares(monkeypatch: pytest.MonkeyPatch
     for entry in compose["configs"].values():
         assert (DOCKER / entry["file"]).is_file()
     variables = dict(
-        line.split("=", 1) for line in (DOCKER / "example.env").read_text().splitlines() if not line.startswith("#")
+        line.split("=", 1) for line in (DOCKER / "example.env").read_text().splitlines() if line and line[0] != "#"
     )
     for name in ("gateway", "node"):
         for variable, text in services[name]["environment"].items():
@@ -65,6 +66,10 @@ def test_compose_file_refers_to_what_it_declares(monkeypatch: pytest.MonkeyPatch
     assert node.api_key is not None
     assert [neuron.bearer for neuron in gateway.neurons] == [node.api_key]
     assert gateway.gateway.drain_secs < 120 > node.drain_secs
+    assert [model.model_id for model in node.default_models] == [variables["MODEL"]]
+    listed = {profile.id for profile in catalogs.load(gateway.models_config).models}
+    assert len(listed) > 1, "the gateway serves only one model"
+    assert variables["MODEL"] in listed
 
 
 @pytest.mark.nightly

@@ -15,12 +15,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from pydantic import SecretStr
 
 from cortex import fake_node
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import eventually, running_cortex
 from deployment.conftest import DEPLOY, adapted
-from helexa.cli.failure import UNREACHABLE
+from helexa.cli.terminal import UNREACHABLE
+from helexa.core.errors import HelexaError
+from helexa.neuron.join import JoinRequest, UnreachableError
 from ports import free_port
 
 KEY = "the-key"
@@ -209,6 +212,19 @@ async def test_commands_need_the_certificate(front: Front) -> None:
     code, output = await status(SSL_CERT_FILE=str(front.certificate))
     assert code == 0, output
     assert "ready to serve" in output
+
+
+async def test_node_joins_through_tls(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with front.client.post(f"{front.url}/api/invitations", json={}) as response:
+        token = (await response.json())["token"]
+    async with FakeNode(name="new", key="key-of-the-node").serving() as new:
+        request = JoinRequest(front.url, SecretStr(token), "new", new.url, SecretStr("key-of-the-node"))
+        with pytest.raises(UnreachableError, match="set SSL_CERT_FILE to a file with its CA"):
+            await asyncio.to_thread(request.send)
+        monkeypatch.setenv("SSL_CERT_FILE", str(front.certificate))
+        assert await asyncio.to_thread(request.send) == new.url
+        with pytest.raises(HelexaError, match="the token is wrong, used or expired"):
+            await asyncio.to_thread(request.send)
 
 
 async def test_plain_http_is_redirected_with_method_and_path(front: Front) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from deployment.conftest import DEPLOY
 from helexa.bench import config as bench_config
-from helexa.core import catalogue
+from helexa.core import catalog
 from helexa.cortex import config as cortex_config
 from helexa.neuron.config import read_config
 
@@ -56,4 +56,4 @@ def test_packaged_configuration_is_valid_and_connects_the_servers() -> None:
     bench = bench_config.load(folder / "helexa-bench.toml")
     assert [neuron.endpoint for neuron in gateway.neurons] == [f"http://{node.host}:{node.port}"]
     assert [target.endpoint for target in bench.targets] == [f"http://{node.host}:{node.port}"]
-    assert catalogue.load(folder / gateway.models_config.name).models == []
+    assert catalog.load(folder / gateway.models_config.name).models == []

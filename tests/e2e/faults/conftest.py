@@ -36,7 +36,7 @@ def stack(smollm2_gguf: Path, half: Path, hub: FakeHub, tmp_path_factory: pytest
     hubs = f'[harness.torch.sources.away]\nendpoint = "http://127.0.0.1:{free_port()}"\n'
     hubs += f'[harness.torch.sources.hub]\nendpoint = "{hub.url}"\ncache_dir = "{tmp_path_factory.mktemp("hub")}"\n'
     sources = {AWAY: f"away:{AWAY}", GONE: f"hub:{GONE}", HALF: f"file:{half}"}
-    catalogue = "".join(f'[[models]]\nid = "{name}"\nsource = "{source}"\n' for name, source in sources.items())
+    catalog = "".join(f'[[models]]\nid = "{name}"\nsource = "{source}"\n' for name, source in sources.items())
     folder = tmp_path_factory.mktemp("hurt")
-    with Stack(smollm2_gguf, folder, node_config=hubs, catalogue=catalogue) as stack:
+    with Stack(smollm2_gguf, folder, node_config=hubs, catalog=catalog) as stack:
         yield stack

@@ -21,11 +21,11 @@ from cortex import fake_node
 from cortex.cortex_process import COMMAND
 from cortex.fake_node import FakeNode
 from cortex.postgres import Postgres, running_postgres
-from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Database
 from nightly import cases
 
-KILLS = cases(3, 20, "HELEXA_KILLS")
+KILLS = cases(2, 20, "HELEXA_KILLS")
 AT_ONCE = 200
 CAP = 50_000 * KILLS
 MAX_TOKENS = 40
@@ -118,6 +118,10 @@ class Load:
         self._gateways = gateways
         self._serial = 0
 
+    def answered(self) -> int:
+        """Return the number of requests with a complete response or a rejection."""
+        return len(self.finished) + self.refused
+
     async def run(self) -> None:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
@@ -177,7 +181,10 @@ async def test_ledger_is_correct_after_gateway_kills(gateways: int, tmp_path: Pa
                 victim = chance.choice(running)
                 await victim.kill()
                 await victim.start()
-            await asyncio.sleep(1)
+            answered = load.answered()
+            async with asyncio.timeout(60):
+                while load.answered() < answered + AT_ONCE:  # noqa: ASYNC110 -- also the gateway killed last answers again
+                    await asyncio.sleep(0.05)
         finally:
             load.stop.set()
             await requests

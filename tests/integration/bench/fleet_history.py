@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from helexa.bench.identity import Build, Gpu, Host, Model, ScenarioKey, Target
-from helexa.bench.store import chunks
+from helexa.bench.store.columns import pack
 from helexa.bench.store.store import Store
 
 GAINS = (0.2, 0.42, 0.9)
@@ -154,7 +154,7 @@ _EMPTY: dict[str, Any] = dict.fromkeys(
     ("error", "artifact", "concurrency", "rate_rps", "ttft_s", "ttft_p95_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s",
      "e2e_p95_s", "output_tps_user", "output_tps", "prefill_tps", "prefill_s", "decode_s", "queue_s", "goodput_rps",
      "goodput_share", "unload_s", "load_s", "score", "prompt_tokens", "cached_tokens", "completion_tokens",
-     "vram_used_mb", "gpu_util_pct", "gpu_temp_c", "gpu_power_w")
+     "vram_used_mb", "gpu_util_pct", "gpu_temp_c")
 )  # fmt: skip
 
 
@@ -204,7 +204,6 @@ def _sample(rng: random.Random, machine: Machine, size: float, key: ScenarioKey,
             "vram_used_mb": int(size * 1100 + 4000 + prompt * 0.1),
             "gpu_util_pct": min(99.0, near(60 + 3 * level)),
             "gpu_temp_c": near(62),
-            "gpu_power_w": near(300),
         }
     if key.kind == "concurrency":
         columns |= {"concurrency": int(level), "goodput_rps": level / e2e * 0.98, "goodput_share": 1 - rejected / count}
@@ -246,7 +245,7 @@ def _requests(connection: Any, rng: random.Random) -> None:
                 columns |= {
                     "ttft_s": ttft, "ttfo_s": ttft, "tpot_s": run["tpot_s"], "e2e_s": max(moments),
                     "prompt_tokens": 512, "completion_tokens": 256, "prefill_s": ttft * 0.9, "queue_s": ttft * 0.1,
-                    "chunks": chunks.pack(sorted(moments)), "finish_reason": "length",
+                    "chunks": pack(sorted(moments)), "finish_reason": "length",
                 }  # fmt: skip
             names = ", ".join(columns)
             connection.execute(

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from bench.scripted_server import Script, ScriptedServer, client_of
 from helexa.bench.config import TargetSection
-from helexa.bench.scenarios.scenario import Subject
-from helexa.bench.targets.connect import Connection, connect
+from helexa.bench.scenarios.single import Subject
+from helexa.bench.servers import Connection, connect
 
 ENTRY = {"id": "m", "harness": "torch", "quant": "q6k", "devices": [1, 2], "capabilities": ["text"], "tool_call": True}
 LOAD_SECS, UNLOAD_SECS = 4.0, 0.5
@@ -89,4 +89,4 @@ async def subject_of(node: ScriptedServer, salt: str = "salt") -> AsyncIterator[
     async with client_of(node) as client:
         server = connect(TargetSection(name="node", endpoint=client.endpoint), client.session).server
         (model,) = await server.models()
-        yield Subject(client, model, client.clock, salt, server.control)
+        yield Subject(client, model, client.clock, salt, server)

@@ -11,8 +11,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from helexa.bench.api.queries import QUESTIONS
-from helexa.bench.results import capacity, scaling, series, summary
+from helexa.bench.queries import QUESTIONS
+from helexa.bench.results import curves, series, summary
 from helexa.bench.store.store import Store
 
 BEAST = "host=beast&model=Qwen/Qwen3-8B"
@@ -59,8 +59,8 @@ def test_unversioned_paths_return_the_same(site, path):
 def test_api_returns_the_computed_results(site, archive):
     for path, expected in (
         ("summary", summary.summary(archive)),
-        (f"scaling?{BEAST}", scaling.scaling(archive, target="beast", model="Qwen/Qwen3-8B")),
-        (f"concurrency?{BEAST}", capacity.capacity(archive, target="beast", model="Qwen/Qwen3-8B")),
+        (f"scaling?{BEAST}", curves.scaling(archive, target="beast", model="Qwen/Qwen3-8B")),
+        (f"concurrency?{BEAST}", curves.capacity(archive, target="beast", model="Qwen/Qwen3-8B")),
         (
             f"series?{BEAST}&scenario=single:warm:128",
             [series.series(archive, "beast", "Qwen/Qwen3-8B", "single:warm:128", "output_tps_user")],
@@ -92,16 +92,16 @@ def test_export_has_every_run_once(site):
     "path, status, message",
     [
         ("runs?limt=3", 400, "did you mean 'limit'"),
-        ("runs?limit=5001", 400, "'limit' is a whole number from 1 to 5000"),
+        ("runs?limit=5001", 400, "'limit' must be an integer from 1 to 5000"),
         ("runs?limit=-1", 400, "'limit'"),
-        ("runs?ok=maybe", 400, "'ok' is true or false"),
-        ("series?model=x", 400, "'scenario' is needed"),
+        ("runs?ok=maybe", 400, "'ok' must be true or false"),
+        ("series?model=x", 400, "'scenario' is required"),
         ("series?model=x&scenario=y", 404, "no scenario is called 'y'"),
-        ("series?model=x&scenario=y&metric=z", 400, "'metric' is one of"),
+        ("series?model=x&scenario=y&metric=z", 400, "'metric' must be one of"),
         ("compare?a=nosuch&b=@beast", 404, "no build is called 'nosuch'"),
         ("compare?a=@nowhere&b=@beast", 404, "nothing was measured of '@nowhere'"),
         ("run?id=999999999", 404, "there is no run 999999999"),
-        (f"runs?model={'x' * 400}", 400, "too long"),
+        (f"runs?model={'x' * 400}", 400, "at most 300 characters"),
         ("nothing", 404, "Not Found"),
     ],
 )
@@ -115,7 +115,7 @@ def test_invalid_request_gets_a_one_line_error(site, path, status, message):
 def test_database_created_later_is_opened(tmp_path, serving):
     path = tmp_path / "later.sqlite"
     with serving(path) as url:
-        assert error_response(f"{url}/api/health") == (503, "nothing has been measured yet\n")
+        assert error_response(f"{url}/api/health") == (503, "nothing has been measured yet; run `helexa-bench once`\n")
         Store(path).close()
         assert json.loads(get(f"{url}/api/health")[1]) == {"status": "ok", "run_count": 0}
         assert b"Nothing has been measured yet" in get(f"{url}/")[1]
@@ -134,8 +134,8 @@ def test_later_writes_are_visible(past, tmp_path, serving):
 
 
 def test_csv_escapes_spreadsheet_formulas():
-    from helexa.bench.api.table import to_csv
-    from helexa.bench.results.swaps import Swap
+    from helexa.bench.api import to_csv
+    from helexa.bench.results.summary import Swap
 
     row = Swap("=1+1", "-x", "swap", "b", "", None, -3.0, None, None, None, None, 1)
     line = to_csv([row]).decode().splitlines()[1]

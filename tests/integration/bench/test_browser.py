@@ -100,6 +100,17 @@ def test_filter_changes_url_and_chart(browser, url):
     page.context.close()
 
 
+def test_chosen_builds_are_compared(browser, url):
+    page, problems, _ = open_page(browser, f"{url}/compare")
+    build = f"{fleet_history.build(0).sha}@beast"
+    page.get_by_label("A, for example the earlier build").select_option(build)
+    page.wait_for_url("**a=**")
+    page.locator(".head code").first.get_by_text(build).wait_for()
+    assert page.locator("tbody tr").count() > 2
+    assert problems == []
+    page.context.close()
+
+
 def test_keys_move_in_charts_and_between_pages(browser, url):
     page, problems, _ = open_page(browser, url + TRENDS, color_scheme="dark")
     page.locator(".plot").focus()

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from helexa.bench.analysis.changepoint import levels
+from helexa.bench.analysis import levels
 
 
 def bounds(values):
@@ -41,7 +41,7 @@ def test_levels_cover_the_series_and_include_a_large_shift():
         assert (0, 4) in segments
 
 
-def test_short_and_constant_series():
+def test_constant_series_has_one_level():
     assert levels([]) == []
     assert bounds([3.0]) == [(0, 1)]
     assert bounds([0.0, 0.0, 0.0]) == [(0, 3)]

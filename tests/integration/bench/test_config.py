@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from helexa.bench.config import load
-from helexa.bench.scenarios.catalogue import sweep_scenarios
+from helexa.bench.sweep import sweep_scenarios
 from helexa.core.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "bench.example.toml"
@@ -17,7 +17,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_defaults(tmp_path: Path) -> None:
+def test_short_configuration_gets_the_documented_defaults(tmp_path: Path) -> None:
     settings = load(written(tmp_path, '[[targets]]\nname = "n1"\nendpoint = "http://n1:13131/v1/"\n'))
     assert (settings.bench.sweep_interval_secs, settings.bench.samples_per_version) == (1800, 5)
     assert settings.scenarios.prompt_sizes == [128, 4096]
@@ -40,10 +40,13 @@ def test_environment_overrides_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("[api]\nlisten = '13132'\n", "is not an address"),
         ("[[targets]]\nname = 'a'\nendpoint = 'n1:13131'\n", "is not a URL"),
         ("[[targets]]\nname = 'a'\nendpoint = 'http://u:secret@n1'\n", "user name or password"),
-        ("[[targets]]\nname = 'a/b'\nendpoint = 'http://n1'\n", "is no name"),
+        ("[[targets]]\nname = 'a/b'\nendpoint = 'http://n1'\n", "is not a valid name"),
         ("[[targets]]\nname = 'a'\nendpoint = 'http://n1'\n" * 2, "two targets are named 'a'"),
         ("[scenarios]\nprompt_sizes = [0]\n", "greater than or equal to 1"),
-        ("[[scenarios.capability_probes]]\nname = 'p'\nprompt = 'x'\nexpect = ['(']\n", "no regular expression"),
+        (
+            "[[scenarios.capability_probes]]\nname = 'p'\nprompt = 'x'\nexpect = ['(']\n",
+            "is not a regular expression; correct it",
+        ),
     ],
 )
 def test_invalid_settings_are_explained(tmp_path: Path, text: str, complaint: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from clients.stack import TIMEOUT_SECONDS
-from helexa.bench.store.reader import Reader
+from helexa.bench.store.database import Reader
 from ports import free_port
 
 _UNWANTED = ("HELEXA_", "CORTEX_", "NEURON_", "BENCH_", "XDG_")

@@ -8,12 +8,10 @@ import pytest
 
 from helexa.bench import report
 from helexa.bench.identity import Build, Configuration, Gpu, Host, Model, ScenarioKey, Target
-from helexa.bench.measurement.measures import measure_run
-from helexa.bench.measurement.request_record import Delta, RequestRecord
+from helexa.bench.measurement.measures import Delta, RequestRecord, measure_run
 from helexa.bench.pages import charts, views
-from helexa.bench.pages.render import query_string
-from helexa.bench.pages.site import PAGES, html
-from helexa.bench.results import capacity, scaling, series
+from helexa.bench.pages.site import PAGES, html, query_string
+from helexa.bench.results import curves, series
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import Side, compare
 from helexa.bench.results.runs import runs
@@ -130,11 +128,11 @@ def test_overview_distinguishes_equal_labels_and_hostnames(store: Store, archive
     ]
 
 
-def test_overview_calls_a_target_steady_only_after_a_comparison(store: Store, archive: Archive) -> None:
+def test_overview_says_no_change_only_after_a_comparison(store: Store, archive: Archive) -> None:
     record_samples(store, CONFIGURATION, 0.1, output_tps_user=10.0)
-    assert "steady" not in page(archive, "overview")
+    assert "= no change" not in page(archive, "overview")
     record_samples(store, replace(CONFIGURATION, build=NEXT), 0.1, output_tps_user=10.0)
-    assert "= steady" in page(archive, "overview")
+    assert "= no change" in page(archive, "overview")
 
 
 def test_single_load_level_has_no_knee(store: Store, archive: Archive) -> None:
@@ -143,16 +141,16 @@ def test_single_load_level_has_no_knee(store: Store, archive: Archive) -> None:
         record_samples(store, replace(CONFIGURATION, scenario=scenario), 0.1, concurrency=users, ttft_p95_s=ttft)
 
     level(1, 0.1)
-    assert [(row.knee, row.knee_concurrency) for row in capacity.capacity(archive)] == [(None, None)]
+    assert [(row.knee, row.knee_concurrency) for row in curves.capacity(archive)] == [(None, None)]
     level(2, 0.15)
     level(4, 0.5)
-    assert [(row.knee, row.knee_concurrency) for row in capacity.capacity(archive)] == [(2, 2)]
+    assert [(row.knee, row.knee_concurrency) for row in curves.capacity(archive)] == [(2, 2)]
 
 
 def test_context_chart_omits_labels_of_close_lengths() -> None:
-    def ladder(kind: str, *lengths: float) -> scaling.Scaling:
-        points = [scaling.ScalingPoint("s", None, length, None, 1.0, 1.0, None, 5, False) for length in lengths]
-        return scaling.Scaling("a", "m", kind, "b", points, None)
+    def ladder(kind: str, *lengths: float) -> curves.Scaling:
+        points = [curves.ScalingPoint("s", None, length, None, 1.0, 1.0, None, 5, False) for length in lengths]
+        return curves.Scaling("a", "m", kind, "b", points, None)
 
     drawn = charts.ladders([ladder("cold", 130, 1030, 4102), ladder("warm", 146, 1046, 4118)], "decode_tps")
     assert drawn["x"]["values"] == [130, 146, 1030, 1046, 4102, 4118]

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from helexa.bench.store.database import StoreError
+from helexa.bench.store.database import Reader, StoreError
 from helexa.bench.store.importer import ImportReport, import_runs
-from helexa.bench.store.reader import Reader
 from helexa.bench.store.store import Store
 
 FIRST: dict[str, Any] = {
@@ -122,7 +121,7 @@ def test_importing_another_kind_of_file_fails(tmp_path: Path) -> None:
     sqlite3.connect(empty).close()
     with pytest.raises(StoreError, match="is not there"):
         import_file(tmp_path, empty)
-    with pytest.raises(StoreError, match="lacks git_sha"):
+    with pytest.raises(StoreError, match="lacks the columns git_sha"):
         import_file(
             tmp_path,
             old_database(tmp_path / "other.sqlite", {name: FIRST[name] for name in FIRST if name != "git_sha"}),

@@ -18,10 +18,8 @@ from bench.scripted_server import (
     usage_chunk,
 )
 from bench.virtual_time import run
-from helexa.bench.measurement.load import arrival_times, closed_loop, open_loop
-from helexa.bench.measurement.measures import Objectives, RequestMeasures, measure, measure_run
-from helexa.bench.measurement.prompt_request import PromptRequest, Turn
-from helexa.bench.measurement.request_record import RequestRecord
+from helexa.bench.measurement.load import PromptRequest, Turn, arrival_times, closed_loop, open_loop
+from helexa.bench.measurement.measures import Objectives, RequestMeasures, RequestRecord, measure, measure_run
 
 PROMPT = PromptRequest("m", [Turn("user", "hello")], max_tokens=64)
 
@@ -44,7 +42,7 @@ def record_and_measures(*steps: Step, **options: Any) -> tuple[RequestRecord, Re
     return record, measure(record)
 
 
-def test_plain_stream() -> None:
+def test_measures_of_a_stream_are_exact() -> None:
     _, measures = record_and_measures(
         Step(0, [ROLE]),
         Step(0.8, [delta_chunk("a")]),
@@ -87,7 +85,8 @@ def test_reasoning_counts_as_tokens_and_not_as_output() -> None:
     assert measures.ttfo_s == exactly(2.1)
     assert measures.e2e_s == exactly(2.5)
     assert measures.tpot_s == exactly(2.3 / 14)
-    assert (record.reasoning_tokens, record.reasoning, record.text) == (10, "hm" * 10, "so" * 5)
+    assert (record.reasoning_tokens, record.text) == (10, "so" * 5)
+    assert [delta.kind for delta in record.deltas] == ["reasoning"] * 10 + ["text"] * 5
 
 
 def test_hidden_reasoning_is_not_in_the_decode_rate() -> None:
@@ -126,7 +125,7 @@ def test_truncated_reasoning_has_no_output_time() -> None:
     assert (measures.ttft_s, measures.ttfo_s) == (exactly(0.5), None)
 
 
-def test_tool_calls_are_output() -> None:
+def test_deltas_of_tool_calls_count_as_generated_output() -> None:
     def call(**function: str) -> dict[str, Any]:
         return delta_chunk(tool_calls=[{"index": 0, "function": function}])
 
@@ -141,7 +140,7 @@ def test_tool_calls_are_output() -> None:
     assert [(call.name, call.arguments) for call in record.tool_calls] == [("add", '{"a": 1}')]
 
 
-def test_several_tokens_per_chunk() -> None:
+def test_tpot_counts_tokens_if_a_chunk_has_several() -> None:
     """TPOT is computed from the token count, inter-chunk latency from the chunks' times."""
     _, measures = record_and_measures(
         Step(0.6, [delta_chunk("one two three four ")]),
@@ -166,7 +165,7 @@ def test_usage_in_each_chunk_gives_inter_token_latency() -> None:
     assert measures.icl_s == pytest.approx([0.3, 0.2])
 
 
-def test_speculative_bursts() -> None:
+def test_bursts_of_tokens_keep_the_mean_time_per_token() -> None:
     """Events that arrive together have an inter-chunk latency of 0; the mean time per token is unchanged."""
     _, measures = record_and_measures(
         Step(0.5, [delta_chunk("a")]),
@@ -221,7 +220,7 @@ def test_missing_usage_counts_chunks_and_is_flagged() -> None:
     assert (measures.completion_tokens, measures.estimated, measures.prefill_tps) == (2, True, None)
 
 
-def test_anthropic_stream() -> None:
+def test_measures_of_a_messages_stream_are_exact() -> None:
     def delta(index: int, **body: Any) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": index, "delta": body}
 
@@ -241,7 +240,7 @@ def test_anthropic_stream() -> None:
     assert (measures.ttft_s, measures.ttfo_s, measures.e2e_s) == (exactly(0.5), exactly(1.0), exactly(1.5))
     assert measures.tpot_s == exactly(0.1)
     assert (record.prompt_tokens, record.cached_tokens, record.completion_tokens) == (100, 60, 11)
-    assert (record.text, record.reasoning, record.finish_reason) == ("so", "hm", "tool_use")
+    assert (record.text, record.finish_reason) == ("so", "tool_use")
     assert [(call.name, call.arguments) for call in record.tool_calls] == [("add", '{"a": 1}')]
 
 
@@ -402,7 +401,7 @@ def test_cancelling_closes_the_connection() -> None:
     assert server.disconnects  # the server noticed the closed connection
 
 
-def test_request_bodies() -> None:
+def test_request_bodies_have_the_fields_of_the_prompt() -> None:
     server = ScriptedServer([streamed_script(0.1, 1, 0)] * 2)
 
     async def ask() -> None:

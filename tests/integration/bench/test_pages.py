@@ -13,11 +13,10 @@ from importlib import resources
 import pytest
 
 from helexa.bench.app import SECURITY
-from helexa.bench.export import export
 from helexa.bench.pages import formatting
-from helexa.bench.pages.site import PAGES, live_link
+from helexa.bench.pages.site import PAGES, export, live_link
 from helexa.bench.pages.site import html as render_page
-from helexa.bench.results import capacity, scaling, series
+from helexa.bench.results import curves, series
 from helexa.bench.results.archive import Archive
 from helexa.bench.store.store import Store
 
@@ -111,13 +110,26 @@ def test_tables_show_the_computed_results(site, archive):
         assert point.sha in text
         assert formatting.measured(point.p50, trend.metric) in text
     text = Page(get(f"{site}/capacity{CHOICE}")[1]).text
-    for curve in capacity.capacity(archive, target="beast", model="Qwen/Qwen3-8B"):
+    for curve in curves.capacity(archive, target="beast", model="Qwen/Qwen3-8B"):
         for point in curve.points:
             assert formatting.number(point.output_tps) in text
     text = Page(get(f"{site}/context{CHOICE}")[1]).text
-    for ladder in scaling.scaling(archive, target="beast", model="Qwen/Qwen3-8B"):
+    for ladder in curves.scaling(archive, target="beast", model="Qwen/Qwen3-8B"):
         for step in ladder.points:
             assert formatting.number(step.prefill_tps) in text
+
+
+def test_comparison_offers_the_builds_of_each_target_and_swaps_them(site, archive):
+    html = get(f"{site}/compare")[1]
+    a, b = re.findall(r'<option value="([^"]+)" selected>', html)[:2]
+    assert {target for _, target in (value.split("@") for value in (a, b))} <= {"beast", "closet", "gateway"}
+    groups = re.findall(r'<optgroup label="([^"]+)">', html)
+    assert {"Builds on beast", "Builds on closet", "Targets"} <= {*groups}
+    assert html.count('<option value="@beast"') == 2
+    swapped = get(site + next(link for link in Page(html).links if link.startswith("/compare?a=")))[1]
+    assert re.findall(r'<option value="([^"]+)" selected>', swapped)[:2] == [b, a]
+    unknown = get(f"{site}/compare?a=@beast&b=0123456@beast")[1]
+    assert '<option value="0123456@beast" selected>' in unknown and "no build is called" in unknown
 
 
 def test_estimated_values_are_marked(site):

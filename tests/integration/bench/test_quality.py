@@ -12,11 +12,9 @@ from aiohttp import web
 from bench.scripted_node import ScriptedNode, subject_of
 from bench.scripted_server import DONE, Script, Step, delta_chunk, finish_chunk, usage_chunk
 from bench.virtual_time import run
-from helexa.bench.scenarios.capability import Capability
-from helexa.bench.scenarios.correctness import Case, Correctness, json_correctness, tool_correctness
-from helexa.bench.scenarios.image import Image
-from helexa.bench.scenarios.scenario import Outcome, Scenario
-from helexa.bench.targets.target import ServedModel
+from helexa.bench.scenarios.quality import Capability, Case, Correctness, Image, json_correctness, tool_correctness
+from helexa.bench.scenarios.single import Outcome, Scenario
+from helexa.bench.target import ServedModel
 
 FULL = Script(status=429, body={"error": {"message": "no room"}})
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)
@@ -65,7 +63,7 @@ def score_with(scenario: Correctness, **answers: Script) -> Outcome:
 
 
 @pytest.mark.parametrize("scenario", [tool_correctness(), json_correctness()])
-def test_all_right(scenario: Correctness) -> None:
+def test_correct_answers_score_one(scenario: Correctness) -> None:
     outcome = score_with(scenario)
     assert (outcome.error, outcome.columns) == (None, {"score": 1.0})
     assert len(outcome.records) == len(scenario.cases)

@@ -12,13 +12,10 @@ from bench.scripted_node import LOAD_SECS, UNLOAD_SECS, ScriptedNode, subject_of
 from bench.scripted_server import Script, streamed_script
 from bench.virtual_time import run
 from helexa.bench.measurement.measures import measure, measure_run
-from helexa.bench.scenarios import cancel
-from helexa.bench.scenarios.agentic import Agentic
-from helexa.bench.scenarios.cancel import Cancel
-from helexa.bench.scenarios.mixed import Mixed
-from helexa.bench.scenarios.scenario import Outcome, Scenario
-from helexa.bench.scenarios.swap import Swap
-from helexa.bench.targets.target import ServedModel
+from helexa.bench.scenarios import single
+from helexa.bench.scenarios.load import Agentic, Mixed
+from helexa.bench.scenarios.single import Cancel, Outcome, Scenario, Swap
+from helexa.bench.target import ServedModel
 
 FULL = Script(status=429, body={"error": {"message": "no room"}})
 BROKEN = Script(status=500, body={"error": {"message": "it broke"}})
@@ -170,16 +167,19 @@ def test_cancel_measures_time_until_the_server_releases_the_request() -> None:
 
 
 def test_cancel_reports_a_request_that_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancel, "_LONGEST_SECS", 0.1)
+    monkeypatch.setattr(single, "_MAX_RELEASE_SECS", 0.1)
     node = ScriptedNode([streamed_script(0.5, 100, 0.1)])
     node.release_delay = 5.0
     outcome = outcome_of(node, Cancel(50, 100))
-    assert (outcome.error, outcome.columns) == ("still in flight 0.1 s after the client had hung up", {})
+    assert (outcome.error, outcome.columns) == ("still in flight 0.1 s after the disconnect", {})
 
 
 @pytest.mark.parametrize(
     ("script", "error"),
-    [(streamed_script(0.1, 2, 0), "the answer was over too soon"), (FULL, "rejected: HTTP 429: no room")],
+    [
+        (streamed_script(0.1, 2, 0), "the answer ended within 3 chunks; raise max_tokens"),
+        (FULL, "rejected: HTTP 429: no room"),
+    ],
 )
 def test_cancel_without_hang_up_has_no_release_time(script: Script, error: str) -> None:
     outcome = outcome_of(ScriptedNode([script]), Cancel(50, 100))
@@ -189,7 +189,10 @@ def test_cancel_without_hang_up_has_no_release_time(script: Script, error: str) 
 def test_cancel_does_not_run_during_other_requests() -> None:
     node = ScriptedNode([])
     node.in_flight = 2
-    assert outcome_of(node, Cancel(50, 100)).error == "2 other requests are in flight"
+    assert (
+        outcome_of(node, Cancel(50, 100)).error
+        == "2 requests of other clients are in flight; measure when the server is idle"
+    )
     assert node.bodies == []
 
 
@@ -220,7 +223,7 @@ def test_failed_reload_error_names_the_load_options() -> None:
     node.load_succeeds = False
     outcome = outcome_of(node, Swap(50, 4))
     assert outcome.error is not None
-    for detail in ("m is unloaded and did not load again", "'quant': 'q6k'", "'devices': [1, 2]", "HTTP 507"):
+    for detail in ("m was unloaded and did not load again", "'quant': 'q6k'", "'devices': [1, 2]", "HTTP 507"):
         assert detail in outcome.error
     assert (node.bodies, outcome.columns) == ([], {})
 

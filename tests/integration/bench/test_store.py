@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 
 from helexa.bench.identity import Build, Configuration, Gpu, Host, Model, ScenarioKey, Target
-from helexa.bench.measurement.measures import Objectives, measure_run
-from helexa.bench.measurement.request_record import Delta, RequestRecord
-from helexa.bench.store.database import StoreError, measuring, newest, open_writer
-from helexa.bench.store.reader import Reader
-from helexa.bench.store.retention import prune
+from helexa.bench.measurement.measures import Delta, Objectives, RequestRecord, measure_run
+from helexa.bench.store.database import SCHEMA_VERSION, Reader, StoreError, measuring, open_writer
 from helexa.bench.store.rows import Reading, Sample
-from helexa.bench.store.store import Store, now_ms
+from helexa.bench.store.store import Store, now_ms, prune
 
 CONFIGURATION = Configuration(
     Target("node", "neuron", "http://node:13131"),
@@ -28,7 +25,7 @@ CONFIGURATION = Configuration(
 def sample(ttft: float = 0.5, *, started_ms: int | None = None, ok: bool = True, start: float = 100.0) -> Sample:
     chunks = [Delta(start + ttft + 0.1 * number, "text") for number in range(5)]
     record = RequestRecord(start, start, start + 2, "ok", deltas=chunks, prompt_tokens=130, completion_tokens=5)
-    readings = [Reading(0.5, 0, 1000, 50.0, 60.0, 200.0), Reading(0.5, 1, 2000, 70.0, 55.0, 300.0)]
+    readings = [Reading(0.5, 0, 1000, 50.0, 60.0), Reading(0.5, 1, 2000, 70.0, 55.0)]
     return Sample(
         started_ms=now_ms() if started_ms is None else started_ms,
         start=start,
@@ -63,7 +60,7 @@ def test_sample_is_read_as_written(store: Store, path: Path) -> None:
         assert (run.sha, run.engine, run.ttft_s, run.concurrency) == ("abc1234", "helexa", 0.5, 1)
         assert (run.tpot_s, run.output_tps_user) == (pytest.approx(0.1), pytest.approx(10))
         assert (run.prompt_tokens, run.completion_tokens, run.goodput_share) == (130, 5, 1.0)
-        assert (run.vram_used_mb, run.gpu_util_pct, run.gpu_temp_c, run.gpu_power_w) == (3000, 70.0, 60.0, 500.0)
+        assert (run.vram_used_mb, run.gpu_util_pct, run.gpu_temp_c) == (3000, 70.0, 60.0)
         (request,) = reader.requests(run_id)
         assert request.chunks_s == pytest.approx((0.5, 0.6, 0.7, 0.8, 0.9))
         assert (request.sent_s, request.ended_s, request.status) == (0.0, 2.0, "ok")
@@ -165,7 +162,7 @@ def test_last_score_of_a_scorer_counts(store: Store, path: Path) -> None:
 
 
 def test_opening_an_unsuitable_file_fails(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="has anything been measured"):
+    with pytest.raises(StoreError, match="run `helexa-bench once` first"):
         Reader(tmp_path / "missing.sqlite")
     text = tmp_path / "text.sqlite"
     text.write_text("this is no database at all, " * 100)
@@ -174,7 +171,7 @@ def test_opening_an_unsuitable_file_fails(path: Path, tmp_path: Path) -> None:
             opened(text)
     open_writer(path).close()
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA user_version = {newest() + 1}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     for opened in (Store, Reader):
         with pytest.raises(StoreError, match="schema"):
             opened(path)

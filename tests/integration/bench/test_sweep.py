@@ -13,16 +13,11 @@ from bench.scripted_node import ScriptedNode, connection_to
 from bench.scripted_server import Script, streamed_script
 from bench.virtual_time import VirtualClock, run
 from helexa.bench.config import BenchConfig
-from helexa.bench.measurement.clock import SystemClock
+from helexa.bench.measurement.load import Clock
 from helexa.bench.measurement.measures import Objectives
-from helexa.bench.scenarios.cancel import Cancel
-from helexa.bench.scenarios.concurrency import Concurrency
-from helexa.bench.scenarios.mixed import Mixed
-from helexa.bench.scenarios.rate import Rate
-from helexa.bench.scenarios.scenario import Scenario
-from helexa.bench.scenarios.single import Single
-from helexa.bench.scenarios.swap import Swap
-from helexa.bench.store.reader import Reader
+from helexa.bench.scenarios.load import Concurrency, Mixed, Rate
+from helexa.bench.scenarios.single import Cancel, Scenario, Single, Swap
+from helexa.bench.store.database import Reader
 from helexa.bench.store.store import Store
 from helexa.bench.sweep import Sweep, SweepReport
 
@@ -39,11 +34,11 @@ SCENARIOS: list[Scenario] = [
 ]
 
 
-class Clock(VirtualClock):
+class CalendarClock(VirtualClock):
     """A virtual monotonic clock with the machine's wall clock."""
 
     def calendar_ms(self) -> int:
-        return SystemClock().calendar_ms()
+        return Clock().calendar_ms()
 
 
 def two_sweeps(path: Path) -> tuple[SweepReport, SweepReport]:
@@ -58,7 +53,7 @@ def two_sweeps(path: Path) -> tuple[SweepReport, SweepReport]:
     async def work() -> tuple[SweepReport, SweepReport]:
         async with connection_to(node) as connection:
             with Store(path) as store:
-                first, second = (Sweep(config, store, Clock(), lambda configuration: SAMPLES) for _ in range(2))
+                first, second = (Sweep(config, store, CalendarClock(), lambda configuration: SAMPLES) for _ in range(2))
                 return await first.run([connection], SCENARIOS), await second.run([connection], SCENARIOS)
 
     return run(work())

@@ -66,12 +66,12 @@ def test_classify_csv_labels_each_row(example):
     assert not any(row["error"] for row in rows)
 
 
-def test_summarise_prints_a_summary(example, tmp_path):
+def test_summarize_prints_a_summary(example, tmp_path):
     text = "\n\n".join(
         f"Chapter {number}. The fox went to town {number} and bought {number} hats." for number in range(9)
     )
     (tmp_path / "book.txt").write_text(text)
-    assert len(example("summarise.py", tmp_path / "book.txt", "--size", 320).split()) > 3
+    assert len(example("summarize.py", tmp_path / "book.txt", "--size", 320).split()) > 3
 
 
 def test_extract_prints_one_object_per_person(example):

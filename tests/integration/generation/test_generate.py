@@ -154,12 +154,12 @@ async def test_coroutines_and_plain_functions_share_an_engine(small):
 def test_answer_matches_json_schema(small):
     schema = {
         "type": "object",
-        "properties": {"colour": {"enum": ["red", "blue"]}},
-        "required": ["colour"],
+        "properties": {"color": {"enum": ["red", "blue"]}},
+        "required": ["color"],
         "additionalProperties": False,
     }
-    completion = small.generate("Name a colour.", schema=schema, temperature=0, max_tokens=40)
-    assert completion.parsed["colour"] in ("red", "blue")
+    completion = small.generate("Name a color.", schema=schema, temperature=0, max_tokens=40)
+    assert completion.parsed["color"] in ("red", "blue")
 
 
 class Person(BaseModel):
@@ -205,8 +205,8 @@ def test_invalid_prompt_or_option_is_rejected(small, prompt, options, message):
 def test_misspelled_option_suggests_the_correct_name(small):
     with pytest.raises(TypeError, match=r"^there is no option 'temperatur'; did you mean 'temperature'\?$"):
         small.generate("hi", temperatur=1)
-    with pytest.raises(TypeError, match=r"^there is no option 'colour'; options are: frequency_penalty, "):
-        helexa.generate("hi", colour="red", target="http://127.0.0.1:1")
+    with pytest.raises(TypeError, match=r"^there is no option 'color'; options are: frequency_penalty, "):
+        helexa.generate("hi", color="red", target="http://127.0.0.1:1")
 
 
 def test_all_public_names_are_importable():

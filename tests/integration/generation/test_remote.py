@@ -70,6 +70,64 @@ async def test_error_responses_map_to_error_classes():
             await helexa.agenerate("hi", target=node.url, model=MODEL, temperature=7)
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (400, "invalid_grammar", helexa.InvalidRequestError),
+        (401, "invalid_api_key", helexa.AuthenticationError),
+        (403, "model_not_allowed", helexa.PermissionDeniedError),
+        (404, "unknown_path", helexa.NotFoundError),
+        (404, "model_not_found", helexa.ModelNotFoundError),
+        (408, "request_timeout", helexa.EngineError),
+        (413, "request_too_large", helexa.InvalidRequestError),
+        (429, "insufficient_quota", helexa.RateLimitError),
+        (500, None, helexa.EngineError),
+        (502, "bad_gateway", helexa.EngineError),
+        (503, "shutting_down", helexa.OverloadedError),
+        (529, "overloaded_error", helexa.OverloadedError),
+    ],
+)
+def test_status_of_an_error_response_selects_the_error_class(gateway, status, code, kind):
+    gateway.error_response = (status, {}, {"error": {"message": "it failed", "code": code}})
+    with pytest.raises(helexa.GenerationError) as raised:
+        helexa.generate("hi", target=gateway.url, model="m")
+    assert type(raised.value) is kind
+    assert (raised.value.status, raised.value.code) == (status, code)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [(None, "needs an API key; set the environment variable HELEXA_API_KEY"), ("sk-1", "it expired; check the env")],
+)
+def test_rejected_key_names_the_variable_of_the_key(gateway, monkeypatch, key, message):
+    if key is not None:
+        monkeypatch.setenv("HELEXA_API_KEY", key)
+    gateway.error_response = (401, {}, {"error": {"message": "it expired", "code": "invalid_api_key"}})
+    with pytest.raises(helexa.AuthenticationError, match=message):
+        helexa.generate("hi", target=gateway.url, model="m")
+
+
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("warm/modle", "did you mean 'warm/model'\\?"),
+        ("x", "the server has cold/model, warm/model"),
+        ("llama3.2:1b", "the server has cold/model, warm/model"),
+    ],
+)
+def test_unknown_model_gets_the_names_of_the_server(gateway, model, hint):
+    gateway.error_response = (404, {}, {"error": {"message": "no such model", "code": "model_not_found"}})
+    with pytest.raises(helexa.ModelNotFoundError, match=f"no such model; {hint}") as raised:
+        helexa.generate("hi", target=gateway.url, model=model)
+    assert (raised.value.code, raised.value.status) == ("model_not_found", 404)
+
+
+@pytest.mark.parametrize("listed", ["llama3.2:1b", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"])
+def test_short_name_means_the_served_model(gateway, listed):
+    gateway.models = [{"id": listed, "loaded": True}]
+    assert helexa.generate("hi", target=gateway.url, model="llama3.2:1b").model == listed
+
+
 def test_default_model_is_the_first_loaded_model(gateway):
     result = helexa.generate("hi", target=gateway.url)
     assert (result.model, result.text) == ("warm/model", "Hello there!")
@@ -87,7 +145,7 @@ def test_environment_selects_server_key_and_model(gateway, monkeypatch):
 def test_busy_server_is_retried_after_its_delay(gateway, monkeypatch):
     busy = {"error": {"message": "busy", "type": "rate_limit_error", "code": "rate_limit_exceeded", "param": None}}
     gateway.error_response = (429, {"Retry-After": "0"}, busy)
-    with pytest.raises(helexa.EngineError, match="busy") as raised:
+    with pytest.raises(helexa.RateLimitError, match="busy") as raised:
         helexa.generate("hi", target=gateway.url, model="m")
     assert raised.value.retryable
     assert len(gateway.requests) == 5
@@ -151,7 +209,7 @@ def test_dtype_for_a_server_is_rejected(gateway):
 
 async def test_local_server_with_the_model_is_preferred(monkeypatch):
     async with serve(answer("from the node")) as node:
-        monkeypatch.setattr("helexa.generation.targets._LOCAL_URLS", (node.url,))
+        monkeypatch.setattr("helexa.generation.targets.LOCAL_URLS", (node.url,))
         assert ModelLocation(model=MODEL).url is None
         result = await helexa.agenerate("hi", model=MODEL)
         assert result.text == "from the node"

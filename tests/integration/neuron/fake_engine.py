@@ -4,10 +4,11 @@ The name of the model folder selects the behavior, as one or more of these words
 
     slow          reports progress and waits for the file `<model>.go` before it is ready
     bad-file, no-memory    fail to load
+    hungry        requests 60 of 100 MiB of memory that all models of the node may use
     crash         exits before it is ready
     deaf          ignores Shutdown and SIGTERM
 
-If a file `<model>.bad` exists, loads fail as with `bad-file`.
+If a file `<model>.bad` exists, loads fail as with `bad-file`; with `<model>.crash`, as with `crash`.
 
 The prompt selects the output:
 
@@ -29,12 +30,16 @@ import sys
 import time
 from pathlib import Path
 
-from helexa.neuron.engine.ipc.frames import FrameDecoder, encode, receive
 from helexa.neuron.engine.ipc.messages import (
+    CachedPrefixes,
     Cancel,
+    ClearPrefixes,
+    DiskUse,
     Generate,
     Load,
     LoadFailed,
+    MemoryGrant,
+    MemoryRequest,
     Progress,
     Ready,
     Shutdown,
@@ -43,18 +48,41 @@ from helexa.neuron.engine.ipc.messages import (
     ToEngine,
     TokenOutput,
 )
-from helexa.neuron.processes import parent_death
+from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode, receive
+from helexa.neuron.processes import parent_watch
 
+HUNGER = MemoryRequest(
+    device="cpu",
+    free=1 << 40,
+    limit=100 << 20,
+    held=0,
+    weights=60 << 20,
+    loading=0,
+    step=0,
+    page_step=0,
+    position_step=0,
+    page=1,
+    page_size=16,
+    pages=100,
+    kv_bits=16,
+    share=1.0,
+    context=1024,
+    state=0,
+    sequences=1,
+    snapshots=0,
+)
 TIMING = Timing(queue_ms=1.0, prefill_ms=10.0, decode_ms=20.0)
 
 
 class FakeEngine:
     """The engine's side of one connection."""
 
-    def __init__(self, connection: socket.socket, behaviour: set[str]) -> None:
+    def __init__(self, connection: socket.socket, behavior: set[str]) -> None:
         self.connection = connection
-        self.behaviour = behaviour
+        self.behavior = behavior
         self.cancelled: list[int] = []
+        self.cleared = 0
+        self.prefix_keys: list[str] = []
         self.waiting_for_cancel: list[int] = []
 
     def serve(self) -> None:
@@ -67,12 +95,16 @@ class FakeEngine:
                     case Cancel():
                         self.cancelled.append(message.id)
                         self.report()
-                    case Shutdown() if "deaf" not in self.behaviour:
+                    case ClearPrefixes():
+                        self.cleared += 1
+                        self.report()
+                    case Shutdown() if "deaf" not in self.behavior:
                         return
             for number in self.waiting_for_cancel if self.cancelled else ():
                 self.report(TokenOutput(id=number, tokens=self.cancelled, finish="stop", timing=TIMING))
 
     def generate(self, request: Generate) -> None:
+        self.prefix_keys += [request.prefix_key] if request.prefix_key else []
         match request.prompt:
             case [1, count]:
                 for token in range(count - 1):
@@ -111,6 +143,10 @@ class FakeEngine:
                 free_pages=90,
                 prompt_tokens=prompt_tokens,
                 cached_tokens=900,
+                cached_prompts=9,
+                disk=DiskUse(tokens=100, prompts=2, read_bytes=5000, read_ms=250, size=3 << 20),
+                prefixes=CachedPrefixes(disk=[*self.prefix_keys]),
+                cleared=self.cleared,
             )
         )
 
@@ -124,27 +160,30 @@ def main() -> None:
     parser.add_argument("--pixels-fd", type=int)
     parser.add_argument("--heartbeat-fd", type=int)
     arguments = parser.parse_args()
-    parent_death.hold()
+    parent_watch.start()
     connection = socket.socket(fileno=arguments.fd)
     load = receive(connection, Load)
     model = Path(load.model)
-    behaviour = set(model.name.split("."))
-    engine = FakeEngine(connection, behaviour)
+    behavior = set(model.name.split("."))
+    engine = FakeEngine(connection, behavior)
     with model.with_suffix(".starts").open("a") as file:
         file.write("x")
-    if "deaf" in behaviour:
+    if "deaf" in behavior:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if "slow" in behaviour:
+    if "slow" in behavior:
         engine.send(Progress(stage="weights", done=1, total=2))
         while not model.with_suffix(".go").exists():
             time.sleep(0.01)
-    if "bad-file" in behaviour or model.with_suffix(".bad").exists():
+    if "hungry" in behavior:
+        engine.send(HUNGER)
+        receive(connection, MemoryGrant)
+    if "bad-file" in behavior or model.with_suffix(".bad").exists():
         engine.send(LoadFailed(kind="model_file", message="the file is truncated"))
         return
-    if "no-memory" in behaviour:
+    if "no-memory" in behavior:
         engine.send(LoadFailed(kind="out_of_memory", message="not enough memory"))
         return
-    if "crash" in behaviour:
+    if "crash" in behavior or model.with_suffix(".crash").exists():
         print("WARNING fake.engine: this will not end well\ncannot begin", file=sys.stderr, flush=True)
         sys.exit(9)
     engine.send(
@@ -163,7 +202,7 @@ def main() -> None:
         )
     )
     engine.serve()
-    if "deaf" in behaviour:
+    if "deaf" in behavior:
         while True:
             signal.pause()
 

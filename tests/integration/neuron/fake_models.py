@@ -11,9 +11,9 @@ from tokenizers import decoders, models, pre_tokenizers
 ENGINE = (sys.executable, str(Path(__file__).with_name("fake_engine.py")))
 
 
-def make_model(folder: Path, behaviour: str = "well-behaved") -> Path:
-    """Create a checkpoint folder named `behaviour`, which selects the fake engine's behavior."""
-    path = folder / behaviour
+def make_model(folder: Path, behavior: str = "well-behaved") -> Path:
+    """Create a checkpoint folder named `behavior`, which selects the fake engine's behavior."""
+    path = folder / behavior
     path.mkdir()
     (path / "config.json").write_text("{}")
     letters = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}

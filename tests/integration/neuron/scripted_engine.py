@@ -9,11 +9,21 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from helexa.core.errors import model_not_found
 from helexa.core.fleet import ModelInfo, ModelSpec
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, Ready, Timing, TokenOutput
+from helexa.neuron.engine.ipc.messages import (
+    CachedPrefixes,
+    DiskUse,
+    Drafts,
+    EngineOptions,
+    Generate,
+    Ready,
+    Timing,
+    TokenOutput,
+)
 from helexa.neuron.engine_client.client import TokenStream
-from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.text.model_text import ModelText
-from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizer import Tokenizer
+from local_tokenizers import of_backend
 
 MODEL = "Org/Scripted"
 CONTEXT = 1024
@@ -31,7 +41,7 @@ def byte_tokenizer(*special: str) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     control = ("<|im_start|>", "<|im_end|>", *special)
     backend.add_special_tokens([AddedToken(token, special=True) for token in control])
-    return Tokenizer(backend, eos_id=backend.token_to_id("<|im_end|>"))
+    return of_backend(backend, eos_id=backend.token_to_id("<|im_end|>"))
 
 
 # ChatML with Hermes' tool calls. With `enable_thinking`, the prompt ends inside a reasoning block.
@@ -100,23 +110,30 @@ class ScriptedEngine:
             kv_bytes=1,
         )
         self.alive = True
-        self.missing_bytes = 0
-        self.running = self.waiting = self.prompt_tokens = self.cached_tokens = 0
+        self.missing_bytes = self.granted_bytes = 0
+        self.running = self.waiting = self.prompt_tokens = self.cached_tokens = self.cached_prompts = 0
+        self.disk = DiskUse()
+        self.prefixes = CachedPrefixes()
+        self.clears = 0
         self.encoded_images = self.reused_images = 0
+        self.drafts = Drafts()
         self.free_pages = self.ready.kv_pages
         self.requests: list[Generate] = []
         self.submitted = asyncio.Event()
         self.cancelled = asyncio.Event()
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
+    async def clear_prefixes(self) -> None:
+        self.clears += 1
+
     @property
     def open_streams(self) -> int:
         return len(self._tasks)
 
-    def generate(self, prompt: list[int], gather: int = 1, **settings: Any) -> TokenStream:
+    def generate(self, prompt: list[int], wake_at: int = 1, **settings: Any) -> TokenStream:
         message = Generate(id=len(self.requests) + 1, prompt=prompt, **settings)
         self.requests.append(message)
-        return TokenStream(self, message, gather)  # type: ignore[arg-type]
+        return TokenStream(self, message, wake_at)  # type: ignore[arg-type]
 
     async def submit(self, stream: TokenStream, message: Generate) -> None:
         def say(**fields: object) -> None:

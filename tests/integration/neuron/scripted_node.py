@@ -15,15 +15,14 @@ from starlette.routing import Route
 from helexa.core.sse import EventParser
 from helexa.http.listener import Listener
 from helexa.neuron.config import ResponsesConfig
-from helexa.neuron.lifecycle.model import ServedModel
-from helexa.neuron.requests.response_store import ResponseStore
-from helexa.neuron.routes import chat, completions, models
-from helexa.neuron.routes.error_response import HANDLERS
-from helexa.neuron.routes.responses import responses
-from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.routes import chat, completions, responses, status
+from helexa.neuron.routes.reply import HANDLERS
+from helexa.neuron.routes.stored_responses import ResponseStore
+from helexa.neuron.text.tokenizer import Tokenizer
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Registry, Script, scripted_model
 
-ROUTES = [*chat.routes, *completions.routes, *responses.routes, *models.routes]
+ROUTES = [*chat.routes, *completions.routes, *responses.routes, *status.routes]
 TIMEOUT_SECONDS = 30.0  # seconds until a test gives up
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}

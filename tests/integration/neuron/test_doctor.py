@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from helexa.neuron.config import read_config
-from helexa.neuron.doctor.folder import look_at_folder
-from helexa.neuron.doctor.hubs import look_at_hubs
-from helexa.neuron.doctor.port import look_at_port
+from helexa.neuron.doctor.doctor import look_at_folder, look_at_hubs, look_at_port
 from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.ops.torch_cpu import CpuOps
 from neuron.fake_hub import FakeHub, Fault
 from ports import free_port
+from without_torch import without_torch
 
 NO_COMPILER = {"PATH": "/nonexistent", "CC": "/nonexistent/cc"}
 SECONDS = 300
@@ -36,7 +35,7 @@ def test_healthy_machine_has_no_faults(tmp_path: Path) -> None:
     kernels = CpuOps.name if CpuOps.available() else ReferenceOps.name
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("cpu: ")]
     assert line.startswith(f"cpu: {kernels} kernels in ")
-    assert line.endswith(" MiB free: no C compiler found; install gcc or clang for faster answers")
+    assert line.endswith(" GB free: no C compiler found; install gcc or clang for faster answers")
     assert "models run on" in run.stdout
     assert "rank" in run.stdout
     assert "loaded at start: nothing" in run.stdout
@@ -175,5 +174,18 @@ def test_unfinished_downloads_are_counted(tmp_path: Path) -> None:
     (tmp_path / "blobs/a.helexa.incomplete").write_bytes(bytes(3 << 20))
     (tmp_path / "blobs/b").write_bytes(bytes(1 << 20))
     texts = [result.text for result in look_at_folder(tmp_path, "models")]
-    assert texts[1].startswith(f"{tmp_path} holds 4 MiB")
-    assert texts[2].startswith("1 unfinished downloads, 3 MiB; ")
+    assert texts[1].startswith(f"{tmp_path} holds 4.2 MB")
+    assert texts[2].startswith("1 unfinished downloads, 3.1 MB; ")
+
+
+def test_machine_without_torch_has_no_faults_if_it_has_native_kernels(tmp_path: Path) -> None:
+    run = doctor(NEURON_HARNESS__TORCH__THREADS="1", **without_torch(tmp_path))
+    assert (run.returncode, run.stderr) == (0, "")
+    (line,) = [line for line in run.stdout.splitlines() if line.startswith("cpu: ")]
+    assert line.startswith("cpu: native kernels in bfloat16 on 1 threads")
+
+
+def test_machine_with_neither_native_kernels_nor_torch_is_a_fault(tmp_path: Path) -> None:
+    run = doctor(**NO_COMPILER, HELEXA_CACHE=str(tmp_path / "cache"), **without_torch(tmp_path))
+    assert run.returncode != 0
+    assert "no C compiler found; install gcc or clang for faster answers; torch is not installed" in run.stdout

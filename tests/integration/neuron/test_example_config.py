@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from helexa.core.errors import ConfigError
 from helexa.core.source import ModelSource
@@ -16,6 +17,7 @@ from helexa.neuron.config import (
     TorchConfig,
     read_config,
 )
+from helexa.neuron.engine.ipc.messages import EngineOptions
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "neuron.example.toml"
 
@@ -111,3 +113,20 @@ def test_variables_of_kubernetes_and_aws_neuron_are_ignored() -> None:
     links = {"NEURON_PORT": "tcp://10.0.0.1:13131", "NEURON_SERVICE_HOST": "10.0.0.1"}
     links |= {"NEURON_PORT_13131_TCP": "tcp://10.0.0.1:13131", "NEURON_RT_VISIBLE_CORES": "0", "NEURON_CC_FLAGS": "-O1"}
     assert read_config(None, links) == NeuronConfig()
+
+
+def test_engine_options_of_the_file_have_the_names_and_defaults_of_the_engine() -> None:
+    """A default of None depends on the device, see `TorchConfig.engine_options`."""
+    set_elsewhere = {
+        "devices",
+        "quant",
+        "max_waiting",
+        "images",
+        "mmproj",
+        "draft_model",
+        "model_id",
+    }  # by the load request and by the node
+    engine = {name: value for name, value in asdict(EngineOptions()).items() if name not in set_elsewhere}
+    settings = TorchConfig().model_dump(include=engine.keys(), exclude_none=True)
+    assert engine.keys() <= TorchConfig.model_fields.keys()
+    assert settings == {name: engine[name] for name in settings} | {"device": "auto"}

@@ -19,9 +19,8 @@ from helexa.core.source import ModelSource
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import read_config
 from helexa.neuron.sources import pypi
-from helexa.neuron.sources.choice import chosen_files
-from helexa.neuron.sources.hub import default_cache
-from helexa.neuron.sources.sources import Sources
+from helexa.neuron.sources.repository_files import chosen_files
+from helexa.neuron.sources.sources import Sources, default_cache
 from neuron.fake_hub import FakeHub
 
 GGUF = b"GGUF" + bytes(range(256)) * 40

@@ -26,7 +26,7 @@ def test_model_loads_and_generates_tokens(smollm2_gguf: Path, capsys: pytest.Cap
     texts = {check["topic"]: check["text"] for check in report["checks"]}
     assert "on cpu" in texts["load"]
     assert texts["tokens"].startswith("generated 16 tokens")
-    assert "MiB of weights" in texts["memory"]
+    assert "MB of weights" in texts["memory"]
 
 
 def test_failed_load_ends_with_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,8 @@
 """Tables and verdicts that a comparison computes from known figures."""
 
 import argparse
+import json
+import subprocess
 
 import pytest
 
@@ -72,8 +74,78 @@ def test_helexa_alone_needs_no_peer():
 def test_row_names_are_parsed():
     from support.rows import parse_rows
 
-    rows = [(row.name, row.sequences, row.context) for row in parse_rows("decode@4,decode@1:7700,prefill@512")]
-    assert rows == [("decode@4", 4, 64), ("decode@1:7700", 1, 7700), ("prefill@512", 0, 512)]
+    rows = parse_rows("decode@4,decode@1:7700,sampled@16,prefill@512")
+    assert [(row.name, row.sequences, row.context, row.sampled) for row in rows] == [
+        ("decode@4", 4, 64, False),
+        ("decode@1:7700", 1, 7700, False),
+        ("sampled@16", 16, 64, True),
+        ("prefill@512", 0, 512, False),
+    ]
+
+
+def test_long_prefill_row_is_measured_by_the_decode_row_with_this_context():
+    from support.rows import parse_rows
+
+    rows = parse_rows("prefill@512,prefill@7700,prefill@9000,decode@1:512,decode@1:7700,decode@2:9000,sampled@1:9000")
+    assert [(row.name, row.prefill_row) for row in rows] == [
+        ("prefill@512", ""),
+        ("prefill@9000", ""),
+        ("decode@1:512", ""),
+        ("decode@1:7700", "prefill@7700"),
+        ("decode@2:9000", ""),
+        ("sampled@1:9000", ""),
+    ]
+
+
+def test_peer_script_reports_every_row_with_its_own_duration(capsys):
+    from support.rows import measure_rows, parse_rows
+
+    prefills = iter([5.0, 2.0, 0.25, 10.0])  # seconds: decode@2, twice prefill@512, decode@1:2000
+
+    def measure(row):
+        if row.sampled:
+            raise RuntimeError("no sampler")
+        return next(prefills), row.sequences * 4.0
+
+    measure_rows("peer", parse_rows("decode@2,sampled@2,prefill@512,decode@1:2000,prefill@2000"), measure)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["row"], line["tok_s"]) for line in lines] == [
+        ("decode@2", 16.0),  # 2 sequences, 64 steps, 8 s
+        ("prefill@512", 2048.0),  # the faster of two runs
+        ("decode@1:2000", 16.0),
+        ("prefill@2000", 200.0),
+    ]
+
+
+def test_other_version_of_helexa_is_no_peer_in_the_column_of_the_best():
+    comparison = compared(
+        line("helexa", "decode@1", 300.0),
+        line("helexa int8", "decode@1", 400.0),
+        line("openvino", "decode@1", 100.0),
+        line("llama.cpp", "decode@1", 200.0),
+    )
+    assert comparison.table().splitlines() == [
+        "| Row | helexa | helexa int8 | llama.cpp | openvino | / helexa int8 | / llama.cpp | / openvino | / best peer "
+        "| of the ceiling |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| `decode@1` | 300.0 | 400.0 | 200.0 | 100.0 | 0.75 | 1.50 | 3.00 | 1.50 |  |",
+    ]
+
+
+def test_sampled_rows_have_the_share_of_greedy_decoding():
+    comparison = compared(
+        line("helexa", "decode@1", 90.0),
+        line("helexa", "sampled@1", 80.0, share_of_greedy=0.97),
+        line("helexa", "sampled@1", 85.0, share_of_greedy=0.958),
+        line("helexa", "sampled@1", 82.0, share_of_greedy=0.961),
+    )
+    assert comparison.table().splitlines() == [
+        "| Row | helexa | of the ceiling | of greedy |",
+        "| --- | --- | --- | --- |",
+        "| `decode@1` | 90.0 |  |  |",
+        "| `sampled@1` | 82.0 |  | 96.1% |",
+    ]
+    assert comparison.snapshot()["sampled@1"]["share_of_greedy"]["min"] == 0.958
 
 
 @pytest.mark.parametrize("name", ["decode", "decode@0", "decode@1:", "prefill@512:64", "prefill@-1", "encode@4", ""])
@@ -89,3 +161,17 @@ def test_prompts_have_distinct_prefixes():
 
     prompts = [prompt(64) for _ in range(100)]
     assert len({tuple(prompt[:8]) for prompt in prompts}) == 100
+
+
+@pytest.mark.parametrize(("register", "found"), [("%zmm1, %zmm2, %zmm3", True), ("%ymm1, %ymm2, %ymm3", False)])
+def test_library_has_vnni_only_with_512_bit_registers(tmp_path, register, found):
+    from support.peers import _has_vnni
+
+    source, library = tmp_path / "product.s", tmp_path / "library.so"
+    source.write_text(f".globl product\nproduct:\n vpdpbusd {register}\n ret\n")
+    try:
+        subprocess.run(["gcc", "-shared", "-nostdlib", "-o", library, source], check=True, capture_output=True)
+        subprocess.run(["objdump", "--version"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs gcc for x86 and objdump")
+    assert _has_vnni(library) is found

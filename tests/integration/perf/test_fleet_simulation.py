@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from helexa.core.catalogue import Catalogue
+from helexa.core.catalog import Catalog
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def test_equal_seeds_give_equal_runs(simulation):
 def test_alternating_models_are_served_in_batches(simulation):
     traffic, world = importlib.import_module("support.fleet_traffic"), importlib.import_module("support.fleet_world")
     policies = importlib.import_module("support.fleet_policies")
-    catalogue = Catalogue.model_validate({"models": [{"id": "A", "vram_mb": 9000}, {"id": "B", "vram_mb": 9000}]})
+    catalog = Catalog.model_validate({"models": [{"id": "A", "vram_mb": 9000}, {"id": "B", "vram_mb": 9000}]})
     turn = traffic.Turn(100, 50, 0.0)
     abab = [traffic.Conversation(f"c{i}", "AB"[i % 2], 4.0 * i, (turn,)) for i in range(40)]
 
     def swaps(policy):
-        return world.World(catalogue, policy, abab, {"n": 12000}).run().evictions
+        return world.World(catalog, policy, abab, {"n": 12000}).run().evictions
 
     assert 0 < 2 * swaps(policies.HelexaPolicy(1)) <= swaps(policies.LruFifo(1))
 
@@ -49,14 +49,14 @@ def test_every_request_is_served_by_a_small_fleet(simulation, seed):
     traffic, world = importlib.import_module("support.fleet_traffic"), importlib.import_module("support.fleet_world")
     policies = importlib.import_module("support.fleet_policies")
     rng = random.Random(seed)
-    catalogue = traffic.models(12)
+    catalog = traffic.models(12)
     nodes = {"large": 41_000, "small": rng.randint(5_000, 25_000)}
-    conversations = traffic.conversations(seed, catalogue, 120, rng.choice((3, 6, 12)))
+    conversations = traffic.conversations(seed, catalog, 120, rng.choice((3, 6, 12)))
     eviction = policies.EvictionSection(
         min_residency_secs=rng.choice((0, 30, 90)),
         swap_wait_secs=rng.choice((0, 30, 90)),
         strategy=rng.choice(("lru", "priority")),
     )
-    outcome = world.World(catalogue, policies.HelexaPolicy(seed, eviction), conversations, nodes).run()
+    outcome = world.World(catalog, policies.HelexaPolicy(seed, eviction), conversations, nodes).run()
     assert len(outcome.ttfts) == sum(len(conversation.turns) for conversation in conversations)
     assert max(outcome.waits) < simulation.LONGEST_WAIT_SECS

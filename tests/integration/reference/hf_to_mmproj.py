@@ -15,6 +15,8 @@ PROJECTORS = {
     "qwen3_vl": gguf.VisionProjectorType.QWEN3VL,
     "qwen2_5_vl": gguf.VisionProjectorType.QWEN25VL,
     "gemma3": gguf.VisionProjectorType.GEMMA3,
+    "gemma4": gguf.VisionProjectorType.GEMMA4V,
+    "mistral3": gguf.VisionProjectorType.PIXTRAL,
     "idefics3": gguf.VisionProjectorType.IDEFICS3,
     "smolvlm": gguf.VisionProjectorType.IDEFICS3,
 }
@@ -51,6 +53,38 @@ _SIGLIP = [
     (r"^(?:model\.)?multi_modal_projector\.mm_input_projection_weight", "mm.input_projection.weight"),
     (r"^(?:model\.)?connector\.modality_projection\.proj", "mm.model.fc"),
 ]
+_PIXTRAL = [
+    (r"^(?:model\.)?vision_tower\.", ""),
+    (r"patch_conv", "v.patch_embd"),
+    (r"ln_pre", "v.pre_ln"),
+    (r"^transformer\.layers", "v.blk"),
+    (r"attention_norm", "ln1"),
+    (r"ffn_norm", "ln2"),
+    (r"attention\.([qkv])_proj", r"attn_\1"),
+    (r"attention\.o_proj", "attn_out"),
+    (r"feed_forward\.(\w+)_proj", r"ffn_\1"),
+    (r"^(?:model\.)?multi_modal_projector\.norm", "mm.input_norm"),
+    (r"^(?:model\.)?multi_modal_projector\.linear_", "mm."),
+    (r"^(?:model\.)?multi_modal_projector\.patch_merger\.merging_layer", "mm.patch_merger"),
+]
+_GEMMA4 = [
+    (r"^(?:model\.)?vision_tower\.", ""),
+    (r"patch_embedder\.input_proj", "v.patch_embd"),
+    (r"patch_embedder\.position_embedding_table", "v.position_embd.weight"),
+    (r"^std_", "v.std_"),
+    (r"^(?:model\.)?embed_vision\.embedding_projection", "mm.input_projection"),
+    (r"^encoder\.layers", "v.blk"),
+    (r"\.linear\.weight", ".weight"),
+    (r"input_layernorm", "ln1"),
+    (r"pre_feedforward_layernorm", "ln2"),
+    (r"post_attention_layernorm", "attn_post_norm"),
+    (r"post_feedforward_layernorm", "ffn_post_norm"),
+    (r"self_attn\.([qk])_norm", r"attn_\1_norm"),
+    (r"self_attn\.([qkv])_proj", r"attn_\1"),
+    (r"self_attn\.o_proj", "attn_out"),
+    (r"mlp\.(\w+)_proj", r"ffn_\1"),
+]
+_RULES = {"gemma4": _GEMMA4, "mistral3": _PIXTRAL, "gemma3": _SIGLIP, "idefics3": _SIGLIP, "smolvlm": _SIGLIP}
 _SWAPPED = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 
 
@@ -72,7 +106,10 @@ def write_mmproj(
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
     writer.add_clip_has_vision_encoder(True)
-    writer.add_clip_projector_type(PROJECTORS[config.model_type])
+    if config.model_type == "gemma4":
+        writer.add_clip_vision_projector_type(PROJECTORS[config.model_type])
+    else:
+        writer.add_clip_projector_type(PROJECTORS[config.model_type])
     writer.add_vision_projection_dim(config.text_config.hidden_size)
     writer.add_vision_image_size(getattr(vision, "image_size", None) or 560)
     writer.add_vision_patch_size(vision.patch_size)
@@ -80,9 +117,11 @@ def write_mmproj(
     writer.add_vision_feed_forward_length(vision.intermediate_size)
     writer.add_vision_block_count(vision.num_hidden_layers)
     writer.add_vision_head_count(vision.num_attention_heads)
-    writer.add_vision_image_mean(normalization[0])
-    writer.add_vision_image_std(normalization[1])
-    writer.add_vision_attention_layernorm_eps(getattr(vision, "layer_norm_eps", 1e-6))
+    mean, deviation = ([0.0] * 3, [1.0] * 3) if config.model_type == "gemma4" else normalization
+    writer.add_vision_image_mean(mean)
+    writer.add_vision_image_std(deviation)
+    eps = getattr(vision, "layer_norm_eps", None) or getattr(vision, "rms_norm_eps", None)
+    writer.add_vision_attention_layernorm_eps(eps or (1e-5 if config.model_type == "mistral3" else 1e-6))
     _add_own_keys(writer, config)
     for name, tensor in _tensors(model, swapped):
         array = tensor.float().contiguous().numpy()
@@ -102,6 +141,13 @@ def _add_own_keys(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
         writer.add_vision_use_silu(True)
         writer.add_vision_n_wa_pattern(vision.fullatt_block_indexes[0] + 1)
         return
+    if config.model_type == "gemma4":
+        writer.add_vision_projector_scale_factor(vision.pooling_kernel_size)
+        return
+    if config.model_type == "mistral3":
+        writer.add_vision_use_silu(True)
+        writer.add_vision_spatial_merge_size(config.spatial_merge_size)
+        return
     writer.add_vision_use_gelu(True)
     if config.model_type.startswith("qwen3"):
         writer.add_vision_spatial_merge_size(vision.spatial_merge_size)
@@ -116,12 +162,12 @@ def _add_own_keys(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
 
 
 def _tensors(model: PreTrainedModel, swapped: bool) -> Iterator[tuple[str, Tensor]]:
-    is_qwen = model.config.model_type.startswith("qwen")
+    rules = _RULES.get(model.config.model_type, _QWEN)
     for name, tensor in model.state_dict().items():
         if "language_model" in name or name.startswith("lm_head"):
             continue
         short = name
-        for pattern, replacement in _QWEN if is_qwen else _SIGLIP:
+        for pattern, replacement in rules:
             short = re.sub(pattern, replacement, short)
         if swapped:
             short = re.sub("ffn_up|ffn_down", lambda match: _SWAPPED[match[0]], short)
@@ -135,6 +181,15 @@ def _tensors(model: PreTrainedModel, swapped: bool) -> Iterator[tuple[str, Tenso
         elif "attn_qkv" in short and model.config.model_type == "qwen2_5_vl":
             for letter, part in zip("qkv", tensor.chunk(3), strict=True):
                 yield short.replace("qkv", letter), part
+        elif short == "v.patch_embd.weight" and tensor.dim() == 2:
+            yield short, tensor.view(len(tensor), 16, 16, 3).permute(0, 3, 1, 2)
+        elif tensor.dim() == 0:
+            yield short, tensor[None]
+        elif model.config.model_type == "mistral3" and re.search(r"attn_[qk]\.", short):
+            heads = model.config.vision_config.num_attention_heads
+            yield short, tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+        elif short == "v.token_embd":
+            continue
         else:
             yield short, tensor + 1 if "soft_emb_norm" in short else tensor
 

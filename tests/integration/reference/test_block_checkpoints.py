@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.weights.formats import GroupwiseTensor
-from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
-from helexa.neuron.weights.quantization.quantize import quantize
+from helexa.neuron.weights.quant_policy import QuantPolicy
+from helexa.neuron.weights.quantize import quantize
 from tiny_models import assert_equal_to, decode, tiny_model
 
 SHAPE = {
@@ -31,13 +32,13 @@ QWEN3_MOE = SHAPE | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_p
 GPT_OSS = SHAPE | {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 40}
 
 
-def store(folder: Path, tensors: dict[str, Tensor], quantisation: dict[str, object] | None) -> None:
+def store(folder: Path, tensors: dict[str, Tensor], quantization: dict[str, object] | None) -> None:
     """Replace the tensors and the quantization configuration of the checkpoint in `folder`."""
     for file in folder.glob("*.safetensors*"):
         file.unlink()
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantisation}))
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
 
 
 def in_float32(folder: Path, quant: str = "") -> Runner:
@@ -57,6 +58,32 @@ def test_fp8_blocks_match_transformers(tmp_path: Path) -> None:
             tensors[f"{name}_scale_inv"] = scale
             weight.copy_(tensors[name].float() * wide)
     store(tmp_path, tensors, {"quant_method": "fp8", "weight_block_size": [24, 40]})
+    assert_equal_to(reference, in_float32(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SHAPE | {"model_type": "ministral3"},  # released with static scales of the activations
+        SHAPE | {"model_type": "phi3", "head_dim": 16, "pad_token_id": None},  # fused projections
+        SHAPE | {"model_type": "ernie4_5"},  # the rows of queries and keys are reordered
+    ],
+    ids=lambda settings: settings["model_type"],
+)
+def test_fp8_with_one_scale_per_tensor_matches_transformers(settings: dict[str, Any], tmp_path: Path) -> None:
+    reference = tiny_model(tmp_path, **settings)
+    tensors: dict[str, Tensor] = {}
+    for name, weight in reference.state_dict().items():
+        tensors[name] = weight
+        if name.endswith("_proj.weight"):
+            scale = weight.abs().max() / 448
+            tensors[name] = (weight / scale).to(torch.float8_e4m3fn)
+            tensors |= {f"{name}_scale_inv": scale, name.replace("weight", "activation_scale"): torch.tensor(0.1)}
+            weight.copy_(tensors[name].float() * scale)
+    if reference.config.tie_word_embeddings:
+        del tensors["lm_head.weight"]
+    static = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    store(tmp_path, tensors, static)
     assert_equal_to(reference, in_float32(tmp_path))
 
 
@@ -83,7 +110,7 @@ def test_load_time_quantization_matches_its_policy(quant: str, tmp_path: Path) -
     changed = 0
     for name, weight in reference.state_dict().items():
         for matrix in weight if weight.dim() == 3 else [weight]:
-            form = policy.form(name, matrix.shape[-1]) if matrix.dim() == 2 else None
+            form = policy.format_of(name, matrix.shape[-1]) if matrix.dim() == 2 else None
             if form is not None:
                 result = quantize(matrix, form)
                 assert isinstance(result, GroupwiseTensor)
@@ -98,7 +125,7 @@ def test_quantized_weights_use_less_memory(tmp_path: Path) -> None:
     runners = {quant: load_once(tmp_path, EngineOptions(kv_cache_mb=8, quant=quant)) for quant in ("", "q8_0", "q4k")}
     assert {quant: runner.facts.quant for quant, runner in runners.items()} == {"": "", "q8_0": "q8_0", "q4k": "q4k"}
     bytes_by_quant = {quant: runner.facts.step_bytes for quant, runner in runners.items()}
-    if runners[""].ops.quantised:
+    if runners[""].ops.quantized:
         assert bytes_by_quant["q4k"] < 0.75 * bytes_by_quant["q8_0"] < 0.5 * bytes_by_quant[""]
     else:
         assert bytes_by_quant["q4k"] == bytes_by_quant["q8_0"] == bytes_by_quant[""]

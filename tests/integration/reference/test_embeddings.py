@@ -56,7 +56,7 @@ def drive(runner: Runner, scheduler: Scheduler, sequences: list[Sequence]) -> di
         outputs[sequence.id] = [rejection] if (rejection := scheduler.add(sequence)) else []
     while not scheduler.idle:
         plan = scheduler.plan()
-        outcome = runner.run(build_step(plan))
+        outcome = runner.launch(build_step(plan)).read()
         for output in scheduler.commit(plan, outcome.tokens, None, outcome.logprobs, outcome.hidden):
             outputs[output.id].append(output)
     scheduler.check_idle()
@@ -134,7 +134,7 @@ def test_non_finite_vector_fails_only_its_request(case: tuple[PreTrainedModel, R
     for sequence in sequences:
         scheduler.add(sequence)
     plan = scheduler.plan()
-    outcome = runner.run(build_step(plan))
+    outcome = runner.launch(build_step(plan)).read()
     hidden = {0: outcome.hidden[0], 1: np.full(64, np.nan, np.float32)}
     first, second = scheduler.commit(plan, outcome.tokens, hidden=hidden)
     assert_right(reference, sequences[0], "mean", [first])

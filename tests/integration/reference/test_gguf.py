@@ -6,12 +6,13 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
 from neuron.weights.hf_to_gguf import write_model
+from nightly import daily
 from tiny_models import assert_equal_to, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,6 +30,30 @@ SHAPE = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "attention_bias": True},
     "qwen3": {"tie_word_embeddings": True},
+    "granite": {
+        "head_dim": 16,
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 7.0,
+        "logits_scaling": 3.0,
+        "residual_multiplier": 0.22,
+    },
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.4,
+        },
+    },
+    "seed_oss": {},
+    "arcee": {},
+    "smollm3": {"head_dim": 16, "pad_token_id": None, "num_hidden_layers": 5},
+    "gemma2": {"attn_implementation": "eager", "query_pre_attn_scalar": 32, "sliding_window": 40},
     "gemma3_text": {
         "num_hidden_layers": 7,
         "query_pre_attn_scalar": 32,
@@ -40,11 +65,112 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 
+VARIANTS |= {
+    "granitemoe": {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "attention_multiplier": 0.2},
+    "granite_swa": {
+        "head_dim": 16,
+        "layer_rope_theta": [0, 10000.0, 10000.0],
+        "sliding_window": 40,
+        "attention_multiplier": 0.2,
+    },
+    "olmo2": {"head_dim": 16, "pad_token_id": None},
+    "olmo3": {"head_dim": 16, "pad_token_id": None, "sliding_window": 40, "num_hidden_layers": 4},
+    "exaone4": {"sliding_window": 40, "num_hidden_layers": 4},
+    "ernie4_5": {},
+    "hunyuan_v1_dense": {},
+    "phi3": {
+        "head_dim": 16,
+        "pad_token_id": None,
+        "sliding_window": 40,
+        "max_position_embeddings": 2048,
+        "original_max_position_embeddings": 512,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + 0.1 * number for number in range(6)],
+            "long_factor": [2.0 + number for number in range(6)],
+            "original_max_position_embeddings": 512,
+            "partial_rotary_factor": 0.75,
+        },
+    },
+    "stablelm": {"head_dim": 16, "use_qkv_bias": True},
+}
+LIKE_OTHERS = {"arcee", "ministral3", "granite_swa", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "stablelm"}
+LIKE_OTHERS |= {"gemma2"}
+"""Variants whose tensors are stored as those of another variant, and whose header is compared in a unit test."""
 
-@pytest.mark.parametrize("kind", VARIANTS)
+EXPERTS = {
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_group": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "topk_group": 2,
+}
+VARIANTS["glm4_moe"] = EXPERTS | {"use_qk_norm": True, "attention_bias": True}
+VARIANTS["ernie4_5_moe"] = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32}
+VARIANTS["minimax_m2"] = {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+VARIANTS["deepseek_v3"] = EXPERTS | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 48,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", daily(VARIANTS.keys() - LIKE_OTHERS, VARIANTS))
 def test_logits_and_greedy_tokens_match_transformers(kind: str, tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **SHAPE | VARIANTS[kind], model_type=kind)
     assert_equal_to(reference, load(write_model(tmp_path / "model.gguf", reference.config, state(reference))))
+
+
+@pytest.mark.nightly
+def test_muse_glimmer_has_the_factor_of_queries_in_their_norm(tmp_path: Path) -> None:
+    text = SHAPE | {"model_type": "muse_glimmer_text", "num_hidden_layers": 5, "sliding_window": 40, "head_dim": 32}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    settings = {"text_config": text | {"post_norm_eps": 1e-8}, "vision_config": vision}
+    settings |= {"out_hidden_size": 128, "projector_hidden_size": 32}
+    reference = tiny_model(tmp_path, auto=AutoModelForImageTextToText, model_type="muse_glimmer", **settings)
+    stored = reference.state_dict()
+    tensors = {name.replace("model.language_model", "model"): tensor for name, tensor in stored.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if "vision" not in name}
+    config = reference.config.text_config
+    for layer in range(config.num_hidden_layers):
+        tensors[f"model.layers.{layer}.self_attn.q_norm.weight"] = torch.full((32,), config.qk_scale_factor)
+        tensors[f"model.layers.{layer}.self_attn.k_norm.weight"] = torch.ones(32)
+    assert_equal_to(reference, load(write_model(tmp_path / "model.gguf", config, tensors)))
+
+
+def test_keys_and_values_of_latent_attention_are_read_from_one_tensor(tmp_path: Path) -> None:
+    """Older files state the widths of the heads without suffix, and have one tensor of both projections."""
+    reference = tiny_model(tmp_path, **SHAPE | VARIANTS["deepseek_v3"], model_type="deepseek_v3")
+    tensors = state(reference)
+
+    def older(writer: gguf.GGUFWriter) -> None:
+        for kind, width in (("key", 80), ("value", 32)):
+            del writer.kv_data[0][f"deepseek2.attention.{kind}_length_mla"]
+            writer.add_uint32(f"deepseek2.attention.{kind}_length", width)
+        for index in range(SHAPE["num_hidden_layers"]):
+            both = tensors.pop(f"model.layers.{index}.self_attn.kv_b_proj.weight")
+            writer.add_tensor(f"blk.{index}.attn_kv_b.weight", both.numpy())
+
+    assert_equal_to(reference, load(write_model(tmp_path / "model.gguf", reference.config, tensors, older)))
 
 
 def test_llama_31_rope_scaling_is_read_from_a_tensor(tmp_path: Path) -> None:
@@ -77,4 +203,4 @@ def state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def load(path: Path) -> Runner:
-    return load_once(path, EngineOptions(dtype="float32", kv_cache_mb=16))
+    return load_once(path, EngineOptions(dtype="float32", context_length=512, kv_cache_mb=16))

@@ -64,7 +64,7 @@ def run_all(runner: Runner, requests: list[Generate], **options: object) -> dict
     merged = {request.id: TokenOutput(id=request.id) for request in requests}
     while not scheduler.idle:
         plan = scheduler.plan()
-        outcome = runner.run(build_step(plan))
+        outcome = runner.launch(build_step(plan)).read()
         for output in scheduler.commit(plan, outcome.tokens, None, outcome.logprobs, outcome.hidden, outcome.scores):
             previous = merged[output.id]
             merged[output.id] = TokenOutput(
@@ -164,7 +164,7 @@ def test_prompt_logprobs_survive_preemption_and_prefix_reuse(reference: PreTrain
 
     def step() -> None:
         plan = scheduler.plan()
-        outcome = runner.run(build_step(plan))
+        outcome = runner.launch(build_step(plan)).read()
         for output in scheduler.commit(plan, outcome.tokens, None, outcome.logprobs, outcome.hidden, outcome.scores):
             scores.extend(output.prompt_logprobs)
 
@@ -174,7 +174,7 @@ def test_prompt_logprobs_survive_preemption_and_prefix_reuse(reference: PreTrain
     scheduler.add(Sequence(Generate(id=1, prompt=prompt, max_tokens=0, sampling=SamplingParams(), prompt_logprobs=2)))
     step()
     plan = scheduler.plan()
-    runner.run(build_step(plan))
+    runner.launch(build_step(plan)).read()
     scheduler.isolate(plan * 2, "failed")  # the sequence starts again
     while not scheduler.idle:
         step()

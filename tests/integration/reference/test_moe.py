@@ -45,11 +45,42 @@ GPT_OSS = SHAPE | {
         "original_max_position_embeddings": 64,
     },
 }
+GLM4_MOE = SHAPE | {
+    "model_type": "glm4_moe",
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "use_qk_norm": True,
+    "attention_bias": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+MINIMAX_M2 = SHAPE | {
+    "model_type": "minimax_m2",
+    "num_local_experts": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+ERNIE4_5_MOE = SHAPE | {
+    "model_type": "ernie4_5_moe",
+    "moe_num_experts": 8,
+    "moe_k": 3,
+    "moe_intermediate_size": 32,
+    "moe_layer_end_index": 1,
+    "use_bias": True,
+    "tie_word_embeddings": False,
+}
+del ERNIE4_5_MOE["num_experts_per_tok"]
 VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": QWEN3_MOE,
-    "qwen3_moe, normalised": QWEN3_MOE | {"norm_topk_prob": True},
+    "qwen3_moe, normalized": QWEN3_MOE | {"norm_topk_prob": True},
     "qwen3_moe, some dense": QWEN3_MOE | {"decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
     "qwen3_moe, windows": QWEN3_MOE | {"use_sliding_window": True, "sliding_window": 40},
+    "glm4_moe": GLM4_MOE,
+    "glm4_moe, one group, not normalized": GLM4_MOE | {"n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+    "minimax_m2": MINIMAX_M2,
+    "ernie4_5_moe": ERNIE4_5_MOE,
     "gpt_oss": GPT_OSS,
     "gpt_oss, other types": GPT_OSS | {"layer_types": ["full_attention", "full_attention", "sliding_attention"]},
     "gpt_oss, limits that bite": GPT_OSS | {"swiglu_limit": 0.3, "swiglu_alpha": 2.5},
@@ -128,6 +159,14 @@ def test_experts_are_read_from_mxfp4_blocks(tmp_path: Path) -> None:
         (GPT_OSS, {"sliding_window": None}, "sliding_window"),
         (GPT_OSS, {"swiglu_alpha": 0}, "swiglu_alpha"),
         (GPT_OSS, {"num_local_experts": 7}, "mlp.router"),
+        (ERNIE4_5_MOE, {"moe_k": 9}, "moe_k"),
+        (ERNIE4_5_MOE, {"moe_layer_end_index": "1"}, "moe_layer_end_index"),
+        (MINIMAX_M2, {"scoring_func": "softmax"}, "scoring_func"),
+        (MINIMAX_M2, {"attn_type_list": [1, 0, 1]}, "attn_type_list"),
+        (GLM4_MOE, {"n_group": 3}, "n_group"),
+        (GLM4_MOE, {"topk_group": 1}, "topk_group"),  # two experts, of which three are chosen
+        (GLM4_MOE, {"scoring_func": "softmax"}, "scoring_func"),
+        (GLM4_MOE, {"mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types"),
     ],
 )
 def test_unsupported_or_invalid_settings_are_rejected_by_name(
@@ -140,7 +179,7 @@ def test_unsupported_or_invalid_settings_are_rejected_by_name(
 
 
 @pytest.mark.parametrize("quant", ["", "q8_0"])
-@pytest.mark.parametrize("settings", [QWEN3_MOE, GPT_OSS], ids=["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("settings", [QWEN3_MOE, GPT_OSS, GLM4_MOE], ids=["qwen3_moe", "gpt_oss", "glm4_moe"])
 def test_native_kernels_are_close_and_independent_of_the_batch(
     settings: dict[str, Any], quant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -60,13 +60,13 @@ def write_gguf(path: Path, model: PreTrainedModel, config: Qwen2Config) -> Path:
     for name, weight in model.state_dict().items():
         stored = weight.numpy()
         kind = TYPES.get(name.split(".")[-2], "F32") if weight.dim() == 2 else "F32"
-        quantised = GGMLQuantizationType[kind]
+        quantized = GGMLQuantizationType[kind]
         if kind in UNITS:
             stored = random_blocks(kind, weight.shape)
         elif kind != "F32":
-            stored = gguf.quants.quantize(stored, quantised)
-        writer.add_tensor(names.get_name(name, (".weight", ".bias")), stored, raw_dtype=quantised)
-        weight.copy_(torch.from_numpy(gguf.quants.dequantize(stored, quantised)))
+            stored = gguf.quants.quantize(stored, quantized)
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), stored, raw_dtype=quantized)
+        weight.copy_(torch.from_numpy(gguf.quants.dequantize(stored, quantized)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -105,4 +105,4 @@ def last_logits(runner: Runner, prompt: list[int]) -> torch.Tensor:
     """Return the logits after the last prompt token."""
     scheduler = scheduler_of(runner)
     assert scheduler.add(Sequence(Generate(id=0, prompt=prompt, max_tokens=1, sampling=GREEDY))) is None
-    return runner.forward(build_step(scheduler.plan()))[0]
+    return runner.logits_of(build_step(scheduler.plan()))[0]

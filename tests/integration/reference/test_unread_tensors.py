@@ -151,6 +151,44 @@ def test_gguf_keys_with_neutral_values_are_accepted(tmp_path: Path) -> None:
     estimate(gguf_model(tmp_path, keys))
 
 
+def test_missing_gguf_keys_have_the_values_of_llama_cpp(tmp_path: Path) -> None:
+    optional = ("attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.freq_base")
+    optional += ("rope.dimension_count", "vocab_size")
+
+    def keys(writer: gguf.GGUFWriter) -> None:
+        for key in optional:
+            writer.kv_data[0].pop(f"{writer.arch}.{key}", None)
+
+    with Build(gguf_model(tmp_path, keys, num_key_value_heads=2), EngineOptions(dtype="float32")) as build:
+        config = build.checkpoint.config
+        build.request()
+    assert (config["num_key_value_heads"], config["head_dim"], config["vocab_size"]) == (2, 32, 64)
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+
+
+@pytest.mark.parametrize(
+    "key", ["block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count"]
+)
+def test_missing_gguf_key_that_llama_cpp_requires_is_named(key: str, tmp_path: Path) -> None:
+    path = gguf_model(tmp_path, lambda writer: writer.kv_data[0].pop(f"{writer.arch}.{key}") and None)
+    with pytest.raises(ModelFileError, match=rf"key llama\.{key} is missing"):
+        estimate(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("longrope", "'short_factor'"), ("dynamic", "'dynamic'"), ("mrope", "'mrope'")]
+)
+def test_rope_scaling_of_gguf_files_that_is_incomplete_or_not_implemented_is_named(
+    kind: str, error: str, tmp_path: Path
+) -> None:
+    def keys(writer: gguf.GGUFWriter) -> None:
+        writer.add_string(f"{writer.arch}.rope.scaling.type", kind)
+        writer.add_rope_scaling_factor(2.0)
+
+    with pytest.raises(ModelFileError, match=error):
+        estimate(gguf_model(tmp_path, keys))
+
+
 def test_gguf_vocabulary_larger_than_the_embedding_is_rejected(tmp_path: Path) -> None:
     path = gguf_model(tmp_path, lambda writer: writer.add_token_list([str(number) for number in range(65)]))
     with pytest.raises(ModelFileError, match=r"tokens lists 65 tokens, but token_embd\.weight has only 64 rows"):
@@ -175,9 +213,37 @@ def test_safetensors_tensor_that_the_architecture_does_not_read_is_rejected(name
 
 def test_unneeded_tensors_are_accepted(tmp_path: Path) -> None:
     layer = "model.layers.0.self_attn"
-    names = ["rotary_emb.inv_freq", "masked_bias", "k_scale", "k_proj.k_scale", "q_proj.input_scale"]
+    names = [
+        "rotary_emb.inv_freq",
+        "masked_bias",
+        "k_scale",
+        "k_proj.k_scale",
+        "q_proj.input_scale",
+        "q_proj.activation_scale",
+    ]
     unneeded = {f"{layer}.{name}": ones(1) for name in names}
     estimate(folder_model(tmp_path, **unneeded, **{"mtp.fc.weight": ones(1), "vision_tower.x.weight": ones(1)}))
+
+
+def test_layers_of_multi_token_prediction_are_skipped(tmp_path: Path) -> None:
+    drafting = {"model.layers.2.eh_proj.weight": ones(64, 128), "model.mtp_block.0.norm.weight": ones(64)}
+    estimate(folder_model(tmp_path, config={"num_nextn_predict_layers": 1}, **drafting))
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.weight", "model.norm.weight"])
+def test_tensor_of_integers_is_rejected(name: str, tmp_path: Path) -> None:
+    stored = load_file(folder_model(tmp_path) / "model.safetensors")[name]
+    with pytest.raises(ModelFileError, match=f"tensor {name} has the dtype int32, expected floating-point numbers"):
+        estimate(folder_model(tmp_path, **{name: stored.int()}))
+
+
+def test_missing_output_head_that_is_not_tied_is_rejected(tmp_path: Path) -> None:
+    path = folder_model(tmp_path, config={"tie_word_embeddings": False})
+    state = load_file(path / "model.safetensors")
+    del state["lm_head.weight"]
+    save_file(state, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelFileError, match=r"'tie_word_embeddings' is false, but the tensor lm_head"):
+        estimate(path)
 
 
 def test_copy_of_the_embedding_as_output_head_is_accepted(tmp_path: Path) -> None:
@@ -197,6 +263,8 @@ def test_copy_of_the_embedding_as_output_head_is_accepted(tmp_path: Path) -> Non
         ({"scoring_func": "sigmoid"}, "'scoring_func' is 'sigmoid'"),
         ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic' is not supported"),
+        ({"rope_scaling": "linear"}, "'rope_scaling' is 'linear', expected an object"),
+        ({"rms_norm_eps": "1e-5"}, "'rms_norm_eps' is '1e-5', expected a small positive number"),
     ],
 )
 def test_setting_that_changes_the_computation_is_rejected(config: dict[str, Any], problem: str, tmp_path: Path) -> None:

@@ -3,12 +3,11 @@
 from contextlib import closing
 
 import pytest
-from scheduler_runs import scheduler_of
+from scheduler_runs import recorded_preemptions, scheduler_of
 
-from helexa.neuron.engine.scheduling.queues import Queues
-from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.native.native import NativeOps
+from nightly import daily
 from reference.vision_language import TEXTS, Prompt, VisionLanguageModel, generate, picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -16,10 +15,14 @@ STEPS = 8
 
 
 NATIVE = {"dtype": "auto", "kernels": "auto"}
-MODELS = [(name, {}) for name in TEXTS] + [(name, NATIVE) for name in ("qwen3_5", "qwen3_vl", "gemma3")]
+NATIVE_MODELS = [(name, NATIVE) for name in ("qwen3_5", "qwen3_vl", "gemma3", "gemma4")]
+LIKE_OTHERS = ("qwen3_5_moe", "gemma4", "idefics3", "mistral3")  # their images are handled as those of other models
+MODELS = [(name, {}) for name in TEXTS] + NATIVE_MODELS
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=str)
+@pytest.fixture(
+    scope="module", params=daily([model for model in MODELS if model[0] not in LIKE_OTHERS], MODELS), ids=str
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VisionLanguageModel:
     name, options = request.param
     model = VisionLanguageModel(tmp_path_factory.mktemp(name), name, 1, **options)
@@ -40,7 +43,7 @@ def alone(model: VisionLanguageModel, prompt: Prompt, steps: int = STEPS) -> lis
     return tokens
 
 
-def test_second_image_after_a_cached_prefix(model: VisionLanguageModel) -> None:
+def test_second_image_after_a_cached_prefix_is_the_only_one_encoded(model: VisionLanguageModel) -> None:
     first = model.prompt(70, picture(200, 120, 1), 80)
     both = model.prompt(first.tokens[:70], picture(200, 120, 1), first.tokens[-80:], picture(96, 96, 2), 9)
     assert both.tokens[: len(first.tokens)] == first.tokens
@@ -89,14 +92,7 @@ def test_encoder_cache_smaller_than_an_image_keeps_the_tokens(model: VisionLangu
 
 
 def test_preemption_keeps_the_tokens(model: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    preempted: list[Sequence] = []
-    preempt = Queues.preempt
-
-    def spy(self: Queues, sequence: Sequence) -> None:
-        preempted.append(sequence)
-        preempt(self, sequence)
-
-    monkeypatch.setattr(Queues, "preempt", spy)
+    preempted = recorded_preemptions(monkeypatch)
     prompts = prompts_of(model)
     expected = [alone(model, prompt, 80) for prompt in prompts]
     pages = max(-(-(len(prompt.tokens) + 80) // PAGE_SIZE) for prompt in prompts) + 3
@@ -106,6 +102,7 @@ def test_preemption_keeps_the_tokens(model: VisionLanguageModel, monkeypatch: py
     assert preempted
 
 
+@pytest.mark.parametrize("model", daily(NATIVE_MODELS, MODELS), indirect=True, ids=str)
 def test_two_ranks_give_the_tokens_of_one(model: VisionLanguageModel) -> None:
     prompts = prompts_of(model)[:2]
     with closing(model.load(tensor_parallel=2)) as runner:

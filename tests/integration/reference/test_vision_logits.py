@@ -1,8 +1,11 @@
 """Prompts with images give the logits and the greedy tokens of transformers in float32."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from nightly import daily
 from reference.vision_language import TEXTS, Prompt, VisionLanguageModel, generate_with_logits, picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,3 +37,13 @@ def test_logits_equal_those_of_transformers(model: VisionLanguageModel, chunk: i
         model.prompt(60, picture(300, 300, 3), 20, picture(96, 96, 4), 1, seed=3),
     ]
     assert_equal_to_transformers(model, prompts, chunk)
+
+
+@pytest.mark.parametrize("model_type", daily(["gemma4"], ["gemma3", "gemma4"]))
+def test_rounded_activations_stay_close_to_transformers(model_type: str, tmp_path: Path) -> None:
+    """Test the kernels chosen for this machine on images whose tokens attend to their whole image."""
+    model = VisionLanguageModel(tmp_path, model_type, SEED, dtype="auto", kernels="auto")
+    prompt = model.prompt(60, picture(200, 120, 3), 20, picture(96, 96, 4), 9)
+    ((tokens, logits),) = generate_with_logits(model.runner, [prompt.sequence(0, STEPS)])
+    expected = model.logits(prompt, tokens)[len(prompt.tokens) - 1 : -1]
+    assert ((logits - expected).norm(dim=-1) < 0.04 * expected.norm(dim=-1)).all()

@@ -17,28 +17,30 @@ from transformers import AutoConfig, AutoModelForImageTextToText, Gemma3TextConf
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model, get_block_sequence_ids_for_mask
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
-from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
-from helexa.neuron.vision.preprocessing.image_processor import image_layout
-from helexa.neuron.vision.preprocessing.layout import ImageLayout
-from helexa.neuron.vision.preprocessing.settings import image_processor
-from helexa.neuron.vision.prompt.attention_ends import attention_ends
-from helexa.neuron.vision.prompt.image_range import ImageRange, expanded_tokens
-from helexa.neuron.vision.prompt.image_text import image_text
-from helexa.neuron.vision.prompt.mrope_positions import mrope_positions
+from helexa.neuron.vision.image_processor import image_layout, image_processor
+from helexa.neuron.vision.layout import ImageLayout, ImageRange, expanded_tokens
+from helexa.neuron.vision.model_vision import image_text
+from helexa.neuron.vision.token_positions import attention_ends, mrope_positions
+from local_tokenizers import from_directory
 from neuron.vision.images import noise
 from reference.vision_models import MODELS
 
 SIZES = [(64, 64), (200, 120), (33, 250), (300, 300)]
 FAKE = "<fake_token_around_image>"
 CONTROL = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<start_of_image>", "<image_soft_token>"]
+CONTROL += ["<|image|>", "<|image>", "<image|>"]
+CONTROL += ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 CONTROL += ["<end_of_image>", FAKE, "<image>", "<global-img>", *(f"<row_{i}_col_{j}>" for i in "123" for j in "123")]
 
 Texts = Callable[[Sequence[Image.Image]], list[str]]
@@ -94,6 +96,19 @@ def gemma3(images: Sequence[Image.Image]) -> list[str]:
     return [Gemma3Processor.replace_image_token(self, inputs, index) for index in range(len(images))]
 
 
+def gemma4(images: Sequence[Image.Image]) -> list[str]:
+    inputs = Gemma4ImageProcessorPil(max_soft_tokens=70)(list(images))
+    self: Any = SimpleNamespace(boi_token="<|image>", eoi_token="<image|>", image_token="<|image|>")
+    return [Gemma4Processor.replace_image_token(self, inputs, index) for index in range(len(images))]
+
+
+def pixtral(images: Sequence[Image.Image]) -> list[str]:
+    """Return what `PixtralProcessor.replace_image_token` returns. Its module requires torchvision."""
+    sizes = PixtralImageProcessorPil(size={"longest_edge": 140}, patch_size=28)(list(images))["image_sizes"]
+    rows = [["[IMG]" * (width // 28)] * (height // 28) for height, width in sizes]
+    return ["[IMG_BREAK]".join(texts) + "[IMG_END]" for texts in rows]
+
+
 QWEN_SETTINGS = {"size": {"shortest_edge": 4096, "longest_edge": 65536}}
 IDEFICS3 = {"size": {"longest_edge": 224}, "max_image_size": {"longest_edge": 112}}
 SMOLVLM = {"size": {"longest_edge": 192}, "max_image_size": {"longest_edge": 96}}
@@ -103,6 +118,8 @@ CASES: dict[str, tuple[dict[str, Any], Texts]] = {
     "qwen3_vl": (QWEN_SETTINGS, qwen(Qwen3VLProcessor, 16)),
     "qwen2_5_vl": (QWEN_SETTINGS, qwen(Qwen2_5_VLProcessor, 14)),
     "gemma3": ({}, gemma3),
+    "gemma4": ({"max_soft_tokens": 70}, gemma4),
+    "mistral3": ({}, pixtral),
     "idefics3": (IDEFICS3, tiled(Idefics3Processor, Idefics3ImageProcessorPil(**IDEFICS3))),
     "smolvlm": (SMOLVLM, tiled(SmolVLMProcessor, SmolVLMImageProcessorPil(**SMOLVLM))),
 }
@@ -122,7 +139,7 @@ def test_tokens_equal_those_of_transformers(model_type: str, tokenizer_folder: P
     preprocessor, reference = CASES[model_type]
     syntax, layouts = image_text(model_type), layouts_of(model_type, preprocessor)
     prompt = "an image: IMAGE\n\nIMAGEIMAGE a text IMAGE\n".replace("IMAGE", syntax.placeholder)
-    tokenizer = Tokenizer.from_directory(tokenizer_folder)
+    tokenizer = from_directory(tokenizer_folder)
     image_token = tokenizer.token_id(syntax.image_token)
     assert image_token is not None
     tokens, ranges = expanded_tokens(tokenizer.encode(syntax.expanded(prompt, layouts)), image_token, layouts)

@@ -1,5 +1,6 @@
 """Vision towers compute the same embeddings as transformers, from every format of weights and with all kernels."""
 
+from itertools import product
 from pathlib import Path
 
 import gguf
@@ -8,15 +9,16 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.ops.gpu.gpu import GpuOps
-from helexa.neuron.ops.native.machine_code.native_kernels import Unavailable, native_kernels
 from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.native.native_kernels import Unavailable, native_kernels
 from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.reference.reference import ReferenceOps
-from helexa.neuron.vision.preprocessing.settings import image_processor
-from helexa.neuron.weights.vision.checkpoint import open_vision_checkpoint
-from helexa.neuron.weights.vision.quant_policy import VisionQuantPolicy
+from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.vision.image_processor import image_processor
+from helexa.neuron.weights.quant_policy import VisionQuantPolicy
+from helexa.neuron.weights.vision_checkpoint import open_vision_checkpoint
 from neuron.ops.paging import CPU
+from nightly import daily
 from reference.hf_to_mmproj import CLIP, PROJECTORS, write_mmproj
 from reference.vision_models import MODELS, SIZES, encode, expected_features, open_tower, prepared_images, save_model
 
@@ -53,6 +55,14 @@ def test_images_have_distinct_embeddings(model_type: str, tmp_path: Path) -> Non
     tower, checkpoint = open_tower(tmp_path)
     first, second = (encode(tower, image).embeddings for image in prepared_images(checkpoint, SIZES[:1] * 2))
     assert float((first - second).abs().max()) > 100 * TOLERANCE
+
+
+def test_pixtral_gates_with_exact_gelu(tmp_path: Path) -> None:
+    model = save_model(tmp_path, "mistral3", hidden_act="gelu")
+    tower, checkpoint = open_tower(tmp_path)
+    image = prepared_images(checkpoint, [(90, 70)])[0]
+    expected = expected_features(model, [image])[0].embeddings
+    torch.testing.assert_close(encode(tower, image).embeddings, expected, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("model_type", PROJECTORS)
@@ -107,7 +117,10 @@ def test_fallback_of_the_converter_to_normalization_of_clip(
         assert image_processor(checkpoint.config, checkpoint.preprocessor).mean == pytest.approx(mean)
 
 
-@pytest.fixture(params=["native", "triton", "bfloat16"])
+OPS = ("native", "triton", "bfloat16")
+
+
+@pytest.fixture(params=OPS)
 def ops(request: pytest.FixtureRequest) -> Ops:
     if request.param == "triton":
         return GpuOps(CPU, torch.float32)
@@ -119,8 +132,19 @@ def ops(request: pytest.FixtureRequest) -> Ops:
         pytest.skip(str(reason))
 
 
+def with_ops(models: list[str], interpreted: list[str]) -> pytest.MarkDecorator:
+    """Return a decorator that runs a test for each of `models` with all kernels.
+
+    Args:
+        interpreted: models that `make test` runs with the Triton kernels, for which the interpreter takes seconds.
+    """
+    every = list(product(models, OPS))
+    quick = [(model, ops) for model, ops in every if ops != "triton" or model in interpreted]
+    return pytest.mark.parametrize(("model_type", "ops"), daily(quick, every, several=True), indirect=["ops"])
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen2_5_vl", "gemma3", "smolvlm"])
+@with_ops(["qwen3_vl", "qwen2_5_vl", "gemma3", "smolvlm"], ["qwen3_vl", "gemma3"])
 def test_all_kernels_are_close_to_transformers(model_type: str, ops: Ops, tmp_path: Path) -> None:
     model = save_model(tmp_path, model_type)
     tower, checkpoint = open_tower(tmp_path, ops)
@@ -133,7 +157,7 @@ def test_all_kernels_are_close_to_transformers(model_type: str, ops: Ops, tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-@pytest.mark.parametrize("model_type", ["qwen3_5", "idefics3"])
+@with_ops(["qwen3_5", "idefics3"], ["qwen3_5"])
 def test_quantization_at_load(model_type: str, ops: Ops, tmp_path: Path) -> None:
     model = save_model(tmp_path, model_type)
     tower, checkpoint = open_tower(tmp_path, ops, policy=VisionQuantPolicy("q4k"))
@@ -141,7 +165,7 @@ def test_quantization_at_load(model_type: str, ops: Ops, tmp_path: Path) -> None
         open_tower(tmp_path, type(ops)(*_arguments(ops)), policy=VisionQuantPolicy(quant))[0].loader.matrix_bytes
         for quant in ("", "q4k")
     )
-    assert not ops.quantised or quantized_bytes < 0.8 * plain_bytes
+    assert not ops.quantized or quantized_bytes < 0.8 * plain_bytes
     image = prepared_images(checkpoint, [(90, 70)])[0]
     near(encode(tower, image).embeddings, expected_features(model, [image])[0].embeddings, 6e-2)
 
@@ -162,6 +186,11 @@ def _arguments(ops: Ops) -> tuple[object, ...]:
         ("qwen2_5_vl", "window_size", 14),
         ("gemma3", "image_size", 224),
         ("gemma3", "hidden_act", "relu"),
+        ("gemma4", "hidden_activation", "silu"),
+        ("gemma4", "head_dim", 26),
+        ("mistral3", "hidden_act", "gelu_new"),
+        ("mistral3", "rope_parameters", {"rope_type": "yarn", "rope_theta": 10000.0}),
+        ("mistral3", "rope_parameters", {"rope_theta": 0}),
         ("idefics3", "patch_size", 16),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
 from scheduler_runs import GREEDY, scheduler_of
@@ -19,15 +20,14 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, PromptImage
 from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.loop import Steps
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.steps import Steps
-from helexa.neuron.vision.preprocessing.decode import ImageLimits
-from helexa.neuron.vision.preprocessing.image_processor import PreparedImage, prepare
-from helexa.neuron.vision.preprocessing.settings import image_processor
-from helexa.neuron.vision.prompt.image_range import ImageRange, expanded_tokens
-from helexa.neuron.weights.vision.config import read_vision_config
+from helexa.neuron.vision.decode import ImageLimits
+from helexa.neuron.vision.image_processor import PreparedImage, image_processor, prepare
+from helexa.neuron.vision.layout import ImageRange, expanded_tokens
+from helexa.neuron.weights.vision_config import read_vision_config
 from neuron.vision.images import encoded, noise
-from reference.vision_models import MODELS, PREPROCESSORS, tiles_of, with_both_steps
+from reference.vision_models import MODELS, PREPROCESSORS, gemma4_inputs, pixels_of, tiles_of, with_both_steps
 from tiny_models import tiny_model
 
 IMAGE_TOKEN, SEPARATOR = 300, 301
@@ -71,6 +71,16 @@ TEXTS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [3, 3, 2]},
     },
     "gemma3": {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gemma4": {
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 64,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 320,
+        "use_bidirectional_attention": "vision",
+        "final_logit_softcapping": 3.0,
+    },
+    "mistral3": {"model_type": "mistral", "sliding_window": None},
     "idefics3": {"model_type": "llama"},
     "smolvlm": {"model_type": "llama"},
 }
@@ -139,7 +149,7 @@ class VisionLanguageModel:
                 tokens += generator.integers(1, IMAGE_TOKEN, part).tolist()
             elif isinstance(part, Image.Image):
                 images.append(self.prepared(part))
-                tokens += [around[0], self._image_token] * len(images[-1].layout.tiles) + [around[1]]
+                tokens += [around[0], self._image_token] * len(images[-1].layout.ranges) + [around[1]]
             else:
                 tokens += part
         expanded, ranges = expanded_tokens(tokens, self._image_token, [image.layout for image in images])
@@ -159,6 +169,16 @@ class VisionLanguageModel:
             inputs["pixel_values"] = torch.cat([with_both_steps(image) for image in prompt.images])
             inputs["image_grid_thw"] = torch.tensor([(1, *image.layout.tiles[0]) for image in prompt.images])
             inputs["mm_token_type_ids"] = types.int()
+        elif prompt.images and self.model_type == "gemma4":
+            inputs["pixel_values"], inputs["image_position_ids"] = gemma4_inputs(prompt.images)
+            inputs["mm_token_type_ids"] = types.int()
+        elif prompt.images and self.model_type == "mistral3":
+            size = self.reference.config.vision_config.patch_size
+            pixels = [pixels_of(image, size, 2) for image in prompt.images]
+            height, width = (max(image.shape[axis] for image in pixels) for axis in (2, 3))
+            padded = [F.pad(image, (0, width - image.shape[3], 0, height - image.shape[2])) for image in pixels]
+            inputs["pixel_values"] = torch.cat(padded)
+            inputs["image_sizes"] = torch.tensor([image.shape[2:] for image in pixels])
         elif prompt.images:
             size = self.reference.config.vision_config.patch_size
             tiles = torch.cat([tiles_of(image, size) for image in prompt.images])
@@ -189,7 +209,7 @@ def generate_with_logits(runner: Runner, sequences: Rows[Sequence], **options: A
     logits: dict[int, list[Tensor]] = {sequence.id: [] for sequence in sequences}
     while not scheduler.idle:
         plan = scheduler.plan()
-        rows = runner.forward(build_step(plan, (), runner.encoder)).float().clone()
+        rows = runner.logits_of(build_step(plan, (), runner.encoder)).float().clone()
         for entry, row in zip((entry for entry in plan if entry.samples), rows, strict=True):
             logits[entry.sequence.id].append(row)
         scheduler.commit(plan, rows.argmax(-1).tolist())

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForImageTextToText, PreTrainedModel
@@ -15,11 +16,10 @@ from helexa.neuron.models.vision import tower_class
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
 from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.reference.reference import ReferenceOps
-from helexa.neuron.vision.preprocessing.decode import ImageLimits
-from helexa.neuron.vision.preprocessing.image_processor import PreparedImage, prepare
-from helexa.neuron.vision.preprocessing.settings import image_processor
-from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
-from helexa.neuron.weights.vision.checkpoint import VisionCheckpoint, open_vision_checkpoint
+from helexa.neuron.vision.decode import ImageLimits
+from helexa.neuron.vision.image_processor import PreparedImage, image_processor, prepare
+from helexa.neuron.weights.quant_policy import QuantPolicy
+from helexa.neuron.weights.vision_checkpoint import VisionCheckpoint, open_vision_checkpoint
 from neuron.ops.paging import CPU
 from neuron.vision.images import encoded, noise
 from tiny_models import tiny_model
@@ -74,6 +74,36 @@ MODELS: dict[str, dict[str, Any]] = {
         "text_config": _TEXT,
         "mm_tokens_per_image": 16,
     },
+    "gemma4": {
+        "vision_config": {
+            "hidden_size": 96,
+            "intermediate_size": 84,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": 24,
+            "patch_size": 16,
+            "position_embedding_size": 80,
+            "standardize": True,
+            "use_clipped_linears": True,
+            "rms_norm_eps": 1e-3,
+        },
+        "text_config": {**_TEXT, "hidden_size_per_layer_input": 0},
+        "audio_config": None,
+    },
+    "mistral3": {
+        "vision_config": {
+            "model_type": "pixtral",
+            "hidden_size": 96,
+            "intermediate_size": 84,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "image_size": 140,
+            "patch_size": 14,
+            "hidden_act": "silu",
+        },
+        "text_config": {**_TEXT, "model_type": "mistral"},
+    },
     "idefics3": {"vision_config": {**_SIGLIP, "image_size": 112, "patch_size": 14}, "text_config": _TEXT},
     "smolvlm": {
         "vision_config": {**_SIGLIP, "image_size": 96, "patch_size": 16},
@@ -86,6 +116,8 @@ MODELS: dict[str, dict[str, Any]] = {
 _SPLITTING = {"size": {"longest_edge": 224}, "max_image_size": {"longest_edge": 112}}
 PREPROCESSORS = {
     "qwen3_5": {"size": {"shortest_edge": 4096, "longest_edge": 65536}},
+    "gemma4": {"max_soft_tokens": 40, "do_normalize": False},
+    "mistral3": {"size": {"longest_edge": 140}},
     "idefics3": _SPLITTING,
     "smolvlm": {"size": {"longest_edge": 192}, "max_image_size": {"longest_edge": 96}},
 }
@@ -94,9 +126,10 @@ PREPROCESSORS = {
 SIZES = [(64, 64), (200, 120), (33, 250), (300, 300)]
 
 
-def save_model(folder: Path, model_type: str) -> PreTrainedModel:
-    """Write a tiny model to `folder`, and return it."""
-    return tiny_model(folder, auto=AutoModelForImageTextToText, model_type=model_type, **MODELS[model_type]).eval()
+def save_model(folder: Path, model_type: str, **vision: Any) -> PreTrainedModel:
+    """Write a tiny model, with the settings `vision` of its tower, to `folder`, and return it."""
+    settings = MODELS[model_type] | {"vision_config": MODELS[model_type]["vision_config"] | vision}
+    return tiny_model(folder, auto=AutoModelForImageTextToText, model_type=model_type, **settings).eval()
 
 
 def open_tower(
@@ -112,6 +145,8 @@ def open_tower(
 
 def prepared_images(checkpoint: VisionCheckpoint, sizes: Sequence[tuple[int, int]] = SIZES) -> list[PreparedImage]:
     settings = checkpoint.preprocessor or PREPROCESSORS.get(checkpoint.config["model_type"], PREPROCESSORS["qwen3_5"])
+    if checkpoint.config["model_type"] == "gemma4":
+        settings = {"max_soft_tokens": 70, **checkpoint.preprocessor}
     if checkpoint.config["model_type"] == "gemma3":
         settings = checkpoint.preprocessor
     processor = image_processor(checkpoint.config, settings)
@@ -142,17 +177,55 @@ def expected_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -
                 for number, embeddings in enumerate(output.pooler_output)
             ]
         size = model.config.vision_config.patch_size
-        tiles = [tiles_of(image, size) for image in images]
+        if model_type == "gemma4":
+            return [
+                ImageFeatures(
+                    model.model.get_image_features(*gemma4_inputs([image]), return_dict=True).pooler_output[0]
+                )
+                for image in images
+            ]
+        if model_type == "mistral3":
+            pixels = [pixels_of(image, size, 2) for image in images]
+            outputs = [
+                model.model.get_image_features(image, image_sizes=[image.shape[2:]], return_dict=True)
+                for image in pixels
+            ]
+            return [ImageFeatures(output.pooler_output[0]) for output in outputs]
         if model_type == "gemma3":
-            output = model.model.get_image_features(torch.cat(tiles), return_dict=True)
+            output = model.model.get_image_features(
+                torch.cat([tiles_of(image, size) for image in images]), return_dict=True
+            )
             return [ImageFeatures(embeddings) for embeddings in output.pooler_output]
-        outputs = [model.model.get_image_features(image[None], return_dict=True).pooler_output for image in tiles]
-        return [ImageFeatures(torch.cat([*embeddings])) for embeddings in outputs]
+        outputs = [model.model.get_image_features(tiles_of(image, size)[None], return_dict=True) for image in images]
+        return [ImageFeatures(torch.cat([*output.pooler_output])) for output in outputs]
 
 
 def with_both_steps(image: PreparedImage) -> Tensor:
     patches = torch.from_numpy(image.pixels).unflatten(1, (3, 1, -1))
     return patches.expand(-1, -1, 2, -1).flatten(1)
+
+
+def gemma4_inputs(images: Sequence[PreparedImage]) -> tuple[Tensor, Tensor]:
+    """Return the inputs of images: patches in the order of rows, [images, patches, values], and their positions."""
+    most = max(len(image.pixels) for image in images)
+    most += -most % 9
+    values, positions = [], []
+    for image in images:
+        rows, columns = image.layout.tiles[0]
+        pixels = pixels_of(image, 16, 3)[0] / 2 + 0.5  # the tower of transformers normalizes
+        patches = pixels.view(3, rows, 16, columns, 16).permute(1, 3, 2, 4, 0).flatten(2).flatten(0, 1)
+        places = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"), -1)
+        missing = most - len(patches)
+        values.append(F.pad(patches, (0, 0, 0, missing)))
+        positions.append(F.pad(places.flip(-1).flatten(0, 1), (0, 0, 0, missing), value=-1))
+    return torch.stack(values), torch.stack(positions)
+
+
+def pixels_of(image: PreparedImage, size: int, merge: int) -> Tensor:
+    """Return an image whose patches are in the order of blocks as pixels, [1, 3, height, width]."""
+    rows, columns = image.layout.tiles[0]
+    patches = torch.from_numpy(image.pixels).view(rows // merge, columns // merge, merge, merge, 3, size, size)
+    return patches.permute(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, rows * size, columns * size)
 
 
 def tiles_of(image: PreparedImage, size: int) -> Tensor:

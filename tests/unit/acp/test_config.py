@@ -81,7 +81,7 @@ def test_environment_is_used_without_a_file(home):
     environ, _ = home
     plain = load(environ)
     assert plain.endpoints == (
-        Endpoint(name="default", base_url="http://localhost:31313/v1", default_model="helexa/large"),
+        Endpoint(name="default", base_url="http://localhost:31313/v1", default_model="helexa/small"),
     )
     configured = load(
         environ
@@ -94,6 +94,7 @@ def test_environment_is_used_without_a_file(home):
             "HELEXA_ACP_CONTEXT_WINDOW": "2000",
             "HELEXA_ACP_MODE": "plan",
             "HELEXA_ACP_ALLOW_FETCH": "1",
+            "HELEXA_ACP_MAX_ROUNDS": "40",
             "XDG_DATA_HOME": "/data",
         }
     )
@@ -105,9 +106,10 @@ def test_environment_is_used_without_a_file(home):
         True,
         Path("/data/helexa-acp"),
     )
+    assert configured.max_rounds == 40
 
 
-def test_config_path():
+def test_configuration_path_follows_the_environment():
     assert config_path({"HELEXA_ACP_CONFIG_PATH": "/x.toml", "XDG_CONFIG_HOME": "/c"}) == Path("/x.toml")
     assert config_path({"XDG_CONFIG_HOME": "/c", "HOME": "/h"}) == Path("/c/helexa-acp/config.toml")
     assert config_path({"HOME": "/h"}) == Path("/h/.config/helexa-acp/config.toml")
@@ -128,11 +130,12 @@ ONE_ENDPOINT = '[[endpoints]]\nname = "a"\nbase_url = "http://a/v1"\n'
         (ONE_ENDPOINT + "url = 'x'", "unknown key 'endpoints[0].url'; did you mean 'base_url'?"),
         (ONE_ENDPOINT + "model = 'x'", "unknown key 'endpoints[0].model'; did you mean 'default_model'?"),
         (ONE_ENDPOINT + "key = 'x'", "unknown key 'endpoints[0].key'; did you mean 'api_key'?"),
-        (ONE_ENDPOINT + "colour = 'x'", "unknown key 'endpoints[0].colour'; known names: name, base_url, wire_api, "),
+        (ONE_ENDPOINT + "color = 'x'", "unknown key 'endpoints[0].color'; known names: name, base_url, wire_api, "),
         (ONE_ENDPOINT + "wire_api = 'openai'", "did you mean 'openai-chat'?"),
         (ONE_ENDPOINT + "wire_api = 'x'", "known names: auto, openai-chat, openai-responses, anthropic-messages"),
         (ONE_ENDPOINT + "tool_calls = 'no'", "tool_calls"),
-        (ONE_ENDPOINT + "max_tokens = 0", "max_tokens must be positive"),
+        (ONE_ENDPOINT + "max_tokens = 0", "max_tokens is 0; it must be at least 1"),
+        ("max_rounds = 0\n" + ONE_ENDPOINT, "max_rounds is 0; it must be at least 1"),
         (ONE_ENDPOINT + "context_window = 'big'", "context_window"),
         (ONE_ENDPOINT + ONE_ENDPOINT, "two endpoints are called 'a'"),
         ("default_endpoint = 'b'\n" + ONE_ENDPOINT, "default_endpoint: 'b'"),

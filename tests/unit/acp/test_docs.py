@@ -4,10 +4,9 @@ import json
 import re
 from pathlib import Path
 
-from helexa.acp.config import load
+from helexa.acp.config import agent_version, load
+from helexa.acp.protocol.capabilities import MODES, initialize_result
 from helexa.acp.protocol.commands import COMMANDS
-from helexa.acp.protocol.config_options import MODES
-from helexa.acp.protocol.initialize import agent_version, initialize_result
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs/acp.md").read_text()

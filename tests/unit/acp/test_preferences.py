@@ -18,20 +18,21 @@ def test_choices_are_saved_per_folder(tmp_path: Path):
 
 def test_newer_grant_replaces_older_and_grants_are_limited(tmp_path: Path):
     preferences = Preferences(tmp_path)
-    preferences.grant("/w", "bash", "ls *", allowed=False)
-    preferences.grant("/w", "bash", "ls *", allowed=True)
+    preferences.grant("/w", Grant("bash", "ls *", False))
+    preferences.grant("/w", Grant("bash", "ls *", True))
     assert preferences.read("/w").grants == (Grant("bash", "ls *", True),)
 
     grants = tuple(Grant("bash", str(number), True) for number in range(MAX_GRANTS))
     preferences.change("/w", lambda project: msgspec.structs.replace(project, grants=grants))
-    project = preferences.grant("/w", "bash", "new", allowed=True)
+    project = preferences.grant("/w", Grant("bash", "new", True))
     assert len(project.grants) == MAX_GRANTS
     assert project.grants[-1] == Grant("bash", "new", True)
+    assert preferences.revoke("/w", Grant("bash", "new", True)).grants == grants[1:]
 
 
 def test_concurrent_changes_are_all_saved(tmp_path: Path):
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda n: Preferences(tmp_path).grant("/w", "bash", str(n), allowed=True), range(40)))
+        list(threads.map(lambda n: Preferences(tmp_path).grant("/w", Grant("bash", str(n), True)), range(40)))
 
     assert {grant.subject for grant in Preferences(tmp_path).read("/w").grants} == {str(n) for n in range(40)}
 
@@ -43,5 +44,5 @@ def test_damaged_file_and_unwritable_folder_do_not_raise(tmp_path: Path):
     assert preferences.read("/w") == Project("/w")
 
     (tmp_path / "file").write_text("")
-    changed = Preferences(tmp_path / "file").grant("/w", "bash", "x", allowed=True)
+    changed = Preferences(tmp_path / "file").grant("/w", Grant("bash", "x", True))
     assert changed.grants == (Grant("bash", "x", True),)

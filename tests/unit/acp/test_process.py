@@ -35,13 +35,18 @@ def _script() -> ScriptedEndpoint:
 
 
 async def test_stdout_has_only_json_rpc_and_bad_lines_get_errors(tmp_path: Path):
-    async with _script() as endpoint, agent_process(tmp_path, **endpoint_environment(endpoint.url)) as agent:
+    log = tmp_path / "acp.log"
+    environ = {"HELEXA_ACP_LOG_FILE": str(log)}
+    async with _script() as endpoint, agent_process(tmp_path, **endpoint_environment(endpoint.url), **environ) as agent:
         for line in BAD_LINES:
             agent.editor.send(line)
         await _converse(agent, tmp_path)
         errors = [message["error"]["code"] for message in agent.editor.received if "error" in message]
         assert errors == [-32700, -32700, -32700, -32700, -32600]
         assert await agent.close() == 0
+    lines = [line.partition(" INFO ")[2] for line in log.read_text().splitlines()]
+    steps = ("started: version=", "session created: session=", "turn ended: session=", "stopped: ")
+    assert [step for line in lines for step in steps if step in line] == list(steps)
 
 
 async def test_next_sdk_version_works(tmp_path: Path):
@@ -103,9 +108,15 @@ def test_command_line_imports_no_sdk():
         [sys.executable, "-m", "helexa.acp", "--version"], capture_output=True, text=True, check=True
     )
     assert version.stdout.startswith("helexa-acp ")
-    code = "import sys, helexa.acp.protocol.server, helexa.acp.protocol.stdio; print(*sys.modules)"
+    code = "import sys, helexa.acp.protocol.server; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"acp", "pydantic", "openai", "anthropic", "mcp", "httpx2", "aiohttp", "cyclopts"} & set(loaded)
+
+
+def test_wrong_option_is_one_line():
+    run = subprocess.run([*COMMAND, "--nope"], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "helexa-acp: unrecognized arguments: --nope; see helexa-acp --help\n"
 
 
 def test_unknown_log_level_is_an_error():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.acp.history import (
+from helexa.acp.conversation import (
     AssistantMessage,
     Card,
     Cleared,

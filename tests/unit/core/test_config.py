@@ -245,7 +245,7 @@ def test_key_file_has_one_valid_key(tmp_path: Path, content: bytes | None, expec
 
 
 def test_unreadable_key_file_names_the_file_and_the_fix(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be read \(Is a directory\); let the server's user read the file"):
+    with pytest.raises(ConfigError, match=r"cannot be read \(Is a directory\); name a file"):
         read_secret(tmp_path, "api_key_file")
 
 

@@ -54,3 +54,8 @@ def test_source_error_has_kind_and_details() -> None:
     error = errors.SourceError("no such quant", kind="quant_not_found", quant="q9")
     assert (error.kind, error.details) == ("quant_not_found", {"quant": "q9"})
     assert errors.SourceError("x").kind == "repo_fetch_failed"
+
+
+def test_error_of_a_model_file_is_one_printable_line() -> None:
+    assert str(errors.ModelFileError("type 'a\n\x1b[31mb' is\tunknown")) == "type 'a [31mb' is unknown"
+    assert len(str(errors.ModelFileError("x" * 5000))) == 1000

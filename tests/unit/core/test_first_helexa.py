@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.core import catalogue
+from helexa.core import catalog
 from helexa.cortex import config as cortex_config
 from helexa.neuron.config import read_config
 
@@ -70,7 +70,7 @@ def test_nodes_of_cortex_toml_become_openai_servers(caplog: pytest.LogCaptureFix
 
 
 def test_models_toml_is_read() -> None:
-    loaded = catalogue.load(FILES / "models.toml")
+    loaded = catalog.load(FILES / "models.toml")
     (flagship,) = [profile for profile in loaded.models if profile.id == "Qwen/Qwen3.6-27B"]
     assert flagship.harness == "torch"
     assert flagship.sampling is not None

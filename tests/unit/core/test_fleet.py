@@ -37,6 +37,14 @@ def test_number_that_json_cannot_carry_is_rejected(record: type[Record], text: s
         record.model_validate_json(text)
 
 
+@pytest.mark.parametrize("model_id", ["", "a\nb", "a\x1b[2Jb", "a\u202eb", "a" * 1001])
+def test_model_id_that_cannot_be_shown_is_rejected(model_id: str) -> None:
+    with pytest.raises(ValidationError):
+        ModelInfo(id=model_id)
+    with pytest.raises(ValidationError):
+        ModelSpec(model_id=model_id)
+
+
 def test_unknown_fields_of_nested_records_are_ignored() -> None:
     health = Health.model_validate(
         {"activation": {"state": "pre_warming", "mood": 1}, "models": [{"id": "a", "anon_in_flight": 2}]}

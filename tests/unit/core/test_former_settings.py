@@ -7,7 +7,8 @@ import pytest
 from pydantic import Field
 
 from helexa.core.config import Section, load
-from helexa.core.former_settings import FormerSetting
+from helexa.core.errors import ConfigError
+from helexa.core.variables import FormerSetting
 
 
 class Engine(Section):
@@ -59,7 +60,7 @@ def test_current_key_overrides_the_former_key(tmp_path: Path) -> None:
     assert read(tmp_path, "[engine]\nsnapshots = 1\n[engine.cache]\nbudget = 2")[0].engine.snapshots == 1
 
 
-def test_variables_with_former_and_current_names(tmp_path: Path) -> None:
+def test_environment_variable_wins_over_a_former_name_in_the_file(tmp_path: Path) -> None:
     text = "[engine]\nsnapshots = 1\n[engine.cache]\nbudget = 2"
     assert read(tmp_path, text, APP_ENGINE__CACHE__BUDGET="3")[0].engine.snapshots == 3
     both = {"APP_ENGINE__CACHE__BUDGET": "3", "APP_ENGINE__SNAPSHOTS": "4"}
@@ -70,3 +71,8 @@ def test_variables_with_former_and_current_names(tmp_path: Path) -> None:
 def test_unknown_keys_beside_former_keys_are_errors(tmp_path: Path, text: str) -> None:
     with pytest.raises(Exception, match="engine"):
         read(tmp_path, text)
+
+
+def test_variable_of_a_former_key_needs_a_table(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="APP_ENGINE__CACHE__BUDGET: 'engine' is not a table"):
+        read(tmp_path, "engine = 1", APP_ENGINE__CACHE__BUDGET="3")

@@ -49,6 +49,22 @@ def test_fields_are_members_in_json_and_pairs_in_text(caplog: pytest.LogCaptureF
     }
 
 
+def test_line_breaks_of_a_message_are_escaped(caplog: pytest.LogCaptureFixture) -> None:
+    LOG.info("loading model=%s", "a\n2026-01-01 00:00:00 ERROR helexa.cortex: forged\x1b[2J\u202e")
+    text = TextLines().format(record(caplog))
+    assert text.endswith(r"model=a\n2026-01-01 00:00:00 ERROR helexa.cortex: forged\x1b[2J\u202e request=r-1")
+
+
+def test_lines_of_a_traceback_cannot_be_mistaken_for_log_lines() -> None:
+    try:
+        raise ValueError("x\n2026-11-28 03:00:00,000 INFO helexa: forged\x1b[31m")
+    except ValueError:
+        record = LOG.makeRecord(LOG.name, logging.ERROR, "", 0, "failed", (), sys.exc_info())
+    first, *others = TextLines().format(record).split("\n")
+    assert first.endswith("failed request=r-1")
+    assert all(line.startswith("  ") and line.isprintable() for line in others)
+
+
 def test_fields_cannot_replace_reserved_members(caplog: pytest.LogCaptureFixture) -> None:
     tell(LOG, logging.INFO, "refused", level="none", request="other", time="never", message="!")
     line = json.loads(JsonLines().format(record(caplog)))

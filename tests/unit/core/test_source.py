@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from helexa.core.errors import SourceError
-from helexa.core.source import ModelSource
+from helexa.core.source import ModelSource, typed_source
 
 
 @pytest.mark.parametrize(
@@ -81,3 +83,14 @@ def test_error_shortens_an_overlong_id() -> None:
     with pytest.raises(SourceError) as caught:
         ModelSource.parse("x" * 100_000)
     assert len(str(caught.value)) < 400
+
+
+def test_existing_relative_path_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("models/a.gguf", "b.gguf", "org/folder/config.json", "org/quants/x.gguf", "org/dataset/data.csv"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    for text in ("models/a.gguf", "b.gguf", "org/folder", "org/quants"):
+        assert ModelSource.parse(typed_source(text)) == ModelSource("file", f"./{text}")
+    for text in ("org/dataset", "org/name", "org/name:Q4_K_M", "pypi:b.gguf", "./b.gguf", "/b.gguf", "", "a\0b"):
+        assert typed_source(text) == text

@@ -10,7 +10,7 @@ import pytest
 from openai.types import CreateEmbeddingResponse
 
 from helexa.core.errors import ApiError
-from helexa.core.wire.openai_embeddings import EmbeddingsRequest, embeddings, encoded
+from helexa.core.wire.tokens_and_embeddings import EmbeddingsRequest, embeddings, encoded
 
 
 def parse(**fields: Any) -> EmbeddingsRequest:

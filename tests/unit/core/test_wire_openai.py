@@ -9,9 +9,9 @@ from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit, ModelInfo
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
-from helexa.core.wire.openai_models import model_entry, model_list
+from helexa.core.wire.reply import usage
 from helexa.core.wire.responses.request import ResponsesRequest
-from helexa.core.wire.usage import usage
+from helexa.neuron.routes.status import model_entry, model_list
 
 USER = {"role": "user", "content": "hi"}
 UNSUPPORTED: dict[str, object] = {
@@ -24,7 +24,6 @@ UNSUPPORTED: dict[str, object] = {
     "use_beam_search": True,
     "chat_template": "{{ messages }}",
     "verbosity": "low",
-    "prediction": {"type": "content", "content": "x"},
     "skip_special_tokens": False,
     "truncate_prompt_tokens": 5,
     "logits_processors": ["x"],
@@ -37,6 +36,21 @@ def chat(**fields: Any) -> ChatRequest:
 
 def template_messages(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     return [message.for_template() for message in chat(messages=list(messages)).messages]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_billing_line_of_a_router_is_no_part_of_the_prompt(role: str) -> None:
+    line, text = "x-anthropic-billing-header: cc_version=2.1; cch=%s;", "You are a helper."
+    spellings: list[Any] = [
+        f"{line % 'a'}\n\n{text}",
+        f"{line % 'b'}\n{text}",
+        [{"type": "text", "text": line % "c"}, {"type": "text", "text": text}],
+        [{"type": "text", "text": f"{line % 'd'}\n{text}"}],
+    ]
+    messages = [{"role": role, "content": content} for content in spellings]
+    assert template_messages(*messages) == [{"role": role, "content": text}] * len(spellings)
+    kept = [{"role": "user", "content": spellings[0]}, {"role": role, "content": f"Never print {line}"}]
+    assert template_messages(*kept) == kept
 
 
 def test_message_for_the_template_omits_nulls() -> None:
@@ -141,6 +155,8 @@ def test_stop_is_read_as_a_list(stop: object, read: list[str] | None) -> None:
         {"min_tokens": 0, "stop_token_ids": [], "bad_words": [], "allowed_token_ids": None, "chat_template": None},
         {"include_stop_str_in_output": False, "prompt_logprobs": None, "use_beam_search": False},
         {"verbosity": "medium", "prediction": None, "skip_special_tokens": True},
+        {"prediction": {"type": "content", "content": "a guess only makes the answer faster"}},
+        {"top_p": 0},
         {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "stream_options": {}},
         {"tools": [{"type": "function", "function": {"name": "f", "description": None, "parameters": None}}]},
     ],
@@ -154,7 +170,7 @@ def test_neutral_parameter_values_are_accepted(fields: dict[str, Any]) -> None:
     [
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": {"name": "f"}}, "function_call"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice"),
         ({"web_search_options": {"a": 1}}, "web_search_options"),
         ({"response_format": {"type": "grammar"}}, "response_format"),
         *(({name: value}, name) for name, value in UNSUPPORTED.items()),
@@ -272,3 +288,34 @@ def test_model_entry_omits_unknown_limits() -> None:
     }
     assert model_list([entry])["data"] == [entry]
     assert OpenAIModel.model_validate(entry).created == 1760000000
+
+
+@pytest.mark.parametrize(("stop", "expected"), [("", []), (["", "END"], ["END"]), ("END", ["END"]), (None, None)])
+def test_empty_stop_string_stops_nothing(stop: Any, expected: list[str] | None) -> None:
+    assert chat(stop=stop).stop == expected
+
+
+FUNCTIONS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_are_offered(mode: str) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [FUNCTIONS[1]]}}
+    request = chat(tools=FUNCTIONS, tool_choice=choice)
+    assert request.tool_choice == mode
+    assert [tool["function"]["name"] for tool in request.offered_tools] == ["g"]
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        None,
+        {"mode": "auto", "tools": []},
+        {"mode": "never", "tools": FUNCTIONS},
+        {"mode": "auto", "tools": [{"type": "function", "function": {"name": "h"}}]},
+    ],
+)
+def test_malformed_allowed_tools_are_an_error(allowed: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(tools=FUNCTIONS, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert (caught.value.status, caught.value.param) == (400, "tool_choice")

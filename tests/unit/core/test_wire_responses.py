@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.core.wire.responses.request import ResponsesRequest, with_renamed_param
-from helexa.core.wire.responses.tools import chat_choice, chat_tools
+from helexa.core.wire.responses.request import ResponsesRequest, chat_choice, chat_tools, with_renamed_param
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": '{"x":1}', "status": None}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "42"}
@@ -139,6 +138,51 @@ def test_reasoning_without_a_following_item_is_dropped() -> None:
     ] == [{"role": "assistant", "content": "so"}]
 
 
+@pytest.mark.parametrize(
+    ("item", "name", "arguments"),
+    [
+        (
+            {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin"},
+            "apply_patch",
+            {"input": "*** Begin"},
+        ),
+        ({"type": "local_shell_call", "action": {"command": ["ls"]}}, "local_shell", {"command": ["ls"]}),
+        ({"type": "shell_call", "action": {"commands": ["ls"]}}, "shell", {"commands": ["ls"]}),
+        ({"type": "apply_patch_call", "operation": {"path": "a"}}, "apply_patch", {"path": "a"}),
+    ],
+)
+def test_call_of_another_tool_and_its_output_are_shown_to_the_model(
+    item: dict[str, Any], name: str, arguments: dict[str, Any]
+) -> None:
+    output = {"type": f"{item['type']}_output", "call_id": "c1", "output": "done"}
+    call, result, _ = messages_of({**item, "call_id": "c1"}, output, message_item("Go on", "user"))
+    assert call["tool_calls"] == [{"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}]
+    assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", "c1", "done")
+
+
+@pytest.mark.parametrize("outcome", [{"output": "3 files"}, {"error": "3 files"}])
+def test_call_of_an_mcp_server_contains_its_output(outcome: dict[str, str]) -> None:
+    item = {"type": "mcp_call", "id": "mcp_1", "name": "list", "server_label": "s", "arguments": '{"a": 1}', **outcome}
+    call, result = messages_of(item)
+    assert call["tool_calls"][0]["function"] == {"name": "list", "arguments": '{"a": 1}'}
+    assert (result["tool_call_id"], result["content"]) == ("mcp_1", "3 files")
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {"type": "tool_search_call", "call_id": "c1", "arguments": {}},
+        {"type": "tool_search_output", "call_id": "c1", "tools": []},
+        {"type": "mcp_list_tools", "id": "mcpl_1", "tools": []},
+        {"type": "image_generation_call", "id": "ig_1", "result": "AAAA"},
+    ],
+)
+def test_item_without_content_for_a_model_is_dropped(item: dict[str, Any]) -> None:
+    user, answer = message_item("Hi", "user"), message_item("Hello")
+    assert messages_of(user, item, answer) == messages_of(user, answer)
+
+
 def test_system_texts_are_merged_into_the_first_message() -> None:
     late = {"role": "system", "content": [{"type": "input_text", "text": "c"}, {"type": "input_text", "text": "d"}]}
     items = [{"role": "developer", "content": "b"}, message_item("go", "user"), late]
@@ -247,7 +291,7 @@ def test_neutral_parameter_values_are_accepted(fields: dict[str, Any]) -> None:
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "custom"}]}]}, "tools"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0"),
-        ({"input": [{"type": "computer_call"}]}, "input.0"),
+        ({"input": [{"type": "never_heard_of"}]}, "input.0"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input.0.content.0"),
     ],
 )
@@ -318,7 +362,7 @@ def test_chat_parameter_names_are_mapped_in_errors(chat_param: str | None, respo
     assert (error.retry_after, error.extras) == (3, {"max": 5})
 
 
-def test_errors_of_the_chat_request_are_raised() -> None:
+def test_error_of_the_converted_chat_request_names_the_responses_field() -> None:
     error = error_of(response_format={"type": "xml"})
     assert error.param == "text.format"
 

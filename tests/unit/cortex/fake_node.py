@@ -52,7 +52,10 @@ class FakeNode:
         speak: handler of inference requests.
         polled_paths: paths of the gateway's polls.
         authorizations: Authorization header of each poll and load.
+        key: API key that requests must have, or None.
         usages: token counts by usage id.
+        can_sleep: whether the node puts models to sleep; older nodes do not.
+        keeps: bodies of the requests that change the idle time of a model.
         speaking: number of inference requests in progress.
     """
 
@@ -62,6 +65,7 @@ class FakeNode:
     health: dict[str, Any] = field(default_factory=dict)
     models: list[dict[str, Any]] = field(default_factory=list)
     endpoint: str | None = None
+    key: str | None = None
     down: bool = False
     speak: "Speak | None" = None
     load_error: tuple[int, Any] | None = None
@@ -69,14 +73,21 @@ class FakeNode:
     may_answer_polls: asyncio.Event = field(default_factory=asyncio.Event)
     loads: list[dict[str, Any]] = field(default_factory=list)
     unloads: list[str] = field(default_factory=list)
+    cleared: list[str] = field(default_factory=list)
     unload_error: tuple[int, Any] | None = None
     sizes_mb: dict[str, int] = field(default_factory=dict)
+    local: list[dict[str, Any]] = field(default_factory=list)
+    pulls: list[dict[str, Any]] = field(default_factory=list)
+    estimated: list[str] = field(default_factory=list)
     vram_total_mb: int = 0
+    limit_mb: int = 0
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     polled_paths: list[str] = field(default_factory=list)
     authorizations: list[str | None] = field(default_factory=list)
     usages: dict[str, dict[str, int]] = field(default_factory=dict)
+    keeps: list[dict[str, Any]] = field(default_factory=list)
+    can_sleep: bool = True
     speaking: int = 0
     spoke: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
@@ -89,25 +100,57 @@ class FakeNode:
         self.models += [{"id": model, "harness": "torch", "status": "loaded", "devices": [], **fields} for model in ids]
         return self
 
+    def stores(self, *ids: str, **fields: Any) -> "FakeNode":
+        """Add models to the node's disk."""
+        self.local += [{"id": model, "source": f"huggingface:{model}", **fields} for model in ids]
+        self.health["local_revision"] = f"r{len(self.local)}"
+        return self
+
     def with_accelerator(self, vram_total_mb: int, sizes_mb: dict[str, int]) -> "FakeNode":
         """Give the node one device, on which each loaded model occupies its size in `sizes_mb`."""
         self.vram_total_mb, self.sizes_mb = vram_total_mb, sizes_mb
         self.discovery["devices"] = [{"index": 0, "name": "GPU", "vram_total_mb": vram_total_mb}]
         return self
 
+    def with_memory_limit(self, limit_mb: int, sizes_mb: dict[str, int]) -> "FakeNode":
+        """Run the node's models on the CPU, where they may use `limit_mb` together. Each model uses its size."""
+        self.limit_mb, self.sizes_mb = limit_mb, sizes_mb
+        self.discovery |= {"memory_limit_mb": limit_mb, "memory_total_mb": 64000}
+        return self
+
     def free_mb(self) -> int:
-        return self.vram_total_mb - sum(self.sizes_mb.get(model["id"], 0) for model in self.models)
+        return (self.limit_mb or self.vram_total_mb) - sum(
+            self.sizes_mb.get(model["id"], 0) for model in self.models if model["status"] not in ("loading", "sleeping")
+        )
+
+    def sleeps(self, id: str) -> None:
+        """Put a loaded model to sleep. A load request wakes it."""
+        self.models = [model | ({"status": "sleeping"} if model["id"] == id else {}) for model in self.models]
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Speak) -> web.StreamResponse:
+        if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": {"message": "no key"}}, status=401)
+        return await handler(request)  # type: ignore[call-arg,arg-type]
 
     @asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator["FakeNode"]:
-        app = web.Application(client_max_size=1 << 30)
+        app = web.Application(client_max_size=1 << 30, middlewares=[self._guard])
         app.router.add_get("/discovery", self._discovery)
         app.router.add_get("/health", self._health)
         app.router.add_get("/models", self._models)
+        app.router.add_get("/models/local", self._local_models)
+        app.router.add_post("/models/estimate", self._estimate)
+        app.router.add_post("/models/pull", self._pull)
+        app.router.add_post("/models/pull/cancel", self._cancel_pull)
+        app.router.add_get("/models/pulls", self._list_pulls)
         app.router.add_get("/v1/models", self._list)
         app.router.add_get("/models/{id}/endpoint", self._endpoint)
         app.router.add_post("/models/load", self._load)
         app.router.add_post("/models/unload", self._unload)
+        app.router.add_post("/models/keep", self._keep)
+        app.router.add_post("/models/sleep", self._sleep)
+        app.router.add_delete("/models/{id}/prefix-cache", self._clear_prefix_cache)
         app.router.add_post("/v1/chat/completions", self._speak)
         for path in ("/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/images/generations"):
             app.router.add_post(path, self._speak)
@@ -137,6 +180,8 @@ class FakeNode:
         return await self._poll(request, self.discovery)
 
     async def _health(self, request: web.Request) -> web.Response:
+        if self.limit_mb:
+            return await self._poll(request, {"grantable_mb": self.free_mb()} | self.health)
         if not self.vram_total_mb:
             return await self._poll(request, self.health)
         free = self.free_mb()
@@ -145,6 +190,29 @@ class FakeNode:
 
     async def _models(self, request: web.Request) -> web.Response:
         return await self._poll(request, list(self.models))
+
+    async def _local_models(self, request: web.Request) -> web.Response:
+        report = {"revision": self.health.get("local_revision", ""), "models": self.local, "downloads": True}
+        return await self._poll(request, report)
+
+    async def _estimate(self, request: web.Request) -> web.Response:
+        self.estimated.append((await request.json())["model_id"])
+        return web.json_response({"memory_mb": self.sizes_mb.get(self.estimated[-1])})
+
+    async def _pull(self, request: web.Request) -> web.Response:
+        self.pulls.append({"model": (await request.json())["model"], "status": "running", "stage": "download"})
+        return web.json_response(self.pulls[-1], status=202)
+
+    async def _cancel_pull(self, request: web.Request) -> web.Response:
+        model = (await request.json())["model"]
+        for pull in self.pulls:
+            if pull["model"] == model and pull["status"] == "running":
+                pull["status"] = "canceled"
+                return web.json_response(pull)
+        return web.json_response({"error": {"message": f"model '{model}' is not being downloaded"}}, status=404)
+
+    async def _list_pulls(self, request: web.Request) -> web.Response:
+        return web.json_response({"pulls": self.pulls})
 
     async def _list(self, request: web.Request) -> web.Response:
         """List the models as a third-party backend does."""
@@ -160,11 +228,22 @@ class FakeNode:
         self.authorizations.append(request.headers.get("authorization"))
         spec = await request.json()
         self.loads.append(spec)
+        if self.limit_mb:
+            loading = {"id": spec["model_id"], "status": "loading"}
+            self.models.append(loading)
+            await self.may_load.wait()
+            self.models.remove(loading)
         await self.may_load.wait()
         if self.load_error is not None:
             status, body = self.load_error
             return web.json_response(body, status=status)
-        self.holds(spec["model_id"])
+        needed_mb = self.sizes_mb.get(spec["model_id"], 0)
+        if self.limit_mb and needed_mb > self.free_mb():
+            reason = {"kind": "does_not_fit", "message": "the model does not fit", "required_mb": needed_mb}
+            reason |= {"free_mb": self.free_mb()}
+            return web.json_response({"error": reason | {"permanent": needed_mb > self.limit_mb}}, status=422)
+        self.models = [model for model in self.models if model["id"] != spec["model_id"]]  # it slept
+        self.holds(spec["model_id"], **({"granted_mb": needed_mb} if self.limit_mb else {}))
         return web.json_response({"status": "loaded"})
 
     async def _unload(self, request: web.Request) -> web.Response:
@@ -175,6 +254,23 @@ class FakeNode:
             return web.json_response(body, status=status)
         self.models = [entry for entry in self.models if entry["id"] != model]
         return web.json_response({"status": "unloaded"})
+
+    async def _clear_prefix_cache(self, request: web.Request) -> web.Response:
+        model = request.match_info["id"]
+        if model not in {entry["id"] for entry in self.models}:
+            return web.json_response({"error": f"model '{model}' not found"}, status=404)
+        self.cleared.append(model)
+        return web.json_response({"status": "cleared", "deleted_bytes": 1000})
+
+    async def _sleep(self, request: web.Request) -> web.Response:
+        if not self.can_sleep:
+            return web.Response(status=404)
+        self.sleeps((await request.json())["model_id"])
+        return web.json_response({"status": "sleeping"})
+
+    async def _keep(self, request: web.Request) -> web.Response:
+        self.keeps.append(await request.json())
+        return web.json_response({})
 
     async def _usage(self, request: web.Request) -> web.Response:
         """Return the token counts of an interrupted request by its usage id."""
@@ -261,7 +357,6 @@ async def die_late_within_json(node: FakeNode, request: web.Request) -> web.Stre
     await response.prepare(request)
     for _ in range(20):
         await response.write(bytes(100_000))
-        await asyncio.sleep(0.001)
     assert request.transport is not None
     request.transport.close()
     return response

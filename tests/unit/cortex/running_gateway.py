@@ -10,16 +10,19 @@ from typing import Any
 
 import aiohttp
 
+from cortex.documented_replies import check_reply
 from cortex.fake_node import FakeNode
 from helexa.core.address import Address
-from helexa.core.catalogue import Catalogue
-from helexa.core.catalogue import load as load_catalogue
+from helexa.core.catalog import Catalog
+from helexa.core.catalog import load as load_catalog
 from helexa.cortex import gateway
 from helexa.cortex.app import create_app
 from helexa.cortex.config import CortexConfig, load
+from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.observability.metrics import Metrics, create_metrics_app
-from helexa.http.connections.connection_limits import ConnectionLimits
+from helexa.cortex.upstream.client import Upstream
+from helexa.http.acceptor import ConnectionLimits
 from helexa.http.listener import Listener, bind
 
 JSON_HEADERS = {"content-type": "application/json"}
@@ -36,7 +39,10 @@ class Cortex:
 
     async def get(self, path: str) -> Any:
         async with self.client.get(self.url + path) as response:
-            return await response.json()
+            reply = await response.json()
+        if response.status == 200 and "anthropic-version" not in response.request_info.headers:
+            check_reply(path, reply)
+        return reply
 
     async def ask(self, model: str = "Org/M", **fields: Any) -> tuple[int, Any]:
         body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **fields}
@@ -62,6 +68,16 @@ async def eventually(condition: Callable[[], Any]) -> None:
 
 
 @asynccontextmanager
+async def open_client() -> AsyncIterator[NodeClient]:
+    upstream = Upstream()
+    try:
+        yield NodeClient(upstream)
+    finally:
+        upstream.close()
+        await asyncio.sleep(0)  # the event loop closes the connections
+
+
+@asynccontextmanager
 async def listening(listener: Listener) -> AsyncIterator[str]:
     bound = bind(Address("127.0.0.1", 0))
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -82,7 +98,7 @@ async def running_cortex(
     settings: dict[str, Any] | None = None,
     path: Path | None = None,
     limits: ConnectionLimits | None = None,
-    **catalogue: Any,
+    **catalog: Any,
 ) -> AsyncIterator[Cortex]:
     """Run a gateway in front of `nodes`.
 
@@ -90,7 +106,7 @@ async def running_cortex(
         settings: further sections of the configuration.
         path: a configuration file that replaces all other settings.
         limits: connection limits of the API's listener.
-        catalogue: contents of the model catalogue.
+        catalog: contents of the model catalog.
     """
     metrics = Metrics()
     with TemporaryDirectory() as folder:
@@ -102,7 +118,7 @@ async def running_cortex(
         for name, section in (settings or {}).items():
             sections[name] = {**sections.get(name, {}), **section} if isinstance(section, dict) else section
         config = load(path) if path else CortexConfig.model_validate(sections)
-        models = load_catalogue(config.models_config) if path else Catalogue.model_validate(catalogue)
+        models = load_catalog(config.models_config) if path else Catalog.model_validate(catalog)
         async with (
             gateway.running(config, models, metrics, path) as running,
             listening(api := Listener(create_app(running), limits=limits, bodies=running.bodies)) as url,

@@ -37,7 +37,7 @@ async def is_ok(client: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-async def test_serve_and_status(config: Path) -> None:
+async def test_served_model_is_in_status(config: Path) -> None:
     async with serving(config) as (process, url, metrics_url), aiohttp.ClientSession(headers=JSON_HEADERS) as client:
         await eventually(lambda: is_ok(client, url))
         async with client.post(f"{url}/v1/chat/completions", json={"model": "small"}) as response:
@@ -98,7 +98,8 @@ async def test_admin_commands_and_keys_on_a_running_gateway(config: Path) -> Non
         assert (code, out, err) == (
             1,
             "",
-            f"cortex: {url}/api/nodes/n1/cordon: this path requires an admin's API key; the request has a user's key\n",
+            f"cortex: {url}/api/nodes/n1/cordon: this path requires an admin's API key; the request has a user's key; "
+            "create one with `cortex keys create --admin`\n",
         )
         code, out, _ = await run("keys", "revoke", user["key_id"], "-c", str(config))
         assert code == 0

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.cortex.requests.request import ClientRequest, parse_request
+from helexa.cortex.forwarding.request import ClientRequest, parse_request
 
 PATH = "/v1/chat/completions"
 NAMES = st.text(min_size=1, max_size=20) | st.sampled_from(

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from helexa.core import catalogue
+from helexa.core import catalog
 from helexa.core.address import Address
 from helexa.core.errors import ConfigError
 from helexa.core.fleet import Discovery
 from helexa.cortex.config import load
-from helexa.cortex.lifecycle.hardware_fit import misfit
+from helexa.cortex.lifecycle.memory import misfit
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -25,7 +25,7 @@ def write(path: Path, text: str) -> Path:
 def test_example_files_are_valid() -> None:
     config = load(DOCS / "cortex.example.toml")
     assert [neuron.name for neuron in config.neurons] == ["beast", "attic"]
-    models = catalogue.load(DOCS / "models.example.toml")
+    models = catalog.load(DOCS / "models.example.toml")
     large = models.profile(models.resolve("tier/large"))
     assert large is not None and large.id == "Qwen/Qwen3-32B"
     sockets = Discovery(hostname="beast", os="Linux", max_tensor_parallel=2)
@@ -33,7 +33,7 @@ def test_example_files_are_valid() -> None:
     assert misfit(large, sockets.model_copy(update={"max_tensor_parallel": 1})) is not None
 
 
-def test_defaults() -> None:
+def test_missing_file_gives_the_documented_defaults() -> None:
     config = load(None)
     assert config.gateway.listen == Address("127.0.0.1", 31313)
     assert config.gateway.metrics_listen == Address("127.0.0.1", 31314)
@@ -80,9 +80,7 @@ def test_environment_variables_override_the_file(tmp_path: Path, monkeypatch: py
     assert str(config.gateway.listen) == "[::1]:2"
 
 
-def test_relative_catalogue_path_is_relative_to_the_config_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_catalog_path_is_relative_to_the_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "cortex.toml", 'models_config = "models.toml"\n')
     monkeypatch.chdir("/")
     assert load(path).models_config == tmp_path / "models.toml"
@@ -158,7 +156,7 @@ cost.cache_write = 0.0
 
 
 def test_profile_with_every_field_is_read(tmp_path: Path) -> None:
-    models = catalogue.load(write(tmp_path / "models.toml", FULL))
+    models = catalog.load(write(tmp_path / "models.toml", FULL))
     profile = models.profile("Org/Name")
     assert profile is not None
     assert (profile.harness, profile.full_source(), profile.residency_priority) == ("torch", "helexa:Org/Name", 300)
@@ -183,7 +181,7 @@ def test_profile_with_every_field_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_missing_profile_fields_are_derived(profile: dict[str, Any], source: str | None, residency: int) -> None:
-    read = catalogue.Profile.model_validate(profile)
+    read = catalog.Profile.model_validate(profile)
     assert (read.full_source(), read.residency_priority) == (source, residency)
 
 
@@ -201,31 +199,31 @@ def test_missing_profile_fields_are_derived(profile: dict[str, Any], source: str
         ("nonsense", "models.toml"),
     ],
 )
-def test_catalogue_errors_name_the_key(tmp_path: Path, text: str, message: str) -> None:
+def test_catalog_errors_name_the_key(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        catalogue.load(write(tmp_path / "models.toml", text))
+        catalog.load(write(tmp_path / "models.toml", text))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_missing_catalogue_is_empty_and_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    models = catalogue.load(tmp_path / "models.toml")
+def test_missing_catalog_is_empty_and_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    models = catalog.load(tmp_path / "models.toml")
     assert models.models == []
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert str(tmp_path / "models.toml") in record.message
 
 
-def test_unreadable_catalogue_is_an_error(tmp_path: Path) -> None:
+def test_unreadable_catalog_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        catalogue.load(tmp_path)
+        catalog.load(tmp_path)
 
 
-def test_catalogue_without_permission_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catalog_without_permission_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "open", denied)  # tests may run as root, which ignores file permissions
     monkeypatch.setattr(Path, "stat", denied)
     with pytest.raises(ConfigError, match="Permission denied"):
-        catalogue.load(tmp_path / "models.toml")
+        catalog.load(tmp_path / "models.toml")

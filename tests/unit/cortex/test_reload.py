@@ -1,5 +1,6 @@
-"""Reload of configuration and catalogue by a running gateway."""
+"""Reload of configuration and catalog by a running gateway."""
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import eventually, running_cortex
-from helexa.core import catalogue as catalogues
-from helexa.core.catalogue import Catalogue
+from helexa.core import catalog as catalogs
+from helexa.core.catalog import Catalog
 from helexa.core.errors import ConfigError
 from helexa.cortex import config as configs
 from helexa.cortex import reload
@@ -26,14 +27,14 @@ class Files:
         self.config, self.models = folder / "cortex.toml", folder / "models.toml"
         self.config.write_text('models_config = "models.toml"\n')
         self.models.write_text(MODEL)
-        self.applied: list[tuple[CortexConfig, Catalogue]] = []
+        self.applied: list[tuple[CortexConfig, Catalog]] = []
         config = configs.load(self.config)
-        self.reloader = Reloader(self.config, config, catalogues.load(config.models_config), self._apply)
+        self.reloader = Reloader(self.config, config, catalogs.load(config.models_config), self._apply)
 
-    def _apply(self, config: CortexConfig, catalogue: Catalogue) -> None:
+    def _apply(self, config: CortexConfig, catalog: Catalog) -> None:
         if config.gateway.insecure:
             raise ConfigError("contradictory settings")
-        self.applied.append((config, catalogue))
+        self.applied.append((config, catalog))
 
 
 @pytest.fixture
@@ -47,8 +48,8 @@ async def test_changes_are_applied_and_logged(files: Files, caplog: pytest.LogCa
     files.config.write_text(files.config.read_text() + 'endpoint = "http://n:1"\nbearer = "hush"\n')
     caplog.set_level(logging.INFO)
     await files.reloader.reload()
-    config, catalogue = files.applied[0]
-    assert (config.neurons[0].name, catalogue.resolve("small")) == ("n", "Org/A")
+    config, catalog = files.applied[0]
+    assert (config.neurons[0].name, catalog.resolve("small")) == ("n", "Org/A")
     messages = [record.getMessage() for record in caplog.records if record.name == "helexa.cortex.reload"]
     assert "reloaded: models[Org/A].quant: None became 'q4k'" in messages
     assert "reloaded: aliases.small: 'Org/A' is new" in messages
@@ -81,7 +82,7 @@ async def test_invalid_files_change_nothing(
     assert len(files.applied) == 1
 
 
-async def test_missing_catalogue_keeps_the_previous_one(files: Files) -> None:
+async def test_missing_catalog_keeps_the_previous_one(files: Files) -> None:
     files.models.unlink()
     await files.reloader.reload()
     assert files.applied == []
@@ -111,6 +112,81 @@ async def test_cut_off_file_opens_nothing_and_drops_no_node(
     for config, _ in files.applied:
         assert config.entitlements.require_auth and config.neurons
     assert error in caplog.text
+
+
+LIMITS = {
+    "models": '["Org/A"]',
+    "hard_cap": "1000",
+    "requests_per_minute": "10",
+    "tokens_per_minute": "100",
+    "concurrency": "2",
+    "key_id": '"a1"',
+}
+OIDC = """[console.oidc]
+issuer = "https://id.example.com"
+client_id = "helexa"
+public_url = "https://llm.example.com"
+users = ["*"]
+account_claim = "sub"
+hard_cap = 5000
+concurrency = 3
+"""
+
+
+async def test_cut_off_file_lifts_no_limit_of_a_key(files: Files) -> None:
+    text = files.config.read_text() + NODE + KEYS + "".join(f"{name} = {value}\n" for name, value in LIMITS.items())
+    text += '[[entitlements.keys]]\nkey = "k2"\naccount_id = "b"\nhard_cap = 1000\n'
+    for size in (len(text), *range(len(text))):
+        files.config.write_text(text[:size])
+        await files.reloader.reload()
+    assert len(files.applied) > 2
+    for key in [key for config, _ in files.applied for key in config.entitlements.keys]:
+        assert key.hard_cap is not None and 1 <= key.hard_cap <= 1000
+        if key.account_id == "a":
+            assert (key.models, key.key_id) == (["Org/A"], "a1")
+            assert all(1 <= getattr(key, name) <= int(value) for name, value in LIMITS.items() if value.isdecimal())
+
+
+async def test_cut_off_file_lifts_no_limit_of_signed_in_users(files: Files) -> None:
+    text = files.config.read_text() + NODE + KEYS + OIDC
+    for size in (len(text), *range(text.index("issuer"), len(text))):
+        files.config.write_text(text[:size])
+        await files.reloader.reload()
+    assert files.applied[0][0].console.oidc is not None
+    for oidc in filter(None, (config.console.oidc for config, _ in files.applied)):
+        assert oidc.account_claim == "sub"
+        assert 1 <= (oidc.hard_cap or 0) <= 5000 and 1 <= (oidc.concurrency or 0) <= 3
+
+
+@pytest.mark.parametrize("limit", [name for name in LIMITS if name != "key_id"])
+async def test_limit_of_a_key_is_lifted_by_the_word_unlimited(
+    files: Files, caplog: pytest.LogCaptureFixture, limit: str
+) -> None:
+    start = files.config.read_text() + NODE + KEYS
+    for text in (f"{limit} = {LIMITS[limit]}\n", "", f'{limit} = "unlimited"\n', ""):
+        files.config.write_text(start + text)
+        await files.reloader.reload()
+    values = [getattr(config.entitlements.keys[0], limit) for config, _ in files.applied]
+    assert values[1:] == [None, None] and values[0] is not None
+    assert f"the key of 'a' lacks {limit}, which it had; to remove it, write {limit} = \"unlimited\"" in caplog.text
+
+
+async def test_new_key_at_the_end_of_an_incomplete_line_is_rejected(files: Files) -> None:
+    start = files.config.read_text() + NODE + KEYS
+    new = '[[entitlements.keys]]\nkey = "k2"\naccount_id = "b"'
+    for text in ("", new, new + "\n"):
+        files.config.write_text(start + text)
+        await files.reloader.reload()
+    assert [len(config.entitlements.keys) for config, _ in files.applied] == [1, 2]
+
+
+async def test_signal_reloads_files_that_have_not_changed(files: Files, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    run = asyncio.create_task(files.reloader.run())
+    files.reloader.request()
+    await eventually(lambda: files.applied)
+    run.cancel()
+    assert "reloaded: nothing has changed" in caplog.text
 
 
 async def test_explicit_words_open_a_gateway_and_remove_its_nodes(files: Files) -> None:

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from cortex import fake_node
+from cortex.budgets.test_response_meter import COMPLETED, CREATED, TEXT, USAGE, event, response
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, eventually, running_cortex
-from cortex.test_response_meter import COMPLETED, CREATED, TEXT, USAGE, event, response
 
 HEADERS = {"authorization": "Bearer capped"}
 KEYS = [{"key": name, "account_id": "acme", "key_id": name, "hard_cap": 3000} for name in ("capped", "other")]
@@ -21,7 +21,7 @@ REQUEST: dict[str, Any] = {"model": "Org/M", "input": "Hi", "max_output_tokens":
 BROKEN = {
     "type": "error",
     "code": "upstream_connection_error",
-    "message": "the node's response ended before it was complete",
+    "message": "the node's response ended before it was complete; try again",
     "param": None,
 }
 

@@ -1,6 +1,8 @@
 """Model list, health, node list, metrics and error responses of the HTTP API."""
 
+import gzip
 import json
+import logging
 from io import BytesIO
 from typing import Any
 
@@ -9,11 +11,11 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import JSON_HEADERS, Cortex, eventually, running_cortex
-from helexa.core.catalogue import Catalogue
+from helexa.core.catalog import Catalog
 from helexa.core.fleet import Discovery, Health, ModelInfo
-from helexa.cortex.api.model_list import model_list
+from helexa.cortex.api.listings import model_list
 from helexa.cortex.fleet.fleet import FleetView, Node
-from helexa.cortex.routes.health import fleet_health
+from helexa.cortex.routes.reports import fleet_health
 
 CPU = Discovery(hostname="h", os="Linux")
 
@@ -23,8 +25,8 @@ def node(name: str, *models: dict[str, Any], healthy: bool = True, **fields: Any
     return Node(name, f"http://{name}", healthy=healthy, models=by_id, discovery=CPU, **fields)
 
 
-def listed(*nodes: Node, **catalogue: Any) -> dict[str, Any]:
-    entries = model_list(FleetView(nodes), Catalogue.model_validate(catalogue), 1760000000)
+def listed(*nodes: Node, **catalog: Any) -> dict[str, Any]:
+    entries = model_list(FleetView(nodes), Catalog.model_validate(catalog), 1760000000)
     return {entry["id"]: entry for entry in entries}
 
 
@@ -58,7 +60,7 @@ def test_model_entry_has_the_documented_shape() -> None:
     }
 
 
-def test_catalogue_limits_apply_until_a_node_reports_its_own() -> None:
+def test_catalog_limits_apply_until_a_node_reports_its_own() -> None:
     profile = {"id": "M", "limit": {"context": 9, "output": 4}}
     assert listed(node("n1"), models=[profile])["M"]["max_model_len"] == 9
     assert listed(node("n1", {"id": "M", "limit": {"context": 5}}), models=[profile])["M"]["limit"] == {"context": 5}
@@ -94,7 +96,7 @@ def test_activating_models_are_listed_as_loading() -> None:
 def test_alias_copies_its_model_and_dangling_alias_is_omitted() -> None:
     entries = listed(node("n1", {"id": "M"}), aliases={"m": "M", "hop": "m", "lost": "Nobody"})
     assert set(entries) == {"M", "m"}
-    assert entries["m"] == entries["M"] | {"id": "m"}
+    assert entries["m"] == entries["M"] | {"id": "m", "alias_of": "M"}
 
 
 def test_health_is_degraded_impaired_or_ok() -> None:
@@ -181,6 +183,33 @@ async def test_content_length_above_the_limit_is_413(cortex: Cortex, node: FakeN
     assert node.bodies == []
 
 
+@pytest.mark.parametrize(("path", "status"), [("/v1/chat/completions", 200), ("/v1/messages", 200)])
+async def test_compressed_body_is_forwarded_decompressed(
+    cortex: Cortex, node: FakeNode, path: str, status: int
+) -> None:
+    fields = {"model": "Org/M", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+    body, headers = gzip.compress(json.dumps(fields).encode()), {**JSON_HEADERS, "content-encoding": "gzip"}
+    async with cortex.client.post(cortex.url + path, data=body, headers=headers) as response:
+        assert response.status == status
+    [received] = node.bodies
+    assert json.loads(received)["messages"] == fields["messages"]
+
+
+async def test_compressed_body_above_the_limit_is_413(cortex: Cortex) -> None:
+    body, headers = gzip.compress(bytes(3 << 20)), {**JSON_HEADERS, "content-encoding": "gzip"}
+    assert len(body) < 100_000
+    async with cortex.client.post(f"{cortex.url}/v1/chat/completions", data=body, headers=headers) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_unknown_content_encoding_is_415_with_the_known_ones(cortex: Cortex) -> None:
+    headers = {**JSON_HEADERS, "content-encoding": "br"}
+    for path in ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"):
+        async with cortex.client.post(cortex.url + path, data=b"x", headers=headers) as response:
+            assert response.status == 415
+            assert response.headers["accept-encoding"].startswith("gzip, deflate")
+
+
 async def test_chunked_body_above_the_limit_is_413(cortex: Cortex) -> None:
     async def chunks() -> Any:
         for _ in range(33):
@@ -201,7 +230,7 @@ async def test_body_at_the_size_limit_is_forwarded(cortex: Cortex, node: FakeNod
     ("method", "path", "status", "code"),
     [
         ("GET", "/v1/nothing", 404, "unknown_path"),
-        ("POST", "/v1/chat/completions/", 404, "unknown_path"),
+        ("POST", "/v1/chat/nothing", 404, "unknown_path"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
     ],
@@ -250,3 +279,12 @@ async def test_responses_on_one_connection_do_not_mix(cortex: Cortex) -> None:
                 assert (await response.json())["object"] == "chat.completion"
             async with client.post(f"{cortex.url}/v1/chat/completions", data=b"{") as response:
                 assert response.status == 400
+
+
+async def test_log_of_a_404_names_the_requested_model(cortex: Cortex, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert (await cortex.ask("no/such model\n" + "x" * 1000))[0] == 404
+    await eventually(lambda: "code=model_not_found" in caplog.text)
+    [line] = [record.getMessage() for record in caplog.records if record.name == "helexa.cortex.requests"]
+    assert "model=unknown requested='no/such model\\nxxx" in line
+    assert len(line) < 600

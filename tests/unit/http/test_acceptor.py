@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from descriptors import no_descriptors
-from helexa.http.connections import acceptor
-from helexa.http.connections.connection_limits import ConnectionLimits
+from helexa.http import keep_alive
+from helexa.http.acceptor import ConnectionLimits
 from http_listener import GET, eventually, final_response, hello, listening
 
 TWO = ConnectionLimits(total=2, per_address=2, rejected=2)
@@ -66,7 +66,7 @@ async def test_closed_connection_admits_another() -> None:
 
 
 async def test_idle_connection_is_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor, "IDLE_SECS", 0.0)
+    monkeypatch.setattr(keep_alive, "EVICTABLE_SECS", 0.0)
     async with listening(hello, limits=TWO, keep_alive_secs=1000) as (_, connect):
         silent, used = await connect(), await connect()
         used[1].write(GET % b"a")
@@ -77,8 +77,29 @@ async def test_idle_connection_is_closed_to_make_room(monkeypatch: pytest.Monkey
         assert await silent[0].read() == b""  # the longest idle connection
 
 
+async def test_request_that_the_server_has_not_read_in_time_is_answered() -> None:
+    """On a busy machine, a deadline may be over before the event loop reads a request that arrived in time."""
+    application = HeldApplication()
+    async with listening(application, limits=TWO, keep_alive_secs=1000) as (listener, connect):
+        connections = listener._service.connections
+        busy = [await connect() for _ in range(2)]
+        await eventually(lambda: len(connections) == 2)
+        served = set(connections)
+        rejected = await connect()
+        await eventually(lambda: len(connections) == 3)
+        (late,) = connections - served
+        rejected[1].write(GET % b"a")  # is in the kernel now
+        assert late._timer._callback is not None
+        late._timer._callback()
+        assert (await rejected[0].read()).startswith(b"HTTP/1.1 503 ")
+        busy[0][1].write(GET % b"b")
+        assert sum(connection.evict() for connection in served) == 1  # the other one has a request
+        application.released.set()
+        assert (await busy[0][0].readuntil(END)).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_busy_connection_is_not_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor, "IDLE_SECS", 0.0)
+    monkeypatch.setattr(keep_alive, "EVICTABLE_SECS", 0.0)
     application = HeldApplication()
     async with listening(application, limits=TWO) as (_, connect):
         busy = [await connect() for _ in range(2)]
@@ -117,9 +138,7 @@ async def test_connections_wait_while_no_descriptor_is_left(caplog: pytest.LogCa
                 await eventually(lambda: "Too many open files" in caplog.text)
             await loop.sock_sendall(client, GET % b"a")
             assert (await loop.sock_recv(client, 100)).startswith(b"HTTP/1.1 200 ")
-    assert [record.name for record in caplog.records if record.levelname != "INFO"] == [
-        "helexa.http.connections.acceptor"
-    ]
+    assert [record.name for record in caplog.records if record.levelname != "INFO"] == ["helexa.http.acceptor"]
 
 
 def test_limits_leave_descriptors_for_other_purposes() -> None:

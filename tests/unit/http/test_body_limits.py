@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ApiError
-from helexa.http.body_budget import BodyBudget
-from helexa.http.connections import request_cycle
-from helexa.http.connections.request_cycle import BODY_SECS, MAX_EXTRA_BODY_SECS, body_secs
+from helexa.http import request_cycle
+from helexa.http.request_cycle import BODY_SECS, MAX_EXTRA_BODY_SECS, body_secs
+from helexa.http.server_state import BodyBudget
 from http_listener import Streams, body, eventually, listening, start
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"

@@ -7,9 +7,9 @@ import orjson
 import pytest
 
 from helexa.core.errors import HelexaError
-from helexa.http.connections import connection
-from helexa.http.connections.client_disconnect import ClientDisconnected, DisconnectGuard
+from helexa.http import connection
 from helexa.http.listener import Listener, bind
+from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard
 from http_listener import GET, OK, body, final_response, hello, listening, start
 
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from helexa.http.connections import connection, request_cycle
-from helexa.http.connections.client_disconnect import ClientDisconnected, DisconnectGuard
-from helexa.http.connections.connection import Connection
+from helexa.http import connection, request_cycle
+from helexa.http.connection import ClientConnection
 from helexa.http.listener import Listener
+from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard
 from http_listener import GET, OK, body, eventually, final_response, hello, listening, start
 
 CLOSE = b"GET /%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 SIZE = 8 << 20
 
 
-def only(listener: Listener) -> Connection:
+def only(listener: Listener) -> ClientConnection:
     (server_side,) = listener._service.connections
     return server_side
 
@@ -153,18 +153,25 @@ async def test_head_after_an_unread_body_is_limited() -> None:
 
 
 @pytest.mark.parametrize("extra", [GET % b"b", b"what?\r\n\r\n", bytes(1 << 20)], ids=["request", "malformed", "1 MiB"])
-async def test_bytes_after_the_last_request_are_dropped(extra: bytes) -> None:
+async def test_bytes_after_the_last_request_are_dropped(extra: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_received, size = ClientConnection.data_received, 0
+    request = b"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" + extra  # the server closes HTTP/1.0 connections
+
+    def count_bytes(self: ClientConnection, data: bytes) -> None:
+        nonlocal size
+        size += len(data)
+        data_received(self, data)
+
     async def application(scope: Any, receive: Any, send: Any) -> None:
         assert scope["path"] == "/a"
-        await asyncio.sleep(0.05)  # until the extra bytes have arrived
+        await eventually(lambda: size == len(request))
         assert len(only(listener)._cycles) == 1
         await hello(scope, receive, send)
 
+    monkeypatch.setattr(ClientConnection, "data_received", count_bytes)
     async with listening(application) as (listener, connect):
         reader, writer = await connect()
-        writer.write(
-            b"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" + extra
-        )  # the server closes HTTP/1.0 connections
+        writer.write(request)
         assert (await reader.read()).endswith(b"\r\n\r\nhello /a")
 
 
@@ -234,8 +241,7 @@ async def test_closed_connection_leaves_no_reference_cycle(request_: bytes) -> N
         try:
             writer.close()
             await eventually(lambda: not listener._service.connections)
-            await asyncio.sleep(0.01)  # until the event loop drops its references
-            assert connection_ref() is None
+            await eventually(lambda: connection_ref() is None)
         finally:
             gc.enable()
 

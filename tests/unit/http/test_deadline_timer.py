@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from helexa.http.connections.deadline_timer import DeadlineTimer
+from helexa.http.keep_alive import DeadlineTimer
 
 
 async def test_timer_fires_once_at_the_last_time_set() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 RAISE = """
 import resource
-from helexa.http.descriptor_limit import raise_descriptor_limit
+from helexa.http.process import raise_descriptor_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 print(raise_descriptor_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.http.service_manager import notify
+from helexa.http.process import notify
 
 
 @pytest.mark.parametrize("abstract", [False, True])

@@ -3,10 +3,10 @@
 import pytest
 from cyclopts import App
 
-from helexa.core.errors import ConfigError
+from helexa.core.errors import ConfigError, UsageError
 from helexa.neuron.cli import serve
 from helexa.neuron.config import read_config
-from helexa.neuron.engine_flags import EngineFlags
+from helexa.neuron.engine_flags import EngineFlags, complete_flags
 
 
 def parse(arguments: str) -> EngineFlags:
@@ -24,9 +24,13 @@ def parse(arguments: str) -> EngineFlags:
         ("--parallel 2", "max_sequences", 2),
         ("--max-num-batched-tokens 100", "max_step_tokens", 100),
         ("--kv-cache-dtype fp8", "kv_dtype", "int8"),
-        ("--kv-cache-dtype bfloat16", "kv_dtype", "auto"),
+        ("--kv-cache-dtype bfloat16", "kv_dtype", "unquantized"),
         ("--enforce-eager", "graphs", False),
         ("--device cpu", "device", "cpu"),
+        ("-ngl 0", "device", "cpu"),
+        ("--n-gpu-layers 99", "device", "auto"),
+        ("--threads 3", "threads", 3),
+        ("-t 3", "threads", 3),
         ("--dtype half", "dtype", "float16"),
     ],
 )
@@ -46,11 +50,58 @@ def test_model_options_set_the_keys_of_default_models():
     assert flags.model_settings() == {"quant": "q4k", "tool_parser": "qwen_xml"}
 
 
+def test_draft_model_is_a_source_or_the_absolute_path_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse("org/name --draft-model org/small").model_settings() == {"draft_model": "org/small"}
+    assert parse("org/name -md ./small.gguf").model_settings() == {"draft_model": f"{tmp_path}/small.gguf"}
+
+
+def test_chat_template_is_the_absolute_path_of_an_existing_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"--chat-template: x\.jinja: no such file; name a file"):
+        parse("org/name --chat-template x.jinja").model_settings()
+    (tmp_path / "x.jinja").touch()
+    assert parse("org/name --chat-template-file x.jinja").model_settings() == {"chat_template": f"{tmp_path}/x.jinja"}
+    (tmp_path / "folder").mkdir()
+    file = tmp_path / "folder" / "neuron.toml"
+    file.write_text('[[default_models]]\nmodel_id = "org/name"\nchat_template = "x.jinja"\n')
+    assert read_config(file, {}).default_models[0].chat_template == tmp_path / "folder" / "x.jinja"
+
+
 @pytest.mark.parametrize(
     "arguments",
-    ["--tool-call-parser own", "--reasoning-parser qwen3", "--enable-auto-tool-choice", "--kv-cache-dtype fp8"],
+    [
+        "--tool-call-parser own",
+        "--reasoning-parser qwen3",
+        "--enable-auto-tool-choice",
+        "--kv-cache-dtype fp8",
+        "--n-gpu-layers 99",
+        "--flash-attn on",
+        "--gpu-memory-utilization 0.9",
+    ],
 )
 def test_option_with_another_effect_is_noted(arguments):
     (note,) = parse(arguments).notes()
     assert note.startswith(arguments.split()[0])
     assert "tool_parser" not in parse(arguments).model_settings()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("-fa", "-fa on"),
+        ("-m x -fa -t 3", "-m x -fa on -t 3"),
+        ("-fa off x", "-fa off x"),
+        ("--flash-attn auto", "--flash-attn auto"),
+        ("x", "x"),
+    ],
+)
+def test_flash_attention_needs_no_value(arguments, expected):
+    assert complete_flags(arguments.split()) == expected.split()
+
+
+def test_names_of_a_model_may_be_given_as_llama_server_and_vllm_do():
+    _, bound, _ = App(default_command=serve).parse_args(
+        ["-hf", "org/a:Q4_K_M", "--models", "org/b", "-m", "org/c"], exit_on_error=False, print_error=False
+    )
+    assert bound.arguments["model"] == ["org/a:Q4_K_M", "org/b", "org/c"]

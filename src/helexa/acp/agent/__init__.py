@@ -1,1 +1,1 @@
-"""The agent loop: request a response from the model, run the tool calls in the response, repeat."""
+"""The agent loop: request a response, run its tool calls, repeat."""

@@ -8,8 +8,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from helexa.acp.host.host import Client, CommandResult, Host, HostError
-from helexa.acp.host.local import MAX_FILE_BYTES, PAGER_ENVIRONMENT, LocalHost, check_size, shell
+from helexa.acp.host.host import (
+    MAX_FILE_BYTES,
+    PAGER_ENVIRONMENT,
+    Client,
+    CommandResult,
+    Host,
+    HostError,
+    LocalHost,
+    check_size,
+    shell,
+)
 
 _LOG = logging.getLogger(__name__)
 _RESPONSE_SECONDS = 10.0  # timeout of requests that the client handles without its user
@@ -21,7 +30,6 @@ def open_host(client: Client, session_id: str, *, private: Iterable[Path] = (), 
 
     Args:
         client: the editor. Operations that it does not support are done on this machine.
-        session_id: session id for requests to the editor.
         private: folders of the agent itself. Their files are always accessed directly, not through the editor.
         secrets: secret values. Commands on this machine do not inherit environment variables with these values.
     """
@@ -32,7 +40,10 @@ def open_host(client: Client, session_id: str, *, private: Iterable[Path] = (), 
 
 
 class ClientHost:
-    """Accesses files and commands through the editor. Operations that it does not support are done on this machine."""
+    """Accesses files and commands through the editor.
+
+    Operations that it does not support are done on this machine.
+    """
 
     def __init__(self, client: Client, session_id: str, local: LocalHost, private: Iterable[Path] = ()) -> None:
         self._client = client
@@ -74,7 +85,7 @@ class ClientHost:
         started: Callable[[str | None], Awaitable[None]],
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> CommandResult:
-        """Run a shell command in a terminal of the editor, and release the terminal afterwards; see `Host`."""
+        """Run a shell command in a terminal of the editor; see `Host`."""
         if not self._client.runs_commands:
             return await self._local.run(
                 command,
@@ -126,7 +137,7 @@ class ClientHost:
             raise
 
     async def _wait_for_exit(self, terminal_id: str, seconds: float) -> dict[str, Any] | None:
-        """Wait until the command in a terminal ends. Return its exit status, or None after `seconds`."""
+        """Return the exit status of a terminal's command, or None after `seconds`."""
         try:
             return await self._request("terminal/wait_for_exit", {"terminalId": terminal_id}, seconds)
         except _ClientTimeout:
@@ -165,5 +176,5 @@ class _ClientTimeout(HostError):
 def _text(response: dict[str, Any], name: str) -> str:
     text = response.get(name)
     if not isinstance(text, str):
-        raise HostError(f"The client's response has no {name}")
+        raise HostError(f"the editor's response has no {name}; try another way, or ask the user to update the editor")
     return text

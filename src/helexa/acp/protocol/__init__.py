@@ -1,1 +1,1 @@
-"""Implements the agent's side of the Agent Client Protocol (ACP), the JSON-RPC protocol between editor and agent."""
+"""The agent's side of the Agent Client Protocol (ACP), which editors speak."""

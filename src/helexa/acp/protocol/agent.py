@@ -1,4 +1,4 @@
-"""Handles the requests of the editor that need a configuration: sessions, prompts and settings."""
+"""Handles requests that need a configuration: sessions, prompts, settings."""
 
 import asyncio
 import logging
@@ -7,18 +7,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, ClassVar, cast
 
 from helexa.acp.config import Mode, Settings
-from helexa.acp.protocol import config_options
+from helexa.acp.protocol.capabilities import TEMPERATURES, ClientCapabilities, is_mode, is_thought_level, modes
 from helexa.acp.protocol.client import EditorClient
 from helexa.acp.protocol.commands import COMMANDS, find_command
-from helexa.acp.protocol.initialize import ClientCapabilities
-from helexa.acp.protocol.prompt import read_prompt
-from helexa.acp.protocol.rejection import invalid_params, not_found
+from helexa.acp.protocol.json_rpc import current_request, invalid_params, not_found
+from helexa.acp.protocol.projection import read_prompt
 from helexa.acp.protocol.session import Session
 from helexa.acp.protocol.sessions import Sessions, describe
-from helexa.acp.protocol.validating_transport import current_request
-from helexa.acp.providers.models import Models
-from helexa.acp.providers.provider import ThoughtLevel
-from helexa.acp.tools.mcp.server import HttpServer, McpServer, StdioServer
+from helexa.acp.providers.provider import Models, ThoughtLevel
+from helexa.acp.tools.mcp import HttpServer, McpServer, StdioServer
 
 logger = logging.getLogger(__name__)
 MODELS_WAIT_S, FIRST_MODELS_WAIT_S = 3.0, 15.0
@@ -30,8 +27,9 @@ Result = dict[str, Any]
 
 
 class Agent:
-    """Handles the session requests of the editor, with the endpoints and models of one configuration."""
+    """Handles the session requests of the editor with one configuration."""
 
+    # Name of the SDK's class for the parameters of each method.
     METHODS: ClassVar[dict[str, str]] = {
         "session/new": "NewSessionRequest",
         "session/load": "LoadSessionRequest",
@@ -44,7 +42,6 @@ class Agent:
         "session/set_mode": "SetSessionModeRequest",
         "session/set_config_option": "SetSessionConfigOptionSelectRequest",
     }
-    """Name of the SDK's class for the parameters of each method."""
 
     def __init__(self, settings: Settings, client: EditorClient, capabilities: ClientCapabilities) -> None:
         self._models = Models(settings)
@@ -55,11 +52,7 @@ class Agent:
         self._models_task = self._run_in_background(self._refresh_models())
 
     async def handle(self, method: str, params: Result) -> Result:
-        """Handle a request of the editor, and return the `result` of the JSON-RPC response.
-
-        Args:
-            method: name of the protocol method, one of `METHODS`.
-            params: parameters of the request.
+        """Handle a request of `METHODS` and return the `result` of the JSON-RPC response.
 
         Raises:
             RpcError: the parameters are invalid, or the request failed.
@@ -110,6 +103,7 @@ class Agent:
         return result if cursor is None else result | {"nextCursor": cursor}
 
     async def _close(self, request: Any) -> Result:
+        # A saved session that is not open counts as closed. Only an unknown id is an error.
         if not self._sessions.is_known(request.session_id):
             raise not_found(request.session_id)
         await self._sessions.close(request.session_id)
@@ -122,6 +116,7 @@ class Agent:
     async def _prompt(self, request: Any) -> Result:
         session = self._sessions.find(request.session_id)
         parts = read_prompt(request.prompt)
+        # The default model may be chosen from a list that has not arrived yet.
         if session.assumed:
             await asyncio.wait({self._models_task}, timeout=FIRST_MODELS_WAIT_S)
         match find_command(parts):
@@ -147,7 +142,7 @@ class Agent:
 
     async def _choose(self, session: Session, option: str, value: str) -> None:
         match option:
-            case "mode" if config_options.is_mode(value):
+            case "mode" if is_mode(value):
                 await session.choose(mode=cast(Mode, value))
                 self._send_after_response(session.send_choices)
             case "model":
@@ -159,14 +154,16 @@ class Agent:
                 if (selection_error := self._models.selection_error(choice)) is not None:
                     raise invalid_params(selection_error)
                 await session.choose(model=choice)
-            case "thought_level" if config_options.is_thought_level(value):
+            case "thought_level" if is_thought_level(value):
                 await session.choose(thought_level=cast(ThoughtLevel, value))
-            case "temperature" if value in config_options.TEMPERATURES:
-                await session.choose(temperature=config_options.TEMPERATURES[value][1])
+            case "temperature" if value in TEMPERATURES:
+                await session.choose(temperature=TEMPERATURES[value][1])
             case "mode" | "thought_level" | "temperature":
-                raise invalid_params(f"{option} cannot be {value[:100]!r}")
+                raise invalid_params(f"{option} cannot be {value[:100]!r}; choose one of the offered values")
             case _:
-                raise invalid_params(f"there is no option {option[:100]!r}")
+                raise invalid_params(
+                    f"there is no option {option[:100]!r}; there are: mode, model, thought_level, temperature"
+                )
 
     async def _restored(self, request: Any) -> Session:
         await self._wait_for_models()
@@ -177,11 +174,8 @@ class Agent:
         return session
 
     def _announce_session(self, session: Session) -> None:
-        """Arrange that an opened session sends updates only after the response to the current request.
-
-        The response contains the session's id, which the editor must know before it receives updates. The first
-        updates after the response contain the slash commands.
-        """
+        """Hold back the updates of an opened session until the request is answered."""
+        # The response contains the session's id, which the editor must know before it receives updates.
         if (request := current_request()) is not None:
             request.after_response.append(session.release)
         self._send_after_response(lambda: session.announce(COMMANDS))
@@ -204,6 +198,7 @@ class Agent:
     async def _wait_for_models(self) -> None:
         if self._models_task.done() and time.monotonic() > self._models_read_at + MODELS_MAX_AGE_S:
             self._models_task = self._run_in_background(self._refresh_models())
+        # Without any model, a session would be useless, so this wait is longer than that for a fresher list.
         timeout = FIRST_MODELS_WAIT_S if self._models.default() is None else MODELS_WAIT_S
         await asyncio.wait({self._models_task}, timeout=timeout)
 
@@ -216,14 +211,11 @@ class Agent:
 
 
 def _parse(model: str, params: Result) -> Any:
-    """Return the parameters of a request as an instance of the SDK's class named `model`.
-
-    Raises:
-        RpcError: the parameters are invalid.
-    """
+    """Return the parameters of a request as an instance of SDK class `model`."""
     from acp import schema
     from pydantic import ValidationError
 
+    # The SDK's classes require this field. A request without it means no servers.
     if model in ("NewSessionRequest", "LoadSessionRequest"):
         params = {"mcpServers": [], **params}
     try:
@@ -245,9 +237,9 @@ def _servers(configured: Sequence[Any]) -> list[McpServer]:
                 headers = {header.name: header.value for header in server.headers}
                 servers.append(HttpServer(server.name, server.url, transport, headers))
             case other:
-                raise invalid_params(f"MCP servers with transport {other!r} are not supported")
+                raise invalid_params(f"MCP servers with transport {other!r} are not supported; use stdio, http or sse")
     return servers
 
 
 def _setup(session: Session) -> Result:
-    return {"modes": config_options.modes(session.choices), "configOptions": session.options()}
+    return {"modes": modes(session.choices), "configOptions": session.options()}

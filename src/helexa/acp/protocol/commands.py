@@ -1,42 +1,40 @@
-"""The slash commands that users type in the editor. A command runs without the model or sends a fixed prompt."""
+"""The slash commands that users type in the editor."""
 
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from helexa.acp.config import Mode
-from helexa.acp.events import StopReason, TextDelta
-from helexa.acp.history import Cleared, Part, Text
-from helexa.acp.protocol import config_options
-from helexa.acp.protocol.initialize import agent_version
+from helexa.acp.config import Mode, agent_version
+from helexa.acp.conversation import Cleared, Part, StopReason, Text, TextDelta
+from helexa.acp.preferences import Grant
+from helexa.acp.protocol.capabilities import MODES, is_mode
 from helexa.acp.protocol.session import Session
+from helexa.acp.tools.excerpt import title
 
 INIT_PROMPT = """\
-Look at this project and write an AGENTS.md at its root for coding agents: what it is, how it is laid out, how to
-build it, run it, test it and check its style, and the conventions that a newcomer would otherwise break. Keep it below
-60 lines; say only what you found in the files. If there is an AGENTS.md already, improve it."""
+Read this project and write the file AGENTS.md in its root folder, for coding agents. Describe:
+- what the project does, and its folders
+- the commands to build, run, test and check the style. Example: `make test`
+- conventions that a newcomer would break
+
+Write at most 60 lines, and only what you found in the files. If AGENTS.md exists, improve it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A slash command.
+    """A slash command."""
 
-    Attributes:
-        about: description for the user.
-        run: function that runs the command, called with the session and the text after the command's name.
-        hint: text that tells the user what to write after the command's name, or None.
-    """
-
-    about: str
+    about: str  # description for the user
+    # function that runs the command, called with the session and the text after the command's name
     run: Callable[[Session, str], Awaitable[StopReason]]
-    hint: str | None = None
+    hint: str | None = None  # text that tells the user what to write after the command's name, or None
 
 
 def find_command(parts: tuple[Part, ...]) -> tuple[Command, str] | None:
-    """Return the slash command with which a prompt begins, and the text after the command's name.
+    """Return the slash command at the start of a prompt, and the text after it.
 
-    Return None if the prompt begins with no known slash command and must be sent to the model.
+    Return None if the prompt must be sent to the model.
     """
     first = parts[0]
     if not isinstance(first, Text) or not first.text.startswith("/"):
@@ -50,7 +48,7 @@ def find_command(parts: tuple[Part, ...]) -> tuple[Command, str] | None:
 
 
 async def _compact(session: Session, argument: str) -> StopReason:
-    from helexa.acp.agent.compaction import compact
+    from helexa.acp.agent.context import compact
 
     compacted = await compact(session.turn(), argument)
     return await _send_text(
@@ -75,8 +73,8 @@ async def _model(session: Session, argument: str) -> StopReason:
 
 
 async def _mode(session: Session, argument: str) -> StopReason:
-    if not config_options.is_mode(argument):
-        lines = [f"- `{id}`: {about}" for id, (_, about) in config_options.MODES.items()]
+    if not is_mode(argument):
+        lines = [f"- `{id}`: {about}" for id, (_, about) in MODES.items()]
         unknown = f"There is no mode {argument!r}. " if argument else ""
         return await _send_text(session, "\n".join([f"{unknown}The mode is `{session.choices.mode}`.", "", *lines]))
     await session.choose(mode=cast(Mode, argument))
@@ -96,11 +94,37 @@ async def _status(session: Session, argument: str) -> StopReason:
     if usage is not None:
         cost = "" if usage.cost is None else f", ${usage.cost:.4f} spent"
         lines.append(f"- context: {usage.used} of {usage.size or 'unknown'} tokens used{cost}")
-    remembered = session.preferences.read(session.cwd)
-    lines.append(f"- permanent permissions: {len(remembered.grants)}, in `{session.preferences.path(session.cwd)}`")
+    lines.append(f"- permissions: {len(session.permissions.decisions())}; `/permissions` lists them")
     lines += [f"- endpoint {name}: {failure}" for name, failure in session.models.failures().items()]
     lines += [f"- {warning}" for warning in (*session.settings.warnings, *session.toolbox.warnings)]
     return await _send_text(session, "\n".join(lines))
+
+
+async def _permissions(session: Session, argument: str) -> StopReason:
+    decisions = session.permissions.decisions()
+    action, _, number = argument.partition(" ")
+    if action == "revoke" and number == "all":
+        revoked = decisions
+    elif action == "revoke" and number.isdecimal() and 1 <= int(number) <= len(decisions):
+        revoked = [decisions[int(number) - 1]]
+    elif argument:
+        usage = f"Write `/permissions revoke NUMBER` with a number from 1 to {len(decisions)}, or `revoke all`."
+        return await _send_text(session, usage)
+    elif not decisions:
+        return await _send_text(session, "You have not always allowed or rejected anything.")
+    else:
+        lines = [f"{index}. {_describe(grant, saved)}" for index, (grant, saved) in enumerate(decisions, 1)]
+        return await _send_text(session, "\n".join([*lines, "", "`/permissions revoke NUMBER` takes one back."]))
+    for grant, _ in revoked:
+        await session.permissions.revoke(grant)
+    lines = [f"- {_describe(grant, saved)}" for grant, saved in revoked]
+    return await _send_text(session, "\n".join(["Revoked:", "", *lines] if lines else ["There is nothing to revoke."]))
+
+
+def _describe(grant: Grant, saved: bool) -> str:
+    calls = grant.label or f"`{grant.tool}` {title(grant.subject)}"
+    place = "saved for this project" if saved else "in this session"
+    return f"{'Allowed' if grant.allowed else 'Rejected'}: {calls}, {place}"
 
 
 async def _clear(session: Session, argument: str) -> StopReason:
@@ -126,14 +150,15 @@ _ALL = (
     ("compact", Command("Summarize the conversation to free context.", _compact, "instructions for the summary")),
     ("model", Command("Show the models, or choose one.", _model, "endpoint:model")),
     ("mode", Command("Show the modes, or choose one.", _mode, "mode")),
+    ("permissions", Command("List what is always allowed, or revoke it.", _permissions, "revoke NUMBER")),
     ("status", Command("Show the model, the context and the endpoints.", _status)),
     ("clear", Command("Clear the conversation: the model sees no earlier messages.", _clear)),
     ("init", Command("Write an AGENTS.md for this project.", _init, "further instructions")),
     ("help", Command("List these commands.", _help)),
 )
 _COMMANDS = dict(_ALL)
+# The commands in the format of the protocol.
 COMMANDS: list[dict[str, Any]] = [
     {"name": name, "description": command.about} | ({"input": {"hint": command.hint}} if command.hint else {})
     for name, command in _ALL
 ]
-"""The commands in the format of the protocol."""

@@ -1,47 +1,109 @@
-"""Converts agent events and saved messages to `session/update` messages for the editor. No side effects."""
+"""Converts prompts of the editor to messages, and events to session updates."""
 
+import binascii
 from collections.abc import Iterable, Iterator
 from typing import Any, assert_never
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from helexa.acp.events import (
+from helexa.acp.conversation import (
+    AssistantMessage,
     CallChanged,
     CallStarted,
-    CompactionChanged,
-    CompactionDelta,
-    Event,
-    Notice,
-    PlanChanged,
-    TextDelta,
-    ThoughtDelta,
-    TitleChanged,
-    UsageChanged,
-)
-from helexa.acp.history import (
-    AssistantMessage,
     Card,
     CardContent,
     Cleared,
+    CompactionChanged,
+    CompactionDelta,
     Diff,
+    Event,
     Image,
     Message,
+    Notice,
     Part,
+    PlanChanged,
     Summary,
     Terminal,
     Text,
+    TextDelta,
+    ThoughtDelta,
+    TitleChanged,
     ToolCall,
     ToolResult,
+    UsageChanged,
     UserMessage,
 )
-from helexa.acp.protocol.initialize import ClientCapabilities
+from helexa.acp.protocol.capabilities import ClientCapabilities
+from helexa.acp.protocol.json_rpc import invalid_params
+
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+
+def read_prompt(blocks: list[Any]) -> tuple[Part, ...]:
+    """Return the message parts (text and images) for the content blocks of a prompt.
+
+    Args:
+        blocks: the content blocks, as objects of the SDK's classes.
+
+    Raises:
+        RpcError: the prompt is empty or contains unsupported content.
+    """
+    parts: list[Part] = []
+    for block in blocks:
+        match block.type:
+            case "text":
+                parts.append(Text(block.text))
+            case "image":
+                parts.append(_image(block.mime_type, block.data, block.uri))
+            case "resource_link":
+                parts.append(Text(f"[{block.name}]({_path_or_uri(block.uri)})"))
+            case "resource":
+                parts.append(_resource(block.resource))
+            case kind:
+                raise invalid_params(f"{kind} content is not supported in prompts; send text, images or resources")
+    if not any(not isinstance(part, Text) or part.text.strip() for part in parts):
+        raise invalid_params("the prompt is empty; write some text")
+    return tuple(parts)
+
+
+def _resource(resource: Any) -> Part:
+    text = getattr(resource, "text", None)
+    if text is not None:
+        return Text(f'<resource path="{_path_or_uri(resource.uri)}">\n{text}\n</resource>')
+    mime_type = resource.mime_type or ""
+    if mime_type in IMAGE_TYPES:
+        return _image(mime_type, resource.blob, resource.uri)
+    return Text(f"[{_path_or_uri(resource.uri)} is attached, but is not text]")
+
+
+def _image(mime_type: str, data: str, uri: str | None) -> Image:
+    if mime_type not in IMAGE_TYPES:
+        raise invalid_params(f"an image must be one of {', '.join(IMAGE_TYPES)}")
+    try:
+        binascii.a2b_base64(data, strict_mode=True)  # checked here, because an endpoint's error would name no image
+    except ValueError:
+        raise invalid_params("the data of an image must be base64") from None
+    return Image(mime_type, data, uri)
+
+
+def _path_or_uri(uri: str) -> str:
+    """Return the path in a `file:` URI, because tools accept paths; else the URI."""
+    if not uri.startswith("file://"):
+        return uri
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return uri
+    return unquote(parts.path) + (f"#{parts.fragment}" if parts.fragment else "")
+
 
 Update = dict[str, Any]
 MAX_RAW_OUTPUT = 10_000
 
 
 def event_updates(event: Event, client: ClientCapabilities) -> list[Update]:
-    """Return the `session/update` messages that report an event of the agent to the editor.
+    """Return the `session/update` messages for an event of the agent.
 
     If the editor does not support an optional kind of event, the event becomes reasoning text or is dropped.
     """
@@ -88,7 +150,7 @@ def event_updates(event: Event, client: ClientCapabilities) -> list[Update]:
 
 
 def replay(messages: Iterable[Message], client: ClientCapabilities) -> Iterator[Update]:
-    """Yield the `session/update` messages that make the editor show a saved conversation."""
+    """Yield the `session/update` messages that show a saved conversation."""
     started: dict[str, ToolCall] = {}
     for message in messages:
         match message:
@@ -113,13 +175,14 @@ def replay(messages: Iterable[Message], client: ClientCapabilities) -> Iterator[
                 )
             case _:
                 assert_never(message)
+    # Calls without a result: the agent was killed while they ran. Editors would show them as running forever.
     for call in started.values():
         for event in _replayed_call(ToolResult(call.id, "The call did not finish.", failed=True), call):
             yield from event_updates(event, client)
 
 
 def user_chunks(message_id: str, parts: Iterable[Part]) -> Iterator[Update]:
-    """Yield the `session/update` messages that make the editor show a user message, one for each message part."""
+    """Yield the `session/update` messages that show a user message."""
     for part in parts:
         yield {"sessionUpdate": "user_message_chunk", "messageId": message_id, "content": _content_block(part)}
 
@@ -127,6 +190,7 @@ def user_chunks(message_id: str, parts: Iterable[Part]) -> Iterator[Update]:
 def _replayed_call(result: ToolResult, call: ToolCall | None) -> Iterator[Event]:
     name = call.name if call else "tool"
     card = result.card or Card(name, content=(Text(result.content),))
+    # The editor's terminal of an earlier run does not exist any more.
     static_content = tuple(content for content in card.content if not isinstance(content, Terminal))
     card = msgspec.structs.replace(card, content=static_content or (Text(result.content),))
     yield CallStarted(result.call_id, name, card, _arguments(call))

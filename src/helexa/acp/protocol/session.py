@@ -1,25 +1,34 @@
-"""One open session: conversation history, the user's choices, and the running agent turn (work on one prompt)."""
+"""One open session: history, the user's choices, and the running turn."""
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from helexa.acp.agent.turn import Choices, Turn
+from helexa.acp.agent.context import Choices, Turn
 from helexa.acp.config import Settings
-from helexa.acp.events import Event, Notice, StopReason, TitleChanged, UsageChanged
-from helexa.acp.history import Image, Message, Part, Text, UserMessage
+from helexa.acp.conversation import (
+    Event,
+    Image,
+    Message,
+    Notice,
+    Part,
+    StopReason,
+    Text,
+    TitleChanged,
+    UsageChanged,
+    UserMessage,
+)
 from helexa.acp.preferences import Preferences
-from helexa.acp.protocol import config_options
-from helexa.acp.protocol.initialize import ClientCapabilities
-from helexa.acp.protocol.permissions import Permissions
+from helexa.acp.protocol.capabilities import ClientCapabilities, config_options
+from helexa.acp.protocol.client import Permissions
+from helexa.acp.protocol.json_rpc import INTERNAL_ERROR, RpcError, internal_error
 from helexa.acp.protocol.projection import Update, event_updates, replay
-from helexa.acp.protocol.rejection import INTERNAL_ERROR, RpcError, internal_error
-from helexa.acp.providers.models import Models
-from helexa.acp.providers.provider import ProviderError
+from helexa.acp.providers.provider import Models, ProviderError
 from helexa.acp.store import Entry, Round, SavedChoices, SavedSession, SavedUsage, SessionLog, StoreError, Title
 from helexa.acp.tools.tool import ToolContext
 
@@ -32,13 +41,10 @@ CANCEL_TIMEOUT_S = 5.0
 
 
 class Session:
-    """A session that the editor has opened. The class implements `Conversation`, through which the agent uses it.
+    """A session that the editor has opened.
 
     Updates to the editor wait until `release` is called, because the editor must first receive the session's id. Only
     the saved conversation of a loaded session is sent earlier, as the protocol requires.
-
-    Attributes:
-        assumed: whether the session's model is a default instead of a choice of the user.
     """
 
     def __init__(
@@ -65,9 +71,9 @@ class Session:
         self.models = models
         self.toolbox = toolbox
         self.preferences = preferences
-        self.assumed = False
+        self.assumed = False  # whether the session's model is a default instead of a choice of the user
         self._context = context
-        self._permissions = permissions
+        self.permissions = permissions  # the user's decisions about tool calls
         self._session_log = session_log
         self._messages = saved.messages
         self._capabilities = capabilities
@@ -77,17 +83,14 @@ class Session:
         self._abandoned: asyncio.Future[None] | None = None
 
     @property
-    def messages(self) -> Sequence[Message]:
-        """All messages of the conversation, oldest first."""
-        return self._messages
-
-    @property
     def busy(self) -> bool:
         """Whether the agent is working on a prompt."""
         return self._turn is not None and not self._turn.done()
 
     async def commit(self, *messages: Message) -> None:
-        """Append messages to the history in memory and on disk. Do nothing if they are already the last messages.
+        """Append messages to the history in memory and on disk.
+
+        Do nothing if they are already the last messages.
 
         If the calling task is canceled, the write is completed first.
 
@@ -99,10 +102,14 @@ class Session:
             await self._save(Round(messages))
 
     async def emit(self, event: Event) -> None:
-        """Send an event of the agent to the editor. If the event has a new usage or title, also save it to disk."""
+        """Send an event of the agent to the editor.
+
+        If the event has a new usage or title, also save it to disk.
+        """
         match event:
             case UsageChanged(used, size, cost):
                 previous_cost = self.usage.cost if self.usage else None
+                # The agent reports the cost of one response, and editors show that of the whole session.
                 total = previous_cost if cost is None else (previous_cost or 0.0) + cost
                 self.usage = SavedUsage(used, size, total)
                 event = UsageChanged(used, size, total)
@@ -115,29 +122,29 @@ class Session:
         await self.send_updates(*event_updates(event, self._capabilities))
 
     async def send_updates(self, *updates: Update) -> None:
-        """Send `session/update` messages to the editor, after waiting until `release` is called."""
+        """Send `session/update` messages to the editor after `release` was called."""
         await self._released.wait()
         for update in updates:
             await self._send(update)
 
     def release(self) -> None:
-        """Allow `send_updates` to send. Call this after the response with the session's id is sent."""
+        """Allow `send_updates` to send, after the response with the session's id."""
         self._released.set()
 
     async def replay(self) -> None:
-        """Send the saved conversation and the title to the editor, for display in a loaded session."""
+        """Send the saved conversation and its title to the editor."""
         for update in replay(self._messages, self._capabilities):
             await self._send(update)
         if self.title:
             await self._send({"sessionUpdate": "session_info_update", "title": self.title})
 
     def options(self) -> list[dict[str, Any]]:
-        """Return the session's settings with their current values, as the protocol's `configOptions` list."""
+        """Return the current settings as the protocol's `configOptions` list."""
         card = self.models.card(self.choices.model)
-        return config_options.config_options(self.choices, self.models.listed(), card)
+        return config_options(self.choices, self.models.listed(), card)
 
     async def choose(self, **changes: Any) -> None:
-        """Set the model, mode, thought level or temperature, and save the new values for the session and its project.
+        """Set model, mode, thought level or temperature, and save the new values.
 
         Args:
             changes: new values by name: `model`, `mode`, `thought_level` or `temperature`.
@@ -158,7 +165,7 @@ class Session:
             )
 
     async def announce(self, commands: list[dict[str, Any]]) -> None:
-        """Send the slash commands, token usage and warnings of a newly opened session to the editor."""
+        """Send slash commands, token usage and warnings of an opened session."""
         await self.send_updates({"sessionUpdate": "available_commands_update", "availableCommands": commands})
         if self.usage is not None:
             usage = UsageChanged(self.usage.used, self.usage.size, self.usage.cost)
@@ -167,11 +174,11 @@ class Session:
             await self.emit(Notice(warning, "warning"))
 
     async def send_options(self) -> None:
-        """Send the session's settings (config options) with their current values to the editor."""
+        """Send the session's config options with their current values."""
         await self.send_updates({"sessionUpdate": "config_option_update", "configOptions": self.options()})
 
     async def send_choices(self) -> None:
-        """Send the session's current settings to the editor, as a mode for old editors and as config options."""
+        """Send the current settings, as a mode and as config options."""
         await self.send_updates({"sessionUpdate": "current_mode_update", "currentModeId": self.choices.mode})
         await self.send_options()
 
@@ -185,17 +192,24 @@ class Session:
         """
         while self.busy:
             await self.cancel()
+        started = time.monotonic()
+        # The work is a task of its own, so that `cancel` can end it without ending the handler of the request, which
+        # still has to answer `cancelled`.
         self._turn = turn = asyncio.ensure_future(work())
         self._abandoned = abandoned = asyncio.get_running_loop().create_future()
         try:
+            # `abandoned`: a turn that ignores its cancellation must not block the session forever.
             await asyncio.wait({turn, abandoned}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await self.cancel()
             raise
         if turn.cancelled() or not turn.done():
+            logger.info("turn canceled: session=%s secs=%.1f", self.id, time.monotonic() - started)
             return "cancelled"
         match turn.exception():
             case None:
+                secs = time.monotonic() - started
+                logger.info("turn ended: session=%s reason=%s secs=%.1f", self.id, turn.result(), secs)
                 return turn.result()
             case StoreError() as error:
                 raise internal_error(str(error))
@@ -206,7 +220,7 @@ class Session:
                 raise internal_error(f"the turn failed: {type(error).__name__}; see the log of helexa-acp")
 
     async def run_agent(self, parts: tuple[Part, ...]) -> StopReason:
-        """Append a user message with these parts to the conversation, and let the agent work on it."""
+        """Append a user message to the conversation and let the agent work on it."""
         from helexa.acp.agent.loop import run_turn
 
         await self.commit(UserMessage(str(uuid.uuid4()), parts))
@@ -221,21 +235,20 @@ class Session:
         """Return the inputs that the agent loop needs to work on the next prompt."""
         return Turn(
             settings=self.settings,
-            conversation=self,
+            messages=self._messages,
+            commit=self.commit,
             choices=self.choices,
             models=self.models,
             toolbox=self.toolbox,
             context=self._context,
-            grants=self._permissions,
-            request_permission=self._permissions.request,
+            ruling=self.permissions.ruling,
+            remember=self.permissions.remember,
+            request_permission=self.permissions.request,
             emit=self.emit,
         )
 
     async def cancel(self) -> None:
-        """Cancel the running work on a prompt, and wait until it ends.
-
-        If the work does not end within a time limit, stop waiting and treat the prompt as canceled.
-        """
+        """Cancel the running work on a prompt, and wait for its end within a time limit."""
         turn, abandoned = self._turn, self._abandoned
         if turn is None or turn.done():
             return

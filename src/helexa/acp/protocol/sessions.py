@@ -11,19 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from helexa.acp.agent.turn import Choices
+from helexa.acp.agent.context import Choices
 from helexa.acp.config import Mode, Settings
 from helexa.acp.preferences import Preferences
-from helexa.acp.protocol import config_options
-from helexa.acp.protocol.client import EditorClient
-from helexa.acp.protocol.initialize import ClientCapabilities
-from helexa.acp.protocol.permissions import Permissions
-from helexa.acp.protocol.rejection import RpcError, internal_error, invalid_params, not_found
+from helexa.acp.protocol.capabilities import ClientCapabilities, is_mode, is_thought_level
+from helexa.acp.protocol.client import EditorClient, Permissions
+from helexa.acp.protocol.json_rpc import RpcError, internal_error, invalid_params, not_found
 from helexa.acp.protocol.session import Session
-from helexa.acp.providers.models import Models
-from helexa.acp.providers.provider import ThoughtLevel
+from helexa.acp.providers.provider import Models, ThoughtLevel
 from helexa.acp.store import SESSION_ID, Head, SavedSession, SessionEntry, SessionLog, Store, StoreError
-from helexa.acp.tools.mcp.server import McpServer
+from helexa.acp.tools.mcp import McpServer
 from helexa.acp.tools.tool import ToolContext
 
 logger = logging.getLogger(__name__)
@@ -32,7 +29,7 @@ MAX_DIRECTORIES = 100
 
 
 class Sessions:
-    """Opens, lists, closes and deletes the sessions of one editor. Sessions are saved to disk."""
+    """Opens, lists, closes and deletes the sessions of one editor, saved to disk."""
 
     def __init__(
         self, settings: Settings, models: Models, client: EditorClient, capabilities: ClientCapabilities
@@ -46,11 +43,7 @@ class Sessions:
         self._open: dict[str, Session] = {}  # least recently used first
 
     def find(self, id: str) -> Session:
-        """Return the open session with this id.
-
-        Raises:
-            RpcError: the session is not open.
-        """
+        """Return the open session with this id; RpcError if it is not open."""
         session = self._open.pop(id, None)
         if session is None:
             raise not_found(id)
@@ -78,16 +71,13 @@ class Sessions:
             raise internal_error(str(error)) from None
         session = await self._add(saved, session_log, choices, folders, servers)
         session.assumed = assumed
+        logger.info("session created: session=%s cwd=%s model=%s", id, cwd, choices.model)
         return session
 
     async def restore(self, id: str, cwd: str, directories: Sequence[str], servers: Sequence[McpServer]) -> Session:
         """Open a saved session. If the session is already open, it is closed first.
 
-        Args:
-            id: session id.
-            cwd: working directory, an absolute path.
-            directories: additional folders that the agent may access.
-            servers: MCP servers, whose tools the session can use.
+        The arguments are those of `new`.
 
         Raises:
             RpcError: the session is unknown or cannot be read, or a folder is invalid.
@@ -102,16 +92,17 @@ class Sessions:
         except FileNotFoundError:
             raise not_found(id) from None
         except (OSError, StoreError) as error:
-            raise internal_error(f"the session cannot be read: {error}") from None
+            raise internal_error(f"the session cannot be read: {error}; start a new session") from None
         if saved.unreadable_lines:
             logger.warning("unreadable lines in the session log: session=%s lines=%d", id, saved.unreadable_lines)
         choices, assumed = self._choices(saved)
         session = await self._add(saved, session_log, choices, folders, servers)
         session.assumed = assumed
+        logger.info("session restored: session=%s cwd=%s model=%s", id, cwd, choices.model)
         return session
 
     async def list(self, cwd: str | None, cursor: str | None) -> tuple[Sequence[SessionEntry], str | None]:
-        """Return a page of the saved sessions, and the cursor of the next page or None if there are no more.
+        """Return a page of the saved sessions, and the next page's cursor or None.
 
         Args:
             cwd: list only sessions with this working directory, or all sessions if None.
@@ -133,11 +124,11 @@ class Sessions:
                 await session.close()
 
     def is_known(self, id: str) -> bool:
-        """Return whether a session with this id exists on disk. All open sessions are also on disk."""
+        """Return whether a session with this id exists on disk, as all open sessions do."""
         return SESSION_ID.fullmatch(id) is not None and self._store.open(id).exists()
 
     async def delete(self, id: str) -> None:
-        """Close a session and delete it from disk. Do nothing if the session does not exist.
+        """Close a session and delete it from disk, if it exists.
 
         Raises:
             RpcError: the session cannot be deleted.
@@ -164,11 +155,7 @@ class Sessions:
         await asyncio.gather(*(self.close(id) for id in list(self._open)))
 
     def _choices(self, saved: SavedSession) -> tuple[Choices, bool]:
-        """Return the initial settings of a session that is being opened, such as its model and mode.
-
-        Returns:
-            The settings, and whether their model is a default because no usable choice of a model was saved.
-        """
+        """Return the settings of a session that opens, and whether the model is a default."""
         remembered = self._preferences.read(saved.head.cwd)
         saved_choices = saved.choices
         model = (saved_choices.model if saved_choices else None) or remembered.model
@@ -185,8 +172,8 @@ class Sessions:
             )
         choices = Choices(
             model=model_choice,
-            mode=cast(Mode, mode) if config_options.is_mode(mode) else self._settings.default_mode,
-            thought_level=cast(ThoughtLevel, thinking) if config_options.is_thought_level(thinking) else "default",
+            mode=cast(Mode, mode) if is_mode(mode) else self._settings.default_mode,
+            thought_level=cast(ThoughtLevel, thinking) if is_thought_level(thinking) else "default",
             temperature=saved_choices.temperature if saved_choices else remembered.temperature,
         )
         return choices, assumed
@@ -212,7 +199,7 @@ class Sessions:
             cwd=folders[0],
             roots=folders,
             plan_dir=plan_dir,
-            host=open_host(self._client, id, private=[plan_dir], secrets=secrets),
+            host=open_host(self._client.for_sessions, id, private=[plan_dir], secrets=secrets),
             settings=self._settings,
         )
         self._open[id] = session = Session(
@@ -223,7 +210,7 @@ class Sessions:
             models=self._models,
             toolbox=await open_toolbox(context, servers),
             context=context,
-            permissions=Permissions(id, cwd, self._client, self._preferences),
+            permissions=Permissions(id, cwd, self._client.for_sessions, self._preferences),
             preferences=self._preferences,
             capabilities=self._capabilities,
             send=functools.partial(self._client.update, id),
@@ -245,7 +232,7 @@ class Sessions:
 
 def _folders(cwd: str, directories: Sequence[str]) -> tuple[Path, ...]:
     if len(directories) > MAX_DIRECTORIES:
-        raise invalid_params(f"more than {MAX_DIRECTORIES} additional directories")
+        raise invalid_params(f"{len(directories)} additional directories; at most {MAX_DIRECTORIES} are possible")
     return tuple(dict.fromkeys(_folder(path) for path in (cwd, *directories)))
 
 
@@ -255,14 +242,14 @@ def _folder(text: str) -> Path:
         if not path.is_absolute():
             raise invalid_params(f"{text[:200]!r} must be an absolute path")
         if not path.is_dir():
-            raise invalid_params(f"{text[:200]!r} is not a folder")
+            raise invalid_params(f"{text[:200]!r} is not a folder; open an existing folder")
     except (OSError, ValueError, RuntimeError):
-        raise invalid_params(f"{text[:200]!r} cannot be read as a folder") from None
+        raise invalid_params(f"{text[:200]!r} cannot be read as a folder; check its permissions") from None
     return path
 
 
 def describe(entry: SessionEntry) -> dict[str, Any]:
-    """Return the JSON object that describes a saved session in the result of `session/list`."""
+    """Return the entry of a saved session in the result of `session/list`."""
     info: dict[str, Any] = {"sessionId": entry.head.id, "cwd": entry.head.cwd, "updatedAt": entry.updated_at}
     if entry.title:
         info["title"] = entry.title

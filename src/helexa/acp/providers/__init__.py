@@ -1,1 +1,4 @@
-"""Clients of model endpoints, one module for each API format. All clients implement the protocol `Provider`."""
+"""Clients of model endpoints, one module for each API format.
+
+All clients implement the protocol `Provider`.
+"""

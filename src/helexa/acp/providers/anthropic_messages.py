@@ -1,11 +1,11 @@
-"""The API format of Anthropic messages: builds request bodies and converts stream events."""
+"""Anthropic's API format for messages: request bodies and stream events."""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from helexa.acp.history import AssistantMessage, Image, Text, ToolCall, ToolResult, UserMessage
-from helexa.acp.providers.api_format import Json, count_of, list_of, object_of, text_of
+from helexa.acp.conversation import AssistantMessage, Image, Text, ToolCall, ToolResult, UserMessage
+from helexa.acp.providers.connection import Json, count_of, list_of, object_of, text_of
 from helexa.acp.providers.provider import (
     AnswerDelta,
     CallDelta,
@@ -20,8 +20,7 @@ from helexa.acp.providers.provider import (
 NAME = "anthropic-messages"
 
 DEFAULT_MAX_TOKENS = 8192
-MIN_BUDGET = 1024
-"""Smallest `budget_tokens` of thinking that the API accepts."""
+MIN_BUDGET = 1024  # smallest `budget_tokens` of thinking that the API accepts
 
 _FINISH: dict[str, FinishReason] = {
     "end_turn": "stop",
@@ -47,7 +46,7 @@ class AnthropicMessages:
     leaks_markers = False
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the JSON body of `POST /messages` without the keys in `rejected`; see `ApiFormat`."""
+        """Return the body of `POST /messages` without the keys in `rejected`."""
         max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
         body: Json = {
             "model": request.model,
@@ -76,7 +75,7 @@ class AnthropicMessages:
         return {}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "MessageReader":
-        """Return a new object that converts the stream events of one response to model events; see `ApiFormat`."""
+        """Return a new reader of one response; see `ApiFormat`."""
         return MessageReader(request.model, endpoint)
 
 
@@ -116,7 +115,7 @@ class MessageReader:
                     self._finish = _FINISH.get(reason, "stop")
 
     def end(self) -> Iterator[ModelEvent]:
-        """Yield the token counts and the `End` event if the response is complete; see `Reader`."""
+        """Yield the token counts and the `End` event; see `Reader`."""
         if self._finish is None:
             return
         cached = self._usage.get("cache_read_input_tokens", 0)

@@ -1,4 +1,7 @@
-"""Connects to one endpoint with the client of an SDK, limits response sizes, and converts errors."""
+"""HTTP connection to an LLM endpoint, and the interface of API formats.
+
+Implementations open no connections.
+"""
 
 import asyncio
 import importlib
@@ -6,28 +9,108 @@ import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import httpx2
 
 from helexa.acp.config import Endpoint
-from helexa.acp.json_line import sendable
-from helexa.acp.providers.api_format import Json
-from helexa.acp.providers.provider import ProviderError
+from helexa.acp.conversation import sendable
+from helexa.acp.providers.provider import ModelEvent, ModelRequest, ProviderError
 from helexa.acp.providers.rejection import provider_error
 
+Json = dict[str, Any]
+
+
+class Reader(Protocol):
+    """Converts the stream events of one response to model events."""
+
+    def feed(self, event: Json) -> Iterator[ModelEvent]:
+        """Yield the model events that correspond to one stream event.
+
+        An invalid stream event yields none.
+
+        Raises:
+            ProviderError: the event reports an error of the endpoint.
+        """
+        ...
+
+    def end(self) -> Iterator[ModelEvent]:
+        """Yield the last model events after the end of the stream.
+
+        If the response is complete, yield `Usage` (if the endpoint reported it) and `End`. If the stream broke off,
+        yield nothing.
+        """
+        ...
+
+
+class ApiFormat(Protocol):
+    """One API format: its paths, request bodies and streamed responses."""
+
+    path: str  # URL path of requests, relative to the base URL
+    models_path: str  # URL path of the model list, relative to the base URL
+    optional: tuple[str, ...]  # keys of the request body that can be omitted if an endpoint rejects them
+    # whether the response's text may contain reasoning and tool calls between markers such as `<think>`, because some
+    # servers do not remove reasoning and tool calls from the text
+    leaks_markers: bool
+
+    def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
+        """Return the JSON body of the HTTP request for a model request.
+
+        Args:
+            endpoint: name of the endpoint. Data from earlier responses is sent back only to the same endpoint.
+            rejected: keys to omit, because the endpoint rejected them.
+        """
+        ...
+
+    def headers(self, request: ModelRequest) -> dict[str, str]:
+        """Return the HTTP headers that this API format adds for `request`."""
+        ...
+
+    def reader(self, request: ModelRequest, endpoint: str) -> Reader:
+        """Return a new reader of the response to `request`."""
+        ...
+
+
+def text_of(value: Any) -> str:
+    """Return a string with unpaired surrogates replaced, or "" for another value."""
+    if not isinstance(value, str):
+        return ""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def count_of(value: Any) -> int:
+    """Return `value` if it is a positive integer, else 0."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def object_of(value: Any) -> Json:
+    """Return `value` if it is a JSON object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def list_of(value: Any) -> list[Any]:
+    """Return `value` if it is a list, else an empty list."""
+    return value if isinstance(value, list) else []
+
+
 MAX_BYTES = 64 << 20
-"""Largest size of one response in bytes. Larger responses come from broken servers."""
+"""Largest size of one response in bytes.
+
+Larger responses come from broken servers.
+"""
 
 IDLE_SECONDS = 600.0
-"""Seconds without a received byte before a request fails. Gateways may load a model first."""
+"""Seconds without a received byte before a request fails.
+
+Gateways may load a model first.
+"""
 
 _TIMEOUT = httpx2.Timeout(IDLE_SECONDS, connect=10.0)
 _PLACEHOLDER = "none"  # never sent; without a key, the SDK would read a key from the environment
 _CLASSES = {"openai": "AsyncOpenAI", "anthropic": "AsyncAnthropic"}
 
 
-class Connection:
+class EndpointConnection:
     """A connection to one endpoint through the client of the OpenAI or Anthropic SDK.
 
     Requests and responses are plain JSON. They are not validated with the SDK's types, because compatible servers send
@@ -46,7 +129,7 @@ class Connection:
         )
 
     async def events(self, path: str, body: Json, headers: dict[str, str]) -> AsyncGenerator[Json, None]:
-        """Send a streaming POST request and yield the events of the response stream as JSON objects.
+        """Send a streaming POST request and yield the events as JSON objects.
 
         Raises:
             ProviderError: the endpoint rejected the request, closed the stream early, or sent invalid data.
@@ -77,7 +160,7 @@ class Connection:
             return await self._client.get(path, cast_to=object)
 
     async def has_route(self, path: str) -> bool:
-        """Send a POST request with an empty body, and return whether the endpoint has a route at `path`.
+        """Return whether the endpoint has a route at `path`, by an empty POST.
 
         Raises:
             ProviderError: the endpoint cannot be reached or is unavailable.
@@ -107,25 +190,36 @@ class Connection:
             raise provider_error(name, status, body, error.response.headers, self._secrets) from error
         except (sdk.APITimeoutError, httpx2.TimeoutException) as error:
             raise ProviderError(
-                "interrupted" if begun() else "unavailable", f"{name} did not answer in time"
+                "interrupted" if begun() else "unavailable",
+                f"{name} did not answer in time; try again or choose another model",
             ) from error
         except _ResponseTooLarge as error:
-            raise ProviderError("invalid", f"{name} sent more than {MAX_BYTES >> 20} MiB") from error
+            raise ProviderError(
+                "invalid", f"{name} sent more than {MAX_BYTES >> 20} MiB; choose another model"
+            ) from error
         except (sdk.APIConnectionError, httpx2.HTTPError, httpx2.StreamError) as error:
             if isinstance(error.__cause__, _ResponseTooLarge):
-                raise ProviderError("invalid", f"{name} sent more than {MAX_BYTES >> 20} MiB") from error
+                raise ProviderError(
+                    "invalid", f"{name} sent more than {MAX_BYTES >> 20} MiB; choose another model"
+                ) from error
             if begun():
-                raise ProviderError("interrupted", f"{name} broke off in the middle of the answer") from error
-            raise ProviderError("unavailable", f"{name} cannot be reached at {self._endpoint.base_url}") from error
+                raise ProviderError(
+                    "interrupted", f"{name} closed the connection during the answer; send the prompt again"
+                ) from error
+            raise ProviderError(
+                "unavailable",
+                f"{name} cannot be reached at {self._endpoint.base_url}; check that it runs and that base_url is right",
+            ) from error
         except sdk.APIError as error:  # an error event within a stream
             raise provider_error(name, 200, error.body or error.message, {}, self._secrets) from error
         except (ValueError, httpx2.InvalidURL) as error:
-            raise ProviderError("invalid", f"{name} sent an invalid response") from error
+            raise ProviderError("invalid", f"{name} sent an invalid response; check base_url and wire_api") from error
 
 
-async def connect(endpoint: Endpoint, sdk: Literal["openai", "anthropic"]) -> Connection:
-    """Return a connection to an endpoint. The SDK is imported in a thread, so the event loop is not blocked."""
-    return Connection(endpoint, await asyncio.to_thread(importlib.import_module, sdk))
+async def connect(endpoint: Endpoint, sdk: Literal["openai", "anthropic"]) -> EndpointConnection:
+    """Return a connection to an endpoint."""
+    # The SDK is imported in a thread, so the event loop is not blocked.
+    return EndpointConnection(endpoint, await asyncio.to_thread(importlib.import_module, sdk))
 
 
 class _ResponseTooLarge(httpx2.ReadError):
@@ -141,7 +235,7 @@ class _LimitedStream(httpx2.AsyncByteStream):
         async for chunk in self._stream:
             remaining_bytes -= len(chunk)
             if remaining_bytes < 0:
-                raise _ResponseTooLarge("the response is too large")
+                raise _ResponseTooLarge(f"the response has more than {MAX_BYTES >> 20} MiB")
             yield chunk
 
     async def aclose(self) -> None:
@@ -149,13 +243,9 @@ class _LimitedStream(httpx2.AsyncByteStream):
 
 
 def _http_client(endpoint: Endpoint, custom_headers: str) -> httpx2.AsyncClient:
-    """Return an HTTP client that sends the endpoint's configured headers and limits the size of responses.
+    """Return an HTTP client with the endpoint's headers and a response limit.
 
-    The client removes the headers that the SDK adds from environment variables.
-
-    Args:
-        endpoint: the endpoint and its headers.
-        custom_headers: name of the environment variable from which the SDK reads additional headers.
+    `custom_headers` is the environment variable from which the SDK reads additional headers, which are removed.
     """
     removed = [line.partition(":")[0].strip() for line in os.environ.get(custom_headers, "").splitlines()]
     removed += ["openai-organization", "openai-project"]

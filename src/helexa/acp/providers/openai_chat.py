@@ -1,11 +1,15 @@
-"""The API format of OpenAI chat completions, including the variants of compatible servers."""
+"""OpenAI's API format for chat completions, as many servers implement it.
+
+Servers give all calls the same index or none, omit the ids, or repeat id and name in each delta.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from helexa.acp.history import AssistantMessage, Image, Message, Part, Text, ToolResult, UserMessage
-from helexa.acp.providers.api_format import Json, count_of, list_of, object_of, text_of
+from helexa.acp.conversation import AssistantMessage, Image, Message, Part, Text, ToolResult, UserMessage
+from helexa.acp.providers.connection import Json, count_of, list_of, object_of, text_of
 from helexa.acp.providers.provider import (
     AnswerDelta,
     CallDelta,
@@ -13,20 +17,110 @@ from helexa.acp.providers.provider import (
     FinishReason,
     ModelEvent,
     ModelRequest,
+    ProviderError,
     ReasoningDelta,
     Usage,
 )
 
+_MAX_CHECKS = 1000
+
+
+@dataclass(eq=False)
+class _Call:
+    """A tool call of the response.
+
+    `repeated`: its name was repeated after complete arguments.
+    """
+
+    index: int
+    id: str
+    name: str = ""
+    arguments: str = ""
+    repeated: bool = False
+    checks: int = 0
+
+    def is_complete(self) -> bool:
+        """Return whether the arguments are a whole JSON object; False after many checks."""
+        self.checks += 1
+        if self.checks > _MAX_CHECKS or not self.arguments.rstrip().endswith("}"):
+            return False
+        try:
+            return isinstance(json.loads(self.arguments), dict)
+        except (ValueError, RecursionError):
+            return False
+
+
+class ChatCalls:
+    """Converts the deltas of tool calls in one response to `CallDelta` events.
+
+    A delta begins a new call if its id differs from the id of the call that it would continue. Without an id, it begins
+    a new call if its name differs from the name of this call, or repeats the name after complete arguments.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._by_index: dict[int, _Call] = {}
+        self._by_id: dict[str, _Call] = {}
+
+    def __len__(self) -> int:
+        """Return the number of calls so far."""
+        return len(self._calls)
+
+    def read(self, delta: Json) -> Iterator[CallDelta]:
+        """Yield the event for one delta of a tool call, if the delta contains anything."""
+        function = object_of(delta.get("function"))
+        name, id = text_of(function.get("name")), text_of(delta.get("id"))
+        arguments = function.get("arguments")
+        text = json.dumps(arguments) if isinstance(arguments, dict) else text_of(arguments)
+        index = delta.get("index") if type(delta.get("index")) is int else None
+        call = self._continued(index, id, name, text)
+        if call is None:
+            call = _Call(len(self._calls), id)
+            self._calls.append(call)
+            if index is not None:
+                self._by_index[index] = call
+            if id:
+                self._by_id[id] = call
+        elif not text and (call.repeated or call.name or not name):
+            return
+        shown_name = "" if call.name else name
+        call.name = call.name or name
+        call.arguments += text
+        yield CallDelta(call.index, id or None, shown_name or None, text)
+
+    def _continued(self, index: int | None, id: str, name: str, text: str) -> _Call | None:
+        """Return the call that a delta continues, or None if the delta begins a new call."""
+        if index is not None:
+            call = self._by_index.get(index)
+        else:
+            call = self._by_id.get(id) if id else self._calls[-1] if self._calls else None
+        if call is None:
+            return None
+        if id and call.id and id != call.id:
+            return self._by_id.get(id)
+        if id or not call.name:
+            return call
+        if (name and name != call.name) or (call.repeated and text):
+            return None
+        if name and call.is_complete():
+            if text:
+                return None
+            call.repeated = True
+        return call
+
+
 NAME = "openai-chat"
 
-_FINISH: dict[str, FinishReason] = {
-    "stop": "stop",
-    "length": "length",
-    "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
-    "content_filter": "refusal",
+_REASONS: dict[FinishReason, tuple[str, ...]] = {
+    "stop": ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "complete"),
+    "length": ("length", "max_tokens", "max_length", "max_output_tokens", "model_length", "repetition"),
+    "tool_calls": ("tool_calls", "tool_call", "tool_use", "function_call"),
+    "refusal": ("content_filter", "refusal", "safety", "sensitive", "recitation", "blocklist", "prohibited_content"),
 }
-_REASONING = ("reasoning_content", "reasoning")
+_FINISH: dict[str, FinishReason] = {name: reason for reason, names in _REASONS.items() for name in names}
+_NO_REASON = ("", "null", "none")  # some servers send them in each chunk until the end
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_SHOWN_CHARS = 64
 
 
 class OpenAIChat:
@@ -45,10 +139,7 @@ class OpenAIChat:
     leaks_markers = True
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the JSON body of `POST /chat/completions` for a model request, without the keys in `rejected`.
-
-        See `ApiFormat`.
-        """
+        """Return the body of `POST /chat/completions` (see `ApiFormat`)."""
         body: Json = {
             "model": request.model,
             "messages": _messages(request, endpoint),
@@ -73,14 +164,12 @@ class OpenAIChat:
         return {key: value for key, value in body.items() if key not in rejected}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """Return the header `x-include-thinking`, or no headers if the thought level is `none`.
-
-        helexa's nodes return reasoning only if this header is set.
-        """
+        """Return the header `x-include-thinking`, unless the thought level is `none`."""
+        # helexa's nodes return reasoning only if this header is set.
         return {} if request.thought_level == "none" else {"x-include-thinking": "true"}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "ChatReader":
-        """Return a new object that converts the chunks of one response to model events; see `ApiFormat`."""
+        """Return a new reader of one response; see `ApiFormat`."""
         return ChatReader(endpoint)
 
 
@@ -92,8 +181,9 @@ class ChatReader:
         self._finish: FinishReason | None = None
         self._usage: Usage | None = None
         self._reasoning: str | None = None  # name of the server's reasoning field
-        self._ids: dict[int, str] = {}  # call ids by the index of the call in the response
-        self._current: dict[int, int] = {}  # the server's index -> index of the call in the response
+        self._calls = ChatCalls()
+        self._has_deltas = False
+        self._answer_chars = 0
 
     def feed(self, event: Json) -> Iterator[ModelEvent]:
         """Yield the model events that correspond to one chunk; see `Reader`."""
@@ -101,19 +191,44 @@ class ChatReader:
             self._usage = _usage(usage)
         for choice in list_of(event.get("choices"))[:1]:
             choice = object_of(choice)
-            yield from self._delta(object_of(choice.get("delta")) or object_of(choice.get("message")))
-            if reason := text_of(choice.get("finish_reason")):
-                self._finish = _FINISH.get(reason, "stop")
+            if error := choice.get("error"):
+                raise self._failed(text_of(object_of(error).get("message")) or "an error")
+            if delta := object_of(choice.get("delta")):
+                self._has_deltas = True
+                yield from self._delta(delta)
+            elif message := object_of(choice.get("message")):
+                yield from self._delta(self._rest_of(message) if self._has_deltas else message)
+            elif text := text_of(choice.get("text")):
+                yield from self._delta({"content": text})
+            self._read_reason(choice.get("finish_reason"))
 
     def end(self) -> Iterator[ModelEvent]:
-        """Yield the token counts and the `End` event if the response is complete; see `Reader`."""
+        """Yield the token counts and the `End` event; see `Reader`."""
         if self._finish is None:
             return
         if self._usage is not None:
             yield self._usage
-        reason: FinishReason = "tool_calls" if self._ids and self._finish == "stop" else self._finish
+        reason: FinishReason = "tool_calls" if len(self._calls) and self._finish == "stop" else self._finish
         extras = {"endpoint": self._endpoint, "reasoning": self._reasoning}
         yield End(reason, {NAME: extras} if self._reasoning else {})
+
+    def _read_reason(self, value: Any) -> None:
+        """Store the finish reason of a chunk."""
+        # The first reason counts, because some servers send "stop" after it.
+        name = text_of(object_of(value).get("type") if isinstance(value, dict) else value).strip().lower()
+        if name in _NO_REASON or self._finish is not None:
+            return
+        if name not in _FINISH:
+            raise self._failed(name[:_SHOWN_CHARS])
+        self._finish = _FINISH[name]
+
+    def _failed(self, reason: str) -> ProviderError:
+        return ProviderError("interrupted", f"{self._endpoint} ended its answer with: {reason}; send the prompt again")
+
+    def _rest_of(self, message: Json) -> Json:
+        """Return what MiniMax's final `message` contains beyond its deltas."""
+        rest: Json = {"content": text_of(message.get("content"))[self._answer_chars :]}
+        return rest if len(self._calls) else rest | {"tool_calls": message.get("tool_calls")}
 
     def _delta(self, delta: Json) -> Iterator[ModelEvent]:
         for field in _REASONING:
@@ -125,30 +240,17 @@ class ChatReader:
         if isinstance(content, list):
             yield from _content_parts(content)
         elif text := text_of(content) or text_of(delta.get("refusal")):
+            self._answer_chars += len(text)
             yield AnswerDelta(text)
-        for call in list_of(delta.get("tool_calls")):
-            yield from self._call(object_of(call))
-
-    def _call(self, call: Json) -> Iterator[ModelEvent]:
-        function = object_of(call.get("function"))
-        name, id = text_of(function.get("name")), text_of(call.get("id"))
-        arguments = function.get("arguments")
-        text = json.dumps(arguments) if isinstance(arguments, dict) else text_of(arguments)
-        server_index = call.get("index")
-        position = server_index if isinstance(server_index, int) else -1
-        index = self._current.get(position)
-        # Some servers send index 0 for all calls, or no index: a new id, or a name without an id, begins a new call.
-        if index is None or (id and self._ids[index] and id != self._ids[index]) or (position < 0 and name and not id):
-            index = self._current[position] = len(self._ids)
-            self._ids[index] = id
-            yield CallDelta(index, id or None, name or None, text)
-        elif text or name:
-            self._ids[index] = self._ids[index] or id
-            yield CallDelta(index, id or None, name or None, text)
+        calls = delta.get("tool_calls")
+        for call in [calls] if isinstance(calls, dict) else list_of(calls):
+            yield from self._calls.read(object_of(call))
+        if not calls and (function := object_of(delta.get("function_call"))):  # the deprecated form of one call
+            yield from self._calls.read({"index": 0, "function": function})
 
 
 def _content_parts(parts: list[Any]) -> Iterator[ModelEvent]:
-    """Yield the model events for message content that is a list of parts. Mistral's API sends such lists."""
+    """Yield the model events for message content that is a list, as Mistral sends it."""
     for part in map(object_of, parts):
         if part.get("type") == "thinking":
             thought = "".join(text_of(object_of(chunk).get("text")) for chunk in list_of(part.get("thinking")))
@@ -196,11 +298,9 @@ def last_prompt(messages: Sequence[Message]) -> int:
 
 
 def _add_user(messages: list[Json], parts: Sequence[Part]) -> None:
-    """Append a user message with the content `parts` to the `messages` of a request body.
-
-    If the last message is also a user message, the content is appended to it, because chat templates expect
-    alternating roles.
-    """
+    """Append a user message with the content `parts` to `messages`."""
+    # If the last message is also a user message, the content is appended to it, because chat templates expect
+    # alternating roles.
     message = _user(parts)
     if not messages or messages[-1]["role"] != "user":
         messages.append(message)

@@ -1,10 +1,13 @@
-"""The API format of OpenAI Responses. The server stores no responses, so each request contains the conversation."""
+"""The API format of OpenAI Responses.
+
+The server stores no responses, so each request contains the conversation.
+"""
 
 from collections.abc import Iterator
 from typing import Any
 
-from helexa.acp.history import AssistantMessage, Image, Text, ToolResult, UserMessage
-from helexa.acp.providers.api_format import Json, count_of, list_of, object_of, text_of
+from helexa.acp.conversation import AssistantMessage, Image, Text, ToolResult, UserMessage
+from helexa.acp.providers.connection import Json, count_of, list_of, object_of, text_of
 from helexa.acp.providers.provider import (
     AnswerDelta,
     CallDelta,
@@ -32,7 +35,7 @@ class OpenAIResponses:
     leaks_markers = False
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the JSON body of `POST /responses` without the keys in `rejected`; see `ApiFormat`."""
+        """Return the body of `POST /responses` without the keys in `rejected`."""
         body: Json = {
             "model": request.model,
             "instructions": request.system,
@@ -65,7 +68,7 @@ class OpenAIResponses:
         return {}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "ResponseReader":
-        """Return a new object that converts the stream events of one response to model events; see `ApiFormat`."""
+        """Return a new reader of one response; see `ApiFormat`."""
         return ResponseReader(request.model, endpoint)
 
 
@@ -107,7 +110,7 @@ class ResponseReader:
             raise provider_error(self._endpoint, 200, {"error": response.get("error") or event}, {}, ())
 
     def end(self) -> Iterator[ModelEvent]:
-        """Yield the token counts and the `End` event if the response is complete; see `Reader`."""
+        """Yield the token counts and the `End` event; see `Reader`."""
         if self._finish is None:
             return
         if self._usage is not None:
@@ -151,7 +154,7 @@ class ResponseReader:
 
 
 def _key(event: Json) -> str:
-    """Return a key for the output item to which a stream event belongs: the item's index, else its id."""
+    """Return the key of a stream event's output item: its index, else its id."""
     position = event.get("output_index")
     return str(position) if isinstance(position, int) else text_of(event.get("item_id"))
 

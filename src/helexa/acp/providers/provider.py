@@ -1,11 +1,14 @@
-"""The interface of model endpoints: requests, response events and errors, independent of the API format."""
+"""Model endpoints: requests, events, errors, and the list of all endpoints."""
 
+import asyncio
+import dataclasses
+import importlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from helexa.acp.config import Endpoint
-from helexa.acp.history import Message
+from helexa.acp.config import DEFAULT_MODEL, Endpoint, Settings, name_hint
+from helexa.acp.conversation import Message
 
 ErrorKind = Literal[
     "auth", "budget", "rate_limit", "context_limit", "model_not_found", "invalid", "unavailable", "interrupted"
@@ -15,28 +18,22 @@ ThoughtLevel = Literal["default", "none", "low", "medium", "high"]
 
 
 class ProviderError(Exception):
-    """A request to an endpoint failed.
-
-    Attributes:
-        kind: the cause. It determines whether the agent retries, shortens the conversation, or reports the error.
-        message: a sentence for the user, without secrets.
-        retry_after: seconds to wait before a retry, or None if the endpoint did not report a delay.
-        context_limit: context size in tokens, or None if the endpoint did not report it.
-    """
+    """A request to an endpoint failed."""
 
     def __init__(
         self, kind: ErrorKind, message: str, *, retry_after: float | None = None, context_limit: int | None = None
     ) -> None:
         super().__init__(message)
+        # The cause. It determines whether the agent retries, shortens the conversation, or reports the error.
         self.kind = kind
-        self.message = message
-        self.retry_after = retry_after
-        self.context_limit = context_limit
+        self.message = message  # a sentence for the user, without secrets
+        self.retry_after = retry_after  # seconds to wait before a retry, or None if the endpoint did not report a delay
+        self.context_limit = context_limit  # context size in tokens, or None if the endpoint did not report it
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool that the model may call, as described in a request. `schema` is the JSON Schema of the arguments."""
+    """A tool that the model may call; `schema` is the JSON Schema of its arguments."""
 
     name: str
     description: str
@@ -45,45 +42,28 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """The properties of a model, as its endpoint lists them. Unknown properties are None.
+    """The properties of a model, as its endpoint lists them; None if unknown."""
 
-    Attributes:
-        id: model name in requests.
-        context: context size in tokens, for prompt and response together.
-        max_output: maximum number of response tokens.
-        input_price: US dollars per million input tokens.
-        output_price: US dollars per million output tokens.
-        cached_price: US dollars per million cached input tokens.
-        images: whether the model accepts images.
-        thinks: whether a thought level (reasoning effort) has an effect on the model.
-    """
-
-    id: str
-    context: int | None = None
-    max_output: int | None = None
-    input_price: float | None = None
-    output_price: float | None = None
-    cached_price: float | None = None
-    images: bool | None = None
-    thinks: bool | None = None
+    id: str  # model name in requests
+    context: int | None = None  # context size in tokens, for prompt and response together
+    max_output: int | None = None  # maximum number of response tokens
+    input_price: float | None = None  # US dollars per million input tokens
+    output_price: float | None = None  # US dollars per million output tokens
+    cached_price: float | None = None  # US dollars per million cached input tokens
+    images: bool | None = None  # whether the model accepts images
+    thinks: bool | None = None  # whether a thought level (reasoning effort) has an effect on the model
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request to a model, independent of the API format.
-
-    Attributes:
-        messages: the conversation. It must not contain `Summary` or `Cleared` entries.
-        max_tokens: maximum number of response tokens.
-        thought_level: reasoning effort.
-    """
+    """A request to a model, independent of the API format."""
 
     model: str
     system: str
-    messages: Sequence[Message]
+    messages: Sequence[Message]  # the conversation. It must not contain `Summary` or `Cleared` entries.
     tools: Sequence[ToolSpec] = ()
-    max_tokens: int | None = None
-    thought_level: ThoughtLevel = "default"
+    max_tokens: int | None = None  # maximum number of response tokens
+    thought_level: ThoughtLevel = "default"  # reasoning effort
     temperature: float | None = None
 
 
@@ -117,7 +97,10 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request and its response. `input` includes `cached`, and `output` includes `reasoning`."""
+    """Token counts of one request and its response.
+
+    `input` includes `cached`, and `output` includes `reasoning`.
+    """
 
     input: int
     output: int
@@ -127,14 +110,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last event of a complete response.
-
-    Attributes:
-        reason: finish reason.
-        extras: data of the endpoint, which the agent stores and sends back in later requests.
-    """
+    """The last event of a complete response."""
 
     reason: FinishReason
+    # data of the endpoint, which the agent stores and sends back in later requests
     extras: dict[str, Any] = field(default_factory=dict)
 
 
@@ -142,12 +121,14 @@ ModelEvent = AnswerDelta | ReasoningDelta | CallDelta | Usage | End
 
 
 class Provider(Protocol):
-    """A client of one endpoint. All methods raise `ProviderError` if the endpoint fails."""
+    """A client of one endpoint. All methods raise `ProviderError` if it fails."""
 
     endpoint: Endpoint
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Send a request and yield the events of the streamed response. The last event is `End`.
+        """Send a request and yield the events of the streamed response.
+
+        The last event is `End`.
 
         Closing the generator or canceling the calling task closes the connection immediately.
         """
@@ -164,10 +145,151 @@ class Provider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """The model that a session uses: the name of an endpoint, and the name of a model at this endpoint."""
+    """The model that a session uses: names of the endpoint and of its model."""
 
     endpoint: str
     model: str
 
     def __str__(self) -> str:
         return f"{self.endpoint}:{self.model}"
+
+
+class Models:
+    """All configured endpoints and their models. The constructor sends no requests."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._endpoints = {endpoint.name: endpoint for endpoint in settings.endpoints}
+        self._default = settings.default_endpoint
+        self._providers: dict[str, Provider] = {}
+        self._locks = {name: asyncio.Lock() for name in self._endpoints}
+        self._cards: dict[str, list[ModelCard]] = {}
+        self._learned: dict[ModelChoice, int] = {}
+        self._failures: dict[str, str] = {}
+
+    async def refresh(self, timeout_s: float) -> None:
+        """Request the model lists of all endpoints concurrently and store them.
+
+        If an endpoint fails or does not respond within `timeout_s`, its previous list remains.
+        """
+        await asyncio.gather(*(self._refresh(name, timeout_s) for name in self._endpoints))
+
+    async def _refresh(self, name: str, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                provider = await self._open(name)
+                self._cards[name] = await provider.models()
+        except TimeoutError:
+            self._failures[name] = f"{name} did not list its models in time"
+        except ProviderError as error:
+            self._failures[name] = error.message
+        else:
+            self._failures.pop(name, None)
+
+    def listed(self) -> dict[str, list[ModelCard]]:
+        """Return the known models by endpoint name, in the order of the configuration.
+
+        A default model that is configured for an endpoint is included even if the endpoint does not list it.
+        """
+        return {name: self._listed(endpoint) for name, endpoint in self._endpoints.items()}
+
+    def _listed(self, endpoint: Endpoint) -> list[ModelCard]:
+        cards = self._cards.get(endpoint.name, [])
+        model = endpoint.default_model
+        if model is None or (cards and model == DEFAULT_MODEL) or any(card.id == model for card in cards):
+            return list(cards)
+        return [ModelCard(model), *cards]
+
+    def default(self) -> ModelChoice | None:
+        """Return the default model of new sessions, or None if no model is known."""
+        first = self._endpoints[self._default]
+        others = [endpoint for endpoint in self._endpoints.values() if endpoint is not first]
+        for endpoint in (first, *others):
+            ids = [card.id for card in self._listed(endpoint)]
+            if endpoint.default_model in ids:
+                return ModelChoice(endpoint.name, endpoint.default_model)
+            if ids:
+                return ModelChoice(endpoint.name, ids[0])
+        return None
+
+    def parse(self, text: str) -> ModelChoice:
+        """Parse a model name that the user wrote as `endpoint:model`.
+
+        The endpoint ends at the first colon. If it is unknown, the whole text is a model of the default endpoint.
+
+        Raises:
+            ValueError: the text is empty.
+        """
+        name, _, model = text.partition(":")
+        if name in self._endpoints and model:
+            return ModelChoice(name, model)
+        if not text:
+            raise ValueError("the model name is empty; write endpoint:model")
+        return ModelChoice(self._default, text)
+
+    def selection_error(self, choice: ModelChoice) -> str | None:
+        """Return why the user cannot choose this model, or None if it is possible."""
+        endpoint = self._endpoints.get(choice.endpoint)
+        if endpoint is None:
+            return f"there is no endpoint '{choice.endpoint[:100]}'; {name_hint(choice.endpoint, self._endpoints)}"
+        cards = self._cards.get(choice.endpoint, [])
+        ids = [card.id for card in cards]
+        if not ids or choice.model in (*ids, endpoint.default_model):
+            return None
+        return f"{choice.endpoint} has no model '{choice.model[:100]}'; {name_hint(choice.model, ids)}"
+
+    def card(self, choice: ModelChoice) -> ModelCard:
+        """Return the known properties of a model.
+
+        The context size is the first known value of the following:
+
+        1. The size that the endpoint stated in an earlier error response.
+        2. The size in the configuration.
+        3. The size in the endpoint's model list.
+        """
+        endpoint = self._endpoints.get(choice.endpoint)
+        known = next((card for card in self._cards.get(choice.endpoint, []) if card.id == choice.model), None)
+        card = known or ModelCard(choice.model)
+        configured = endpoint.context_window if endpoint else None
+        return dataclasses.replace(card, context=self._learned.get(choice) or configured or card.context)
+
+    def learn_context(self, choice: ModelChoice, tokens: int) -> None:
+        """Store the context size that an endpoint stated in an error response."""
+        self._learned[choice] = tokens
+
+    async def provider(self, choice: ModelChoice) -> Provider:
+        """Return the client of the endpoint that has the chosen model.
+
+        The first call for an endpoint imports the SDK. If the configured API format is `auto`, the call also detects
+        the format.
+
+        Raises:
+            ProviderError: the endpoint is unknown, or its API format cannot be detected.
+        """
+        if choice.endpoint not in self._endpoints:
+            known = ", ".join(self._endpoints)
+            raise ProviderError(
+                "model_not_found", f"there is no endpoint '{choice.endpoint}'; known endpoints: {known}"
+            )
+        return await self._open(choice.endpoint)
+
+    async def _open(self, name: str) -> Provider:
+        async with self._locks[name]:
+            if name not in self._providers:
+                self._providers[name] = await _open(self._endpoints[name])
+            return self._providers[name]
+
+    def failures(self) -> dict[str, str]:
+        """Return the error of each endpoint whose last `refresh` failed, by name."""
+        return dict(self._failures)
+
+    async def close(self) -> None:
+        """Close the connections to all endpoints."""
+        providers, self._providers = self._providers, {}
+        await asyncio.gather(*(provider.close() for provider in providers.values()))
+
+
+async def _open(endpoint: Endpoint) -> Provider:
+    """Connect to an endpoint and return its client."""
+    # The modules of the clients are imported in a thread, because the import is slow.
+    opening = await asyncio.to_thread(importlib.import_module, "helexa.acp.providers.endpoint")
+    return await opening.open_provider(endpoint)

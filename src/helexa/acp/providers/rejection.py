@@ -1,4 +1,4 @@
-"""Converts the error responses of different servers to `ProviderError`, with an error kind and a message."""
+"""Converts error responses of different servers to `ProviderError`."""
 
 import email.utils
 import json
@@ -9,8 +9,7 @@ from typing import Any
 
 from helexa.acp.providers.provider import ErrorKind, ProviderError
 
-MAX_MESSAGE_CHARACTERS = 500
-"""Maximum number of characters quoted from a server's error message."""
+MAX_MESSAGE_CHARACTERS = 500  # maximum number of characters quoted from a server's error message
 
 _OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error", "request_too_large"}
 _OVERFLOW = re.compile(
@@ -63,7 +62,6 @@ def provider_error(
     """Return a `ProviderError` for an error response of an endpoint.
 
     Args:
-        endpoint: name of the endpoint, for the message.
         status: HTTP status. It is 200 for an error event within a stream.
         body: response body as parsed JSON, or as text if it is not JSON.
         headers: response headers with lowercase names.
@@ -90,17 +88,17 @@ def provider_error(
 
 
 def rejects(error: ProviderError, parameter: str) -> bool:
-    """Return whether an endpoint rejected a request because of `parameter`, a key of the request body."""
+    """Return whether an endpoint rejected `parameter`, a key of the body."""
     return error.kind in _REQUEST_AT_FAULT and re.search(rf"\b{re.escape(parameter)}\b", error.message) is not None
 
 
 def rejects_tools(error: ProviderError) -> bool:
-    """Return whether an endpoint rejected a request because it does not support tool calls for the model."""
+    """Return whether an endpoint rejected tool calls for the model."""
     return error.kind in _REQUEST_AT_FAULT and _NO_TOOLS.search(error.message) is not None
 
 
 def _error(body: Any) -> dict[str, Any]:
-    """Return the JSON object that describes the error: `body["error"]` if it is an object, else `body`."""
+    """Return the error object: `body["error"]` if it is an object, else `body`."""
     if isinstance(body, list) and body:  # Google wraps errors in a list
         body = body[0]
     if not isinstance(body, dict):

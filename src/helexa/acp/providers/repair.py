@@ -1,4 +1,7 @@
-"""Parses tool calls and repairs frequent format errors of small models. Ambiguous calls are rejected."""
+"""Parses tool calls and repairs frequent format errors of small models.
+
+Ambiguous calls are rejected.
+"""
 
 import json
 import re
@@ -14,7 +17,7 @@ _PARAMETER = re.compile(r"<parameter=([^>\n]*)>(.*?)(?:</parameter>|(?=<paramete
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A tool call that could be parsed. The tool may not exist, and its arguments are not yet checked."""
+    """A parsed tool call. Tool and arguments are not checked."""
 
     name: str
     arguments: dict[str, Any]
@@ -88,10 +91,7 @@ def _find_name(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCal
 
 
 def _matching_tools(arguments: dict[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the names of tools that could be called with `arguments`.
-
-    A tool could be called if `arguments` contains all its required arguments and no unknown arguments.
-    """
+    """Yield the tools to whose schema `arguments` fits: all required, none unknown."""
     keys = arguments.keys()
     for name, schema in schemas.items():
         if keys and set(schema.get("required", ())) <= keys <= _properties(schema).keys():
@@ -111,12 +111,10 @@ def _read_markup(markup: re.Match[str], schemas: Mapping[str, Mapping[str, Any]]
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """Return the value of a parameter in `<parameter=...>` markup.
-
-    The value is `text` if the parameter's schema allows strings, else the parsed JSON.
-    """
+    """Return the value of a parameter in `<parameter=...>` markup."""
     text = text.removeprefix("\n").removesuffix("\n")
     kinds = set(_kinds(schema))
+    # Text stays text if the schema allows strings, even if it looks like JSON.
     if "string" in kinds or not kinds:
         return text
     try:
@@ -141,11 +139,7 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read_json(text: str) -> Any:
-    """Parse JSON and return the value. Raw line breaks in strings and up to three extra `}` at the end are allowed.
-
-    Raises:
-        ValueError: the text is not JSON.
-    """
+    """Parse JSON with frequent errors: raw line breaks, and up to three extra `}`."""
     try:
         value, end = json.JSONDecoder(strict=False, parse_constant=_reject_constant).raw_decode(text)
     except RecursionError:

@@ -5,10 +5,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from helexa.acp.history import CardContent, Location, Text, ToolKind
+from helexa.acp.conversation import CardContent, Location, Text, ToolKind
 from helexa.acp.host.boundary import OutOfBounds
+from helexa.acp.host.host import ToolError
 from helexa.acp.tools.excerpt import ends, fenced
-from helexa.acp.tools.tool import Act, Reads, ToolContext, ToolError
+from helexa.acp.tools.tool import Act, Reads, ToolContext
 
 _SHOWN_BYTES = 8_000
 
@@ -36,16 +37,16 @@ class BuiltIn:
         return _inlined(components[self.arguments.__name__], components)
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Validate the arguments, convert them to the types in the schema, and return them; see `Tool.check`."""
+        """Validate the arguments and return them with the types of the schema."""
         present = {name: value for name, value in arguments.items() if value is not None}
         try:
             return msgspec.to_builtins(msgspec.convert(present, self.arguments, strict=False))
         except (msgspec.ValidationError, ValueError) as error:
             known = ", ".join(self.arguments.__struct_fields__)
-            raise ToolError(f"The arguments of {self.name} are invalid: {error}. It takes: {known}") from error
+            raise ToolError(f"the arguments of {self.name} are invalid: {error}; its arguments are: {known}") from error
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
-        """Return the file in the argument `path`, or an empty tuple if the tool has no such argument."""
+        """Return the file in the argument `path`, if the tool has this argument."""
         if "path" not in arguments:
             return ()
         try:
@@ -55,7 +56,7 @@ class BuiltIn:
         return (Location(str(path), arguments.get("line")),)
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return an empty tuple, because a permission request shows no preview of the call by default."""
+        """Return an empty tuple: no preview by default."""
         return ()
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
@@ -64,25 +65,24 @@ class BuiltIn:
         Raises:
             OutOfBounds: the argument `path` is outside the session's folders.
         """
-        if "path" in arguments:
-            context.boundary.resolve(arguments["path"])
-        return Reads()
+        if "path" not in arguments:
+            return Reads()
+        target = context.boundary.resolve(arguments["path"])
+        return Reads(target if target.secret and not target.is_folder() else None)
 
 
 def as_block(content: str) -> tuple[CardContent, ...]:
-    """Return the text as a Markdown code block for the display of a tool call, shortened if it is long."""
+    """Return the text as a Markdown code block, shortened if it is long."""
     return (Text(fenced(ends(content, _SHOWN_BYTES))),)
 
 
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:
-    """Return a JSON Schema without titles, in which each `$ref` is replaced by the schema it refers to.
-
-    Small models and grammar compilers handle schemas without titles and references better.
-    """
+    """Return a JSON Schema without titles and without references."""
     match schema:
         case {"$ref": name}:
             return _inlined(components[name], components)
         case dict():
+            # Small models and grammar compilers handle schemas without titles and references better.
             return {key: _inlined(value, components) for key, value in schema.items() if key != "title"}
         case list():
             return [_inlined(value, components) for value in schema]

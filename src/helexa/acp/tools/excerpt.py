@@ -1,22 +1,41 @@
-"""Shortens text for display and for the model: titles of one line, and outputs without their middle."""
+"""Shortens text for display and for the model."""
 
 import re
 import unicodedata
 
 _JOINER = "\u200d"
 _HARMLESS = frozenset({_JOINER, "\u200c", "\u00a0", "\u3000"})  # not printable for Python
+_INVISIBLE = re.compile(  # printable for Python: fillers, variation selectors, and the empty Braille pattern
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters and other unprintable characters replaced by escape sequences."""
+    """Return the text with escape sequences for unprintable characters."""
+    # Spaces of other widths and the joiners of emoji and scripts are harmless.
     return "".join(
-        character if character.isprintable() or character in _HARMLESS else character.encode("unicode_escape").decode()
+        character if character.isprintable() or character in _HARMLESS else _escaped(character) for character in text
+    )
+
+
+def shown_whole(text: str) -> str:
+    """Return the whole text, with escape sequences for invisible characters."""
+    # Unlike `printable`, this also replaces joiners, variation selectors, fillers, and all spaces but U+0020, because
+    # the user decides about the text.
+    return "".join(
+        character
+        if character in "\n\t" or (character.isprintable() and not _INVISIBLE.match(character))
+        else _escaped(character)
         for character in text
     )
 
 
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
 def title(text: str, width: int = 60) -> str:
-    """Return the text as one line of at most `width` characters. Combined characters are not split."""
+    """Return one line of at most `width` characters; accents stay with their letters."""
     line = printable(" ".join(text.split()))
     if len(line) <= width:
         return line
@@ -27,7 +46,7 @@ def title(text: str, width: int = 60) -> str:
 
 
 def _extends(character: str) -> bool:
-    """Return whether the character combines with the character before it, for example an accent or a skin color."""
+    """Return whether the character combines with its predecessor, like an accent."""
     return (
         character == _JOINER
         or unicodedata.category(character).startswith("M")
@@ -36,10 +55,7 @@ def _extends(character: str) -> bool:
 
 
 def clipped(text: str, max_bytes: int) -> str:
-    """Return the first `max_bytes` bytes of the text in UTF-8, followed by a note on how much is omitted.
-
-    If the text fits, return it unchanged.
-    """
+    """Return the first `max_bytes` bytes of the text, and a note on the rest, if any."""
     data = text.encode(errors="replace")
     if len(data) <= max_bytes:
         return data.decode()
@@ -47,7 +63,7 @@ def clipped(text: str, max_bytes: int) -> str:
 
 
 def ends(text: str, max_bytes: int) -> str:
-    """Return the beginning and the end of a text, with a note between them on how much is omitted.
+    """Return the start and the end of a text, with a note on the omitted middle.
 
     Beginning and end together have at most `max_bytes` bytes in UTF-8. If the text fits, return it unchanged.
     """
@@ -60,7 +76,7 @@ def ends(text: str, max_bytes: int) -> str:
 
 
 def fenced(text: str) -> str:
-    """Return the text as a Markdown code block. Its fence is longer than any fence in the text."""
+    """Return a Markdown code block whose fence is longer than any fence in the text."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text.rstrip()}\n{fence}"

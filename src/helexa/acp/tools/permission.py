@@ -1,10 +1,11 @@
-"""Permission rules, which decide whether a tool call is allowed, is denied, or needs the user's permission."""
+"""Permission rules: whether a tool call is allowed, is denied, or must ask."""
 
+from collections.abc import Callable
 from typing import Any
 
 from helexa.acp.config import Mode
-from helexa.acp.failure import ToolError
 from helexa.acp.host.boundary import ResolvedPath
+from helexa.acp.host.host import ToolError
 from helexa.acp.tools.excerpt import title
 from helexa.acp.tools.tool import (
     Act,
@@ -13,7 +14,7 @@ from helexa.acp.tools.tool import (
     Calls,
     Denied,
     Fetches,
-    Grants,
+    Offer,
     Reads,
     Ruling,
     Runs,
@@ -24,86 +25,93 @@ from helexa.acp.tools.tool import (
 )
 
 
-def rule(tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext, grants: Grants) -> Ruling:
-    """Return whether a tool call is allowed, is denied, or needs the user's permission.
+def rule(
+    tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext, ruling: Callable[[Scope], bool | None]
+) -> Ruling:
+    """Return whether a tool call is allowed, is denied, or must ask the user.
 
-    Args:
-        tool: the called tool.
-        arguments: arguments of the call.
-        mode: the session's permission mode.
-        context: the session's folders.
-        grants: the user's earlier decisions to always allow or always reject certain calls.
+    `ruling` returns the user's earlier decision about all calls in a scope: True means always allowed, False always
+    rejected, and None that there is none.
     """
     try:
         act = tool.act(arguments, context)
     except ToolError as error:
         return Denied(str(error))
-    return decide(act, mode, grants)
+    return decide(act, mode, ruling)
 
 
-def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
-    """Return whether a tool call with the effect `act` is allowed, is denied, or needs the user's permission.
+def decide(act: Act, mode: Mode, ruling: Callable[[Scope], bool | None]) -> Ruling:
+    """Return whether a call with the effect `act` is allowed, denied, or must ask.
 
-    The result depends on the session's permission mode and on the user's earlier decisions in `grants`. A user's
+    The result depends on the session's permission mode and on the user's earlier decisions (see `rule`). A user's
     decision applies to a scope, which is a set of calls. Several scopes can contain the same call. For example, an edit
     of a file is in the scopes of the file and of each parent folder. If the user must be asked, the permission request
-    offers "always allow" for the first scope.
+    offers "always allow" for the narrowest scopes. Only the last offer of a request can be one that is saved.
     """
     match act:
-        case Reads():
-            return Allowed()
+        case Reads(target):
+            if target is None:
+                return Allowed()
+            secret = Scope("read_file", str(target.path), f"reads of {title(target.path.name)}")
+            scopes, offers = (secret,), (Offer(secret),)
+            allowed = False
         case Writes(target) if target.plans:
             return Allowed()
         case Writes(target):
             if mode == "plan":
-                return Denied("In plan mode only files in the folder of plans are written.")
-            scopes = _edit_scopes(target)
-            allowed = mode == "acceptEdits" and not target.guarded
+                return Denied("In plan mode you can only write files in the plans folder. Write the plan there.")
+            scopes, offers = _edit_scopes(target)
+            allowed = mode == "acceptEdits" and not target.guarded and not target.secret
         case Runs():
             if mode == "plan":
-                return Denied("In plan mode no commands are run.")
-            scopes = _command_scopes(act)
+                return Denied("In plan mode you cannot run commands. Use the tools that read files.")
+            scopes, offers = _command_scopes(act)
             allowed = False
         case Fetches(host):
-            scopes = (Scope("fetch", host, f"requests to {title(host)}"),)
+            scopes, offers = _call_scopes(Scope("fetch", host, f"requests to {title(host)}"))
             allowed = False
         case Calls(name, only_reads):
             if mode == "plan" and not only_reads:
-                return Denied("In plan mode only tools that change nothing are called.")
-            scopes = (Scope(name, "", title(name)),)
+                return Denied("In plan mode you can only call tools that change nothing. Add this step to the plan.")
+            scopes, offers = _call_scopes(Scope(name, "", title(name)))
             allowed = False
-    answers = [grants.ruling(scope) for scope in scopes]
+    answers = [ruling(scope) for scope in scopes]
     if False in answers:
-        return Denied("The user has permanently rejected this.")
+        return Denied("The user always rejects this. Do not try it again; ask what to do instead.")
     if allowed or mode == "bypassPermissions" or True in answers:
         return Allowed()
-    return AskUser(scopes[0])
+    return AskUser(offers)
 
 
-def _edit_scopes(target: ResolvedPath) -> tuple[Scope, ...]:
-    """Return the scopes (sets of calls) that contain an edit of the file `target`.
+def _edit_scopes(target: ResolvedPath) -> tuple[tuple[Scope, ...], tuple[Offer, ...]]:
+    """Return the scopes that contain an edit of `target`, and the scopes to offer.
 
-    The scopes are the edits in each parent folder and the edits of the file. For a file that may run code later (see
-    `guarded_paths`), only the edits of the file are returned.
+    The scopes are the edits in each parent folder and the edits of the file. For a file that may run code later or
+    contains secrets (see `is_guarded` and `is_secret`), only the edits of the file are returned. Edits of a whole
+    session folder are never saved.
     """
     file = Scope("edit_file", str(target.path), f"edits of {title(target.path.name)}")
-    if target.guarded:
-        return (file,)
-    folders = (
+    if target.guarded or target.secret:
+        return (file,), (Offer(file),)
+    folders = [
         Scope("edit_file", f"{folder}/", f"edits in {title(folder.name or '/')}/") for folder in target.path.parents
-    )
-    return (*folders, file)
+    ]
+    saved = () if target.path.parent == target.folder else (Offer(folders[0], saved=True),)
+    return (*folders, file), (Offer(file), Offer(folders[0]), *saved)
 
 
-def _command_scopes(act: Runs) -> tuple[Scope, ...]:
-    """Return the scopes (sets of calls) that contain a shell command line.
+def _command_scopes(act: Runs) -> tuple[tuple[Scope, ...], tuple[Offer, ...]]:
+    """Return the scopes that contain a command line, and the scopes to offer.
 
-    The last scope contains only this line, in the same folder and session. If the line is vetted (known to only read
-    files), an earlier scope contains all vetted lines with the same command.
+    One scope contains only this line, in the same folder and session. If the line is vetted (known to only read files),
+    another scope contains all vetted lines with the same command.
     """
-    line = Scope(
-        "bash", f"={act.folder}={act.command.strip()}", "exactly this command, in this session", persistent=False
-    )
+    line = Scope("bash", f"={act.folder}\0{act.command}", f"exactly `{title(act.command)}`")
     if act.vetted is None:
-        return (line,)
-    return Scope("bash", f"{act.vetted} *", f"`{act.vetted}` that only reads, in this project"), line
+        return (line,), (Offer(line),)
+    vetted = Scope("bash", f"{act.vetted} *", f"`{act.vetted}` that only reads")
+    return (line, vetted), (Offer(line), Offer(vetted), Offer(vetted, saved=True))
+
+
+def _call_scopes(calls: Scope) -> tuple[tuple[Scope, ...], tuple[Offer, ...]]:
+    return (calls,), (Offer(calls), Offer(calls, saved=True))

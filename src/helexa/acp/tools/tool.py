@@ -1,13 +1,12 @@
-"""The interface of tools: properties, arguments, effects for the permission rules, and results."""
+"""The interface of tools: arguments, effects, and results."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from helexa.acp.config import Settings
-from helexa.acp.failure import ToolError as ToolError
-from helexa.acp.history import Card, CardContent, Image, Location, PlanEntry, ToolKind
+from helexa.acp.config import Settings, config_path
+from helexa.acp.conversation import Card, CardContent, Image, Location, PlanEntry, ToolKind
 from helexa.acp.host.boundary import Boundary, ResolvedPath
 from helexa.acp.host.host import Host
 
@@ -16,25 +15,30 @@ Verdict = Literal["allow_once", "allow_always", "reject_once", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A set of tool calls that the user can always allow or always reject, such as all `git status` commands.
+    """A set of tool calls to allow or reject always, such as `git status *`."""
 
-    Attributes:
-        tool: name of the tool, for example `bash`.
-        subject: which calls of the tool are in the set, for example `git status *`, or a folder for `edit_file`. An
-            empty subject means all calls of the tool.
-        label: description for the user, for example "edits in src/".
-        persistent: whether the user's decision also applies to later sessions of the project.
-    """
-
-    tool: str
+    tool: str  # name of the tool, for example `bash`
+    # Which calls of the tool are in the set, for example `git status *`, or a folder for `edit_file`. An empty subject
+    # means all calls of the tool.
     subject: str
-    label: str
-    persistent: bool = True
+    label: str  # description for the user, for example "edits in src/"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An answer "always allow" that a permission request offers."""
+
+    scope: Scope  # the set of calls
+    # Whether the answer is saved for later sessions of the project. Otherwise it applies to this session.
+    saved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Effect of a tool call that changes no files, and reads files only in the session's folders."""
+    """Effect: the call changes nothing and reads only in the session's folders."""
+
+    # The file that the call reads if it usually contains secrets, such as `.env`. Otherwise None.
+    secret: ResolvedPath | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +50,12 @@ class Writes:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Effect of a tool call that runs a command line in a shell.
+    """Effect of a tool call that runs a command line in a shell."""
 
-    Attributes:
-        command: the command line.
-        folder: working directory of the shell.
-        vetted: name of the command, for example `git diff`, if the command line is known to only read files. Otherwise
-            None; see `helexa.acp.tools.vetted_commands`.
-    """
-
-    command: str
-    folder: Path
+    command: str  # the command line
+    folder: Path  # working directory of the shell
+    # Name of the command, for example `git diff`, if the command line is known to only read files. Otherwise None; see
+    # `helexa.acp.tools.bash`.
     vetted: str | None = None
 
 
@@ -69,74 +68,53 @@ class Fetches:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Effect of a tool call that an MCP server runs.
-
-    Attributes:
-        tool: name of the tool.
-        only_reads: whether the server declares the tool as read-only.
-    """
+    """Effect of a tool call that an MCP server runs."""
 
     tool: str
-    only_reads: bool
+    only_reads: bool  # whether the server declares the tool as read-only
 
 
-Act = Reads | Writes | Runs | Fetches | Calls
-"""The effect of a tool call, from which the permission rules decide whether the call may run."""
+Act = Reads | Writes | Runs | Fetches | Calls  # the effect of a tool call, from which the permission rules decide
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """The result of a tool call.
+    """The result of a tool call."""
 
-    Attributes:
-        content: text for the model.
-        failed: whether the call failed. A command that ran and exited with 1 has not failed.
-        shown: content that the editor shows for the call. If empty, the editor shows `content`.
-        locations: files that the call read or changed, if `Tool.locations` could not name them before the call.
-        images: images for the model.
-        plan: the complete new plan if the call changed the agent's plan, else None.
-    """
-
-    content: str
-    failed: bool = False
+    content: str  # text for the model
+    failed: bool = False  # whether the call failed. A command that ran and exited with 1 has not failed.
+    # Content that the editor shows for the call. If empty, the editor shows `content`.
     shown: tuple[CardContent, ...] = ()
+    # files that the call read or changed, if `Tool.locations` could not name them before the call
     locations: tuple[Location, ...] = ()
-    images: tuple[Image, ...] = ()
-    plan: tuple[PlanEntry, ...] | None = None
+    images: tuple[Image, ...] = ()  # images for the model
+    plan: tuple[PlanEntry, ...] | None = None  # the complete new plan if the call changed the agent's plan, else None
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """The environment in which the tools of a session run.
-
-    Attributes:
-        session_id: id of the session.
-        cwd: working directory of the session, an absolute path as the editor wrote it.
-        roots: absolute paths of the folders that the tools may access: `cwd` and the additional folders.
-        plan_dir: folder for the agent's plans. In plan mode, the tools may write only to this folder.
-        host: access to files and commands.
-        settings: the configuration.
-    """
+    """The environment in which the tools of a session run."""
 
     session_id: str
-    cwd: Path
-    roots: tuple[Path, ...]
-    plan_dir: Path
-    host: Host
-    settings: Settings
+    cwd: Path  # working directory of the session, an absolute path as the editor wrote it
+    roots: tuple[Path, ...]  # absolute paths of the folders that the tools may access: `cwd` and the additional folders
+    plan_dir: Path  # folder for the agent's plans. In plan mode, the tools may write only to this folder.
+    host: Host  # access to files and commands
+    settings: Settings  # the configuration
 
     @property
     def boundary(self) -> Boundary:
         """The folders that the tools may access, with methods to check paths."""
-        return Boundary(self.cwd, self.roots, self.plan_dir)
+        own = (self.settings.data_dir, config_path(), self.settings.system_prompt_path)
+        return Boundary(self.cwd, self.roots, self.plan_dir, filter(None, own))
 
 
+# Callback that replaces the content that the editor shows for a call.
 Progress = Callable[[tuple[CardContent, ...]], Awaitable[None]]
-"""Callback that makes the editor show new content for a running tool call, instead of the previous content."""
 
 
 class Tool(Protocol):
-    """A tool that the model can call. `check` returns checked arguments, which the other methods require."""
+    """A tool that the model can call. `check` returns the arguments for other methods."""
 
     @property
     def name(self) -> str:
@@ -173,11 +151,11 @@ class Tool(Protocol):
         ...
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
-        """Return the files that a call with these arguments will read or change, as far as they are known."""
+        """Return the known files that a call will read or change."""
         ...
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return the content that the editor shows in a permission request, for example the diff of an edit.
+        """Return what the editor shows in a permission request, such as a diff.
 
         Raises:
             ToolError: the call would fail, for example because the text to replace is not in the file.
@@ -185,7 +163,7 @@ class Tool(Protocol):
         ...
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return the effect of a call with these arguments, for example `Reads`, `Writes` or `Runs`.
+        """Return the effect of a call, for example `Reads`, `Writes` or `Runs`.
 
         From the effect, the permission rules decide whether the call may run.
 
@@ -215,55 +193,34 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """Decision of the permission rules: the tool call must not run. `reason` is the error message for the model."""
+    """The tool call must not run. `reason` is the error message for the model."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskUser:
-    """Decision of the permission rules: the user must be asked whether the tool call may run.
+    """The user must be asked, with "always allow" `offers`, the narrowest first."""
 
-    If the user chooses "always allow", the permission applies to all calls in `scope`.
-    """
-
-    scope: Scope
+    offers: tuple[Offer, ...]
 
 
 Ruling = Allowed | Denied | AskUser
 
 
-class Grants(Protocol):
-    """The user's earlier decisions to always allow or always reject sets of tool calls (scopes)."""
-
-    def ruling(self, scope: Scope) -> bool | None:
-        """Return the user's earlier decision about all calls in `scope`.
-
-        True means always allowed, False means always rejected, and None means that there is no such decision.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class PermissionRequest:
-    """A request to the user to allow a tool call.
+    """A request to the user to allow a tool call."""
 
-    Attributes:
-        call_id: id of the tool call.
-        name: name of the tool.
-        card: display of the call in the editor.
-        arguments: arguments of the call.
-        scope: set of calls to which the permission applies if the user chooses "always allow".
-    """
-
-    call_id: str
-    name: str
-    card: Card
-    arguments: dict[str, Any]
-    scope: Scope
+    call_id: str  # id of the tool call
+    name: str  # name of the tool
+    card: Card  # display of the call in the editor
+    arguments: dict[str, Any]  # arguments of the call
+    offers: tuple[Offer, ...]  # the "always allow" answers that the user can choose
 
 
 PermissionCallback = Callable[[PermissionRequest], Awaitable[Verdict]]
-"""Callback that asks the user for permission and returns the decision. The callback has a time limit and raises only
-CancelledError. If the editor fails, the callback returns a rejection.
+"""Callback that asks the user for permission and returns the decision.
+
+The callback has a time limit and raises only CancelledError. If the editor fails, the callback returns a rejection.
 """

@@ -1,30 +1,72 @@
-"""The tools of one session."""
+"""The tools of one session, and the tool todo, which shows the agent's plan."""
 
 import asyncio
 from collections.abc import Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from helexa.acp.config import Mode
+from helexa.acp.conversation import PlanEntry, PlanPriority, PlanStatus, ToolKind
+from helexa.acp.tools import mcp as mcp_tools
 from helexa.acp.tools.bash import Bash
-from helexa.acp.tools.files.edit_file import EditFile
-from helexa.acp.tools.files.read_file import ReadFile
-from helexa.acp.tools.files.write_file import WriteFile
-from helexa.acp.tools.mcp import tools as mcp_tools
-from helexa.acp.tools.mcp.server import McpServer
-from helexa.acp.tools.search.glob import Glob
-from helexa.acp.tools.search.grep import Grep
-from helexa.acp.tools.search.list_dir import ListDir
-from helexa.acp.tools.todo import Todo
-from helexa.acp.tools.tool import Tool, ToolContext
+from helexa.acp.tools.builtin import Arguments, BuiltIn
+from helexa.acp.tools.files import EditFile, ReadFile, WriteFile
+from helexa.acp.tools.mcp import McpServer
+from helexa.acp.tools.search import Glob, Grep, ListDir
+from helexa.acp.tools.tool import Progress, Tool, ToolContext, ToolOutcome
+
+
+class _Task(Struct, forbid_unknown_fields=True):
+    content: Annotated[
+        str,
+        Meta(
+            description="The task in a few words. Example: `Add a test for empty files`.", min_length=1, max_length=500
+        ),
+    ]
+    status: PlanStatus = "pending"
+    priority: PlanPriority = "medium"
+
+
+class _Arguments(Arguments):
+    tasks: Annotated[
+        list[_Task],
+        Meta(description="The complete list, in order. It replaces the list that you sent before.", max_length=100),
+    ]
+
+
+class Todo(BuiltIn):
+    """The tool `todo`, with which the model sets the agent's plan (task list)."""
+
+    name = "todo"
+    description = (
+        "Show your list of tasks to the user. Use it for work with several steps. "
+        "Send the list again when a task changes."
+    )
+    kind: ToolKind = "think"
+    arguments = _Arguments
+
+    def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
+        """Return a title with the number of completed tasks and the total number of tasks."""
+        return f"Plan: {_progress(arguments['tasks'])}"
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
+        """Replace the agent's plan by the tasks in `arguments`."""
+        plan = tuple(PlanEntry(**task) for task in arguments["tasks"])
+        return ToolOutcome(f"The plan is noted: {_progress(arguments['tasks'])}.", plan=plan)
+
+
+def _progress(tasks: list[dict[str, Any]]) -> str:
+    completed = sum(task["status"] == "completed" for task in tasks)
+    return f"{completed} of {len(tasks)} tasks done"
 
 
 async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) -> "Toolbox":
-    """Return the tools of a session: the built-in tools and the tools of its MCP servers.
-
-    MCP servers that cannot be started or reached within a time limit are left out.
-    """
+    """Return the built-in tools and the tools of the session's MCP servers."""
+    # MCP servers that cannot be started or reached within a time limit are left out.
     tools: list[Tool] = [ReadFile(), ListDir(), Glob(), Grep(), WriteFile(), EditFile(), Bash(), Todo()]
     if context.settings.allow_fetch:
-        from helexa.acp.tools.web.fetch import Fetch
+        from helexa.acp.tools.web import Fetch
 
         tools.append(Fetch())
     connections, warnings = await mcp_tools.connect(servers, context.cwd)
@@ -32,23 +74,19 @@ async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) 
 
 
 class Toolbox:
-    """The tools of one session: the built-in tools and the tools of MCP servers.
+    """The tools of one session: the built-in tools and the tools of MCP servers."""
 
-    Attributes:
-        warnings: an error message for each MCP server that could not be started or connected.
-    """
-
-    def __init__(self, tools: list[Tool], connections: list[mcp_tools.Connection], warnings: tuple[str, ...]) -> None:
-        self.warnings = warnings
+    def __init__(
+        self, tools: list[Tool], connections: list[mcp_tools.McpConnection], warnings: tuple[str, ...]
+    ) -> None:
+        self.warnings = warnings  # an error message for each MCP server that could not be started or connected
         self._connections = connections
         self._servers_tools = mcp_tools.unique_tools(connections, (tool.name for tool in tools))
         self._tools = {tool.name: tool for tool in (*tools, *self._servers_tools)}
 
     def tools(self, mode: Mode) -> tuple[Tool, ...]:
-        """Return the tools that the model may call in the permission mode `mode`.
-
-        In plan mode, `bash` and all MCP tools that are not read-only are omitted.
-        """
+        """Return the tools that the model may call in the permission mode `mode`."""
+        # In plan mode, nothing may change: no `bash`, and only MCP tools that are read-only.
         if mode != "plan":
             return tuple(self._tools.values())
         changing = {"bash", *(tool.name for tool in self._servers_tools if not tool.only_reads)}
@@ -59,5 +97,5 @@ class Toolbox:
         return self._tools.get(name)
 
     async def close(self) -> None:
-        """Close the connections to all MCP servers of the session, and end the servers that the agent started."""
+        """Close the connections to all MCP servers, and end the started servers."""
         await asyncio.gather(*(connection.close() for connection in self._connections))

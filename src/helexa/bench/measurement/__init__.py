@@ -1,1 +1,1 @@
-"""Load generation and metrics: prompts, arrival times, request records, and their evaluation. Does no I/O."""
+"""Load generation and metrics, without I/O."""

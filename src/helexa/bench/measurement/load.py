@@ -1,22 +1,138 @@
-"""Load generators: closed loop (fixed concurrency) and open loop (fixed arrival times)."""
+"""Prompts, and load generators: closed loop (concurrency) and open loop (times)."""
 
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from helexa.bench.measurement.clock import Clock
-from helexa.bench.measurement.request_record import RequestRecord
+from helexa.bench.measurement.measures import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A text message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call.
+
+    `parameters` is a JSON Schema of its arguments.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRequest:
+    """A request for one streamed response."""
+
+    model: str
+    turns: Sequence[Turn]  # messages of the conversation
+    max_tokens: int  # maximum number of tokens of the response
+    # True if the request measures speed and the text of the response does not matter. If the server supports
+    # `ignore_eos`, it decodes exactly `max_tokens` tokens. The temperature is 1 if `fixed_length` is True, else 0. At
+    # temperature 0, responses often repeat themselves. Speculative decoding of repetitions is several times as fast as
+    # usual, so the measured speed would be too high.
+    fixed_length: bool = False
+    tools: Sequence[Tool] = ()  # functions that the model may call
+    schema: Mapping[str, Any] | None = None  # JSON Schema of the response, or None
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """The sampling parameters. Their names are the same in all API formats."""
+        return {"temperature": 1, "top_p": 1} if self.fixed_length else {"temperature": 0}
+
+
+# Common words: with a leading space, each is one token in current vocabularies.
+_TEXT = """\
+time year people way day man thing woman life child world school state family student group country problem hand part
+place case week company system program question work government number night point home water room mother area money
+story fact month lot right study book eye job word business issue side kind head house service friend father power
+hour game line end member law car city community name president team minute idea body information back parent face
+others level office door health person art war history party result change morning reason research girl guy moment air
+teacher force education"""
+_WORDS = _TEXT.split()
+_TASK = "\n\nContinue this list of words with as many further words as you can."
+_TASK_TOKENS = 14
+
+
+class Prompts:
+    """Generates prompts of random words.
+
+    Each prompt begins with a unique word, so it cannot hit a prefix cache.
+
+    Args:
+        seed: determines all words except the unique words. With the same seed, all builds receive prompts that differ
+            only in the unique words.
+        salt: determines the unique words. The salt should be random for each sample. Otherwise, measurements with a new
+            database would repeat earlier prompts, which the server may still have in its prefix cache.
+    """
+
+    def __init__(self, seed: int, salt: str) -> None:
+        self._random = random.Random(seed)
+        self._nonces = random.Random(f"{seed}:{salt}")
+
+    def cold(self, tokens: int) -> list[Turn]:
+        """Return a prompt of about `tokens` tokens with a unique beginning."""
+        return [Turn("user", f"{self._nonce()} {self.words(tokens - _TASK_TOKENS)}{_TASK}")]
+
+    def warm(self, prefix: str, tokens: int = 0) -> list[Turn]:
+        """Return a prompt of `prefix` and about `tokens` new tokens."""
+        return [Turn("user", f"{prefix} {self._nonce()} {self.words(tokens)}{_TASK}")]
+
+    def prefix(self, tokens: int) -> str:
+        """Return a unique text of about `tokens` tokens, as a common prefix."""
+        return f"{self._nonce()} {self.words(tokens - _TASK_TOKENS)}"
+
+    def words(self, count: int) -> str:
+        """Return a text of `count` random words, at least one."""
+        return " ".join(self._random.choices(_WORDS, k=max(count, 1)))
+
+    def _nonce(self) -> str:
+        return "".join(self._nonces.choices("abcdefghijklmnopqrstuvwxyz", k=12))
+
+
+def sample_seed(seed: int, *names: object) -> int:
+    """Return the random seed of a sample, from `seed` and identifying `names`."""
+    return random.Random("\x00".join(map(str, (seed, *names)))).getrandbits(53)
+
+
+class Clock:
+    """A monotonic clock to measure durations, and a calendar clock to date samples.
+
+    Tests replace it.
+    """
+
+    def now(self) -> float:
+        """Return the time in seconds on a monotonic clock with an arbitrary origin."""
+        return time.perf_counter()
+
+    def calendar_ms(self) -> int:
+        """Return the calendar time in UTC epoch milliseconds."""
+        return time.time_ns() // 1_000_000
+
+    async def sleep_until(self, moment: float) -> None:
+        """Wait until `now()` has reached `moment`, within the accuracy of the event loop."""
+        await asyncio.sleep(max(moment - self.now(), 0))
+
 
 Ask = Callable[[float | None], Awaitable[RequestRecord]]
-"""Function that sends one request. Its argument is the time at which the request is scheduled, or None."""
+"""Function that sends one request.
 
+Its argument is the time at which the request is scheduled, or None.
+"""
 Arrivals = Literal["poisson", "constant"]
-
 _MAX_IN_FLIGHT = 2048
 _LOOK_AFTER = 20  # arrivals; fewer show no trend
 _SURE = 3.3  # standard errors of a slope; about one false alarm in a thousand tests
@@ -28,20 +144,18 @@ _PAUSE_AFTER_FAILURE_SECS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """The result of sending requests at fixed arrival times.
+    """The result of sending requests at fixed arrival times."""
 
-    Attributes:
-        records: records of the requests, in the order of their scheduled times.
-        saturated: True if the server could not keep up: the number of requests in flight or the waiting times kept
-            growing, or too many requests were rejected.
-    """
-
-    records: list[RequestRecord]
+    records: list[RequestRecord]  # records of the requests, in the order of their scheduled times
+    # True if the server could not keep up: the number of requests in flight or the waiting times kept growing, or too
+    # many requests were rejected
     saturated: bool
 
 
 async def closed_loop(ask: Ask, concurrency: int, duration_secs: float, clock: Clock) -> list[RequestRecord]:
-    """Keep `concurrency` requests in flight for `duration_secs`. Return their records, ordered by send time.
+    """Keep `concurrency` requests in flight for `duration_secs`.
+
+    Return their records, ordered by send time.
 
     Each simulated user sends at least one request, and waits for the response before it sends the next request. After
     `duration_secs`, users send no new requests. The function returns when the last response is complete.
@@ -87,12 +201,13 @@ def arrival_times(rate_rps: float, duration_secs: float, arrivals: Arrivals, see
 
 
 async def open_loop(ask: Ask, offsets: Sequence[float], clock: Clock) -> OpenLoop:
-    """Send each request at its scheduled time, independent of earlier responses. Wait for all responses.
+    """Send each request at its scheduled time, independent of earlier responses.
+
+    Wait for all responses.
 
     If the number of requests in flight keeps growing, the server is saturated, and no more requests are sent.
 
     Args:
-        ask: sends one request.
         offsets: scheduled times in seconds after the start, ascending.
         clock: source of the current time.
     """
@@ -122,7 +237,7 @@ async def _sent(ask: Ask, scheduled: float) -> RequestRecord:
 
 
 def fell_behind(records: Sequence[RequestRecord]) -> bool:
-    """Return whether the server could not keep up with an open loop (requests that are sent at fixed times).
+    """Return whether the server could not keep up with an open loop.
 
     The function returns True if more than 5 % of the requests were rejected, timed out or incomplete, or if waiting
     times kept growing.
@@ -159,7 +274,7 @@ def _slope_is_sure(series: Sequence[float]) -> bool:
 
 
 def _slope(series: Sequence[float]) -> tuple[float, float]:
-    """Return the slope of the least-squares line through `series`, and the standard error of the slope."""
+    """Return the slope of the least-squares line, and its standard error."""
     y = np.asarray(series, dtype=np.float64)
     x = np.arange(y.size) - (y.size - 1) / 2
     spread = float(x @ x)

@@ -1,15 +1,110 @@
-"""Computes the metrics of requests and samples from recorded times. Module `metrics` defines the metrics."""
+"""Records of requests, and the metrics that are computed from them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
-from helexa.bench.measurement.request_record import RequestRecord
+Status = Literal["ok", "rejected", "timeout", "error", "incomplete", "cancelled"]
+"""Result of a request.
+
+* `ok`: the response is complete.
+* `rejected`: the server was overloaded and returned status 429, 503 or 529.
+* `timeout`: the request exceeded its time limit.
+* `error`: the server returned another error status, or could not be reached.
+* `incomplete`: the response began but did not end properly.
+* `cancelled`: the benchmark canceled the request on purpose.
+"""
+
+Role = Literal["load", "probe", "turn"]
+"""Purpose of a request within the benchmark load.
+
+* `load`: the request generates load.
+* `probe`: the request measures latency while other requests generate load.
+* `turn`: the request continues a conversation.
+"""
+
+DeltaKind = Literal["text", "reasoning", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A received chunk with text, reasoning or part of a tool call."""
+
+    at: float  # arrival time on the client's clock, in seconds
+    kind: DeltaKind  # kind of the content
+    tokens: int | None = None  # completion tokens so far, or None if the server does not report them with each chunk
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call of the model. `arguments` is the JSON text as received."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The times and the response of one request.
+
+    Times are seconds on the client's monotonic clock.
+    """
+
+    scheduled: float  # time at which the request should be sent. Equal to `sent` if the request has no schedule.
+    sent: float  # time just before the request was sent
+    ended: float  # time at which the response ended or failed
+    status: Status
+    role: Role = "load"
+    http_status: int | None = None
+    error: str | None = None
+    finish_reason: str | None = None
+    deltas: list[Delta] = field(default_factory=list[Delta])
+    # counts reported by the server, or None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    # durations in seconds reported by the server, or None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    queue_s: float | None = None
+    # Texts of the received chunks, without reasoning. `text` joins them only when read, because joining at each chunk
+    # would take time, which would be measured.
+    texts: list[str] = field(default_factory=list[str])
+    calls: dict[int, ToolCall] = field(default_factory=dict[int, ToolCall])  # tool calls by their index in the response
+    is_complete: bool = False  # True if the stream's last event has been received
+    # number of completion tokens that the server reported with the last chunk, or None if the chunk had no count
+    counted_tokens: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the response."""
+        return "".join(self.texts)
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The tool calls of the response, in their order."""
+        return [self.calls[index] for index in sorted(self.calls)]
+
+    def add_call(self, index: int, name: str, arguments: str) -> bool:
+        """Append to the name and the arguments of the tool call with this index.
+
+        Returns:
+            True if `name` or `arguments` is not empty.
+        """
+        known = self.calls.get(index, ToolCall("", ""))
+        self.calls[index] = ToolCall(known.name + name, known.arguments + arguments)
+        return bool(name or arguments)
+
 
 P99_MIN_SAMPLES = 100
-"""Smallest number of values for a 99th percentile. With fewer values, it would equal the maximum."""
+"""Smallest number of values for a 99th percentile.
+
+With fewer values, it would equal the maximum.
+"""
 
 MIN_DECODE_WINDOW_S = 0.2
 """Shortest decode time from which a decode rate is computed, in seconds.
@@ -20,7 +115,7 @@ The rate of a shorter decode would depend mainly on how the server groups tokens
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Summary statistics of a list of `n` numbers: mean, minimum, maximum and percentiles.
+    """Summary statistics of `n` numbers: mean, extremes and percentiles.
 
     Percentiles are interpolated linearly. `p99` is None for fewer than 100 numbers.
     """
@@ -37,7 +132,9 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Service level objectives (SLO): upper limits for latencies in seconds. None disables a limit.
+    """Service level objectives (SLO): upper limits for latencies in seconds.
+
+    None disables a limit.
 
     A request counts as good if it meets all limits. The times to the first token (`ttft_s`) and to the last token
     (`e2e_s`) are measured from the request's scheduled time.
@@ -50,12 +147,9 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class RequestMeasures:
-    """The metrics of one request, which the module `metrics` defines. A metric that cannot be computed is None.
+    """The metrics of one request, which the module `metrics` defines.
 
-    Attributes:
-        estimated: True if the number of tokens is the number of chunks, because the server did not report tokens.
-        prefill_estimated: True if `prefill_tps` is based on the time to first token at the client, because the server
-            did not report its prefill time.
+    A metric that cannot be computed is None.
     """
 
     ttft_s: float | None
@@ -70,7 +164,9 @@ class RequestMeasures:
     scheduled_ttft_s: float | None
     scheduled_e2e_s: float | None
     completion_tokens: int
-    estimated: bool
+    estimated: bool  # True if the number of tokens is the number of chunks, because the server did not report tokens
+    # True if `prefill_tps` is based on the time to first token at the client, because the server did not report its
+    # prefill time
     prefill_estimated: bool
     icl_s: list[float] = field(default_factory=list[float])
     itl_s: list[float] = field(default_factory=list[float])
@@ -78,27 +174,20 @@ class RequestMeasures:
 
 @dataclass(frozen=True, slots=True)
 class RunMeasures:
-    """The metrics of one sample, which consists of one or more requests.
+    """The metrics of one sample, which consists of one or more requests."""
 
-    Attributes:
-        requests: number of sent requests.
-        completed, rejected, timed_out, failed, incomplete: number of requests with each status.
-        distributions: summary statistics of each metric, computed from the requests with complete responses.
-        totals: metrics of the whole sample: `output_tps`, `goodput_rps` and `goodput_share`.
-        estimated: True if the tokens of some requests were estimated from the number of chunks.
-        prefill_estimated: True if some prefill rates are based on the time to first token at the client.
-    """
-
-    requests: int
+    requests: int  # number of sent requests
+    # number of requests with each status
     completed: int
     rejected: int
     timed_out: int
     failed: int
     incomplete: int
+    # summary statistics of each metric, computed from the requests with complete responses
     distributions: dict[str, Distribution]
-    totals: dict[str, float]
-    estimated: bool
-    prefill_estimated: bool
+    totals: dict[str, float]  # metrics of the whole sample: `output_tps`, `goodput_rps` and `goodput_share`
+    estimated: bool  # True if the tokens of some requests were estimated from the number of chunks
+    prefill_estimated: bool  # True if some prefill rates are based on the time to first token at the client
 
 
 def distribution(values: Iterable[float]) -> Distribution | None:
@@ -120,7 +209,10 @@ def distribution(values: Iterable[float]) -> Distribution | None:
 
 
 def measure(record: RequestRecord) -> RequestMeasures:
-    """Return the metrics of a request. Requests that failed or were canceled also have metrics."""
+    """Return the metrics of a request.
+
+    Requests that failed or were canceled also have metrics.
+    """
     deltas, t0 = record.deltas, record.sent
     first = deltas[0].at if deltas else None
     last = deltas[-1].at if deltas else None
@@ -158,7 +250,6 @@ def measure_run(records: Sequence[RequestRecord], objectives: Objectives | None 
     Latencies include only complete responses.
 
     Args:
-        records: the requests of the sample.
         objectives: latency limits for goodput, or None if goodput is not computed.
     """
     measured = [(record, measure(record)) for record in records]
@@ -211,7 +302,7 @@ def _since(start: float, moment: float | None) -> float | None:
 
 
 def _hidden_tokens(record: RequestRecord) -> int:
-    """Return the number of reasoning tokens that the server counts but does not send to the client."""
+    """Return the number of counted reasoning tokens that are not streamed."""
     shown = any(delta.kind == "reasoning" for delta in record.deltas)
     return 0 if shown else record.reasoning_tokens or 0
 
@@ -257,11 +348,9 @@ def _token_gaps(record: RequestRecord) -> list[float]:
 
 
 def _is_good(measures: RequestMeasures, objectives: Objectives) -> bool:
-    """Return whether a request meets the latency limits.
-
-    A request without any token fails the limits of TTFT and total time. A response of one token has no time per output
-    token, so it meets the limit of the time per output token.
-    """
+    """Return whether a request meets the latency limits."""
+    # A request without any token fails the limits of TTFT and total time. A response of one token has no time per
+    # output token, so it meets the limit of the time per output token.
     waits = ((measures.scheduled_ttft_s, objectives.ttft_s), (measures.scheduled_e2e_s, objectives.e2e_s))
     in_time = all(limit is None or (value is not None and value <= limit) for value, limit in waits)
     return in_time and (objectives.tpot_s is None or measures.tpot_s is None or measures.tpot_s <= objectives.tpot_s)

@@ -5,12 +5,14 @@ from datetime import UTC, datetime
 from helexa.bench.measurement.metrics import METRICS
 
 NOTHING = "–"
-UNITS = {"1/s": "req/s"}
-"""Display names of units whose internal names are hard to understand."""
+UNITS = {"1/s": "req/s"}  # display names of units whose internal names are hard to understand
 
 
 def number(value: float | None) -> str:
-    """Return `value` with three significant digits. Integers and values from 100 up are shown without decimals."""
+    """Return `value` with three significant digits.
+
+    Integers and values from 100 up are shown without decimals.
+    """
     if value is None:
         return NOTHING
     size = abs(value)
@@ -20,7 +22,10 @@ def number(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration in µs, ms, s or min, depending on its size. `value` is in seconds."""
+    """Return a duration in µs, ms, s or min, depending on its size.
+
+    `value` is in seconds.
+    """
     if value is None:
         return NOTHING
     if value == 0:

@@ -1,48 +1,106 @@
-"""HTTP routes of the HTML pages."""
+"""The HTML pages: templates, routes, and the export as static files."""
 
+import hashlib
+import json
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from helexa.bench.api.query import Parameter, Parameters, read_query
-from helexa.bench.pages import views
-from helexa.bench.pages.render import Link, fingerprint, query_string, render
-from helexa.bench.results import alerts
+from helexa.bench import alerts
+from helexa.bench.measurement.metrics import METRICS
+from helexa.bench.pages import charts, formatting, views
+from helexa.bench.queries import METRIC, STATE, Parameter, Parameters, read_query
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.dimensions import dimensions
-from helexa.bench.results.series import HOT
-from helexa.core.errors import ApiError
+from helexa.bench.results.summary import dimensions
+from helexa.core.errors import ApiError, HelexaError
+from helexa.core.version import __version__
+from helexa.web import Assets
+
+Link = Callable[..., str | None]  # function that returns the URL of a page, or None if it is unavailable
+Asset = Callable[[str], str]
+
+ASSETS = Assets("helexa.bench.pages")  # the static files of the pages
+
+
+def query_string(query: Mapping[str, Any]) -> str:
+    """Return `query` as the query part of a URL, starting with `?`.
+
+    Empty values are omitted.
+    """
+    arguments = {name: value for name, value in query.items() if value not in (None, "", False)}
+    return f"?{urlencode(arguments, quote_via=quote)}" if arguments else ""
+
+
+def render(template: str, link: Link, asset: Asset, **context: Any) -> str:
+    """Return the HTML of a template.
+
+    Args:
+        template: file name of the template.
+        link: returns the URL of a page.
+        asset: returns the URL of a static file.
+        context: further variables of the template.
+    """
+    return environment().get_template(template).render(link=link, asset=asset, version=__version__, **context)
+
+
+@cache
+def environment() -> Environment:
+    """Return the Jinja environment with all filters and globals of the templates."""
+    jinja = Environment(
+        loader=PackageLoader("helexa.bench.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    names = ("number", "seconds", "measured", "share", "change", "moment", "day", "memory")
+    jinja.filters |= {name: getattr(formatting, name) for name in names} | {"data": _data}
+    jinja.globals |= {"METRICS": METRICS, "drawings": charts}
+    return jinja
+
+
+@cache
+def fingerprint(name: str) -> str:
+    """Return a short hash of a static file's content.
+
+    The hash is a part of the file's URL. When the file changes, its URL changes, and browsers do not use a cached old
+    version.
+    """
+    return hashlib.sha256(ASSETS.files[name]).hexdigest()[:10]
+
+
+def _data(value: object) -> Markup:
+    """Return `value` as JSON that is safe to embed in an HTML element."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return Markup(text.replace("<", "\\u003c").replace("&", "\\u0026"))
+
 
 _TEXT = Parameter("")
 _WHERE = {"target": _TEXT, "model": _TEXT}
-_METRIC = Parameter("", choices=HOT)
 
 
 @dataclass(frozen=True)
 class Page:
-    """Definition of one HTML page.
+    """Definition of one HTML page."""
 
-    Attributes:
-        name: name of the page. The template is `<name>.html`.
-        path: URL path.
-        title: display name.
-        view: function that returns the template variables from the database and the query parameters. It raises
-            LookupError if a named item does not exist.
-        parameters: definitions of the query parameters.
-        in_menu: True if the menu of every page links to this page.
-    """
-
-    name: str
-    path: str
-    title: str
+    name: str  # name of the page. The template is `<name>.html`.
+    path: str  # URL path
+    title: str  # display name
+    # Function that returns the template variables from the database and the query parameters. It raises LookupError if
+    # a named item does not exist.
     view: Callable[[Archive, Mapping[str, Any]], dict[str, Any]]
-    parameters: Parameters = field(default_factory=dict[str, Parameter])
-    in_menu: bool = True
+    parameters: Parameters = field(default_factory=dict[str, Parameter])  # definitions of the query parameters
+    in_menu: bool = True  # True if the menu of every page links to this page
 
 
 PAGES = {
@@ -57,7 +115,7 @@ PAGES = {
             {
                 **_WHERE,
                 "scenario": _TEXT,
-                "metric": _METRIC,
+                "metric": METRIC,
                 "x": Parameter("", default="build", choices=("build", "time")),
                 "baseline": _TEXT,
             },
@@ -77,18 +135,18 @@ PAGES = {
         ),
         Page("run", "/runs/{id:int}", "Run", views.run, {"id": Parameter("", "integer", required=True)}, in_menu=False),
         Page(
-            "compare", "/compare", "Compare", views.compare, {"a": _TEXT, "b": _TEXT, "model": _TEXT, "metric": _METRIC}
+            "compare", "/compare", "Compare", views.compare, {"a": _TEXT, "b": _TEXT, "model": _TEXT, "metric": METRIC}
         ),
         Page("capacity", "/capacity", "Capacity", views.loads, _WHERE),
         Page("context", "/context", "Context", views.context, _WHERE),
-        Page("swap", "/swap", "Swap", views.swap, _WHERE),
+        Page("swap", "/swap", "Loading", views.swap, _WHERE),
         Page("quality", "/quality", "Quality", views.worth, _WHERE),
         Page(
             "alerts",
             "/alerts",
             "Alerts",
             views.alert_list,
-            {**_WHERE, "state": Parameter("", choices=("suspected", "confirmed", "dismissed"))},
+            {**_WHERE, "state": STATE},
         ),
         Page("method", "/method", "Method", views.method),
     )
@@ -114,7 +172,6 @@ def html(
 
     Args:
         archive: the result database.
-        page: the page.
         query: values of the page's query parameters.
         link: returns the URL of a page.
         asset: returns the URL of a static file.
@@ -140,7 +197,10 @@ def html(
 
 
 def live_link(root: str) -> Link:
-    """Return a function that returns the URLs of pages on a server. `root` is the path prefix of all URLs."""
+    """Return a function that returns the URLs of pages on a server.
+
+    `root` is the path prefix of all URLs.
+    """
 
     def link(name: str, **query: Any) -> str:
         if name == "api":
@@ -152,7 +212,10 @@ def live_link(root: str) -> Link:
 
 
 async def error_page(request: Request, error: Exception) -> Response:
-    """Return an HTML error page for `error`. Errors other than `ApiError` get status 500."""
+    """Return an HTML error page for `error`.
+
+    Errors other than `ApiError` get status 500.
+    """
     known = isinstance(error, ApiError)
     status = error.status if known else 500
     root = request.app.state.root_path
@@ -188,3 +251,81 @@ async def _show(page: Page, request: Request) -> Response:
 
 def _asset(root: str, name: str) -> str:
     return f"{root}/static/{name}?{fingerprint(name)}"
+
+
+_LEFT_OUT = {"runs", "run", "api"}
+MOST_PAGES = 5000
+
+
+def export(archive: Archive, folder: Path) -> int:
+    """Write all pages and the files that they use to `folder`.
+
+    Return the number of pages.
+
+    Raises:
+        HelexaError: the folder cannot be written.
+    """
+    site = _Site(archive)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in ASSETS.files.items():
+            file = folder / "static" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        for name, text in site.pages():
+            (folder / name).write_text(text, "utf-8")
+    except OSError as error:
+        reason = error.strerror or error
+        raise HelexaError(f"cannot write to {folder}: {reason}; correct it, or name another folder") from None
+    return site.written
+
+
+class _Site:
+    """The pages of an export: the overview, and all pages that it links to."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._queue: deque[tuple[str, dict[str, Any]]] = deque([("overview", {})])
+        self._known: dict[str, str] = {}
+        self.written = 0
+
+    def pages(self) -> Any:
+        """Yield the file name and the HTML of each page."""
+        self.link("overview")
+        while self._queue:
+            name, query = self._queue.popleft()
+            file = self._file(name, query)
+            if self._known.get(file) == "written":
+                continue
+            self._known[file] = "written"
+            page = PAGES[name]
+            read = {key: parameter.default for key, parameter in page.parameters.items()} | query
+            try:
+                text = html(self._archive, page, read, self.link, lambda asset: f"static/{asset}", live=False)
+            except LookupError:
+                continue
+            self.written += 1
+            yield file, text
+
+    def link(self, name: str, **query: Any) -> str | None:
+        """Return the file name of a page and add it to the export.
+
+        Return None for pages that are not exported.
+        """
+        given = {key: value for key, value in query.items() if value not in (None, "")}
+        if name in _LEFT_OUT or (name == "compare" and given):  # comparisons of all pairs of builds would be too many
+            return None
+        file = self._file(name, given)
+        if file not in self._known:
+            if len(self._known) >= MOST_PAGES:
+                return None
+            self._known[file] = "linked"
+            self._queue.append((name, given))
+        return file
+
+    @staticmethod
+    def _file(name: str, query: Mapping[str, Any]) -> str:
+        if not query:
+            return "index.html" if name == "overview" else f"{name}.html"
+        digest = hashlib.sha256(query_string(dict(sorted(query.items()))).encode()).hexdigest()[:12]
+        return f"{name}-{digest}.html"

@@ -1,15 +1,14 @@
-"""Computes the template variables of each page from the result database and the query parameters."""
+"""Computes the template variables of each page."""
 
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from helexa.bench.analysis import verdict
+from helexa.bench import alerts, analysis
 from helexa.bench.measurement.metrics import METRICS
-from helexa.bench.pages import charts, drawings
-from helexa.bench.results import alerts, capacity, comparison, quality, runs, scaling, series, summary, swaps
-from helexa.bench.results.archive import Archive
-from helexa.bench.results.dimension_tables import hardware_label
+from helexa.bench.pages import charts, formatting
+from helexa.bench.results import comparison, curves, runs, series, summary
+from helexa.bench.results.archive import Archive, hardware_label
 from helexa.bench.store.rows import TargetRow
 
 Context = dict[str, Any]
@@ -18,10 +17,11 @@ Query = Mapping[str, Any]
 RUNS_A_PAGE = 100
 _MOST_REQUESTS = 200
 _MOST_ROWS = 120
+_MOST_BUILDS = 60
 
 
 def overview(archive: Archive, query: Query) -> Context:
-    """Return the variables of the overview page: a card per target, and a table of models and scenarios."""
+    """Overview page: a card per target, a table of models and scenarios."""
     rows = summary.summary(archive)
     raised = alerts.alerts(archive, state="confirmed")
     by_target: dict[str, list[summary.SummaryRow]] = {}
@@ -53,14 +53,17 @@ def overview(archive: Archive, query: Query) -> Context:
 
 
 def _title(target: TargetRow, labels: Mapping[str, int]) -> str:
-    """Return the label of a target. If another target has the same label, append the target's name."""
+    """Return the label of a target.
+
+    If another target has the same label, append the target's name.
+    """
     if not target.label:
         return target.name
     return target.label if labels[target.label] == 1 else f"{target.label} ({target.name})"
 
 
 def trends(archive: Archive, query: Query) -> Context:
-    """Return the variables of the trends page: one metric over all builds of a target, model and scenario."""
+    """Trends page: one metric over all builds."""
     configuration = _first_configuration(archive, query, ("target", "model", "scenario"))
     if configuration is None:
         return {"series": None, "chosen": query, "chart": None, "baseline": None}
@@ -79,7 +82,7 @@ def trends(archive: Archive, query: Query) -> Context:
 
 
 def run_list(archive: Archive, query: Query) -> Context:
-    """Return the variables of the runs page: up to 100 samples that match the filters, newest first."""
+    """Runs page: up to 100 samples that match the filters, newest first."""
     offset = query["offset"]
     listed = runs.runs(archive, query, limit=RUNS_A_PAGE + 1, offset=offset)
     return {
@@ -91,12 +94,12 @@ def run_list(archive: Archive, query: Query) -> Context:
 
 
 def run(archive: Archive, query: Query) -> Context:
-    """Return the variables of the page of one sample: metrics, a timeline of the requests, and GPU utilization."""
+    """Page of one sample: metrics, timeline of requests, GPU utilization."""
     detail = runs.run(archive, query["id"])
     return {
         "detail": detail,
         "run": detail.run,
-        "timeline": drawings.timeline(detail.requests),
+        "timeline": charts.timeline(detail.requests),
         "telemetry": charts.telemetry(detail),
         "requests": detail.requests[:_MOST_REQUESTS],
         "left_out": max(0, len(detail.requests) - _MOST_REQUESTS),
@@ -104,7 +107,7 @@ def run(archive: Archive, query: Query) -> Context:
 
 
 def compare(archive: Archive, query: Query) -> Context:
-    """Return the variables of the comparison page, which compares two builds or targets.
+    """Comparison page: two builds or targets.
 
     If the query names neither side, the two newest builds are compared.
     """
@@ -120,8 +123,11 @@ def compare(archive: Archive, query: Query) -> Context:
             compared = comparison.compare(archive, *sides, model=query["model"], metrics=(metric,))
         except LookupError as error:
             wrong = error.args[0]
-    scale = drawings.forest_scale([one.ratio for one in compared if one.ratio])
+    scale = charts.forest_scale([one.ratio for one in compared if one.ratio])
+    sides_offered = archive.answer("sides", lambda: _sides(archive))
     return {
+        "sides": sides_offered,
+        "known": {value for group in sides_offered for value, _ in group["options"]},
         "chosen": dict(query) | {"a": a, "b": b, "metric": metric},
         "found": compared[: 2 * _MOST_ROWS],
         "left_out": max(0, len(compared) - 2 * _MOST_ROWS),
@@ -132,8 +138,33 @@ def compare(archive: Archive, query: Query) -> Context:
     }
 
 
+def _sides(archive: Archive) -> list[dict[str, Any]]:
+    """Return the sides that a comparison offers: newest builds, then targets.
+
+    Each group has a `title` and `options`, which are pairs of a side as text and its description.
+    """
+    tables = archive.tables
+    rows = archive.reader.select(
+        "SELECT target_id, build_id, max(started_ms) AS last FROM run WHERE ok GROUP BY target_id, build_id"
+        " ORDER BY last DESC"
+    )
+    builds: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        target, label = tables.targets[row["target_id"]].name, tables.labels[row["build_id"]]
+        text = f"{label} · {tables.builds[row['build_id']].version} · {formatting.day(row['last'])}"
+        builds.setdefault(target, []).append((f"{label}@{target}", text))
+    groups: list[dict[str, Any]] = [
+        {"title": f"Builds on {target}", "options": options[:_MOST_BUILDS]}
+        for target, options in sorted(builds.items())
+    ]
+    if len(builds) > 1:
+        newest = [(f"@{target}", f"newest build of each model on {target}") for target in sorted(builds)]
+        groups.append({"title": "Targets", "options": newest})
+    return groups
+
+
 def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
-    """Return the two newest builds of the most recently measured target, as `build@target`, older build first.
+    """Return the two newest builds of the target that was measured last.
 
     Only builds with samples of the most recently measured model and scenario are considered. With fewer than two
     builds, return None for both.
@@ -154,34 +185,24 @@ def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
 
 
 def loads(archive: Archive, query: Query) -> Context:
-    """Return the variables of the capacity page: latency and throughput at each concurrency or request rate."""
-    configuration = _first_configuration(archive, query, ("target", "model"), capacity.KINDS)
-    curves = (
-        capacity.capacity(archive, target=configuration["target"], model=configuration["model"])
-        if configuration
-        else []
-    )
+    """Capacity page: latency and throughput at each load."""
+    configuration = _first_configuration(archive, query, ("target", "model"), curves.LOAD_KINDS)
+    capacities = curves.capacity(archive, **configuration) if configuration else []
     latency, work = (("ttft_p95_s", "ttft_s"), ("ttft_s", "ttft_s")), (("output_tps", "output_tps"),)
     return {
         "chosen": configuration or dict(query),
         "found": [
-            {
-                "capacity": one,
-                "latency": charts.loads(one, latency),
-                "work": charts.loads(one, work),
-            }
-            for one in curves
+            {"capacity": one, "latency": charts.loads(one, latency), "work": charts.loads(one, work)}
+            for one in capacities
         ],
-        "pareto": charts.pareto(curves) if curves else None,
+        "pareto": charts.pareto(capacities) if capacities else None,
     }
 
 
 def context(archive: Archive, query: Query) -> Context:
-    """Return the variables of the context page: prefill and decode rates at each context length."""
-    configuration = _first_configuration(archive, query, ("target", "model"), scaling.KINDS)
-    scalings = (
-        scaling.scaling(archive, target=configuration["target"], model=configuration["model"]) if configuration else []
-    )
+    """Context page: prefill and decode rates by context length."""
+    configuration = _first_configuration(archive, query, ("target", "model"), curves.CONTEXT_KINDS)
+    scalings = curves.scaling(archive, **configuration) if configuration else []
     return {
         "chosen": configuration or dict(query),
         "found": scalings,
@@ -190,8 +211,8 @@ def context(archive: Archive, query: Query) -> Context:
 
 
 def swap(archive: Archive, query: Query) -> Context:
-    """Return the variables of the swap page: durations of unloading and loading models."""
-    swap_rows = swaps.swaps(archive, target=query["target"], model=query["model"])
+    """Loading page: times to unload and load models."""
+    swap_rows = summary.swaps(archive, target=query["target"], model=query["model"])
     return {
         "chosen": query,
         "found": swap_rows,
@@ -200,24 +221,24 @@ def swap(archive: Archive, query: Query) -> Context:
 
 
 def worth(archive: Archive, query: Query) -> Context:
-    """Return the variables of the quality page: scores of checks, and responses to probes, with decode rates."""
+    """Quality page: scores of checks, and responses to probes."""
     where = {"target": query["target"], "model": query["model"]}
     return {
         "chosen": query,
-        "checks": quality.checks(archive, **where),
-        "artifacts": quality.artifacts(archive, **where, limit=20),
+        "checks": runs.checks(archive, **where),
+        "artifacts": runs.artifacts(archive, **where, limit=20),
     }
 
 
 def alert_list(archive: Archive, query: Query) -> Context:
-    """Return the variables of the alerts page: alerts that match the filters, newest first."""
+    """Alerts page: alerts that match the filters, newest first."""
     alert_rows = alerts.alerts(archive, target=query["target"], model=query["model"], state=query["state"], limit=200)
     return {"chosen": query, "alerts": alert_rows}
 
 
 def method(_archive: Archive, _query: Query) -> Context:
-    """Return the variables of the method page: definitions of metrics, and constants of build comparisons."""
-    return {"metrics": METRICS.values(), "rule": verdict, "knee_factor": capacity.KNEE_FACTOR}
+    """Method page: definitions of metrics, and constants of comparisons."""
+    return {"metrics": METRICS.values(), "rule": analysis, "knee_factor": curves.KNEE_FACTOR}
 
 
 def _first_configuration(

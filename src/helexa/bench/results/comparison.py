@@ -1,15 +1,52 @@
-"""Compares two builds, targets or engines: the ratio of medians for each model, scenario and metric."""
+"""Compares two builds, targets or engines: ratios of medians."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from helexa.bench.analysis.verdict import MIN_EFFECT, MIN_SAMPLES, Interval, median_ratio
+from helexa.bench.analysis import MIN_EFFECT, MIN_SAMPLES, Interval, median_ratio
 from helexa.bench.measurement.metrics import METRICS
-from helexa.bench.results.archive import Archive
-from helexa.bench.results.differences import ConfigurationIds, configuration_ids, differences
-from helexa.bench.results.latest import latest, scenario_order
+from helexa.bench.results.archive import Archive, DimensionTables, hardware_label, latest, scenario_order
+from helexa.bench.store.rows import ConfigurationIds, HostRow
+
+
+def hardware(old: HostRow, new: HostRow) -> str:
+    """Return the differences of two hosts as text, or an empty text."""
+    return changes(_facts(old), _facts(new))
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return the different entries of two dicts as `name old → new`."""
+    names = sorted(old.keys() | new.keys())
+    return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name))
+
+
+def differences(tables: DimensionTables, a: ConfigurationIds, b: ConfigurationIds) -> list[str]:
+    """Return the differences of two configurations other than the build.
+
+    The differences are the target, the hardware, the model configuration and the scenario parameters.
+    """
+    texts: list[str] = []
+    if a.target_id != b.target_id:
+        texts.append(f"target {tables.targets[a.target_id].name} → {tables.targets[b.target_id].name}")
+    if a.host_id != b.host_id:
+        texts.append(hardware(tables.hosts[a.host_id], tables.hosts[b.host_id]) or "other hardware")
+    if a.model_id != b.model_id:
+        texts.append(changes(tables.models[a.model_id].config, tables.models[b.model_id].config))
+    if a.scenario_id != b.scenario_id:
+        texts.append(changes(tables.scenarios[a.scenario_id].params, tables.scenarios[b.scenario_id].params))
+    return texts
+
+
+def _facts(host: HostRow) -> dict[str, str]:
+    return {
+        "host": host.hostname,
+        "device": hardware_label(host),
+        "driver": host.driver_version,
+        "CUDA": host.cuda_version,
+    }
+
 
 COMPARED = ("ttft_s", "tpot_s", "output_tps_user", "output_tps", "prefill_tps", "load_s", "goodput_rps")
 _SHORTEST_SHA = 6
@@ -24,7 +61,7 @@ class Side:
 
     @classmethod
     def parse(cls, text: str) -> "Side":
-        """Parse `build`, `@target` or `build@target`, where `build` is a commit or a version."""
+        """Parse `build`, `@target` or `build@target`."""
         build, _, target = text.partition("@")
         return cls(build or None, target or None)
 
@@ -62,7 +99,9 @@ class MetricComparison:
 def compare(
     archive: Archive, a: Side, b: Side, *, model: str | None = None, metrics: Sequence[str] = COMPARED
 ) -> list[MetricComparison]:
-    """Compare two sides. Return one comparison for each model, scenario and metric that was measured on both sides.
+    """Compare two sides.
+
+    Return one comparison for each model, scenario and metric that was measured on both sides.
 
     If a side has several builds, only the build that was measured last is used, for each model and scenario.
 
@@ -80,6 +119,7 @@ def compare(
 
 
 def _compare(archive: Archive, a: Side, b: Side, model: str | None, metrics: Sequence[str]) -> list[MetricComparison]:
+    # If a side names a target, the targets are what is compared, so they cannot be part of the key.
     apart = a.target is None and b.target is None
     left, right = (_samples(archive, side, model, metrics, apart) for side in (a, b))
     tables = archive.tables
@@ -107,6 +147,7 @@ def _compared(
     enough = min(len(mine), len(theirs)) >= MIN_SAMPLES and median(mine) > 0
     ratio = median_ratio([mine], theirs) if enough else None
     state: Any = "too few" if ratio is None else "same"
+    # Both conditions: with many samples, the interval excludes 1 for differences that no user would notice.
     if ratio is not None and ratio.excludes_one() and abs(ratio.ratio - 1) > MIN_EFFECT:
         state = "regressed" if (ratio.ratio > 1) == (about.better == "lower") else "improved"
     return MetricComparison(
@@ -141,7 +182,7 @@ Rows = dict[tuple[str, str, str], _Samples]
 
 
 def _samples(archive: Archive, side: Side, model: str | None, metrics: Sequence[str], apart: bool) -> Rows:
-    """Return the samples of one side of a comparison, as a dict with keys of target, model and scenario.
+    """Return the samples of one side, by target, model and scenario.
 
     Each key has only the samples of the most recently measured configuration. If `apart` is False, the target in the
     keys is an empty string.
@@ -153,7 +194,7 @@ def _samples(archive: Archive, side: Side, model: str | None, metrics: Sequence[
         results = latest(archive, target=side.target, model=model)
         samples = {
             (result.target if apart else "", result.model, result.scenario): _Samples(
-                configuration_ids(result.configuration), [*result.rows]
+                result.configuration.ids, [*result.rows]
             )
             for result in results
             if result.rows
@@ -161,7 +202,7 @@ def _samples(archive: Archive, side: Side, model: str | None, metrics: Sequence[
     else:
         samples = _samples_of_build(archive, _builds(archive, side.build), side.target, model, metrics, apart)
     if not samples:
-        raise LookupError(f"nothing was measured of '{side}'")
+        raise LookupError(f"nothing was measured of '{side}'; name a measured `build`, `@target` or `build@target`")
     return samples
 
 
@@ -182,6 +223,7 @@ def _samples_of_build(
         configuration = ConfigurationIds(*(row[name] for name in ConfigurationIds._fields))
         where = archive.tables.targets[configuration.target_id].name if apart else ""
         entry = samples.setdefault((where, row["model"], row["scenario"]), _Samples(configuration, []))
+        # The newest row decides, because rows are sorted by time. Samples of several configurations are not mixed.
         if entry.configuration == configuration:
             entry.rows.append(row)
     return samples

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from helexa.bench.analysis import changepoint
-from helexa.bench.analysis.verdict import MIN_EFFECT, Verdict, judge
+from helexa.bench import analysis
+from helexa.bench.analysis import MIN_EFFECT, Verdict, judge
 from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.differences import changes, hardware
+from helexa.bench.results.comparison import changes, hardware
 from helexa.bench.store.rows import ConfigurationRow
 
 HOT = (
@@ -57,7 +57,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A change of hardware, model configuration or scenario parameters between two builds."""
+    """A change of hardware, configuration or parameters between two builds."""
 
     at_ms: int
     kind: str
@@ -118,7 +118,7 @@ def series(archive: Archive, target: str, model: str, scenario: str, metric: str
 
 @dataclass(slots=True)
 class BuildSamples:
-    """The samples of one metric, taken of one build on one host, model configuration and scenario, oldest first.
+    """The samples of one metric and build, oldest first.
 
     Attributes:
         at_ms: start of the first sample in UTC epoch milliseconds.
@@ -147,7 +147,7 @@ def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
 
 
 def configuration_samples(archive: Archive, configuration: ConfigurationRow, metric: str) -> list[BuildSamples]:
-    """Return the samples of `configuration`, and those of earlier builds with the same hardware and configuration.
+    """Return the samples of `configuration` and of earlier builds like it.
 
     The samples of a build are in the order in which they were stored, which is correct even if the calendar clock was
     changed between two samples.
@@ -175,7 +175,9 @@ def judged(
     level: int,
     min_effect: float = MIN_EFFECT,
 ) -> Verdict:
-    """Return the comparison of a build's samples with earlier builds. The result is cached.
+    """Return the comparison of a build's samples with earlier builds.
+
+    The result is cached.
 
     Args:
         archive: the result database.
@@ -197,10 +199,11 @@ def judged(
 def known_level(
     archive: Archive, target_id: int, scenario_ids: frozenset[int], metric: str, history: Sequence[BuildSamples]
 ) -> int:
-    """Return the index in `history` of the last build with a confirmed change of the metric, or 0 without changes."""
+    """Return the index of the last build with a confirmed change, or 0."""
     changes = archive.answer("confirmed", lambda: _confirmed(archive))
     for place in range(len(history) - 1, -1, -1):
         one = history[place]
+        # A scenario whose parameters changed has several ids. An alert under any of them ends the old level.
         if any((target_id, one.host_id, one.build_id, one.model_id, id, metric) in changes for id in scenario_ids):
             return place
     return 0
@@ -242,21 +245,22 @@ def _points(
                 verdict=judged(archive, history, one.values, metric, level_at(history)),
             )
         )
-        history.append(one)
+        history.append(one)  # after the verdict: a build is compared only with earlier builds
     return points
 
 
 def _fitted(grouped: Sequence[BuildSamples]) -> list[tuple[float | None, float | None]]:
-    """Return the fitted level of each build, and its relative change from the previous level.
+    """Return the fitted level of each build, and its change from the last level.
 
     The change is None if a build has the same level as the previous build. Builds with different hardware, model
     configuration or scenario parameters are fitted separately.
     """
     fits: list[tuple[float | None, float | None]] = []
     for _, same in groupby(grouped, key=lambda one: (one.host_id, one.model_id, one.scenario_id)):
+        # Medians, so that one slow sample of a build does not look like a change of level.
         medians = [float(np.median(one.values)) for one in same]
         before: float | None = None
-        for level in changepoint.levels(medians):
+        for level in analysis.levels(medians):
             change = None if before is None else level.value / before - 1
             fits.append((level.value, change))
             fits += [(level.value, None)] * (level.end - level.start - 1)

@@ -1,14 +1,14 @@
-"""The newest results of every target, model and scenario, each compared with earlier builds."""
+"""The newest results of each target, model and scenario."""
 
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
+from typing import Any
 
-from helexa.bench.analysis.verdict import Verdict
-from helexa.bench.results.archive import Archive
-from helexa.bench.results.dimension_tables import gpu_label
-from helexa.bench.results.latest import LatestResult, latest
-from helexa.bench.results.series import configuration_samples, judged, known_level
+from helexa.bench.analysis import Verdict
+from helexa.bench.measurement.metrics import METRICS
+from helexa.bench.results.archive import Archive, LatestResult, gpu_label, latest, scenario_order
+from helexa.bench.results.series import HOT, configuration_samples, judged, known_level
 from helexa.bench.store.rows import ConfigurationRow
 
 HEADLINES = {
@@ -20,7 +20,10 @@ HEADLINES = {
     "correctness": "score",
     "capability": "score",
 }
-"""Main metric by kind of scenario. For other kinds, it is the decode rate of one user."""
+"""Main metric by kind of scenario.
+
+For other kinds, it is the decode rate of one user.
+"""
 _RECENT_BUILDS = 20
 
 
@@ -65,7 +68,6 @@ class SummaryRow:
     vram_used_mb_median: float | None
     gpu_util_pct_median: float | None
     gpu_temp_c_median: float | None
-    gpu_power_w_median: float | None
     concurrency: int | None
     rate_rps: float | None
     ttft_p95_load_s: float | None
@@ -80,7 +82,9 @@ class SummaryRow:
 
 
 def summary(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[SummaryRow]:
-    """Return a row for each target, model and scenario. The rows are sorted by target, model and scenario.
+    """Return a row for each target, model and scenario.
+
+    The rows are sorted by target, model and scenario.
 
     Args:
         archive: the result database.
@@ -123,7 +127,7 @@ def _row(archive: Archive, result: LatestResult) -> SummaryRow:
         prompt_size_approx=size if isinstance(size, int) else None,
         prompt_tokens=result.median("prompt_tokens"),
         cached_tokens=result.median("cached_tokens"),
-        ttft_s_median=ttft and ttft.p50,
+        ttft_s_median=ttft and ttft.p50,  # None if no sample has the metric
         ttft_s_p95=ttft and ttft.p95,
         ttft_s_p99=ttft and ttft.p99,
         ttfo_s_median=result.median("ttfo_s"),
@@ -139,7 +143,6 @@ def _row(archive: Archive, result: LatestResult) -> SummaryRow:
         vram_used_mb_median=result.median("vram_used_mb"),
         gpu_util_pct_median=result.median("gpu_util_pct"),
         gpu_temp_c_median=result.median("gpu_temp_c"),
-        gpu_power_w_median=result.median("gpu_power_w"),
         concurrency=next(iter(result.rows), {}).get("concurrency"),
         rate_rps=result.median("rate_rps"),
         ttft_p95_load_s=result.median("ttft_p95_s"),
@@ -164,3 +167,93 @@ def _judge(archive: Archive, configuration: ConfigurationRow, metric: str) -> tu
     history = [one for one in builds if one.build_id != configuration.build_id]
     level = known_level(archive, configuration.target_id, frozenset({configuration.scenario_id}), metric, history)
     return judged(archive, history, own, metric, level), [median(one.values) for one in builds[-_RECENT_BUILDS:]]
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Durations of loading one model at the newest build, as medians over samples."""
+
+    target: str
+    model: str
+    scenario: str
+    build: str
+    quant: str
+    unload_ms_median: float | None
+    load_ms_median: float | None
+    load_ms_p95: float | None
+    cold_ttft_s_median: float | None
+    cold_total_s_median: float | None
+    vram_used_mb_median: float | None
+    samples: int
+
+
+def swaps(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Swap]:
+    """Return the durations for each target, model and scenario.
+
+    Only scenarios that load models are included.
+    """
+    swap_rows: list[Swap] = []
+    for result in latest(archive, target=target, model=model):
+        load = result.distribution("load_s")
+        if load is None:  # only scenarios that load models have this metric
+            continue
+        swap_rows.append(
+            Swap(
+                target=result.target,
+                model=result.model,
+                scenario=result.scenario,
+                build=result.build,
+                quant=str(archive.tables.models[result.configuration.model_id].config.get("quant") or ""),
+                unload_ms_median=result.median_ms("unload_s"),
+                load_ms_median=load.p50 * 1000,
+                load_ms_p95=load.p95 * 1000,
+                cold_ttft_s_median=result.median("ttft_s"),
+                cold_total_s_median=result.median("e2e_s"),
+                vram_used_mb_median=result.median("vram_used_mb"),
+                samples=load.n,
+            )
+        )
+    return swap_rows
+
+
+def dimensions(archive: Archive) -> dict[str, Any]:
+    """Return all targets, models, scenarios, metrics and builds for filters."""
+    return archive.answer("dimensions", lambda: _dimensions(archive))
+
+
+def _dimensions(archive: Archive) -> dict[str, Any]:
+    tables = archive.tables
+    configurations = archive.answer("latest", archive.reader.latest_configurations)
+    order = sorted(tables.scenarios, key=lambda id: scenario_order(tables, id))
+    return {
+        "hosts": sorted({row.name for row in tables.targets.values()}),
+        "models": sorted({row.name for row in tables.models.values()}),
+        "scenarios": list(dict.fromkeys(tables.scenarios[id].name for id in order)),
+        "metrics": [
+            {"name": metric.name, "title": metric.title, "unit": metric.unit, "better": metric.better}
+            for name in HOT
+            for metric in [METRICS[name]]
+        ],
+        "builds": [
+            {
+                "id": row.id,
+                "engine": row.engine,
+                "git_sha": row.sha,
+                "label": tables.labels[row.id],
+                "build_timestamp": row.built_ms,
+                "package_version": row.version,
+            }
+            for row in sorted(tables.builds.values(), key=lambda row: (row.first_seen_ms, row.id), reverse=True)
+        ],
+        "host_models": _host_models(archive, configurations),
+    }
+
+
+def _host_models(archive: Archive, configurations: list[ConfigurationRow]) -> dict[str, list[str]]:
+    tables = archive.tables
+    groups: dict[str, set[str]] = {}
+    for configuration in configurations:
+        groups.setdefault(tables.targets[configuration.target_id].name, set()).add(
+            tables.models[configuration.model_id].name
+        )
+    return {target: sorted(models) for target, models in sorted(groups.items())}

@@ -1,1 +1,4 @@
-"""Scenarios: loads that a benchmark sends to a model. Each module defines one kind of scenario."""
+"""Scenarios: loads that a benchmark sends to a model.
+
+Each module defines one kind of scenario.
+"""

@@ -1,44 +1,181 @@
-"""One request at a time: the latency for a single user."""
+"""Scenarios of one request, the interface of scenarios, and checks of samples."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
+from helexa.bench.client import Client
 from helexa.bench.identity import ScenarioKey
-from helexa.bench.measurement.prompt_request import PromptRequest, Turn
-from helexa.bench.scenarios.scenario import Outcome, Subject, first_failure, fits
-from helexa.bench.targets.target import Control, ServedModel
+from helexa.bench.measurement.load import Ask, Clock, PromptRequest, Prompts, Turn
+from helexa.bench.measurement.measures import Objectives, RequestRecord
+from helexa.bench.servers import NeuronTarget
+from helexa.bench.target import ServedModel, TargetError
 
 _TAIL_TOKENS = 16
+_CHUNKS = 3
+_POLL_SECS = 0.01
+_MAX_RELEASE_SECS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Single:
+class Subject:
+    """The model that a scenario measures, and the means to measure it."""
+
+    client: Client  # client of the server
+    model: ServedModel  # the model to measure
+    clock: Clock  # source of the current time
+    salt: str  # random text that makes the prompts of this sample unique
+    # Management API of the server, which loads and unloads models and counts requests in flight. None if the server has
+    # no such API.
+    control: NeuronTarget | None = None
+
+    def prompts(self, seed: int) -> Prompts:
+        """Return a generator of prompts that are unique to this sample."""
+        return Prompts(seed, self.salt)
+
+    def cold_requests(self, prompts: Prompts, prompt_tokens: int, max_tokens: int) -> Ask:
+        """Return a function that sends requests without prefix cache hits."""
+
+        async def ask(scheduled: float | None) -> RequestRecord:
+            turns = prompts.cold(prompt_tokens)
+            question = PromptRequest(self.model.name, turns, max_tokens, fixed_length=True)
+            return await self.client.ask(question, scheduled=scheduled)
+
+        return ask
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The result of executing a scenario once."""
+
+    records: Sequence[RequestRecord] = ()  # all requests that were sent
+    measured: Sequence[RequestRecord] | None = None  # the requests from which metrics are computed, or None for all
+    error: str | None = None  # reason why the sample is invalid, or None if it is valid
+    # True if the server could not keep up with the load. Higher loads of the same kind are then skipped.
+    saturated: bool = False
+    objectives: Objectives | None = None  # latency limits for goodput, or None
+    artifact: str | None = None  # response text to store, or None
+    # additional columns of the sample's row in the table `run`
+    columns: dict[str, float | int | None] = field(default_factory=dict[str, float | int | None])
+    extra: dict[str, Any] = field(default_factory=dict[str, Any])  # additional JSON data to store
+
+
+class Scenario:
+    """Base class of scenarios: loads that can be sent to a model.
+
+    Subclasses are dataclasses whose fields are the parameters of the load.
+    """
+
+    kind: ClassVar[str]  # kind of the scenario in the database, for example `single`
+    # True if the scenario is executed once before the first sample, with the result discarded
+    warms_up: ClassVar[bool] = True
+
+    @property
+    def key(self) -> ScenarioKey:
+        """Name and parameters that identify the scenario in the database."""
+        return ScenarioKey(self._name(), self.kind, self._params())
+
+    def suits(self, model: ServedModel, control: NeuronTarget | None) -> bool:
+        """Return whether the scenario can run with this model.
+
+        Args:
+            control: the node's management API, or None if the server has none.
+        """
+        return fits(model, *self._tokens())
+
+    async def run(self, subject: Subject, seed: int) -> Outcome:
+        """Execute the scenario once. The same `seed` produces the same load."""
+        raise NotImplementedError
+
+    def _name(self) -> str:
+        raise NotImplementedError
+
+    def _params(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _tokens(self) -> tuple[int, int]:
+        """Return the tokens of the longest prompt and of its response."""
+        params = self._params()
+        return params["prompt_tokens"], params["max_tokens"]
+
+
+MOST_FAILURES = 0.05
+"""Largest share of failed requests in a valid sample.
+
+Requests rejected by an overloaded server do not count as failed.
+"""
+
+
+def first_failure(records: Sequence[RequestRecord]) -> str | None:
+    """Return a text with the status and the error of the first failed request.
+
+    Return None if all requests succeeded.
+
+    An empty list of records counts as a failure: the result is then an error text.
+    """
+    for record in records:
+        if record.status != "ok":
+            return f"{record.status}: {record.error or 'no reason given'}"
+    return None if records else "the scenario sent no request; raise its duration or rate"
+
+
+def load_failure(records: Sequence[RequestRecord]) -> str | None:
+    """Return why a sample of many requests is invalid, or None if it is valid.
+
+    A sample is invalid if no request succeeded or more than 5 % of the requests failed.
+    """
+    failed = [record for record in records if record.status in ("error", "timeout", "incomplete")]
+    if not any(record.status == "ok" for record in records):
+        return first_failure(records)
+    if len(failed) > MOST_FAILURES * len(records):
+        return f"{len(failed)} of {len(records)} requests failed; the first: {first_failure(failed)}"
+    return None
+
+
+def fits(model: ServedModel, prompt_tokens: int, answer_tokens: int) -> bool:
+    """Return whether the model generates text and its context is long enough."""
+    # The actual number of prompt tokens may exceed `prompt_tokens`, because the benchmark counts words. The check
+    # therefore adds 10 %.
+    fits_context = model.context is None or prompt_tokens * _SLACK + answer_tokens <= model.context
+    return "text" in model.capabilities and fits_context
+
+
+_SLACK = 1.1  # prompts are counted in words
+
+
+def text_objectives(objectives: Objectives) -> dict[str, float]:
+    """Return the latency limits that are not None, by metric."""
+    values = {"ttft_s": objectives.ttft_s, "tpot_s": objectives.tpot_s, "e2e_s": objectives.e2e_s}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Single(Scenario):
     """One request with a prompt of a given size.
 
     If `cache` is `cold`, the prompt does not hit the prefix cache. If `cache` is `warm`, the prefix cache contains the
     prompt except its last few tokens.
     """
 
-    warms_up: ClassVar[bool] = True
+    kind: ClassVar[str] = "single"
 
     prompt_tokens: int
     max_tokens: int
     cache: Literal["cold", "warm"]
 
-    @property
-    def key(self) -> ScenarioKey:
-        """Name and parameters that identify the scenario in the database."""
-        params = {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "cache": self.cache}
-        return ScenarioKey(f"single:{self.cache}:{self.prompt_tokens}", "single", params)
+    def _name(self) -> str:
+        return f"single:{self.cache}:{self.prompt_tokens}"
 
-    def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether the model generates text and its context is long enough for prompt and response."""
-        return fits(model, self.prompt_tokens + _TAIL_TOKENS, self.max_tokens)
+    def _params(self) -> dict[str, Any]:
+        return {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "cache": self.cache}
+
+    def _tokens(self) -> tuple[int, int]:
+        return self.prompt_tokens + _TAIL_TOKENS, self.max_tokens
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
         """Send one request.
 
-        If `cache` is `warm`, an unrecorded request first puts the prompt's prefix into the prefix cache.
+        If `cache` is `warm`, put its prefix into the prefix cache before.
         """
         if self.cache == "warm":
             return await warm_request(subject, seed, self.prompt_tokens, self.max_tokens)
@@ -47,46 +184,127 @@ class Single:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeAtDepth:
-    """A request that decodes after a long cached context. Because of the cache hit, prefill takes almost no time."""
+class DecodeAtDepth(Scenario):
+    """One request that decodes after a long cached context."""
 
-    warms_up: ClassVar[bool] = True
+    kind: ClassVar[str] = "decode"
 
     depth_tokens: int
     max_tokens: int
 
-    @property
-    def key(self) -> ScenarioKey:
-        """Name and parameters that identify the scenario in the database."""
-        params = {"depth_tokens": self.depth_tokens, "max_tokens": self.max_tokens}
-        return ScenarioKey(f"decode:{self.depth_tokens}", "decode", params)
+    def _name(self) -> str:
+        return f"decode:{self.depth_tokens}"
 
-    def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Return whether the model generates text and its context is long enough for cached context and response."""
-        return fits(model, self.depth_tokens + _TAIL_TOKENS, self.max_tokens)
+    def _params(self) -> dict[str, Any]:
+        return {"depth_tokens": self.depth_tokens, "max_tokens": self.max_tokens}
+
+    def _tokens(self) -> tuple[int, int]:
+        return self.depth_tokens + _TAIL_TOKENS, self.max_tokens
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Put the context into the prefix cache with an unrecorded request, then send the measured request."""
+        """Put the context into the prefix cache, then send the measured request."""
         return await warm_request(subject, seed, self.depth_tokens, self.max_tokens)
 
 
 async def warm_request(subject: Subject, seed: int, prompt_tokens: int, max_tokens: int) -> Outcome:
-    """Put a prefix into the prefix cache with an unrecorded request, then send a measured request with this prefix.
-
-    Args:
-        subject: the model to measure, and the client of the server.
-        seed: random seed of the prompt.
-        prompt_tokens: tokens of the prefix.
-        max_tokens: maximum number of tokens of the measured response.
-    """
+    """Fill the prefix cache with a prefix, then measure a request with it."""
     prompts = subject.prompts(seed)
     prefix = prompts.prefix(prompt_tokens)
     priming = await subject.client.ask(PromptRequest(subject.model.name, prompts.warm(prefix), max_tokens=1))
     if priming.status != "ok":
-        return Outcome(error=f"while warming the cache: {first_failure([priming])}")
+        return Outcome(error=f"the request that fills the prefix cache failed: {first_failure([priming])}")
     return await _outcome_of(subject, prompts.warm(prefix, _TAIL_TOKENS), max_tokens)
 
 
 async def _outcome_of(subject: Subject, turns: list[Turn], max_tokens: int) -> Outcome:
     record = await subject.client.ask(PromptRequest(subject.model.name, turns, max_tokens, fixed_length=True))
     return Outcome([record], error=first_failure([record]))
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(Scenario):
+    """The time from a client's disconnect until the server has released the request.
+
+    The client disconnects after three chunks, then polls the server until it no longer reports the request.
+    """
+
+    kind: ClassVar[str] = "cancel"
+
+    prompt_tokens: int
+    max_tokens: int
+
+    def _name(self) -> str:
+        return "cancel"
+
+    def _params(self) -> dict[str, Any]:
+        return {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "chunks": _CHUNKS}
+
+    def suits(self, model: ServedModel, control: NeuronTarget | None) -> bool:
+        """Return whether the server reports its requests in flight."""
+        return control is not None and Scenario.suits(self, model, control)
+
+    async def run(self, subject: Subject, seed: int) -> Outcome:
+        """Send a request, disconnect, and measure the time to its release."""
+        control, name = subject.control, subject.model.name
+        if control is None:
+            return Outcome(error="the server does not report its requests in flight")
+        before = await control.in_flight(name)
+        if before:
+            return Outcome(error=f"{before} requests of other clients are in flight; measure when the server is idle")
+        turns = subject.prompts(seed).cold(self.prompt_tokens)
+        question = PromptRequest(name, turns, self.max_tokens, fixed_length=True)
+        record = await subject.client.ask(question, cancel_after=_CHUNKS)
+        if record.status != "cancelled":
+            complete = record.status == "ok"
+            error = f"the answer ended within {_CHUNKS} chunks; raise max_tokens"
+            return Outcome([record], error=error if complete else first_failure([record]))
+        now = subject.clock.now
+        while await control.in_flight(name):
+            if now() - record.ended > _MAX_RELEASE_SECS:
+                return Outcome([record], error=f"still in flight {_MAX_RELEASE_SECS:g} s after the disconnect")
+            await subject.clock.sleep_until(now() + _POLL_SECS)
+        return Outcome([record], columns={"release_s": now() - record.ended})
+
+
+@dataclass(frozen=True, slots=True)
+class Swap(Scenario):
+    """The times to unload a model and to load it again, and one request afterwards.
+
+    The model is unavailable during the measurement, so sweeps do not include this scenario.
+    """
+
+    kind: ClassVar[str] = "swap"
+    warms_up: ClassVar[bool] = False
+
+    prompt_tokens: int
+    max_tokens: int
+
+    def _name(self) -> str:
+        return "swap"
+
+    def _params(self) -> dict[str, Any]:
+        return {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "cache": "cold"}
+
+    def suits(self, model: ServedModel, control: NeuronTarget | None) -> bool:
+        """Return whether the model generates text and the server can load it."""
+        return control is not None and bool(model.load) and Scenario.suits(self, model, control)
+
+    async def run(self, subject: Subject, seed: int) -> Outcome:
+        """Unload the model, load it as before, and send a request."""
+        control, now = subject.control, subject.clock.now
+        if control is None:
+            return Outcome(error="the server has no API to load models")
+        start = now()
+        await control.unload(subject.model.name)
+        unloaded = now()
+        try:
+            await control.load(subject.model.load)
+        except TargetError as error:
+            spec = dict(subject.model.load)
+            return Outcome(
+                error=f"{subject.model.name} was unloaded and did not load again; load it by hand with {spec}: {error}"
+            )
+        loaded = now()
+        outcome = await _outcome_of(subject, subject.prompts(seed).cold(self.prompt_tokens), self.max_tokens)
+        outcome.columns = {"unload_s": unloaded - start, "load_s": loaded - unloaded}
+        return outcome

@@ -1,1 +1,4 @@
-"""The SQLite database of measurements. One process writes. Any number of processes read."""
+"""The SQLite database of measurements. One process writes.
+
+Any number of processes read.
+"""

@@ -1,24 +1,51 @@
-"""Converts a sample into a row of the table `run` and rows of the table `request`."""
+"""Converts a sample into rows of the tables run and request.
+
+The bytes are the gaps between the times in microseconds (little-endian uint32), compressed by zlib.
+"""
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Any
 
-from helexa.bench.measurement.measures import Distribution, RunMeasures, measure
-from helexa.bench.measurement.request_record import RequestRecord
-from helexa.bench.store import chunks
+import numpy as np
+
+from helexa.bench.measurement.measures import Distribution, RequestRecord, RunMeasures, measure
 from helexa.bench.store.rows import Reading, Sample
+
+_LONGEST_US = 2**32 - 1
+
+
+def pack(moments: Sequence[float]) -> bytes | None:
+    """Encode ascending times in seconds since the request was sent.
+
+    Return None if there are no times.
+    """
+    if not moments:
+        return None
+    microseconds = np.rint(np.asarray(moments, dtype=np.float64) * 1e6)
+    gaps = np.clip(np.diff(microseconds, prepend=0.0), 0, _LONGEST_US)
+    return zlib.compress(gaps.astype("<u4").tobytes())
+
+
+def unpack(packed: bytes | None) -> tuple[float, ...]:
+    """Decode times that `pack` has encoded. Return seconds since the request was sent."""
+    if packed is None:
+        return ()
+    gaps = np.frombuffer(zlib.decompress(packed), dtype="<u4")
+    return tuple(total / 1e6 for total in accumulate(int(gap) for gap in gaps))
+
 
 _MEDIANS = ("ttft_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s", "output_tps_user", "prefill_tps", "queue_s")
 _TOTALS = ("output_tps", "goodput_rps", "goodput_share")
-
-REQUEST_COLUMNS = (
-    *("run_id", "number", "role", "status", "http_status", "error", "finish_reason"),
-    *("scheduled_s", "sent_s", "ended_s", "ttft_s", "ttfo_s", "tpot_s", "e2e_s", "prefill_s", "decode_s", "queue_s"),
-    *("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "estimated", "chunks"),
+_RECORDED = (
+    *("role", "status", "http_status", "error", "finish_reason"),
+    *("prefill_s", "decode_s", "prompt_tokens", "cached_tokens", "reasoning_tokens"),
 )
+_MEASURED = ("ttft_s", "ttfo_s", "tpot_s", "e2e_s", "queue_s", "completion_tokens")
 
 
 def columns_of(sample: Sample) -> dict[str, Any]:
@@ -42,27 +69,11 @@ def request_rows(run_id: int, sample: Sample) -> Iterator[dict[str, Any]]:
         yield {
             "run_id": run_id,
             "number": number,
-            "role": record.role,
-            "status": record.status,
-            "http_status": record.http_status,
-            "error": record.error,
-            "finish_reason": record.finish_reason,
-            "scheduled_s": record.scheduled - sample.start,
-            "sent_s": record.sent - sample.start,
-            "ended_s": record.ended - sample.start,
-            "ttft_s": measured.ttft_s,
-            "ttfo_s": measured.ttfo_s,
-            "tpot_s": measured.tpot_s,
-            "e2e_s": measured.e2e_s,
-            "prefill_s": record.prefill_s,
-            "decode_s": record.decode_s,
-            "queue_s": measured.queue_s,
-            "prompt_tokens": record.prompt_tokens,
-            "cached_tokens": record.cached_tokens,
-            "completion_tokens": measured.completion_tokens,
-            "reasoning_tokens": record.reasoning_tokens,
+            **{name: getattr(record, name) for name in _RECORDED},
+            **{name: getattr(measured, name) for name in _MEASURED},
+            **{f"{name}_s": getattr(record, name) - sample.start for name in ("scheduled", "sent", "ended")},
             "estimated": int(measured.estimated),
-            "chunks": chunks.pack([delta.at - record.sent for delta in record.deltas]),
+            "chunks": pack([delta.at - record.sent for delta in record.deltas]),
         }
 
 
@@ -81,11 +92,9 @@ def _summary(measures: RunMeasures | None) -> dict[str, Any]:
 
 
 def _measured(records: list[RequestRecord]) -> list[RequestRecord]:
-    """Return the requests from which token counts are computed.
-
-    If the sample has probes, only they are returned, because its other requests are background load. Otherwise all
-    requests are returned.
-    """
+    """Return the requests from which token counts are computed."""
+    # If the sample has probes, only they are returned, because its other requests are background load. Otherwise all
+    # requests are returned.
     return [record for record in records if record.role == "probe"] or records
 
 
@@ -103,7 +112,7 @@ def _median(values: Iterable[float]) -> float | None:
 def _highest(readings: list[Reading]) -> dict[str, float | None]:
     """Return the highest value of each telemetry column during a sample.
 
-    With several devices, the memory and power of all devices at the same time are added. Utilization and temperature
+    With several devices, the memory of all devices at the same time is added. Utilization and temperature
     are not added: the highest value of any device is used.
     """
     moments: dict[float, list[Reading]] = {}
@@ -118,7 +127,6 @@ def _highest(readings: list[Reading]) -> dict[str, float | None]:
         "vram_used_mb": most("vram_used_mb", sum),
         "gpu_util_pct": most("utilization_pct", max),
         "gpu_temp_c": most("temp_c", max),
-        "gpu_power_w": most("power_w", sum),
     }
 
 

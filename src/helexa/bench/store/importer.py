@@ -62,12 +62,13 @@ class ImportReport:
 
 
 def import_runs(store: Store, path: Path) -> ImportReport:
-    """Import all rows from the database at `path`, except rows that were imported before.
+    """Import all rows from the database at `path` that are new.
 
     Raises:
         StoreError: the file cannot be read, or is not a database of the first helexa-bench.
     """
     report = ImportReport()
+    # One transaction: after an error of the file, nothing is imported, and the import can be repeated.
     with store.transaction():
         for row in _rows(path):
             key = f"runs:{digest([row[name] for name in _NEEDED])}"
@@ -87,13 +88,16 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             connection.row_factory = sqlite3.Row
             columns = {row["name"] for row in connection.execute("PRAGMA table_info(runs)")}
             if missing := set(_NEEDED) - columns:
-                lacks = f"lacks {', '.join(sorted(missing))}" if columns else "is not there"
-                raise StoreError(f"{path} is no database of the first helexa-bench: its table 'runs' {lacks}")
+                lacks = f"lacks the columns {', '.join(sorted(missing))}" if columns else "is not there"
+                raise StoreError(
+                    f"{path} is not a database of the first helexa-bench: its table 'runs' {lacks}; name another file"
+                )
             cursor = connection.execute("SELECT * FROM runs ORDER BY id")
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                # Older databases lack some columns, and newer ones have more. Unknown columns go into `extra`.
                 yield from (dict.fromkeys(_KNOWN) | dict(row) for row in rows)
     except sqlite3.Error as error:
-        raise StoreError(f"cannot read {path}: {error}") from error
+        raise StoreError(f"cannot read {path}: {error}; name a database of helexa-bench") from error
 
 
 def _configuration(row: Mapping[str, Any]) -> Configuration:
@@ -164,7 +168,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         started_ms=_milliseconds(row["ts"]),
         start=0.0,
         duration_s=_number(row["total_s"]) or 0.0,
-        seed=None,
+        seed=None,  # the first version had a fixed prompt
         ok=bool(row["ok"]),
         error=row["error"],
         artifact=row["artifact"],

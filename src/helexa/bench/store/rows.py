@@ -1,10 +1,9 @@
 """Dataclasses for the rows of the database tables."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from helexa.bench.measurement.measures import RunMeasures
-from helexa.bench.measurement.request_record import RequestRecord
+from helexa.bench.measurement.measures import RequestRecord, RunMeasures
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,45 +15,31 @@ class Reading:
     vram_used_mb: int | None = None
     utilization_pct: float | None = None
     temp_c: float | None = None
-    power_w: float | None = None
 
 
 @dataclass(slots=True)
 class Sample:
-    """One execution of a scenario. It is stored as a row of the table `run`.
+    """One execution of a scenario. It is stored as a row of the table `run`."""
 
-    Attributes:
-        started_ms: start in UTC epoch milliseconds.
-        start: start on the client's monotonic clock, in seconds.
-        duration_s: duration in seconds.
-        seed: random seed of the load, or None if unknown.
-        ok: True if the sample is valid.
-        error: reason why the sample is invalid, or None.
-        records: the requests.
-        measures: metrics of the requests, or None if the sample was imported.
-        readings: readings of accelerators during the sample.
-        artifact: response text to store, or None.
-        columns: additional columns of the row, for example `load_s` or `concurrency`.
-        extra: additional data, stored in the JSON column `metrics`.
-    """
-
-    started_ms: int
-    start: float
-    duration_s: float
-    seed: int | None
-    ok: bool
-    error: str | None = None
+    started_ms: int  # start in UTC epoch milliseconds
+    start: float  # start on the client's monotonic clock, in seconds
+    duration_s: float  # duration in seconds
+    seed: int | None  # random seed of the load, or None if unknown
+    ok: bool  # True if the sample is valid
+    error: str | None = None  # reason why the sample is invalid, or None
     records: list[RequestRecord] = field(default_factory=list[RequestRecord])
-    measures: RunMeasures | None = None
-    readings: list[Reading] = field(default_factory=list[Reading])
-    artifact: str | None = None
+    measures: RunMeasures | None = None  # metrics of the requests, or None if the sample was imported
+    readings: list[Reading] = field(default_factory=list[Reading])  # readings of accelerators during the sample
+    artifact: str | None = None  # response text to store, or None
+    # additional columns of the row, for example `load_s` or `concurrency`
     columns: dict[str, float | int | None] = field(default_factory=dict[str, float | int | None])
+    # additional data, stored in the JSON column `metrics`
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A sample (row of the table `run`) with the names of its target, host, build, model and scenario."""
+    """A sample (row of the table `run`) with the names of its configuration."""
 
     id: int
     key: str
@@ -112,7 +97,6 @@ class RunRow:
     vram_used_mb: int | None
     gpu_util_pct: float | None
     gpu_temp_c: float | None
-    gpu_power_w: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +198,19 @@ class ScenarioRow:
     params: dict[str, Any]
 
 
+class ConfigurationIds(NamedTuple):
+    """The row ids of a benchmark configuration."""
+
+    target_id: int
+    host_id: int
+    build_id: int
+    model_id: int
+    scenario_id: int
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigurationRow:
-    """One benchmark configuration: its row ids, the counts of its samples, and the times of the first and last samples.
+    """One benchmark configuration: row ids, sample counts and times.
 
     This is a row of the views `cell_stats` and `latest_cell`.
     """
@@ -232,10 +226,15 @@ class ConfigurationRow:
     last_ms: int
     last_ok_ms: int | None
 
+    @property
+    def ids(self) -> ConfigurationIds:
+        """The row ids of the benchmark configuration."""
+        return ConfigurationIds(self.target_id, self.host_id, self.build_id, self.model_id, self.scenario_id)
+
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """The score that a scorer has set for a sample's response (row of the table `score`)."""
+    """The score of a sample's response (row of the table `score`)."""
 
     run_id: int
     scorer: str
@@ -245,7 +244,7 @@ class ScoreRow:
 
 @dataclass(frozen=True, slots=True)
 class AlertRow:
-    """A suspected, confirmed or dismissed performance change (row of the table `alert`)."""
+    """A suspected, confirmed or dismissed change (row of the table `alert`)."""
 
     id: int
     target_id: int
@@ -266,3 +265,8 @@ class AlertRow:
     raised_ms: int
     updated_ms: int
     delivered_ms: int | None
+
+    @property
+    def ids(self) -> ConfigurationIds:
+        """The row ids of the benchmark configuration."""
+        return ConfigurationIds(self.target_id, self.host_id, self.build_id, self.model_id, self.scenario_id)

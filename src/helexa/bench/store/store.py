@@ -1,4 +1,7 @@
-"""Writes measurements to the database. Each sample is written in one transaction."""
+"""Writes measurements to the database, each sample in one transaction.
+
+Samples and their percentiles are not deleted.
+"""
 
 import json
 import sqlite3
@@ -11,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from helexa.bench.identity import Build, Configuration, Host, Model, ScenarioKey, Target
-from helexa.bench.store.columns import REQUEST_COLUMNS, columns_of, request_rows
+from helexa.bench.store.columns import columns_of, request_rows
 from helexa.bench.store.database import StoreError, open_writer
-from helexa.bench.store.rows import Reading, Sample
+from helexa.bench.store.rows import ConfigurationIds, Sample
 from helexa.core.version import __version__
 
 
@@ -47,7 +50,10 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Provide the connection within a transaction. The transaction is rolled back if the `with` block raises."""
+        """Provide the connection within a transaction.
+
+        The transaction is rolled back if the `with` block raises.
+        """
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield self._connection
@@ -65,29 +71,25 @@ class Store:
             " JOIN build ON build.id = build_id AND engine = ? AND sha = ? AND build.fingerprint = ?"
             " JOIN model ON model.id = model_id AND model.name = ? AND config_hash = ?"
             " JOIN scenario ON scenario.id = scenario_id AND scenario.name = ? AND params_hash = ?",
-            (
-                configuration.target.name,
-                *(configuration.host.hostname, configuration.host.fingerprint),
-                *(configuration.build.engine, configuration.build.sha, configuration.build.fingerprint),
-                *(configuration.model.name, configuration.model.config_hash),
-                *(configuration.scenario.name, configuration.scenario.params_hash),
-            ),
+            configuration.natural_key,
         ).fetchone()
         return SampleCount(row[0], row[1], bool(row[2]))
 
     def record(self, configuration: Configuration, sample: Sample) -> int:
-        """Store a sample with its requests and readings in one transaction. Return the row id of the sample."""
+        """Store a sample with its requests and readings in one transaction.
+
+        Return the row id of the sample.
+        """
         with self.transaction():
             return self._put(configuration, sample, f"live:{uuid.uuid4()}")[0]
 
     def import_sample(
         self, configuration: Configuration, sample: Sample, key: str, score: tuple[str, float] | None
     ) -> bool:
-        """Store an imported sample and its score within the caller's transaction, if it was not imported before.
+        """Store an imported sample and its score, if it is new.
 
         Args:
             configuration: benchmark configuration of the sample.
-            sample: the sample.
             key: unique key of the sample, by which repeated imports are detected.
             score: scorer and score, or None.
 
@@ -120,11 +122,11 @@ class Store:
         }
         run_id, added = _upsert(connection, "run", ("key",), columns)
         if added:
-            connection.executemany(_insert("request", REQUEST_COLUMNS), request_rows(run_id, sample))
-            connection.executemany(
-                _insert("telemetry", ("run_id", *Reading.__dataclass_fields__), "OR IGNORE"),
-                [{"run_id": run_id, **asdict(reading)} for reading in sample.readings],
-            )
+            if requests := list(request_rows(run_id, sample)):
+                connection.executemany(_insert("request", requests[0]), requests)
+            # OR IGNORE: a target that lists a device twice must not cost the sample.
+            if readings := [{"run_id": run_id, **asdict(reading)} for reading in sample.readings]:
+                connection.executemany(_insert("telemetry", readings[0], "OR IGNORE"), readings)
         return run_id, added
 
     def score(self, run_id: int, score: float, scorer: str) -> None:
@@ -145,7 +147,7 @@ class Store:
             )
 
     def put_alert(self, alert: Mapping[str, Any]) -> int:
-        """Insert an alert, or update the existing alert of the same benchmark configuration and metric.
+        """Insert an alert, or update the alert of the same configuration and metric.
 
         Args:
             alert: values by column of the table `alert`. `baseline_builds` is a list of row ids. An update does not
@@ -155,7 +157,7 @@ class Store:
             The row id of the alert.
         """
         columns = {**alert, "baseline_builds": json.dumps(alert["baseline_builds"])}
-        key = ("target_id", "host_id", "build_id", "model_id", "scenario_id", "metric")
+        key = (*ConfigurationIds._fields, "metric")
         changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in (*key, "raised_ms"))
         with self.transaction() as connection:
             return connection.execute(
@@ -209,7 +211,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _insert(table: str, columns: Mapping[str, Any] | tuple[str, ...], otherwise: str = "") -> str:
+def _insert(table: str, columns: Mapping[str, Any], otherwise: str = "") -> str:
     names = ", ".join(columns)
     values = ", ".join(f":{name}" for name in columns)
     return f"INSERT {otherwise} INTO {table} ({names}) VALUES ({values})"
@@ -228,3 +230,19 @@ def _upsert(
         return added[0], True
     where = " AND ".join(f"{name} = :{name}" for name in key)
     return connection.execute(f"SELECT id FROM {table} WHERE {where}", columns).fetchone()[0], False
+
+
+_DAY_MS = 86_400_000
+
+
+def prune(store: Store, days: int) -> int:
+    """Delete requests and readings of samples older than `days` days.
+
+    Returns:
+        The number of deleted requests.
+    """
+    old = "run_id IN (SELECT id FROM run WHERE started_ms < ?)"
+    before = (now_ms() - days * _DAY_MS,)
+    with store.transaction() as connection:
+        connection.execute(f"DELETE FROM telemetry WHERE {old}", before)
+        return connection.execute(f"DELETE FROM request WHERE {old}", before).rowcount

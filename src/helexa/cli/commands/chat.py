@@ -1,27 +1,43 @@
-"""`helexa chat`: a conversation with a model on the terminal, or one response on stdout."""
+"""`helexa chat` and `helexa run`: a conversation, or one answer."""
 
 import sys
-from typing import Annotated
+from dataclasses import dataclass
 
 from cyclopts import Parameter
 
-from helexa.cli.commands.completion import ModelName
-from helexa.cli.conversation.answer_printer import print_answers, report
-from helexa.cli.flags import Quiet, SamplingFlags, Switch, TargetFlags, Verbose
+from helexa.cli.conversation import print_answers, prompt_text, report
+from helexa.cli.flags import AskedModel, ModelName, Quiet, SamplingFlags, Switch, System, TargetFlags, Think, Verbose
 from helexa.cli.model_loading import load_model
-from helexa.cli.prompt_input import prompt_text
+from helexa.cli.terminal import USAGE, CommandError, printable
+from helexa.generation.model import AskOptions
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ChatFlags:
+    """Options of `chat` and `run`.
+
+    Attributes:
+        system: System prompt.
+        think: Whether the model reasons before it answers, else the model's default.
+        stats: Print token counts and durations of each answer on stderr.
+        quiet: Print only errors on stderr.
+        verbose: Print where the model runs on stderr.
+    """
+
+    system: System = None
+    think: Think = None
+    stats: Switch = False
+    quiet: Quiet = False
+    verbose: Verbose = False
 
 
 def chat(
     prompt: str | None = None,
     /,
     *,
-    model: Annotated[ModelName | None, Parameter(alias="-m")] = None,
-    system: Annotated[str | None, Parameter(alias="-s")] = None,
-    think: bool | None = None,
-    stats: Switch = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
+    model: AskedModel = None,
+    flags: ChatFlags = ChatFlags(),
     target_flags: TargetFlags = TargetFlags(),  # noqa: B008
     sampling: SamplingFlags = SamplingFlags(),  # noqa: B008
 ) -> int:
@@ -33,21 +49,47 @@ def chat(
     Args:
         prompt: Prompt; text piped in is appended.
         model: Model to ask, else HELEXA_MODEL, else the first loaded one, else helexa/small.
-        system: System prompt.
-        think: Whether the model reasons before it answers, else the model's default.
-        stats: Print token counts and durations of each answer on stderr.
-        quiet: Print only errors on stderr.
-        verbose: Print where the model runs on stderr.
     """
     talking = prompt is None and sys.stdin.isatty() and sys.stdout.isatty()
     text = "" if talking else prompt_text(prompt)
-    ready, target = load_model(target_flags, model, checked=talking, quiet=quiet, verbose=verbose)
+    ready, target = load_model(target_flags, model, checked=talking, quiet=flags.quiet, verbose=flags.verbose)
     if talking:
-        from helexa.cli.conversation.conversation import Conversation
-        from helexa.cli.conversation.repl import Repl
+        from helexa.cli.conversation import Conversation
+        from helexa.cli.repl import Repl
 
-        conversation = Conversation(ready, system, sampling.sampling(), think)
-        return Repl(conversation, target_flags, target, stats=stats).run()
-    answers = print_answers(ready, text, {"sampling": sampling.sampling(), "system": system, "think": think})
-    report(answers, stats=stats, quiet=quiet)
+        conversation = Conversation(ready, flags.system, sampling, flags.think)
+        return Repl(conversation, target_flags, target, stats=flags.stats).run()
+    options: AskOptions = {"sampling": sampling, "system": flags.system, "think": flags.think}
+    answers = print_answers(ready, text, options)
+    report(answers, stats=flags.stats, quiet=flags.quiet)
     return 0
+
+
+def run(
+    model: ModelName | None = None,
+    prompt: str | None = None,
+    /,
+    *,
+    flags: ChatFlags = ChatFlags(),
+    target_flags: TargetFlags = TargetFlags(),  # noqa: B008
+    sampling: SamplingFlags = SamplingFlags(),  # noqa: B008
+) -> int:
+    """Run a model, downloaded if missing: chat with it, or ask it for one answer.
+
+    Without PROMPT on a terminal, this starts a conversation. With PROMPT, or with text piped in, one answer goes to
+    stdout. Without MODEL on a terminal, this offers the best model that fits the free memory of this machine.
+
+    Args:
+        model: Model name: qwen3:8b, org/name, pypi:package or a path; else HELEXA_MODEL.
+        prompt: Prompt; text piped in is appended.
+    """
+    if model is not None and " " in model and "/" not in model:
+        text = f"'{printable(model[:40])}' is not a model; `helexa generate \"PROMPT\"` asks the default model"
+        raise CommandError(text, USAGE)
+    location = target_flags.location(model)
+    if location.wanted_model is None and location.url is None:
+        from helexa.cli.local.local_model import offered_model  # slow: imports the node's configuration
+
+        ask = sys.stdin.isatty() and sys.stderr.isatty()
+        model = offered_model(ask=ask, private=location.is_private, quiet=flags.quiet)
+    return chat(prompt, model=model, flags=flags, target_flags=target_flags, sampling=sampling)

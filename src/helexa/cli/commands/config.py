@@ -1,7 +1,8 @@
-"""`helexa config show`: print the effective configuration of a node or a gateway, and where each value comes from."""
+"""`helexa config show`: print the effective configuration."""
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -9,13 +10,20 @@ from urllib.parse import urlsplit
 from cyclopts import App, Parameter
 from pydantic import BaseModel, SecretStr
 
-from helexa.cli.failure import USAGE, CommandError
-from helexa.cli.flags import Switch
-from helexa.cli.terminal import note, printable
+from helexa.cli.flags import AsJson, Switch
+from helexa.cli.terminal import USAGE, CommandError, note, printable
+from helexa.core.program import VERSION_FLAGS
 from helexa.core.variables import Keys
+from helexa.core.version import version_line
 from helexa.neuron.engine_flags import EngineFlags
 
-app = App(name="config", help="Show the configuration of a node or a gateway.", result_action="return_value")
+app = App(
+    name="config",
+    help="Show the configuration of a node or a gateway.",
+    result_action="return_value",
+    version=partial(version_line, "helexa"),
+    version_flags=VERSION_FLAGS,
+)
 
 _MASK = "***"
 
@@ -35,7 +43,7 @@ def show(
     *,
     config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
     origin: Switch = False,
-    as_json: Annotated[Switch, Parameter(name="--json")] = False,
+    as_json: AsJson = False,
     engine: EngineFlags = EngineFlags(),  # noqa: B008
 ) -> None:
     """Show the values with which a server would start, with secrets masked.
@@ -100,7 +108,7 @@ def _origin(keys: Keys, origins: Mapping[Keys, str]) -> str:
 
 
 def _values(value: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
-    """Yield the path and the JSON value of each setting in a configuration, with secrets masked."""
+    """Yield path and JSON value of each setting, with secrets masked."""
     if isinstance(value, BaseModel):
         for name in type(value).model_fields:
             yield from _values(getattr(value, name), (*path, name))
@@ -127,7 +135,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _without_password(text: str) -> str:
-    """Return `text`, in which a mask replaces the user and password if `text` is a URL with them."""
+    """Return `text`, with user and password masked if it is a URL."""
     try:
         netloc = urlsplit(text).netloc
     except ValueError:

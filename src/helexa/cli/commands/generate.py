@@ -1,20 +1,156 @@
-"""`helexa generate`: generate responses to one prompt or to a file of prompts."""
+"""`helexa generate`: answers to one prompt or to a file of prompts."""
 
 import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from helexa.cli.commands.completion import ModelName
-from helexa.cli.conversation.answer_printer import Form, print_answers, report
-from helexa.cli.failure import USAGE, CommandError
-from helexa.cli.flags import Quiet, SamplingFlags, Switch, TargetFlags, Verbose
+from helexa.cli.conversation import Form, print_answers, prompt_text, report
+from helexa.cli.flags import (
+    AsJson,
+    AskedModel,
+    ModelName,
+    Quiet,
+    SamplingFlags,
+    Switch,
+    System,
+    TargetFlags,
+    Think,
+    Verbose,
+)
 from helexa.cli.model_loading import load_model
-from helexa.cli.prompt_input import prompt_text
-from helexa.generation.model import AskOptions
-from helexa.generation.request import Ask
-from helexa.generation.schema import AnswerSchema
+from helexa.cli.terminal import USAGE, CommandError, Progress, json_text, note
+from helexa.generation.answering import Result
+from helexa.generation.background import BlockingCaller, across, blocking_each
+from helexa.generation.completion import Completion
+from helexa.generation.errors import GenerationError
+from helexa.generation.files import Item, read_prompts, result_record
+from helexa.generation.model import AskOptions, Model
+from helexa.generation.request import AnswerSchema, Ask, Request, image_part
+
+
+@dataclass
+class BatchProgress:
+    """Counts the completed and failed prompts of a batch.
+
+    If `progress` is set, it shows the count on stderr.
+    """
+
+    progress: Progress | None
+    started: float = field(default_factory=time.monotonic)
+    answered: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+
+    def count(self, _: int, result: Result) -> None:
+        """Add the result of one prompt (a completion or an error) to the counts."""
+        if isinstance(result, Completion):
+            self.answered += 1
+            self.prompt_tokens += result.usage.prompt
+            self.answer_tokens += result.usage.completion
+        else:
+            self.failed += 1
+        if self.progress is not None:
+            self.progress.show(f"{self.answered} prompts answered")
+
+    def __str__(self) -> str:
+        seconds = time.monotonic() - self.started
+        counts = f"{self.prompt_tokens} tokens of prompts, {self.answer_tokens} of answers"
+        return f"{self.answered} answers in {seconds:.1f} s, {counts}, {self.answer_tokens / seconds:.1f} tokens/s"
+
+
+def check_files(prompts: str, output: Path | None) -> None:
+    """Check the file of prompts and the folder of results before a model loads.
+
+    Raises:
+        CommandError: a file or folder does not exist, or cannot be read.
+    """
+    if prompts != "-":
+        try:
+            with Path(prompts).open("rb"):
+                pass
+        except OSError as error:
+            problem = "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror).lower()
+            raise CommandError(f"{prompts}: {problem}", USAGE) from None
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        problem = "is a folder" if output.is_dir() else f"the folder {output.parent} does not exist"
+        raise CommandError(f"{output}: {problem}; name another file with --output", USAGE)
+
+
+def answer_file(
+    model: Model, prompts: str, output: Path | None, ask: Ask, *, parallel: int | None, stats: bool, quiet: bool
+) -> int:
+    """Generate responses to the prompts in a file. Return the exit code.
+
+    Args:
+        model: the model.
+        prompts: path of the file of prompts, or `-` for stdin.
+        output: path of the file of results, or None for stdout.
+        ask: default options of all prompts.
+        parallel: number of concurrent requests, or None for a default.
+        stats: whether to print token counts and durations on stderr.
+        quiet: whether to print only errors on stderr.
+
+    Raises:
+        HelexaError: the run cannot continue. The results so far are already written.
+    """
+    drawn = not quiet and sys.stderr.isatty() and (output is not None or not sys.stdout.isatty())
+    with _file_of(prompts) as path, Progress() if drawn else nullcontext() as progress:
+        counts = BatchProgress(progress)
+        if output is None:
+            _print_results(model, path, ask, parallel, counts)
+        else:
+            options: AskOptions = {"sampling": ask.sampling, "system": ask.system, "think": ask.think}
+            if ask.schema is not None:
+                options["schema"] = ask.schema.schema
+            summary = model.batch_file(path, output, max_parallel=parallel, on_result=counts.count, **options)
+            if summary.kept and not quiet:
+                note(f"prompts already answered: {summary.kept}")
+    if stats:
+        note(str(counts))
+    if counts.failed:
+        note(f"failed prompts: {counts.failed}; their lines have the errors")
+    return 1 if counts.failed else 0
+
+
+def _print_results(model: Model, path: Path, ask: Ask, parallel: int | None, counts: BatchProgress) -> None:
+    items: dict[int, Item] = {}
+
+    def requests() -> Iterator[Request | GenerationError]:
+        for item in read_prompts(path, ask):
+            items[item.index] = item
+            yield item.request
+
+    with closing(blocking_each(across(BlockingCaller(), model.results(requests(), parallel)))) as results:
+        for index, result in results:
+            print(json_text(result_record(items.pop(index), result)), flush=True)
+            counts.count(index, result)
+
+
+@contextmanager
+def _file_of(prompts: str) -> Iterator[Path]:
+    """Yield the path of the file of prompts.
+
+    If `prompts` is `-`, copy stdin to a temporary file first.
+    """
+    if prompts != "-":
+        yield Path(prompts)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "stdin")  # the file name appears in errors
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield path
+
 
 Count = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 
@@ -24,17 +160,17 @@ def generate(
     prompt: str | None = None,
     /,
     *,
-    model: Annotated[ModelName | None, Parameter(alias="-m")] = None,
+    model: AskedModel = None,
     file: Annotated[list[Path] | None, Parameter(alias="-f", negative="")] = None,
     image: Annotated[list[str] | None, Parameter(alias="-i", negative="")] = None,
-    system: Annotated[str | None, Parameter(alias="-s")] = None,
+    system: System = None,
     n: Annotated[Count, Parameter(alias="-n")] = 1,
     prompts: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     parallel: Count | None = None,
     schema: str | None = None,
-    think: bool | None = None,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    think: Think = None,
+    as_json: AsJson = False,
     as_jsonl: Annotated[bool, Parameter(name="--jsonl", negative="")] = False,
     no_stream: Switch = False,
     stats: Switch = False,
@@ -73,23 +209,24 @@ def generate(
     if prompt is None and model_or_prompt is not None:
         model_or_prompt, prompt = None, model_or_prompt
     if model_or_prompt is not None and model is not None:
-        raise CommandError("the model is given twice: before the prompt, and by --model", USAGE)
+        raise CommandError("the model is given twice: before the prompt, and by --model; leave out one of them", USAGE)
     if as_json and as_jsonl:
         raise CommandError("--json and --jsonl exclude each other; choose one", USAGE)
-    options: AskOptions = {"sampling": sampling.sampling(), "system": system, "schema": _schema(schema), "think": think}
+    options: AskOptions = {"sampling": sampling, "system": system, "schema": _schema(schema), "think": think}
     name = model or model_or_prompt
     if prompts is not None:
-        from helexa.cli.commands.batch import answer_file
-
         if prompt is not None or file or image or n > 1 or as_json:
             raise CommandError("--prompts reads prompts from a file; give no other prompt or output option", USAGE)
+        check_files(prompts, output)
         ready, _ = load_model(target_flags, name, quiet=quiet, verbose=verbose)
-        ask = Ask(sampling.sampling(), system, AnswerSchema.from_schema(_schema(schema)), think)
+        ask = Ask(sampling, system, AnswerSchema.from_schema(_schema(schema)), think)
         return answer_file(ready, prompts, output, ask, parallel=parallel, stats=stats, quiet=quiet)
     if output is not None or parallel is not None:
         raise CommandError("--output and --parallel need --prompts", USAGE)
     options["images"] = image
     text = prompt_text(prompt, file or ())
+    for one in image or ():
+        image_part(one)  # fails before the model is downloaded
     ready, _ = load_model(target_flags, name, quiet=quiet, verbose=verbose)
     form: Form = "json" if as_json else "jsonl" if as_jsonl else "text"
     answers = print_answers(ready, text, options, n=n, form=form, stream=not no_stream)
@@ -98,7 +235,7 @@ def generate(
 
 
 def _schema(text: str | None) -> dict[str, Any] | None:
-    """Return the parsed JSON Schema that `text` contains, or that the file named `text` contains."""
+    """Return the JSON Schema in `text`, or in the file named `text`."""
     if text is None:
         return None
     where = "--schema"
@@ -107,11 +244,12 @@ def _schema(text: str | None) -> dict[str, Any] | None:
         try:
             text = Path(text).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise CommandError(f"{where}: {getattr(error, 'strerror', None) or 'is not a text file'}", USAGE) from None
+            problem = getattr(error, "strerror", None) or "is not a text file"
+            raise CommandError(f"{where}: {problem}; give a JSON Schema or a file with one", USAGE) from None
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{where}: is not JSON: {error}", USAGE) from None
     if not isinstance(schema, dict):
-        raise CommandError(f"{where}: is not a JSON object", USAGE)
+        raise CommandError(f"{where}: is not a JSON object; a schema begins with {{", USAGE)
     return schema

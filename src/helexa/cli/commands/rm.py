@@ -1,15 +1,20 @@
-"""`helexa rm`: remove cached models from this machine."""
+"""`helexa rm`: remove models from disk, unloading them from servers first."""
 
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from helexa.cli.commands.completion import ModelName
-from helexa.cli.failure import USAGE, CommandError
+from helexa.cli.commands.load import unload_one
+from helexa.cli.commands.status import node_reports
+from helexa.cli.flags import ModelName, Quiet
 from helexa.cli.local.local_model import downloaded_model
-from helexa.cli.terminal import note, printable, size_text
+from helexa.cli.local.state_folder import RunningUp, running_ups
+from helexa.cli.terminal import USAGE, CommandError, note, printable
+from helexa.core.display import file_size_text
 from helexa.neuron.sources.inventory import DownloadedModel
+from helexa.neuron.sources.local_models import names_of
 from helexa.neuron.weights.gguf.files import part_names
 
 
@@ -18,17 +23,18 @@ def rm(
     /,
     *models: ModelName,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
-    yes: Annotated[bool, Parameter(alias="-y", negative="")] = False,
-    quiet: Annotated[bool, Parameter(alias="-q", negative="")] = False,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y", "--force", "-f"], negative="")] = False,
+    quiet: Quiet = False,
 ) -> int:
-    """Remove cached models with all their quantizations; `org/name:Q4_K_M` removes one quantization.
+    """Remove cached models, or one quantization (`org/name:Q4_K_M`).
 
-    The command asks before it removes. Models that a server or a command on this machine has loaded are not removed.
+    The command asks before it removes. A model that a `helexa up` on this machine has loaded is unloaded first. Models
+    that another program on this machine has loaded are not removed.
 
     Args:
         model: Model name, as in `helexa list`.
         models: Further models.
-        dry_run: Print the models to remove, and remove nothing.
+        dry_run: Print what the command would do, and remove nothing.
         yes: Do not ask. Required if there is no terminal.
         quiet: Do not print the removed models.
     """
@@ -40,24 +46,55 @@ def rm(
             continue
         if form is not None and len(cached.forms) == 1:
             form = None  # only small files of the repository would remain
-        description = _described(cached, form)
-        if dry_run:
-            print(f"would remove {description} in {cached.folder}")
-        elif yes or _agreed(f"remove {description}? [y/N] "):
-            cached.remove() if form is None else cached.remove_form(form)
-            if not quiet:
-                note(f"removed {description}")
-        else:
-            note(f"kept {description}")
+        _remove(cached, form, dry_run=dry_run, yes=yes, quiet=quiet)
     return 0
+
+
+def _remove(cached: DownloadedModel, form: str | None, *, dry_run: bool, yes: bool, quiet: bool) -> None:
+    """Remove a model or a quantization, unloaded first, or print the plan."""
+    description = _described(cached, form)
+    obstacle = cached.obstacle(form)
+    holders = _holders(cached, form) if obstacle is not None else []
+    if obstacle is not None and not holders:
+        if not dry_run:
+            raise CommandError(obstacle)
+        print(f"would not remove {description}: {obstacle}")
+        return
+    steps = [f"unload {loaded} from {up.url}" for up, loaded in holders]
+    where = f" in {cached.folder}" if form is None else f": {cached.forms[form]}"
+    if dry_run:
+        print(f"would {' and '.join([*steps, f'remove {description}{where}'])}")
+        return
+    if not (yes or _agreed(f"{' and '.join([*steps, f'remove {description}'])}? [y/N] ")):
+        note(f"kept {description}")
+        return
+    for up, loaded in holders:
+        unload_one(up.gateway(), loaded)
+        if not quiet:
+            note(f"unloaded {printable(loaded)} from {up.url}")
+    cached.remove() if form is None else cached.remove_form(form)
+    if not quiet:
+        note(f"removed {description}")
+
+
+def _holders(cached: DownloadedModel, form: str | None) -> list[tuple[RunningUp, str]]:
+    """Return each `helexa up` that has loaded a model, and the model's id."""
+    names = names_of(cached, form)
+    found: list[tuple[RunningUp, str]] = []
+    for up in running_ups():
+        with suppress(CommandError):  # it is starting or ending
+            loaded = dict.fromkeys(info.id for node in node_reports(up.gateway()) for info in node.models)
+            found += [(up, model) for model in loaded if model in names]
+    return found
 
 
 def _described(cached: DownloadedModel, form: str | None) -> str:
     if form is None:
-        return f"{printable(cached.name)}, {size_text(cached.size)}"
+        return f"{printable(cached.name)}, {file_size_text(cached.size)}"
     path = cached.forms[form]
     parts = (path.with_name(name) for name in part_names(path.name))
-    return f"{printable(cached.name)}:{form}, {size_text(sum(file.stat().st_size for file in parts if file.exists()))}"
+    size = sum(file.stat().st_size for file in parts if file.exists())
+    return f"{printable(cached.name)}:{form}, {file_size_text(size)}"
 
 
 def _can_ask() -> bool:

@@ -1,35 +1,27 @@
-"""`helexa up`: run one node (neuron) and one gateway (cortex) on this machine until the command ends."""
+"""`helexa up`: run one node and one gateway until the command ends."""
 
-import errno
 import importlib.util
-import json
 import os
-import shlex
-import shutil
-import socket
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from helexa.cli.commands.completion import ModelName
-from helexa.cli.failure import CONFIG, USAGE, CommandError
-from helexa.cli.flags import LocalEngineFlags
-from helexa.cli.gateway import DEFAULT_URL, Gateway
-from helexa.cli.local.api_key import checked_key, generated_key
-from helexa.cli.local.local_config import LOOPBACK, LocalConfig, LocalModel
+from helexa.cli.commands.console import announce
+from helexa.cli.flags import LocalEngineFlags, ModelName, Verbose
+from helexa.cli.gateway import Gateway
+from helexa.cli.local.local_config import LOOPBACK, OLLAMA_OPTION, OLLAMA_PORT, LocalConfig, LocalModel, check_ports
 from helexa.cli.local.stack import Stack
-from helexa.cli.local.state_folder import state_folder
-from helexa.cli.terminal import Progress, note, printable
-from helexa.core.extras import not_installed
+from helexa.cli.local.state_folder import configured_key, generated_key, log_files, recorded, state_folder, writing_to
+from helexa.cli.model_loading import with_hint
+from helexa.cli.terminal import USAGE, CommandError, Progress, note, printable
+from helexa.core.errors import SourceError, not_installed
 from helexa.core.fleet import Activation, Health
-from helexa.http.origin import is_loopback
+from helexa.http.headers import is_loopback
 
 DEFAULT_MODEL = "helexa/small"
 
-_NEURON_LOG = "neuron.log"
 _TICK_SECONDS = 0.2
 _REPLY_SECONDS = 2.0
 _LISTEN_SECONDS = 60.0
@@ -46,7 +38,10 @@ Port = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=65535))]
 
 def up(
     *models: ModelName,
-    model: Annotated[list[str] | None, Parameter(alias="-m", negative="")] = None,
+    model: Annotated[
+        list[str] | None, Parameter(name=["--model", "--models", "-m", "-hf", "--hf-repo"], negative="")
+    ] = None,
+    served_model_name: Annotated[list[str] | None, Parameter(negative="")] = None,
     host: str = LOOPBACK,
     port: Port = 31313,
     metrics_port: Port = 31314,
@@ -58,94 +53,120 @@ def up(
         ),
     ] = 1,
     engine: LocalEngineFlags = LocalEngineFlags(),  # noqa: B008
+    models_dir: Annotated[list[Path] | None, Parameter(negative="")] = None,
+    idle_unload_secs: Annotated[float | None, Parameter(validator=validators.Number(gte=0))] = None,
     api_key: str | None = None,
+    api_key_file: Path | None = None,
     insecure: Annotated[bool, Parameter(negative="")] = False,
-    verbose: Annotated[bool, Parameter(negative="")] = False,
+    ollama: Annotated[bool, Parameter(negative="")] = False,
+    verbose: Verbose = False,
     log_dir: Path | None = None,
 ) -> int:
-    """Start one neuron and one cortex on this machine and keep them running until Ctrl-C.
+    """Start one neuron and one cortex, and run them until Ctrl-C.
 
     Args:
         models: Models to load: org/name, pypi:package or a path. Default: a small model.
         model: The same as an argument MODELS. May be given several times.
+        served_model_name: Name of the model in requests, if there is one model. Further names are aliases.
         host: Address the gateway listens on; the neuron and the metrics stay on 127.0.0.1. If other machines can reach
             the address, clients need an API key.
         port: Port of the gateway.
         metrics_port: Port of the gateway's metrics.
         neuron_port: Port of the neuron.
         tensor_parallel: Number of processes that compute each model together on the machine's CPUs.
-        api_key: Key that clients must send. Default with a --host that other machines can reach: a generated key.
+        models_dir: Folder with models to serve on demand, besides the caches. May be given several times.
+        idle_unload_secs: Seconds without requests after which a model gives its memory back, until the next request.
+            0: never. Default: 600, or never if no prompts are kept on disk.
+        api_key: Key that clients must send, else the key in --api-key-file or in HELEXA_UP_API_KEY. Default with a
+            --host that other machines can reach: a generated key.
+        api_key_file: File with the key that clients must send.
         insecure: Allow every client that can reach --host to use the gateway without a key.
+        ollama: Let the gateway also listen on port 11434, where programs look for Ollama.
         verbose: Show the logs of both servers.
-        log_dir: Folder for their logs.
+        log_dir: Folder for their logs, which `helexa logs` prints.
     """
     names = dict.fromkeys([*models, *(model or ())] or [DEFAULT_MODEL])
-    local_models = tuple(map(LocalModel.parse, names))
+    local_models = tuple(map(_local_model, names))
+    served_as, *other_names = served_model_name or [""]
+    if served_as:
+        if len(local_models) != 1:
+            raise CommandError("--served-model-name needs exactly one model; start the models with their ids", USAGE)
+        local_models = (local_models[0].served_as(served_as),)
     ids = [one.id for one in local_models]
     if twin := next((name for name in ids if ids.count(name) > 1), None):
         raise CommandError(f"two models would have the id '{twin}'; start one of them, or rename its file", USAGE)
-    if insecure and api_key is not None:
-        raise CommandError("--insecure and --api-key contradict each other", USAGE)
-    key = None if api_key is None else checked_key(api_key)
-    if importlib.util.find_spec("torch") is None:
-        raise CommandError(not_installed("torch", "neuron"))
-    _check_ports(host, {"--port": port, "--metrics-port": metrics_port, "--neuron-port": neuron_port})
+    key = configured_key(api_key, api_key_file, os.environ)
+    if insecure and key is not None:
+        raise CommandError(
+            "--insecure contradicts --api-key, --api-key-file and HELEXA_UP_API_KEY; leave out one of them", USAGE
+        )
+    if importlib.util.find_spec("tokenizers") is None:
+        raise CommandError(not_installed("tokenizers", "neuron"))
+    ports = {"--port": port, "--metrics-port": metrics_port, "--neuron-port": neuron_port}
+    check_ports(host, ports | ({OLLAMA_OPTION: OLLAMA_PORT} if ollama else {}))
     folder = state_folder("up", str(port))
     logs = (log_dir or folder).absolute()
     logs.mkdir(parents=True, exist_ok=True)
-    if key is None and not insecure and not is_loopback(host):
-        key = generated_key(folder)
+    require_key = key is not None or not (insecure or is_loopback(host))
+    with writing_to(folder):
+        log_file = log_files(folder, logs)
+        key = key or generated_key(folder)
     config = LocalConfig(
-        local_models, host, port, metrics_port, neuron_port, key, tensor_parallel, engine.model_settings()
+        local_models,
+        host,
+        port,
+        metrics_port,
+        neuron_port,
+        key,
+        require_key,
+        tensor_parallel,
+        engine.model_settings(),
+        ollama,
+        dict.fromkeys(other_names, served_as),
+        idle_unload_secs,
     )
-    neuron, cortex = config.write(folder)
+    with writing_to(folder):
+        neuron, cortex = config.write(folder)
 
+    for folder_of_models in models_dir or ():
+        if not folder_of_models.expanduser().is_dir():
+            raise CommandError(
+                f"--models-dir: {folder_of_models}: no such folder; create it or correct the path", USAGE
+            )
+    folders = [f"--models-dir={models.expanduser().absolute()}" for models in models_dir or ()]
     for line in engine.notes():
         note(line)
-    with Stack(config.environment(os.environ), verbose) as stack:
-        stack.start("helexa.neuron", ["--config", str(neuron), *engine.arguments()], logs / _NEURON_LOG)
-        stack.start("helexa.cortex", ["serve", "--config", str(cortex)], logs / "cortex.log")
+    # The record is removed last: `helexa stop` waits for it, so that the ports are free when it returns.
+    with recorded(folder, config.gateway_url), Stack(config.environment(os.environ), verbose) as stack:
+        stack.start("helexa.neuron", ["--config", str(neuron), *engine.arguments(), *folders], log_file["node"])
+        stack.start("helexa.cortex", ["serve", "--config", str(cortex)], log_file["gateway"])
         with Progress(plain=verbose) as progress:
-            activation = _until_loaded(stack, Gateway(config.neuron_url), progress, logs / _NEURON_LOG)
+            activation = _until_loaded(stack, Gateway(config.neuron_url), progress, log_file["node"])
             served = _until_served(stack, Gateway(config.gateway_url, key), progress) if activation else []
         if activation and served:
             for failure in _failures(activation):
                 note(failure)
+            if (reason := _slow_reason(engine)) is not None:
+                note(f"models run slowly: {reason}")
             if config.is_open:
                 note(f"--insecure: the gateway serves everyone who can reach {host} port {port}, without a key")
-            _announce(config.gateway_url, served[0], key, logs)
+            announce(config, served[0], key, logs)
             while stack.watch():
                 pass
         note("stopping")
     return 0
 
 
-def _check_ports(host: str, ports: dict[str, int]) -> None:
-    for option, port in ports.items():
-        twin = next(
-            (other_option for other_option in ports if other_option != option and ports[other_option] == port), None
-        )
-        if twin:
-            raise CommandError(f"{option} and {twin} are both {port}; they need different ports", USAGE)
-    for option, port in ports.items():
-        address = host if option == "--port" else LOOPBACK
-        try:
-            family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(where)
-        except UnicodeError:
-            raise CommandError(f"cannot listen on {address}: the host name is invalid", CONFIG) from None
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                reason = f"port {port} is already in use; stop what listens there, or choose another with {option}"
-            else:
-                reason = f"cannot listen on {address} port {port}: {error.strerror}"
-            raise CommandError(reason, CONFIG) from None
+def _local_model(name: str) -> LocalModel:
+    """Return the model that an argument names. An error suggests similar names."""
+    try:
+        return LocalModel.parse(name)
+    except SourceError as error:
+        raise with_hint(error, name) from error
 
 
 def _until_loaded(stack: Stack, neuron: Gateway, progress: Progress, log: Path) -> Activation | None:
-    """Wait until the node has loaded its models, and return which models were loaded or failed.
+    """Wait until the node has loaded its models. Return which loaded or failed.
 
     Return None if a stop signal such as Ctrl-C arrives first.
 
@@ -162,7 +183,7 @@ def _until_loaded(stack: Stack, neuron: Gateway, progress: Progress, log: Path) 
         deadline = time.monotonic() + _LISTEN_SECONDS  # a loading node may miss a poll on a busy machine
         if activation.state == "ready":
             if not activation.completed:
-                raise CommandError("; ".join(_failures(activation)) or "the node has loaded no model")
+                raise CommandError("; ".join(_failures(activation)) or "the node has loaded no model; see its log")
             return activation
         progress.show(*_stage(activation, log))
     return None
@@ -198,7 +219,9 @@ def _activation(neuron: Gateway) -> Activation | None:
 
 def _check_deadline(deadline: float, server: Gateway) -> None:
     if time.monotonic() > deadline:
-        raise CommandError(f"nothing answers at {server.url} after {_LISTEN_SECONDS:.0f} s")
+        raise CommandError(
+            f"nothing answers at {server.url} after {_LISTEN_SECONDS:.0f} s; see the logs with `helexa logs`"
+        )
 
 
 def _failures(activation: Activation) -> list[str]:
@@ -212,37 +235,11 @@ def _stage(activation: Activation, log: Path) -> tuple[str, float | None]:
     return printable(f"{doing} {activation.in_progress}"), activation.progress
 
 
-def _announce(url: str, model: str, key: str | None, logs: Path) -> None:
-    model = printable(model)
-    request = json.dumps({"model": model, "messages": [{"role": "user", "content": "Say hello."}]})
-    chat = f"{_command()} chat" + ("" if url == DEFAULT_URL else f" --url {url}")
-    export = f"export HELEXA_API_KEY={shlex.quote(key)}\n  " if key else ""
-    bearer = '-H "Authorization: Bearer $HELEXA_API_KEY" ' if key else ""
-    print(
-        f"""
-helexa is up. Point any OpenAI client at it:
+def _slow_reason(engine: LocalEngineFlags) -> str | None:
+    """Return why models on the CPU are slower than possible, or None."""
+    from helexa.neuron.hardware.device_choice import device_for
+    from helexa.neuron.ops.native.compilation import why_unavailable
 
-  base URL  {url}/v1
-  model     {model}
-  API key   {key or "any"}
-  console   {url}
-
-Try it:
-
-  {export}{chat}
-  curl {url}/v1/chat/completions {bearer}-H 'Content-Type: application/json' -d {shlex.quote(request)}
-
-Logs are in {logs}; Ctrl-C stops everything.""",
-        flush=True,
-    )
-
-
-def _command() -> str:
-    """Return the shell command that starts `helexa` again.
-
-    The command is `helexa` if a program of this name is on the PATH, else the path of the running program.
-    """
-    called = Path(sys.argv[0])
-    if shutil.which("helexa"):
-        return "helexa"
-    return f"{shlex.quote(sys.executable)} -m helexa" if called.suffix == ".py" else shlex.quote(str(called))
+    if engine.device not in (None, "auto", "cpu") or (reason := why_unavailable()) is None:
+        return None
+    return reason if engine.device == "cpu" or device_for(model_bytes=0).device == "cpu" else None

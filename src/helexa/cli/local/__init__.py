@@ -1,1 +1,1 @@
-"""The servers that `helexa up` runs on this machine, and the models that are downloaded to this machine."""
+"""The servers and models of `helexa up` on this machine."""

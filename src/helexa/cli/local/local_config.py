@@ -1,83 +1,110 @@
 """The configuration files of the gateway and the node that `helexa up` starts."""
 
+import errno
 import json
+import socket
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helexa.cli.failure import CommandError
 from helexa.cli.local.state_folder import write_private
-from helexa.core.source import ModelSource
-from helexa.http.origin import is_loopback
+from helexa.cli.terminal import CONFIG, USAGE, CommandError
+from helexa.core.source import ModelSource, typed_source
+from helexa.http.headers import is_loopback
+from helexa.neuron.builtin_models import BUILTIN_MODELS
+from helexa.neuron.cache_folder import default_prompts_mb
 
 LOOPBACK = "127.0.0.1"
+OLLAMA_PORT = 11434
+OLLAMA_OPTION = "--ollama"  # port at which programs look for Ollama
 
 _EVERY_ADDRESS = ("0.0.0.0", "::")
 _DECIDED_HERE = ("NEURON_HOST", "NEURON_PORT", "NEURON_API_KEY", "NEURON_DEFAULT_MODELS", "CORTEX_GATEWAY__LISTEN")
-_DECIDED_HERE += ("CORTEX_GATEWAY__METRICS_LISTEN", "CORTEX_NEURONS", "CORTEX_MODELS_CONFIG")
+_DECIDED_HERE += (
+    "HELEXA_UP_API_KEY",
+    "CORTEX_GATEWAY__METRICS_LISTEN",
+    "CORTEX_OLLAMA__LISTEN",
+    "CORTEX_NEURONS",
+    "CORTEX_MODELS_CONFIG",
+)
+
+
+_IDLE_UNLOAD_SECS = 600.0
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model that the node loads at its start.
+    """A model that the node loads at its start."""
 
-    Attributes:
-        id: name of the model in requests.
-        source: where the model comes from, or None if `id` is also the source.
-    """
-
-    id: str
-    source: str | None
+    id: str  # name of the model in requests
+    source: str | None  # where the model comes from, or None if `id` is also the source
 
     @classmethod
     def parse(cls, text: str) -> "LocalModel":
-        """Return the model for a command line argument: `org/name`, `scheme:name` or a path.
+        """Return the model for an argument: `org/name`, `scheme:name` or a path.
 
         Raises:
             HelexaError: the text is invalid, or the path does not exist.
         """
+        text = typed_source(text)
         source = ModelSource.parse(text)
         if source.scheme == "file":
             path = Path(source.name).expanduser().absolute()
             if not path.exists():
-                raise CommandError(f"{path}: no such file")
+                raise CommandError(f"{path}: no such file; name a model file or folder, or a model such as org/name")
             return cls(path.stem if path.suffix.lower() == ".gguf" else path.name, f"file:{path}")
         scheme, colon, _ = text.partition(":")
         id = source.name + (f":{source.tag}" if source.tag else "")
         return cls(id, str(source) if colon and "/" not in scheme else None)
 
+    def served_as(self, id: str) -> "LocalModel":
+        """Return the same model under another id."""
+        builtin = BUILTIN_MODELS.get(self.id)
+        return LocalModel(id, self.source or (builtin.source if builtin else self.id))
+
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """Models, addresses and API key of the gateway and the node that `helexa up` starts.
+    """Models, addresses and API key of the servers of `helexa up`.
 
     Only the gateway's API listens on `host`. The gateway's metrics and the node listen on the loopback address.
-
-    Attributes:
-        models: models to load.
-        host: address of the gateway's API.
-        port: port of the gateway's API.
-        metrics_port: port of the gateway's metrics.
-        neuron_port: port of the node.
-        api_key: the only API key that the gateway accepts. It has the role admin. None allows every client without a
-            key.
-        tensor_parallel: number of processes that compute each model together.
-        model_settings: further keys of each model in `[[default_models]]` of the node.
     """
 
-    models: tuple[LocalModel, ...]
-    host: str
-    port: int
-    metrics_port: int
-    neuron_port: int
-    api_key: str | None = field(default=None, repr=False)
-    tensor_parallel: int = 1
+    models: tuple[LocalModel, ...]  # models to load
+    host: str  # address of the gateway's API
+    port: int  # port of the gateway's API
+    metrics_port: int  # port of the gateway's metrics
+    neuron_port: int  # port of the node
+    api_key: str = field(repr=False)  # the API key of the machine's owner. It has the role admin.
+    # True to reject requests without this key. False allows every client without a key; the key then only allows
+    # changes, for example of the loaded models.
+    require_auth: bool = False
+    tensor_parallel: int = 1  # number of processes that compute each model together
+    # further keys of each model in `[[default_models]]` of the node
     model_settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    ollama: bool = False  # True if the gateway's API listens on `OLLAMA_PORT`, too
+    # further names of models in requests, with the ids of the models
+    aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Seconds without requests after which a model sleeps; 0: never. None: `_IDLE_UNLOAD_SECS`, or never if no prompts
+    # are kept on disk, because the next request would compute its prompt again.
+    idle_unload_secs: float | None = None
 
     @property
     def gateway_url(self) -> str:
         """Base URL at which clients on this machine reach the gateway."""
-        return f"http://{_address(LOOPBACK if self.host in _EVERY_ADDRESS else self.host, self.port)}"
+        return self._url(self.port)
+
+    @property
+    def ollama_url(self) -> str:
+        """Base URL at which Ollama's clients on this machine reach the gateway."""
+        return self._url(OLLAMA_PORT)
+
+    @property
+    def lan_url(self) -> str | None:
+        """Base URL of the gateway for other machines; None if it is unknown."""
+        address = _lan_address() if self.host in _EVERY_ADDRESS else None
+        return None if address is None else f"http://{_address(address, self.port)}"
 
     @property
     def neuron_url(self) -> str:
@@ -87,7 +114,7 @@ class LocalConfig:
     @property
     def is_open(self) -> bool:
         """Whether clients on other machines can use the gateway without an API key."""
-        return self.api_key is None and not is_loopback(self.host)
+        return not self.require_auth and not is_loopback(self.host)
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Write the configuration files into `folder`.
@@ -95,18 +122,26 @@ class LocalConfig:
         Returns:
             The path of the node's file (neuron.toml) and the path of the gateway's file (cortex.toml).
         """
-        neuron, cortex, catalogue = (folder / name for name in ("neuron.toml", "cortex.toml", "models.toml"))
+        neuron, cortex, catalog = (folder / name for name in ("neuron.toml", "cortex.toml", "models.toml"))
         gateway = {
             "listen": _address(self.host, self.port),
             "metrics_listen": _address(LOOPBACK, self.metrics_port),
             "insecure": self.is_open,
             "poll_interval_secs": 1.0,
+            "local_models": True,
         }
-        harness = {"tensor_parallel": self.tensor_parallel}
+        ollama = {"listen": _address(self.host, OLLAMA_PORT), "anyone_pulls": is_loopback(self.host)}
+        prompts_mb = default_prompts_mb()
+        idle_secs = self.idle_unload_secs
+        harness = {
+            "prefix_disk_mb": prompts_mb,
+            "idle_unload_secs": (_IDLE_UNLOAD_SECS if prompts_mb else 0.0) if idle_secs is None else idle_secs,
+            "tensor_parallel": self.tensor_parallel,
+        }
         ledger = {"url": f"sqlite:{folder.absolute() / 'cortex.db'}"}  # separate for each folder
         neuron.write_text(
             _keys({"host": LOOPBACK, "port": self.neuron_port})
-            + ("" if self.tensor_parallel == 1 else f"\n[harness.torch]\n{_keys(harness)}")
+            + f"\n[harness.torch]\n{_keys(harness)}"
             + _tables(
                 "default_models",
                 ({"model_id": model.id, "source": model.source, **self.model_settings} for model in self.models),
@@ -115,27 +150,47 @@ class LocalConfig:
         )
         write_private(
             cortex,
-            _keys({"models_config": str(catalogue)})
+            _keys({"models_config": str(catalog)})
             + f"\n[gateway]\n{_keys(gateway)}"
+            + (f"\n[ollama]\n{_keys(ollama)}" if self.ollama else "")
             + f"\n[ledger]\n{_keys(ledger)}"
             + self._entitlements()
             + _tables("neurons", [{"name": "local", "endpoint": self.neuron_url}]),
         )
-        catalogue.write_text(
-            _tables("models", ({"id": model.id, "source": model.source} for model in self.models)), encoding="utf-8"
+        # The gateway loads a model again after an eviction. The node keeps the chat template itself.
+        loading = {key: value for key, value in self.model_settings.items() if key != "chat_template"}
+        catalog.write_text(
+            _tables("models", ({"id": model.id, "source": model.source, **loading} for model in self.models))
+            + "\n[aliases]\n"
+            + "".join(f"{json.dumps(alias)} = {json.dumps(id)}\n" for alias, id in self.aliases.items()),
+            encoding="utf-8",
         )
         return neuron, cortex
 
+    def _url(self, port: int) -> str:
+        return f"http://{_address(LOOPBACK if self.host in _EVERY_ADDRESS else self.host, port)}"
+
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return `environ` without the variables that would override the configuration files, for the servers."""
-        decided = _DECIDED_HERE if self.api_key is None else (*_DECIDED_HERE, "CORTEX_ENTITLEMENTS__")
+        """Return `environ` without variables that override the configuration files."""
+        entitlements = "CORTEX_ENTITLEMENTS__" if self.require_auth else "CORTEX_ENTITLEMENTS__KEYS"
+        decided = (*_DECIDED_HERE, entitlements)
         return {name: value for name, value in environ.items() if not name.startswith(decided)}
 
     def _entitlements(self) -> str:
-        if self.api_key is None:
-            return ""
         owner = {"key": self.api_key, "account_id": "owner", "role": "admin"}
-        return "\n[entitlements]\nrequire_auth = true\n" + _tables("entitlements.keys", [owner])
+        return f"\n[entitlements]\n{_keys({'require_auth': self.require_auth})}" + _tables("entitlements.keys", [owner])
+
+
+def _lan_address() -> str | None:
+    """Return the address from which this machine sends packets to other networks.
+
+    Nothing is sent.
+    """
+    for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((target, 9))
+            return str(probe.getsockname()[0])
+    return None
 
 
 def _address(host: str, port: int) -> str:
@@ -151,3 +206,46 @@ def _keys(table: Mapping[str, str | float | None]) -> str:
     return "".join(
         f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in table.items() if value is not None
     )
+
+
+def check_ports(host: str, ports: dict[str, int]) -> None:
+    """Check that the servers can listen on their ports.
+
+    Args:
+        host: address on which the gateway listens.
+        ports: port of each option, such as `--port`.
+
+    Raises:
+        CommandError: two options have the same port, or a server cannot listen on its port.
+    """
+    for option, port in ports.items():
+        twin = next(
+            (other_option for other_option in ports if other_option != option and ports[other_option] == port), None
+        )
+        if twin:
+            raise CommandError(f"{option} and {twin} are both {port}; choose different ports", USAGE)
+    taken: list[str] = []
+    for option, port in ports.items():
+        address = host if option in ("--port", OLLAMA_OPTION) else LOOPBACK
+        try:
+            family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+        except UnicodeError:
+            raise CommandError(
+                f"cannot listen on {address}: the host name is invalid; correct --host", CONFIG
+            ) from None
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                text = f"cannot listen on {address} port {port}: {error.strerror}"
+                raise CommandError(text, CONFIG) from None
+            taken.append(option)
+    if taken:
+        numbers = " and ".join(str(ports[option]) for option in taken)
+        options = " and ".join(option for option in taken if option != OLLAMA_OPTION)
+        advice = [f"choose another with {options}"] if options else []
+        advice += ["leave out --ollama"] if OLLAMA_OPTION in taken else []
+        state = f"port {numbers} is" if len(taken) == 1 else f"ports {numbers} are"
+        text = f"{state} already in use; stop what listens there, or {', and '.join(advice)}"
+        raise CommandError(text, CONFIG)

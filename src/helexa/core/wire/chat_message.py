@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal
 from pydantic import PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from helexa.core.wire.claude_code import without_billing_line
 from helexa.core.wire.request import WireObject
 
 IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
 
-# Types of text parts: each part holds its text in the named field. The Responses API has other names for text.
+# Type of a text part -> field with its text. The Responses API has the types `input_text` and `output_text`.
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _THINKING_PARTS = ("thinking", "redacted_thinking")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -21,7 +22,7 @@ _Calls = list[dict[str, Any]] | None
 
 
 def _content(value: Any) -> Any:
-    """Check that the content of a message is a string, None, or a list of text and image parts, and return it."""
+    """Check the content of a message: a string, None, or text and image parts."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -45,7 +46,7 @@ def _content(value: Any) -> Any:
 
 
 def _calls(value: Any) -> _Calls:
-    """Check the tool calls of a message, and return them with only the fields that chat templates read.
+    """Check tool calls, and keep only the fields that chat templates read.
 
     Clients add fields of their own, for example `index` after a streamed answer, and some templates print all fields.
     """
@@ -74,7 +75,10 @@ def _call(call: Any, index: int) -> dict[str, Any]:
 
 
 class ChatMessage(WireObject):
-    """One message of a chat. Undeclared fields, such as `name`, are passed to the chat template."""
+    """One message of a chat.
+
+    Undeclared fields, such as `name`, are passed to the chat template.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[_Content, PlainValidator(_content, json_schema_input_type=_Content)] = None
@@ -98,16 +102,20 @@ class ChatMessage(WireObject):
         return isinstance(self.content, list) and any(part["type"] in IMAGE_PARTS for part in self.content)
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as input of a chat template, in the same form for all equivalent spellings.
+        """Return the input of a chat template, equal for all equivalent spellings.
 
         * Undeclared fields that are null or empty are left out, and so is an empty list of tool calls.
         * Text parts have the type `text`. Empty text parts are left out. A single text part becomes a string.
         * Images become `{"type": "image"}`.
+        * The system prompt has no billing line of Claude Code, which routers to this API leave in it.
         * In an assistant message, a refusal is the content, a `function_call` is a tool call, and signed reasoning is
           `reasoning_content`. Content without text is null if there are tool calls.
         """
         fields = {name: value for name, value in (self.model_extra or {}).items() if value not in (None, "", [], {})}
-        message: dict[str, Any] = {"role": self.role, "content": _content_for_template(self.content)}
+        content = self.content
+        if self.role in ("system", "developer"):
+            content = without_billing_line(content)
+        message: dict[str, Any] = {"role": self.role, "content": _content_for_template(content)}
         if self.role != "assistant":
             return message | fields
         calls = self.tool_calls or _legacy_call(fields.get("function_call"))
@@ -122,7 +130,7 @@ class ChatMessage(WireObject):
         return message | fields | ({"reasoning_content": reasoning} if reasoning else {})
 
     def _signed_reasoning(self, fields: Mapping[str, Any]) -> str:
-        """Return the reasoning in content parts of type `thinking`, or in the fields of LiteLLM and OpenRouter."""
+        """Return the reasoning in `thinking` parts, or in fields of LiteLLM or OpenRouter."""
         blocks: Sequence[Any] = self.content if isinstance(self.content, list) else ()
         for source in (blocks, *(fields.get(name) for name in _REASONING_BLOCKS)):
             texts = [_thought(block) for block in source] if isinstance(source, list) else []
@@ -132,7 +140,10 @@ class ChatMessage(WireObject):
 
 
 def _thought(block: Any) -> str:
-    """Return the text of a block of reasoning. It is empty for encrypted blocks and for blocks of other types."""
+    """Return the text of a block of reasoning.
+
+    It is empty for encrypted blocks and for blocks of other types.
+    """
     match block:
         case {"type": "thinking", "thinking": str(text)} | {"type": "reasoning.text", "text": str(text)}:
             return text

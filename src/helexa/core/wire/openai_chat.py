@@ -1,13 +1,16 @@
-"""Request body of OpenAI's chat completions API."""
+"""Request and response bodies of OpenAI's chat completions API."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, NotRequired, Self, TypedDict
 
+import orjson
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
 from helexa.core.wire.chat_message import ChatMessage
-from helexa.core.wire.generation import MAX_ALTERNATIVES, GenerationRequest
+from helexa.core.wire.reply import Usage
+from helexa.core.wire.request import MAX_ALTERNATIVES, GenerationRequest
 
 _TEMPLATE_ARGUMENTS = ("messages", "tools")
 _MAX_TOOLS = 512
@@ -15,7 +18,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 def both_endings() -> ApiError:
-    """Return the 400 error for a request that sets both `continue_final_message` and `add_generation_prompt`."""
+    """Return the error for `continue_final_message` with `add_generation_prompt`."""
     return invalid_body(
         "continue_final_message: cannot be true when 'add_generation_prompt' is; set one of them",
         "continue_final_message",
@@ -26,10 +29,8 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Check a tool of the type `function`, and return it.
-
-    A tool of another type is returned without a check, because `reject_unsupported` rejects it later.
-    """
+    """Check a tool of the type `function`, and return it."""
+    # A tool of another type is returned without a check, because `reject_unsupported` rejects it later.
     if tool.get("type") != "function":
         return tool
     function = tool.get("function")
@@ -44,7 +45,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return tool
 
 
-Tool = Annotated[dict[str, Any], AfterValidator(_tool)]
+Tools = Annotated[list[Annotated[dict[str, Any], AfterValidator(_tool)]], Field(max_length=_MAX_TOOLS)]
 
 
 class ChatRequest(GenerationRequest):
@@ -52,7 +53,7 @@ class ChatRequest(GenerationRequest):
 
     messages: list[ChatMessage] = Field(min_length=1)
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[Tool], Field(max_length=_MAX_TOOLS)] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
@@ -70,13 +71,16 @@ class ChatRequest(GenerationRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """Requested number of alternative tokens per output token, or None if no log-probabilities are requested."""
+        """Requested alternatives per output token; None without log-probabilities."""
         return self.top_logprobs or 0 if self.logprobs else None
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools in the format that chat templates expect. Empty if `tool_choice` is `none`."""
-        return [] if self.tool_choice == "none" else [_for_template(tool) for tool in self.tools or ()]
+        """The tools in the format that chat templates expect.
+
+        Empty if `tool_choice` is `none`.
+        """
+        return [] if self.tool_choice == "none" else tools_for_template(self.tools or ())
 
     @property
     def forced_tool(self) -> str | None:
@@ -107,28 +111,49 @@ class ChatRequest(GenerationRequest):
         return set_variables | (self.chat_template_kwargs or {})
 
     def thinks(self, default: bool | None) -> bool | None:
-        """Return whether the request enables reasoning, or `default` if the request does not state it."""
+        """Return whether the request enables reasoning; `default` if it is silent."""
         enable_thinking = (self.chat_template_kwargs or {}).get("enable_thinking", self.enable_thinking)
         if isinstance(enable_thinking, bool):
             return enable_thinking
         if self.reasoning_effort is not None:
             return self.reasoning_effort != "none"
-        return default if self.max_reasoning_tokens is None else True
+        return default if self.max_reasoning_tokens is None else True  # a limit makes sense only with reasoning
 
     @property
     def max_reasoning_tokens(self) -> int | None:
         """Maximum number of reasoning tokens, or None if the request states no limit."""
+        # A template variable overrides the field. `type`, because `True` is an `int`.
         budget = (self.chat_template_kwargs or {}).get("thinking_budget")
         return budget if type(budget) is int and budget > 0 else self.thinking_budget
 
+    def _validated(self) -> Self:
+        self._apply_allowed_tools()  # first: later code sees only the allowed tools and a plain mode
+        return super()._validated()
+
+    def _apply_allowed_tools(self) -> None:
+        """Apply a `tool_choice` of the type `allowed_tools`: keep only these tools."""
+        match self.tool_choice:
+            case {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [_, *_] as allowed},
+            }:
+                names = {_function_name(tool) for tool in allowed}
+                offered = {_function_name(tool) for tool in self.tools or ()}
+                if missing := sorted(str(name) for name in names - offered):
+                    raise invalid_body(f"tool_choice: there is no tool {missing[0][:100]!r}", "tool_choice")
+                self.tools = [tool for tool in self.tools or () if _function_name(tool) in names]
+                self.tool_choice = mode
+            case {"type": "allowed_tools"}:
+                raise invalid_body("tool_choice: 'allowed_tools' needs 'mode' and a list of 'tools'", "tool_choice")
+            case _:
+                pass
+
     def reject_unsupported(self) -> None:
-        """Raise an error for unsupported tools or parameters, or if `tool_choice` names an unknown tool."""
+        """Reject unsupported tools and parameters, and the choice of an unknown tool."""
         super().reject_unsupported()
         if self.top_logprobs and not self.logprobs:
             raise invalid_body("top_logprobs: needs 'logprobs' to be true", "top_logprobs")
-        for index, tool in enumerate(self.tools or ()):
-            if tool.get("type") != "function":
-                raise unsupported_parameter("tools", f"'tools.{index}.type' must be 'function'")
+        check_tools(self.tools or ())
         self._check_choice()
         variables = self.template_variables
         if variables.get("continue_final_message") and variables.get("add_generation_prompt"):
@@ -140,7 +165,8 @@ class ChatRequest(GenerationRequest):
         for name in _TEMPLATE_ARGUMENTS:
             if name in (self.chat_template_kwargs or {}):
                 raise unsupported_parameter(
-                    f"chat_template_kwargs.{name}", f"'{name}' cannot be set through chat_template_kwargs"
+                    f"chat_template_kwargs.{name}",
+                    f"'{name}' cannot be set through chat_template_kwargs; the request's own fields set it",
                 )
 
     def _check_choice(self) -> None:
@@ -149,14 +175,156 @@ class ChatRequest(GenerationRequest):
             return
         if choice != "required" and self.forced_tool is None:
             kind = choice.get("type") if isinstance(choice, dict) else choice
-            raise unsupported_parameter("tool_choice", f"'tool_choice' cannot be {str(kind)[:80]!r}")
+            message = f"'tool_choice' cannot be {str(kind)[:80]!r}; use none, auto, required or a function"
+            raise unsupported_parameter("tool_choice", message)
         if not self.tools:
-            raise invalid_body("tool_choice: asks for a call, but there are no tools", "tool_choice")
+            raise invalid_body("tool_choice: asks for a call, but there are no tools; send 'tools'", "tool_choice")
         if self.forced_tool and self.forced_tool not in [tool["function"]["name"] for tool in self.tools]:
-            raise invalid_body(f"tool_choice: there is no tool {self.forced_tool[:100]!r}", "tool_choice")
+            message = f"tool_choice: there is no tool {self.forced_tool[:100]!r}; name a tool in 'tools'"
+            raise invalid_body(message, "tool_choice")
+
+
+def _function_name(tool: Any) -> str | None:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+        case _:
+            return None
+
+
+def tools_for_template(tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return tools without null fields."""
+    # Missing `parameters` are added, because chat templates expect them.
+    return [_for_template(tool) for tool in tools]
+
+
+def check_tools(tools: Iterable[dict[str, Any]]) -> None:
+    """Raise an error for a tool that is not a function."""
+    for index, tool in enumerate(tools):
+        if tool.get("type") != "function":
+            raise unsupported_parameter("tools", f"'tools.{index}.type' must be 'function'")
 
 
 def _for_template(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return the tool without null fields. Missing `parameters` are added, because chat templates expect them."""
     function = {key: value for key, value in tool["function"].items() if value is not None}
     return {**tool, "function": function if "parameters" in function else {**function, "parameters": _NO_PARAMETERS}}
+
+
+class CalledFunction(TypedDict):
+    """The function of a tool call. The arguments are a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """One tool call in the assistant's message."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Alternative(TypedDict):
+    """A token as readable text, its raw `bytes`, and its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(Alternative):
+    """A token of the completion, and the most likely tokens at its position."""
+
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(TypedDict):
+    """Log-probabilities of the text tokens in a completion, as a list of `ChatToken`."""
+
+    content: orjson.Fragment
+    refusal: None
+
+
+class ChatAnswer(TypedDict):
+    """The assistant's message in a response; `content` is null beside tool calls only."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class ChatChoice(TypedDict):
+    """One completion of a non-streaming response."""
+
+    index: int
+    message: ChatAnswer
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: NotRequired[str]
+
+
+class ChatCompletion(TypedDict):
+    """The body of a non-streaming response to a chat request."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class FunctionDelta(TypedDict, total=False):
+    """The `function` of a tool-call delta: the name, or the next argument text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallDelta(TypedDict, total=False):
+    """A delta of a tool call.
+
+    Only the first delta of a call has `id`, `type` and the function's name.
+    """
+
+    index: int
+    id: str
+    type: Literal["function"]
+    function: FunctionDelta
+
+
+class ChatDelta(TypedDict, total=False):
+    """A delta of the assistant's message in a streamed chunk."""
+
+    role: Literal["assistant"]
+    content: str
+    reasoning_content: str
+    tool_calls: list[ToolCallDelta]
+
+
+class ChatChunkChoice(TypedDict):
+    """One completion's part of a streamed chunk: delta and finish reason."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: NotRequired[ChatLogprobs]
+    finish_reason: str | None
+    stop_reason: NotRequired[str]
+
+
+class ChatChunk(TypedDict):
+    """One event (chunk) of a streaming response to a chat request.
+
+    With `stream_options.include_usage`, the last event has `usage` and no choices. In all other events, `usage` is
+    null.
+    """
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[Usage | None]

@@ -7,11 +7,10 @@ from pydantic import BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from helexa.core.errors import invalid_body
-from helexa.core.wire.generation import MAX_ALTERNATIVES, GenerationRequest
-from helexa.core.wire.usage import Usage
+from helexa.core.wire.reply import Usage
+from helexa.core.wire.request import MAX_ALTERNATIVES, GenerationRequest
 
-MAX_TOTAL_CHOICES = 128
-"""Maximum number of completions that one request may ask for, over all of its prompts."""
+MAX_TOTAL_CHOICES = 128  # maximum number of completions that one request may ask for, over all of its prompts
 
 Prompt = str | list[int]
 _Texts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_TOTAL_CHOICES)]
@@ -25,7 +24,7 @@ _Prompts = (
 
 
 def _prompts(value: Any) -> list[Prompt]:
-    """Check the field `prompt`, which is one prompt or a list of prompts, and return it as a list."""
+    """Check the field `prompt`, and return it as a list of prompts."""
     is_list = isinstance(value, list) and bool(value) and all(isinstance(item, str | list) for item in value)
     prompts: list[Any] = value if is_list else [value]
     if len(prompts) > MAX_TOTAL_CHOICES:
@@ -44,7 +43,10 @@ def _is_ids(value: Any) -> bool:
 
 
 class CompletionRequest(GenerationRequest):
-    """The body of `POST /v1/completions`. Each prompt is a text or a list of token ids."""
+    """The body of `POST /v1/completions`.
+
+    Each prompt is a text or a list of token ids.
+    """
 
     prompt: Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=_Prompts)]
     max_tokens: int | None = Field(None, ge=0)
@@ -57,7 +59,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """Requested number of alternative tokens per output token, or None if no log-probabilities are requested."""
+        """Requested alternatives per output token; None without log-probabilities."""
         return self.logprobs
 
     @property
@@ -67,11 +69,11 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the client requests log-probabilities of the prompt tokens, by `echo` and `logprobs`."""
+        """Whether `echo` and `logprobs` request log-probabilities of the prompt."""
         return bool(self.echo) and self.logprobs is not None
 
     def reject_unsupported(self) -> None:
-        """Raise an error if the request asks for too many completions or has unsupported parameters."""
+        """Reject too many completions and unsupported parameters."""
         super().reject_unsupported()
         if self.answers > MAX_TOTAL_CHOICES:
             raise invalid_body(
@@ -82,7 +84,7 @@ class CompletionRequest(GenerationRequest):
         self.reject("best_of", (1, self.n))
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Check that all token ids in the prompts and in `logit_bias` are less than `vocab_size`.
+        """Check that the token ids of the request are less than `vocab_size`.
 
         Raises:
             ApiError: 400 `invalid_request_body`: a token id is out of range. The message names the field and the id.
@@ -99,19 +101,14 @@ class CompletionLogprobs(TypedDict):
     """Log-probabilities of one completion, as parallel lists with one entry per token.
 
     The first token of an echoed prompt has no log-probability (null).
-
-    Attributes:
-        tokens: text of each token.
-        token_logprobs: log-probability of each token.
-        top_logprobs: a JSON object for each token. The keys are the texts of this token and of the most likely tokens
-            at its position, and the values are log-probabilities.
-        text_offset: index of each token's first character in the completion's text.
     """
 
-    tokens: list[str]
-    token_logprobs: list[float | None]
+    tokens: list[str]  # text of each token
+    token_logprobs: list[float | None]  # log-probability of each token
+    # A JSON object for each token. The keys are the texts of this token and of the most likely tokens at its position,
+    # and the values are log-probabilities.
     top_logprobs: list[orjson.Fragment | None]
-    text_offset: list[int]
+    text_offset: list[int]  # index of each token's first character in the completion's text
 
 
 class CompletionChoice(TypedDict):

@@ -1,19 +1,51 @@
-"""Base classes of request bodies. Declared fields are validated strictly. Undeclared fields are kept unchecked."""
+"""Base classes of request bodies: validation, output formats, sampling.
 
-from typing import Annotated, Any, Self
+Declared fields are validated strictly. Undeclared fields are kept unchecked. Structured output is requested in OpenAI's
+`response_format` or in vLLM's fields.
+"""
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
 
-from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model, unsupported_parameter
+from helexa.core.sampling import NumericSampling
+
+_KINDS = {"json": "schema", "regex": "regex", "choice": "choice", "grammar": "lark", "json_object": "object"}
+_VALUES = {"schema": "a JSON Schema", "choice": "a list of strings", "object": "true"}  # all others are strings
+
+MAX_CHOICES = 16
+MAX_ALTERNATIVES = 20
+MAX_LOGPROBS = 1 << 19  # maximum number of log-probabilities in one response, including those of alternative tokens
+
+# Unsupported parameters of other servers that would change the output, with the values that would not change it. Null
+# and empty values are always accepted.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "bad_words": (),
+    "chat_template": (),
+    "include_stop_str_in_output": (),
+    "logits_processors": (),
+    "min_tokens": (),
+    "stop_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (),
+    "verbosity": ("medium",),
+}
+
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+LogitBias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class WireObject(BaseModel):
-    """Base class of all JSON objects in a request. Undeclared fields are kept, and wrong types are not converted."""
+    """Base class of all JSON objects in a request. Wrong types are not converted."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
     def extra(self, name: str) -> Any:
-        """Return the value of a field that the class does not declare, or None if the request has no such field."""
+        """Return the value of an undeclared field, or None."""
         return (self.model_extra or {}).get(name)
 
 
@@ -38,7 +70,7 @@ class WireRequest(WireObject):
 
     @classmethod
     def from_value(cls, value: dict[str, Any]) -> Self:
-        """Validate a request that was converted from another API format, and return it as an object of this class.
+        """Validate a request that was converted from another API format.
 
         Raises:
             ApiError: 400 because a field is invalid (`invalid_request_body`), no model is named
@@ -57,13 +89,231 @@ class WireRequest(WireObject):
         return self
 
     def reject_unsupported(self) -> None:
-        """Raise a 400 error for the first parameter that helexa does not implement. Subclasses extend this check."""
+        """Raise a 400 error for the first parameter that helexa does not implement.
+
+        Subclasses extend this check.
+        """
 
 
 def to_api_error(error: ValidationError) -> ApiError:
-    """Convert pydantic's error to a 400 error that names the first invalid field, or says why the body is not JSON."""
+    """Convert pydantic's error to a 400 error that names the first invalid field."""
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return malformed_json(first["ctx"]["error"] if "ctx" in first else first["msg"])
     path = ".".join(str(part) for part in first["loc"] if part != "[key]")[:200]
     return invalid_body(f"{path}: {first['msg']}" if path else first["msg"], path or None)
+
+
+@dataclass(frozen=True)
+class AnswerShape:
+    """The output format that a request requires: the constraint for structured output."""
+
+    # a JSON Schema, a regular expression, a choice of strings, or a Lark grammar
+    kind: Literal["schema", "regex", "choice", "lark"]
+    value: Any  # the JSON Schema, the list of strings, or the text of the regular expression or grammar
+    param: str  # name of the request field that states the format
+    lenient: bool = False  # True if keywords of the JSON Schema that cannot be enforced may be ignored
+
+
+class ShapedRequest(WireRequest):
+    """Base class of requests that may require an output format."""
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(None, min_length=1)
+    guided_grammar: str | None = None
+
+    @property
+    def shape(self) -> AnswerShape | None:
+        """The required output format, or None if the output is not constrained.
+
+        Raises:
+            ApiError: 400: the format is invalid or not supported, or several fields state a format.
+        """
+        shapes = [
+            shape
+            for shape in (
+                _shape_of_format(self.response_format),
+                *(_shape_of_option(f"structured_outputs.{name}", name, value) for name, value in self._options()),
+                _shape_of_option("guided_json", "json", self.guided_json),
+                _shape_of_option("guided_regex", "regex", self.guided_regex),
+                _shape_of_option("guided_choice", "choice", self.guided_choice),
+                _shape_of_option("guided_grammar", "grammar", self.guided_grammar),
+            )
+            if shape is not None
+        ]
+        if len(shapes) > 1:
+            first_param, second_param = shapes[0].param, shapes[1].param
+            raise invalid_body(f"{second_param}: cannot be combined with '{first_param}'; send one", second_param)
+        return shapes[0] if shapes else None
+
+    def reject_unsupported(self) -> None:
+        """Raise an error if the required output format is invalid or not supported."""
+        _ = self.shape
+        for name in ("guided_whitespace_pattern", "structural_tag"):
+            if self.extra(name) is not None:
+                raise unsupported_parameter(name)
+
+    def _options(self) -> list[tuple[str, Any]]:
+        options = [(name, value) for name, value in (self.structured_outputs or {}).items() if value is not None]
+        for name, value in options:
+            if name not in _KINDS and value is not False:
+                raise unsupported_parameter(f"structured_outputs.{name}"[:100])
+        return [(name, value) for name, value in options if name in _KINDS]
+
+
+def _shape_of_format(value: dict[str, Any] | None) -> AnswerShape | None:
+    kind = None if value is None else value.get("type")
+    if value is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return AnswerShape("schema", {"type": "object"}, "response_format")
+    if kind != "json_schema":
+        raise unsupported_parameter(
+            "response_format",
+            f"the type of 'response_format' cannot be {str(kind)[:80]!r}; use text, json_object or json_schema",
+        )
+    json_schema = value.get("json_schema")
+    if not isinstance(json_schema, dict) or not isinstance(schema := json_schema.get("schema"), dict | bool):
+        raise invalid_body("response_format.json_schema.schema: must be a JSON Schema", "response_format")
+    return AnswerShape("schema", schema, "response_format", lenient=json_schema.get("strict") is False)
+
+
+def _shape_of_option(param: str, name: str, value: Any) -> AnswerShape | None:
+    if value is None or (name == "json_object" and value is False):
+        return None
+    match _KINDS[name], value:
+        case "object", True:
+            return AnswerShape("schema", {"type": "object"}, param)
+        case "schema", dict() | bool():
+            return AnswerShape("schema", value, param)
+        case "schema", str():
+            return AnswerShape("schema", _schema_in(param, value), param)
+        case "choice", list() if all(isinstance(choice, str) for choice in value):
+            return AnswerShape("choice", value, param)
+        case ("regex" | "lark") as kind, str():
+            return AnswerShape(kind, value, param)
+    raise invalid_body(f"{param}: has the wrong type; send {_VALUES.get(_KINDS[name], 'a string')}", param)
+
+
+def _schema_in(param: str, text: str) -> dict[str, Any] | bool:
+    try:
+        schema = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise invalid_body(f"{param}: not valid JSON: {error}", param) from None
+    if not isinstance(schema, dict | bool):
+        raise invalid_body(f"{param}: must be a JSON Schema", param)
+    return schema
+
+
+def _stop_strings(value: Any) -> Any:
+    """Return the field `stop` as a list."""
+    strings = [value] if isinstance(value, str) else value
+    # An empty string, which OpenAI's API accepts, stops nothing.
+    return [string for string in strings if string != ""] if isinstance(strings, list) else strings
+
+
+class StreamOptions(WireObject):
+    """Options of a streaming response."""
+
+    include_usage: bool | None = None
+
+
+# The bodies of requests do not inherit the field `stop`: pydantic (2.14) drops the validators of a field that overrides
+# one of a dataclass, in subclasses.
+class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[reportGeneralTypeIssues] - is not frozen
+    """Base class of generation requests, with sampling and streaming parameters.
+
+    None means that a parameter is not set.
+    """
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: int | None = Field(None, ge=1)
+    stop: Annotated[
+        list[StopString] | None,
+        Field(max_length=16),
+        BeforeValidator(
+            _stop_strings,
+            json_schema_input_type=None | str | Annotated[list[StopString], Field(max_length=16)],
+        ),
+    ] = None
+    logit_bias: dict[int, LogitBias] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    user: str | None = None
+
+    @property
+    def output_limit(self) -> int | None:
+        """Maximum number of tokens of each completion, or None."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def answers(self) -> int:
+        """Number of completions that the request asks for (`n`, default 1)."""
+        return self.n or 1
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the client requests log-probabilities of the prompt tokens."""
+        return False
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether the client requests token counts at the end of a stream."""
+        return self.stream_options is not None and self.stream_options.include_usage is True
+
+    @property
+    def alternatives(self) -> int | None:
+        """Requested alternatives per output token; None without log-probabilities."""
+        return None
+
+    def reject_unsupported(self) -> None:
+        """Reject other servers' parameters that would change the output."""
+        super().reject_unsupported()
+        for name, accepted_values in _UNSUPPORTED.items():
+            self.reject(name, accepted_values)
+        prompt_logprobs = self.extra("prompt_logprobs")
+        if prompt_logprobs is not None and prompt_logprobs is not False:  # 0 requests log-probabilities, too
+            raise unsupported_parameter("prompt_logprobs")
+        if self.extra("skip_special_tokens") is False:
+            raise unsupported_parameter("skip_special_tokens")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Check that all token ids in the request are less than `vocab_size`.
+
+        Raises:
+            ApiError: 400 `invalid_request_body`: a token id is out of range. The message names the field and the id.
+        """
+        for token in self.logit_bias or {}:
+            if not 0 <= token < vocab_size:
+                raise invalid_body(f"logit_bias.{token}: not a token id below {vocab_size}", "logit_bias")
+
+    def check_logprobs(self, prompt: int, limit: int) -> None:
+        """Check that the response has at most `MAX_LOGPROBS` log-probabilities.
+
+        Args:
+            prompt: number of prompt tokens.
+            limit: maximum number of tokens of each completion.
+
+        Raises:
+            ApiError: 400 `unsupported_parameter`: the response could contain more log-probabilities.
+        """
+        tokens = limit + (prompt if self.scores_prompt else 0)
+        if self.alternatives is not None and self.answers * tokens * (self.alternatives + 1) > MAX_LOGPROBS:
+            raise unsupported_parameter(
+                "logprobs",
+                f"'logprobs' of {self.answers} x {tokens} tokens with {self.alternatives} alternatives each are over "
+                f"the limit of {MAX_LOGPROBS}; request fewer alternatives or fewer tokens",
+            )
+
+    def reject(self, name: str, accepted: tuple[Any, ...] = ()) -> None:
+        """Raise an error if the undeclared parameter `name` has an unsupported value.
+
+        Values that are empty, zero or in `accepted` are allowed.
+        """
+        value = self.extra(name)
+        if value and value not in accepted:
+            raise unsupported_parameter(name)

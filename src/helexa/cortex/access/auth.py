@@ -1,20 +1,28 @@
-"""Authentication by API key, and authorization per model."""
+"""Authentication by API key or sign-in link, and authorization per model."""
 
+import base64
+import hmac
+import secrets
 import time
 from collections.abc import Callable, Iterable
 
-from helexa.core.errors import ApiError
-from helexa.cortex.access.key import MAX_SECRET_BYTES, Key, digest_of
-from helexa.cortex.access.principal import Principal
-from helexa.http.connections.request_head import Headers
+from helexa.core.errors import ApiError, overloaded
+from helexa.cortex.access.keys import MAX_SECRET_BYTES, Key, Principal, digest_of
+from helexa.http.headers import Headers
 
 _CREATE_ADMIN = "create one with `cortex keys create --admin`"
 
+# What a user signed in with: the digest of an API key, or the principal of a user of an identity provider.
 Credential = bytes | Principal
-"""What a user signed in with: the digest of an API key, or the principal of a user of an identity provider."""
 
+# Function that returns the credential of the session that a request belongs to, or None without a valid session.
 FindSession = Callable[[Headers], Credential | None]
-"""Function that returns the credential of the session that a request belongs to, or None without a valid session."""
+
+LIFETIME_SECS = 600
+MAX_LINKS = 1000  # maximum number of links that one gateway accepts within `LIFETIME_SECS`
+_EXPIRY_BYTES, _RANDOM_BYTES, _MAC_BYTES = 6, 8, 16
+_MESSAGE_BYTES = _EXPIRY_BYTES + _RANDOM_BYTES
+_RETRY_SECS = 60
 
 
 class Authenticator:
@@ -29,17 +37,11 @@ class Authenticator:
     | known key               | its principal          | its principal          |
     | revoked or expired key  | 401 with the reason    | 401 with the reason    |
 
-    A principal is the account and API key of a request, with the key's limits. Many clients send a placeholder key to
-    servers without authentication, so a request with an unknown key is anonymous if `require_auth` is false. A revoked
-    or expired key is rejected in both modes, so that its owner learns that the key is invalid.
-
     A request without a key that belongs to a session of the console has the principal of the session.
-
-    Attributes:
-        find_session: finds the session of a request without a key. None if the gateway has no console.
     """
 
     def __init__(self, require_auth: bool, static: Iterable[Key] = (), clock: Callable[[], float] = time.time) -> None:
+        # Finds the session of a request without a key. None if the gateway has no console.
         self.find_session: FindSession | None = None
         self.static: tuple[Key, ...] = ()
         self._stored: tuple[Key, ...] = ()
@@ -53,12 +55,12 @@ class Authenticator:
         self._index()
 
     def replace(self, stored: Iterable[Key]) -> None:
-        """Replace the stored keys (the keys from the database). Keys from cortex.toml stay."""
+        """Replace the stored keys (from the database); keys from cortex.toml stay."""
         self._stored = tuple(stored)
         self._index()
 
     def admit(self, headers: Headers) -> Principal | None:
-        """Return the principal of a request with these headers; None for an anonymous request.
+        """Return the principal of a request; None for an anonymous request.
 
         Raises:
             ApiError: 401 if the key is missing or invalid although `require_auth` is true, or if the key is revoked or
@@ -74,31 +76,26 @@ class Authenticator:
             return None
         digest = digest_of(secret) if len(secret) <= MAX_SECRET_BYTES else b""
         if digest not in self._keys and not self.require_auth:
-            return None
+            return None  # many clients send a placeholder key to servers without authentication
+        # A revoked or expired key is rejected in both modes, so that its owner learns that the key is invalid.
         return self.principal_of(digest)
 
     def principal_of(self, credential: Credential) -> Principal:
-        """Return the principal of a credential.
-
-        Raises:
-            ApiError: 401 if the credential is the digest of a key that is unknown, revoked or expired.
-        """
+        """Return the principal of a credential; ApiError 401 for an invalid key."""
         if isinstance(credential, Principal):
             return credential
         key = self._keys.get(credential)
         if key is None:
-            raise _unauthorized("invalid API key")
+            raise _unauthorized("invalid API key; check it, or create one with `cortex keys create`")
         if key.revoked_at is not None:
-            raise _unauthorized("this API key was revoked")
+            raise _unauthorized("this API key was revoked; use another one")
         expires_at = key.principal.expires_at
         if expires_at is not None and expires_at <= self._clock():
-            raise _unauthorized("this API key has expired")
+            raise _unauthorized("this API key has expired; use another one")
         return key.principal
 
     def admit_key(self, headers: Headers, message: str = "this path requires an API key") -> Principal:
         """Return the principal of a request to an API that allows no anonymous requests.
-
-        `message` is the error message for a request without a known key.
 
         Raises:
             ApiError: 401 if the key is missing, unknown, revoked or expired; 400 if the headers contain two different
@@ -110,7 +107,7 @@ class Authenticator:
         return principal
 
     def admit_admin(self, headers: Headers) -> Principal:
-        """Return the principal of a request to the admin API, which allows no anonymous requests.
+        """Return the principal of a request to the admin API.
 
         Raises:
             ApiError: 401 if the key is missing, unknown, revoked or expired; 403 if the key's role is `user`; 400 if
@@ -118,7 +115,11 @@ class Authenticator:
         """
         principal = self.admit_key(headers, "this path requires an admin's API key; " + _CREATE_ADMIN)
         if principal.role != "admin":
-            raise ApiError(403, "admin_only", "this path requires an admin's API key; the request has a user's key")
+            raise ApiError(
+                403,
+                "admin_only",
+                "this path requires an admin's API key; the request has a user's key; " + _CREATE_ADMIN,
+            )
         return principal
 
     def _index(self) -> None:
@@ -126,7 +127,7 @@ class Authenticator:
 
 
 def shown_secret(headers: Headers) -> bytes | None:
-    """Return the API key in `Authorization: Bearer` or `x-api-key`, or None if the headers contain neither.
+    """Return the API key in `Authorization: Bearer` or `x-api-key`, or None.
 
     Raises:
         ApiError: 400 if the headers contain two different keys, because the account to charge is ambiguous.
@@ -147,28 +148,23 @@ def shown_secret(headers: Headers) -> bytes | None:
 
 
 def allows(principal: Principal | None, model_id: str) -> bool:
-    """Return whether a principal may list and use the model with the id `model_id`. Aliases must be resolved before."""
+    """Return whether a principal may list and use a model, with its alias resolved."""
     return principal is None or principal.models is None or model_id in principal.models
 
 
-def authorise(principal: Principal | None, model_id: str, name: str) -> None:
-    """Raise an error if the principal may not use a model.
-
-    The error does not reveal whether the model exists.
+def authorize(principal: Principal | None, model_id: str, name: str) -> None:
+    """Raise ApiError 403 `model_not_allowed` if the principal may not use a model.
 
     Args:
-        principal: the principal of the request; None for an anonymous request.
         model_id: id of the requested model, with aliases resolved.
         name: the model name in the request, possibly an alias; used in the error message.
-
-    Raises:
-        ApiError: 403 `model_not_allowed` if the model is not among the key's allowed models.
     """
+    # Also for a model that does not exist: a key must not find out which other models there are.
     if not allows(principal, model_id):
         raise ApiError(
             403,
             "model_not_allowed",
-            f"this API key may not use model '{name[:200]}'",
+            f"this API key may not use model '{name[:200]}'; GET /v1/models lists its models",
             param="model",
             model_id=name[:200],
         )
@@ -176,3 +172,61 @@ def authorise(principal: Principal | None, model_id: str, name: str) -> None:
 
 def _unauthorized(message: str) -> ApiError:
     return ApiError(401, "invalid_api_key", message)
+
+
+def sign_in_url(gateway_url: str, secret: str, clock: Callable[[], float] = time.time) -> str:
+    """Return the URL that signs a browser in once, within `LIFETIME_SECS`."""
+    expiry_ms = int((clock() + LIFETIME_SECS) * 1000)
+    message = expiry_ms.to_bytes(_EXPIRY_BYTES) + secrets.token_bytes(_RANDOM_BYTES)
+    token = base64.urlsafe_b64encode(message + _mac(digest_of(secret.encode()), message)).decode()
+    return f"{gateway_url}/#/link/{token}"
+
+
+class SignInLinks:
+    """The sign-in links that one gateway has accepted. Each link works once."""
+
+    # After a restart, the used links are forgotten, so links from before the start are invalid.
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._started_ms = int(clock() * 1000)
+        self._used: dict[bytes, int] = {}  # expiry of each used link, by its random number
+
+    def redeem(self, token: str, keys: Iterable[Key]) -> bytes:
+        """Accept a link's token, and return the digest of the key that made it.
+
+        Raises:
+            ApiError: 401 if the token is invalid, expired, used, or made for an earlier start of the gateway; 503 if
+                the gateway has accepted `MAX_LINKS` links recently.
+        """
+        now_ms = int(self._clock() * 1000)
+        content = _decoded(token)
+        message, mac = content[:_MESSAGE_BYTES], content[_MESSAGE_BYTES:]
+        signers = [key.digest for key in keys if hmac.compare_digest(mac, _mac(key.digest, message))]
+        expiry_ms, number = int.from_bytes(message[:_EXPIRY_BYTES]), message[_EXPIRY_BYTES:]
+        made_ms = expiry_ms - LIFETIME_SECS * 1000
+        if not signers or not self._started_ms <= made_ms <= now_ms < expiry_ms or number in self._used:
+            raise ApiError(
+                401,
+                "invalid_sign_in_link",
+                "this sign-in link has expired or was used already; `helexa console` prints a new one",
+            )
+        self._used = {used: expiry for used, expiry in self._used.items() if expiry > now_ms}
+        if len(self._used) >= MAX_LINKS:
+            raise overloaded(
+                "too many sign-in links were used; sign in with an API key, or try again in a minute", _RETRY_SECS
+            )
+        self._used[number] = expiry_ms
+        return signers[0]
+
+
+def _mac(digest: bytes, message: bytes) -> bytes:
+    return hmac.digest(digest, b"helexa console sign-in:" + message, "sha256")[:_MAC_BYTES]
+
+
+def _decoded(token: str) -> bytes:
+    """Return the bytes of a token, or unsigned zeros if it is malformed."""
+    try:
+        content = base64.b64decode(token.encode("ascii"), b"-_", validate=True)
+    except ValueError:
+        content = b""
+    return content if len(content) == _MESSAGE_BYTES + _MAC_BYTES else bytes(_MESSAGE_BYTES + _MAC_BYTES)

@@ -1,4 +1,4 @@
-"""Rate limits per API key at one gateway: requests per minute, tokens per minute, concurrent requests."""
+"""Limits of requests and tokens per minute and of concurrency, for each key."""
 
 import math
 import time
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from helexa.core.errors import ApiError, overloaded
-from helexa.cortex.access.principal import Principal
-from helexa.http.connections.request_head import Headers
+from helexa.cortex.access.keys import Principal
+from helexa.http.headers import Headers
 
 _MINUTE = 60.0
 _TOLERANCE = 1e-6
@@ -28,7 +28,7 @@ class _Bucket:
         self.used = 0.0 if limit is None else max(0.0, self.used - seconds * limit / _MINUTE)
 
     def wait(self, limit: int | None, amount: float) -> float:
-        """Return the seconds until `amount` fits into the bucket; 0.0 if `amount` fits now or there is no limit.
+        """Return the seconds until `amount` fits into the bucket; 0.0 if it fits now.
 
         An `amount` above the limit fits only into an empty bucket, and then fills the bucket above the limit.
         """
@@ -53,7 +53,7 @@ class _KeyUsage:
 
 
 class RateLimitPermit:
-    """Context manager for one admitted request, which counts against the rate limits of its key.
+    """One admitted request, which counts against the rate limits of its key.
 
     The request counts as running until `answered` is called or the `with` block ends. If the key has no limits, the
     methods do nothing.
@@ -69,9 +69,7 @@ class RateLimitPermit:
         self._running = usage is not None
 
     def hold_tokens(self, tokens: int) -> None:
-        """Count `tokens`, the maximum that the request may use, against the key's tokens-per-minute limit.
-
-        The caller may call this method only once per request.
+        """Count the request's maximum of tokens against the key's limit, once per request.
 
         Raises:
             ApiError: 429 if the limit is exceeded, with the seconds after which the same request would be admitted.
@@ -90,23 +88,17 @@ class RateLimitPermit:
 
     @property
     def headers(self) -> Headers:
-        """The `x-ratelimit-*` response headers: limits and remaining amounts of the key. Empty without limits."""
+        """The `x-ratelimit-*` response headers: limits and remaining amounts of the key."""
         principal, usage = self._principal, self._usage
         return [] if principal is None or usage is None else _headers(principal, usage)
 
     def spent(self, tokens: int) -> None:
-        """Store the number of tokens that the request really used.
-
-        When the `with` block ends, this number replaces the tokens of `hold_tokens` in the tokens-per-minute limit. If
-        this method is not called, the number is 0.
-        """
+        """Replace the tokens of `hold_tokens` by the tokens that the request used."""
         self._actual = tokens
 
     def answered(self) -> None:
-        """Stop counting the request against the limit of concurrent requests, because the response is complete.
-
-        The client can then send its next request before the tokens of this request are charged.
-        """
+        """Stop counting the request as running, because its response is complete."""
+        # The client can then send its next request before the tokens of this request are charged.
         if self._running and self._usage is not None:
             self._usage.running -= 1
         self._running = False
@@ -142,7 +134,7 @@ class RateLimiter:
         return len(self._usage_by_key)
 
     def enter(self, principal: Principal | None) -> RateLimitPermit:
-        """Admit one request and return its `RateLimitPermit`. The request counts as running until the permit ends.
+        """Admit one request: it counts as running until the returned permit ends.
 
         Raises:
             ApiError: 429 if a limit is exceeded, with the seconds after which the request would be admitted.

@@ -1,15 +1,34 @@
-"""Bodies of administration requests: load and unload models, and sign in."""
+"""Bodies of administration requests."""
 
+from ipaddress import ip_network
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from starlette.requests import Request
 
+from helexa.core.address import base_url
+from helexa.core.config import HeaderSecret
 from helexa.core.wire.request import to_api_error
-from helexa.cortex.access.key import MAX_SECRET_BYTES
-from helexa.cortex.requests.request import read_json_body
+from helexa.cortex.access.keys import MAX_SECRET_BYTES
+from helexa.cortex.forwarding.request import read_json_body
 
 _Id = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+def _network(text: str) -> str:
+    """Check that `text` is an IP address or a network, and return it as a network."""
+    try:
+        return str(ip_network(text))
+    except ValueError:
+        raise ValueError(f"'{text}' is not a network; write it like 10.1.0.0/16") from None
+
+
+# Name of a node that joins: it may be an argument of commands and part of URLs.
+NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+NetworkText = Annotated[str, StringConstraints(max_length=64), AfterValidator(_network)]
+
+MAX_INVITATION_SECS = 7 * 86400
 
 
 class AdminRequest(BaseModel):
@@ -31,34 +50,62 @@ class AdminRequest(BaseModel):
 
 
 class ModelLoadRequest(AdminRequest):
-    """Request to load a model.
+    """Request to load a model."""
 
-    Attributes:
-        model: a model id or an alias.
-        node: name of the node to load on. If None, the gateway chooses a node.
-    """
-
-    model: _Id
-    node: _Id | None = None
+    model: _Id  # a model id or an alias
+    node: _Id | None = None  # name of the node to load on. If None, the gateway chooses a node.
 
 
 class ModelUnloadRequest(AdminRequest):
-    """Request to unload a model.
+    """Request to unload a model."""
 
-    Attributes:
-        model: a model id or an alias.
-        node: name of the node.
-    """
+    model: _Id  # a model id or an alias
+    node: _Id | None = None  # name of the node. If None, the model is unloaded from all nodes.
 
-    model: _Id
+
+class ModelPullRequest(AdminRequest):
+    """Request to download a model to a node."""
+
+    model: _Id  # a source id such as `org/name` or `org/name:Q4_K_M`, or the id of a model in the catalog
+    node: _Id | None = None  # name of the node. If None, the gateway chooses a node.
+    stream: bool = False  # True for a stream of progress events
+
+
+class PullCancelRequest(AdminRequest):
+    """Request to cancel a download."""
+
+    model: _Id  # the model as the download names it
     node: _Id
 
 
+class NewInvitation(AdminRequest):
+    """Request to create an invitation for one node."""
+
+    name: NodeName | None = None  # name that the node must have. If None, the node chooses its name.
+    # networks in which the node's address may be, besides the address from which the node joins
+    networks: list[NetworkText] = Field(default_factory=list[str], max_length=16)
+    expires_secs: int = Field(default=900, ge=1, le=MAX_INVITATION_SECS)
+
+
+class NodeJoin(AdminRequest):
+    """Request of a node to join."""
+
+    token: str = Field(min_length=1, max_length=100, repr=False)
+    name: NodeName
+    # base URL under which the gateway reaches the node
+    url: Annotated[str, StringConstraints(max_length=300), AfterValidator(base_url)]
+    key: Annotated[HeaderSecret, Field(min_length=8, max_length=512)]
+
+
 class SignIn(AdminRequest):
-    """Request to start a session.
+    """Request to start a session."""
 
-    Attributes:
-        key: the API key to sign in with.
-    """
+    key: str | None = Field(default=None, min_length=1, max_length=MAX_SECRET_BYTES, repr=False)
+    # the token of a sign-in link, instead of `key`
+    link: str | None = Field(default=None, min_length=1, max_length=MAX_SECRET_BYTES, repr=False)
 
-    key: str = Field(min_length=1, max_length=MAX_SECRET_BYTES, repr=False)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.key is None) == (self.link is None):
+            raise ValueError("the request needs either 'key' or 'link'")
+        return self

@@ -1,1 +1,1 @@
-"""The console: the web page that the gateway serves to browsers, its sign-in, and live events."""
+"""The console: its web page, sign-in, and live events."""

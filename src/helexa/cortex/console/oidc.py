@@ -1,16 +1,21 @@
-"""Sign-in to the console with OpenID Connect: the authorization code flow with PKCE, by Authlib.
+"""Sign-in to the console with OpenID Connect, by Authlib.
 
-1. `GET /console/oidc/login` sends the browser to the identity provider. The gateway remembers the attempt under a
-   random state, which a cookie of this browser repeats.
+1. `GET /console/oidc/login` sends the browser to the identity provider with a random state, which a cookie of this
+   browser repeats. Nonce and PKCE verifier follow from the state and a secret of this gateway. The gateway stores
+   nothing, so many sign-ins that never end cannot displace others.
 2. The provider sends the browser back to `GET /console/oidc/callback` with a code and the state.
 3. The gateway exchanges the code for an ID token, checks the token, and starts a session for the user's account.
 """
 
+import base64
 import hmac
 import logging
 import re
+import secrets
+import ssl
 import time
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from starlette.requests import Request
@@ -18,68 +23,96 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from helexa.core.errors import ApiError, HelexaError
-from helexa.cortex.access.principal import Principal, Role, Window
+from helexa.cortex.access.keys import Principal, Role, Window
 from helexa.cortex.config import OidcSection
-from helexa.cortex.console.console import Console
-from helexa.cortex.console.session_routes import set_cookie
+from helexa.cortex.console.console import Console, set_cookie
 from helexa.cortex.routes.access import public
 
 log = logging.getLogger(__name__)
 
 PATH = "/console/oidc"
 STATE_COOKIE = "helexa_oidc_state"
-MAX_ATTEMPTS = 200
 ATTEMPT_SECS = 600
 METADATA_SECS = 600
 TIMEOUT_SECS = 10.0
 
 _ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")  # names are used in URLs, headers and metrics
+_MAX_STATE_CHARS = 200
 _ALGORITHMS = ("RS256", "ES256", "PS256", "EdDSA")
 _LEEWAY_SECS = 60
+_CASELESS_CLAIMS = ("email", "preferred_username", "upn", "nickname")  # others, such as `sub`, are case-sensitive
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    nonce: str
+    """A sign-in that has begun."""
+
+    state: str  # expiry time (Unix seconds), random text, and a message authentication code of both
+    nonce: str  # text that the ID token must contain
     verifier: str
-    expires_at: float
+
+    @classmethod
+    def begin(cls, key: bytes) -> "_Attempt":
+        """Return a new attempt, which expires after `ATTEMPT_SECS`."""
+        text = f"{int(time.time()) + ATTEMPT_SECS}.{secrets.token_urlsafe(24)}"
+        return cls.of_state(key, f"{text}.{_code(key, 'state', text)}")
+
+    @classmethod
+    def of_state(cls, key: bytes, state: str) -> "_Attempt":
+        return cls(state, _code(key, "nonce", state), _code(key, "verifier", state))
+
+    def is_current(self, key: bytes) -> bool:
+        """Return whether this gateway issued the state, and the state has not expired."""
+        text, _, code = self.state.rpartition(".")
+        is_own = hmac.compare_digest(code.encode(), _code(key, "state", text).encode())
+        return is_own and int(text.partition(".")[0]) > time.time()
+
+
+def _code(key: bytes, purpose: str, text: str) -> str:
+    digest = hmac.digest(key, f"{purpose}:{text}".encode(), "sha256")
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 class Provider:
-    """The identity provider, and the sign-ins that have begun there."""
+    """The identity provider, and the secret that authenticates the state of sign-ins."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._attempts: dict[str, _Attempt] = {}  # by state, oldest first
+        self._key = secrets.token_bytes(32)
         self._known: tuple[float, dict[str, Any]] = (0.0, {})  # expiry of the provider's metadata, metadata
 
     async def login(self, _request: Request) -> Response:
-        """Send the browser to the identity provider. If the provider does not answer, the console shows a message."""
+        """Send the browser to the identity provider.
+
+        If the provider does not answer, the console shows a message.
+        """
         settings = self._settings()
         try:
             metadata = await self._metadata(settings)
         except HelexaError as error:
             return _failed(error)
-        from authlib.common.security import generate_token
-
-        now = time.time()
-        self._attempts = {state: one for state, one in self._attempts.items() if one.expires_at > now}
-        if len(self._attempts) >= MAX_ATTEMPTS:
-            del self._attempts[next(iter(self._attempts))]
-        nonce, verifier = generate_token(32), generate_token(48)
+        attempt = _Attempt.begin(self._key)
         async with _client(settings) as client:
-            url, state = client.create_authorization_url(
-                metadata["authorization_endpoint"], nonce=nonce, code_verifier=verifier
+            url, _ = client.create_authorization_url(
+                metadata["authorization_endpoint"],
+                state=attempt.state,
+                nonce=attempt.nonce,
+                code_verifier=attempt.verifier,
             )
-        self._attempts[state] = _Attempt(nonce, verifier, now + ATTEMPT_SECS)
         response = RedirectResponse(url, 303, {"cache-control": "no-store"})
         response.set_cookie(
-            STATE_COOKIE, state, ATTEMPT_SECS, path=PATH, secure=_secure(settings), httponly=True, samesite="lax"
+            STATE_COOKIE,
+            attempt.state,
+            ATTEMPT_SECS,
+            path=PATH,
+            secure=_secure(settings),
+            httponly=True,
+            samesite="lax",
         )
         return response
 
     async def callback(self, request: Request) -> Response:
-        """Check the provider's answer, start a session, and send the browser to the console.
+        """Check the provider's answer, and start a session.
 
         If the sign-in fails, the console shows the reason.
         """
@@ -96,13 +129,14 @@ class Provider:
         return response
 
     async def _principal(self, settings: OidcSection, request: Request) -> Principal:
-        state = request.query_params.get("state", "")
-        attempt = self._attempts.pop(state, None)
+        state = request.query_params.get("state", "")[:_MAX_STATE_CHARS]
+        attempt = _Attempt.of_state(self._key, state)
         same_browser = hmac.compare_digest(state.encode(), request.cookies.get(STATE_COOKIE, "").encode())
-        if attempt is None or not same_browser or attempt.expires_at <= time.time():
-            raise HelexaError("the sign-in was not started in this browser, or took too long")
+        if not same_browser or not attempt.is_current(self._key):
+            raise HelexaError("the sign-in was not started in this browser, or took too long; start it again")
         if "code" not in request.query_params:
-            raise HelexaError(f"the provider answered {request.query_params.get('error', 'without a code')[:100]!r}")
+            answer = request.query_params.get("error", "without a code")[:100]
+            raise HelexaError(f"the provider answered {answer!r}; sign in again, or see the provider's log")
         metadata = await self._metadata(settings)
         claims = await _claims(settings, metadata, attempt, request.query_params["code"])
         return principal_of(settings, claims)
@@ -113,7 +147,7 @@ class Provider:
             return metadata
         metadata = await _get(f"{settings.issuer}/.well-known/openid-configuration")
         if str(metadata.get("issuer", "")).rstrip("/") != settings.issuer:
-            raise HelexaError("the provider's configuration names another issuer")
+            raise HelexaError("the provider's configuration names another issuer; check console.oidc.issuer")
         self._known = (time.time() + METADATA_SECS, metadata)
         return metadata
 
@@ -121,7 +155,9 @@ class Provider:
         self._console.check_enabled()
         settings = self._console.settings.oidc
         if settings is None:
-            raise ApiError(404, "oidc_disabled", "sign-in with OpenID Connect is not configured")
+            raise ApiError(
+                404, "oidc_disabled", "sign-in with OpenID Connect is not configured; add [console.oidc] to cortex.toml"
+            )
         try:
             check_extra(settings)  # the configuration may have changed since the start
         except HelexaError as error:
@@ -138,14 +174,25 @@ def principal_of(settings: OidcSection, claims: dict[str, Any]) -> Principal:
     """
     account = claims.get(settings.account_claim)
     if not isinstance(account, str) or not _ACCOUNT.fullmatch(account):
-        raise HelexaError(f"the claim {settings.account_claim!r} is missing, or is not a name that helexa can use")
+        raise HelexaError(
+            f"the claim {settings.account_claim!r} is missing, or is not a name that helexa can use; "
+            "change console.oidc.account_claim"
+        )
     if settings.account_claim == "email" and claims.get("email_verified") is not True:
-        raise HelexaError("the provider has not verified the e-mail address")
+        raise HelexaError("the provider has not verified the e-mail address; verify it there, and sign in again")
+    if settings.account_claim in _CASELESS_CLAIMS:
+        account = account.lower()  # one user must not have two accounts, with a budget each
     role: Role | None = (
-        "admin" if _matches(account, settings.admins) else "user" if _matches(account, settings.users) else None
+        "admin"
+        if _matches(account, settings, settings.admins)
+        else "user"
+        if _matches(account, settings, settings.users)
+        else None
     )
     if role is None:
-        raise HelexaError("the account is neither in console.oidc.users nor in console.oidc.admins")
+        raise HelexaError(
+            "the account is neither in console.oidc.users nor in console.oidc.admins; add it to one of them"
+        )
     return Principal(
         account_id=account,
         key_id=f"oidc:{account}",
@@ -166,11 +213,7 @@ def oidc_routes(console: Console) -> list[Route]:
 
 
 def check_extra(settings: OidcSection | None) -> None:
-    """Raise an error if OpenID Connect is configured, but Authlib is not installed.
-
-    Raises:
-        HelexaError: the extra `oidc` is missing.
-    """
+    """Raise HelexaError if OpenID Connect is configured, but Authlib is not installed."""
     if settings is None:
         return
     try:
@@ -208,7 +251,10 @@ async def _claims(settings: OidcSection, metadata: dict[str, Any], attempt: _Att
         claims = CodeIDToken(decoded.claims, decoded.header, options, parameters)
         claims.validate(leeway=_LEEWAY_SECS)
     except (OAuth2Error, HTTPError, JoseError, KeyError, ValueError) as error:
-        raise HelexaError(f"the provider's token is not accepted: {type(error).__name__}: {error}") from error
+        raise HelexaError(
+            f"the provider's token is not accepted ({type(error).__name__}: {error}); "
+            "check console.oidc.client_id and this machine's clock"
+        ) from error
     return dict(claims)
 
 
@@ -216,14 +262,16 @@ async def _get(url: str) -> dict[str, Any]:
     import httpx2
 
     try:
-        async with httpx2.AsyncClient(timeout=TIMEOUT_SECS, trust_env=False) as client:
+        async with httpx2.AsyncClient(timeout=TIMEOUT_SECS, trust_env=False, verify=_tls()) as client:
             response = await client.get(url)
             response.raise_for_status()
             content = response.json()
     except (httpx2.HTTPError, ValueError) as error:
-        raise HelexaError(f"the identity provider did not answer: {type(error).__name__}") from error
+        raise HelexaError(
+            f"the identity provider did not answer ({type(error).__name__}); try again, or check console.oidc.issuer"
+        ) from error
     if not isinstance(content, dict):
-        raise HelexaError("the identity provider did not answer with a JSON object")
+        raise HelexaError("the identity provider did not answer with a JSON object; check console.oidc.issuer")
     return content
 
 
@@ -240,14 +288,23 @@ def _client(settings: OidcSection) -> Any:
         code_challenge_method="S256",
         timeout=TIMEOUT_SECS,
         trust_env=False,
+        verify=_tls(),
     )
 
 
-def _matches(account: str, patterns: list[str]) -> bool:
-    return any(
-        account.lower().endswith(pattern[1:].lower()) if pattern.startswith("*") else account.lower() == pattern.lower()
-        for pattern in patterns
-    )
+@cache
+def _tls() -> ssl.SSLContext:
+    """Return the TLS settings of all clients."""
+    # Each client's own would take 25 ms, in which nothing else is served.
+    import httpx2
+
+    return httpx2.create_ssl_context(trust_env=False)
+
+
+def _matches(account: str, settings: OidcSection, patterns: list[str]) -> bool:
+    if settings.account_claim in _CASELESS_CLAIMS:
+        patterns = [pattern.lower() for pattern in patterns]
+    return any(account.endswith(pattern[1:]) if pattern.startswith("*") else account == pattern for pattern in patterns)
 
 
 def _secure(settings: OidcSection) -> bool:

@@ -1,1 +1,1 @@
-"""The nodes that a gateway uses: state of the nodes, polling, circuit breakers, and the client for their API."""
+"""The nodes of a gateway: their state, polls, circuit breakers and client."""

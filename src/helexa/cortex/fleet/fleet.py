@@ -6,31 +6,44 @@ Only the class `Fleet` changes the state. All other code reads it through a `Fle
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
+from typing import Self
 
 from helexa.core.fleet import Health, ModelInfo
+from helexa.core.local_models import LocalModels
 from helexa.cortex.config import NeuronSection, RoutingSection
-from helexa.cortex.fleet.breaker import WARY_SECS, Breakers, Pair
-from helexa.cortex.fleet.fleet_view import FleetView, Node, Report
+from helexa.cortex.fleet.breaker import (
+    ANY,
+    ANYONE,
+    COOLDOWN_SECS,
+    Breakers,
+    EjectionKey,
+    Ejections,
+    Key,
+    Pair,
+    Requester,
+)
+from helexa.cortex.fleet.fleet_view import MISSES_TO_DOWN, FleetView, LocalIndex, Node, Report
+from helexa.cortex.upstream.connection import UpstreamResponse
 
 __all__ = ["Fleet", "FleetView", "Node", "Report"]
 
 log = logging.getLogger(__name__)
 
-MISSES_TO_DOWN = 3
+_NOT_LOADED = ("loading", "sleeping")
+
 MAX_BUSY_SECS = 30.0
+# A third-party backend may be busy for this time: it sends no bytes and answers no polls, but is not down.
+MAX_SILENCE_SECS = 300.0
 
 
 class Fleet:
-    """Stores and changes the state of all nodes.
-
-    A node can be removed from the configuration at any time. Events that concern a removed node are then ignored.
-    """
+    """Stores and changes the state of all nodes. Events of removed nodes are ignored."""
 
     def __init__(
         self,
@@ -45,41 +58,59 @@ class Fleet:
         self._nodes: dict[str, Node] = {}
         self._configured: dict[str, NeuronSection] = {}
         self._in_flight: Counter[Pair] = Counter()
+        self._running: defaultdict[str, set[RunningRequest]] = defaultdict(set)
+        self._busy_since: dict[str, float] = {}
+        self._heard_at: dict[str, float] = {}
         self._loading: set[Pair] = set()
         self._draining: set[Pair] = set()
         self._loaded_at: dict[Pair, float] = {}
         self._unloaded_at: dict[Pair, float] = {}
         self._used_at: dict[Pair, float] = {}
         self._breakers = Breakers(routing.breaker_failures, routing.breaker_reset_secs)
+        self._ejections = Ejections()
+        self._local = LocalIndex()
+        self.serves_local = False
         self._view: FleetView | None = None
         self._view_until = inf
         self.configure(neurons)
 
-    def configure(self, neurons: Iterable[NeuronSection]) -> None:
+    def configure(self, neurons: Iterable[NeuronSection], joined: Collection[str] = ()) -> None:
         """Replace the configured nodes, and set the event `reconfigured`.
 
         A node keeps its state if its address and kind are unchanged. A node that was cordoned through the API stays
         cordoned until its `cordoned` value in the configuration changes.
+
+        Args:
+            joined: names of the nodes that joined with an invitation.
         """
         sections = {neuron.name: neuron for neuron in neurons}
-        self._nodes = {name: self._node_for(section) for name, section in sections.items()}
+        self._nodes = {
+            name: replace(self._node_for(section), joined=name in joined) for name, section in sections.items()
+        }
         self._configured = sections
         for model_times in (self._loaded_at, self._unloaded_at, self._used_at):
             for pair in [pair for pair in model_times if pair[0] not in sections]:
                 del model_times[pair]
-        self._breakers.keep(lambda pair: pair[0] in sections)
-        self._changed()
+        self._heard_at = {name: time for name, time in self._heard_at.items() if name in sections}
+        self._keep_failures(lambda pair: pair[0] in sections)
+        self._index_local()
         self.reconfigured.set()
 
+    def serve_local(self, serves_local: bool) -> None:
+        """Set whether the gateway loads models on demand that are on the disks of nodes."""
+        self.serves_local = serves_local
+        self._changed()
+
     def set_routing(self, routing: RoutingSection) -> None:
-        """Store new circuit breaker settings, which apply from the next transport failure on."""
+        """Replace the settings of the circuit breakers, from the next failure on."""
         self._breakers.failures, self._breakers.reset_secs = routing.breaker_failures, routing.breaker_reset_secs
 
     def view(self) -> FleetView:
-        """Return the current state of all nodes. The same object is returned until the state changes."""
+        """Return the current state of all nodes: the same object until the state changes."""
         now = self._clock()
         if self._view is None or now >= self._view_until:
-            self._view_until = self._breakers.changes_at(now)
+            # Breakers and ejections change with time, without an event.
+            self._view_until = min(self._breakers.changes_at(now), self._ejections.changes_at(now))
             self._view = FleetView(
                 tuple(self._nodes.values()),
                 MappingProxyType(self._in_flight),
@@ -88,16 +119,15 @@ class Fleet:
                 MappingProxyType(self._loaded_at),
                 MappingProxyType(self._used_at),
                 self._breakers.open(now),
-                self._breakers.wary(now),
+                self._breakers.cooling_down(now),
+                self._ejections.ejected(now),
+                self._local,
+                self.serves_local,
             )
         return self._view
 
     def node(self, name: str) -> Node:
-        """Return the current state of one node.
-
-        Raises:
-            KeyError: the node is not configured.
-        """
+        """Return the current state of one node; KeyError if it is not configured."""
         return self._nodes[name]
 
     def is_alive(self, name: str) -> bool:
@@ -105,31 +135,38 @@ class Fleet:
         node = self._nodes.get(name)
         return node is not None and node.healthy
 
+    def heard_at(self, name: str) -> float:
+        """Return when a node last sent anything (`time.monotonic`), or -infinity."""
+        responses = [request.response for request in self._running.get(name, ())]
+        received_at = [response.last_received_at for response in responses if response is not None]
+        return max(self._heard_at.get(name, -inf), *received_at, -inf)
+
+    def is_answering(self, name: str) -> bool:
+        """Return whether a node runs requests of this gateway, and sends bytes."""
+        busy_since = self._busy_since.get(name)
+        return busy_since is not None and max(busy_since, self.heard_at(name)) > self._clock() - MAX_SILENCE_SECS
+
     def has(self, node: Node) -> bool:
-        """Return whether the configuration still contains a node with the name, address and kind of `node`."""
+        """Return whether the configuration has a node equal to `node`."""
         current = self._nodes.get(node.name)
         return current is not None and (current.endpoint, current.kind) == (node.endpoint, node.kind)
 
     def bearer(self, name: str) -> str | None:
-        """Return the API key that the gateway sends to a node, or None if no key is configured.
-
-        Keys are not part of a `FleetView`.
-        """
+        """Return the API key for requests to a node, or None."""
         section = self._configured.get(name)
         return section.bearer.get_secret_value() if section is not None and section.bearer is not None else None
 
     def cordon(self, name: str, cordoned: bool) -> None:
-        """Cordon or uncordon a node. A cordoned node gets no new requests and loads.
+        """Cordon or uncordon a node; KeyError if it is not configured.
 
-        Raises:
-            KeyError: the node is not configured.
+        A cordoned node gets no new requests and loads.
         """
         if self._nodes[name].cordoned != cordoned:
-            log.info("node %s is %s", name, "cordoned" if cordoned else "uncordoned")
+            log.info("node %s: node=%s", "cordoned" if cordoned else "uncordoned", name)
         self._put(replace(self._nodes[name], cordoned=cordoned))
 
     def answered(self, name: str, report: Report, began: float) -> None:
-        """Update a node's state with the report of a successful poll that began at `began` (monotonic seconds).
+        """Store the report of a poll that began at `began` (monotonic seconds).
 
         Models that were loaded or unloaded since `began` keep their current state, because the report may be too old.
         """
@@ -137,23 +174,28 @@ class Fleet:
         if node is None:
             return
         if not node.healthy:
-            log.info("node %s is up at %s", name, node.endpoint)
+            log.info("node is up: node=%s endpoint=%s", name, node.endpoint)
+        self._heard_at[name] = max(began, self._heard_at.get(name, -inf))
         models, urls = dict(report.models), dict(report.urls)
         for model, info in node.models.items():
-            loaded = model in models and models[model].status != "loading"
+            loaded = model in models and models[model].status not in _NOT_LOADED
             if not loaded and self._loaded_at.get((name, model), -inf) >= began:
                 models[model] = info  # the poll began before the load ended
                 urls[model] = node.url(model)
         for model in report.models:
-            if model not in node.models and self._unloaded_at.get((name, model), -inf) >= began:
-                del models[model]  # the poll began before the unload ended
+            if self._unloaded_at.get((name, model), -inf) >= began:  # the poll began before the unload ended
+                if model not in node.models:
+                    del models[model]
+                elif node.models[model].status == "sleeping":
+                    models[model] = node.models[model]
         health = report.health or node.health
         self._update_times(node, models, began)
-        # A node that returns after it was down was restarted, so its breakers are reset.
-        self._breakers.keep(lambda pair: pair[0] != name or (node.healthy and pair[1] in models))
+        # A node that returns after it was down was restarted, so its breakers and ejections are reset.
+        self._keep_failures(lambda pair: pair[0] != name or (node.healthy and pair[1] in models))
         self._put(
             replace(
                 node,
+                polled=True,
                 healthy=True,
                 misses=0,
                 problem=None,
@@ -165,21 +207,38 @@ class Fleet:
                 read_at=began if report.health else node.read_at,
             )
         )
+        if report.local is not None:
+            self.found_local(name, report.local)
 
-    def missed(self, name: str, reason: str) -> None:
-        """Count a failed poll. After `MISSES_TO_DOWN` consecutive failures, the node is down."""
+    def found_local(self, name: str, local: LocalModels) -> None:
+        """Store a node's report about the models on its disks."""
+        node = self._nodes.get(name)
+        if node is not None and node.local != local:
+            self._put(replace(node, local=local))
+            self._index_local()
+
+    def missed(self, name: str, reason: str, alive_since: float = inf) -> None:
+        """Count a failed poll.
+
+        After `MISSES_TO_DOWN` consecutive failures, the node is down.
+
+        Args:
+            alive_since: the node is not down if it answered a poll, or sent bytes of a response, after this time
+                (`time.monotonic`).
+        """
         node = self._nodes.get(name)
         if node is None:
             return
         misses = node.misses + 1
-        healthy = node.healthy and misses < MISSES_TO_DOWN
+        # A node that still sends bytes of a response is busy, not down.
+        healthy = node.healthy and (misses < MISSES_TO_DOWN or self.heard_at(name) >= alive_since)
         if (node.healthy and not healthy) or (misses == 1 and not node.healthy):
-            log.warning("node %s is down: %s", name, reason)
+            log.warning("node is down, polls go on: node=%s reason=%s", name, reason)
         other_loads = node.other_requests if healthy else {}  # the last known load stays in use until the node is down
         self._put(replace(node, healthy=healthy, misses=misses, problem=reason, other_requests=other_loads))
 
     def loaded(self, name: str, info: ModelInfo, url: str) -> None:
-        """Record a successful load, so that requests can be sent to the model before the next poll."""
+        """Record a successful load, so that requests need not wait for a poll."""
         node = self._nodes.get(name)
         if node is None:
             return
@@ -187,7 +246,7 @@ class Fleet:
         self._put(replace(node, models={**node.models, info.id: info}, urls={**node.urls, info.id: url}))
 
     def unloaded(self, name: str, model: str) -> None:
-        """Record a successful unload, so that no request is sent to the model before the next poll."""
+        """Record a successful unload, before the next poll reports it."""
         node = self._nodes.get(name)
         if node is None:
             return
@@ -195,59 +254,108 @@ class Fleet:
         self._loaded_at.pop((name, model), None)
         self._put(replace(node, models={key: info for key, info in node.models.items() if key != model}))
 
-    def transport_ok(self, name: str, model: str) -> None:
-        """Record that a node responded to a request for the model, with any status."""
-        pair = (name, model)
-        if pair in self._breakers:
-            self._breakers.ok(pair, self._clock())
-            self._changed()
-
-    def transport_failed(self, name: str, model: str) -> None:
-        """Record a transport failure of a request for the model, such as a failed or reset connection."""
+    def lost(self, name: str, model: str) -> None:
+        """Record that a node lacks a model that it listed, until a poll finds it again."""
         if name in self._nodes:
-            if self._breakers.failed((name, model), self._clock()) == "open":
-                log.warning("node %s gets no requests for %s for now: requests keep failing", name, model)
+            log.warning("model is gone from its node, the next poll decides: node=%s model=%s", name, model)
+            self.unloaded(name, model)
+
+    def fell_asleep(self, name: str, model: str) -> None:
+        """Record that a model sleeps on its node, before the next poll reports it."""
+        node = self._nodes.get(name)
+        if node is not None and (info := node.models.get(model)) is not None:
+            self._unloaded_at[name, model] = self._clock()
+            self._loaded_at.pop((name, model), None)
+            asleep = info.model_copy(update={"status": "sleeping", "vram_used_mb": None, "granted_mb": None})
+            self._put(replace(node, models={**node.models, model: asleep}))
+
+    def transport_ok(self, name: str, model: str, client: str = ANY) -> None:
+        """Record a response to a client's request, with any status."""
+        if self._breakers and self._breakers.ok((name, model), self._clock(), client):
             self._changed()
 
-    def busy(self, name: str, model: str, secs: float = WARY_SECS) -> None:
-        """Record a 429 or 503 response: the router prefers other nodes for `secs`, at most `MAX_BUSY_SECS`."""
+    def transport_failed(self, name: str, model: str, client: str = ANY) -> None:
+        """Record a transport failure of a client's request, such as a reset.
+
+        If the node's polls succeed, the failures of one client's requests do not open the breaker for other clients.
+        """
+        node = self._nodes.get(name)
+        if node is None:
+            return
+        # If polls succeed, the cause may be this client's requests: they must not stop those of others.
+        alone = client == ANY or node.misses > 0 or not node.healthy
+        if self._breakers.failed((name, model), self._clock(), client, alone=alone) == "open":
+            log.warning("node gets no requests for now, requests keep failing: node=%s model=%s", name, model)
+        self._changed()
+
+    def served(self, name: str, model: str, requester: Requester) -> None:
+        """Record a complete response of a node to a request."""
+        if self._ejections and self._ejections.served((name, model), requester):
+            self._changed()
+
+    def rejected(self, name: str, model: str, requester: Requester) -> bool:
+        """Record an error about a request's content; return whether the node is suspect.
+
+        Requests that a suspect node rejects are worth a try on another node.
+        """
+        return name in self._nodes and self._ejections.rejected((name, model), requester.path)
+
+    def struck(self, name: str, model: str, requester: Requester) -> None:
+        """Record an error that another node did not give, or a broken stream."""
+        if name in self._nodes:
+            if self._ejections.struck((name, model), requester, self._clock()):
+                log.warning(
+                    "node gets few requests for now, it fails requests that others serve: node=%s model=%s", name, model
+                )
+            self._changed()
+
+    def busy(self, name: str, model: str, secs: float = COOLDOWN_SECS) -> None:
+        """Record a 429 or 503: other nodes are preferred for at most `MAX_BUSY_SECS`."""
         if name in self._nodes:
             self._breakers.busy((name, model), self._clock(), min(secs, MAX_BUSY_SECS))
             self._changed()
 
     async def emptied(self, name: str) -> None:
-        """Wait until this gateway has no running request and no running model load on a node."""
+        """Wait until this gateway has no request and no load on a node."""
         while any(node == name for node, _ in (*self._in_flight, *self._loading)):
             self._freed.clear()
             await self._freed.wait()
 
-    def begin(self, pair: Pair) -> bool:
-        """Count the start of a request for a (node, model) pair.
-
-        Return whether the request is the probe of a half-open circuit breaker. The caller must pass this result to
-        `end`.
-        """
+    def begin(self, request: "RunningRequest") -> None:
+        """Count the start of a request for a (node, model) pair."""
+        pair = request.pair
         self._used_at[pair] = now = self._clock()
         self._in_flight[pair] += 1
-        is_probe = self._breakers.began(pair, now)
-        if is_probe:
+        running = self._running[pair[0]]
+        if not running:
+            self._busy_since[pair[0]] = now
+        running.add(request)
+        request.probes = self._breakers.began(pair, now, request.requester.client) if self._breakers else ()
+        request.trials = self._ejections.began(pair, request.requester, now) if self._ejections else ()
+        if request.probes or request.trials:
             self._changed()
-        return is_probe
 
-    def end(self, pair: Pair, probe: bool) -> None:
-        """Count the end of a request. `probe` is the result that `begin` returned for this request."""
+    def end(self, request: "RunningRequest") -> None:
+        """Count the end of a request."""
+        pair, name = request.pair, request.pair[0]
         self._used_at[pair] = now = self._clock()
         self._in_flight[pair] -= 1
         if not self._in_flight[pair]:
             del self._in_flight[pair]
             self._freed.set()
-        if probe:
-            self._breakers.ended(pair, now)
+        if request.response is not None and name in self._nodes:
+            self._heard_at[name] = max(request.response.last_received_at, self._heard_at.get(name, -inf))
+        self._running[name].discard(request)
+        if not self._running[name]:
+            del self._running[name], self._busy_since[name]
+        if request.probes or request.trials:
+            self._breakers.ended(request.probes, now)
+            self._ejections.ended(request.trials)
             self._changed()
 
-    def request(self, name: str, model: str) -> "RunningRequest":
-        """Return a context manager during which one request for the model counts as running on the node."""
-        return RunningRequest(self, (name, model))
+    def request(self, name: str, model: str, requester: Requester = ANYONE) -> "RunningRequest":
+        """Return a context manager during which a request counts as running."""
+        return RunningRequest(self, (name, model), requester)
 
     @contextmanager
     def load(self, name: str, model: str) -> Iterator[None]:
@@ -263,7 +371,7 @@ class Fleet:
 
     @contextmanager
     def drain(self, name: str, model: str) -> Iterator[None]:
-        """Return a context manager during which the node gets no new requests for the model."""
+        """Return a context manager during which the model gets no new requests."""
         self._draining.add((name, model))
         self._changed()
         try:
@@ -276,28 +384,39 @@ class Fleet:
         self._nodes[node.name] = node
         self._changed()
 
+    def _index_local(self) -> None:
+        nodes = self._nodes.values()
+        self._local = LocalIndex({node.name: node.local.models for node in nodes if node.local is not None})
+        self._changed()
+
+    def _keep_failures(self, wanted: Callable[[Pair], bool]) -> None:
+        self._breakers.keep(wanted)
+        self._ejections.keep(wanted)
+
     def _changed(self) -> None:
         self._view = None
 
     def _node_for(self, section: NeuronSection) -> Node:
         node, previous_section = self._nodes.get(section.name), self._configured.get(section.name)
         if node is None or previous_section is None or (node.endpoint, node.kind) != (section.endpoint, section.kind):
-            return Node(section.name, section.endpoint, section.kind, section.cordoned, section.allowed_hosts)
+            return Node(
+                section.name, section.endpoint, section.kind, section.cordoned, allowed_hosts=section.allowed_hosts
+            )
         if section.allowed_hosts != previous_section.allowed_hosts:
             # without URLs, the next poll requests them again
             node = replace(node, allowed_hosts=section.allowed_hosts, urls={})
         return node if section.cordoned == previous_section.cordoned else replace(node, cordoned=section.cordoned)
 
     def _update_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:
-        """Update when the node's models were loaded and last used, after a poll that began at `began`.
-
-        The times of models that the node no longer reports are deleted.
-        """
+        """Update the times of loads and uses, after a poll that began at `began`."""
         for model, info in models.items():
-            is_new = model not in node.models or node.models[model].status == "loading"
+            is_new = model not in node.models or node.models[model].status in _NOT_LOADED
             # in a node's first report, load times are unknown
-            if is_new and info.status != "loading" and node.read_at is not None:
+            if info.status == "sleeping" and self._loaded_at.get((node.name, model), began) < began:
+                del self._loaded_at[node.name, model]
+            if is_new and info.status not in _NOT_LOADED and node.read_at is not None:
                 self._loaded_at.setdefault((node.name, model), began)
+            # another gateway or client uses the model
             if node.other_requests.get(model):
                 self._used_at[node.name, model] = began
         for model_times in (self._loaded_at, self._unloaded_at, self._used_at):
@@ -308,6 +427,7 @@ class Fleet:
     def _other_requests(self, name: str, health: Health | None) -> dict[str, int]:
         model_loads = health.models if health else []
         return {
+            # The report may be older than the end of this gateway's requests.
             load.id: max(0, load.in_flight + load.queue_depth - self._in_flight.get((name, load.id), 0))
             for load in model_loads
         }
@@ -316,16 +436,26 @@ class Fleet:
 class RunningRequest:
     """Context manager during which one request counts as running on its node.
 
-    This is a class because a generator-based context manager is slower, and every request uses it.
+    Attributes:
+        requester: client and API path of the request.
+        response: the node's response, once it began. Its bytes show that the node is alive.
+        probes: keys of the half-open circuit breakers whose probe is this request.
+        trials: keys of the ejections whose trial is this request.
     """
 
-    __slots__ = ("_fleet", "_pair", "_probe")
+    __slots__ = ("_fleet", "pair", "probes", "requester", "response", "trials")
 
-    def __init__(self, fleet: Fleet, pair: Pair) -> None:
-        self._fleet, self._pair, self._probe = fleet, pair, False
+    # A class, because a generator-based context manager is slower, and every request uses it.
+    def __init__(self, fleet: Fleet, pair: Pair, requester: Requester) -> None:
+        self._fleet = fleet
+        self.pair, self.requester = pair, requester
+        self.response: UpstreamResponse | None = None
+        self.probes: tuple[Key, ...] = ()
+        self.trials: tuple[EjectionKey, ...] = ()
 
-    def __enter__(self) -> None:
-        self._probe = self._fleet.begin(self._pair)
+    def __enter__(self) -> Self:
+        self._fleet.begin(self)
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._fleet.end(self._pair, self._probe)
+        self._fleet.end(self)

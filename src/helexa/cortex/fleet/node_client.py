@@ -2,28 +2,43 @@
 
 import asyncio
 import logging
+import os
+import re
+import socket
+import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
-import aiohttp
 import orjson
-from pydantic import TypeAdapter, ValidationError
-from yarl import URL
+from pydantic import Field, TypeAdapter, ValidationError
 
 from helexa.core.errors import HelexaError
-from helexa.core.fleet import Discovery, Health, ModelInfo, ModelSpec
+from helexa.core.fleet import Discovery, Health, ModelInfo, ModelSpec, Record, WireInt
+from helexa.core.local_models import MAX_LOCAL_MODELS, LocalModel, LocalModels, Pull
 from helexa.cortex.fleet.fleet_view import Node, Report
-from helexa.http.connections.local_errors import is_local_error
+from helexa.cortex.upstream.client import Upstream
+from helexa.cortex.upstream.connection import (
+    IncompleteResponseError,
+    LocalConnectError,
+    UpstreamError,
+    UpstreamResponse,
+)
 
 log = logging.getLogger(__name__)
 
 POLL_TIMEOUT_SECS = 5.0
+CONNECT_TIMEOUT_SECS = 3.0
 MAX_MODELS = 1000
+MAX_ID_CHARS = 256
 UNLOAD_TIMEOUT_SECS = 60.0
 MAX_RESPONSE_BYTES = 8 << 20
 MAX_REASON_CHARS = 300
 
+_STATUS_ADVICE = dict.fromkeys((401, 403), "; check the bearer of the node") | {
+    404: "; check the endpoint and the kind of the node"
+}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # not part of JSON, but some servers on Windows send it
 _MAX_URL_REQUESTS = 64
 _MAX_HOST_CHARS = 100
 _SERVING = ("loaded", "reloading")
@@ -33,38 +48,74 @@ _RETRYABLE_ERRORS = ("repo_fetch_failed",)
 ValueT = TypeVar("ValueT")
 Params = ParamSpec("Params")
 
+
+class _PullList(Record):
+    pulls: list[Pull] = Field(default_factory=list[Pull], max_length=1000)
+
+
+class _Cleared(Record):
+    deleted_bytes: WireInt = 0
+
+
+class _Estimate(Record):
+    memory_mb: WireInt | None = None
+
+
 _discovery = TypeAdapter(Discovery)
 _health = TypeAdapter(Health)
 _model_info = TypeAdapter(ModelInfo)
 _entries = TypeAdapter(list[dict[str, Any]])
 _endpoint = TypeAdapter(dict[str, Any])
+_estimate = TypeAdapter(_Estimate)
+_cleared = TypeAdapter(_Cleared)
+_pull = TypeAdapter(Pull)
+_pulls = TypeAdapter(_PullList)
+
+
+class MemoryRejection(Record):
+    """The fields of a rejected load for lack of memory (`does_not_fit`)."""
+
+    kind: Literal["does_not_fit"]
+    required_mb: WireInt  # MB that the model needs
+    free_mb: WireInt  # MB that the node has for the model
+    permanent: bool = True  # whether the model would not fit either if the node had no other models
 
 
 class NodeError(HelexaError):
-    """Raised if a node did not answer, or answered with an error.
+    """Raised if a node did not answer, or answered with an error."""
 
-    Attributes:
-        temporary: True if the same call may succeed later.
-        local: True if the call failed because the gateway itself is out of file descriptors, ports or memory.
-    """
-
-    def __init__(self, message: str, *, temporary: bool = True, local: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        temporary: bool = True,
+        local: bool = False,
+        timed_out: bool = False,
+        memory: MemoryRejection | None = None,
+        status: int | None = None,
+    ) -> None:
         super().__init__(message)
-        self.temporary = temporary
+        # the memory that was lacking, if the node rejected a load that fits when other models are unloaded; otherwise
+        # None
+        self.memory = memory
+        self.status = status  # HTTP status of the answer, or None if there was no answer, or to a load or an unload
+        self.temporary = temporary  # True if the same call may succeed later
+        # True if the call failed because the gateway itself is out of file descriptors, ports or memory
         self.local = local
+        self.timed_out = timed_out  # True if the node accepted the connection, but did not answer in time
 
 
 class NodeClient:
-    """HTTP client for the management API of nodes. Every method raises `NodeError` if the request fails."""
+    """HTTP client for the management API of nodes. Failed requests raise `NodeError`."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
 
     async def poll(self, node: Node, bearer: str | None = None) -> Report:
         """Poll a node of kind `neuron` and return its report.
 
         The poll fails only if `GET /models` fails. If another request fails, the report lacks only the result of that
-        request. Known hardware and known model URLs are requested again only after a failed poll.
+        request.
         """
         models = await self.models(node.endpoint, bearer)
         health, discovery, urls = await asyncio.gather(
@@ -72,7 +123,11 @@ class NodeClient:
             or_none(self.discovery, node.endpoint, bearer) if node.discovery is None or node.misses else _none(),
             self._urls(node, models, bearer),
         )
-        return Report(models, health, discovery, urls)
+        local = None
+        revision = None if health is None else health.local_revision
+        if revision is not None and (node.local is None or node.local.revision != revision):
+            local = await or_none(self.local_models, node.endpoint, bearer)
+        return Report(models, health, discovery, urls, local)
 
     async def discovery(self, endpoint: str, bearer: str | None = None) -> Discovery:
         """Return the node's hardware, from `GET /discovery`."""
@@ -83,10 +138,7 @@ class NodeClient:
         return parse(_health, await self.get(endpoint, "/health", bearer))
 
     async def models(self, endpoint: str, bearer: str | None = None) -> dict[str, ModelInfo]:
-        """Return the node's models by id, from `GET /models`.
-
-        Entries after the first `MAX_MODELS` and invalid entries, such as those with an unknown status, are ignored.
-        """
+        """Return at most `MAX_MODELS` of the node's models by id, without invalid entries."""
         models_by_id: dict[str, ModelInfo] = {}
         for entry in parse(_entries, await self.get(endpoint, "/models", bearer))[:MAX_MODELS]:
             try:
@@ -95,6 +147,49 @@ class NodeClient:
                 continue
             models_by_id[info.id] = info
         return models_by_id
+
+    async def local_models(self, endpoint: str, bearer: str | None = None) -> LocalModels:
+        """Return the models on the node's disks. Invalid entries are ignored."""
+        report = parse(_endpoint, await self.get(endpoint, "/models/local", bearer))
+        entries = report.get("models")
+        models: list[LocalModel] = []
+        for entry in entries[:MAX_LOCAL_MODELS] if isinstance(entries, list) else []:
+            try:
+                model = LocalModel.model_validate(entry)
+            except ValidationError:
+                continue
+            if is_usable_id(model.id):
+                models.append(model)
+        try:
+            return LocalModels.model_validate(report | {"models": models})
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"]
+            raise NodeError(f"invalid response: /models/local: {problem}; check the node's version") from None
+
+    async def estimate_mb(self, endpoint: str, spec: ModelSpec, bearer: str | None = None) -> int | None:
+        """Return the MB that a model's files need on a node, or None."""
+        body = await self.post(endpoint, "/models/estimate", spec.json_dict(), bearer)
+        return parse(_estimate, body).memory_mb
+
+    async def pulls(self, endpoint: str, bearer: str | None = None) -> list[Pull]:
+        """Return the downloads of the node, from `GET /models/pulls`."""
+        return parse(_pulls, await self.get(endpoint, "/models/pulls", bearer)).pulls
+
+    async def start_pull(self, endpoint: str, model: str, bearer: str | None = None) -> Pull:
+        """Start a download with `POST /models/pull`, and return its state."""
+        return await self._change_pull(endpoint, "/models/pull", model, bearer)
+
+    async def cancel_pull(self, endpoint: str, model: str, bearer: str | None = None) -> Pull:
+        """Cancel a download with `POST /models/pull/cancel`, and return its state."""
+        return await self._change_pull(endpoint, "/models/pull/cancel", model, bearer)
+
+    async def _change_pull(self, endpoint: str, path: str, model: str, bearer: str | None) -> Pull:
+        body = orjson.dumps({"model": model})
+        status, answer = await self._call("POST", endpoint, path, POLL_TIMEOUT_SECS, body, bearer)
+        if status // 100 != 2:
+            reason, _ = _error_reason(answer)
+            raise NodeError(reason or f"{path} answered HTTP {status}", status=status)
+        return parse(_pull, answer)
 
     async def url(self, node: Node, model: str, bearer: str | None = None) -> str:
         """Return the base URL of the API that serves `model`.
@@ -110,11 +205,14 @@ class NodeClient:
         try:
             return reachable_url(url, node.endpoint, node.allowed_hosts) if isinstance(url, str) else node.endpoint
         except ValueError as error:
-            log.warning("node=%s reported an address for model=%s that is not used: %s", node.name, model, error)
+            log.warning(
+                "reported address not used, requests go to the node's endpoint: node=%s model=%s: %s",
+                *(node.name, model, error),
+            )
             return node.endpoint
 
     async def load(self, endpoint: str, spec: ModelSpec, bearer: str | None = None) -> None:
-        """Load a model with `POST /models/load` and return once the model accepts requests.
+        """Load a model, and return once the model accepts requests.
 
         If the model is already loaded, the call succeeds. The call has no timeout: the caller must watch the load's
         progress and cancel the call if the load makes no progress.
@@ -122,20 +220,45 @@ class NodeClient:
         status, body = await self._call("POST", endpoint, "/models/load", None, orjson.dumps(spec.json_dict()), bearer)
         if status // 100 == 2 or b"already loaded" in body:
             return
-        reason, kind = _error_reason(body)
-        temporary = status >= 500 or kind in _RETRYABLE_ERRORS
-        raise NodeError(reason or f"the node answered HTTP {status}", temporary=temporary)
+        reason, details = _error_reason(body)
+        memory = _memory_rejection(details)
+        temporary = status >= 500 or details.get("kind") in _RETRYABLE_ERRORS or memory is not None
+        raise NodeError(reason or f"the node answered HTTP {status}", temporary=temporary, memory=memory)
 
     async def unload(self, endpoint: str, model: str, bearer: str | None = None) -> None:
-        """Unload a model with `POST /models/unload` and return once the model's memory is free.
-
-        If the model is not loaded, the call succeeds.
-        """
+        """Unload a model if it is loaded, and return once its memory is free."""
         status, body = await self._call(
             "POST", endpoint, "/models/unload", UNLOAD_TIMEOUT_SECS, orjson.dumps({"model_id": model}), bearer
         )
         if status // 100 != 2 and status != 404:
             raise NodeError(_error_reason(body)[0] or f"the node answered HTTP {status}")
+
+    async def clear_prefix_cache(self, endpoint: str, model: str, bearer: str | None = None) -> int:
+        """Let a node forget the cached prompts of a model; return the deleted bytes.
+
+        An error has the HTTP status; 404 means that the node knows no such model.
+        """
+        path = f"/models/{quote(model, safe='')}/prefix-cache"
+        status, body = await self._call("DELETE", endpoint, path, UNLOAD_TIMEOUT_SECS, None, bearer)
+        if status // 100 != 2:
+            raise NodeError(_error_reason(body)[0] or f"{path} answered HTTP {status}", status=status)
+        return parse(_cleared, body).deleted_bytes
+
+    async def sleep(self, endpoint: str, model: str, bearer: str | None = None) -> bool:
+        """Put an idle model to sleep, and return once its memory is free.
+
+        Return False if the node does not have the model, or cannot put models to sleep.
+        """
+        status, body = await self._call(
+            "POST", endpoint, "/models/sleep", UNLOAD_TIMEOUT_SECS, orjson.dumps({"model_id": model}), bearer
+        )
+        if status // 100 != 2 and status not in (404, 405):
+            raise NodeError(_error_reason(body)[0] or f"the node answered HTTP {status}")
+        return status // 100 == 2
+
+    async def keep_awake(self, endpoint: str, model: str, bearer: str | None = None) -> None:
+        """Let a loaded model never fall asleep by itself, until it is unloaded."""
+        await self.post(endpoint, "/models/keep", {"model_id": model, "idle_unload_secs": 0}, bearer)
 
     async def response(
         self,
@@ -146,16 +269,12 @@ class NodeClient:
         bearer: str | None = None,
         subpath: str = "",
     ) -> tuple[int, bytes]:
-        """Send `GET` or `DELETE /v1/responses/{id}` to a node, and return the HTTP status and the body.
+        """Read or delete a stored response; return the HTTP status and the body.
 
         Status 404 means that the node stores no response under this id for the principal.
 
         Args:
-            method: `GET` or `DELETE`.
-            endpoint: the node's base URL.
-            id: id of the response.
             identity: headers that name the principal (account and API key) of the request.
-            bearer: the API key that the node requires, or None.
             subpath: path and query string to append after the id.
         """
         path = f"/v1/responses/{quote(id, safe='')}{subpath}"
@@ -165,28 +284,26 @@ class NodeClient:
         return status, body
 
     async def get(self, endpoint: str, path: str, bearer: str | None = None) -> bytes:
-        """Send a GET request and return the response body. Any status other than 200 raises `NodeError`."""
+        """Send a GET request and return the body. An error status raises `NodeError`."""
         return await self._call_ok("GET", endpoint, path, None, bearer)
 
     async def post(self, endpoint: str, path: str, content: object, bearer: str | None = None) -> bytes:
-        """Send `content` as JSON in a POST request, and return the response body.
+        """Send `content` as JSON and return the body of the response.
 
-        A status other than 200, or no response within `POLL_TIMEOUT_SECS`, raises `NodeError`.
+        An error status, or no response within `POLL_TIMEOUT_SECS`, raises `NodeError`.
         """
         return await self._call_ok("POST", endpoint, path, orjson.dumps(content), bearer)
 
     async def _call_ok(self, method: str, endpoint: str, path: str, data: bytes | None, bearer: str | None) -> bytes:
         status, body = await self._call(method, endpoint, path, POLL_TIMEOUT_SECS, data, bearer)
-        if status != 200:
-            raise NodeError(f"{path} answered HTTP {status}")
-        return body
+        if status // 100 != 2:
+            raise NodeError(f"{path} answered HTTP {status}{_STATUS_ADVICE.get(status, '')}", status=status)
+        return body.removeprefix(_BYTE_ORDER_MARK)
 
     async def _urls(self, node: Node, models: Mapping[str, ModelInfo], bearer: str | None) -> dict[str, str]:
-        """Return the base URL of each model's API, by model id.
-
-        A known URL is requested again only after a failed poll. At most `_MAX_URL_REQUESTS` URLs are requested per
-        poll. Models that are still loading are skipped, because the node does not know their URLs yet.
-        """
+        """Return the base URL of each model's API, by model id."""
+        # A known URL is requested again only after a failed poll. At most `_MAX_URL_REQUESTS` URLs are requested per
+        # poll. Models that are still loading are skipped, because the node does not know their URLs yet.
         known_urls = {} if node.misses else node.urls
         new_models = [id for id, info in models.items() if id not in known_urls and info.status in _SERVING][
             :_MAX_URL_REQUESTS
@@ -205,30 +322,65 @@ class NodeClient:
         bearer: str | None,
         identity: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes]:
-        headers = {**(identity or {}), **({"content-type": "application/json"} if data else {})}
+        headers = [(name.encode(), value.encode()) for name, value in (identity or {}).items()]
+        if data:
+            headers.append((b"content-type", b"application/json"))
         if bearer is not None:
-            headers["authorization"] = f"Bearer {bearer}"
-        timeout = aiohttp.ClientTimeout(total=timeout_secs, sock_connect=POLL_TIMEOUT_SECS)
+            headers.append((b"authorization", b"Bearer " + bearer.encode()))
+        answer: UpstreamResponse | None = None
         body = bytearray()
         try:
-            async with self._session.request(
-                method, endpoint_url(endpoint, path), data=data, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                async for chunk in response.content.iter_any():
+            async with asyncio.timeout(timeout_secs):
+                answer = await self._upstream.ask(
+                    method.encode(), endpoint, path, headers, data or b"", is_alive=lambda: True
+                )
+                while chunk := await answer.chunk():
                     body += chunk
                     if len(body) > MAX_RESPONSE_BYTES:
                         raise NodeError(f"{path} answered with more than {MAX_RESPONSE_BYTES} bytes")
-                return response.status, bytes(body)
+                return answer.status, bytes(body)
         except TimeoutError:
-            raise NodeError(f"{path} did not answer in time") from None
-        except (aiohttp.ClientError, OSError) as error:
-            is_local = is_local_error(error)
-            raise NodeError(f"{path} request failed: {type(error).__name__}", local=is_local) from error
+            raise NodeError(f"{path} did not answer in time", timed_out=True) from None
+        except UpstreamError as error:
+            reason = _failure(error, endpoint, path, begun=answer is not None)
+            raise NodeError(reason, local=isinstance(error, LocalConnectError)) from error
+        finally:
+            if answer is not None:
+                answer.close()
 
 
-def endpoint_url(base: str, path: str) -> URL:
-    """Return the URL `base` + `path`. The path must already be percent-encoded."""
-    return URL(base + path, encoded=True)
+def _failure(error: UpstreamError, endpoint: str, path: str, *, begun: bool) -> str:
+    """Return why there was no whole response, in words for an administrator."""
+    cause = error.__cause__
+    match cause:
+        case socket.gaierror():
+            return f"the host name of {endpoint} cannot be resolved; check the name and the DNS"
+        case ssl.SSLCertVerificationError():
+            return f"the TLS certificate of {endpoint} is not trusted; name its CA in ca_file"
+        case ssl.SSLError():
+            return f"no TLS connection to {endpoint}; does it speak http instead of https?"
+        case TimeoutError(errno=None):
+            return f"no connection to {endpoint} within {CONNECT_TIMEOUT_SECS:.0f} s"
+        case OSError() if number := _error_number(cause):
+            return f"{os.strerror(number).lower()} at {endpoint}"
+    if isinstance(error, IncompleteResponseError):
+        if begun or error.is_invalid:
+            return f"{endpoint} answered {path} with invalid HTTP"
+        return f"{endpoint} closed the connection without an answer to {path}"
+    return f"{path} request failed: {type(cause or error).__name__}"
+
+
+def _error_number(error: OSError) -> int:
+    """Return the number of an error, or of the first tried address; 0 if none."""
+    if error.errno is not None and error.errno > 0:
+        return error.errno
+    match = re.search(r"\[Errno (\d+)\]", str(error))
+    return int(match[1]) if match else 0
+
+
+def is_usable_id(model: str) -> bool:
+    """Return whether a reported id is short and cannot be read as an option."""
+    return len(model) <= MAX_ID_CHARS and not model.startswith("-")  # `ModelId` has checked the characters
 
 
 def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) -> str:
@@ -238,7 +390,6 @@ def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) 
     prompts and the node's API key to this URL, so its host must be the host of `endpoint` or an allowed host.
 
     Args:
-        url: the URL that the node reported.
         endpoint: the node's configured base URL.
         allowed_hosts: other allowed hosts, in lower case.
 
@@ -253,56 +404,60 @@ def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) 
     except ValueError:
         url_parts, host, port = urlsplit(""), None, None
     if url_parts.scheme not in ("http", "https") or not host:
-        raise ValueError("it is not an http URL")
+        raise ValueError("it is not an http URL; correct it on the node")
     if host in _LOOPBACK:
         host = configured.hostname or host
     if host != configured.hostname and host not in allowed_hosts:
         raise ValueError(f"its host {host[:_MAX_HOST_CHARS]!r} is not the node's; add the host to allowed_hosts")
     if configured.scheme == "https" and url_parts.scheme != "https":
-        raise ValueError("it is not https as the node's endpoint is")
+        raise ValueError("it is not https as the node's endpoint is; let the node report an https URL")
     host = f"[{host}]" if ":" in host else host
     return urlunsplit((url_parts.scheme, f"{host}:{port}" if port else host, url_parts.path.rstrip("/"), "", ""))
 
 
 def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
-    """Parse and validate the JSON body of a node's response.
-
-    Raises:
-        NodeError: the body is not JSON of the type that `adapter` validates.
-    """
+    """Parse the JSON body of a node's response; NodeError if it has another type."""
     try:
         return adapter.validate_json(body)
     except ValidationError as error:
         first_error = error.errors(include_url=False)[0]
         field_path = ".".join(str(part) for part in first_error["loc"])
-        raise NodeError(f"invalid response: {field_path}: {first_error['msg']}") from None
+        problem = f"{field_path}: {first_error['msg']}"
+        raise NodeError(f"invalid response: {problem}; check the endpoint and the version of the node") from None
 
 
-def _error_reason(body: bytes) -> tuple[str, str | None]:
-    """Return the error message and the error kind from the body of a node's error response.
+def _error_reason(body: bytes) -> tuple[str, Mapping[str, Any]]:
+    """Return the message and the fields in the body of a node's error response.
 
-    The body has the form `{"error": "text"}` or `{"error": {"kind": ..., "message": ...}}`. If the body has neither
-    form, the message is empty. Line breaks in the message become spaces. The kind is None if the body contains none.
+    The body has the form `{"error": "text"}` or `{"error": {"kind": ..., "message": ...}}`. Otherwise the message is
+    empty.
     """
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return "", None
+        return "", {}
     error = content.get("error") if isinstance(content, Mapping) else None
-    kind = None
+    details: Mapping[str, Any] = error if isinstance(error, Mapping) else {}
     if isinstance(error, Mapping):
-        kind = error.get("kind") if isinstance(error.get("kind"), str) else None
-        error = error.get("message") or kind
+        error = error.get("message") or error.get("kind")
     if not isinstance(error, str):
-        return "", kind
+        return "", details
     line = " ".join(error.split())
-    return line[:MAX_REASON_CHARS], kind
+    return line[:MAX_REASON_CHARS], details
+
+
+def _memory_rejection(details: Mapping[str, Any]) -> MemoryRejection | None:
+    try:
+        rejection = MemoryRejection.model_validate(details)
+    except ValueError:
+        return None
+    return None if rejection.permanent else rejection
 
 
 async def or_none(
     call: Callable[Params, Awaitable[ValueT]], *args: Params.args, **kwargs: Params.kwargs
 ) -> ValueT | None:
-    """Await `call` with the arguments and return its result, or None if it raises `NodeError`."""
+    """Await `call` and return its result, or None if it raises `NodeError`."""
     try:
         return await call(*args, **kwargs)
     except NodeError:

@@ -1,4 +1,4 @@
-"""Polls nodes of kind `openai`: OpenAI-compatible servers such as vLLM, SGLang, llama.cpp, Ollama and LM Studio.
+"""Polls nodes of kind `openai`, such as vLLM, llama.cpp and Ollama.
 
 The gateway never loads or unloads models on these nodes. A node is up if `GET /v1/models` succeeds, and all listed
 models count as loaded. When a model first appears in the list, the gateway detects which server the node runs, and
@@ -7,12 +7,12 @@ reads the endpoints that only this server has.
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import Field, TypeAdapter
 
-from helexa.core.fleet import Health, Limit, ModelInfo, ModelLoad, Record, WireInt
+from helexa.core.fleet import Health, Limit, ModelId, ModelInfo, ModelLoad, Record, WireInt
 from helexa.cortex.fleet.fleet_view import Node, Report
 from helexa.cortex.fleet.node_client import MAX_MODELS, NodeClient, or_none, parse
 
@@ -23,9 +23,9 @@ _STUDIO_KINDS = {"llm": ["text"], "vlm": ["text", "vision"], "embeddings": ["emb
 
 
 class _Entry(Record):
-    """A model in the response to `GET /v1/models`, with the fields that vLLM and llama.cpp add."""
+    """A model in `GET /v1/models`, with the fields of vLLM and llama.cpp."""
 
-    id: str
+    id: ModelId
     owned_by: str | None = None
     max_model_len: WireInt | None = None
     meta: dict[str, Any] | None = None
@@ -50,7 +50,7 @@ class _Ps(Record):
 
 
 class _Show(Record):
-    """The details of a model that the gateway reads from the response to Ollama's `POST /api/show`."""
+    """The details of a model in the response to Ollama's `POST /api/show`."""
 
     model_info: dict[str, Any] = Field(default_factory=dict[str, Any])
     capabilities: list[str] = Field(default_factory=list[str])
@@ -88,25 +88,29 @@ Known = Mapping[str, ModelInfo]
 
 
 class OpenAINode:
-    """Polls nodes of kind `openai`.
-
-    The class has no state of its own. It reads the results of earlier polls from the polled `Node`.
-    """
+    """Polls nodes of kind `openai`. The results of earlier polls are in the `Node`."""
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client
 
     async def poll(self, node: Node, bearer: str | None = None) -> Report:
-        """Poll a node and return its models, and its running requests if the server reports them.
+        """Poll a node and return its models, and its running requests if known.
 
         Raises:
             NodeError: `GET /v1/models` failed.
         """
         return await _NodePoll(self._client, node, bearer).report()
 
+    async def poll_load(self, node: Node, bearer: str | None = None) -> Report | None:
+        """Return a node's number of requests, or None if its server does not report it."""
+        if not node.models or any(info.harness != "vllm" for info in node.models.values()):
+            return None
+        health = await or_none(_NodePoll(self._client, node, bearer).vllm_load, node.models)
+        return None if health is None else Report(node.models, health)
+
 
 class _NodePoll:
-    """One poll of one node: sends the requests, and detects which server program the node runs."""
+    """One poll of a node, which also detects the node's server program."""
 
     def __init__(self, client: NodeClient, node: Node, bearer: str | None) -> None:
         self._client = client
@@ -116,12 +120,13 @@ class _NodePoll:
     async def report(self) -> Report:
         entries = _entries(parse(_listing, await self._get("/v1/models")))
         known: Known = self._node.models if self._node.healthy and not self._node.misses else {}
+        # If all models are known to be of one server, only its endpoints are requested: nodes are polled every second.
         harnesses = {known[name].harness if name in known else None for name in entries}
         harness = harnesses.pop() if len(harnesses) == 1 else None
         health = None
-        if any(entry.max_model_len is not None for entry in entries.values()):
+        if any(entry.max_model_len is not None for entry in entries.values()):  # only vLLM and SGLang send this field
             models = {name: _info(name, "vllm", _first_int(entry.max_model_len)) for name, entry in entries.items()}
-            health = await or_none(self._vllm_load, entries)
+            health = await or_none(self.vllm_load, entries)
         elif any(entry.owned_by == "llamacpp" for entry in entries.values()):
             models = await self._llamacpp(entries, known)
         else:
@@ -133,12 +138,13 @@ class _NodePoll:
             )
         return Report(models, health)
 
-    async def _vllm_load(self, entries: dict[str, _Entry]) -> Health:
-        counts = dict.fromkeys(entries, 0)
+    async def vllm_load(self, models: Iterable[str]) -> Health:
+        """Return the number of requests of each model, from the metrics of vLLM or SGLang."""
+        counts = dict.fromkeys(models, 0)
         for name, count in _vllm_count.findall(await self._get("/metrics")):
             model = name.decode("utf-8", "replace")
             if model in counts:
-                counts[model] += int(count[:9])
+                counts[model] += int(count[:9])  # running and waiting; cut, because the text of a server is untrusted
         return Health(models=[ModelLoad(id=name, in_flight=count) for name, count in counts.items()])
 
     async def _llamacpp(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo]:
@@ -157,7 +163,7 @@ class _NodePoll:
         return models
 
     async def _ollama(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo] | None:
-        """Return the models of an Ollama server by id, or None if the server is not Ollama.
+        """Return an Ollama server's models by id, or None for another server.
 
         Ollama truncates prompts to the context length that a model was loaded with, so the gateway uses this length
         instead of the model's maximum.
@@ -182,7 +188,7 @@ class _NodePoll:
         return models
 
     async def _lm_studio(self, entries: dict[str, _Entry]) -> dict[str, ModelInfo] | None:
-        """Return the models of an LM Studio server by id, or None if the server is not LM Studio."""
+        """Return an LM Studio server's models by id, or None for another server."""
         listing = await or_none(self._studios)
         if listing is None:
             return None
@@ -213,7 +219,7 @@ class _NodePoll:
 
 
 def _entries(listing: _Listing) -> dict[str, _Entry]:
-    """Return the entries of a `/v1/models` response by model id. Malformed entries are ignored."""
+    """Return the well-formed entries of a `/v1/models` response by model id."""
     entries: dict[str, _Entry] = {}
     for raw in (listing.data or [])[:MAX_MODELS]:
         try:

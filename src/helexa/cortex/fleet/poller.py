@@ -1,45 +1,53 @@
-"""Polls each node in a separate task, so that an unresponsive node does not delay other polls."""
+"""Polls each node in its own task, so that a slow node delays no other."""
 
 import asyncio
+import dataclasses
 import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from math import inf
 
-from helexa.cortex.fleet.fleet import MISSES_TO_DOWN, Fleet
-from helexa.cortex.fleet.fleet_view import Node, Report
-from helexa.cortex.fleet.node_client import NodeClient, NodeError
+from helexa.cortex.fleet.fleet import MAX_SILENCE_SECS, Fleet
+from helexa.cortex.fleet.fleet_view import MISSES_TO_DOWN, Node, Report
+from helexa.cortex.fleet.node_client import MAX_ID_CHARS, NodeClient, NodeError, is_usable_id
 from helexa.cortex.fleet.openai_node import OpenAINode
 
 log = logging.getLogger(__name__)
 
 UNSETTLED_INTERVAL_SECS = 1.0  # for failing nodes and recovering models, so that they return to service soon
 MAX_BACK_OFF = 30  # maximum factor of `UNSETTLED_INTERVAL_SECS`
+MAX_BUSY_INTERVAL_SECS = 60.0  # for nodes that are too busy to answer polls
 WATCHED_INTERVAL_SECS = 1.0  # shortest interval between two polls of a node while clients watch the fleet
 MAX_WATCHED_POLLS_PER_SEC = 50.0  # of all nodes together
+REFRESH_SECS = 1.0  # a newer report is not refreshed
+REFRESH_TIMEOUT_SECS = 2.0
 
 Poll = Callable[[Node, str | None], Awaitable[Report]]
 Address = tuple[str, str, str]
 
 
 class Poller:
-    """Keeps the state of a fleet up to date by polling its nodes.
-
-    Attributes:
-        interval_secs: interval between two polls of a healthy node; may be changed at any time.
-    """
+    """Keeps the state of a fleet up to date by polling its nodes."""
 
     def __init__(self, fleet: Fleet, client: NodeClient, interval_secs: float) -> None:
         self._fleet = fleet
-        self._polls: Mapping[str, Poll] = {"neuron": client.poll, "openai": OpenAINode(client).poll}
+        self._client = client
+        self._local_at: dict[str, float] = {}  # when clients last caused a request for a node's local models
+        self._openai_node = OpenAINode(client)
+        self._polls: Mapping[str, Poll] = {"neuron": client.poll, "openai": self._openai_node.poll}
         self._watchers = 0
         self._watched = asyncio.Event()
-        self.interval_secs = interval_secs
+        self._polled_at: dict[str, float] = {}
+        self._reported_at: dict[str, float] = {}  # begin of the poll of the stored report, by node name
+        self._refreshes: dict[str, asyncio.Task[None]] = {}
+        self._refused: dict[str, int] = {}  # number of refused model ids in the last report, by node name
+        self.interval_secs = interval_secs  # interval between two polls of a healthy node; may be changed at any time
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Return a context manager during which nodes are polled often, because a client watches the fleet."""
+        """Return a context manager for a watching client, with frequent polls."""
         self._watchers += 1
         self._watched.set()
         try:
@@ -50,10 +58,7 @@ class Poller:
                 self._watched.clear()
 
     async def run(self) -> None:
-        """Poll all configured nodes until cancelled.
-
-        When the configuration changes, polling of added nodes starts immediately, and polling of removed nodes stops.
-        """
+        """Poll all configured nodes until canceled. Follow changes of the configuration."""
         polls: dict[Address, asyncio.Task[None]] = {}
         try:
             while True:
@@ -64,7 +69,52 @@ class Poller:
                     polls[address] = asyncio.create_task(self._watch(nodes[address]), name=f"poll {address[0]}")
                 await self._fleet.reconfigured.wait()
         finally:
-            await _stop(list(polls.values()))
+            await _stop([*polls.values(), *self._refreshes.values()])
+
+    async def refresh(self) -> None:
+        """Poll each healthy node whose last poll is older than `REFRESH_SECS`.
+
+        The method returns after `REFRESH_TIMEOUT_SECS` at the latest. A third-party backend that runs requests of this
+        gateway is not polled.
+        """
+        now = time.monotonic()
+        for node in self._fleet.view().nodes:
+            is_fresh = now - self._polled_at.get(node.name, -inf) < REFRESH_SECS and node.local is None
+            is_busy = node.kind == "openai" and self._fleet.is_answering(node.name)
+            if not node.healthy or is_fresh or is_busy or node.name in self._refreshes:
+                continue
+            task = self._refreshes[node.name] = asyncio.create_task(self._poll_safely(node.name, self._refresh))
+            task.add_done_callback(lambda _, name=node.name: self._refreshes.pop(name, None))
+        if self._refreshes:
+            await asyncio.wait(list(self._refreshes.values()), timeout=REFRESH_TIMEOUT_SECS)
+
+    async def _refresh(self, name: str) -> None:
+        """Poll one node outside of its interval.
+
+        A failure does not count: clients cause these polls.
+
+        A node that reports the models on its disks looks for new ones when it is asked for them.
+        """
+        with suppress(NodeError):
+            if time.monotonic() - self._polled_at.get(name, -inf) >= REFRESH_SECS:
+                await self._read(name)
+            await self.refresh_local(name)
+
+    async def refresh_local(self, name: str, *, forced: bool = False) -> None:
+        """Request the models on a node's disks, at most once per `REFRESH_SECS`.
+
+        Raises:
+            NodeError: the request failed.
+        """
+        node = self._fleet.node(name)
+        # The node does not report the models on its disks.
+        if node.health is None or node.health.local_revision is None:
+            return
+        if forced or time.monotonic() - self._local_at.get(name, -inf) >= REFRESH_SECS:
+            self._local_at[name] = time.monotonic()
+            found = await self._client.local_models(node.endpoint, self._fleet.bearer(name))
+            if self._fleet.has(node):  # otherwise it was removed during the request
+                self._fleet.found_local(name, found)
 
     async def poll(self, name: str) -> None:
         """Poll one node once, and store the result or the failure in the fleet.
@@ -72,34 +122,80 @@ class Poller:
         If the poll fails because the gateway itself is out of file descriptors, ports or memory, the node's state does
         not change.
         """
-        node = self._fleet.node(name)
-        started_at = time.monotonic()
+        node, started_at = self._fleet.node(name), time.monotonic()
         try:
-            report = await self._polls[node.kind](node, self._fleet.bearer(name))
+            await self._read(name)
         except NodeError as error:
             if error.local:
-                log.warning("node %s not polled: the gateway is out of descriptors, ports or memory", name)
+                log.warning(
+                    "node not polled, the gateway is out of descriptors, ports or memory; raise its limits: node=%s",
+                    name,
+                )
             elif self._fleet.has(node):
-                self._fleet.missed(name, str(error))
-        else:
-            if self._fleet.has(node):
-                self._fleet.answered(name, report, started_at)
+                self._fleet.missed(name, str(error), _alive_since(node, error, started_at))
+
+    async def _read(self, name: str) -> None:
+        """Request a report from a node, and store it unless a newer one is stored."""
+        node = self._fleet.node(name)
+        started_at = self._polled_at[name] = time.monotonic()
+        report = await self._polls[node.kind](node, self._fleet.bearer(name))
+        if self._fleet.has(node) and started_at >= self._reported_at.get(name, -inf):
+            self._reported_at[name] = started_at
+            self._fleet.answered(name, self._with_usable_ids(name, report), started_at)
+
+    def _with_usable_ids(self, name: str, report: Report) -> Report:
+        """Return the report without models whose ids are unusable."""
+        # Clients show the ids in terminals and copy them into commands, where an id must not be an option.
+        usable = {id: info for id, info in report.models.items() if is_usable_id(id)}
+        refused = len(report.models) - len(usable)
+        if refused and refused != self._refused.get(name):
+            log.warning(
+                "models not served, rename them, as their ids are too long or begin with -: "
+                "node=%s ids=%d max_chars=%d",
+                *(name, refused, MAX_ID_CHARS),
+            )
+        self._refused[name] = refused
+        return dataclasses.replace(report, models=usable) if refused else report
 
     async def _watch(self, node: Node) -> None:
         while self._fleet.has(node):
-            try:
-                await self.poll(node.name)
-            except Exception as error:  # a bug in processing a response must not stop the polling
-                log.exception("polling %s failed", node.name)
-                self._fleet.missed(node.name, type(error).__name__)
+            if node.kind == "openai" and self._fleet.is_answering(node.name):
+                await self._poll_safely(node.name, self._poll_load)
+                await self._wait_for_answers(node.name)
+                continue
+            await self._poll_safely(node.name, self.poll)
             if self._fleet.has(node):
                 await self._pause(self._fleet.node(node.name))
 
+    async def _poll_safely(self, name: str, poll: Callable[[str], Awaitable[None]]) -> None:
+        try:
+            await poll(name)
+        except Exception as error:  # a bug in processing a response must not stop the polling
+            log.exception("poll failed, the next one follows: node=%s", name)
+            self._fleet.missed(name, type(error).__name__)
+
+    async def _poll_load(self, name: str) -> None:
+        node = self._fleet.node(name)
+        started_at = time.monotonic()
+        report = await self._openai_node.poll_load(node, self._fleet.bearer(name))
+        if report is not None and self._fleet.has(node):
+            self._fleet.answered(name, report, started_at)
+
+    async def _wait_for_answers(self, name: str) -> None:
+        """Wait until a backend is free of requests, at most one polling interval."""
+        # A poll may interrupt the running answers, as with llama-cpp-python's server even for `GET /v1/models`, or get
+        # no answer from a single-threaded server. The running requests show whether the server is alive.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.interval_secs):
+                await self._fleet.emptied(name)
+
     async def _pause(self, node: Node) -> None:
-        """Wait until the next poll of a node is due. The wait becomes shorter when a client begins to watch."""
+        """Wait until the next poll is due. The wait becomes shorter when a client watches."""
         pause = pause_secs(node, self.interval_secs, random.random())
         count = len(self._fleet.view().nodes)
         watched_pause = min(pause, max(WATCHED_INTERVAL_SECS, count / MAX_WATCHED_POLLS_PER_SEC))
+        if node.is_unresponsive:
+            watched_pause = pause
         await asyncio.sleep(watched_pause)
         if not self._watchers and pause > watched_pause:
             with suppress(TimeoutError):
@@ -108,18 +204,31 @@ class Poller:
 
 
 def pause_secs(node: Node, interval_secs: float, chance: float) -> float:
-    """Return the seconds until the next poll of a node. If the node is down, the pause grows with each failed poll.
+    """Return the seconds until the next poll of a node.
+
+    If the node is down, the pause grows with each failed poll.
 
     Args:
-        node: the node.
         interval_secs: polling interval of a healthy node.
         chance: random number from 0 to 1. It spreads the polls of nodes that went down at the same time.
     """
     if node.healthy and not node.misses and all(info.status != "recovering" for info in node.models.values()):
         return interval_secs
-    base_secs = min(interval_secs, UNSETTLED_INTERVAL_SECS)
     doublings = max(0, node.misses - MISSES_TO_DOWN)
+    if node.is_unresponsive:  # its unanswered polls fill the queue of connections that it has not accepted yet
+        return min(interval_secs * min(2**doublings, MAX_BACK_OFF), max(interval_secs, MAX_BUSY_INTERVAL_SECS))
+    base_secs = min(interval_secs, UNSETTLED_INTERVAL_SECS)
+    # Random, so that nodes that went down together are not polled at the same time.
     return base_secs * min(2**doublings, MAX_BACK_OFF) * (1 - chance / 2) if doublings else base_secs
+
+
+def _alive_since(node: Node, error: NodeError, started_at: float) -> float:
+    """Return since when signs of life show a busy node, or infinity."""
+    # A server of helexa answers its polls during requests, so only bytes that arrived during the poll count. A
+    # third-party backend may answer nothing during a request.
+    if not error.timed_out:
+        return inf
+    return started_at if node.kind == "neuron" else time.monotonic() - MAX_SILENCE_SECS
 
 
 async def _stop(tasks: list[asyncio.Task[None]]) -> None:

@@ -1,1 +1,1 @@
-"""Communication with nodes: forwards generation requests, calls other endpoints, and waits for model loads."""
+"""The way of a request to a node and of its response back to the client."""

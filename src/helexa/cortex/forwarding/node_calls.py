@@ -1,44 +1,46 @@
-"""Calls to a node other than generation, such as tokenizing a prompt or reading the usage of a finished request."""
+"""Calls to a node other than generation: prompt counts, and usage of a request."""
 
 import asyncio
 from typing import Any
 
 import orjson
 
+from helexa.core.errors import ApiError
 from helexa.cortex.fleet.fleet import Fleet
-from helexa.cortex.requests.headers import bearer_header
-from helexa.cortex.routing.router import WarmRoute
+from helexa.cortex.fleet.fleet_view import FleetView
+from helexa.cortex.forwarding.body_checks import BodyWorkers
+from helexa.cortex.forwarding.reply import bearer_header
+from helexa.cortex.forwarding.request import ClientRequest
+from helexa.cortex.forwarding.request_limits import CHAT, COMPLETIONS
+from helexa.cortex.routing import WarmRoute, route
 from helexa.cortex.upstream.client import Upstream
-from helexa.cortex.upstream.errors import UpstreamError
-from helexa.cortex.usage.meter import Usage, usage_of
-from helexa.http.connections.request_head import Headers
+from helexa.cortex.upstream.connection import UpstreamError
+from helexa.cortex.upstream.meter import Usage, usage_of
+from helexa.http.headers import Headers
 
+TOKENIZE_PATH = "/tokenize"
 USAGE_TIMEOUT_SECS = 10.0
+COUNT_TIMEOUT_SECS = 5.0
 
 _USAGE_PAUSES = (0.0, 0.1, 0.4)
 _MAX_RESPONSE_BYTES = 8 << 20
 
 
 class NodeCalls:
-    """Client for node endpoints that generate no output. A failed call returns None and raises no error."""
+    """Calls endpoints of nodes that generate nothing. A failed call returns None."""
 
-    def __init__(self, upstream: Upstream, fleet: Fleet) -> None:
+    def __init__(self, upstream: Upstream, fleet: Fleet, body_workers: BodyWorkers) -> None:
         self._upstream = upstream
         self._fleet = fleet
+        self._body_workers = body_workers
 
     async def call(
         self, target: WarmRoute, path: str, body: bytes = b"", method: bytes = b"POST", identity: Headers | None = None
     ) -> tuple[int, bytes] | None:
-        """Call an endpoint of a node, and return the HTTP status and the body of the response.
+        """Call an endpoint of a node, and return status and body of the response.
 
-        The result is None if the node does not respond or its response is too long.
-
-        Args:
-            target: the node, with the URL of its server.
-            path: path of the endpoint.
-            body: JSON body, or empty.
-            method: HTTP method.
-            identity: headers with the account id and key id of the request, or None.
+        The result is None if the node does not respond or its response is too long. `identity` are headers with the
+        account id and key id of the request.
         """
         headers = [
             (b"content-type", b"application/json"),
@@ -62,15 +64,13 @@ class NodeCalls:
             response.close()
 
     async def usage(self, target: WarmRoute, usage_id: str, *, answered: bool) -> Usage | None:
-        """Fetch the token counts of a finished request from the node's endpoint `GET /usage/{id}`.
+        """Fetch the token counts of a finished request from `GET /usage/{id}` of a node.
 
-        The result is None if `usage_id` is empty, or if the node does not return token counts within
-        `USAGE_TIMEOUT_SECS`.
+        The result is None if the node does not return token counts within `USAGE_TIMEOUT_SECS`.
 
         Args:
-            target: the node that processed the request.
-            usage_id: the id that the gateway sent with the request. The node stores the token counts under this id. The
-                id is empty for third-party backends.
+            usage_id: the id that the gateway sent with the request; empty for third-party backends, which have no
+                counts.
             answered: True if the node had begun its response. If False, the node may not have read the request yet, so
                 the call is repeated a few times.
         """
@@ -87,11 +87,36 @@ class NodeCalls:
             pass
         return None
 
+    async def prompt_tokens(self, view: FleetView, model: str, request: ClientRequest) -> int | None:
+        """Let a helexa node count the prompt tokens of `request`, and return the count.
+
+        The result is None if no helexa node with the model responds within `COUNT_TIMEOUT_SECS`. It is also None for
+        requests other than chat and text completions.
+        """
+        target = route(view, model)
+        if request.path not in (CHAT, COMPLETIONS) or target is None or target.kind != "neuron":
+            return None
+        try:
+            async with asyncio.timeout(COUNT_TIMEOUT_SECS):
+                body = await self._body_workers.run_if(request.large, request.body_for, model, target.kind)
+                response = await self.call(target, TOKENIZE_PATH, body)
+        except (TimeoutError, ApiError):
+            return None
+        return None if response is None else parse_count(*response)
+
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Parse `body` as JSON, and return the object. Return an empty dict if `body` is not a JSON object."""
+    """Parse `body` as JSON. Return an empty dict if it is not a JSON object."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def parse_count(status: int, body: bytes) -> int | None:
+    """Return the token count in a response to `POST /tokenize`, or None."""
+    if status != 200:
+        return None
+    count = json_object(body).get("count")
+    return count if type(count) is int and count >= 0 else None

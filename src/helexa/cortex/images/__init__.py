@@ -1,1 +1,1 @@
-"""Images in prompts: checks of data URLs, and downloads of images from http(s) URLs."""
+"""Images in prompts: checks of data URLs, and downloads from http(s) URLs."""

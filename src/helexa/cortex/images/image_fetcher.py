@@ -1,55 +1,100 @@
-"""Fetches images from http(s) URLs. Hosts must be allowed, and IP addresses are checked before each connection."""
+"""Fetches images from http(s) URLs.
+
+Hosts must be allowed, and IP addresses are checked before each connection. A client could otherwise use the gateway to
+reach servers in the gateway's network (server-side request forgery).
+"""
 
 import asyncio
 import ipaddress
 import logging
+import re
 import socket
-from collections.abc import Callable, Mapping
-
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
-from yarl import URL
+import ssl
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+from urllib.parse import quote, urljoin, urlsplit
 
 from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.config import ImagesSection
-from helexa.cortex.images.allowed_hosts import IpAddress, is_allowed, is_reachable
 from helexa.cortex.images.image_file import ImageProblem, check_size, to_data_url
-from helexa.http.body_budget import BodyBudget
+from helexa.cortex.upstream.client import CONNECT_TIMEOUT_SECS, connect
+from helexa.cortex.upstream.connection import (
+    ConnectError,
+    Origin,
+    Timeouts,
+    UpstreamConnection,
+    UpstreamError,
+    UpstreamResponse,
+)
+from helexa.http.server_state import BodyBudget
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_IPV6_INTERNET = ipaddress.IPv6Network("2000::/3")  # is_global also accepts site-local and local NAT64 addresses
+
+
+def is_allowed(host: str, port: int, patterns: Collection[str]) -> bool:
+    """Return whether one of the patterns allows to fetch images from this host.
+
+    Args:
+        host: host of a URL in lower case, without brackets.
+        patterns: patterns of allowed hosts, in the format of `helexa.core.address.host_pattern`.
+    """
+    written_host = f"[{host}]" if ":" in host else host
+    hosts = {written_host, "*"} | {f"*{host[index:]}" for index, char in enumerate(host) if char == "."}
+    return any(f"{name}:{port}" in patterns or (port in (80, 443) and name in patterns) for name in hosts)
+
+
+def is_reachable(address: IpAddress, private_networks: Sequence[IpNetwork] = ()) -> bool:
+    """Return whether the gateway may connect to an IP address."""
+    # The address must be on the public internet or in one of the private networks. If an IPv6 address embeds an IPv4
+    # address, the rule applies to the IPv4 address.
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in _NAT64:
+            return is_reachable(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF), private_networks)
+        if address.ipv4_mapped is not None:
+            return is_reachable(address.ipv4_mapped, private_networks)
+        if address.sixtofour is not None or address.teredo is not None:
+            return False
+    if any(address.version == network.version and address in network for network in private_networks):
+        return True
+    if address.version == 6 and address not in _IPV6_INTERNET:
+        return False
+    return address.is_global and not address.is_multicast
+
 
 log = logging.getLogger(__name__)
 
 MAX_REDIRECTS = 3
-MAX_FETCHES = 16
-"""Maximum number of images that the gateway fetches at the same time."""
+MAX_FETCHES = 16  # maximum number of images that the gateway fetches at the same time
 MAX_WAITING = 256
 
 _PARALLEL_FETCHES = 4  # of one request
-_CHUNK_BYTES = 64 << 10
 _REDIRECTS = (301, 302, 303, 307, 308)
 _RETRY_SECS = 2
-_HEADERS = {
-    "User-Agent": "helexa",
-    "Accept": "image/png, image/jpeg, image/webp, image/gif",
-    "Accept-Encoding": "identity",
-}
+_HEADERS = (
+    b"user-agent: helexa\r\naccept: image/png, image/jpeg, image/webp, image/gif\r\naccept-encoding: identity\r\n"
+)
+_LEGACY_ADDRESS = re.compile(r"[0-9.]+")
+_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
+_PATH_CHARS = "%/:@!$&'()*+,;=~"
+_QUERY_CHARS = _PATH_CHARS + "?"
 
 
 class FetchMemory:
     """The memory of the fetched images of one request.
 
-    It counts towards the gateway's memory for request bodies. Half of this memory is the maximum for the fetched images
-    of all requests.
-
-    Args:
-        bodies: the memory limit for request bodies.
-        max_bytes: maximum number of bytes for this request.
+    It counts towards the gateway's memory for request bodies, of which at most half may be fetched images.
     """
 
     _OWNER = "fetched images"  # in place of a client address
 
     def __init__(self, bodies: BodyBudget, max_bytes: int) -> None:
-        self._bodies = bodies
-        self._max_bytes = max_bytes
+        self._bodies = bodies  # the memory limit for request bodies
+        self._max_bytes = max_bytes  # maximum number of bytes for this request
         self._size = 0
 
     def reserve(self, size: int) -> None:
@@ -59,7 +104,11 @@ class FetchMemory:
             ApiError: 413 if the images of the request are too large together. 503 if the gateway's memory is used up.
         """
         if self._size + size > self._max_bytes:
-            raise ApiError(413, "request_too_large", "the request is too large together with its fetched images")
+            raise ApiError(
+                413,
+                "request_too_large",
+                "the request is too large together with its fetched images; send fewer or smaller images",
+            )
         self._bodies.reserve(self._OWNER, size)
         self._size += size
 
@@ -71,14 +120,10 @@ class FetchMemory:
 
 
 class ImageFetcher:
-    """Fetches images from allowed hosts.
-
-    Attributes:
-        settings: the allowed hosts and networks, and the limits. They may be replaced at any time.
-    """
+    """Fetches images from allowed hosts."""
 
     def __init__(self, settings: ImagesSection) -> None:
-        self.settings = settings
+        self.settings = settings  # the allowed hosts and networks, and the limits. They may be replaced at any time.
         self._slots = asyncio.Semaphore(MAX_FETCHES)
         self._waiting = 0
 
@@ -116,62 +161,79 @@ class ImageFetcher:
 
     async def _file(self, url: str, memory: FetchMemory) -> bytes:
         settings = self.settings
-        connector = aiohttp.TCPConnector(resolver=_CheckingResolver(self._may_connect), use_dns_cache=False)
-        timeout = aiohttp.ClientTimeout(total=None)
         try:
-            async with (
-                asyncio.timeout(settings.fetch_timeout_secs),
-                aiohttp.ClientSession(
-                    connector=connector,
-                    timeout=timeout,
-                    cookie_jar=aiohttp.DummyCookieJar(),
-                    trust_env=False,
-                    auto_decompress=False,
-                ) as session,
-            ):
+            async with asyncio.timeout(settings.fetch_timeout_secs):
                 location = _parse(url)
                 for _ in range(MAX_REDIRECTS + 1):
-                    self._check(location)
-                    async with session.get(location, allow_redirects=False, headers=_HEADERS) as response:
-                        target = response.headers.get("Location")
+                    response = await self._get(location)
+                    try:
+                        target = next((value for name, value in response.headers if name == b"location"), None)
                         if response.status not in _REDIRECTS or target is None:
                             return await self._content(response, memory)
-                    location = _parse(target, location)
-                raise _failed(f"redirects more than {MAX_REDIRECTS} times")
+                    finally:
+                        response.close()
+                    location = _parse(target.decode("utf-8", "replace"), location.url)
+                raise _failed(f"redirects more than {MAX_REDIRECTS} times; send the last URL, or a data URL")
         except TimeoutError:
-            raise _failed(f"was not received within {settings.fetch_timeout_secs:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            cause = error if isinstance(error, _AddressError) else error.__cause__
-            if isinstance(cause, _AddressError):
-                raise ImageProblem("invalid_image_url", "is at an address that is not public") from None
-            log.info("an image was not fetched: %s", type(error).__name__)
-            raise _failed("could not be fetched") from None
+            raise _failed(
+                f"was not received within {settings.fetch_timeout_secs:g} s; try again, or send a data URL"
+            ) from None
+        except _AddressError:
+            raise ImageProblem("invalid_image_url", "is at an address that is not public; send a data URL") from None
+        except (UpstreamError, OSError, ValueError) as error:
+            log.info("image not fetched: error=%s", type(error).__name__)
+            raise _failed("could not be fetched; try again, or send a data URL") from None
 
-    def _check(self, location: URL) -> None:
-        """Check the host of a URL, and the IP address if the host is an IP address.
+    async def _get(self, location: "_Location") -> UpstreamResponse:
+        """Send a request over a new connection, and return the response.
 
-        The HTTP client calls the resolver only for host names.
+        The gateway connects to an address that was checked. A second resolution of the host could give another one.
         """
-        host = (location.raw_host or "").lower()
-        if not is_allowed(host, location.port or 0, self.settings.allowed_hosts):
-            raise ImageProblem("invalid_image_url", f"is at the host {host[:200]!r}, from which no images are fetched")
+        origin, failure = location.origin, UpstreamError("no address")
+        if not is_allowed(origin.host, origin.port, self.settings.allowed_hosts):
+            raise ImageProblem(
+                "invalid_image_url",
+                f"is at the host {origin.host[:200]!r}, from which no images are fetched; send a data URL",
+            )
+        loop, timeouts = asyncio.get_running_loop(), Timeouts(self.settings.fetch_timeout_secs, 0)
         try:
-            address = ipaddress.ip_address(host)
+            addresses = [str(ipaddress.ip_address(origin.host))]
         except ValueError:
-            return
-        if not self._may_connect(address):
-            raise _AddressError(host)
+            if _LEGACY_ADDRESS.fullmatch(origin.host):
+                raise  # forms that only resolvers know, such as 127.1
+            flags = socket.AI_ADDRCONFIG  # no IPv6 addresses without IPv6
+            found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM, flags=flags)
+            addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
+        for address in addresses:
+            if not self._may_connect(ipaddress.ip_address(address.partition("%")[0])):
+                raise _AddressError(origin.host)
+        for address in addresses:
+            try:
+                connection = await connect(
+                    lambda: UpstreamConnection(origin, timeouts, UpstreamConnection.abort, _nothing, loop),
+                    origin,
+                    address,
+                    _tls() if origin.tls else None,
+                    CONNECT_TIMEOUT_SECS,
+                )
+            except ConnectError as error:
+                failure = error
+                continue
+            head = b"GET %s HTTP/1.1\r\nhost: %s\r\n" % (location.target.encode(), origin.authority.encode())
+            return await connection.ask(head + _HEADERS, b"", None, False)
+        raise failure
 
     def _may_connect(self, address: IpAddress) -> bool:
         return is_reachable(address, self.settings.private_networks)
 
-    async def _content(self, response: aiohttp.ClientResponse, memory: FetchMemory) -> bytes:
+    async def _content(self, response: UpstreamResponse, memory: FetchMemory) -> bytes:
         if response.status != 200:
-            raise _failed(f"could not be fetched: its server answered with status {response.status}")
+            raise _failed(f"could not be fetched: its server answered with status {response.status}; check the URL")
         max_bytes = self.settings.max_bytes
-        check_size(response.content_length or 0, max_bytes)
+        length = next((value for name, value in response.headers if name == b"content-length"), b"0")
+        check_size(int(length), max_bytes)
         content = bytearray()
-        async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+        while chunk := await response.chunk():
             check_size(len(content) + len(chunk), max_bytes)
             memory.reserve(-(-len(chunk) * 4 // 3))  # the length in base64
             content += chunk
@@ -182,38 +244,47 @@ class _AddressError(OSError):
     """The gateway must not connect to the IP address of a host."""
 
 
-class _CheckingResolver(AbstractResolver):
-    """A DNS resolver that checks all addresses of a host.
+class _Location(NamedTuple):
+    """An http(s) URL: the server, and the target of a request to it."""
 
-    The HTTP client connects to the returned addresses, so it cannot connect to an address that was not checked.
-    """
-
-    def __init__(self, may_connect: Callable[[IpAddress], bool]) -> None:
-        self._may_connect = may_connect
-        self._resolver = aiohttp.ThreadedResolver()
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        addresses = await self._resolver.resolve(host, port, family)
-        for address in addresses:
-            if not self._may_connect(ipaddress.ip_address(address["host"].partition("%")[0])):
-                raise _AddressError(host)
-        return addresses
-
-    async def close(self) -> None:
-        await self._resolver.close()
+    url: str
+    origin: Origin
+    target: str
 
 
-def _parse(url: str, base: URL | None = None) -> URL:
+def _parse(url: str, base: str = "") -> _Location:
     try:
-        location = URL(url) if base is None else base.join(URL(url))
-        is_plain = location.user is None and location.password is None
-        if is_plain and location.scheme in ("http", "https") and location.raw_host and location.port:
-            return location.with_fragment(None)
+        url = urljoin(base, url)
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").encode("idna").decode().lower(), parts.port
+        is_plain = parts.username is None and parts.password is None and "\\" not in parts.netloc
+        if is_plain and parts.scheme in ("http", "https") and host and port != 0:
+            is_tls = parts.scheme == "https"
+            query = f"?{_escaped(parts.query.replace(' ', '+'), _QUERY_CHARS)}" if parts.query else ""
+            target = _escaped(_without_dots(parts.path) or "/", _PATH_CHARS) + query
+            return _Location(url, Origin(host, port or (443 if is_tls else 80), is_tls), target)
     except ValueError:
         pass
-    raise ImageProblem("invalid_image_url", "is not at an http(s) URL without credentials")
+    raise ImageProblem("invalid_image_url", "is not at an http(s) URL without credentials; send a data URL")
+
+
+def _escaped(text: str, safe: str) -> str:
+    """Escape letters that must not occur in a URL. Escaped letters stay."""
+    return quote(_PERCENT.sub("%25", text), safe=safe)
+
+
+def _without_dots(path: str) -> str:
+    """Return a path without segments `.` and `..` (RFC 3986, section 5.2.4)."""
+    return urljoin("http://host/", path)[len("http://host") :] if "/." in path and path[1:2] != "/" else path
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _nothing(_connection: UpstreamConnection) -> None:
+    """Do nothing when a connection ends: no pool has it."""
 
 
 def _failed(message: str) -> ImageProblem:

@@ -1,57 +1,50 @@
-"""Finds the images in a request body, checks them, and replaces their URLs."""
+"""Images in request bodies: finds, checks and fetches them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import orjson
 
-from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
+from helexa.core.errors import ApiError, invalid_body, unsupported_parameter, vision_unsupported
 from helexa.core.wire.chat_message import IMAGE_PARTS
-from helexa.cortex.images.image_file import ImageProblem, check_data_url
-from helexa.cortex.requests.rewrite import rewrite
-from helexa.cortex.usage.image_tokens import image_tokens
-from helexa.cortex.usage.media_tokens import NO_IMAGES, PromptImages
+from helexa.cortex.config import ImagesSection
+from helexa.cortex.forwarding.body_checks import BodyWorkers
+from helexa.cortex.forwarding.request import is_large, rewrite
+from helexa.cortex.forwarding.request_limits import NO_IMAGES, PromptImages, has_media
+from helexa.cortex.images.image_fetcher import FetchMemory, ImageFetcher
+from helexa.cortex.images.image_file import ImageProblem, check_data_url, image_tokens
+from helexa.http.server_state import BodyBudget
 
-DETAILS = ("auto", "low", "high", "original")
-"""Values of `detail`. The Responses API also has `original`."""
+DETAILS = ("auto", "low", "high", "original")  # Values of `detail`. The Responses API also has `original`.
 
 _CONVERSATIONS = ("messages", "input")
 _CONTENTS = ("content", "output")
 
 
 class ImageLimits(msgspec.Struct, frozen=True):
-    """Limits on the images of one request.
+    """Limits on the images of one request."""
 
-    Attributes:
-        max_images: maximum number of images.
-        max_bytes: maximum size of one image file.
-        fetches: True if the gateway fetches images from http(s) URLs.
-    """
-
-    max_images: int
-    max_bytes: int
-    fetches: bool
+    max_images: int  # maximum number of images
+    max_bytes: int  # maximum size of one image file
+    fetches: bool  # True if the gateway fetches images from http(s) URLs
 
 
 class RemoteImage(msgspec.Struct, frozen=True):
-    """An image that must be fetched: its number in the request, counted from 1, its http(s) URL, and its `detail`."""
+    """An image that must be fetched."""
 
-    number: int
-    url: str
-    detail: str | None = None
+    number: int  # number of the image in the request, counted from 1
+    url: str  # its http(s) URL
+    detail: str | None = None  # value of `detail`, or None
 
 
 class CheckedImages(msgspec.Struct, frozen=True):
-    """The images of one request body.
+    """The images of one request body."""
 
-    Attributes:
-        images: number of images, the bytes of their data URLs, and their estimated tokens.
-        remote: the images that must be fetched.
-    """
-
-    images: PromptImages = NO_IMAGES
-    remote: tuple[RemoteImage, ...] = ()
+    images: PromptImages = NO_IMAGES  # number of images, the bytes of their data URLs, and their estimated tokens
+    remote: tuple[RemoteImage, ...] = ()  # the images that must be fetched
 
 
 def count_images(body: bytes) -> int:
@@ -69,7 +62,9 @@ def check_images(body: bytes, limits: ImageLimits) -> CheckedImages:
     for field, part in _parts(_read(body)):
         count += 1
         if count > limits.max_images:
-            raise ApiError(400, "too_many_images", f"the request has more than {limits.max_images} images", param=field)
+            raise ApiError(
+                400, "too_many_images", f"the request has more than {limits.max_images} images; send fewer", param=field
+            )
         url, detail = _checked_url(part, field, count)
         if url[:5].lower() == "data:":
             url_bytes += len(url)
@@ -92,7 +87,7 @@ def check_images(body: bytes, limits: ImageLimits) -> CheckedImages:
 
 
 def replace_urls(body: bytes, data_urls: Mapping[str, str]) -> bytes:
-    """Return the request body with the URLs of images replaced. `data_urls` contains the new URL for each old URL."""
+    """Return the body with the URLs of images replaced, as `data_urls` says."""
     content = _read(body)
     for _, part in _parts(content):
         image = part["image_url"]
@@ -112,7 +107,7 @@ def _read(body: bytes) -> dict[str, Any]:
 
 
 def _parts(body: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each image part of a chat or Responses API request: its JSON path in the request body, and the part."""
+    """Yield each image part of a chat or Responses request with its JSON path."""
     for name in _CONVERSATIONS:
         items = body.get(name)
         for index, item in enumerate(items if isinstance(items, list) else ()):
@@ -146,3 +141,76 @@ def _checked_url(part: Mapping[str, Any], field: str, number: int) -> tuple[str,
             f"image {number} of the request is a stored file, and helexa stores no files; send it as a data URL",
         )
     raise invalid_body(f"{field}: must have an 'image_url'", field)
+
+
+_LARGE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class PreparedBody:
+    """A request body with data URLs instead of http(s) URLs, and its images."""
+
+    body: bytes
+    images: PromptImages = NO_IMAGES
+
+
+class ImagePreparation:
+    """Prepares the images of requests."""
+
+    def __init__(self, settings: ImagesSection, body_workers: BodyWorkers, bodies: BodyBudget) -> None:
+        self._settings = settings  # the limits, and the hosts from which images are fetched
+        self._fetcher = ImageFetcher(settings)
+        self._body_workers = body_workers  # worker processes for large request bodies
+        self._bodies = bodies  # the memory limit for request bodies
+
+    def configure(self, settings: ImagesSection) -> None:
+        """Apply new settings."""
+        self._settings = self._fetcher.settings = settings
+
+    @asynccontextmanager
+    async def prepared(
+        self, body: bytes, model: str, *, sees_images: bool | None, max_body_bytes: int
+    ) -> AsyncIterator[PreparedBody]:
+        """Prepare the images of a body. At the end of the block, their memory is released.
+
+        Args:
+            sees_images: whether the model accepts images. None if unknown.
+            max_body_bytes: maximum length of the body with the data URLs of all images.
+
+        Raises:
+            ApiError: 400 `vision_unsupported`: the request has images, and `model` accepts none; or as for
+                `check_images` and `ImageFetcher.fetch`.
+        """
+        if not has_media(body):
+            yield PreparedBody(body)
+            return
+        large, settings = is_large(body), self._settings
+        if sees_images is False:
+            if await self._body_workers.run_if(large, count_images, body):
+                raise vision_unsupported(model)
+            yield PreparedBody(body)
+            return
+        limits = ImageLimits(settings.max_images, settings.max_bytes, bool(settings.allowed_hosts))
+        checked = await self._body_workers.run_if(large, check_images, body, limits)
+        memory, images = FetchMemory(self._bodies, max_body_bytes - len(body)), checked.images
+        try:
+            if checked.remote:
+                numbers = {image.url: image.number for image in reversed(checked.remote)}
+                data_urls = await self._fetcher.fetch(numbers, memory)
+                fetched_bytes = sum(len(data_urls[image.url]) for image in checked.remote)
+                memory.reserve(fetched_bytes - sum(map(len, data_urls.values())))  # an image may occur several times
+                large = large or fetched_bytes > _LARGE_BYTES
+                body = await self._body_workers.run_if(large, replace_urls, body, data_urls)
+                images = PromptImages(
+                    images.count,
+                    images.url_bytes + fetched_bytes,
+                    images.tokens + sum(_added_tokens(image, data_urls[image.url]) for image in checked.remote),
+                )
+            yield PreparedBody(body, images)
+        finally:
+            memory.release()
+
+
+def _added_tokens(image: RemoteImage, data_url: str) -> int:
+    """Return by how much the estimated tokens of an image grow when its size is known."""
+    return image_tokens(data_url, image.detail) - image_tokens(image.url, image.detail)

@@ -1,1 +1,1 @@
-"""Data that gateways store in SQLite or PostgreSQL: API keys, token budgets, spent tokens and the activity log."""
+"""Keys, budgets, charges and the activity log, in SQLite or PostgreSQL."""

@@ -1,10 +1,14 @@
-"""The activity log: one row per finished request, for users and operators to read."""
+"""What users read in the ledger: finished requests, and sums of charged tokens."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
-from helexa.cortex.ledger.reservation import bounded, plain
+from helexa.cortex.access.keys import Principal
+from helexa.cortex.ledger.gateways import LATEST_WINDOW
+from helexa.cortex.ledger.reservation import bounded, latest_begin, plain
 from helexa.cortex.ledger.storage.database import Args, Database, Step
 
 MAX_ROWS = 10_000
@@ -12,49 +16,59 @@ _TRIM_INTERVAL_ROWS = 500
 _MAX_PAGE_ROWS = 1000
 _MAX_INTEGER = 1 << 53  # integers up to here are exact in JSON, and times in milliseconds are smaller
 
+GROUPS = ("day", "hour", "account_id", "key_id", "model")
+FILTERS = ("account_id", "key_id", "model")
+MAX_CHARGE_ROWS = 50_000
+
+SUMS = ("requests", "prompt", "completion", "cached", "charged", "estimated")
+
+_DAY_MS = 86_400_000
+_HOUR_MS = 3_600_000
+_CHARGED = "state IN ('settled', 'orphaned')"
+
+_BUDGET = """
+    SELECT CAST(windows.spent + COALESCE(SUM(leases.spent), 0) AS BIGINT) AS spent,
+        CAST(COALESCE(SUM(CASE WHEN granted > leases.spent THEN granted - leases.spent ELSE 0 END), 0) AS BIGINT)
+            AS held
+    FROM windows LEFT JOIN leases ON leases.key_id = windows.key_id AND leases.window_id = windows.window_id
+    WHERE windows.key_id = $1 AND windows.window_id = $2 GROUP BY windows.spent
+"""
+_BUDGETS = """
+    SELECT windows.key_id, windows.window_id,
+        CAST(windows.spent + COALESCE(SUM(leases.spent), 0) AS BIGINT) AS spent,
+        CAST(COALESCE(SUM(CASE WHEN granted > leases.spent THEN granted - leases.spent ELSE 0 END), 0) AS BIGINT)
+            AS held
+    FROM windows LEFT JOIN leases ON leases.key_id = windows.key_id AND leases.window_id = windows.window_id
+    WHERE windows.window_id = 0
+        OR windows.window_id = (
+            SELECT MAX(window_id) FROM windows AS newer WHERE newer.key_id = windows.key_id AND newer.window_id <= $1
+        )
+    GROUP BY windows.key_id, windows.window_id, windows.spent
+"""
+
 
 @dataclass(slots=True)
 class Activity:
-    """One finished request.
-
-    Attributes:
-        started_ms: start of the request in Unix milliseconds.
-        api: path of the API endpoint.
-        model: resolved model id.
-        status: HTTP status of the response; 499 if the client disconnected.
-        duration_ms: duration of the whole request.
-        account_id, key_id: account and API key of the request; None for anonymous requests.
-        alias: requested model name, if it differs from the model id.
-        node: name of the last node that the request was forwarded to; None if it was not forwarded.
-        route: why the router chose the node.
-        error_code: code of the error response; None if the request succeeded.
-        prompt: number of prompt tokens, including `cached`.
-        completion: number of completion tokens.
-        cached: number of prompt tokens that the node read from its prefix cache.
-        ttft_ms: time to first token; None if no token was produced.
-        waited_ms: time between the request's arrival and its forwarding to a node.
-        tokens_per_second: decode speed.
-        client_gone: True if the client disconnected.
-        client: IP address of the client; None if it is unknown.
-    """
+    """One finished request."""
 
     request_id: str
-    started_ms: int
+    started_ms: int  # start of the request in Unix milliseconds
     api: str
-    model: str
-    status: int
+    model: str  # resolved model id
+    status: int  # HTTP status of the response; 499 if the client disconnected
     duration_ms: float
+    # account and API key of the request; None for anonymous requests
     account_id: str | None = None
     key_id: str | None = None
-    alias: str | None = None
-    node: str | None = None
-    route: str | None = None
-    error_code: str | None = None
-    prompt: int = 0
+    alias: str | None = None  # requested model name, if it differs from the model id
+    node: str | None = None  # name of the last node that the request was forwarded to; None if it was not forwarded
+    route: str | None = None  # why the router chose the node
+    error_code: str | None = None  # code of the error response; None if the request succeeded
+    prompt: int = 0  # number of prompt tokens, including `cached`
     completion: int = 0
-    cached: int = 0
-    ttft_ms: float | None = None
-    waited_ms: float = 0.0
+    cached: int = 0  # number of prompt tokens that the node read from its prefix cache
+    ttft_ms: float | None = None  # time to first token; None if no token was produced
+    waited_ms: float = 0.0  # time between the request's arrival and its forwarding to a node
     tokens_per_second: float | None = None
     client_gone: bool = False
     client: str | None = None
@@ -71,16 +85,13 @@ _FILTERS = ("account_id", "key_id", "model", "node", "status")
 
 
 class ActivityLog:
-    """Queues rows for the database table `activity` and trims the table to the newest `MAX_ROWS` rows.
+    """Queues rows of the activity log, and trims its table to `MAX_ROWS` rows.
 
     If `MAX_ROWS` rows are already queued, new rows are dropped and counted.
-
-    Attributes:
-        dropped: number of rows that were dropped because the queue was full.
     """
 
     def __init__(self) -> None:
-        self.dropped = 0
+        self.dropped = 0  # number of rows that were dropped because the queue was full
         self._pending: list[Activity] = []
         self._since_trim = _TRIM_INTERVAL_ROWS
 
@@ -95,7 +106,7 @@ class ActivityLog:
         return len(self._pending)
 
     def steps(self) -> list[Step]:
-        """Empty the queue. Return SQL statements with arguments that write the queued rows to the database."""
+        """Empty the queue, and return the SQL statements that write its rows."""
         rows, self._pending = [_row(activity) for activity in self._pending], []
         steps: list[Step] = [(_APPEND, rows)] if rows else []
         self._since_trim += len(rows)
@@ -111,8 +122,7 @@ async def recent(
     """Return rows of the activity log, newest first.
 
     Args:
-        database: the ledger's database.
-        limit: maximum number of rows. Values above 1000 are treated as 1000.
+        limit: maximum number of rows, at most 1000.
         before: return only rows with a smaller `id`; pass the last `id` of the previous page.
         **filters: required values of `account_id`, `key_id`, `model`, `node` or `status`; None disables a filter.
 
@@ -139,3 +149,99 @@ def _row(activity: Activity) -> Args:
 def _column(value: Any) -> Any:
     value_type = type(value)
     return plain(value) if value_type is str else bounded(value, _MAX_INTEGER) if value_type is int else value
+
+
+async def charges(
+    database: Database, days: range, groups: Sequence[str], **filters: str | None
+) -> list[dict[str, Any]]:
+    """Return sums of charges in ascending order of `groups`.
+
+    A row has the values of `groups`, the number of charged requests (`requests`), sums of tokens (`prompt`,
+    `completion`, `cached`, `charged`), and the number of requests whose charge is `estimated`. If there are more than
+    `MAX_CHARGE_ROWS` rows, stop early.
+
+    Args:
+        days: the UTC days to include, in days since 1970-01-01.
+        groups: names out of `GROUPS`. An hour is the time of its beginning, as in `2026-11-28T05:00:00Z`.
+        **filters: required values of `account_id`, `key_id` or `model`; None disables a filter.
+
+    Raises:
+        ValueError: `groups` or `filters` has an unknown name.
+    """
+    if unknown := {*groups} - {*GROUPS} | filters.keys() - {*FILTERS}:
+        raise ValueError(f"unknown names: {', '.join(sorted(unknown))}")
+    columns = [name for name in groups if name != "day"]
+    expressions = [f"reserved_ms / {_HOUR_MS} AS hour" if name == "hour" else name for name in columns]
+    wanted = [(name, value) for name, value in filters.items() if value is not None]
+    conditions = [f"{name} = ${number}" for number, (name, _) in enumerate(wanted, 3)]
+    sums = ["COUNT(*) AS requests", *(f"CAST(SUM({name}) AS BIGINT) AS {name}" for name in SUMS[1:])]
+    statement = (
+        f"SELECT {', '.join([*expressions, *sums])} FROM entries "
+        f"WHERE {' AND '.join(['reserved_ms >= $1', 'reserved_ms < $2', _CHARGED, *conditions])}"
+    )
+    if columns:
+        statement += f" GROUP BY {', '.join(columns)}"
+    totals: dict[tuple[str, ...], list[int]] = {}
+    for day in days:  # one query per day, so that other queries need not wait for a long one
+        bounds = (day * _DAY_MS, (day + 1) * _DAY_MS)
+        for row in await database.fetch(statement, *bounds, *(value for _, value in wanted)):
+            if row["requests"]:
+                group = tuple(_date(day) if name == "day" else _value(row, name) for name in groups)
+                total = totals.setdefault(group, [0] * len(SUMS))
+                total[:] = (before + row[name] for before, name in zip(total, SUMS, strict=True))
+        if len(totals) > MAX_CHARGE_ROWS:
+            break
+    return [dict(zip((*groups, *SUMS), (*group, *totals[group]), strict=True)) for group in sorted(totals)]
+
+
+def _value(row: Mapping[str, Any], name: str) -> str:
+    """Return the value of a group's column; an hour as the time of its beginning."""
+    if name != "hour":
+        return row[name]
+    return datetime.fromtimestamp(row["hour"] * _HOUR_MS / 1000, UTC).strftime("%Y-%m-%dT%H:00:00Z")
+
+
+def _date(day: int) -> str:
+    return datetime.fromtimestamp(day * _DAY_MS / 1000, UTC).date().isoformat()
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Used tokens of an API key in its current budget window."""
+
+    spent: int
+    held: int  # number of tokens that gateways hold in their leases for running and later requests
+    # When the window ends (Unix seconds). None if the key's cap has no time window or no window is running.
+    ends_at: float | None
+
+
+async def budget(database: Database, principal: Principal, now: float) -> Budget:
+    """Return the used tokens of the principal's key at the time `now` (Unix seconds)."""
+    window_id, ends_at = 0, None
+    if principal.window.kind == "rolling":
+        window_id = (await database.fetch(LATEST_WINDOW, principal.key_id, latest_begin(now)))[0]["latest"] or 0
+        ends_at = window_id + principal.window.seconds
+        if now >= ends_at:
+            return Budget(0, 0, None)
+    rows = await database.fetch(_BUDGET, principal.key_id, window_id)
+    return Budget(rows[0]["spent"], rows[0]["held"], ends_at) if rows else Budget(0, 0, ends_at)
+
+
+async def budgets(database: Database, principals: Iterable[Principal], now: float) -> dict[str, Budget]:
+    """Return the used tokens of several keys by key id, with one query."""
+    rows = await database.fetch(_BUDGETS, latest_begin(now))
+    used = {(row["key_id"], row["window_id"]): (row["spent"], row["held"]) for row in rows}
+    latest: dict[str, int] = {}
+    for key_id, window_id in used:
+        latest[key_id] = max(latest.get(key_id, 0), window_id)
+    found: dict[str, Budget] = {}
+    for principal in principals:
+        window_id, ends_at = 0, None
+        if principal.window.kind == "rolling":
+            window_id = latest.get(principal.key_id, 0)
+            ends_at = window_id + principal.window.seconds
+            if now >= ends_at:
+                found[principal.key_id] = Budget(0, 0, None)
+                continue
+        found[principal.key_id] = Budget(*used.get((principal.key_id, window_id), (0, 0)), ends_at)
+    return found

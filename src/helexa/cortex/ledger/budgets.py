@@ -1,60 +1,84 @@
-"""One gateway's budget state in memory: leases, open reservations, and rows that are not in the database yet.
+"""One gateway's budgets in memory: leases, open reservations, unwritten rows.
 
 A lease holds tokens of an API key's budget that the gateway has taken from the database in advance. A change is made in
 memory first, and the next batch writes it to the database. Batches are written in order, and each batch exactly once.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
-from helexa.cortex.ledger import entries
 from helexa.cortex.ledger.gateways import SPEND, LeaseGrant
-from helexa.cortex.ledger.lease import IDLE_SECS, UNUSED_SECS, Lease
-from helexa.cortex.ledger.reservation import Closing, Reservation, ReservationRequest
+from helexa.cortex.ledger.reservation import IDLE_SECS, UNUSED_SECS, Closing, Lease, Reservation, ReservationRequest
 from helexa.cortex.ledger.storage.database import Args, Step
+
+ADD_ENTRY = (
+    "INSERT INTO entries (gateway, seq, request_id, account_id, key_id, window_id, model, reserved, reserved_ms, "
+    "state, node, charged, prompt, completion, cached, estimated, closed_ms) "
+    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)"
+)
+CLOSE_ENTRY = (
+    "UPDATE entries SET state = $3, node = $4, charged = $5, prompt = $6, completion = $7, cached = $8, "
+    "estimated = $9, closed_ms = $10 WHERE gateway = $1 AND seq = $2"
+)
+OPENED: Literal["opened"] = "opened"
+CLOSED: Literal["closed"] = "closed"
+
+Record = list[Any]
+"""A line of the write-ahead log, in one of two formats:
+
+* `opened`, seq, request_id, account_id, key_id, window_id, model, reserved, reserved_ms
+* `closed`, seq, key_id, window_id, total tokens spent by the lease, then the columns that `CLOSE_ENTRY` sets
+"""
+
+_OPEN: Args = ("reserved", None, 0, 0, 0, 0, 0, None)
 
 _GUARD = "UPDATE gateways SET batch = $2, low = $3 WHERE id = $1 AND batch = $2 - 1"
 _UPDATE_LEASE = "UPDATE leases SET granted = $4, spent = $5 WHERE key_id = $1 AND window_id = $2 AND gateway = $3"
 _DELETE_LEASE = "DELETE FROM leases WHERE key_id = $1 AND window_id = $2 AND gateway = $3"
 
 
-class Budgets:
-    """Leases and reservations of one gateway.
+def opening(gateway: int, *values: Any) -> Args:
+    """Return the row of an open reservation, as arguments of `ADD_ENTRY`."""
+    return (gateway, *values, *_OPEN)
 
-    Attributes:
-        gateway: the gateway's id.
-        batch: number of batches that `next_batch` has returned so far.
-        leases: leases by (key id, id of the budget window).
-        open: reservations that are neither settled nor released, by sequence number, in the order of admission.
+
+def closed(row: Args, columns: Args) -> Args:
+    """Return the row of a reservation that ended before the database had a row for it.
+
+    Args:
+        row: the row of the open reservation, as returned by `opening`.
+        columns: the values of the columns from `state` to `closed_ms`.
     """
+    return (*row[: -len(_OPEN)], *columns)
+
+
+class Budgets:
+    """Leases and reservations of one gateway."""
 
     def __init__(self, gateway: int) -> None:
         self.gateway = gateway
-        self.batch = 0
-        self.leases: dict[tuple[str, int], Lease] = {}
+        self.batch = 0  # number of batches that `next_batch` has returned so far
+        self.leases: dict[tuple[str, int], Lease] = {}  # leases by (key id, id of the budget window)
+        # reservations that are neither settled nor released, by sequence number, in the order of admission
         self.open: dict[int, Reservation] = {}
         self._current: dict[str, Lease] = {}  # by key id: the lease of the key's newest window
         self._seq = 0
         self._changed: set[Lease] = set()
         self._opened: dict[int, Args] = {}  # by seq: rows that are not written yet
-        self._rows: dict[str, list[Args]] = {entries.CLOSE: [], SPEND: [], _DELETE_LEASE: []}
+        self._rows: dict[str, list[Args]] = {CLOSE_ENTRY: [], SPEND: [], _DELETE_LEASE: []}
 
     def admit(
         self, request: ReservationRequest, now: float, close: Callable[[Closing], None]
-    ) -> tuple[Reservation, entries.Record] | None:
-        """Reserve the tokens of `request`, if the key's lease in memory has enough free tokens.
-
-        A lease holds tokens that this gateway has taken in advance from the key's budget.
-
-        Args:
-            request: the request's key and the number of tokens.
-            now: Unix seconds.
-            close: function that the reservation calls when it is settled or released.
+    ) -> tuple[Reservation, Record] | None:
+        """Reserve tokens of the key's lease in memory, if it has enough free tokens.
 
         Returns:
-            The reservation and its record for the write-ahead log, or None if the free tokens do not suffice.
+            The reservation and its record for the write-ahead log, or None if the free tokens do not suffice. The
+            reservation calls `close` when it is settled or released.
         """
         principal = request.principal
         lease = self._current.get(principal.key_id)
+        # The database must extend the lease first.
         if lease is None or not lease.has(principal, request.tokens, now):
             return None
         self._seq += 1
@@ -72,15 +96,11 @@ class Budgets:
             request.tokens,
             int(now * 1000),
         )
-        self._opened[self._seq] = entries.opening(self.gateway, *values)
-        return reservation, [entries.OPENED, *values]
+        self._opened[self._seq] = opening(self.gateway, *values)
+        return reservation, [OPENED, *values]
 
-    def close(self, closing: Closing, now: float) -> entries.Record:
-        """Settle or release one of this gateway's reservations in memory.
-
-        Returns:
-            The record of this change for the write-ahead log.
-        """
+    def close(self, closing: Closing, now: float) -> Record:
+        """Settle or release a reservation in memory; return the record for the log."""
         reservation = closing.reservation
         lease, seq = reservation.lease, reservation.seq
         del self.open[seq]
@@ -90,41 +110,42 @@ class Budgets:
         if (lease.granted, lease.spent) != before_settling:
             self._changed.add(lease)
         columns = (closing.state, *closing.values(now))
+        # If the database has no row yet, one INSERT of the closed row replaces an INSERT and an UPDATE.
         unwritten_row = self._opened.get(seq)
         if unwritten_row is not None:
-            self._opened[seq] = entries.closed(unwritten_row, columns)
+            self._opened[seq] = closed(unwritten_row, columns)
         else:
-            self._rows[entries.CLOSE].append((self.gateway, seq, *columns))
-        return [entries.CLOSED, seq, lease.key_id, lease.window_id, lease.spent, *columns]
+            self._rows[CLOSE_ENTRY].append((self.gateway, seq, *columns))
+        # The lease's total instead of a difference: a record that is applied twice then changes nothing.
+        return [CLOSED, seq, lease.key_id, lease.window_id, lease.spent, *columns]
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
-        """Update a lease in memory after a transaction in the database has taken the tokens of `grant` for it."""
+        """Update a lease in memory after the database has granted tokens."""
         lease, principal = grant.lease, grant.principal
         lease.granted, lease.debt, lease.cap = grant.granted, grant.debt, principal.hard_cap
         lease.window, lease.ends_at, lease.used_at = principal.window, grant.ends_at, now
         self.leases[lease.key_id, lease.window_id] = self._current[lease.key_id] = lease
 
     def tidy(self, now: float) -> None:
-        """Give the free tokens of idle leases back to the budgets of their keys, and delete unused leases.
+        """Give unused tokens of idle leases back, and delete unused leases.
 
-        A lease without reservations is deleted if it was idle for `UNUSED_SECS` or if its budget window has ended. The
-        next batch writes these changes to the database.
+        A lease without reservations is deleted if it was idle for `UNUSED_SECS` or if its budget window has ended.
         """
         for lease in list(self.leases.values()):
             idle = now - lease.used_at
             window_ended = self._current.get(lease.key_id) is not lease or now >= lease.ends_at
             if not lease.reserved and (window_ended or idle >= UNUSED_SECS):
                 self._delete_lease(lease)
+            # Other gateways may need the tokens.
             elif lease.free and (window_ended or idle >= IDLE_SECS):
                 lease.granted -= lease.free
                 self._changed.add(lease)
 
     def next_batch(self, extra_steps: Sequence[Step] = ()) -> tuple[tuple[str, Args], list[Step]]:
-        """Return the next batch: its guard statement, and the SQL steps that write all changes since the last batch.
+        """Return the next batch: its guard statement and its SQL steps with `extra_steps`.
 
-        The guard statement runs first and stores the batch's number in the database. If the number is already stored,
-        the guard changes no row, and the steps are not run. A batch that is sent twice is therefore written only once.
-        `extra_steps` are appended to the steps.
+        The guard statement stores the batch's number in the database. If the number is already stored, the guard
+        changes no row, and the steps are not run: a batch that is sent twice is written once.
         """
         self.batch += 1
         lowest_open_seq = next(iter(self.open), self._seq + 1)
@@ -135,7 +156,7 @@ class Budgets:
         self._rows[SPEND] = sorted(self._rows[SPEND], key=tuple)
         steps: list[Step] = [(_UPDATE_LEASE, leases)] if leases else []
         if self._opened:
-            steps.append((entries.ADD, list(self._opened.values())))
+            steps.append((ADD_ENTRY, list(self._opened.values())))
         steps += [(sql, rows) for sql, rows in self._rows.items() if rows]
         self._opened = {}
         self._rows = {sql: [] for sql in self._rows}
@@ -149,8 +170,8 @@ class Budgets:
 
     @property
     def unwritten(self) -> int:
-        """Number of reservations that the next batch must insert or update in the database."""
-        return len(self._opened) + len(self._rows[entries.CLOSE])
+        """Number of reservations that the next batch inserts or updates."""
+        return len(self._opened) + len(self._rows[CLOSE_ENTRY])
 
     def _delete_lease(self, lease: Lease) -> None:
         lease_key = (lease.key_id, lease.window_id)
@@ -158,6 +179,7 @@ class Budgets:
         if self._current.get(lease.key_id) is lease:
             del self._current[lease.key_id]
         self._changed.discard(lease)
+        # The budget window keeps the spent tokens of the deleted lease.
         if lease.spent:
             self._rows[SPEND].append((*lease_key, lease.spent))
         self._rows[_DELETE_LEASE].append((*lease_key, self.gateway))

@@ -1,4 +1,4 @@
-"""Gateways that share one database: registration, taking tokens for leases, and retirement of dead gateways.
+"""Gateways that share a database: registration, leases, and retirement.
 
 A lease holds tokens that one gateway has taken in advance from a key's budget window. All transactions lock rows in
 the same order: first the row of the gateway, then the rows of windows, sorted by key.
@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from helexa.cortex.access.principal import Principal
-from helexa.cortex.ledger.lease import Lease, grant, window_at
-from helexa.cortex.ledger.reservation import Reservation, ReservationRequest
+from helexa.cortex.access.keys import Principal
+from helexa.cortex.ledger.reservation import Lease, Reservation, ReservationRequest, grant, latest_begin, window_at
 from helexa.cortex.ledger.storage.database import Database, Sql
 
 log = logging.getLogger(__name__)
@@ -21,7 +20,7 @@ _LOCK_KEY = (
     "INSERT INTO windows (key_id, window_id, spent) VALUES ($1, 0, 0) "
     "ON CONFLICT (key_id, window_id) DO UPDATE SET spent = windows.spent"
 )
-LATEST_WINDOW = "SELECT MAX(window_id) AS latest FROM windows WHERE key_id = $1"
+LATEST_WINDOW = "SELECT MAX(window_id) AS latest FROM windows WHERE key_id = $1 AND window_id <= $2"
 _BEGIN_WINDOW = "INSERT INTO windows (key_id, window_id, spent) VALUES ($1, $2, 0) ON CONFLICT DO NOTHING"
 _TOKENS_OF_OTHER_GATEWAYS = """
     SELECT windows.spent + CAST(COALESCE((
@@ -42,7 +41,7 @@ SPEND = "UPDATE windows SET spent = spent + $3 WHERE key_id = $1 AND window_id =
 
 
 class GatewayRetired(Exception):
-    """Raised if another gateway has declared this gateway dead and removed its registration.
+    """Another gateway has declared this gateway dead and removed its registration.
 
     The open reservations of a retired gateway are orphaned (charged in full), and its leases are deleted.
     """
@@ -50,26 +49,19 @@ class GatewayRetired(Exception):
 
 @dataclass(frozen=True)
 class LeaseGrant:
-    """Result of taking tokens from a key's budget window for this gateway's lease.
+    """Result of taking tokens from a key's budget window for this gateway's lease."""
 
-    Attributes:
-        lease: the lease that the tokens belong to. Its attributes are not changed yet.
-        principal: account and key of the lease, with the token cap and the kind of window that were applied.
-        ends_at: when the window ends (Unix seconds); infinity if the cap has no time window.
-        granted: the lease's new total of granted tokens.
-        available: tokens that are left for new reservations of this gateway. These are the cap, minus the tokens of
-            other leases, minus the spent and reserved tokens of this lease. Negative if the cap is exceeded.
-    """
-
-    lease: Lease
-    principal: Principal
-    ends_at: float
-    granted: int
+    lease: Lease  # the lease that the tokens belong to. Its attributes are not changed yet.
+    principal: Principal  # account and key of the lease, with the token cap and the kind of window that were applied
+    ends_at: float  # when the window ends (Unix seconds); infinity if the cap has no time window
+    granted: int  # the lease's new total of granted tokens
+    # Tokens that are left for new reservations of this gateway. These are the cap, minus the tokens of other leases,
+    # minus the spent and reserved tokens of this lease. Negative if the cap is exceeded.
     available: int
 
     @property
     def debt(self) -> int:
-        """Number of tokens by which spent and reserved tokens exceed the cap; 0 if they do not."""
+        """Tokens by which spent and reserved tokens exceed the cap, or 0."""
         return max(0, -self.available)
 
 
@@ -84,7 +76,7 @@ async def lock(sql: Sql, gateway: int) -> None:
     """Lock the gateway's row in the database until the transaction ends.
 
     Raises:
-        GatewayRetired: the row does not exist, because another gateway has retired this gateway.
+        GatewayRetired: another gateway has retired this gateway and deleted its row.
     """
     if not await sql.execute("UPDATE gateways SET batch = batch WHERE id = $1", gateway):
         raise GatewayRetired
@@ -97,14 +89,11 @@ async def take_all(
     leases: Mapping[tuple[str, int], Lease],
     now: float,
 ) -> list[LeaseGrant]:
-    """Take tokens from the budget windows of several keys in one transaction, for this gateway's leases.
+    """Take tokens for the leases of several keys, in one transaction.
 
     Args:
-        database: the ledger's database.
-        gateway: this gateway's id.
         requests: for each key, the requested reservations. The keys are sorted by id.
         leases: this gateway's leases, by (key id, window id).
-        now: Unix seconds.
 
     Returns:
         One grant per key, in the order of `requests`.
@@ -127,27 +116,23 @@ async def take(
     leases: Mapping[tuple[str, int], Lease],
     now: float,
 ) -> LeaseGrant:
-    """Take tokens from a key's budget window for this gateway's lease, within the key's cap.
+    """Take tokens from a key's budget window for this gateway's lease.
 
-    The tokens are for the waiting reservations, plus an advance for later reservations. This function does not change
-    `leases`: the caller applies the result after the commit.
+    The tokens are for the waiting reservations, plus an advance for later reservations. The caller applies the result
+    to `leases` after the commit.
 
     Before the call, the database must contain all changes of the leases in memory. Otherwise, the key could be charged
     more tokens than it was granted if this gateway crashed after the commit.
 
     Args:
-        sql: an open transaction.
-        gateway: this gateway's id.
-        principal: account and key, with the key's cap and kind of window.
         requested: tokens of each waiting reservation, in order.
         leases: this gateway's leases, by (key id, window id).
-        now: Unix seconds.
     """
     key_id, window, cap = principal.key_id, principal.window, principal.hard_cap
     await sql.execute(_LOCK_KEY, key_id)
     window_id = 0
     if window.kind == "rolling":
-        latest_window = (await sql.fetch(LATEST_WINDOW, key_id))[0]["latest"]
+        latest_window = (await sql.fetch(LATEST_WINDOW, key_id, latest_begin(now)))[0]["latest"]
         window_id = window_at(window, latest_window, now)
         if window_id != latest_window:
             await sql.execute(_BEGIN_WINDOW, key_id, window_id)
@@ -164,27 +149,20 @@ async def take(
     return LeaseGrant(lease, principal, ends_at, granted, available)
 
 
-async def retire(sql: Sql, gateway: int, batch: int, now: float) -> bool:
-    """Retire a gateway: charge its open reservations in full, and delete its leases and its registration.
-
-    The tokens that the gateway has spent are added to the keys' budget windows.
-
-    Args:
-        sql: an open transaction.
-        gateway: id of the gateway.
-        batch: number of the last batch that the gateway is known to have committed.
-        now: Unix seconds.
+async def retire(sql: Sql, gateway: int, batch: int, now: float) -> int | None:
+    """Retire a gateway: charge its open reservations in full, and delete it.
 
     Returns:
-        True if the gateway was retired. False if the gateway has committed a later batch or is already retired.
+        The number of open reservations. None if the gateway has committed a batch after `batch` or is already retired.
     """
     rows = await sql.fetch(
         "UPDATE gateways SET batch = batch WHERE id = $1 AND batch = $2 RETURNING low", gateway, batch
     )
     if not rows:
-        return False
+        return None
     spent_by_window: Counter[tuple[str, int]] = Counter()
-    for entry in await sql.fetch(_ORPHAN, gateway, rows[0]["low"], int(now * 1000)):
+    orphans = await sql.fetch(_ORPHAN, gateway, rows[0]["low"], int(now * 1000))
+    for entry in orphans:
         spent_by_window[entry["key_id"], entry["window_id"]] += entry["charged"]
     for lease in await sql.fetch("SELECT key_id, window_id, spent FROM leases WHERE gateway = $1", gateway):
         spent_by_window[lease["key_id"], lease["window_id"]] += lease["spent"]
@@ -192,35 +170,30 @@ async def retire(sql: Sql, gateway: int, batch: int, now: float) -> bool:
         await sql.execute(SPEND, key_id, window_id, tokens)
     await sql.execute("DELETE FROM leases WHERE gateway = $1", gateway)
     await sql.execute("DELETE FROM gateways WHERE id = $1", gateway)
-    return True
+    return len(orphans)
 
 
 async def present(database: Database) -> list[tuple[int, int]]:
-    """Return a pair (id, number of the last committed batch) for every registered gateway."""
+    """Return the id and the last committed batch of each registered gateway."""
     return [(row["id"], row["batch"]) for row in await database.fetch("SELECT id, batch FROM gateways")]
 
 
 async def retire_all(database: Database, registrations: Iterable[tuple[int, int]], now: float) -> None:
-    """Retire each gateway in `registrations`: pairs (id, number of the last committed batch).
-
-    A gateway that has committed a later batch is not retired.
-    """
+    """Retire the gateways in `registrations`: pairs (id, last committed batch)."""
     for gateway, batch in registrations:
         async with database.transaction() as sql:
-            if await retire(sql, gateway, batch, now):
-                log.info("gateway %d was retired; its open reservations were charged in full", gateway)
+            count = await retire(sql, gateway, batch, now)
+        if count:
+            log.warning("gateway retired, reservations charged in full: gateway=%d reservations=%d", gateway, count)
 
 
 async def amend(sql: Sql, reservation: Reservation, state: str, values: tuple[object, ...]) -> None:
-    """Correct the charge of an orphaned reservation that ended after its gateway was retired.
+    """Correct the charge of a reservation that ended after its gateway's retirement.
 
     The reservation was charged in full. Its row and the window's spent tokens are corrected to the real charge. If the
     reservation is not orphaned, nothing changes.
 
     Args:
-        sql: an open transaction.
-        reservation: the orphaned reservation.
-        state: `settled` or `released`.
         values: the new values of the columns node, charged, prompt, completion, cached, estimated and closed_ms.
     """
     rows = await sql.fetch(
@@ -237,18 +210,16 @@ async def amend(sql: Sql, reservation: Reservation, state: str, values: tuple[ob
 
 
 class DeadGatewayDetector:
-    """Detects other gateways that no longer commit batches.
+    """Detects other gateways that no longer commit batches."""
 
-    The detector uses only this gateway's clock, so the clocks of different machines need not agree.
-    """
-
+    # Only this gateway's clock counts, so the clocks of different machines need not agree.
     def __init__(self, dead_after_secs: float) -> None:
         self._dead_after_secs = dead_after_secs
         self._last_batches: dict[int, tuple[int, float]] = {}
         self._last_check = float("-inf")
 
     def find_dead(self, gateways: list[tuple[int, int]], now: float) -> list[tuple[int, int]]:
-        """Return those pairs in `gateways` whose gateway has committed no batch for `dead_after_secs`.
+        """Return the gateways that have committed no batch for `dead_after_secs`.
 
         Args:
             gateways: pairs (id, number of the last committed batch) of all other gateways.

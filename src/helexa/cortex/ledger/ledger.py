@@ -1,4 +1,4 @@
-"""The ledger of one gateway: reserve, settle and release tokens, and log finished requests."""
+"""The ledger of one gateway: reserve, settle and release tokens."""
 
 import asyncio
 import logging
@@ -8,17 +8,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from helexa.core.errors import overloaded, shutting_down
-from helexa.cortex.access.principal import Principal
+from helexa.cortex.access.keys import Principal
 from helexa.cortex.ledger import gateways
-from helexa.cortex.ledger.activity import Activity, recent
-from helexa.cortex.ledger.charges import charges
-from helexa.cortex.ledger.commit_queue import unavailable
-from helexa.cortex.ledger.committer import Committer
-from helexa.cortex.ledger.lease import over_budget
-from helexa.cortex.ledger.periodic import repeat
-from helexa.cortex.ledger.reservation import PendingReservation, Reservation, ReservationRequest, bounded, plain
-from helexa.cortex.ledger.statement import Budget, budget, budgets
-from helexa.cortex.ledger.storage.database import Database, DatabaseError
+from helexa.cortex.ledger.activity import Activity, Budget, budget, budgets, charges, recent
+from helexa.cortex.ledger.group_commit import GroupCommit, unavailable
+from helexa.cortex.ledger.reservation import (
+    PendingReservation,
+    Reservation,
+    ReservationRequest,
+    bounded,
+    over_budget,
+    plain,
+)
+from helexa.cortex.ledger.storage.database import Database, DatabaseError, repeat
 from helexa.cortex.ledger.write_ahead_log import catch_up
 
 log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ _PROBE_SECS = 2.0
 
 
 class Ledger:
-    """Token budgets and activity log of one gateway, in a database that several gateways may share.
+    """Token budgets and activity log of one gateway.
 
     Charges survive a crash of the process. With SQLite, a power failure may lose the charges of the last moments.
     """
@@ -48,7 +50,6 @@ class Ledger:
 
         Args:
             database: an open, migrated database; the ledger does not close it.
-            clock: returns the current time in Unix seconds.
             dead_after_secs: seconds without a commit after which another gateway is declared dead.
         """
         self._database = database
@@ -62,15 +63,15 @@ class Ledger:
 
         Raises:
             HelexaError: another gateway has exclusive use of the database.
-            DatabaseError: the database does not answer.
         """
         database_path = await self._database.claim()
-        self._committer = Committer(self._database, self._clock, socket.gethostname(), database_path)
+        self._group_commit = GroupCommit(self._database, self._clock, socket.gethostname(), database_path)
         if database_path is not None:  # no other gateway is running on this database
             await catch_up(database_path, self._database)
+            # Gateways that are still registered have crashed.
             await gateways.retire_all(self._database, await gateways.present(self._database), self._clock())
-        await self._committer.join()
-        self._tasks = [asyncio.create_task(self._committer.run()), asyncio.create_task(self._keep_tidy())]
+        await self._group_commit.join()
+        self._tasks = [asyncio.create_task(self._group_commit.run()), asyncio.create_task(self._keep_tidy())]
         if database_path is None:
             watch_loop = repeat(self._watch_gateways, self._heartbeat_secs, "the gateways cannot be read")
             self._tasks.append(asyncio.create_task(watch_loop))
@@ -81,13 +82,14 @@ class Ledger:
         Reservations that are still open are charged in full. If the database does not answer, the method gives up after
         10 seconds.
         """
-        self._committer.wake(end=True)
+        self._group_commit.wake(end=True)
         try:
             async with asyncio.timeout(_CLOSE_SECS):
+                # The time limit must not cancel a commit that is running.
                 await asyncio.shield(self._tasks[0])
-                if not self._committer.clean:  # the next start of a gateway retires this one
-                    raise DatabaseError("the ledger stopped before it had written all changes")
-                budgets = self._committer.budgets
+                if not self._group_commit.clean:  # the next start of a gateway retires this one
+                    raise DatabaseError("the ledger stopped before it had written all changes; see the gateway's log")
+                budgets = self._group_commit.budgets
                 await gateways.retire_all(self._database, [(budgets.gateway, budgets.batch)], self._clock())
         except (TimeoutError, DatabaseError) as error:
             log.warning("the ledger was closed before its last changes were written: %s", error or type(error).__name__)
@@ -98,51 +100,51 @@ class Ledger:
     @property
     def open(self) -> int:
         """Number of reservations that are neither settled nor released."""
-        return len(self._committer.budgets.open)
+        return len(self._group_commit.budgets.open)
 
     @property
     def available(self) -> bool:
-        """True if the last attempt to write to the database succeeded, or if there was none."""
-        return self._committer.retry.problem is None
+        """True if the last write to the database succeeded, or if there was none."""
+        return self._group_commit.retry.problem is None
 
     async def writable(self) -> bool:
-        """Return whether a write to the database succeeds now or has succeeded within the last second."""
-        if self._committer.ending:
+        """Return whether the database was written within the last second, or can be now."""
+        if self._group_commit.ending:
             return False
         try:
             async with asyncio.timeout(_PROBE_SECS):
-                return await self._committer.probe() is None
+                return await self._group_commit.probe() is None
         except TimeoutError:
             return False
 
     async def reserve(self, principal: Principal, request_id: str, model: str, tokens: int) -> Reservation:
-        """Reserve tokens of the key's budget. When the method returns, the reservation survives a crash.
+        """Reserve tokens of the key's budget.
+
+        When the method returns, the reservation survives a crash.
 
         Reservations of keys without a cap are recorded too.
 
         Args:
-            principal: account and key of the request.
             request_id: the request's id in the ledger. Two calls with the same id make two reservations.
-            model: the resolved model id.
             tokens: maximum number of tokens that the request may use.
 
         Raises:
             ApiError: 429 `insufficient_quota` or `rate_limit_exceeded` (with Retry-After) if the budget has too few
                 tokens left; 503 if too many requests wait, the database does not answer, or the ledger is closing.
         """
-        committer = self._committer
-        if committer.ending:
+        commits = self._group_commit
+        if commits.ending:
             raise shutting_down()
-        if committer.retry.problem is not None:
+        if commits.retry.problem is not None:
             raise unavailable()
-        if len(committer.queue.reservations) >= MAX_WAITING:
-            raise overloaded("too many requests wait for the ledger", retry_after=1)
+        if len(commits.reservations) >= MAX_WAITING:
+            raise overloaded("too many requests wait for the ledger; retry in 1 s", retry_after=1)
         request = ReservationRequest(principal, plain(request_id), plain(model), max(1, bounded(tokens)))
-        reservation = committer.admit(request)
+        reservation = commits.admit(request)
         if reservation is not None:
             return reservation
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
-        committer.enqueue(PendingReservation(request, future))
+        commits.enqueue(PendingReservation(request, future))
         try:
             return await future
         except asyncio.CancelledError:
@@ -151,35 +153,31 @@ class Ledger:
             raise
 
     def record(self, activity: Activity) -> None:
-        """Queue a row of the activity log for a finished request. The row is written to the database later."""
-        self._committer.record(activity)
+        """Queue a row of the activity log, which is written later."""
+        self._group_commit.record(activity)
 
     async def flush(self) -> None:
         """Write all pending changes to the database, so that queries include them.
 
-        If the database fails, the method returns without an error. If gateways share the database, the method does
-        nothing. All reservations are then already in the database, but the newest rows of the activity log may be
-        missing.
+        If the database fails, the method returns without an error. If gateways share the database, it does nothing: all
+        reservations are then already in the database, but the newest rows of the activity log may be missing.
         """
-        await self._committer.flush()
+        await self._group_commit.flush()
 
     async def recent(
         self, limit: int = 100, before: int | None = None, **filters: str | int | None
     ) -> list[dict[str, Any]]:
-        """Write pending changes, then return at most `limit` rows of the activity log, newest first.
-
-        `activity.recent` documents the arguments.
-        """
+        """Return the newest rows of the activity log. See `activity.recent`."""
         await self.flush()
         return await recent(self._database, limit, before, **filters)
 
     async def charges(self, days: range, groups: Sequence[str], **filters: str | None) -> list[dict[str, Any]]:
-        """Write pending changes, then return sums of charges. `charges.charges` documents the arguments."""
+        """Write pending changes, then return sums of charges; see `activity.charges`."""
         await self.flush()
         return await charges(self._database, days, groups, **filters)
 
     async def budget(self, principal: Principal) -> Budget:
-        """Return how many tokens of the key's current budget window are spent, and how many tokens leases hold."""
+        """Return the key's spent tokens in its window, and the tokens that leases hold."""
         await self.flush()
         return await budget(self._database, principal, self._clock())
 
@@ -209,12 +207,12 @@ class Ledger:
     async def _keep_tidy(self) -> None:
         while True:
             await asyncio.sleep(_TIDY_SECS)
-            self._committer.wake(tidy=True)
+            self._group_commit.wake(tidy=True)
 
     async def _watch_gateways(self) -> None:
-        """Write this gateway's heartbeat, and retire other gateways that have stopped writing to the database."""
-        self._committer.wake(beat=True)
-        this_gateway = self._committer.budgets.gateway
+        """Write a heartbeat, and retire gateways that no longer write theirs."""
+        self._group_commit.wake(beat=True)
+        this_gateway = self._group_commit.budgets.gateway
         other_gateways = [row for row in await gateways.present(self._database) if row[0] != this_gateway]
         dead_gateways = self._dead_gateway_detector.find_dead(other_gateways, time.monotonic())
         await gateways.retire_all(self._database, dead_gateways, self._clock())

@@ -1,21 +1,148 @@
-"""Reservations: tokens of a key's budget that are set aside for one running request."""
+"""Leases and reservations of tokens.
+
+A lease holds tokens of a key's budget that one gateway has taken from the database in advance. A reservation sets aside
+tokens of a lease for one running request.
+"""
 
 import asyncio
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Self
 
 import msgspec
 
 from helexa.core.errors import ApiError
-from helexa.cortex.access.principal import Principal
-from helexa.cortex.ledger.lease import Lease
+from helexa.cortex.access.keys import Principal, Window
+
+_PREFETCHED_RESERVATIONS = 256  # a lease takes tokens in advance for at most this many more reservations
+_PREFETCH_DIVISOR = 8  # and at most 1/8 of the remaining tokens, so that leases shrink near the cap
+IDLE_SECS = 1.0  # after this idle time a lease returns its free tokens
+UNUSED_SECS = 60.0  # after this idle time a lease is deleted
+CLOCK_SKEW_SECS = 60  # a window may begin this long in the future, because the clocks of several gateways may differ
 
 MAX_TOKENS = 1 << 31  # limit for numbers from nodes and clients; database columns have 64 bits
 _MAX_TEXT_CHARS = 200
 
 
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Tokens that one gateway has taken in advance from a key's budget window.
+
+    A key without a cap also has a lease, which counts tokens without limiting them.
+    """
+
+    key_id: str
+    window_id: int  # the Unix second in which the window began; 0 for a balance, which is a window without an end
+    window: Window  # the kind of window: a balance, or a rolling window of a given length
+    ends_at: float  # when the window ends (Unix seconds); infinity for a balance
+    cap: int | None  # the key's token cap when tokens were last taken; None for a key without a cap
+    granted: int = 0  # tokens taken from the window so far, including `spent` and `reserved`
+    spent: int = 0
+    reserved: int = 0
+    # Tokens granted above the cap, because a response was longer than its reservation or the cap was lowered. Tokens
+    # that become free reduce the debt first.
+    debt: int = 0
+    used_at: float = 0.0  # when tokens were last reserved, settled or released (Unix seconds)
+
+    def has(self, principal: Principal, tokens: int, now: float) -> bool:
+        """Return whether the lease is valid and has at least `tokens` free tokens.
+
+        The lease is not valid if its window has ended or has not begun, or if the key's cap or window was changed.
+        """
+        return (
+            self.window_id <= latest_begin(now)
+            and now < self.ends_at
+            and (self.cap is None or self.granted - self.spent - self.reserved >= tokens)
+            # a changed cap or window must be read from the database again
+            and self.cap == principal.hard_cap
+            and self.window == principal.window
+        )
+
+    @property
+    def free(self) -> int:
+        """Granted tokens that are neither spent nor reserved; 0 without a cap."""
+        return max(0, self.granted - self.spent - self.reserved)
+
+    def settle(self, reserved: int, charged: int) -> None:
+        """Move `reserved` tokens of an ended reservation to `charged` spent tokens."""
+        self.reserved -= reserved
+        self.spent += charged
+        if self.cap is not None:
+            # A response longer than its reservation puts the lease into debt, which tokens that become free reduce
+            # first.
+            shortfall = self.spent + self.reserved - self.granted
+            adjustment = shortfall if shortfall > 0 else -min(self.debt, -shortfall)
+            self.granted += adjustment
+            self.debt += adjustment
+
+
+def latest_begin(now: float) -> int:
+    """Return the largest id of a rolling window that counts as begun at `now`."""
+    # A window with a larger id was begun while a clock was wrong. It is ignored, because it would end too late.
+    return int(now) + CLOCK_SKEW_SECS
+
+
+def window_at(window: Window, latest: int, now: float) -> int:
+    """Return the id of the budget window for a reservation at the time `now`.
+
+    A rolling window begins with the first reservation after the previous window has ended.
+
+    Args:
+        latest: id of the key's newest window that has begun (see `latest_begin`), or 0 if the key has none.
+    """
+    if window.kind == "balance":
+        return 0
+    return latest if latest and now < latest + window.seconds else int(now)
+
+
+def grant(available: int, requested: list[int]) -> int:
+    """Return the number of tokens that a lease takes from its budget window.
+
+    The number is the tokens of all waiting reservations that fit, plus an advance for later reservations.
+
+    Args:
+        available: number of tokens that the lease may take.
+        requested: tokens of each waiting reservation, in order. A reservation that does not fit is skipped.
+    """
+    fitting_tokens = largest_request = 0
+    for tokens in requested:
+        if fitting_tokens + tokens <= available:
+            fitting_tokens += tokens
+            largest_request = max(largest_request, tokens)
+    if not fitting_tokens:
+        return 0
+    prefetch = min(largest_request * _PREFETCHED_RESERVATIONS, (available - fitting_tokens) // _PREFETCH_DIVISOR)
+    return fitting_tokens + prefetch
+
+
+def over_budget(principal: Principal, tokens: int, available: int, ends_at: float, now: float) -> ApiError:
+    """Return the 429 error for a reservation that exceeds the key's budget.
+
+    Args:
+        available: number of tokens that are left in the budget; may be negative.
+        ends_at: when the budget window ends (Unix seconds); determines `Retry-After` for a rolling window.
+    """
+    tokens_left = max(0, available)
+    explanation = f"{tokens_left} of the key's {principal.hard_cap} tokens are left, this request may use {tokens}"
+    if principal.window.kind == "balance":
+        advice = "lower max_tokens, or have the key's cap raised"
+        return ApiError(
+            429, "insufficient_quota", f"{explanation}; {advice}", type="insufficient_quota", tokens_left=tokens_left
+        )
+    seconds = max(1, math.ceil(ends_at - now))
+    return ApiError(
+        429,
+        "rate_limit_exceeded",
+        f"{explanation}; retry in {seconds} s",
+        type="rate_limit_error",
+        retry_after=seconds,
+        tokens_left=tokens_left,
+    )
+
+
 class ReservationRequest(msgspec.Struct, eq=False):
-    """The number of tokens that a request wants to reserve, and the request's principal, id and model."""
+    """The tokens that a request wants to reserve, with its principal and model."""
 
     principal: Principal
     request_id: str
@@ -24,7 +151,7 @@ class ReservationRequest(msgspec.Struct, eq=False):
 
 
 class PendingReservation(msgspec.Struct, eq=False):
-    """A requested reservation that waits for the database, and the future that gets the reservation or an error."""
+    """A requested reservation and the future of its caller."""
 
     request: ReservationRequest
     future: "asyncio.Future[Reservation]"
@@ -35,10 +162,10 @@ class PendingReservation(msgspec.Struct, eq=False):
         return not self.future.done()
 
     def grant(self, reservation: "Reservation") -> None:
-        """Resolve the future with a reservation. If the caller was cancelled, release the reservation instead."""
+        """Resolve the future with a reservation."""
         if self.waiting:
             self.future.set_result(reservation)
-        else:
+        else:  # the caller was cancelled
             reservation.abandon()
 
     def reject(self, error: ApiError) -> None:
@@ -48,27 +175,17 @@ class PendingReservation(msgspec.Struct, eq=False):
 
 
 class Closing(msgspec.Struct, eq=False):
-    """The end of a reservation, which is either settled (its tokens are charged) or released (nothing is charged).
-
-    Attributes:
-        reservation: the reservation that ends.
-        state: `settled` or `released`.
-        prompt: number of prompt tokens, including `cached`.
-        completion: number of completion tokens.
-        cached: number of prompt tokens that the node read from its prefix cache.
-        node: node that produced the tokens.
-        estimated: True if the gateway estimated the token counts.
-        done: True once the callers need not wait any longer, because the change is durable or the database is
-            unavailable.
-    """
+    """The end of a reservation: `settled` charges tokens, `released` charges none."""
 
     reservation: "Reservation"
     state: Literal["settled", "released"]
-    prompt: int
+    prompt: int  # number of prompt tokens, including `cached`
     completion: int
-    cached: int
+    cached: int  # number of prompt tokens that the node read from its prefix cache
     node: str | None
-    estimated: bool
+    estimated: bool  # True if the gateway estimated the token counts
+    applied: bool = False  # True once the gateway has changed the lease in memory
+    # True once the callers need not wait any longer, because the change is durable or the database is unavailable
     done: bool = False
     _waiting: "list[asyncio.Future[None]]" = msgspec.field(default_factory=list)
 
@@ -80,8 +197,8 @@ class Closing(msgspec.Struct, eq=False):
                 future.set_result(None)
 
     async def finished(self) -> None:
-        """Wait until `finish` is called. Several callers may wait; each can be cancelled separately."""
-        if not self.done:
+        """Wait until `finish` is called."""
+        if not self.done:  # each caller gets a future of its own, because each can be cancelled separately
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
             await future
@@ -92,10 +209,7 @@ class Closing(msgspec.Struct, eq=False):
         return self.prompt + self.completion
 
     def values(self, now: float) -> tuple[object, ...]:
-        """Return the values of the last columns of the reservation's row in the table `entries`.
-
-        The columns are node, charged, prompt, completion, cached, estimated, closed_ms.
-        """
+        """Return the values from `node` to `closed_ms` that a closing sets in `entries`."""
         return (
             self.node,
             self.prompt + self.completion,
@@ -110,17 +224,12 @@ class Closing(msgspec.Struct, eq=False):
 class Reservation:
     """Tokens of a key's budget that are reserved for one request.
 
-    The reservation ends with the first call of `settle`, `release` or `abandon`. Later calls have no effect. The end of
-    a `with` block releases the reservation if `settle` was not called. A settlement or release that has begun completes
-    even if the caller is cancelled.
+    The reservation ends with the first call of `settle`, `release` or `abandon`, or at the end of a `with` block. Later
+    calls have no effect. A settlement or release that has begun completes even if the caller is canceled.
 
     Attributes:
         gateway: id of the gateway that made the reservation.
-        seq: number of the reservation within the gateway.
-        lease: the lease that the tokens come from. A lease holds tokens that the gateway has taken from the key's
-            budget in advance.
-        request_id: id of the request.
-        tokens: number of reserved tokens.
+        lease: the lease that the tokens come from.
     """
 
     __slots__ = ("_close", "_closing", "gateway", "lease", "request_id", "seq", "tokens")
@@ -136,27 +245,25 @@ class Reservation:
     async def settle(
         self, prompt: int, completion: int, *, cached: int = 0, node: str | None = None, estimated: bool = False
     ) -> None:
-        """End the reservation and charge the tokens that the request used, which may be fewer or more than reserved.
+        """End the reservation and charge the used tokens, also if more were used.
 
         The call waits until the settlement survives a crash. If the database is unavailable for several seconds, the
         call returns earlier, and the settlement is written later.
 
         Args:
             prompt: prompt tokens, including `cached`.
-            completion: completion tokens.
             cached: prompt tokens that the node read from its prefix cache.
-            node: node that produced the tokens.
             estimated: True if the gateway estimated the token counts.
         """
         closing = self._begin("settled", bounded(prompt), bounded(completion), bounded(cached), node, estimated)
         await closing.finished()
 
     async def release(self) -> None:
-        """End the reservation without a charge, and wait until the release survives a crash."""
+        """End the reservation without a charge, durably."""
         await self._begin("released").finished()
 
     def abandon(self) -> None:
-        """End the reservation without a charge and without waiting. The release is written later."""
+        """End the reservation without a charge, and write the release later."""
         self._begin("released")
 
     async def __aenter__(self) -> Self:
@@ -174,6 +281,7 @@ class Reservation:
         node: str | None = None,
         estimated: bool = False,
     ) -> Closing:
+        # Only the first end counts. Later calls wait for it.
         if self._closing is None:
             node = node and plain(node)
             self._closing = Closing(self, state, prompt, completion, cached, node, estimated)
@@ -182,12 +290,13 @@ class Reservation:
 
 
 def bounded(number: int, maximum: int = MAX_TOKENS) -> int:
-    """Return `number`, which may come from an untrusted source, limited to the range from 0 to `maximum`."""
+    """Return `number`, which may be untrusted, limited to 0 to `maximum`."""
     return min(max(0, number), maximum)
 
 
 def plain(text: str) -> str:
-    """Return untrusted text in a form that SQLite and PostgreSQL can store: short, valid UTF-8, no NUL."""
+    """Return untrusted text as short, valid UTF-8 without NUL, for both databases."""
     if len(text) <= _MAX_TEXT_CHARS and text.isascii() and "\0" not in text:
         return text
+    # PostgreSQL rejects NUL and lone surrogates.
     return text[:_MAX_TEXT_CHARS].replace("\0", "").encode("utf-8", "replace").decode()

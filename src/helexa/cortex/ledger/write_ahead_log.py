@@ -1,4 +1,4 @@
-"""Write-ahead log of one gateway: records of granted and closed reservations that the database does not have yet.
+"""Log of the reservations and charges that the database does not have yet.
 
 A reservation is granted only after its record is in the log or in the database. Adding a record to the log costs far
 less than a transaction. The log is used only if a single gateway uses the database, because other gateways cannot read
@@ -26,7 +26,7 @@ from typing import Any
 import orjson
 
 from helexa.core.errors import HelexaError
-from helexa.cortex.ledger import entries
+from helexa.cortex.ledger.budgets import ADD_ENTRY, CLOSE_ENTRY, CLOSED, OPENED, Record, opening
 from helexa.cortex.ledger.storage.database import Args, Database, DatabaseError, Step
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _SPENT = (
     "UPDATE leases SET spent = CASE WHEN spent < $4 THEN $4 ELSE spent END "
     "WHERE key_id = $1 AND window_id = $2 AND gateway = $3"
 )
-_RECORD_KINDS = (entries.OPENED, entries.CLOSED)
+_RECORD_KINDS = (OPENED, CLOSED)
 _SUFFIXES = (".journal.0", ".journal.1")
 _GROWTH_BYTES = 1 << 20  # growth of a file; a file never shrinks while the gateway runs
 # Some file systems allocate mapped pages only on write, and kill the process with a signal if the disk is full.
@@ -44,19 +44,14 @@ _MIN_FREE_BYTES = 64 << 20
 
 
 class WriteAheadLog:
-    """The write-ahead log of a gateway that does not share its database.
+    """The write-ahead log of a gateway that does not share its database."""
 
-    A record may depend on earlier records. If a record could not be added, the log therefore rejects all later records
-    until the database has the batch that contains the missing record.
-    """
-
+    # A record may depend on earlier ones. After a record that could not be added, the log therefore rejects all later
+    # records, until the database has the batch with the missing record.
     def __init__(self, database: Path) -> None:
         """Open the log files next to the database file, readable by the owner only.
 
         This method deletes all records in the files. The caller must first write them to the database with `catch_up`.
-
-        Raises:
-            OSError: a file cannot be opened.
         """
         with ExitStack() as opened:
             self._files = [_File(path, opened) for path in _paths(database)]
@@ -72,11 +67,12 @@ class WriteAheadLog:
         return self._incomplete_batch is None
 
     def start_batch(self, gateway: int, batch: int) -> None:
-        """Switch to the other log file. All later records go to this file and belong to the batch number `batch`.
+        """Switch to the other log file: all later records belong to the batch `batch`.
 
         The file of the previous batch is kept until `written` is called. If the disk is nearly full, the log rejects
         the records of the new batch.
         """
+        # Two files, because the database may not have the previous batch when the first record of this one arrives.
         self._files.reverse()
         self._batch = batch
         self._header = orjson.dumps([gateway, batch]) + b"\n"
@@ -90,11 +86,8 @@ class WriteAheadLog:
                 "is nearly full; requests wait for the database" if nearly_full else "has enough free space again",
             )
 
-    def add(self, record: entries.Record) -> bool:
-        """Add a record to the log and return True.
-
-        If the disk is full or an earlier record is missing, the record is not added and the result is False.
-        """
+    def add(self, record: Record) -> bool:
+        """Add a record; return False if the disk is full, or an earlier record is missing."""
         if self._incomplete_batch is None:
             file = self._files[0]
             line = orjson.dumps(record) + b"\n"
@@ -104,7 +97,7 @@ class WriteAheadLog:
         return False
 
     def written(self) -> None:
-        """Empty the file of the previous batch. The caller calls this once the database has the previous batch."""
+        """Empty the file of the previous batch, which the database has now."""
         self._files[1].empty()
         if self._incomplete_batch is not None and self._incomplete_batch < self._batch:
             self._incomplete_batch = None
@@ -115,23 +108,19 @@ class WriteAheadLog:
 
 
 class _File:
-    """A memory-mapped file to which lines are appended.
-
-    Attributes:
-        size: total length of the lines in bytes.
-    """
+    """A memory-mapped file to which lines are appended."""
 
     def __init__(self, path: Path, opened: ExitStack) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         opened.callback(self._close, path)
         os.ftruncate(self._descriptor, 0)
-        self.size = 0
+        self.size = 0  # total length of the lines in bytes
         self._capacity = 0
         self._map: mmap.mmap | None = None
         self._grow(_GROWTH_BYTES)
 
     def add(self, lines: bytes) -> bool:
-        """Append lines to the file. Return False if the file has no room for the lines and the disk is full."""
+        """Append lines; return False if the file has no room and the disk is full."""
         start, end = self.size, self.size + len(lines)
         if end >= self._capacity:
             try:
@@ -140,6 +129,8 @@ class _File:
                 log.error("the ledger's write-ahead log cannot grow (%s); requests wait for the database", error)
                 return False
         assert self._map is not None
+        # The first byte is written last, because NUL ends the file for `_read`: after a crash in between, the lines are
+        # missing as a whole, never in part.
         self._map[start + 1 : end + 1] = lines[1:] + b"\0"
         self._map[start] = lines[0]
         self.size = end
@@ -157,13 +148,11 @@ class _File:
         return disk.f_bavail * disk.f_frsize
 
     def _grow(self, min_bytes: int) -> None:
-        """Grow the file to at least `min_bytes` bytes on the disk, and map the whole file.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Grow the file to at least `min_bytes` bytes on the disk, and map the whole file."""
         capacity = -(-min_bytes // _GROWTH_BYTES) * _GROWTH_BYTES
         size = self._capacity
+        # Zeros are written instead of extending the file with a hole: a mapped page of a hole on a full disk would end
+        # the process with SIGBUS.
         while size < capacity:
             size += os.pwrite(self._descriptor, bytes(capacity - size), size)
         new_map = mmap.mmap(self._descriptor, capacity)
@@ -180,10 +169,9 @@ class _File:
 
 
 async def catch_up(path: Path, database: Database) -> None:
-    """Write the records of the write-ahead log that are not in the database yet, and empty the log files.
+    """Write the log's records to the database, and empty the log files.
 
     Args:
-        path: the database's file.
         database: the opened database, which only this gateway uses.
 
     Raises:
@@ -192,16 +180,22 @@ async def catch_up(path: Path, database: Database) -> None:
     """
     try:
         logs = [file_records for file_records in map(_read, _paths(path)) if file_records is not None]
+        # Both files may have records: those of the older batch come first.
         for gateway, batch, lines in sorted(logs, key=itemgetter(0, 1)):
             if await database.write((_CATCH_UP, (gateway, batch)), list(_steps(gateway, lines))):
-                log.info("wrote %d records from the write-ahead log of gateway %d to the database", len(lines), gateway)
+                log.info("write-ahead log written to the database: records=%d gateway=%d", len(lines), gateway)
             elif not await database.fetch("SELECT id FROM gateways WHERE id = $1", gateway):
-                log.error("dropped %d records of the write-ahead log: gateway %d is retired", len(lines), gateway)
+                log.error(
+                    "write-ahead log dropped, its gateway is retired and was charged in full: records=%d gateway=%d",
+                    *(len(lines), gateway),
+                )
         for file in _paths(path):
             with suppress(FileNotFoundError):
                 os.truncate(file, 0)
     except OSError as error:
-        raise DatabaseError(f"cannot read the write-ahead log next to {path}: {error.strerror}") from error
+        raise DatabaseError(
+            f"cannot read the write-ahead log next to {path}: {error.strerror}; check the permissions of its files"
+        ) from error
 
 
 def _paths(database: Path) -> list[Path]:
@@ -209,7 +203,7 @@ def _paths(database: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[int, int, list[Any]] | None:
-    """Return the gateway id, the batch number and the records of a log file, or None for an empty file.
+    """Return gateway, batch and records of a log file, or None if it is empty.
 
     Records after an incomplete line, which a power failure can leave, are ignored.
     """
@@ -237,14 +231,16 @@ def _read(path: Path) -> tuple[int, int, list[Any]] | None:
 
 
 def _steps(gateway: int, lines: list[Any]) -> Iterator[Step]:
-    opened = [entries.opening(gateway, *values) for kind, *values in lines if kind == entries.OPENED]
+    opened = [opening(gateway, *values) for kind, *values in lines if kind == OPENED]
     closed_rows: list[Args] = []
     spent_by_lease: dict[tuple[str, int], int] = {}
     for kind, *values in lines:
-        if kind == entries.CLOSED:
+        if kind == CLOSED:
             seq, key_id, window_id, tokens, *columns = values
             closed_rows.append((gateway, seq, *columns))
+            # each record has the lease's total so far, so the last record counts
             spent_by_lease[key_id, window_id] = tokens
-    yield entries.ADD + " ON CONFLICT DO NOTHING", opened
-    yield entries.CLOSE, closed_rows
+    # The database may have some of the rows already.
+    yield ADD_ENTRY + " ON CONFLICT DO NOTHING", opened
+    yield CLOSE_ENTRY, closed_rows
     yield _SPENT, [(*lease, gateway, tokens) for lease, tokens in spent_by_lease.items()]

@@ -1,1 +1,1 @@
-"""Model management: loads models on demand, evicts models to free memory, and queues requests until a load ends."""
+"""Loads models on demand, evicts models, and queues requests meanwhile."""

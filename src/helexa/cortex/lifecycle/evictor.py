@@ -1,4 +1,4 @@
-"""Eviction policy: which models may be evicted from a node, when, and in which order.
+"""Eviction policy: which models leave a node, when, and in which order.
 
 All functions are pure functions of a `FleetSnapshot`.
 """
@@ -7,57 +7,42 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from helexa.core.catalogue import DEFAULT_RESIDENCY, PINNED_RESIDENCY, Profile
+from helexa.core.catalog import DEFAULT_RESIDENCY, PINNED_RESIDENCY, Profile
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, ResidentModel
-from helexa.cortex.lifecycle.hardware_fit import DevicePool, device_pools
+from helexa.cortex.lifecycle.memory import DevicePool, device_pools
 
 LEAST_RESIDENCY_SECS = 1.0  # time for the requests that waited for a loaded model to reach the node
 IDLE_RELOADS = 0.5  # a model idle for this fraction of its reload time may be evicted
 
+_SURE = 0.85  # a model does not fit if less than this part of its estimated memory is free
 
-_ANY = -(1 << 62)
-"""MB per device to require if the model's size is unknown: any amount of free memory suffices."""
+_ANY = -(1 << 62)  # MB per device to require if the model's size is unknown: any amount of free memory suffices
 
 
 @dataclass(frozen=True)
 class EvictionPlan:
-    """A plan to fit a model on a node: devices, and models to evict first.
+    """A plan to fit a model on a node: devices, and models to evict first."""
 
-    Attributes:
-        devices: indices of the devices to load the model on.
-        evict: models to evict first, in this order.
-        ready_at: time from which all models in `evict` may be evicted (monotonic seconds). Infinity if the plan must
-            first wait for a running load.
-        fits: True if the model fits according to the memory estimates. False if it does not fit, but no other model is
-            on the node. The load can then be tried, because it evicts nothing.
-    """
-
-    devices: tuple[int, ...]
-    evict: tuple[ResidentModel, ...]
+    devices: tuple[int, ...]  # indices of the devices to load the model on
+    evict: tuple[ResidentModel, ...]  # models to evict first, in this order
+    # Time from which all models in `evict` may be evicted (monotonic seconds). Infinity if the plan must first wait for
+    # a running load.
     ready_at: float
+    # True if the model fits according to the memory estimates. False if it does not fit, but no other model is on the
+    # node. The load can then be tried, because it evicts nothing.
     fits: bool = True
 
     def cost(self, now: float) -> float:
-        """Return the estimated cost of the evictions. Plans with a lower cost are preferred.
-
-        Each model in `evict` adds its reload time divided by its idle time, multiplied by a weight that grows with the
-        model's `residency_priority`.
-        """
+        """Return the cost of the evictions: the sum of reload time * weight / idle time."""
         return sum(1 / _score(resident, now) for resident in self.evict)
 
 
 def plan_eviction(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
-    """Return a plan to load a model on a node without unnecessary evictions, or None if no plan frees enough memory.
+    """Return the plan with the fewest evictions to load a model on a node, or None.
 
-    If the model can be loaded on several pools of devices, the best plan is returned.
-
-    Args:
-        snapshot: the state of the nodes, models and memory on which the plan is based.
-        node: the node to load on.
-        profile: the model's catalogue entry.
-        since: when the oldest waiting request for the model arrived (monotonic seconds).
+    `since` is when the oldest waiting request for the model arrived (monotonic seconds).
     """
     pools = device_pools(profile, node.discovery) if node.discovery is not None else []
     plans = [_plan_on_pool(snapshot, node, profile, since, pool) for pool in pools]
@@ -69,14 +54,7 @@ def plan_eviction(snapshot: FleetSnapshot, node: Node, profile: Profile, since: 
 
 
 def preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tuple[bool, bool, float, int]:
-    """Return the sort key of an eviction plan. The plan with the lowest key is preferred.
-
-    The criteria are, in this order:
-    * the model fits
-    * no model is evicted
-    * lowest eviction cost
-    * most free memory on the chosen devices
-    """
+    """Return the sort key of a plan: it fits, evicts nothing, low cost, free memory."""
     free_mb = snapshot.free(node)
     free_on_devices = sum(free_mb.get(device, 0) for device in plan.devices)
     return not plan.fits, bool(plan.evict), plan.cost(snapshot.now), -free_on_devices
@@ -85,7 +63,7 @@ def preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tuple
 def _plan_on_pool(
     snapshot: FleetSnapshot, node: Node, profile: Profile, since: float, pool: DevicePool
 ) -> EvictionPlan | None:
-    needed_mb = snapshot.needs_mb(profile.id)
+    needed_mb = snapshot.needs_mb(profile.id, node)
     share_mb = -(-needed_mb // pool.count) if needed_mb else _ANY
     free = {index: free for index, free in snapshot.free(node).items() if index in pool.devices}
     residents = snapshot.residents(node)
@@ -102,30 +80,51 @@ def _plan_on_pool(
         devices = _fitting_devices(_free_after(free, to_evict), share_mb, pool.count)
         ready_at = max(_evictable_at(snapshot, resident, since) for resident in to_evict)
         return EvictionPlan(devices or (), tuple(to_evict), max(ready_at, snapshot.now))
+    # Estimates can be wrong. On an empty node, the attempt costs nothing.
     devices = _fitting_devices(free, _ANY, pool.count)
-    return None if residents or devices is None else EvictionPlan(devices, (), snapshot.now, fits=False)
+    if residents or devices is None:
+        return None
+    estimate_mb = snapshot.estimate_mb(profile.id, node) or 0
+    if min(free[device] for device in devices) < _SURE * estimate_mb / pool.count:
+        return None  # an estimate from the files is not wrong by that much
+    return EvictionPlan(devices, (), snapshot.now, fits=False)
 
 
 def expired_models(snapshot: FleetSnapshot) -> list[Pair]:
-    """Return the (node, model) pairs to unload because they were idle for `idle_ttl_secs`.
+    """Return the (node, model) pairs to unload after their idle time.
 
-    Pinned models are never unloaded. Models outside the catalogue are not unloaded either, because the gateway could
-    not load them again.
+    Pinned models are never unloaded, and models outside the catalog only at a client's request (a time of 0), because
+    the gateway could not load them again.
     """
-    ttl, now = snapshot.settings.idle_ttl_secs, snapshot.now
     return [
         (node.name, resident.model)
         for node in snapshot.view.nodes
-        if ttl and node.healthy and node.kind == "neuron"
+        if node.healthy and node.kind == "neuron"
         for resident in snapshot.residents(node)
-        if not resident.busy and not resident.loading and resident.rank < PINNED_RESIDENCY
-        if snapshot.catalogue.profile(resident.model) is not None
-        if now - max(resident.used_at or 0.0, resident.loaded_at or 0.0, snapshot.began) >= ttl
+        if _is_expired(snapshot, resident)
     ]
 
 
+def _is_expired(snapshot: FleetSnapshot, resident: ResidentModel) -> bool:
+    expires_at, now = expiry(snapshot, resident), snapshot.now
+    if resident.awaited_at is not None and now - resident.awaited_at < LEAST_RESIDENCY_SECS:
+        return False  # a request that has waited for the load may be on its way
+    return expires_at is not None and now >= expires_at
+
+
+def expiry(snapshot: FleetSnapshot, resident: ResidentModel) -> float | None:
+    """Return when an idle model will be unloaded (monotonic seconds), or None."""
+    ttl = snapshot.idle_ttl_secs(resident.model)
+    if resident.busy or resident.loading or resident.rank >= PINNED_RESIDENCY or ttl == inf:
+        return None
+    # The gateway could not load the model again.
+    if ttl and snapshot.profile(resident.model) is None:
+        return None
+    return max(resident.used_at or 0.0, resident.loaded_at or 0.0, snapshot.began) + ttl
+
+
 def _evictable_at(snapshot: FleetSnapshot, resident: ResidentModel, since: float) -> float:
-    """Return the time from which a model may be evicted (monotonic seconds); infinity for a model that is loading.
+    """Return from when a model may be evicted; infinity during its load.
 
     A model may be evicted once it has been idle long enough, or `swap_wait_secs` after `since`, the arrival time of the
     oldest request that needs the memory. Even then, a model is not evicted:
@@ -144,13 +143,6 @@ def _evictable_at(snapshot: FleetSnapshot, resident: ResidentModel, since: float
 
 
 def _eviction_order(snapshot: FleetSnapshot, residents: list[ResidentModel], since: float) -> list[ResidentModel]:
-    """Return `residents` in the order of eviction.
-
-    The sort criteria are, in this order:
-    * earliest time from which the model may be evicted
-    * lowest rank (only with the eviction strategy `priority`)
-    * highest `_score`
-    """
     by_class = snapshot.settings.strategy == "priority"
 
     def order(resident: ResidentModel) -> tuple[float, int, float, str]:
@@ -161,10 +153,7 @@ def _eviction_order(snapshot: FleetSnapshot, residents: list[ResidentModel], sin
 
 
 def _score(resident: ResidentModel, now: float) -> float:
-    """Return a model's score: idle time / (reload time * weight). The weight is proportional to the model's rank.
-
-    The model with the highest score is evicted first.
-    """
+    """Return a model's score: idle time / (reload time * weight by rank)."""
     weight = max(resident.rank, 1) / DEFAULT_RESIDENCY
     return max(resident.idle_secs(now), 1e-3) / (max(resident.reload_secs, 0.1) * weight)
 
@@ -172,19 +161,16 @@ def _score(resident: ResidentModel, now: float) -> float:
 def _sufficient_evictions(
     free: Mapping[int, int], share: int, devices: int, ordered: list[ResidentModel]
 ) -> list[ResidentModel] | None:
-    """Return the models to evict, or None if evicting all models of `ordered` does not free enough memory.
-
-    Models are taken from the beginning of `ordered` until the memory suffices. Then each model without which the memory
-    still suffices is left out.
+    """Return the models to evict, or None if all of `ordered` are too few.
 
     Args:
-        free: free MB by device index.
         share: MB that the new model needs on each of its devices.
         devices: number of devices that the new model needs.
         ordered: the candidates in the order of eviction.
     """
     to_evict: list[ResidentModel] = []
     for resident in ordered:
+        # the model is on other devices
         if not free.keys() & resident.megabytes.keys():
             continue
         to_evict.append(resident)
@@ -192,6 +178,7 @@ def _sufficient_evictions(
             break
     else:
         return None
+    # A large model at the end may make earlier evictions unnecessary.
     for resident in reversed(to_evict[:-1]):
         without_one = [victim for victim in to_evict if victim is not resident]
         if _fitting_devices(_free_after(free, without_one), share, devices) is not None:
@@ -207,14 +194,6 @@ def _free_after(free: Mapping[int, int], leaving: Collection[ResidentModel]) -> 
 
 
 def _fitting_devices(free: Mapping[int, int], share: int, devices: int) -> tuple[int, ...] | None:
-    """Return the indices of the `devices` devices that have the most free memory.
-
-    Return None if fewer than `devices` devices have at least `share` MB of free memory.
-
-    Args:
-        free: free MB by device index.
-        share: MB that are required on each device.
-        devices: number of devices to choose.
-    """
+    """Return the `devices` devices with most memory, at least `share` MB, or None."""
     fitting = sorted((index for index in free if free[index] >= share), key=lambda index: (-free[index], index))
     return tuple(sorted(fitting[:devices])) if len(fitting) >= devices else None

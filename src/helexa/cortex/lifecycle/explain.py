@@ -3,84 +3,89 @@
 All functions are pure functions of a `FleetSnapshot`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import inf, isinf
-from typing import Any
+from typing import Literal
 
-from helexa.core.catalogue import Profile
+from helexa.core.catalog import Profile
+from helexa.core.display import memory_text
 from helexa.core.errors import ApiError
-from helexa.cortex.fleet.fleet_view import Node
+from helexa.cortex.fleet.breaker import ANY
+from helexa.cortex.fleet.fleet_view import Node, is_sleeping
 from helexa.cortex.lifecycle.evictor import EvictionPlan, plan_eviction
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, ResidentModel
-from helexa.cortex.lifecycle.hardware_fit import DevicePool, device_pools, misfit
+from helexa.cortex.lifecycle.memory import DevicePool, device_pools, misfit
 from helexa.cortex.lifecycle.placement import ColdPlacement, allowed, place
-from helexa.cortex.routing.router import breaker_error, candidates, has_warm, route
+from helexa.cortex.routing import breaker_error, candidates, has_warm, route
 
 
 @dataclass(frozen=True)
-class _Explanation:
-    decision: str
-    reason: str
-    node: str | None = None
-    evict: list[str] = field(default_factory=list[str])
-    retry_after: int | None = None
+class Candidate:
+    """A node, and whether and why it can serve or load the model."""
+
+    node: str
+    warm: bool
+    verdict: str
 
 
-def explain(snapshot: FleetSnapshot, name: str) -> dict[str, Any]:
-    """Return the gateway's decision for a request that arrives now and names the model `name` (an id or an alias).
+@dataclass(frozen=True)
+class Explanation:
+    """The gateway's decision for a request that arrives now."""
 
-    Returns:
-        A dict with these keys:
-        * `model`: the model id
-        * `decision`: `warm` (a node has the model loaded), `load` (the model is loaded now), `wait` (the load must
-          wait), or `refuse` (the request is rejected)
-        * `node`: the node's name; None if the request is rejected
-        * `reason`: explanation of the decision
-        * `evict`: models to unload before the load
-        * `retry_after`: seconds until a retry may succeed, or None
-        * `candidates`: one dict per node with the keys `node` (the node's name), `warm` (whether the node has the model
-          loaded) and `verdict` (whether the node can serve or load the model, and why)
-    """
-    model = snapshot.catalogue.resolve(name)
-    explanation = _explanation(snapshot, model)
-    return {
-        "model": model,
-        "decision": explanation.decision,
-        "node": explanation.node,
-        "reason": explanation.reason,
-        "evict": explanation.evict,
-        "retry_after": explanation.retry_after,
-        "candidates": [
-            {"node": node.name, "warm": has_warm(node, model), "verdict": _verdict(snapshot, node, model)}
-            for node in snapshot.view.nodes
-        ],
-    }
+    model: str
+    # `warm` (a node has the model loaded), `load` (the model is loaded now), `wait` (the load must wait), or `refuse`
+    # (the request is rejected)
+    decision: Literal["warm", "load", "wait", "refuse"]
+    node: str | None  # the node's name; None if the request is rejected
+    reason: str  # explanation of the decision
+    evict: list[str]  # models to unload before the load
+    retry_after: int | None  # seconds until a retry may succeed, or None
+    candidates: list[Candidate]  # one entry per node
 
 
-def _explanation(snapshot: FleetSnapshot, model: str) -> _Explanation:
+def explain(snapshot: FleetSnapshot, name: str) -> Explanation:
+    """Explain the decision for a request for the model id or alias `name`."""
+    model = snapshot.catalog.resolve(name)
+
+    def explanation(
+        decision: Literal["warm", "load", "wait", "refuse"],
+        reason: str,
+        node: str | None = None,
+        evict: Sequence[str] = (),
+        retry_after: int | None = None,
+    ) -> Explanation:
+        nodes = [
+            Candidate(node.name, has_warm(node, model), _verdict(snapshot, node, model)) for node in snapshot.view.nodes
+        ]
+        return Explanation(model, decision, node, reason, list(evict), retry_after, nodes)
+
     target = route(snapshot.view, model)
     if target is not None:
-        return _Explanation("warm", _warm_text(snapshot, model), target.node)
+        return explanation("warm", _warm_text(snapshot, model), target.node)
     failure = breaker_error(snapshot.view, model)
     if failure is not None:
-        return _Explanation("refuse", str(failure), retry_after=failure.retry_after)
+        return explanation("refuse", str(failure), retry_after=failure.retry_after)
     try:
         decision = place(snapshot, model, snapshot.now)
     except ApiError as error:
-        return _Explanation("refuse", str(error), retry_after=error.retry_after)
+        return explanation("refuse", str(error), retry_after=error.retry_after)
     if not isinstance(decision, ColdPlacement):
         wait = "" if isinf(decision.until) else f", at most {_secs(decision.until - snapshot.now)}"
         reason = (
             f"waits until {_names(decision.evict)} can be unloaded{wait}" if decision.evict else "waits for its turn"
         )
-        return _Explanation("wait", reason, decision.node, list(decision.evict))
+        return explanation("wait", reason, decision.node, decision.evict)
     secs = snapshot.measured_load_secs(decision.node, model)
     duration_text = "" if secs is None else f", which takes about {_secs(secs)}"
     if decision.joined:
-        return _Explanation("load", f"is already loading there{duration_text}", decision.node)
-    step_text = f"loads after unloading {_names(decision.evict)}" if decision.evict else "loads into free memory"
-    return _Explanation("load", step_text + duration_text, decision.node, list(decision.evict))
+        return explanation("load", f"is already loading there{duration_text}", decision.node)
+    node = next(node for node in snapshot.view.nodes if node.name == decision.node)
+    step = "wakes" if is_sleeping(node, model) else "loads"
+    step_text = f"{step} after unloading {_names(decision.evict)}" if decision.evict else f"{step} into free memory"
+    if not snapshot.needs_mb(model):
+        step_text = f"{step} if its memory suffices, which is unknown until a node has its files"
+    return explanation("load", step_text + duration_text, decision.node, decision.evict)
 
 
 def _warm_text(snapshot: FleetSnapshot, model: str) -> str:
@@ -89,9 +94,18 @@ def _warm_text(snapshot: FleetSnapshot, model: str) -> str:
     return f"warm: {', '.join(loads)}"
 
 
+def _cached_text(node: Node, model: str) -> str:
+    """Return how many conversations the router knows to be cached on a node."""
+    loads = node.health.models if node.health is not None else ()
+    load = next((load for load in loads if load.id == model), None)
+    counts = {} if load is None else {"in memory": len(load.memory_prefixes), "on disk": len(load.disk_prefixes)}
+    places = [f"{count} {place}" for place, count in counts.items() if count]
+    return f"; cached beginnings of prompts: {', '.join(places)}" if places else ""
+
+
 def _verdict(snapshot: FleetSnapshot, node: Node, model: str) -> str:
     """Return a text that says whether the node can serve or load the model, and why."""
-    fleet_view, profile = snapshot.view, snapshot.catalogue.profile(model)
+    fleet_view, profile = snapshot.view, snapshot.profile(model)
     pair = (node.name, model)
     if not node.healthy:
         return "down"
@@ -99,20 +113,27 @@ def _verdict(snapshot: FleetSnapshot, node: Node, model: str) -> str:
         return "cordoned"
     if pair in fleet_view.draining:
         return "has it, but is about to unload it"
-    if pair in fleet_view.open:
+    if (*pair, ANY) in fleet_view.open:
         return "has it, but requests for it keep failing there"
+    if any(pair == ejected and requester.client == ANY for ejected, requester in fleet_view.ejected):
+        return "has it, but fails requests that other nodes serve"
     if has_warm(node, model):
-        return f"has it warm, {fleet_view.load(node, model)} in flight"
+        return f"has it warm, {fleet_view.load(node, model)} in flight{_cached_text(node, model)}"
     info = node.models.get(model)
     if pair in fleet_view.loading or model in node.activating() or (info is not None and info.status == "loading"):
         return "is loading it"
-    if info is not None and info.status != "unloaded":
+    if info is not None and info.status not in ("unloaded", "sleeping"):
         detail = f": {info.servable.reason}" if info.servable and info.servable.reason else ""
         return f"has it {info.status}, but cannot serve it{detail}"
     if node.kind != "neuron":
         return "does not load models on demand"
     if profile is None:
-        return "does not have it, and it is not in the catalogue"
+        local = next((local for local in node.local.models if local.id == model), None) if node.local else None
+        if local is None:
+            return "does not have it, and it is not in the catalog"
+        if local.problem is not None:
+            return f"has it on its disk, but cannot load it: {local.problem}"
+        return "has it on its disk; list it in the catalog, or set local_models = true in [gateway], to serve it"
     if not allowed(profile, node):
         return f"not allowed: pinned on {_names(profile.pinned_on)}"
     if node.discovery is None:
@@ -123,7 +144,7 @@ def _verdict(snapshot: FleetSnapshot, node: Node, model: str) -> str:
     failure = snapshot.failures.get(pair)
     if failure is not None and failure.retry_at > snapshot.now:
         return f"{failure.message}; next attempt in {_secs(failure.retry_at - snapshot.now)}"
-    return _memory_verdict(snapshot, node, profile)
+    return ("asleep: " if is_sleeping(node, model) else "") + _memory_verdict(snapshot, node, profile)
 
 
 def _memory_verdict(snapshot: FleetSnapshot, node: Node, profile: Profile) -> str:
@@ -131,13 +152,17 @@ def _memory_verdict(snapshot: FleetSnapshot, node: Node, profile: Profile) -> st
     free_mb = snapshot.free(node)
     pools = device_pools(profile, node.discovery) if node.discovery is not None else []
     available_mb = max((_most_free(free_mb, pool) for pool in pools), default=0)
-    memory_text = f"needs {snapshot.needs_mb(profile.id) or 'an unknown number of'} MB, {max(available_mb, 0)} free"
+    needs_mb = snapshot.needs_mb(profile.id, node)
+    needs_text = memory_text(needs_mb) if needs_mb else "an unknown amount of memory"
+    text = f"needs {needs_text}, {memory_text(max(available_mb, 0))} free"
     if plan is None:
+        if not snapshot.residents(node):
+            return f"{text}: too little, although the node is empty"
         obstacles = [_obstacle(snapshot, resident, profile) for resident in snapshot.residents(node)]
-        return f"{memory_text}, and its models cannot be evicted: {'; '.join(obstacles)}"
+        return f"{text}, and its models cannot be evicted: {'; '.join(obstacles)}"
     if not plan.evict:
-        return memory_text if plan.fits else f"{memory_text}: less than the estimate, but the node is empty"
-    return f"{memory_text}, {_eviction(snapshot, plan)}"
+        return text if plan.fits else f"{text}: less than the estimate, but the node is empty"
+    return f"{text}, {_eviction(snapshot, plan)}"
 
 
 def _eviction(snapshot: FleetSnapshot, plan: EvictionPlan) -> str:

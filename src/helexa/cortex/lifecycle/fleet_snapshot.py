@@ -1,66 +1,62 @@
-"""The fleet snapshot: nodes, catalogue, memory and load history at one moment, as input of load decisions."""
+"""The fleet snapshot: the state on which load decisions are based."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from helexa.core.catalogue import DEFAULT_RESIDENCY, Catalogue
+from helexa.core.catalog import DEFAULT_RESIDENCY, Catalog, Profile
 from helexa.cortex.config import EvictionSection
 from helexa.cortex.fleet.breaker import Pair
-from helexa.cortex.fleet.fleet_view import FleetView, Node
-from helexa.cortex.lifecycle.memory_estimator import HOST, Megabytes, reading, totals
+from helexa.cortex.fleet.fleet_view import (
+    FleetView,
+    Node,
+    estimated_mb,
+    is_sleeping,
+    profile_of,
+    shares_memory,
+)
+from helexa.cortex.lifecycle.memory import HOST, Megabytes, reading, totals
 
 ASSUMED_LOAD_MB_PER_SEC = 500.0
 ASSUMED_LOAD_SECS = 30.0
 
-_ABSENT_STATUSES = ("unloaded",)
+_ABSENT_STATUSES = ("unloaded", "sleeping")
+
+BACKOFF_SECS = 5.0
+MAX_BACKOFF_SECS = 300.0
+PERMANENT_BACKOFF_SECS = 60.0  # longer, because a permanent failure repeats and every attempt may evict models
+MAX_PERMANENT_BACKOFF_SECS = 1800.0
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The last failed load of a model on a node.
-
-    Attributes:
-        message: error message for clients.
-        temporary: True if the same load may succeed later.
-        times: number of consecutive failures, including this one.
-        retry_at: earliest time of the next attempt (monotonic seconds).
-    """
+    """The last failed load of a model on a node."""
 
     message: str
-    temporary: bool
-    times: int
-    retry_at: float
+    temporary: bool  # True if the same load may succeed later
+    times: int  # number of consecutive failures, including this one
+    retry_at: float  # earliest time of the next attempt (monotonic seconds)
 
 
 @dataclass(frozen=True)
 class ResidentModel:
-    """A model that is loaded or loading on a node.
-
-    Attributes:
-        model: the model id.
-        megabytes: memory use in MB, by device index.
-        rank: `residency_priority` of the model. A model may be evicted only for a model of the same or a higher rank.
-        busy: True if requests for the model are running.
-        loading: True until the load has finished.
-        loaded_at: when the load finished (monotonic seconds). None if unknown, which counts as long ago.
-        awaited_at: when requests that had waited for the load were last forwarded to the node; None if never.
-        used_at: the latest of `loaded_at`, `awaited_at` and the time of the last request; None if all are unknown.
-        reload_secs: measured or estimated duration of a reload in seconds.
-    """
+    """A model that is loaded or loading on a node."""
 
     model: str
-    megabytes: Megabytes
+    megabytes: Megabytes  # memory use in MB, by device index
+    # `residency_priority` of the model. A model may be evicted only for a model of the same or a higher rank.
     rank: int
-    busy: bool
-    loading: bool
-    loaded_at: float | None
+    busy: bool  # True if requests for the model are running
+    loading: bool  # True until the load has finished
+    loaded_at: float | None  # when the load finished (monotonic seconds). None if unknown, which counts as long ago.
+    # when requests that had waited for the load were last forwarded to the node; None if never
     awaited_at: float | None
+    # the latest of `loaded_at`, `awaited_at` and the time of the last request; None if all are unknown
     used_at: float | None
-    reload_secs: float
+    reload_secs: float  # measured or estimated duration of a reload in seconds
 
     def idle_secs(self, now: float) -> float:
-        """Return the seconds since the last use: 0 for a busy model, infinity if the last use is unknown."""
+        """Return the seconds since the last use; 0 if busy, infinity if unknown."""
         if self.busy:
             return 0.0
         return inf if self.used_at is None else max(0.0, now - self.used_at)
@@ -75,22 +71,19 @@ class FleetSnapshot:
 
     Attributes:
         view: state of the nodes and their models.
-        catalogue: the models and aliases that the gateway may load.
+        catalog: the models and aliases that the gateway may load.
         now: current time (monotonic seconds).
         began: when this gateway started (monotonic seconds).
         settings: the eviction section of the configuration.
         expected_free: expected free MB by node and device, only for nodes with running or recent loads or unloads. For
             any other node, the free memory that the node last reported is used.
         reserved: MB that running loads will use, by node and device. Needed for nodes that do not report free memory.
-        load_secs: measured load durations in seconds, by (node, model).
-        failures: recently failed loads, by (node, model).
-        devices: indices of the devices that this gateway last loaded the model on, by (node, model).
-        sizes_mb: last reported memory use in MB, by model.
-        awaited: when requests that had waited for a load were last forwarded to the node, by (node, model).
+        load_secs, failures, devices, sizes_mb, required_mb, awaited, keep_secs, estimates_mb: see `History`.
+        requested: ids of the models whose load an administrator has requested.
     """
 
     view: FleetView
-    catalogue: Catalogue
+    catalog: Catalog
     now: float = 0.0
     began: float = 0.0
     settings: EvictionSection = field(default_factory=EvictionSection)
@@ -101,6 +94,14 @@ class FleetSnapshot:
     devices: Mapping[Pair, tuple[int, ...]] = field(default_factory=dict[Pair, tuple[int, ...]])
     sizes_mb: Mapping[str, int] = field(default_factory=dict[str, int])
     awaited: Mapping[Pair, float] = field(default_factory=dict[Pair, float])
+    required_mb: Mapping[Pair, int] = field(default_factory=dict[Pair, int])
+    keep_secs: Mapping[str, float] = field(default_factory=dict[str, float])
+    requested: frozenset[str] = frozenset()
+    estimates_mb: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def profile(self, model: str) -> Profile | None:
+        """Return how a model is loaded, or None."""
+        return profile_of(self.view, self.catalog, model, requested=model in self.requested)
 
     def restricted(self, includes: Callable[[str], bool]) -> "FleetSnapshot":
         """Return a snapshot with only the nodes for whose name `includes` returns True."""
@@ -110,12 +111,14 @@ class FleetSnapshot:
     def free(self, node: Node) -> dict[int, int]:
         """Return the free MB of a node by device.
 
-        This is the node's value in `expected_free`, or else the free memory that the node last reported. If both are
-        unknown, it is the total memory minus the memory of the node's models and of running loads.
+        It is the node's value in `expected_free`, else the free memory that the node last reported, else the total
+        memory minus the memory of the node's models and of running loads.
         """
         reported_mb = self.expected_free.get(node.name) or reading(node)
         if reported_mb is not None:
-            return dict(reported_mb)
+            # Nodes on the same machine do not know each other's promises.
+            promised_mb = sum(self._promised_mb(other) for other in self.view.nodes if shares_memory(node, other))
+            return {index: free - (promised_mb if index == HOST else 0) for index, free in reported_mb.items()}
         used_mb = [
             resident.megabytes
             for resident in self._present_and_loading(node)
@@ -124,8 +127,15 @@ class FleetSnapshot:
         used_mb.append(self.reserved.get(node.name, {}))
         return {index: total - sum(used.get(index, 0) for used in used_mb) for index, total in totals(node).items()}
 
+    def _promised_mb(self, node: Node) -> int:
+        """Return the unused MB of main memory that a node keeps for its models."""
+        health = node.health
+        if health is None or health.memory_free_mb is None or health.grantable_mb is None:
+            return 0
+        return max(0, health.memory_free_mb - health.grantable_mb) + self.reserved.get(node.name, {}).get(HOST, 0)
+
     def residents(self, node: Node) -> list[ResidentModel]:
-        """Return the models that are loaded or loading on the node, except models that are about to be unloaded."""
+        """Return the models on the node, except those about to be unloaded."""
         return [
             resident
             for resident in self._present_and_loading(node)
@@ -135,36 +145,58 @@ class FleetSnapshot:
     def _present_and_loading(self, node: Node) -> list[ResidentModel]:
         present = [info.id for info in node.models.values() if info.status not in _ABSENT_STATUSES]
         arriving = [model for name, model in self.view.loading if name == node.name]
-        arriving += [model for model in node.activating() if self.catalogue.profile(model) is not None]
+        arriving += [model for model in node.activating() if self.profile(model) is not None]
         return [
             self._resident(node, model, loading=model in arriving) for model in dict.fromkeys([*present, *arriving])
         ]
 
     def size_mb(self, node: Node, model: str) -> int:
-        """Return the MB that a model uses on the node.
-
-        This is the value that the node reports, or the result of `needs_mb` if the node reports none.
-        """
+        """Return the MB that a model uses on the node, as reported, else by `needs_mb`."""
         info = node.models.get(model)
-        reported_mb = info.vram_used_mb if info is not None else None
-        return max(0, reported_mb) if reported_mb is not None else self.needs_mb(model)
+        reported_mb = None if info is None else info.vram_used_mb if info.granted_mb is None else info.granted_mb
+        return max(0, reported_mb) if reported_mb is not None else self.needs_mb(model, node)
 
-    def needs_mb(self, model: str) -> int:
-        """Return the MB that a model needs: the catalogue's value, else the last reported value, else 0."""
-        profile = self.catalogue.profile(model)
+    def needs_mb(self, model: str, node: Node | None = None) -> int:
+        """Return the MB that a model needs, or 0 if unknown.
+
+        The MB are the first of these values that is known: the catalog's value, a node's estimate from the file
+        headers (if possible that of `node`), the last reported memory use, an estimate from the sizes of the files on a
+        hub. If `node` has rejected a load of the model because it needs more memory, the MB are at least what the model
+        needs there.
+        """
+        profile = self.profile(model)
         stated = profile.vram_mb if profile is not None else None
-        return self.sizes_mb.get(model, 0) if stated is None else stated
+        if stated is None:
+            stated = self.estimate_mb(model, node)
+        needs_mb = self.sizes_mb.get(model, 0) if stated is None else stated
+        return needs_mb if node is None else max(needs_mb, self.required_mb.get((node.name, model), 0))
+
+    def estimate_mb(self, model: str, node: Node | None = None) -> int | None:
+        """Return the MB that a model's files need; None if unknown or in the catalog."""
+        profile = self.profile(model)
+        if profile is not None and profile.vram_mb is not None:
+            return None
+        on_disk = estimated_mb(self.view, profile, model, node)
+        if on_disk is not None or model in self.sizes_mb:
+            return on_disk
+        return self.estimates_mb.get(model) or None
+
+    def idle_ttl_secs(self, model: str) -> float:
+        """Return the idle seconds after which a model is unloaded, or infinity."""
+        return self.keep_secs.get(model, self.settings.idle_ttl_secs or inf)
 
     def rank(self, model: str) -> int:
-        """Return a model's `residency_priority`. A model is never evicted for a model with a lower rank."""
-        profile = self.catalogue.profile(model)
+        """Return a model's `residency_priority`.
+
+        A model is never evicted for a model with a lower rank.
+        """
+        profile = self.profile(model)
         return DEFAULT_RESIDENCY if profile is None else profile.residency_priority or 0
 
     def measured_load_secs(self, node: str, model: str) -> float | None:
-        """Return the model's measured load duration on the node in seconds.
+        """Return the model's measured load duration on the node in seconds, or None.
 
-        If no load was measured on the node, return the mean of the durations on other nodes. If no load was measured on
-        any node, return None.
+        Without a load on the node, it is the mean of the durations on other nodes.
         """
         load_secs = self.load_secs.get((node, model))
         if load_secs is not None:
@@ -183,7 +215,7 @@ class FleetSnapshot:
             {index: size // len(devices) for index in devices},
             self.rank(model),
             busy=self.view.load(node, model) > 0,
-            loading=(loading and model not in node.models) or _is_loading(node, model),
+            loading=(loading and (model not in node.models or is_sleeping(node, model))) or _is_loading(node, model),
             loaded_at=self.view.loaded_at.get(pair),
             awaited_at=self.awaited.get(pair),
             used_at=max(
@@ -202,3 +234,74 @@ class FleetSnapshot:
 def _is_loading(node: Node, model: str) -> bool:
     info = node.models.get(model)
     return info is not None and info.status == "loading"
+
+
+class History:
+    """Records of past loads.
+
+    The keys of all mappings except `sizes_mb` and `keep_secs` are pairs (node name, model id).
+    """
+
+    def __init__(self) -> None:
+        # Moving average of load durations in seconds. Each new load has the weight 1/2.
+        self.load_secs: dict[Pair, float] = {}
+        self.devices: dict[Pair, tuple[int, ...]] = {}  # indices of the devices of the last load
+        self.failures: dict[Pair, Failure] = {}  # the last failure, only for pairs whose last load failed
+        self.sizes_mb: dict[str, int] = {}  # last reported memory use in MB, by model id
+        # MB that a model needs according to the sizes of its files on a hub, by model id; 0 if unknown
+        self.estimates_mb: dict[str, int] = {}
+        self.required_mb: dict[Pair, int] = {}  # MB that the node required when it rejected a load for lack of memory
+        # time (monotonic seconds) at which requests that had waited for the model's load were last forwarded
+        self.awaited: dict[Pair, float] = {}
+        # seconds without requests after which a model is unloaded, by model id, where a client has set them
+        self.keep_secs: dict[str, float] = {}
+        self._replanned: set[Pair] = set()
+
+    def look(self, view: FleetView) -> None:
+        """Copy the memory of each model from the nodes' reports to `sizes_mb`."""
+        self.keep_secs = {model: secs for model, secs in self.keep_secs.items() if view.has_model(model)}
+        for node in view.nodes:
+            for info in node.models.values():
+                if info.vram_used_mb is not None:
+                    self.sizes_mb[info.id] = max(0, info.vram_used_mb)
+
+    def loaded(self, pair: Pair, secs: float | None) -> None:
+        """Record a successful load, with its duration if this gateway started the load."""
+        self.failures.pop(pair, None)
+        self._replanned.discard(pair)
+        if secs is not None:
+            self.load_secs[pair] = (self.load_secs.get(pair, secs) + secs) / 2
+
+    def lacks_memory(self, pair: Pair, required_mb: int) -> bool:
+        """Record that a load was rejected, because it needs `required_mb` MB.
+
+        Return whether the load can be planned again at once, because this is the first such rejection since the last
+        load or failure of the pair.
+        """
+        self.required_mb[pair] = required_mb
+        # A second rejection in a row means that planning with the stated memory does not help.
+        is_first = pair not in self._replanned
+        self._replanned.add(pair)
+        return is_first
+
+    def forget_failures(self, model: str, node: str | None) -> None:
+        """Forget failed loads of the model, so that the next attempt starts at once."""
+        for pair in [pair for pair in self.failures if pair[1] == model and node in (None, pair[0])]:
+            del self.failures[pair]
+        for pair in [pair for pair in self.required_mb if pair[1] == model and node in (None, pair[0])]:
+            del self.required_mb[pair]  # a new quantization may need less
+
+    def failed(self, pair: Pair, message: str, now: float, *, temporary: bool) -> Failure:
+        """Record a failed load with the earliest time of the next attempt, and return it.
+
+        The delay doubles with each consecutive failure. It begins shorter if the same load may succeed later
+        (`temporary`).
+        """
+        self._replanned.discard(pair)
+        failure_count = self.failures[pair].times + 1 if pair in self.failures else 1
+        first_delay_secs, longest_delay_secs = (
+            (BACKOFF_SECS, MAX_BACKOFF_SECS) if temporary else (PERMANENT_BACKOFF_SECS, MAX_PERMANENT_BACKOFF_SECS)
+        )
+        retry_at = now + min(first_delay_secs * 2 ** min(failure_count - 1, 16), longest_delay_secs)
+        failure = self.failures[pair] = Failure(message, temporary, failure_count, retry_at)
+        return failure

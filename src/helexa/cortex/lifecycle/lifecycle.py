@@ -1,4 +1,4 @@
-"""The gateway's model manager: loads the models that requests need, and evicts other models if memory is short."""
+"""The model manager: loads requested models, and evicts other models."""
 
 import asyncio
 import logging
@@ -7,24 +7,35 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 
-from helexa.core.catalogue import Catalogue
+from helexa.core.catalog import Catalog
 from helexa.core.errors import ApiError, HelexaError, internal_error, model_not_found, shutting_down
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet import Fleet
-from helexa.cortex.fleet.node_client import NodeClient, NodeError
-from helexa.cortex.lifecycle.drain import Drains, StillNeededError
-from helexa.cortex.lifecycle.evictor import expired_models
-from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
-from helexa.cortex.lifecycle.history import History
-from helexa.cortex.lifecycle.load_job import LoadDependencies, LoadJob, Progress, reported_progress
-from helexa.cortex.lifecycle.load_report import LoadFailure, LoadReport
-from helexa.cortex.lifecycle.load_timeout import wait_until_loaded
-from helexa.cortex.lifecycle.memory_estimator import Megabytes, MemoryEstimator
-from helexa.cortex.lifecycle.pending_loads import PendingLoad, WaitingRequest
-from helexa.cortex.lifecycle.placement import ColdPlacement, DelayedPlacement
-from helexa.cortex.lifecycle.swap_queue import QueuedModel, decide
-from helexa.cortex.routing.router import WarmRoute, route
+from helexa.cortex.fleet.fleet_view import is_sleeping, local_profile, sleeping_profile
+from helexa.cortex.fleet.node_client import MemoryRejection, NodeClient, NodeError, or_none
+from helexa.cortex.lifecycle.evictor import expired_models, expiry
+from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, History
+from helexa.cortex.lifecycle.load_job import (
+    Drains,
+    LoadDependencies,
+    LoadJob,
+    Progress,
+    StillNeededError,
+    reported_progress,
+)
+from helexa.cortex.lifecycle.load_queue import (
+    LoadFailure,
+    LoadReport,
+    PendingLoad,
+    QueuedModel,
+    WaitingRequest,
+    decide,
+    wait_until_loaded,
+)
+from helexa.cortex.lifecycle.memory import Megabytes, MemoryEstimator
+from helexa.cortex.lifecycle.placement import ColdPlacement, DelayedPlacement, feasible, spec_on
+from helexa.cortex.routing import WarmRoute, has_warm, route
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +44,16 @@ REST_SECS = 5.0  # longest interval between decisions otherwise
 SHOW_FAILURE_SECS = 600.0  # a failed load is reported until this long after its next attempt was due
 _UNLOAD_BACKOFF_SECS = 60.0
 
-ModelCallback = Callable[[str, str], None]
-"""Callback that receives a model and a node."""
+ModelCallback = Callable[[str, str], None]  # callback that receives a model and a node
 
-PendingKey = tuple[str, str | None]
-"""Model id, and the node that an administrator has chosen for the load."""
+PendingKey = tuple[str, str | None]  # model id, and the node that an administrator has chosen for the load
 
 
 class Lifecycle:
     """Manages loads, evictions and the queue of requests that wait for loads.
 
-    The caller must run the method `run` as a background task.
-
-    Args:
-        loaded: called with the model id and the node name after every successful load.
-        evicted: called with the model id and the node name after every unload.
+    The caller must run the method `run` as a background task. `loaded` and `evicted` are called with the model id and
+    the node name.
     """
 
     def __init__(
@@ -55,7 +61,7 @@ class Lifecycle:
         fleet: Fleet,
         client: NodeClient,
         config: CortexConfig,
-        catalogue: Catalogue,
+        catalog: Catalog,
         *,
         loaded: ModelCallback,
         evicted: ModelCallback,
@@ -68,24 +74,29 @@ class Lifecycle:
         self._history = History()
         self._memory = MemoryEstimator()
         drains = Drains(fleet, client, self._memory, clock, evicted)
+        self._client = client
         self._dependencies = LoadDependencies(fleet, client, self._memory, drains, clock)
         self._pending: dict[PendingKey, PendingLoad] = {}
         self._jobs: dict[PendingKey, asyncio.Task[WarmRoute]] = {}
         self._unload_tasks: dict[Pair, asyncio.Task[None]] = {}
+        self._keep_tasks: set[asyncio.Task[None]] = set()
+        # when the models were loaded whose nodes keep them awake, because this gateway unloads them; None if unknown
+        self._kept_awake: dict[Pair, float | None] = {}
+        self._estimates: dict[str, asyncio.Future[int | None]] = {}
         self._wake = asyncio.Event()
-        self.configure(config, catalogue)
+        self.configure(config, catalog)
 
-    def configure(self, config: CortexConfig, catalogue: Catalogue) -> None:
-        """Apply a new configuration and catalogue, and forget failed loads so that they are tried again."""
-        self._gateway, self._eviction, self._catalogue = config.gateway, config.eviction, catalogue
+    def configure(self, config: CortexConfig, catalog: Catalog) -> None:
+        """Apply a new configuration and catalog, and retry failed loads."""
+        self._gateway, self._eviction, self._catalog = config.gateway, config.eviction, catalog
         self._dependencies.drains.warn_after = config.eviction.defrag_after_cycles
+        self._history.estimates_mb.clear()
         self._history.failures.clear()  # the new configuration may have fixed their causes
 
     async def serve(self, model: str, waiting: WaitingRequest) -> WarmRoute:
-        """Return the node and URL that serve `model`. If necessary, wait until a node has loaded the model.
+        """Return the node and URL that serve `model`, loaded first if necessary.
 
-        A running load continues if the caller is cancelled. `waiting` is the request, with its priority and time of
-        arrival.
+        A running load continues if the caller is canceled.
 
         Raises:
             ApiError: 404 for an unknown model; 503 with the reason if the model cannot be served, with Retry-After if a
@@ -94,27 +105,26 @@ class Lifecycle:
         return await self._warm(PendingLoad(model), waiting, self._gateway.load_wait_secs)
 
     async def load(self, model: str, node: str | None, waiting: WaitingRequest, wait_secs: float) -> WarmRoute:
-        """Load a model for an administrator, and return the node and URL that serve the model.
-
-        Earlier failed loads of the model do not delay this load.
+        """Load a model for an administrator; return the node that serves it.
 
         Args:
-            model: the model id.
             node: name of the node to load on, or None to let the gateway choose if no node has the model loaded.
-            waiting: the administrator's request, with its priority and time of arrival.
             wait_secs: seconds after which the request is rejected. A load that has started continues.
 
         Raises:
             ApiError: 404 for an unknown model; 503 with the reason if the model cannot be loaded.
         """
         self._history.forget_failures(model, node)
-        return await self._warm(PendingLoad(model, node), waiting, wait_secs)
+        return await self._warm(PendingLoad(model, node, by_admin=True), waiting, wait_secs)
 
     async def _warm(self, new: PendingLoad, waiting: WaitingRequest, wait_secs: float) -> WarmRoute:
-        """Wait until the model of `new` is loaded. If its load is already pending, join the pending load."""
+        """Wait until the model of `new` is loaded, by a pending load if there is one."""
         target = self._target(new)
         if target is not None:
             return target
+        if _key(new) not in self._pending:
+            await self.estimate(new.model)
+        # Another request may have begun the same load during the `await`.
         pending = self._pending.setdefault(_key(new), new)
         try:
             with pending.waiting(waiting):
@@ -126,15 +136,43 @@ class Lifecycle:
         finally:
             self._drop_if_unused(pending)
 
+    async def estimate(self, model: str) -> None:
+        """Ask a node how much memory a model needs, if no other source states the need.
+
+        The node reads the headers of the model's files, or asks the hub for their sizes. The answer is kept, also if
+        the size is unknown.
+        """
+        snapshot = self.snapshot()
+        profile = snapshot.profile(model) or local_profile(snapshot.view, model, requested=True)
+        if profile is None or snapshot.needs_mb(model) or model in self._history.estimates_mb:
+            return
+        if sleeping_profile(snapshot.view, model) is not None:
+            return  # its node knows the files
+        nodes = [node for node in snapshot.view.nodes if node.healthy and node.local is not None]
+        node = next((node for node in nodes if feasible(profile, node)), None)
+        if node is None:
+            return
+        # Concurrent requests for the model share one call.
+        if model not in self._estimates:
+            spec, bearer = spec_on(snapshot, node, profile, ()), self._fleet.bearer(node.name)
+            call = or_none(self._client.estimate_mb, node.endpoint, spec, bearer)
+            self._estimates[model] = asyncio.ensure_future(call)
+        estimate = self._estimates[model]
+        # Unlike `await estimate`, `wait` does not cancel the shared call if this caller is canceled.
+        await asyncio.wait([estimate])
+        self._estimates.pop(model, None)
+        # 0 for an unknown size, so that the node is not asked again.
+        self._history.estimates_mb[model] = max(0, estimate.result() or 0)
+
     def _target(self, pending: PendingLoad) -> WarmRoute | None:
-        """Return the node that serves the model of a pending load, or None if no suitable node has it loaded."""
+        """Return the node that serves a pending load's model, or None."""
         view = self._fleet.view()
         if pending.node is None:
             return route(view, pending.model)
         return route(view, pending.model, avoid={node.name for node in view.nodes} - {pending.node})
 
     async def unload(self, model: str, node: str) -> None:
-        """Unload a model for an administrator: send the node no new requests for it, and wait until it is idle.
+        """Unload a model for an administrator, once it is idle.
 
         Raises:
             ApiError: 404 if the node does not have the model loaded; 409 if the model is loading or is being unloaded,
@@ -144,21 +182,46 @@ class Lifecycle:
         view, pair = self._fleet.view(), (node, model)
         info = self._fleet.node(node).models.get(model)
         if pair in view.draining:
-            raise ApiError(409, "model_busy", f"model '{model}' is already being unloaded from node '{node}'")
+            raise ApiError(
+                409, "model_busy", f"model '{model}' is already being unloaded from node '{node}'; try again later"
+            )
         if pair in view.loading or (info is not None and info.status == "loading"):
-            raise ApiError(409, "model_busy", f"model '{model}' is still loading on node '{node}'")
+            raise ApiError(
+                409, "model_busy", f"model '{model}' is still loading on node '{node}'; try again when it is loaded"
+            )
         if info is None or info.status == "unloaded":
             raise model_not_found(model, f"node '{node}' has not loaded it")
         try:
             await self._drain_and_unload(pair, is_needed=True)
         except StillNeededError:
-            message = f"requests for model '{model}' still run on node '{node}'; the model stays loaded"
+            message = f"requests for model '{model}' still run on node '{node}'; unload it when they have ended"
             raise ApiError(409, "model_busy", message) from None
         except NodeError as error:
             raise ApiError(502, "node_error", f"node '{node}' did not unload the model: {error}") from None
 
+    def keep(self, model: str, secs: float) -> None:
+        """Unload `model` once it was idle for `secs` seconds; never if negative.
+
+        This replaces `idle_ttl_secs`, and the time after which nodes put the model to sleep, until the next call, or
+        until no node has the model any more.
+        """
+        view = self._fleet.view()
+        if not view.has_model(model):
+            return
+        self._history.keep_secs[model] = inf if secs < 0 else secs
+        self._wake.set()
+        for node in view.nodes if secs else ():
+            pair, loaded_at = (node.name, model), view.loaded_at.get((node.name, model))
+            if node.kind != "neuron" or not has_warm(node, model) or self._kept_awake.get(pair, -1.0) == loaded_at:
+                continue
+            self._kept_awake[pair] = loaded_at
+            call = or_none(self._client.keep_awake, node.endpoint, model, self._fleet.bearer(node.name))
+            task = asyncio.create_task(call)
+            self._keep_tasks.add(task)
+            task.add_done_callback(self._keep_tasks.discard)
+
     def progress(self, model: str) -> Progress | None:
-        """Return the progress of a model that is loading or waits for free memory, or None for any other model."""
+        """Return the progress of a loading or waiting model, or None."""
         pending = self._pending.get((model, None))
         if pending is not None and pending.job is not None:
             return pending.job.progress()
@@ -184,17 +247,30 @@ class Lifecycle:
             for pair, failure in self._history.failures.items()
             if failure.retry_at > now - SHOW_FAILURE_SECS
         }
-        return LoadReport(loads, failures)
+        return LoadReport(loads, failures, self._unload_times(offset))
+
+    def _unload_times(self, offset: float) -> dict[Pair, int]:
+        """Return when idle models will be unloaded (Unix seconds)."""
+        if not (self._eviction.idle_ttl_secs or self._history.keep_secs):
+            return {}
+        snapshot = self.snapshot()
+        times = {
+            (node.name, resident.model): expiry(snapshot, resident)
+            for node in snapshot.view.nodes
+            if node.healthy and node.kind == "neuron"
+            for resident in snapshot.residents(node)
+        }
+        return {pair: round(time + offset) for pair, time in times.items() if time is not None}
 
     def snapshot(self) -> FleetSnapshot:
-        """Return a fleet snapshot: the current state of nodes, models and memory, on which decisions are based."""
+        """Return the current state, on which decisions are based."""
         fleet_view = self._fleet.view()
         for node in fleet_view.nodes:
             self._memory.update(node)
         self._history.look(fleet_view)
         return FleetSnapshot(
             fleet_view,
-            self._catalogue,
+            self._catalog,
             self._clock(),
             self._began,
             self._eviction,
@@ -205,6 +281,10 @@ class Lifecycle:
             self._history.devices,
             self._history.sizes_mb,
             self._history.awaited,
+            self._history.required_mb,
+            self._history.keep_secs,
+            frozenset(pending.model for pending in self._pending.values() if pending.by_admin),
+            self._history.estimates_mb,
         )
 
     async def run(self) -> None:
@@ -220,11 +300,11 @@ class Lifecycle:
                 self._decide()
                 self._unload_idle()
             except Exception:
-                log.exception("deciding on loads failed")
+                log.exception("deciding on loads failed, the next decision follows")
 
     async def close(self) -> None:
         """Cancel all loads and reject the waiting requests."""
-        tasks = [*self._jobs.values(), *self._unload_tasks.values()]
+        tasks = [*self._jobs.values(), *self._unload_tasks.values(), *self._keep_tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -232,17 +312,15 @@ class Lifecycle:
             self._resolve(pending, shutting_down())
 
     def _decide(self) -> None:
-        """Start every pending load that can start now.
-
-        If a node has loaded the model in the meantime, forward the waiting requests to this node instead. If the model
-        cannot be loaded, reject the waiting requests.
-        """
+        """Start every pending load that can start now."""
+        # If a node has loaded the model in the meantime, forward the waiting requests to this node instead. If the
+        # model cannot be loaded, reject the waiting requests.
         without_job = [pending for pending in self._pending.values() if pending.job is None]
         for pending in without_job:
             target = self._target(pending)
             if target is not None:
                 self._resolve(pending, target)
-        queue = [pending for pending in without_job if not pending.outcome.done()]
+        queue = [pending.queued for pending in without_job if not pending.outcome.done()]
         for queue_verdict in decide(queue, self.snapshot, self._start):
             pending = self._pending[_key(queue_verdict.queued)]
             pending.delayed = queue_verdict.decision if isinstance(queue_verdict.decision, DelayedPlacement) else None
@@ -257,9 +335,10 @@ class Lifecycle:
         }
         usual_secs = snapshot.measured_load_secs(cold.node, cold.model)
         size_mb = snapshot.size_mb(node, cold.model)
-        pending.job = job = LoadJob(cold, size_mb, resident_mb, self._dependencies, usual_secs)
+        unlisted = {evicted for evicted in cold.evict if snapshot.profile(evicted) is None}
+        pending.job = job = LoadJob(cold, size_mb, resident_mb, self._dependencies, usual_secs, unlisted)
         self._history.devices[job.pair] = tuple(cold.spec.devices or ())
-        log.info("loading %s on %s%s", cold.model, cold.node, _eviction_note(cold))
+        log.info("load began: model=%s node=%s%s", cold.model, cold.node, _eviction_note(cold))
         task = asyncio.create_task(
             job.run(pending.has_waiters, self._gateway.load_timeout_secs), name=f"load {job.pair}"
         )
@@ -270,26 +349,41 @@ class Lifecycle:
         job.release()
         del self._jobs[_key(pending)]
         pending.job = None
+        # `close` has canceled the task, and rejects the waiting requests itself.
         if task.cancelled():
             return
         error, (node, model) = task.exception(), job.pair
         if error is None:
             self._history.loaded(job.pair, job.secs)
             self._loaded(model, node)
-            log.info("loaded %s on %s", model, node)
+            log.info("model loaded: model=%s node=%s", model, node)
             self._resolve(pending, task.result())
+        elif isinstance(error, NodeError) and error.memory is not None and self._replans(job, error.memory):
+            # The next decision knows the model's need and the free memory, so it evicts models if it may.
+            needed_mb, free_mb = error.memory.required_mb, error.memory.free_mb
+            log.info("node lacks memory: model=%s node=%s needed_mb=%d free_mb=%d", model, node, needed_mb, free_mb)
         elif isinstance(error, NodeError):
             message = f"model '{model}' could not be loaded on node '{node}': {error}"
             log.warning("%s", message)
             self._history.failed(job.pair, message, self._clock(), temporary=error.temporary)
+        # After a StillNeededError, the requests wait for the next decision.
         elif not isinstance(error, StillNeededError):
-            log.error("loading %s failed with an internal error", model, exc_info=error)
+            log.error("load failed with an internal error, its requests got 500: model=%s", model, exc_info=error)
             self._resolve(pending, internal_error())
         self._drop_if_unused(pending)
         self._wake.set()
 
+    def _replans(self, job: LoadJob, memory: MemoryRejection) -> bool:
+        """Record a rejected load; return whether the load can be planned again at once."""
+        with suppress(KeyError):  # the node was removed from the configuration
+            node = self._fleet.node(job.pair[0])
+            self._memory.correct(node, dict.fromkeys(job.devices, memory.free_mb), self._clock())
+            if not is_sleeping(node, job.pair[1]):  # otherwise, the model still sleeps
+                self._fleet.unloaded(*job.pair)  # the last poll may say that the node is loading the model
+        return self._history.lacks_memory(job.pair, memory.required_mb)
+
     def _resolve(self, pending: PendingLoad, outcome: WarmRoute | HelexaError) -> None:
-        """Remove a pending load. Pass `outcome`, a node or an error, to all requests that wait for the model."""
+        """Remove a pending load, and pass `outcome` to all requests that wait for it."""
         self._pending.pop(_key(pending), None)
         if pending.outcome.done():
             return
@@ -302,7 +396,7 @@ class Lifecycle:
             pending.outcome.exception()
 
     def _drop_if_unused(self, pending: PendingLoad) -> None:
-        """Remove a pending load if no request waits for the model and its load has not started."""
+        """Remove a load that has not started, if no request waits for it."""
         if not pending.has_waiters() and pending.job is None and self._pending.get(_key(pending)) is pending:
             del self._pending[_key(pending)]
 
@@ -315,7 +409,7 @@ class Lifecycle:
         return max(0.0, pending.delayed.until - self._clock()) + (usual_secs or 0.0)
 
     def _unload_idle(self) -> None:
-        """Start to unload the models that were idle for `idle_ttl_secs`."""
+        """Start to unload the models whose idle time has passed."""
         for pair in expired_models(self.snapshot()):
             if pair not in self._unload_tasks:
                 task = self._unload_tasks[pair] = asyncio.create_task(self._unload(pair), name=f"unload {pair}")
@@ -327,7 +421,8 @@ class Lifecycle:
         except (StillNeededError, KeyError):
             return  # a request needs the model, or its node was removed from the configuration
         except NodeError as error:
-            log.warning("unloading %s on %s failed: %s", pair[1], pair[0], error)
+            log.warning("unload failed, it is tried again: model=%s node=%s: %s", pair[1], pair[0], error)
+            # The task stays registered during the pause, so the unload is not tried again at once.
             await asyncio.sleep(_UNLOAD_BACKOFF_SECS)
 
     async def _drain_and_unload(self, pair: Pair, *, is_needed: bool) -> None:
@@ -338,9 +433,9 @@ class Lifecycle:
             await drain.unload()
 
 
-def _key(queued: QueuedModel) -> PendingKey:
+def _key(queued: QueuedModel | PendingLoad) -> PendingKey:
     return queued.model, queued.node
 
 
 def _eviction_note(cold: ColdPlacement) -> str:
-    return f" instead of {', '.join(cold.evict)}" if cold.evict else ""
+    return f" evicts={','.join(cold.evict)}" if cold.evict else ""

@@ -1,9 +1,9 @@
-"""Loads one model on one node: evicts other models, calls the node's load API, and watches the load's progress."""
+"""One load of a model on a node: drains of other models, evictions and progress."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,8 @@ from helexa.core.fleet import ModelInfo
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Node
-from helexa.cortex.fleet.node_client import NodeClient, NodeError
-from helexa.cortex.lifecycle.drain import Drains
-from helexa.cortex.lifecycle.memory_estimator import (
+from helexa.cortex.fleet.node_client import NodeClient, NodeError, or_none
+from helexa.cortex.lifecycle.memory import (
     HOST,
     Megabytes,
     MemoryChange,
@@ -22,27 +21,149 @@ from helexa.cortex.lifecycle.memory_estimator import (
     reading,
 )
 from helexa.cortex.lifecycle.placement import ColdPlacement
-from helexa.cortex.routing.router import WarmRoute
+from helexa.cortex.routing import WarmRoute
 
 log = logging.getLogger(__name__)
+
+DRAIN_SECS = 300.0
+LOOK_SECS = 0.05
 
 WATCH_SECS = 0.1
 _LEAST_FRACTION = 0.02  # below this fraction, the remaining time is not extrapolated
 
 
+class StillNeededError(Exception):
+    """A model is not unloaded: its requests still run, or its memory is not needed."""
+
+
+class Drain:
+    """The drain of one model on one node, until it is unloaded or the drain abandoned."""
+
+    def __init__(self, drains: "Drains", pair: Pair, megabytes: Megabytes, change: MemoryChange) -> None:
+        self._drains = drains
+        self._change = change
+        self.pair = pair
+        self.megabytes = megabytes  # memory that the model uses in MB, by device index
+
+    async def idle(self, is_needed: Callable[[], bool]) -> None:
+        """Wait until the gateway and the node have no requests for the model.
+
+        Raises:
+            StillNeededError: requests still run, and `DRAIN_SECS` have passed or `is_needed()` returned False.
+            NodeError: the node does not report its running requests.
+        """
+        deadline = asyncio.get_running_loop().time() + DRAIN_SECS
+        # Other clients may send requests to the node, too, so the node must be asked for its requests.
+        while self._drains.has_own_requests(self.pair) or await self._drains.has_node_requests(self.pair):
+            if asyncio.get_running_loop().time() > deadline or not is_needed():
+                raise StillNeededError
+            await asyncio.sleep(LOOK_SECS)
+
+    async def unload(self, *, only_sleep: bool = False) -> None:
+        """Unload the model, and count its memory as expected free memory.
+
+        Args:
+            only_sleep: put the model to sleep instead, if its node can do this.
+
+        Raises:
+            NodeError: the node rejected the unload or did not answer.
+        """
+        if not (only_sleep and await self._drains.put_to_sleep(self.pair)):
+            await self._drains.unload(self.pair)
+        self._change.megabytes = {index: -size for index, size in self.megabytes.items()}
+        self._change.ended_at = self._drains.clock()
+
+    def is_unloaded(self) -> bool:
+        """Return whether `unload` has succeeded."""
+        return self._change.ended_at is not None
+
+
+class Drains:
+    """Starts drains, and unloads models from nodes."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        client: NodeClient,
+        memory: MemoryEstimator,
+        clock: Callable[[], float],
+        evicted: Callable[[str, str], None],
+    ) -> None:
+        self.fleet = fleet  # state of the nodes
+        self.clock = clock  # returns monotonic seconds
+        self.warn_after = 0
+        self._client = client  # client for the nodes' management API
+        self._memory = memory  # tracks the expected free memory of the nodes
+        self._evicted = evicted  # called with the model id and the node name after every unload
+        self._cycles: dict[str, int] = {}
+
+    @contextmanager
+    def draining(self, pair: Pair, megabytes: Megabytes) -> Iterator[Drain]:
+        """Return a context manager of a `Drain`: the model gets no new requests."""
+        node = self.fleet.node(pair[0])
+        memory_change = MemoryChange({})
+        drain = Drain(self, pair, megabytes, memory_change)
+        self._memory.begin(node, memory_change)
+        try:
+            with self.fleet.drain(*pair):
+                yield drain
+        finally:
+            if not drain.is_unloaded():
+                self._memory.cancel(node.name, memory_change)
+
+    def has_own_requests(self, pair: Pair) -> bool:
+        """Return whether this gateway has running requests for the (node, model) pair."""
+        return self.fleet.view().in_flight.get(pair, 0) > 0
+
+    async def has_node_requests(self, pair: Pair) -> bool:
+        """Ask the node whether it has running or queued requests for the model."""
+        # The last poll may be out of date.
+        health = await self._client.health(self._endpoint(pair[0]), self.fleet.bearer(pair[0]))
+        return any(load.id == pair[1] and load.in_flight + load.queue_depth > 0 for load in health.models)
+
+    async def put_to_sleep(self, pair: Pair) -> bool:
+        """Put a model to sleep, and update the fleet; False: the node cannot do it.
+
+        Raises:
+            NodeError: the node rejected the request or did not answer.
+        """
+        name, model = pair
+        if not await self._client.sleep(self._endpoint(name), model, self.fleet.bearer(name)):
+            return False
+        self.fleet.fell_asleep(name, model)
+        log.info("model put to sleep: model=%s node=%s", model, name)
+        return True
+
+    async def unload(self, pair: Pair) -> None:
+        """Unload a model, update the fleet, and call the `evicted` callback.
+
+        Raises:
+            NodeError: the node rejected the unload or did not answer.
+        """
+        name, model = pair
+        await self._client.unload(self._endpoint(name), model, self.fleet.bearer(name))
+        self.fleet.unloaded(name, model)
+        cycles = self._cycles[name] = self._cycles.get(name, 0) + 1
+        log.info("model unloaded: model=%s node=%s", model, name)
+        if self.warn_after and cycles % self.warn_after == 0:
+            log.warning("node has unloaded many models, restart it if memory shrinks: node=%s unloads=%d", name, cycles)
+        self._evicted(model, name)
+
+    def _endpoint(self, name: str) -> str:
+        node = next((node for node in self.fleet.view().nodes if node.name == name), None)
+        if node is None:
+            raise NodeError("the node was removed from the configuration")
+        return node.endpoint
+
+
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a model's load. An attribute is None if its value is unknown.
+    """Progress of a model's load. An attribute is None if its value is unknown."""
 
-    Attributes:
-        fraction: completed fraction of the current stage, 0 to 1.
-        stage: short description of the current stage.
-        eta_secs: estimated seconds until the load ends. If `fraction` is known, the estimate may instead be the seconds
-            until the current stage ends.
-    """
-
-    fraction: float | None = None
-    stage: str | None = None
+    fraction: float | None = None  # completed fraction of the current stage, 0 to 1
+    stage: str | None = None  # short description of the current stage
+    # Estimated seconds until the load ends. If `fraction` is known, the estimate may instead be the seconds until the
+    # current stage ends.
     eta_secs: float | None = None
 
     def json_dict(self) -> dict[str, Any]:
@@ -63,16 +184,7 @@ class LoadDependencies:
 
 
 class LoadJob:
-    """One load of a model, from the placement decision to the end of the load.
-
-    The constructor reserves memory on the node, and stops new requests for the models to evict. The method `release`
-    ends the reservation and allows requests again.
-
-    Attributes:
-        cold: the placement decision: model, node and models to evict.
-        secs: duration of the load on the node in seconds. None before the load has ended, and for a load that another
-            client started.
-    """
+    """One load of a model, from the placement decision to the end of the load."""
 
     def __init__(
         self,
@@ -81,20 +193,23 @@ class LoadJob:
         victims: dict[str, Megabytes],
         dependencies: LoadDependencies,
         usual_secs: float | None,
+        unlisted: Collection[str] = (),
     ) -> None:
         """Reserve memory on the node, and stop new requests for the models to evict.
 
         Args:
-            cold: the placement decision.
             size_mb: memory that the model will use, in MB.
-            victims: by model id, the memory use of the models to evict in MB by device index. May contain other models.
-            dependencies: the gateway components that every load job uses.
+            victims: memory use of the models to evict (or more models) in MB, by model id and device index.
             usual_secs: usual duration of this load in seconds; None if unknown.
+            unlisted: models to evict that this gateway could not load again. They sleep instead, and wake on request.
         """
-        self.cold = cold
+        self.cold = cold  # the placement decision: model, node and models to evict
+        # Duration of the load on the node in seconds. None before the load has ended, and for a load that another
+        # client started.
         self.secs: float | None = None
         self._dependencies = dependencies
         self._usual_secs = usual_secs
+        self._unlisted = unlisted
         self._loading_since: float | None = None
         self._stage_since = 0.0
         self._stage = "unloading other models" if cold.evict else "loading"
@@ -115,44 +230,64 @@ class LoadJob:
             self._resources.callback(self._cancel_reservation)
 
     @property
+    def devices(self) -> list[int]:
+        """Indices of the devices on which the model is loaded."""
+        return list(self._required_mb)
+
+    @property
     def pair(self) -> Pair:
         """The (node name, model id) pair of the load."""
         return self.cold.node, self.cold.model
 
     async def run(self, is_needed: Callable[[], bool], stall_timeout_secs: float) -> WarmRoute:
-        """Evict models if necessary, load the model, and return the node and URL that serve the model.
+        """Evict and load; return the node and URL that serve the model.
 
         Args:
             is_needed: returns whether any request still waits for the model. It is called only during the evictions.
             stall_timeout_secs: seconds without progress after which the load fails.
 
         Raises:
-            NodeError: the node rejected the load, the load failed, or it made no progress for `stall_timeout_secs`.
+            NodeError: the node rejected the load, the load failed, or it made no progress.
             StillNeededError: a model could not be evicted, so the load was not started.
         """
+        # All models become idle before the first one is unloaded: if the load is given up meanwhile, no model is lost.
         for drain in self._victim_drains:
             await drain.idle(is_needed)
         for drain in self._victim_drains:
-            await drain.unload()
+            await drain.unload(only_sleep=drain.pair[1] in self._unlisted)
             self._reserve()
         name, model = self.pair
         node = self._node()
         self._loading_since, self._stage = self._dependencies.clock(), "loading"
         bearer = self._dependencies.fleet.bearer(node.name)
         await self._watch(self._dependencies.client.load(node.endpoint, self.cold.spec, bearer), stall_timeout_secs)
+        # A joined load began earlier, so its duration is not known.
         if not self.cold.joined:
             self.secs = self._dependencies.clock() - self._loading_since
         url = await self._dependencies.client.url(node, model, bearer)
-        spec = self.cold.spec
-        info = ModelInfo(
-            id=model, harness=spec.harness, devices=spec.devices or [], tensor_parallel=spec.tensor_parallel
-        )
+        info = await self._loaded_info(node, bearer)
         self._dependencies.fleet.loaded(name, info, url)
+        size_mb = info.vram_used_mb if info.granted_mb is None else info.granted_mb
+        if size_mb is not None:  # the KV cache may be larger than estimated
+            self._change.megabytes = {device: size_mb // len(self._required_mb) for device in self._required_mb}
         self._change.ended_at = self._dependencies.clock()
         return WarmRoute(model, name, url, f"node={name}; why=loaded"[:100])
 
+    async def _loaded_info(self, node: Node, bearer: str | None) -> ModelInfo:
+        """Return the node's report about the model, else what the load states."""
+        spec, model = self.cold.spec, self.cold.model
+        reported = (await or_none(self._dependencies.client.models, node.endpoint, bearer) or {}).get(model)
+        if reported is not None and reported.status == "loaded":
+            return reported
+        return ModelInfo(
+            id=model, harness=spec.harness, devices=spec.devices or [], tensor_parallel=spec.tensor_parallel
+        )
+
     def release(self) -> None:
-        """End the memory reservation, and allow requests for models that were not evicted. May be called twice."""
+        """End the memory reservation, and allow requests for models that were not evicted.
+
+        May be called twice.
+        """
         self._resources.close()
 
     def progress(self) -> Progress:
@@ -180,11 +315,7 @@ class LoadJob:
             raise NodeError("the node was removed from the configuration") from None
 
     async def _watch(self, load: Coroutine[None, None, None], stall_timeout_secs: float) -> None:
-        """Wait until the load call returns.
-
-        Raises:
-            NodeError: the load failed, the node went down, or the load made no progress for `stall_timeout_secs`.
-        """
+        """Wait until the load call returns."""
         task = asyncio.create_task(load, name=f"load {self.pair}: the node")
         last_progress: tuple[float | None, str | None] = (None, None)
         progress_at = self._stage_since = self._dependencies.clock()
@@ -211,7 +342,7 @@ class LoadJob:
             await asyncio.wait((task,))
 
     def _reserve(self) -> None:
-        """Update the reserved memory: the load's memory minus the memory of the models that are still to be evicted."""
+        """Reserve the load's memory, minus the memory of pending evictions."""
         self._change.megabytes = additional_mb(
             self._required_mb, [drain.megabytes for drain in self._victim_drains if not drain.is_unloaded()]
         )
@@ -222,12 +353,12 @@ class LoadJob:
 
 
 def reported_progress(node: Node, model: str) -> tuple[float | None, str | None]:
-    """Return the progress that the node reports for the load of `model`: a fraction and the name of the load's stage.
+    """Return the progress that the node reports for the load of `model`.
 
     The fraction (0 to 1) is the completed part of the stage. A value that the node does not report is None.
     """
     info = node.models.get(model)
-    if info is not None and info.status == "loading":
+    if info is not None and info.status in ("loading", "sleeping"):
         return _fraction(info.progress), info.stage
     activation = node.health.activation if node.health else None
     if activation is not None and activation.in_progress == model:

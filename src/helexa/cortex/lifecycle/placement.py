@@ -1,4 +1,4 @@
-"""Placement of a model that is not loaded: chooses the node, the devices, and the models to evict.
+"""Chooses node, devices and evictions for a model that is not loaded.
 
 All functions are pure functions of a `FleetSnapshot`.
 """
@@ -7,14 +7,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from helexa.core.catalogue import Profile
-from helexa.core.errors import ApiError, model_not_found, service_unavailable
+from helexa.core.catalog import PINNED_RESIDENCY, Profile
+from helexa.core.display import memory_text
+from helexa.core.errors import ApiError, service_unavailable
 from helexa.core.fleet import ModelSpec
-from helexa.cortex.fleet.fleet_view import Node
+from helexa.cortex.fleet.fleet_view import Node, is_sleeping
 from helexa.cortex.lifecycle.evictor import EvictionPlan, plan_eviction, preference
 from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
-from helexa.cortex.lifecycle.hardware_fit import device_pools, misfit
-from helexa.cortex.lifecycle.memory_estimator import HOST
+from helexa.cortex.lifecycle.memory import HOST, device_pools, misfit
+from helexa.cortex.routing import unknown_model
 
 RECOVERING = ("recovering", "poisoned")
 
@@ -30,63 +31,47 @@ _MAX_REASONS = 3  # in an error message
 
 @dataclass(frozen=True)
 class ColdPlacement:
-    """Decision to load a model on a node, or to wait for a load of the model that is already running on the node.
-
-    Attributes:
-        model: the model id.
-        node: the node's name.
-        spec: the parameters of the load request to the node.
-        evict: ids of the models to evict before the load.
-        joined: True if the load is already running.
-    """
+    """Decision to load a model on a node, or to join its running load there."""
 
     model: str
     node: str
-    spec: ModelSpec
-    evict: tuple[str, ...] = ()
-    joined: bool = False
+    spec: ModelSpec  # the parameters of the load request to the node
+    evict: tuple[str, ...] = ()  # ids of the models to evict before the load
+    joined: bool = False  # True if the load is already running
 
 
 @dataclass(frozen=True)
 class DelayedPlacement:
-    """Decision to wait before a load, because the models to evict are in use or were loaded too recently.
-
-    Attributes:
-        model: the model id.
-        node: name of the node that the model will probably be loaded on.
-        evict: ids of the models that will probably be evicted before the load.
-        until: latest time at which the models in `evict` may be evicted (monotonic seconds). If they become idle, they
-            may be evicted earlier. Infinity if another load must end first.
-    """
+    """Decision to wait, because the models to evict are in use or too new."""
 
     model: str
-    node: str
-    evict: tuple[str, ...]
+    node: str  # name of the node that the model will probably be loaded on
+    evict: tuple[str, ...]  # ids of the models that will probably be evicted before the load
+    # Latest time at which the models in `evict` may be evicted (monotonic seconds). If they become idle, they may be
+    # evicted earlier. Infinity if another load must end first.
     until: float
 
 
 def place(
     snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Collection[str] = ()
 ) -> ColdPlacement | DelayedPlacement:
-    """Decide on which node to load a model that no node has loaded, or decide that the load must wait.
+    """Choose the node that loads a model, or decide that the load must wait.
 
     Args:
-        snapshot: the state of the nodes, models and memory on which the decision is based.
-        model: the model's id.
         since: arrival time of the oldest waiting request (monotonic seconds).
         claimed: names of nodes that are reserved for other models, which have waited longer than `swap_wait_secs`.
 
     Raises:
-        ApiError: 404 for an unknown model; 503 if no node can load the model, with Retry-After if a retry may
-            succeed.
+        ApiError: 404 for an unknown model, if all nodes have reported their models; 503 if no node can load the model,
+            with Retry-After if a retry may succeed.
     """
     healthy = [node for node in snapshot.view.nodes if node.healthy]
     if not healthy:
-        raise service_unavailable("no healthy node", RETRY_NO_NODE)
+        raise service_unavailable("no healthy node; `helexa status` shows why", RETRY_NO_NODE)
     running_target = _running_load(snapshot, healthy, model)
     if running_target is not None:
         return running_target
-    profile = snapshot.catalogue.profile(model)
+    profile = snapshot.profile(model)
     loadable = [node for node in healthy if node.kind == "neuron" and not node.cordoned]
     registered = [node for node in loadable if model in node.models and node.models[model].status == "unloaded"]
     if profile is None:
@@ -104,86 +89,96 @@ def place(
     plans = [(node, plan) for node, plan in plans if plan.fits] or plans
     ready_plans = [(node, plan) for node, plan in plans if plan.ready_at <= snapshot.now and node.name not in claimed]
     if ready_plans:
-        node, plan = min(ready_plans, key=lambda pair: _preference(snapshot, *pair))
+        node, plan = min(ready_plans, key=lambda pair: _preference(snapshot, *pair, model))
         return ColdPlacement(
-            model, node.name, load_spec(profile, plan.devices), tuple(resident.model for resident in plan.evict)
+            model,
+            node.name,
+            spec_on(snapshot, node, profile, plan.devices),
+            tuple(resident.model for resident in plan.evict),
         )
-    node, plan = min(plans, key=lambda pair: (pair[1].ready_at, *_preference(snapshot, *pair)))
+    node, plan = min(plans, key=lambda pair: (pair[1].ready_at, *_preference(snapshot, *pair, model)))
     return DelayedPlacement(model, node.name, tuple(resident.model for resident in plan.evict), plan.ready_at)
 
 
 def allowed(profile: Profile, node: Node) -> bool:
-    """Return whether the model's catalogue entry allows the model on the node (`pinned_on`)."""
+    """Return whether the catalog allows the model on the node (`pinned_on`)."""
     return not profile.pinned_on or node.name in profile.pinned_on
 
 
 def feasible(profile: Profile, node: Node) -> bool:
-    """Return whether the model is allowed on the node and fits the node's known hardware."""
+    """Return whether the model is allowed on the node and fits its hardware."""
     return allowed(profile, node) and node.discovery is not None and misfit(profile, node.discovery) is None
 
 
 def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
-    """Return the body of a `POST /models/load` request to a node.
-
-    Args:
-        profile: the model's catalogue entry.
-        devices: indices of the devices to load the model on.
-    """
+    """Return the body of a `POST /models/load` request to a node."""
     return ModelSpec(
         model_id=profile.id,
         harness=profile.harness,
         source=profile.full_source(),
         quant=profile.quant,
         tool_parser=profile.tool_parser,
+        draft_model=profile.draft_model,
         sampling=profile.sampling,
         tensor_parallel=profile.min_devices if profile.min_devices > 1 else None,
         devices=[index for index in devices if index != HOST] or None,
+        idle_unload_secs=_idle_unload_secs(profile),
     )
 
 
-def _preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tuple[bool, bool, float, int, str]:
-    """Return the sort key of a node's eviction plan. Among equal plans, the node's name decides."""
-    return *preference(snapshot, node, plan), node.name
+def _idle_unload_secs(profile: Profile) -> float | None:
+    """Return the idle time after which nodes put the model to sleep; None: theirs."""
+    is_pinned = (profile.residency_priority or 0) >= PINNED_RESIDENCY
+    return 0.0 if profile.idle_unload_secs is None and is_pinned else profile.idle_unload_secs
+
+
+def _preference(
+    snapshot: FleetSnapshot, node: Node, plan: EvictionPlan, model: str
+) -> tuple[bool, bool, bool, float, int, str]:
+    """Return the sort key of a node's eviction plan; equal plans differ by name."""
+    unfit, evicts, cost, used = preference(snapshot, node, plan)
+    # A sleeping model wakes faster than another node loads it, and its prompts are on the disk of its node.
+    return unfit, evicts, not is_sleeping(node, model), cost, used, node.name
 
 
 def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> ColdPlacement | None:
-    """Return the decision to wait for a running load of the model, or None if the model is not loading.
+    """Return the decision to wait for a running load of the model, or None.
 
     The load was started by this gateway, or is reported by one of the `healthy` nodes.
-
-    Raises:
-        ApiError: 503 if the model's engine crashed on a node, or if the model is loading but not in the catalogue.
     """
     fleet_view = snapshot.view
     for node in healthy:
         if (node.name, model) in fleet_view.loading:
             return ColdPlacement(model, node.name, _spec(snapshot, node, model), joined=True)
     if any(node.models[model].status in RECOVERING for node in healthy if model in node.models):
-        raise service_unavailable(f"model '{model}' is recovering", RETRY_RECOVERING)
+        message = f"model '{model}' is recovering; retry in {RETRY_RECOVERING} s"
+        raise service_unavailable(message, RETRY_RECOVERING)
     for node in healthy:
         if (model in node.models and node.models[model].status == "loading") or model in node.activating():
-            if snapshot.catalogue.profile(model) is None:
-                raise service_unavailable(f"model '{model}' is loading", RETRY_LOADING)
+            if snapshot.profile(model) is None:
+                raise service_unavailable(f"model '{model}' is loading; retry in {RETRY_LOADING} s", RETRY_LOADING)
             if not _in_back_off(snapshot, node, model):
                 return ColdPlacement(model, node.name, _spec(snapshot, node, model), joined=True)
     return None
 
 
 def _eviction_plan(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
-    """Return the plan to load the model on the node, or None if no evictions free enough memory.
-
-    If the model is about to be unloaded from this node, the plan's `ready_at` is infinity, because the unload must end
-    before the load can start.
-    """
+    """Return the plan to load the model on the node, or None."""
+    # If the model is about to be unloaded from this node, the plan's `ready_at` is infinity, because the unload must
+    # end before the load can start.
     plan = plan_eviction(snapshot, node, profile, since)
     is_draining = (node.name, profile.id) in snapshot.view.draining
     return replace(plan, ready_at=inf) if plan is not None and is_draining else plan
 
 
 def _is_vacant(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
-    """Return whether the model on this node is not loaded, still loading, or about to be unloaded."""
+    """Return whether the model is not loaded, still loading, or draining there."""
     info = node.models.get(model)
-    return info is None or info.status in ("unloaded", "loading") or (node.name, model) in snapshot.view.draining
+    return (
+        info is None
+        or info.status in ("unloaded", "loading", "sleeping")
+        or (node.name, model) in snapshot.view.draining
+    )
 
 
 def _in_back_off(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
@@ -194,13 +189,9 @@ def _in_back_off(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
 def _placement_error(
     snapshot: FleetSnapshot, profile: Profile, healthy: list[Node], candidates: list[Node], trusted: list[Node]
 ) -> ApiError:
-    """Return the 503 error response for requests for a catalogue model that no node can load now.
+    """Return the 503 error for a catalog model that no node can load now.
 
     Args:
-        snapshot: the state on which the decision is based.
-        profile: the model's catalogue entry.
-        healthy: the healthy nodes.
-        candidates: the nodes that may load the model.
         trusted: the candidates on which the last load of the model has not failed recently.
     """
     model = profile.id
@@ -209,7 +200,7 @@ def _placement_error(
         return failed(min(failures, key=lambda failure: (not failure.temporary, failure.retry_at)), snapshot.now)
     if trusted:
         return service_unavailable(
-            f"no node has enough memory for model '{model}': {_memory_text(snapshot, profile)}", RETRY_NO_ROOM
+            f"no node has enough memory for model '{model}': {_memory_text(snapshot, profile, trusted)}", RETRY_NO_ROOM
         )
     return _no_candidate_error(snapshot, healthy, model)
 
@@ -221,25 +212,37 @@ def failed(failure: Failure, now: float) -> ApiError:
     return ApiError(503, "service_unavailable", failure.message, type="api_error")
 
 
-def _memory_text(snapshot: FleetSnapshot, profile: Profile) -> str:
+def _memory_text(snapshot: FleetSnapshot, profile: Profile, nodes: list[Node]) -> str:
     devices = f" on {profile.min_devices} devices" if profile.min_devices > 1 else ""
-    return f"it needs {snapshot.needs_mb(profile.id)} MB{devices}, and the loaded models cannot be evicted for it"
+    text = f"it needs {memory_text(snapshot.needs_mb(profile.id))}{devices}"
+    empty = [node for node in nodes if not snapshot.residents(node)]
+    if len(empty) < len(nodes):
+        return f"{text}, and the loaded models cannot be evicted for it"
+    free = [f"{node.name} has {memory_text(max(snapshot.free(node).values(), default=0))} free" for node in empty]
+    return f"{text}; {', '.join(free[:_MAX_REASONS])}"
 
 
 def _no_candidate_error(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> ApiError:
-    """Return the error response for requests for a model that no healthy node is able or allowed to load."""
-    fleet_view, profile = snapshot.view, snapshot.catalogue.profile(model)
+    """Return the error for a model that no healthy node may load."""
+    fleet_view, profile = snapshot.view, snapshot.profile(model)
     for node in healthy:
         if model in node.models and not node.cordoned and not _is_vacant(snapshot, node, model):
             servable = node.models[model].servable
             reason = (servable.reason if servable else None) or "unknown reason"
-            return service_unavailable(f"model '{model}' is loaded but cannot serve: {reason}", RETRY_UNSERVABLE)
+            return service_unavailable(
+                f"model '{model}' is loaded but cannot serve: {reason}; see the log of node '{node.name}'",
+                RETRY_UNSERVABLE,
+            )
     if profile is None:
         if fleet_view.knows(model):
-            return service_unavailable(f"the node that has model '{model}' accepts no requests", RETRY_NODE_DOWN)
-        return model_not_found(model[:200])
+            return service_unavailable(
+                f"the node that has model '{model}' accepts no requests; start or uncordon it", RETRY_NODE_DOWN
+            )
+        return unknown_model(fleet_view, model)
     if any(_may_hold_later(profile, node) for node in fleet_view.nodes if node.kind == "neuron"):
-        return service_unavailable(f"no node that can hold model '{model}' accepts loads now", RETRY_NODE_DOWN)
+        return service_unavailable(
+            f"no node that can hold model '{model}' accepts loads now; start or uncordon one", RETRY_NODE_DOWN
+        )
     message = f"no node can hold model '{model}'"
     reasons = [misfit(profile, node.discovery) for node in healthy if node.discovery and allowed(profile, node)]
     if reasons := list(dict.fromkeys(filter(None, reasons)))[:_MAX_REASONS]:
@@ -248,7 +251,7 @@ def _no_candidate_error(snapshot: FleetSnapshot, healthy: list[Node], model: str
 
 
 def _may_hold_later(profile: Profile, node: Node) -> bool:
-    """Return whether a node that cannot load the model now may be able to load it later.
+    """Return whether the node may be able to load the model later.
 
     This is the case for a suitable node that is down or cordoned, and for an allowed node with unknown hardware.
     """
@@ -258,11 +261,22 @@ def _may_hold_later(profile: Profile, node: Node) -> bool:
 
 
 def _spec(snapshot: FleetSnapshot, node: Node, model: str) -> ModelSpec:
-    profile = snapshot.catalogue.profile(model)
+    profile = snapshot.profile(model)
     if profile is not None:
-        return load_spec(profile, snapshot.devices.get((node.name, model)) or _first_devices(profile, node))
+        devices = snapshot.devices.get((node.name, model)) or _first_devices(profile, node)
+        return spec_on(snapshot, node, profile, devices)
     info = node.models.get(model)
     return ModelSpec(model_id=model, harness=info.harness if info else "torch")
+
+
+def spec_on(snapshot: FleetSnapshot, node: Node, profile: Profile, devices: Collection[int]) -> ModelSpec:
+    """Return the body of a node's load request, with its local source."""
+    spec = load_spec(profile, devices)
+    local = snapshot.view.local_model(node, profile.id)
+    if local is None or snapshot.catalog.profile(profile.id) is not None:
+        return spec
+    # The node loads the files that it has listed, also without a network, and downloads no newer version.
+    return spec.model_copy(update={"source": local.source, "download": False})
 
 
 def _first_devices(profile: Profile, node: Node) -> tuple[int, ...]:

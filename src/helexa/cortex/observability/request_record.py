@@ -1,4 +1,7 @@
-"""The record of one request. It is filled during the request, and written to metrics and logs when the request ends."""
+"""The record of one request.
+
+It is filled during the request, and written to metrics and logs when the request ends.
+"""
 
 import time
 from typing import Any
@@ -6,83 +9,69 @@ from typing import Any
 import msgspec
 
 from helexa.core import tracing
-from helexa.cortex.access.principal import Principal
+from helexa.cortex.access.keys import Principal
+from helexa.cortex.fleet.breaker import Requester
 from helexa.cortex.ledger.activity import Activity
-from helexa.cortex.routing.router import WarmRoute
-from helexa.cortex.usage.meter import Meter, Usage
+from helexa.cortex.routing import WarmRoute
+from helexa.cortex.upstream.meter import Meter, Usage
 
 UNRESOLVED = "unknown"
 NO_NODE = "none"
-CLIENT_CLOSED_REQUEST = 499
-"""Logged status of a request whose client disconnected; nginx uses the same number."""
+CLIENT_CLOSED_REQUEST = 499  # logged status of a request whose client disconnected; nginx uses the same number
+# Error code of a request whose node sent nothing for too long; the node may still process the request.
 UPSTREAM_TIMEOUT = "upstream_timeout"
-"""Error code of a request whose node sent nothing for too long; the node may still process the request."""
 _MIN_WINDOW_SECS = 0.1
+_MAX_NAME_CHARS = 200
 
 
 class RequestRecord(msgspec.Struct):
-    """The record of one request and its response.
+    """The record of one request and its response."""
 
-    Attributes:
-        request_id: id of the request in headers, logs and the ledger.
-        api: API path.
-        client: IP address of the client. Empty if it is unknown.
-        principal: account and key that the request is billed to, or None for an anonymous request.
-        name: model name in the client's request. Empty until the body is parsed.
-        model: id of the requested model, or `unknown` if `name` is not the name of a known model.
-        node: name of the last node that the request was forwarded to, or `none`.
-        route: reason why the router chose the node.
-        target: the node and its URL for the model. None before the request is forwarded.
-        usage_id: id under which the node stores the token counts of this request. Empty if the node does not store
-            them.
-        status: HTTP status sent to the client: 0 before it is sent, 499 if the client disconnected.
-        code: error code of the response, or None.
-        failed: True if the request was rejected, or the node did not complete the response.
-        client_gone: True if the client disconnected before the response was complete.
-        estimated: True if the gateway estimated the usage, because the node did not report it.
-        prompt_estimate: estimated prompt tokens.
-        meter: object that measures token usage and timing of the response. None before the response begins.
-        usage: token counts of prompt and response, or None before they are known.
-        span: OpenTelemetry span of the request, or None without tracing.
-        started: when the request arrived (`time.perf_counter`).
-        started_at: when the request arrived (Unix seconds).
-        read: when the last byte of the body arrived (`time.perf_counter`). 0 before the body is complete.
-        loading: seconds that the request waited for its model to load.
-        waited: seconds from arrival until the request was forwarded to a node, including `loading`.
-        answered: seconds from forwarding until the first byte of the node's response arrived.
-        duration: seconds from arrival to the end of the response.
-    """
-
-    request_id: str = ""
+    request_id: str = ""  # id of the request in headers, logs and the ledger
     api: str = ""
-    client: str = ""
+    client: str = ""  # IP address of the client. Empty if it is unknown.
+    # account and key that the request is billed to, or None for an anonymous request
     principal: Principal | None = None
-    name: str = ""
-    model: str = UNRESOLVED
-    node: str = NO_NODE
-    route: str = ""
-    target: WarmRoute | None = None
+    name: str = ""  # model name in the client's request. Empty until the body is parsed.
+    model: str = UNRESOLVED  # id of the requested model, or `unknown` if `name` is not the name of a known model
+    node: str = NO_NODE  # name of the last node that the request was forwarded to, or `none`
+    route: str = ""  # reason why the router chose the node
+    # names of the nodes that gave an error response before the request was sent to another node
+    failed_nodes: list[str] = msgspec.field(default_factory=list[str])
+    target: WarmRoute | None = None  # the node and its URL for the model. None before the request is forwarded.
+    # Id under which the node stores the token counts of this request. Empty if the node does not store them.
     usage_id: str = ""
-    status: int = 0
+    affinity_key: bytes | None = None  # key by which the router chose the node
+    status: int = 0  # HTTP status sent to the client: 0 before it is sent, 499 if the client disconnected
     code: str | None = None
-    failed: bool = False
-    client_gone: bool = False
-    estimated: bool = False
+    failed: bool = False  # True if the request was rejected, or the node did not complete the response
+    client_gone: bool = False  # True if the client disconnected before the response was complete
+    estimated: bool = False  # True if the gateway estimated the usage, because the node did not report it
     prompt_estimate: int = 0
+    # Object that measures token usage and timing of the response. None before the response begins.
     meter: Meter | None = None
-    usage: Usage | None = None
-    span: Any = None
-    started: float = msgspec.field(default_factory=time.perf_counter)
-    started_at: float = msgspec.field(default_factory=time.time)
-    read: float = 0.0
-    loading: float = 0.0
-    waited: float | None = None
-    answered: float | None = None
-    duration: float = 0.0
+    usage: Usage | None = None  # token counts of prompt and response, or None before they are known
+    span: Any = None  # OpenTelemetry span of the request, or None without tracing
+    started: float = msgspec.field(default_factory=time.perf_counter)  # when the request arrived (`time.perf_counter`)
+    started_at: float = msgspec.field(default_factory=time.time)  # when the request arrived (Unix seconds)
+    read: float = 0.0  # when the last byte of the body arrived (`time.perf_counter`). 0 before the body is complete.
+    loading: float = 0.0  # seconds that the request waited for its model to load
+    waited: float | None = None  # seconds from arrival until the request was forwarded to a node, including `loading`
+    answered: float | None = None  # seconds from forwarding until the first byte of the node's response arrived
+    duration: float = 0.0  # seconds from arrival to the end of the response
+    _requester: Requester | None = None
+
+    @property
+    def requester(self) -> Requester:
+        """Account or address of the client, and API path; constant after the first use."""
+        if self._requester is None:
+            account = self.principal.account_id if self.principal else f"@{self.client}"
+            self._requester = Requester(account, self.api)
+        return self._requester
 
     @property
     def overhead(self) -> float | None:
-        """Seconds that the gateway itself used before it forwarded the request, or None if it was not forwarded.
+        """Seconds of the gateway's own work before it forwarded the request.
 
         The time for receiving the body and the time for loading the model are not included.
         """
@@ -91,7 +80,7 @@ class RequestRecord(msgspec.Struct):
         return max(0.0, self.started + self.waited - self.read - self.loading)
 
     def end(self) -> None:
-        """Complete the record at the end of the response: set `duration`, `usage` and `failed`.
+        """Set `duration`, `usage` and `failed` at the end of the response.
 
         If the client disconnected, set `status` to 499, and estimate an unknown usage.
         """
@@ -107,14 +96,14 @@ class RequestRecord(msgspec.Struct):
 
     @property
     def time_to_first_token(self) -> float | None:
-        """Seconds from the arrival of the request to the first content of a stream; None without a stream."""
+        """Seconds from the request to the first content of a stream, or None."""
         if self.meter is None or self.meter.first_at is None:
             return None
         return self.meter.first_at - self.started
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Completion tokens per second, measured from the first to the last content of the stream.
+        """Completion tokens per second of the stream, or None.
 
         If this time is unknown or too short, the time from forwarding the request to the end of the response is used.
         The value is None without completion tokens.
@@ -152,16 +141,17 @@ class RequestRecord(msgspec.Struct):
     def activity(self) -> Activity:
         """Return this request as a row of the activity log."""
         usage, ttft = self.usage or Usage(), self.time_to_first_token
+        name = self.name[:_MAX_NAME_CHARS]
         return Activity(
             request_id=self.request_id,
             started_ms=round(self.started_at * 1000),
             api=self.api,
-            model=self.model,
+            model=name if name and self.model == UNRESOLVED else self.model,
             status=self.status,
             duration_ms=self.duration * 1000,
             account_id=self.principal.account_id if self.principal else None,
             key_id=self.principal.key_id if self.principal else None,
-            alias=self.name if self.name != self.model else None,
+            alias=name if name and self.model not in (name, UNRESOLVED) else None,
             node=self.node,
             route=self.route or None,
             error_code=self.code,
@@ -176,13 +166,18 @@ class RequestRecord(msgspec.Struct):
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of the request's log line, except the request id."""
+        """Return the fields of the request's log line, except the request id.
+
+        `requested` is the model name in the client's request if it is an alias or no known model.
+        """
         ttft, usage = self.time_to_first_token, self.usage or Usage()
+        requested = {} if self.name in ("", self.model) else {"requested": self.name[:_MAX_NAME_CHARS]}
         return {
             "api": self.api,
             "client": self.client,
             "key": self.principal.key_id if self.principal else None,
             "model": self.model,
+            **requested,
             "node": self.node,
             "status": self.status,
             "code": self.code,

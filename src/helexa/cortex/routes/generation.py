@@ -1,34 +1,38 @@
-"""The generation endpoints. Each request is authenticated, limited, routed, forwarded, charged and recorded."""
+"""The generation endpoints, and the stored responses of the Responses API."""
 
 import asyncio
 import logging
 import time
+from urllib.parse import urlencode
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from helexa.core import logs, tracing
-from helexa.core.errors import ApiError, internal_error, shutting_down
+from helexa.core.errors import ApiError, internal_error, shutting_down, unsupported_parameter
+from helexa.cortex.access.rate_limiter import RateLimitPermit
 from helexa.cortex.anthropic.reply import AnthropicReply
+from helexa.cortex.fleet.node_client import NodeError
+from helexa.cortex.forwarding.body_checks import BodyWorkers
+from helexa.cortex.forwarding.reply import Reply, ResponseReply
+from helexa.cortex.forwarding.request import ClientRequest, is_large, parse_request, read_body
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.observability.request_record import RequestRecord
-from helexa.cortex.replies.reply import Reply
-from helexa.cortex.replies.response_reply import ResponseReply
-from helexa.cortex.requests.body_jobs import read_message, read_request
-from helexa.cortex.requests.body_workers import BodyWorkers
-from helexa.cortex.requests.request import ClientRequest, read_body
-from helexa.cortex.serving.service import serve
-from helexa.http.connections.client_disconnect import ClientDisconnected, DisconnectGuard
-from helexa.http.connections.request_head import Headers, request_id, require_json
+from helexa.cortex.routes.request_bodies import read_large_request, read_message
+from helexa.cortex.serving import serve
+from helexa.http.headers import Headers, request_id, require_json
+from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard
 
 log = logging.getLogger(__name__)
 requests = logging.getLogger("helexa.cortex.requests")
 
 
 class Generation:
-    """ASGI endpoint of the generation routes with OpenAI's formats, which nodes accept without translation."""
+    """ASGI endpoint of the generation routes whose format nodes accept as it is."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. On every code path, the request's record is written to metrics and logs exactly once."""
+        """Serve one request, and write its record exactly once on every code path."""
         gateway: Gateway = scope["app"].state.gateway
         with gateway.drain:
             await self._serve(gateway, scope, receive, send)
@@ -45,13 +49,12 @@ class Generation:
         try:
             gateway.drain.check()
             record.principal = gateway.authenticator.admit(headers)
-            require_json(headers)
+            self.check(gateway, headers)
             with gateway.rate_limiter.enter(record.principal) as permit:
                 body = await read_body(receive, headers, gateway.max_body_bytes)
                 record.read = time.perf_counter()
                 with scope["extensions"][DisconnectGuard.NAME]:
-                    request = await self.parse(gateway.body_workers, record.api, headers, body, response)
-                    await serve(gateway, request, response, record, permit)
+                    await self.answer(gateway, headers, body, response, record, permit)
         except ClientDisconnected:
             record.client_gone = True
         except ApiError as error:
@@ -74,30 +77,53 @@ class Generation:
         if failure is not None:
             await response.abort(failure)
 
+    def check(self, gateway: Gateway, headers: Headers) -> None:
+        """Reject a request by its headers: the content type must be JSON."""
+        require_json(headers)
+
     def response(self, send: Send, request_id: str) -> Reply:
-        """Return the `Reply` that sends the response to the client. Subclasses return one for their API's format."""
+        """Return the `Reply` that sends the response in the format of the API."""
         return Reply(send)
+
+    async def answer(
+        self,
+        gateway: Gateway,
+        headers: Headers,
+        body: bytes,
+        response: Reply,
+        record: RequestRecord,
+        permit: RateLimitPermit,
+    ) -> None:
+        """Parse the request body, and serve the request.
+
+        Raises:
+            ApiError: the request was rejected or failed. The caller ends the response with this error.
+        """
+        request = await self.parse(gateway.body_workers, record.api, headers, body, response)
+        await serve(gateway, request, response, record, permit)
 
     async def parse(
         self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, response: Reply
     ) -> ClientRequest:
         """Parse the request body, and return the request to forward to a node."""
-        return await read_request(workers, path, headers, body)
+        if is_large(body):
+            return await read_large_request(workers, path, headers, body)
+        return parse_request(path, headers, body)
 
 
 class Responses(Generation):
-    """Endpoint of `POST /v1/responses`. Streams of the Responses API have a special format for error events."""
+    """Endpoint of `POST /v1/responses`, whose streams have their own error events."""
 
     def response(self, send: Send, request_id: str) -> Reply:
-        """Return the `Reply` that sends the response, with error events in the format of the Responses API."""
+        """Return the `Reply` with error events of the Responses API."""
         return ResponseReply(send)
 
 
 class Messages(Generation):
-    """Endpoint of `POST /v1/messages`. Nodes receive a chat request, and their chat completion is translated back."""
+    """Endpoint of `POST /v1/messages`, which is translated to a chat request and back."""
 
     def response(self, send: Send, request_id: str) -> Reply:
-        """Return the `Reply` that translates the node's chat completion to the Messages API and sends it."""
+        """Return the `Reply` that translates the node's answer to the Messages API."""
         return AnthropicReply(send, request_id)
 
     async def parse(
@@ -107,3 +133,34 @@ class Messages(Generation):
         assert isinstance(response, AnthropicReply)
         response.translation, request = await read_message(workers, headers, body)
         return request
+
+
+async def stored_response(request: Request) -> Response:
+    """Return or delete a stored response; the node checks its account and key."""
+    for name in request.query_params:
+        raise unsupported_parameter(name)
+    return await _forward(request)
+
+
+async def input_items(request: Request) -> Response:
+    """Return the input items of a stored response."""
+    return await _forward(request, f"/input_items?{urlencode(request.query_params.multi_items())}")
+
+
+async def _forward(request: Request, subpath: str = "") -> Response:
+    gateway: Gateway = request.app.state.gateway
+    principal = request.state.principal
+    identity = {} if principal is None else principal.headers()
+    id: str = request.path_params["response_id"]
+    holder = gateway.fleet.view().holder(id)
+    if holder is not None:
+        try:
+            bearer = gateway.fleet.bearer(holder.name)
+            status, body = await gateway.client.response(request.method, holder.endpoint, id, identity, bearer, subpath)
+        except NodeError:
+            message = f"node '{holder.name}' did not respond; try again"
+            raise ApiError(502, "upstream_connection_error", message, type="api_error") from None
+        if status != 404:
+            return Response(body, status, media_type="application/json")
+    message = f"response {id[:256]!r} not found; it may have expired: send the whole conversation"
+    raise ApiError(404, "response_not_found", message, param="response_id")

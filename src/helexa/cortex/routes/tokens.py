@@ -1,12 +1,16 @@
-"""Endpoints for a model's tokenizer. Requests are forwarded to a node that has the model loaded.
+"""Endpoints that count tokens, or use a model's tokenizer.
 
-These endpoints load no model and charge nothing.
+They load no model and charge nothing. Requests are forwarded to a node that has the model loaded.
+
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from urllib.parse import quote
 
 import msgspec
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,22 +18,24 @@ from helexa.core.errors import (
     ApiError,
     malformed_json,
     missing_model,
-    model_not_found,
     service_unavailable,
     unsupported_parameter,
 )
-from helexa.cortex.access.auth import allows, authorise
-from helexa.cortex.access.principal import Principal
+from helexa.cortex.access.auth import allows, authorize
+from helexa.cortex.access.keys import Principal
+from helexa.cortex.anthropic.message import error_headers, to_anthropic_error
+from helexa.cortex.anthropic.to_chat import CountRequest
+from helexa.cortex.forwarding.body_checks import check_containers
+from helexa.cortex.forwarding.node_calls import TOKENIZE_PATH, parse_count
+from helexa.cortex.forwarding.request import is_large, read_body, rewrite
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.observability.request_record import CLIENT_CLOSED_REQUEST
-from helexa.cortex.requests.body_bounds import check_containers
-from helexa.cortex.requests.body_workers import is_large
-from helexa.cortex.requests.request import read_body
-from helexa.cortex.requests.rewrite import rewrite
-from helexa.cortex.routing.router import WarmRoute, route
-from helexa.cortex.serving.service import is_known
-from helexa.http.connections.client_disconnect import ClientDisconnected
-from helexa.http.connections.request_head import Headers, require_json
+from helexa.cortex.routes.request_bodies import read_count
+from helexa.cortex.routing import RETRY_OPEN, WarmRoute, route, unknown_model
+from helexa.cortex.serving import find_model
+from helexa.cortex.upstream.response_body import for_client, read_error, says_model_is_gone
+from helexa.http.headers import Headers, request_id, require_json
+from helexa.http.request_cycle import ClientDisconnected
 
 TIMEOUT_SECS = 30.0
 RETRY_SECS = 5
@@ -44,7 +50,7 @@ _fields = msgspec.json.Decoder(_Fields)
 
 
 async def ask_tokenizer(request: Request) -> Response:
-    """Forward `POST /tokenize`, `/detokenize` or `/v1/responses/input_tokens` to a node that has the model loaded."""
+    """Forward a request about tokens to a node that has the model loaded."""
     gateway: Gateway = request.app.state.gateway
     headers = request.scope["headers"]
     principal = gateway.authenticator.admit(headers)
@@ -94,24 +100,23 @@ async def _target(
     """Return the node to which a tokenizer request is forwarded.
 
     Args:
-        gateway: the gateway.
         principal: account and key of the request, or None if anonymous.
         name: a model id or an alias. None selects the only loaded model that the key may use, because clients for
             single-model servers omit the name.
         previous: id of a stored response, or None. The node that stores the response is preferred.
     """
-    fleet_view = gateway.fleet.view()
-    model = _only_model(gateway, principal) if not name else gateway.catalogue.resolve(name)
-    authorise(principal, model, name or model)
-    if not is_known(gateway, fleet_view, model) and any(node.healthy for node in fleet_view.nodes):
-        raise model_not_found((name or model)[:200])
+    fleet_view, model, model_known = await find_model(gateway, name or _only_model(gateway, principal))
+    authorize(principal, model, name or model)
+    if not model_known and any(node.healthy for node in fleet_view.nodes):
+        raise unknown_model(fleet_view, name or model)
+    # Counting tokens is not charged, but a key whose budget is used up may not count either.
     if principal is not None:
         await gateway.ledger.check_budget(principal)
     holder = None if previous is None else fleet_view.holder(previous)
     other_nodes = set() if holder is None else {node.name for node in fleet_view.nodes} - {holder.name}
     target = route(fleet_view, model, avoid=other_nodes) or route(fleet_view, model)
     if target is None:
-        raise service_unavailable(f"model '{model}' is not loaded; a generation request loads it", RETRY_SECS)
+        raise _not_loaded(model)
     return target
 
 
@@ -137,7 +142,88 @@ async def _call_tokenizer(
     except TimeoutError:
         pass
     if node_response is None:
-        message = f"node '{target.node}' did not respond"
+        message = f"node '{target.node}' did not respond; try again"
         raise ApiError(502, "upstream_connection_error", message, type="api_error")
     status, content = node_response
+    if status >= 400:
+        node_error = read_error(status, content)
+        # The node has unloaded the model since the last poll. Only generation requests load it again.
+        if says_model_is_gone(node_error):
+            gateway.fleet.lost(target.node, target.model)
+            raise _not_loaded(target.model)
+        if (error := for_client(node_error, target.node)) is not node_error:
+            raise error
     return Response(content, status, media_type="application/json")
+
+
+def _not_loaded(model: str) -> ApiError:
+    return service_unavailable(f"model '{model}' is not loaded; a generation request loads it", RETRY_SECS)
+
+
+COUNT_TIMEOUT_SECS = 5.0
+_REJECTED_PROMPT = (400, 413, 422)  # a node rejects the message with the same prompt, too
+
+
+async def count_message_tokens(request: Request) -> Response:
+    """Respond with the token count of a prompt, or an error in Anthropic's format."""
+    name = request_id(request.scope["headers"])
+    try:
+        body, status, headers = await _count(request), 200, dict[str, str]()
+    except ClientDisconnected:
+        return Response(status_code=499)
+    except ApiError as error:
+        body, status, headers = orjson.dumps(to_anthropic_error(error, name)), error.status, error_headers(error)
+    return Response(body, status, {"x-request-id": name, "request-id": name, **headers}, "application/json")
+
+
+async def _count(request: Request) -> bytes:
+    gateway: Gateway = request.app.state.gateway
+    headers = request.scope["headers"]
+    principal = gateway.authenticator.admit(headers)
+    require_json(headers)
+    with gateway.rate_limiter.enter(principal):
+        body = await read_body(request.receive, headers, gateway.max_body_bytes)
+        return await _count_prompt(gateway, principal, await read_count(gateway.body_workers, body))
+
+
+async def _count_prompt(gateway: Gateway, principal: Principal | None, count: CountRequest) -> bytes:
+    fleet_view, model, model_known = await find_model(gateway, count.model)
+    authorize(principal, model, count.model)
+    if not model_known:
+        if any(node.healthy for node in fleet_view.nodes):
+            raise unknown_model(fleet_view, count.model)
+        raise service_unavailable(
+            f"no node is up that could serve model '{count.model[:200]}'; start one, or try again", RETRY_OPEN
+        )
+    if principal is not None:
+        await gateway.ledger.check_budget(principal)
+    target = route(fleet_view, model)
+
+    async def ask(body: bytes) -> tuple[int, bytes] | None:
+        if target is None:
+            return None
+        try:
+            async with asyncio.timeout(COUNT_TIMEOUT_SECS):
+                response = await gateway.calls.call(target, TOKENIZE_PATH, body)
+        except TimeoutError:
+            return None  # then the count is estimated: an approximate answer is better than none for a coding agent
+        if response is not None and target.kind == "neuron" and response[0] in _REJECTED_PROMPT:
+            raise read_error(*response)
+        return response
+
+    async with gateway.prepared_images(model, count.body) as prepared:
+        return await count_tokens(replace(count, body=prepared.body), model, ask)
+
+
+# Posts a body to `TOKENIZE_PATH` of a node. Returns status and body of the response, or None if the call failed.
+Ask = Callable[[bytes], Awaitable[tuple[int, bytes] | None]]
+
+
+async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:
+    """Let a node count the prompt's tokens, else estimate them; return the body.
+
+    `ask` posts a body to a node, and returns status and body of the response, or None if the call failed.
+    """
+    completion = await ask(request.body_for(model))
+    count = None if completion is None else parse_count(*completion)
+    return orjson.dumps({"input_tokens": request.estimate if count is None else count})

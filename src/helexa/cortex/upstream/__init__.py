@@ -1,4 +1,4 @@
-"""HTTP/1.1 client for requests to nodes, with pooled connections and response bodies as raw bytes.
+"""HTTP/1.1 client for nodes: pooled connections, and response bodies as raw bytes.
 
 A general-purpose client needs more processor time per request than all other code of the gateway. This client therefore
 implements only the features that forwarding needs. It has one connection pool per origin, back-pressure, and timeouts

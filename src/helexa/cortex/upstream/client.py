@@ -1,4 +1,4 @@
-"""The pool of connections to nodes."""
+"""HTTP client for nodes: the pool of connections, by origin."""
 
 import asyncio
 import os
@@ -6,19 +6,28 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 
-from helexa.cortex.upstream.connection import Connection, UpstreamResponse
-from helexa.cortex.upstream.errors import ConnectError, IncompleteResponseError, LocalConnectError
-from helexa.cortex.upstream.origin import Origin, parse_base
-from helexa.http.connections.local_errors import is_local_error
-from helexa.http.connections.request_head import Headers
+from helexa.cortex.upstream.connection import (
+    ConnectError,
+    IncompleteResponseError,
+    LocalConnectError,
+    Origin,
+    Timeouts,
+    UpstreamConnection,
+    UpstreamResponse,
+    parse_base,
+)
+from helexa.http.headers import Headers
+from helexa.http.process import is_local_error
 
 CONNECT_TIMEOUT_SECS = 2.0
 
 # Shorter than the keep-alive timeout of common servers, so that a server does not close a connection during its reuse.
 KEEPALIVE_SECS = 4.0
 
-UNCHECKED_SECS = 0.5
-"""Connections that were idle for longer are checked before reuse."""
+UNCHECKED_SECS = 0.5  # connections that were idle for longer are checked before reuse
+
+# A connection that ends later after a request was not idle for its server, but was reset for another reason.
+CLOSED_IDLE_SECS = 1.0
 
 MAX_IDLE = 1024
 
@@ -26,27 +35,24 @@ _MAX_IDLE_AT_AN_ORIGIN = 256
 
 
 class Upstream:
-    """HTTP client with pooled connections to any number of origins.
-
-    Args:
-        max_idle: maximum number of idle connections over all origins.
-
-    Attributes:
-        idle_timeout_secs: a request fails after this time without data. Before the response body begins, this applies
-            only if the node is down.
-        answer_timeout_secs: longest wait for the first byte of a response body from a node that is up. 0 means no
-            limit.
-    """
+    """HTTP client with pooled connections to any number of origins."""
 
     def __init__(
-        self, idle_timeout_secs: float = 300.0, answer_timeout_secs: float = 0.0, *, max_idle: int = MAX_IDLE
+        self,
+        idle_timeout_secs: float = 300.0,
+        answer_timeout_secs: float = 0.0,
+        *,
+        max_idle: int = MAX_IDLE,
+        connect_timeout_secs: float = CONNECT_TIMEOUT_SECS,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.idle_timeout_secs = idle_timeout_secs
-        self.answer_timeout_secs = answer_timeout_secs
-        self._max_idle = max_idle
-        self._idle: dict[Origin, deque[Connection]] = {}
+        # The timeouts of requests. They may be changed at any time.
+        self.timeouts = Timeouts(idle_timeout_secs, answer_timeout_secs)
+        self._max_idle = max_idle  # maximum number of idle connections over all origins
+        self._connect_timeout_secs = connect_timeout_secs  # maximum number of seconds to connect to a server
+        self._idle: dict[Origin, deque[UpstreamConnection]] = {}
         self._idle_count = 0
-        self._tls: ssl.SSLContext | None = None
+        self._tls = tls  # checks the certificates of servers. None means the certificate authorities of the system.
         self._loop = asyncio.get_running_loop()
 
     async def ask(
@@ -63,19 +69,11 @@ class Upstream:
     ) -> UpstreamResponse:
         """Send a request, wait for the head of its response, and return the response.
 
-        A server may close an idle connection while the next request is being sent. A GET request, or a request with
-        `repeatable`, is then sent again over a new connection. Any other request fails, because the server may have
-        read it before the connection ended.
-
         Args:
-            method: HTTP method.
-            base: the node's base URL.
-            path: path and query below the base URL.
             headers: all headers except `host` and `content-length`. They must not contain line breaks.
-            body: body of the request.
             is_alive: function that returns whether the node is up. It is called if the connection receives no data.
             interim: ask the node for `102 Processing` responses every `INTERIM_SECS` until its response begins.
-            repeatable: True if the request may be sent twice.
+            repeatable: True if the request may be sent twice, as a GET request always may.
 
         Raises:
             ConnectError: the connection was refused, or took longer than `CONNECT_TIMEOUT_SECS`.
@@ -90,26 +88,25 @@ class Upstream:
         request_head = b"\r\n".join(lines) + b"\r\ncontent-length: %d\r\n" % len(body)
         connection = self._reusable_connection(origin)
         if connection is not None:
+            sent_at = self._loop.time()
             try:
                 return await connection.ask(request_head, body, is_alive, interim)
             except IncompleteResponseError:
-                if connection.response_began or not (repeatable or method == b"GET"):
+                was_closed_idle = connection.closed_early and self._loop.time() - sent_at < CLOSED_IDLE_SECS
+                if connection.response_began or not (was_closed_idle or repeatable or method == b"GET"):
                     raise
         return await (await self._connect(origin)).ask(request_head, body, is_alive, interim)
 
     def close(self) -> None:
-        """Close the idle connections. A connection in use is closed at the end of its response."""
+        """Close the idle connections. Others close at the end of their responses."""
         for connections in self._idle.values():
             for connection in connections:
                 connection.abort()
         self._idle.clear()
         self._idle_count = 0
 
-    def put_back(self, connection: Connection) -> None:
-        """Put an idle connection back into the pool.
-
-        If the pool has too many idle connections, close the oldest one.
-        """
+    def _put_back(self, connection: UpstreamConnection) -> None:
+        """Put an idle connection into the pool. A full pool closes its oldest connection."""
         idle_connections = self._idle.setdefault(connection.origin, deque())
         idle_connections.append(connection)
         self._idle_count += 1
@@ -118,14 +115,14 @@ class Upstream:
         elif self._idle_count > self._max_idle:
             self._pop_oldest(next(iter(self._idle))).abort()
 
-    def remove(self, connection: Connection) -> None:
+    def _remove(self, connection: UpstreamConnection) -> None:
         """Remove an idle connection from the pool because the server closed it."""
         idle_connections = self._idle.get(connection.origin)
         if idle_connections is not None and connection in idle_connections:
             idle_connections.remove(connection)
             self._count_removed(connection.origin, idle_connections)
 
-    def _reusable_connection(self, origin: Origin) -> Connection | None:
+    def _reusable_connection(self, origin: Origin) -> UpstreamConnection | None:
         while idle_connections := self._idle.get(origin):
             connection = idle_connections.pop()
             self._count_removed(origin, idle_connections)
@@ -135,31 +132,59 @@ class Upstream:
             connection.abort()
         return None
 
-    def _pop_oldest(self, origin: Origin) -> Connection:
+    def _pop_oldest(self, origin: Origin) -> UpstreamConnection:
         idle_connections = self._idle[origin]
         connection = idle_connections.popleft()
         self._count_removed(origin, idle_connections)
         return connection
 
-    def _count_removed(self, origin: Origin, idle_connections: deque[Connection]) -> None:
+    def _count_removed(self, origin: Origin, idle_connections: deque[UpstreamConnection]) -> None:
         self._idle_count -= 1
         if not idle_connections:
             del self._idle[origin]
 
-    async def _connect(self, origin: Origin) -> Connection:
+    async def _connect(self, origin: Origin) -> UpstreamConnection:
         if origin.tls and self._tls is None:
             self._tls = ssl.create_default_context()
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_SECS):
-                _, connection = await self._loop.create_connection(
-                    lambda: Connection(self, origin, self._loop),
-                    origin.host,
-                    origin.port,
-                    ssl=self._tls if origin.tls else None,
-                )
-        except (OSError, TimeoutError) as error:
-            raise (LocalConnectError if is_local_error(error) else ConnectError)(_reason(error)) from error
-        return connection
+
+        def new_connection() -> UpstreamConnection:
+            return UpstreamConnection(origin, self.timeouts, self._put_back, self._remove, self._loop)
+
+        return await connect(new_connection, origin, origin.host, self._tls, self._connect_timeout_secs)
+
+
+async def connect(
+    new_connection: Callable[[], UpstreamConnection],
+    origin: Origin,
+    host: str,
+    tls: ssl.SSLContext | None,
+    timeout_secs: float,
+) -> UpstreamConnection:
+    """Connect to a server, and return the connection.
+
+    Args:
+        new_connection: function that returns a new connection to `origin`.
+        origin: scheme, host and port of the server.
+        host: host or IP address to connect to. Certificates must be those of the origin's host.
+        tls: checks the certificates of https servers.
+        timeout_secs: maximum number of seconds to connect.
+
+    Raises:
+        ConnectError: the connection was refused, or took longer than `timeout_secs`.
+        LocalConnectError: the gateway is out of file descriptors, ports or memory.
+    """
+    try:
+        async with asyncio.timeout(timeout_secs):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                new_connection,
+                host,
+                origin.port,
+                ssl=tls if origin.tls else None,
+                server_hostname=origin.host if origin.tls else None,
+            )
+    except (OSError, TimeoutError) as error:
+        raise (LocalConnectError if is_local_error(error) else ConnectError)(_reason(error)) from error
+    return connection
 
 
 def _reason(error: OSError) -> str:

@@ -1,64 +1,107 @@
-"""A connection to a node, and the response of its current request."""
+"""A connection to a node, the response of its current request, and their errors."""
 
 import asyncio
+import fcntl
+import sys
+import termios
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, cast
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 import httptools
 
-from helexa.cortex.upstream.errors import IncompleteResponseError, ReadTimeoutError, UpstreamError
-from helexa.cortex.upstream.origin import Origin
-from helexa.http.connections.client_disconnect import is_gone
-from helexa.http.connections.request_head import Headers
-from helexa.http.connections.tcp_keep_alive import enable_tcp_keep_alive
+from helexa.http.headers import Headers
+from helexa.http.keep_alive import enable_tcp_keep_alive, is_gone
 
+
+class UpstreamError(Exception):
+    """A request to a node failed: no response arrived, or it is incomplete."""
+
+
+class ConnectError(UpstreamError):
+    """The connection to the node failed, so the node has not received the request."""
+
+
+class LocalConnectError(UpstreamError):
+    """The gateway is out of file descriptors, ports or memory."""
+
+
+class IncompleteResponseError(UpstreamError):
+    """The connection ended within the response, or the node sent invalid HTTP."""
+
+    def __init__(self, reason: str, *, is_invalid: bool = False) -> None:
+        super().__init__(reason)
+        self.is_invalid = is_invalid  # True if the node sent invalid HTTP
+
+
+class ReadTimeoutError(UpstreamError):
+    """The node sent no data within a timeout.
+
+    The node received the request and may still be working on it.
+    """
+
+
+# Interval of the `102 Processing` responses that a node sends while it computes a non-streamed response.
 INTERIM_SECS = 15
-"""Interval of the `102 Processing` responses that a node sends while it computes a non-streamed response."""
 
 _MAX_HEADER_BYTES = 64 << 10
 _HIGH_WATER_BYTES = 256 << 10
 _RECHECK_SECS = 1.0
 
 
-class Pool(Protocol):
-    """Interface of the connection pool, as far as a connection uses it.
+@dataclass(frozen=True)
+class Origin:
+    """The origin of a URL: scheme, host and port of a server. `tls` is True for https."""
 
-    Attributes:
-        idle_timeout_secs: a request fails after this time without data. Before the response body begins, this applies
-            only if the node is down.
-        answer_timeout_secs: longest wait for the first byte of a response body from a node that is up. 0 means no
-            limit.
-    """
+    host: str
+    port: int
+    tls: bool
 
-    idle_timeout_secs: float
-    answer_timeout_secs: float
+    @property
+    def authority(self) -> str:
+        """The value of the `Host` header for requests to this origin."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
-    def put_back(self, connection: "Connection") -> None:
-        """Put a connection back into the pool after its response is complete."""
-        ...
 
-    def remove(self, connection: "Connection") -> None:
-        """Remove an idle connection from the pool because the server closed it."""
-        ...
+@lru_cache(maxsize=1024)
+def parse_base(url: str) -> tuple[Origin, str]:
+    """Split a node's base URL into its origin and its path. The URL must be valid."""
+    url_parts = urlsplit(url)
+    tls = url_parts.scheme == "https"
+    host = (url_parts.hostname or "").encode("idna").decode()
+    return Origin(host, url_parts.port or (443 if tls else 80), tls), url_parts.path
+
+
+@dataclass
+class Timeouts:
+    """The timeouts of all connections of a client."""
+
+    # A request fails after this time without data. Before the response body begins, this applies only if the node is
+    # down, because a non-streamed response may take arbitrarily long.
+    idle_secs: float
+    answer_secs: float  # longest wait for the first byte of a response body from a node that is up. 0 means no limit.
 
 
 class UpstreamResponse:
-    """An HTTP response with received status and headers. The body is read chunk by chunk.
+    """An HTTP response whose head has arrived. The body is read chunk by chunk."""
 
-    Attributes:
-        status: HTTP status.
-        headers: headers as the node sent them, with names in lower case.
-    """
-
-    def __init__(self, connection: "Connection") -> None:
+    def __init__(self, connection: "UpstreamConnection") -> None:
         self._connection = connection
-        self.status = connection.status
-        self.headers = connection.headers
+        self.status = connection.status  # HTTP status
+        self.headers = connection.headers  # headers as the node sent them, with names in lower case
 
     @property
     def complete(self) -> bool:
         """Whether the whole body has been read."""
         return self._connection.complete
+
+    @property
+    def last_received_at(self) -> float:
+        """When bytes last arrived (time of the event loop's clock)."""
+        return self._connection.last_received_at
 
     def chunk(self) -> Coroutine[Any, Any, bytes]:
         """Return the next bytes of the body, or empty bytes at its end.
@@ -70,31 +113,35 @@ class UpstreamResponse:
         return self._connection.body()  # no `await` here: it would cost one more frame per chunk
 
     def close(self) -> None:
-        """Return the connection to the pool if the response is complete.
-
-        Otherwise close the connection, so that the node cancels the request.
-        """
+        """Return the connection to the pool, or close it if the response is incomplete."""
+        # Closing the connection makes the node cancel the request.
         self._connection.release()
 
 
-class Connection(asyncio.Protocol):
-    """An HTTP/1.1 connection to a node. It is used for one request at a time.
+class UpstreamConnection(asyncio.Protocol):
+    """An HTTP/1.1 connection to a node. It is used for one request at a time."""
 
-    Attributes:
-        origin: scheme, host and port of the node.
-        last_received_at: when bytes last arrived (time of the event loop's clock).
-        response_began: True if bytes arrived since the current request was sent.
-        status, headers: status and headers of the current response.
-    """
-
-    def __init__(self, pool: Pool, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
-        self.origin = origin
-        self.last_received_at = loop.time()
-        self.response_began = False
+    def __init__(
+        self,
+        origin: Origin,
+        timeouts: Timeouts,
+        on_idle: "Callable[[UpstreamConnection], None]",
+        on_lost: "Callable[[UpstreamConnection], None]",
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.origin = origin  # scheme, host and port of the node
+        self.last_received_at = loop.time()  # when bytes last arrived (time of the event loop's clock)
+        self.response_began = False  # True if bytes arrived since the current request was sent
+        # True if the server closed the connection without having read the whole request: it reset the connection, or
+        # its kernel has not acknowledged all bytes of the request
+        self.closed_early = False
+        # status and headers of the current response
         self.status = 0
         self.headers: Headers = []
-        self._pool = pool
-        self._loop = loop
+        self._timeouts = timeouts  # the timeouts. They may be changed at any time.
+        self._on_idle = on_idle  # called when the connection may be used for another request
+        self._on_lost = on_lost  # called when the node has closed the idle connection
+        self._loop = loop  # the event loop
         self._awaiting_response = False
         self._request_sent_at = 0.0
         self._is_alive: Callable[[], bool] | None = None
@@ -120,7 +167,7 @@ class Connection(asyncio.Protocol):
         return self._complete and not self._chunks
 
     def is_open(self) -> bool:
-        """Return whether the connection is open, according to the event loop and the kernel."""
+        """Return whether event loop and kernel say that the connection is open."""
         if self._transport is None or self._transport.is_closing():
             return False
         return not is_gone(self._transport.get_extra_info("socket").fileno())
@@ -152,10 +199,11 @@ class Connection(asyncio.Protocol):
         )
         self.last_received_at = self._request_sent_at = self._loop.time()
         self._is_alive, self._body_began = is_alive, False
-        if self._pool.answer_timeout_secs:
+        if self._timeouts.answer_secs:
             self._clear_timer()  # the timer of the previous request may expire too late for this limit
         if interim:
             head += self._interim_header
+        # A small body is sent in one system call. A large one is not copied.
         if len(body) <= _HIGH_WATER_BYTES:
             self._transport.write(b"%b\r\n%b" % (head, body))
         else:
@@ -164,6 +212,7 @@ class Connection(asyncio.Protocol):
         try:
             while not self._head_complete:
                 await self._wait_for_event()
+        # The rest of this response would otherwise be read as the response to the next request.
         except BaseException:
             self.abort()
             raise
@@ -188,11 +237,11 @@ class Connection(asyncio.Protocol):
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def release(self) -> None:
-        """Put the connection back into the pool if it can be used for another request, else close it."""
+        """Put the connection back into the pool if it can be used again, else close it."""
         self._awaiting_response = False
         is_open = self._transport is not None and not self._transport.is_closing() and self._failure is None
         if self._complete and self._keep_alive and is_open and not self._chunks:
-            self._pool.put_back(self)
+            self._on_idle(self)
         else:
             self.abort()
 
@@ -203,13 +252,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     async def _wait_for_event(self) -> None:
-        """Wait until bytes of the response arrive or the response ends.
-
-        Callers must first read all buffered bytes. The first call starts the timer that detects a silent node.
-
-        Raises:
-            UpstreamError: the response has already failed.
-        """
+        """Wait for bytes or the end of the response. Callers first read buffered bytes."""
         if self._failure is not None:
             raise self._failure
         self._waiter = self._loop.create_future()
@@ -221,17 +264,15 @@ class Connection(asyncio.Protocol):
             self._waiter = None
 
     def _check_silence(self) -> None:
-        """Fail the request if a timeout expired, else restart the timer. Called when the timer expires.
-
-        A connection has a single timer instead of one per read. When the timer expires, `last_received_at` shows
-        whether data arrived in the meantime. The timer is not restarted if the connection has no request.
-        """
+        """Fail the request if a timeout expired, else restart the timer."""
         self._timer = None
         if not self._awaiting_response:
             return
-        now, idle_secs, answer_secs = self._loop.time(), self._pool.idle_timeout_secs, self._pool.answer_timeout_secs
+        # One timer per connection instead of one per read: `last_received_at` shows whether data arrived meanwhile.
+        now, idle_secs, answer_secs = self._loop.time(), self._timeouts.idle_secs, self._timeouts.answer_secs
         secs_left = self.last_received_at + idle_secs - now
         if not self._body_began:
+            # A whole response may take arbitrarily long. Polls show whether the node is up.
             if secs_left <= 0 and self._is_alive is not None and self._is_alive():
                 secs_left = _RECHECK_SECS
             if answer_secs:
@@ -270,41 +311,46 @@ class Connection(asyncio.Protocol):
         self._interim_header = f"x-helexa-keep-alive: {INTERIM_SECS}; from={host}:{port}\r\n".encode()
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes of the response.
-
-        The connection fails if bytes arrive although no response is expected.
-        """
+        """Parse received bytes; fail if bytes arrive although no response is expected."""
         self.last_received_at = self._loop.time()
         self.response_began = True
         if not self._awaiting_response or self._complete:  # no response is expected
-            self._fail(IncompleteResponseError("bytes after the response"))
+            self._fail(IncompleteResponseError("bytes after the response", is_invalid=True))
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._fail(IncompleteResponseError("the node sent a protocol upgrade"))
+            self._fail(IncompleteResponseError("the node sent a protocol upgrade", is_invalid=True))
         except httptools.HttpParserError as error:
-            self._fail(IncompleteResponseError(type(error).__name__))
+            self._fail(IncompleteResponseError(type(error).__name__, is_invalid=True))
         else:
+            # The client reads more slowly than the node sends.
             if self._buffered_bytes > _HIGH_WATER_BYTES and not self._paused and self._transport is not None:
                 self._paused = True
                 self._transport.pause_reading()
             if self._head_complete:
                 self._wake()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Handle the end of the connection.
+    def eof_received(self) -> None:
+        """Record whether the server has received the whole request, before the end."""
+        transport = self._transport
+        if transport is not None and self._awaiting_response and not self.response_began:
+            unacknowledged = _unacknowledged_bytes(transport.get_extra_info("socket").fileno())
+            self.closed_early = transport.get_write_buffer_size() > 0 or unacknowledged > 0
 
-        A response without `content-length` and `transfer-encoding` is now complete. Any other unfinished response
-        fails.
-        """
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Complete a response without a stated length; fail other unfinished responses."""
+        self.closed_early = self.closed_early or isinstance(exc, ConnectionError)
         if not self._awaiting_response:
-            self._pool.remove(self)
-        elif self._until_close and exc is None and not self._complete:
+            self._on_lost(self)
+        # After a failure, the client itself has closed the connection: this is not the end of the body.
+        elif self._until_close and exc is None and not self._complete and self._failure is None:
             self._complete = True
             self._wake()
         elif not self._complete:
-            self._fail(IncompleteResponseError(type(exc).__name__ if exc else "closed"))
+            failure = IncompleteResponseError(type(exc).__name__ if exc else "closed")
+            failure.__cause__ = exc
+            self._fail(failure)
         self._clear_timer()
         self._transport = None
 
@@ -323,7 +369,7 @@ class Connection(asyncio.Protocol):
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Store the status of the response, and determine how the end of its body is marked."""
+        """Store the status, and determine how the end of the body is marked."""
         self.status = self._parser.get_status_code()
         if self.status >= 200:
             names = {name for name, _ in self.headers}
@@ -338,9 +384,18 @@ class Connection(asyncio.Protocol):
         self._buffered_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        """Mark the response as complete. After an interim (1xx) response, wait for the final response instead."""
+        """Mark the response as complete, unless it is an interim (1xx) response."""
         if self.status < 200:  # the final response follows
             self.headers = []
             self._header_bytes = 0
         else:
             self._complete = True
+
+
+def _unacknowledged_bytes(descriptor: int) -> int:
+    """Return how many written bytes the peer's kernel has not acknowledged."""
+    try:
+        count = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))
+    except OSError:
+        return 0
+    return int.from_bytes(count, sys.byteorder)

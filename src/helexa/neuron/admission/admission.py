@@ -10,51 +10,47 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from helexa.core.display import memory_text
 from helexa.core.errors import ApiError, overloaded
 from helexa.core.fleet import ModelLoad
 from helexa.neuron.admission.fair_queue import ANONYMOUS, FairQueue, Limits, Reason, Ticket, share_of
-from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.options import AdmissionOptions
 
 _OUTPUT_TOKENS = 256  # output tokens for which a request reserves memory; requests with longer output may be preempted
 
 
 class Admission:
-    """Admits requests to one model's running batch when a slot and enough KV cache memory are free.
+    """Admits requests to a model's batch when KV pages and a place are free.
 
     After `close`, every new request is rejected.
-
-    Args:
-        config: limits from the configuration.
-        engine: engine that runs the batch.
-        clock: function that returns monotonic time in seconds.
     """
 
     def __init__(
-        self, config: AdmissionConfig, engine: EngineClient, clock: Callable[[], float] = time.monotonic
+        self, config: AdmissionOptions, engine: EngineClient, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self._config = config
         self._engine = engine
         self._clock = clock
         self._queue = FairQueue(limits_of(config, engine))
+        self._used_at = clock()  # when the last request ended, or the engine was loaded
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._closed: ApiError | None = None
 
     @asynccontextmanager
-    async def admit(self, principal: str, prompt_tokens: int, max_tokens: int) -> AsyncIterator["AdmissionSlot"]:
-        """Wait until the request is admitted, then yield its slot. The slot is freed when the context is left.
+    async def admit(self, principal: str, prompt_tokens: int, max_tokens: int) -> AsyncIterator["AdmittedRequest"]:
+        """Wait until the request is admitted; its place is freed with the context.
 
         Args:
             principal: name of the request's principal (API key owner); empty for anonymous requests.
-            prompt_tokens: number of tokens in the prompt.
-            max_tokens: maximum number of output tokens.
 
         Raises:
             ApiError: the request was rejected at once or after waiting, or `close` was called. Status 413: the prompt
                 does not fit in the KV cache. 429: the principal has too many requests. 503: any other reason.
         """
-        self._require_open()
+        self.require_open()
         ticket = Ticket(
             principal=principal,
             pages=self._pages(prompt_tokens + min(max_tokens, _OUTPUT_TOKENS)),
@@ -67,24 +63,37 @@ class Admission:
                 await self._wait(ticket)
             if ticket.rejected is not None:
                 raise self._rejection(ticket, ticket.rejected)
+            # Neither admitted nor rejected: `close` has emptied the queue.
             if not ticket.admitted:
-                self._require_open()
-            yield AdmissionSlot(self._queue, ticket, self._pages)
+                self.require_open()
+            yield AdmittedRequest(self._queue, ticket, self._pages)
         finally:
             self._update_free_pages()
-            self._settle(self._queue.leave(ticket, self._clock()))
+            self._used_at = self._clock()
+            self._settle(self._queue.leave(ticket, self._used_at))
+
+    @property
+    def idle_secs(self) -> float:
+        """Seconds since the last request ended; 0 if requests run or wait."""
+        return 0.0 if self._queue.admitted or self._queue.waiting else max(self._clock() - self._used_at, 0.0)
+
+    def replace_engine(self, engine: EngineClient) -> None:
+        """Admit later requests to the batch of `engine`. No request may run or wait."""
+        self._engine, self._used_at = engine, self._clock()
+        self._queue.limits = limits_of(self._config, engine)
+
+    def require_open(self) -> None:
+        """Raise the error with which `close` was called, if it was called."""
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)  # shared error: its traceback must not grow with each raise
 
     def close(self, error: ApiError) -> None:
-        """Reject all waiting requests and all later requests with `error`. Admitted requests continue."""
+        """Reject all waiting and later requests with `error`."""
         self._closed = error
         self._settle(self._queue.close())
 
     def load(self, model: str) -> ModelLoad:
-        """Return the admission counts and KV cache memory of this model. Other fields keep their defaults.
-
-        Args:
-            model: id of the model, for the field `id`.
-        """
+        """Return the admission counts and KV memory; other fields keep their defaults."""
         queue, limits = self._queue, self._queue.limits
         self._update_free_pages()
         return ModelLoad(
@@ -113,7 +122,7 @@ class Admission:
             del self._waiters[ticket]
 
     def _settle(self, tickets: list[Ticket]) -> None:
-        """Wake the tasks of the admitted or rejected `tickets`, and set the timer for the next deadline."""
+        """Wake the tasks of decided `tickets`, and set the timer of the next deadline."""
         for ticket in tickets:
             waiter = self._waiters.get(ticket)
             if waiter is not None and not waiter.done():
@@ -132,10 +141,6 @@ class Admission:
         self._update_free_pages()
         self._settle(self._queue.tick(self._clock()))
 
-    def _require_open(self) -> None:
-        if self._closed is not None:
-            raise self._closed.with_traceback(None)  # shared error: its traceback must not grow with each raise
-
     def _update_free_pages(self) -> None:
         self._queue.free = self._engine.free_pages
 
@@ -152,14 +157,17 @@ class Admission:
         now = f"{queue.admitted} of {limits.slots} requests run, {queue.waiting} of {limits.queue} wait"
         match reason:
             case Reason.QUEUE_FULL:
-                return overloaded(f"the model's queue is full: {now}", retry)
+                return overloaded(f"the model's queue is full: {now}; retry in {retry} s", retry)
             case Reason.TIMEOUT:
-                return overloaded(f"the model was busy for {limits.wait:g} s: {now}", retry)
+                return overloaded(f"the model was busy for {limits.wait:g} s: {now}; retry in {retry} s", retry)
             case Reason.PER_PRINCIPAL:
-                text = f"one key may have {limits.per_principal} requests at a model at once"
+                text = f"one key may have {limits.per_principal} requests at a model at once; wait until one ends"
                 return overloaded(text, retry, status=429)
             case Reason.ANON_YIELD if not limits.anon_slots:
-                return overloaded("the model is for requests with an API key only", retry)
+                return overloaded(
+                    "the model is for requests with an API key only; send the request through a gateway, with a key",
+                    retry,
+                )
             case Reason.ANON_YIELD:
                 return overloaded(f"the model is busy, and requests with an API key go first: {now}", retry)
             case Reason.KV_TIMEOUT:
@@ -167,7 +175,8 @@ class Admission:
                 return ApiError(
                     503,
                     "insufficient_vram",
-                    f"it needs {required} MiB for keys and values; {free} MiB are free after {limits.kv_wait:g} s",
+                    f"the request needs {memory_text(required)} of KV cache, and {memory_text(free)} are free after "
+                    f"{limits.kv_wait:g} s; retry in {retry} s",
                     type="api_error",
                     retry_after=retry,
                     free_mb=free,
@@ -178,14 +187,15 @@ class Admission:
                 return ApiError(
                     413,
                     "prompt_too_long_for_vram",
-                    f"the prompt needs {required} MiB for keys and values, the model has {budget} MiB for all",
+                    f"the prompt needs {memory_text(required)} of KV cache, and the model has {memory_text(budget)}; "
+                    "shorten the prompt",
                     param="messages",
                     required_mb=required,
                     budget_mb=budget,
                 )
 
 
-class AdmissionSlot:
+class AdmittedRequest:
     """The slot that an admitted request occupies in the model's running batch."""
 
     def __init__(self, queue: FairQueue, ticket: Ticket, pages: Callable[[int], int]) -> None:
@@ -194,15 +204,12 @@ class AdmissionSlot:
         self._pages = pages
 
     def hold(self, tokens: int) -> None:
-        """Record that the engine has allocated KV pages for `tokens` tokens of this request.
-
-        The allocated pages no longer count as reserved.
-        """
+        """Record that the engine has allocated KV pages for `tokens` tokens."""
         self._queue.hold(self._ticket, self._pages(tokens))
 
 
-def limits_of(config: AdmissionConfig, engine: EngineClient) -> Limits:
-    """Return a model's admission limits. A limit that `config` leaves unset is derived from the engine's options."""
+def limits_of(config: AdmissionOptions, engine: EngineClient) -> Limits:
+    """Return a model's admission limits: those of `config`, else the engine's."""
     most = engine.options.max_sequences
     slots = min(config.max_in_flight or most, most)
     anon_slots = share_of(slots) if config.anon_max_in_flight is None else min(config.anon_max_in_flight, slots)

@@ -1,18 +1,12 @@
-"""The admission queue of one model, as a state machine. It reads no clock: callers pass the current time.
-
-Each request has a `Ticket`, which records whether the request waits, was admitted or was rejected.
+"""The admission queue of one model, as a state machine without a clock.
 
 A request gets its slot and its KV cache memory at the same moment. A waiting request holds neither of them. Requests
 therefore cannot deadlock over slots and memory.
 
 The principals (API key owners) share the slots fairly:
 
-* For each principal, the queue adds up the KV pages of all requests admitted so far, including finished requests. The
-  next request comes from the principal with the smallest sum, so principals with large requests are admitted less
-  often.
-* The sum of a new principal starts close to the sums of the other principals. If it started at zero, all requests of
-  the new principal would be admitted first.
-* If there are at least `_MANY_SLOTS` slots, one principal can hold all slots except one.
+* The next request comes from the principal whose admitted requests, finished ones included, had the fewest KV pages.
+* One of at least `_MANY_SLOTS` slots is always left to other principals.
 * Anonymous requests count as one principal, and are admitted only if no request with a principal waits.
 """
 
@@ -46,28 +40,18 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Admission limits of one model.
+    """Admission limits of one model."""
 
-    Attributes:
-        slots: maximum number of admitted requests.
-        queue: maximum number of waiting requests.
-        wait: maximum seconds that a request waits for a slot.
-        kv_wait: maximum seconds that a request waits for KV cache memory. The time starts when the request is next in
-            line for a free slot, but too few KV pages are available.
-        per_principal: maximum number of admitted and waiting requests of one principal; 0 for no limit.
-        anon_slots: maximum number of admitted anonymous requests; 0 rejects all anonymous requests.
-        anon_pending: maximum number of admitted and waiting anonymous requests.
-        pages: total number of KV pages of the model.
-    """
-
-    slots: int
-    queue: int
-    wait: float
+    slots: int  # maximum number of admitted requests
+    queue: int  # maximum number of waiting requests
+    wait: float  # maximum seconds that a request waits for a slot
+    # Maximum seconds that a request waits for KV cache memory. The time starts when the request is next in line for a
+    # free slot, but too few KV pages are available.
     kv_wait: float
-    per_principal: int
-    anon_slots: int
-    anon_pending: int
-    pages: int
+    per_principal: int  # maximum number of admitted and waiting requests of one principal; 0 for no limit
+    anon_slots: int  # maximum number of admitted anonymous requests; 0 rejects all anonymous requests
+    anon_pending: int  # maximum number of admitted and waiting anonymous requests
+    pages: int  # total number of KV pages of the model
 
     @property
     def share(self) -> int:
@@ -76,46 +60,35 @@ class Limits:
 
 
 def share_of(slots: int) -> int:
-    """Return the maximum number of slots that one principal may hold if the model has `slots` slots."""
+    """Return how many of a model's `slots` slots one principal may hold."""
+    # One slot stays for the other principals, if there are enough that it costs little.
     return slots - 1 if slots >= _MANY_SLOTS else slots
 
 
 @dataclass(eq=False, kw_only=True)
 class Ticket:
-    """One request in the admission queue.
-
-    Attributes:
-        principal: principal of the request; `ANONYMOUS` if it has none.
-        pages: number of KV pages reserved at admission.
-        min_pages: number of KV pages that the prompt and one output token need.
-        rejected: reason for the rejection; None if the request was not rejected.
-        number: position in the order of arrival.
-        deadline: time at which a waiting request is rejected.
-        starved: whether the request was next in line for a slot but had to wait for KV cache memory.
-        passed: number of later requests that were admitted before this request while it waited for memory.
-        held: number of KV pages that the engine has allocated for the request, as last reported by the engine.
-    """
+    """One request in the admission queue."""
 
     principal: str
     pages: int
-    min_pages: int
+    min_pages: int  # number of KV pages that the prompt and one output token need
     waiting: bool = False
     admitted: bool = False
     rejected: Reason | None = None
     number: int = 0
-    deadline: float = math.inf
-    starved: bool = False
-    passed: int = 0
-    held: int = 0
+    deadline: float = math.inf  # time at which a waiting request is rejected
+    starved: bool = False  # whether the request was next in line for a slot but had to wait for KV cache memory
+    passed: int = 0  # number of later requests that were admitted before this request while it waited for memory
+    held: int = 0  # number of KV pages that the engine has allocated for the request, as last reported by the engine
 
     @property
     def owed(self) -> int:
-        """Number of KV pages that are reserved for the request but not yet allocated by the engine."""
+        """Number of KV pages reserved for the request but not yet allocated."""
         return max(self.pages - self.held, 0)
 
     @property
     def claimed(self) -> int:
-        """Number of KV pages that the request uses up: the larger of its reserved and its allocated pages."""
+        """Number of reserved or of allocated KV pages, whichever is larger."""
         return max(self.pages, self.held)
 
 
@@ -124,20 +97,15 @@ class FairQueue:
 
     Each request has a `Ticket`. The methods `arrive`, `leave` and `tick` return the tickets of the requests that they
     have admitted or rejected.
-
-    Attributes:
-        free: number of free KV pages, as last reported by the engine. The caller updates this number.
-        waiting: number of waiting requests.
-        admitted: number of requests that are admitted and have not left.
-        rejections: number of rejected requests since the start, by reason.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        # Number of free KV pages, as last reported by the engine. The caller updates this number.
         self.free = limits.pages
         self.waiting = 0
         self.admitted = 0
-        self.rejections = dict.fromkeys(Reason, 0)
+        self.rejections = dict.fromkeys(Reason, 0)  # number of rejected requests since the start, by reason
         self._queues: dict[str, deque[Ticket]] = {}  # waiting tickets by principal
         self._admitted_by_principal: dict[str, int] = {}
         self._page_sums: dict[str, float] = {}  # sum of the pages of admitted requests, by principal with requests
@@ -149,7 +117,7 @@ class FairQueue:
 
     @property
     def available(self) -> int:
-        """Number of KV pages that are neither allocated nor reserved, and can be reserved for the next request."""
+        """Number of KV pages that can be reserved for the next request."""
         # The engine reports a prompt's pages only with its first token. Until then, `free` excludes these pages and
         # `_promised` includes them. `_claimed` counts a page that several requests share once for each request.
         return max(self.free - self._promised, self.limits.pages - self._claimed, 0)
@@ -159,7 +127,7 @@ class FairQueue:
         return self._admitted_by_principal.get(principal, 0)
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Admit, queue or reject a new request, and return the tickets that were admitted or rejected.
+        """Admit, queue or reject a new request; return the decided tickets.
 
         If the queue is full, a waiting request may be rejected instead of the new request.
         """
@@ -175,17 +143,19 @@ class FairQueue:
         ticket.number, ticket.deadline = self._arrived, now + limits.wait
         ticket.pages = min(ticket.pages, limits.pages)
         if principal not in self._queues:
+            # A new principal starts close to the others' sums. From zero, all its requests would be admitted first.
             self._page_sums[principal] = max(self._page_sums.get(principal, 0.0), self._initial_sum)
         self._queues.setdefault(principal, deque()).append(ticket)
         ticket.waiting = True
         self.waiting += 1
+        # The request may be admitted at once, also if the queue is full.
         settled = self._admit(now)
         if self.waiting > limits.queue:
             settled.append(self._evict(ticket))
         return settled
 
     def leave(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Remove a request that has finished or no longer waits, and return the tickets admitted in its place.
+        """Remove an ended request, and return the tickets admitted in its place.
 
         The caller must call this method once for each request that it passed to `arrive`.
         """
@@ -198,7 +168,7 @@ class FairQueue:
             self._freed.append(now)
         elif ticket.waiting:
             self._dequeue(ticket)
-        # forget principals without requests
+        # Without requests, a principal is forgotten: names of principals must not accumulate.
         if ticket.principal not in self._queues and not self.admitted_of(ticket.principal):
             self._admitted_by_principal.pop(ticket.principal, None)
             self._page_sums.pop(ticket.principal, None)
@@ -214,7 +184,7 @@ class FairQueue:
             self._claimed += ticket.claimed
 
     def tick(self, now: float) -> list[Ticket]:
-        """Admit requests that fit now, and reject waiting requests after their deadline. Return both kinds of tickets.
+        """Admit requests that fit now, and reject those that waited too long.
 
         The caller must call this method at the time that `next_tick` returns.
         """
@@ -225,31 +195,29 @@ class FairQueue:
         return settled + self._admit(now)
 
     def next_tick(self, now: float) -> float | None:
-        """Return the time at which the caller must next call `tick`; None if no request waits."""
+        """Return when the caller must next call `tick`; None if nothing waits."""
         if not self.waiting:
             return None
         deadline = min(ticket.deadline for ticket in self._waiters())
         return min(deadline, now + _CHECK_SECONDS) if any(t.starved for t in self._waiters()) else deadline
 
     def retry_after(self, now: float) -> int:
-        """Return the estimated seconds until a new request would be admitted, for the header `Retry-After`.
-
-        The estimate uses the rate at which slots were freed recently.
-        """
+        """Return the seconds until a new request may be admitted (`Retry-After`)."""
         while self._freed and self._freed[0] < now - _RATE_SECONDS:
             self._freed.popleft()
+        # Seconds per freed slot, measured over the last minute.
         each = (now - self._freed[0]) / len(self._freed) if self._freed else _FIRST_RATE
         return min(max(math.ceil((self.waiting + 1) * each), 1), _LONGEST_RETRY)
 
     def close(self) -> list[Ticket]:
-        """Remove all waiting requests and return their tickets. The caller rejects these requests with an error."""
+        """Remove all waiting requests and return their tickets."""
         waiters = list(self._waiters())
         for ticket in waiters:
             self._dequeue(ticket)
         return waiters
 
     def _admit(self, now: float) -> list[Ticket]:
-        """Admit requests until no slot is free or `_next` returns None. Return the admitted tickets."""
+        """Admit requests until no slot is free; return the admitted tickets."""
         admitted: list[Ticket] = []
         while self.admitted < self.limits.slots and (ticket := self._next(now)) is not None:
             self._dequeue(ticket)
@@ -266,26 +234,23 @@ class FairQueue:
         return admitted
 
     def _next(self, now: float) -> Ticket | None:
-        """Return the next request to admit, or None if no request can be admitted.
-
-        The next request is the oldest waiting request of the principal with the smallest sum of pages. Principals with
-        the maximum number of slots are skipped. If too few KV pages are available for the next request, a request of
-        another principal can be admitted first, at most `_MAX_PASSES` times. If no request of the model is running, the
-        next request is admitted even if too few KV pages are available.
-        """
+        """Return the next request to admit, or None if no request can be admitted."""
         known = [queue[0] for principal, queue in self._queues.items() if queue and principal != ANONYMOUS]
         anonymous = self._queues.get(ANONYMOUS)
+        # Anonymous requests run only if no request with a key waits.
         heads = known or ([anonymous[0]] if anonymous else [])
         passed_over: list[Ticket] = []
         for ticket in sorted(heads, key=lambda ticket: (self._page_sums[ticket.principal], ticket.number)):
             if self.admitted_of(ticket.principal) >= self._ceiling(ticket.principal):
                 continue
+            # If nothing runs, no page will become free: the request is admitted, and may be preempted.
             if not self.admitted or ticket.pages <= self.available:
                 for earlier in passed_over:
                     earlier.passed += 1
                 return ticket
             if not ticket.starved:
                 ticket.starved, ticket.deadline = True, now + self.limits.kv_wait
+            # Smaller requests of other principals use the free pages, but must not starve this request.
             if ticket.passed >= _MAX_PASSES:
                 return None
             passed_over.append(ticket)
@@ -295,20 +260,13 @@ class FairQueue:
         return self.limits.anon_slots if principal == ANONYMOUS else self.limits.share
 
     def _evict(self, newcomer: Ticket) -> Ticket:
-        """Reject one waiting request because the queue is too long. Return its ticket.
-
-        The first rule that applies selects the request to reject:
-
-        1. If `newcomer` is anonymous, reject `newcomer`.
-        2. If an anonymous request waits, reject the newest anonymous request.
-        3. Otherwise, reject the newest request of the principal with the most waiting requests.
-        """
+        """Reject one waiting request because the queue is too long. Return its ticket."""
         anonymous = self._queues.get(ANONYMOUS)
-        if anonymous and newcomer.principal != ANONYMOUS:
+        if anonymous and newcomer.principal != ANONYMOUS:  # the newest anonymous request yields to a known principal
             victim, reason = anonymous[-1], Reason.ANON_YIELD
         elif newcomer.principal == ANONYMOUS:
             victim, reason = newcomer, Reason.QUEUE_FULL
-        else:
+        else:  # who fills the queue loses first
             longest = max(self._queues, key=lambda name: (len(self._queues[name]), name == newcomer.principal))
             victim, reason = self._queues[longest][-1], Reason.QUEUE_FULL
         self._dequeue(victim)

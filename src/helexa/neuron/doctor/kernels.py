@@ -1,20 +1,25 @@
-"""Check torch and the compute kernels that an inference engine would choose on each device.
+"""Check torch and the kernels that engines would choose on each device.
 
-A separate process imports torch, because a broken installation of torch may crash the process that imports it.
+A separate process imports torch, if it is installed, because a broken installation may crash this process.
 """
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import cache_from_source, find_spec
+from pathlib import Path
 
 import msgspec
 
+from helexa.core.display import memory_text
+from helexa.core.errors import not_installed
 from helexa.neuron.config import TorchConfig
-from helexa.neuron.doctor.check_result import CheckResult
-from helexa.neuron.doctor.compiled_modules import look_at_compiled_modules
+from helexa.neuron.doctor.machine import CheckResult, look_at_torch_build
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.hardware.discovery import torch_version
+from helexa.neuron.options import TorchOptions
 
 NO_KERNELS = "no"
 """Kernel name of an unusable device."""
@@ -23,60 +28,48 @@ _SURVEY_SECONDS = 300  # a slow disk delays the import of torch, and kernels may
 
 
 class DeviceKernels(msgspec.Struct, frozen=True, kw_only=True):
-    """The compute kernels that an engine would use on one device.
-
-    Attributes:
-        device: name of the device in torch, for example `cuda:0`.
-        kernels: name of the set of kernels; `NO_KERNELS` if the device is unusable.
-        dtype: dtype of the activations.
-        reason: why the engine uses these kernels, why it cannot use faster kernels, or why the device is unusable.
-        free_mb: free memory of the device, in MiB; None if unknown.
-    """
+    """The compute kernels that an engine would use on one device."""
 
     device: str
-    kernels: str
+    kernels: str  # name of the set of kernels; `NO_KERNELS` if the device is unusable
     dtype: str
-    reason: str
-    free_mb: int | None = None
+    reason: str  # why the engine uses these kernels, why it cannot use faster kernels, or why the device is unusable
+    free_mb: int | None = None  # free memory of the device, in MiB; None if unknown
 
 
 class KernelSurvey(msgspec.Struct, frozen=True, kw_only=True):
-    """The devices that torch finds on this machine, and the kernels that an engine would use on each of them.
+    """The kernels that an engine would use on each device of this machine."""
 
-    Attributes:
-        threads: number of threads that an engine uses on a CPU.
-        devices: the kernels for each device.
-        unusable: why an engine cannot use the device on which the models run; None if it can.
-        without_access: pairs of torch names of CUDA devices that cannot access each other's memory directly.
-    """
-
-    threads: int
+    threads: int  # number of threads that an engine uses on a CPU
     devices: list[DeviceKernels]
-    unusable: str | None = None
+    unusable: str | None = None  # why an engine cannot use the device on which the models run; None if it can
+    # pairs of torch names of CUDA devices that cannot access each other's memory directly
     without_access: list[tuple[str, str]] = []
 
 
-def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterator[CheckResult]:
-    """Check torch, the kernels for each device that torch finds, and whether `device` is usable.
+def look_at_kernels(settings: TorchOptions | TorchConfig, device: str, why: str = "") -> Iterator[CheckResult]:
+    """Check torch, the kernels of each device, and whether `device` is usable.
 
     Args:
-        settings: options of the engine.
-        device: torch name of the device on which the models run.
         why: reason for the choice of `device`, for the printed text; may be empty.
     """
-    if not torch_version():
-        yield CheckResult("torch", "fault", "torch is missing: pip install 'helexa[neuron]'")
+    if torch_version():
+        yield CheckResult("torch", "fine", f"torch {torch_version()}")
+        yield from look_at_torch_build()
+    elif device == "cpu":
+        yield CheckResult("torch", "fine", "torch is not installed: the native kernels do not need it")
+    else:
+        yield CheckResult("torch", "fault", not_installed("torch", "gpu"))
         return
-    yield CheckResult("torch", "fine", f"torch {torch_version()}")
     try:
         survey = _survey(settings, device)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         yield CheckResult("kernels", "fault", f"no engine can run: {error}")
         return
-    yield from look_at_compiled_modules("torch")
+    yield from look_at_compiled_modules("numpy" if device == "cpu" else "torch")
     for entry in survey.devices:
         threads = f" on {survey.threads} threads" if entry.device == "cpu" else ""
-        free = "" if entry.free_mb is None else f", {entry.free_mb} MiB free"
+        free = "" if entry.free_mb is None else f", {memory_text(entry.free_mb)} free"
         text = f"{entry.device}: {entry.kernels} kernels in {entry.dtype}{threads}{free}: {entry.reason}"
         yield CheckResult("kernels", "fine", text)
     cuda = [entry.device for entry in survey.devices if entry.device.startswith("cuda") and entry.kernels != NO_KERNELS]
@@ -95,12 +88,11 @@ def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterat
         yield CheckResult("device", "fine", f"models run on {device}{''.join(dtypes)}{f' ({why})' if why else ''}")
 
 
-def _survey(settings: TorchConfig, device: str) -> KernelSurvey:
-    """Start a process that imports torch, and return the devices and kernels that this process reports.
+def _survey(settings: TorchOptions | TorchConfig, device: str) -> KernelSurvey:
+    """Start a process that imports torch, and return what it reports.
 
     Raises:
         ValueError: the process failed. The message is the last line of its stderr.
-        subprocess.TimeoutExpired: the process took longer than `_SURVEY_SECONDS`.
     """
     options = msgspec.json.encode(settings.engine_options(device)).decode()
     command = [sys.executable, "-P", "-m", "helexa.neuron.kernel_survey", options]
@@ -115,3 +107,17 @@ def _survey(settings: TorchConfig, device: str) -> KernelSurvey:
     if run.returncode:
         raise ValueError((run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1])
     return msgspec.json.decode(run.stdout, type=KernelSurvey)
+
+
+def look_at_compiled_modules(package: str) -> Iterator[CheckResult]:
+    """Report if an installed and already imported package has no compiled modules."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None or Path(cache_from_source(spec.origin)).exists():
+        return
+    folder = Path(spec.origin).parent
+    if sys.dont_write_bytecode:
+        remedy = "unset PYTHONDONTWRITEBYTECODE"
+    else:
+        command = shlex.join([sys.executable, "-m", "compileall", "-q", str(folder)])
+        remedy = f"as a user who may write to its folder, run {command}"
+    yield CheckResult(package, "note", f"to make starts faster: each start compiles {package} again; {remedy}")

@@ -1,16 +1,37 @@
-"""Check the operating system, CPU, C compiler and accelerators of this machine."""
+"""Checks of `neuron doctor` of this machine: devices, CPUs, ranks and caches."""
 
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import Distribution, distributions
+from typing import Literal, NamedTuple
 
+from helexa.core.display import memory_text
+from helexa.core.errors import not_installed
+from helexa.core.fleet import Discovery, alike
 from helexa.core.version import __version__
-from helexa.neuron.doctor.check_result import CheckResult
-from helexa.neuron.hardware.discovery import broken_driver, discover, overlooked, torch_version
+from helexa.neuron.hardware.accelerators import DeviceLink, device_links
+from helexa.neuron.hardware.cpus import CpuNode, numa_nodes
+from helexa.neuron.hardware.discovery import (
+    broken_driver,
+    discover,
+    has_gpu_torch,
+    has_nvidia_driver,
+    overlooked,
+    torch_version,
+)
 from helexa.neuron.hardware.triton_toolchain import triton_missing
-from helexa.neuron.ops.native.machine_code.prebuilt import processor_flags
+from helexa.neuron.lifecycle.load_preparation import max_tensor_parallel
+from helexa.neuron.ops.native.compilation import processor_flags
+
+Level = Literal["fine", "note", "fault"]
+
+_OWN_DISTANCE = 10  # Linux's distance of a NUMA node to its own memory
+
+_MANAGEMENT = "nvidia-ml-py"  # a few files of Python, which helexa itself uses
+_PREFIXES = ("nvidia-", "cuda-")
 
 # Flags in /proc/cpuinfo of the instruction sets that the kernels can use, and their names.
 _INSTRUCTIONS = {
@@ -21,18 +42,133 @@ _INSTRUCTIONS = {
     "avx512_bf16": "AVX512-BF16",
     "asimd": "NEON",
     "asimddp": "NEON dot products",
+    "i8mm": "NEON matrix products",
+    "bf16": "NEON BF16",
 }
 
 
+class CheckResult(NamedTuple):
+    """The result of one check of `neuron doctor`."""
+
+    topic: str
+    # `fault` if the problem prevents serving the configured models, `note` if an improvement is possible, `fine` if
+    # there is no problem
+    level: Level
+    text: str  # one sentence that describes the result and, if there is a problem, how to fix it
+
+
+def look_at_links(device: str, tensor_parallel: int) -> Iterator[CheckResult]:
+    """Check connections of devices and NUMA nodes, and the number of ranks."""
+    facts, nodes = discover(), numa_nodes()
+    yield from describe_devices(facts, device_links() if len(facts.devices) > 1 else [])
+    yield from describe_numa_nodes(nodes)
+    if device.startswith("cuda"):
+        yield from describe_gpu_ranks(facts, max_tensor_parallel(device, tensor_parallel, facts))
+    elif device == "cpu":
+        yield describe_cpu_ranks(len(nodes), tensor_parallel)
+
+
+def describe_devices(facts: Discovery, links: Sequence[DeviceLink]) -> Iterator[CheckResult]:
+    """Yield which devices are alike, and each kind of connection."""
+    if len(facts.devices) > 1:
+        groups = [f"{len(group)} x {group[0].name}" for group in alike(facts.devices)]
+        yield CheckResult("links", "fine", f"devices that are alike: {', '.join(groups)}")
+    pairs: dict[str, list[str]] = {}
+    for link in links:
+        pairs.setdefault(_connection(link), []).append(f"cuda:{link.first} and cuda:{link.second}")
+    for connection, names in pairs.items():
+        yield CheckResult("links", "fine", f"{connection}: {', '.join(names)}")
+
+
+def describe_numa_nodes(nodes: Sequence[CpuNode]) -> Iterator[CheckResult]:
+    """Yield NUMA nodes with CPUs, memory and distances, if there are several."""
+    if len(nodes) < 2:
+        return
+    sizes = ", ".join(f"{node.number} ({len(node.cpus)} CPUs, {memory_text(node.memory_mb)})" for node in nodes)
+    distances = [node.distances[other.number] for node in nodes for other in nodes if other.number in node.distances]
+    farthest = max(distances, default=_OWN_DISTANCE) / _OWN_DISTANCE
+    text = f"NUMA nodes: {sizes}"
+    if farthest > 1:
+        text += f"; access to the memory of another NUMA node takes up to {farthest:g} times as long"
+    yield CheckResult("links", "fine", text)
+
+
+def describe_cpu_ranks(nodes: int, tensor_parallel: int) -> CheckResult:
+    """Return whether the configured number of ranks suits the number of NUMA nodes."""
+    if nodes < 2 and tensor_parallel == 1:
+        return CheckResult("links", "fine", "one NUMA node: one rank makes sense (tensor_parallel = 1)")
+    if nodes < 2:
+        text = f"tensor_parallel is {tensor_parallel}, but there is one NUMA node: 1 rank is usually faster"
+        return CheckResult("links", "note", text)
+    if tensor_parallel == nodes:
+        return CheckResult("links", "fine", f"models run on {nodes} ranks, one per NUMA node")
+    text = f"tensor_parallel is {tensor_parallel}; try {nodes}, which is one rank per NUMA node"
+    return CheckResult("links", "note", text)
+
+
+def describe_gpu_ranks(facts: Discovery, most: int) -> Iterator[CheckResult]:
+    """Yield among how many devices a model can be divided, if there are several."""
+    if len(facts.devices) < 2:
+        return
+    if most > 1:
+        yield CheckResult(
+            "links", "fine", f"a model can be divided among up to {most} devices (tensor_parallel = {most})"
+        )
+    else:
+        yield CheckResult(
+            "links", "fine", "each model runs on one device; models cannot be divided among these devices"
+        )
+
+
+def _connection(link: DeviceLink) -> str:
+    """Return a description of the connection between two devices."""
+    parts: list[str] = []
+    if link.nvlinks:
+        parts.append(f"NVLink ({link.nvlinks} links per device)")
+    elif link.nvlinks == 0:
+        parts.append("no NVLink")
+    if link.path is not None:
+        parts.append(f"PCIe through {link.path}")
+    if link.peer_access is not None:
+        parts.append("direct memory access" if link.peer_access else "no direct memory access")
+    return ", ".join(parts) or "unknown connection"
+
+
+def look_at_torch_build() -> Iterator[CheckResult]:
+    """Report the size of torch's CUDA libraries on a machine without an NVIDIA device."""
+    if discover().devices or has_nvidia_driver():
+        return
+    size = cuda_library_bytes(distributions())
+    if size:
+        yield CheckResult(
+            "torch",
+            "note",
+            f"torch is a CUDA build with {size / 1e9:.1f} GB of libraries for NVIDIA devices, and there is none; "
+            "models on CPUs rarely need torch: remove it, or install the CPU build, which is ten times smaller: "
+            "`uv pip install --torch-backend cpu --reinstall torch`, or see 'PyTorch' in docs/install.md",
+        )
+
+
+def cuda_library_bytes(installed: Iterable[Distribution]) -> int:
+    """Return the bytes of NVIDIA's libraries, which CUDA builds of torch need."""
+    packages = {name.lower().replace("_", "-"): item for item in installed if (name := item.metadata["Name"])}
+    return sum(
+        file.size or 0
+        for name, item in packages.items()
+        if name.startswith(_PREFIXES) and name != _MANAGEMENT
+        for file in item.files or ()
+    )
+
+
 def look_at_machine(device: str) -> Iterator[CheckResult]:
-    """Check the operating system, CPU, C compiler, accelerators and NVIDIA driver of this machine.
+    """Check operating system, CPU, C compiler, accelerators and NVIDIA's driver.
 
     Args:
         device: configured device. A broken NVIDIA driver is a `fault` unless `device` is `cpu` or `mps`. `auto` means
             that the node chooses the device.
     """
     facts = discover()
-    memory = f"{facts.memory_total_mb} MiB of memory"
+    memory = f"{memory_text(facts.memory_total_mb)} of memory"
     yield CheckResult("machine", "fine", f"helexa {__version__}, Python {platform.python_version()}")
     yield CheckResult("machine", "fine", f"{facts.os} {facts.kernel}, {facts.cpu}, {facts.cpu_cores} cores, {memory}")
     if flags := processor_flags():
@@ -54,7 +190,7 @@ def _accelerators(device: str) -> Iterator[CheckResult]:
         yield CheckResult(
             "device",
             "fine",
-            f"cuda:{accelerator.index} is {accelerator.name} with {accelerator.vram_total_mb} MiB{capability}",
+            f"cuda:{accelerator.index} is {accelerator.name} with {memory_text(accelerator.vram_total_mb)}{capability}",
         )
     if facts.driver_version:
         yield CheckResult(
@@ -68,10 +204,12 @@ def _accelerators(device: str) -> Iterator[CheckResult]:
         yield CheckResult("device", "note", reason)
     elif not facts.devices and not facts.unified_accelerator:
         yield CheckResult("device", "fine", "no NVIDIA device was found")
-    elif facts.devices and not torch_version().endswith("+cpu"):
+    elif facts.devices and has_gpu_torch():
         yield from _triton()
     elif facts.devices:
         text = "to make it faster: torch is installed without CUDA; install a CUDA build of torch"
+        if not torch_version():
+            text = f"to make it faster: {not_installed('torch', 'gpu')}"
         yield CheckResult("device", "fault" if device.startswith("cuda") else "note", text)
 
 

@@ -1,1 +1,1 @@
-"""The inference engine: scheduler, KV cache, steps, sampler and model execution, behind an IPC protocol."""
+"""Inference engine behind an IPC protocol: scheduler, KV cache, steps, sampling."""

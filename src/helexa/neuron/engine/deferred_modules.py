@@ -2,11 +2,15 @@
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+# Modules that `import torch` executes and engines seldom use. They take a third of the time of this import.
+# `torch._meta_registrations` is needed only for computing with meta tensors, as `torch.compile` and `torch.export` do.
+# Engines use meta tensors only for their shapes and dtypes.
 IMPORTED_BY_TORCH = (
     "pynvml",
     "torch._meta_registrations",
@@ -18,18 +22,15 @@ IMPORTED_BY_TORCH = (
     "torch.quantization",
     "torch.utils.data",
 )
-"""Modules that `import torch` executes and engines seldom use. They take a third of the time of this import.
 
-`torch._meta_registrations` is needed only for computing with meta tensors, as `torch.compile` and `torch.export` do.
-Engines use meta tensors only for their shapes and dtypes.
-"""
+# Modules that an import of a deferred module executes at once. In torch 2.15, `torch.fx` cannot be imported later,
+# because `torch._logging` then imports it before it is complete.
+_IMPORTED_EARLIER = {"torch.quantization": "torch.fx"}
 
 
 def defer(names: Sequence[str]) -> None:
-    """Execute each of the modules `names` only when one of its attributes is first read, instead of at its import.
-
-    The standard library's `LazyLoader` executes a module already at its second import.
-    """
+    """Defer the execution of each module until one of its attributes is first read."""
+    # Not `importlib.util.LazyLoader`: it executes a module already at its second import.
     sys.meta_path.insert(0, _Finder(names))
 
 
@@ -54,9 +55,11 @@ class _DeferringLoader(Loader):
         return _DeferredModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        pass
+        if (name := _IMPORTED_EARLIER.get(module.__name__)) is not None:
+            import_module(name)
 
     def execute(self, module: ModuleType) -> None:
+        # The module becomes a plain one first, because its own code may read its attributes.
         module.__class__ = ModuleType
         self._loader.exec_module(module)
 

@@ -1,7 +1,4 @@
-"""The engine process: loads one model and serves requests until the socket to the server closes.
-
-The server starts the process with `engine_client.child.Child`.
-"""
+"""The engine process: loads one model, and serves until its socket closes."""
 
 import argparse
 import gc
@@ -13,16 +10,17 @@ import sys
 from pathlib import Path
 
 from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
-from helexa.neuron.engine.ipc.frames import receive
 from helexa.neuron.engine.ipc.messages import Load
+from helexa.neuron.engine.ipc.sockets import receive
 from helexa.neuron.engine.ranks import cpu_binding
-from helexa.neuron.processes import heartbeat, parent_death, stack_traces
+from helexa.neuron.processes import diagnostics, heartbeat, memory, parent_watch
 from helexa.neuron.processes.file_use import mark_used
 
 
 def main() -> None:
-    """Run an engine process: load the model that the server requests, report the result, and serve requests."""
+    """Run an engine process: load the requested model, report, and serve."""
     gc.disable()  # imported and loaded objects stay alive, and scanning them takes a tenth of the start time
+    memory.use_one_heap()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--pixels-fd", type=int, required=True)
@@ -30,9 +28,9 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when an engine ends
-    parent_death.hold()
+    parent_watch.start()
     heartbeat.attach(arguments.heartbeat_fd)  # before kernels are loaded, because they receive its address
-    stack_traces.register()  # before kernels are loaded, because they write native stacks
+    diagnostics.register()  # before kernels are loaded, because they write native stacks
     code = 0
     try:
         _run(socket.socket(fileno=arguments.fd), socket.socket(fileno=arguments.pixels_fd))
@@ -46,17 +44,22 @@ def main() -> None:
 
 def _run(connection: socket.socket, pixel_socket: socket.socket) -> None:
     defer(IMPORTED_BY_TORCH)
-    # Importing torch is slow, so a warm standby process imports it before it receives `Load`.
-    from helexa.neuron.engine.load_report import load_reporting
+    # Imports are slow, so a warm standby process imports before it receives `Load`.
+    from helexa.neuron.engine.loading.device import import_torch_for_gpu
+    from helexa.neuron.engine.loading.load import load_reporting
     from helexa.neuron.engine.loop import Engine
 
+    import_torch_for_gpu()
+    gc.freeze()  # after the load, the collector scans only what the load has left
     request = receive(connection, Load)
     cpu_binding.bind(request.options, rank=0)
     model = Path(request.model)
     mark_used(model)
+    if request.options.draft_model:
+        mark_used(Path(request.options.draft_model))
     runner = load_reporting(connection, model, request.options, request.group)
     if runner is not None:
-        gc.collect()
+        memory.trim_heaps()  # unpacking the weights of a GGUF file can leave 100 MiB
         gc.freeze()  # a model has many objects, which the collector would scan during steps
         gc.enable()
         Engine(connection, runner, request.options, model, request.step_seconds, pixel_socket).serve()

@@ -1,7 +1,4 @@
-"""The process of one rank after rank 0: loads its part of a model and computes the steps that rank 0 sends.
-
-Rank 0 starts the process with `RankProcesses`.
-"""
+"""Process of a rank after rank 0: loads its part, and computes rank 0's steps."""
 
 import argparse
 import gc
@@ -12,14 +9,13 @@ import socket
 import sys
 from pathlib import Path
 
-import torch
-
 from helexa.core.errors import HelexaError, ModelFileError
-from helexa.neuron.engine.debug_fault import Faults
-from helexa.neuron.engine.execution.device_errors import DeviceError, is_device_fault, is_out_of_memory
-from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
+from helexa.neuron import tensors
+from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
+from helexa.neuron.engine.execution.device import DeviceError, is_device_fault, is_out_of_memory
+from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
 from helexa.neuron.engine.loading.build import load_rank
-from helexa.neuron.engine.loading.device import threads_of_rank
+from helexa.neuron.engine.loading.device import choose_backend, threads_of_rank, with_torch_if_required
 from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.messages import (
     FromRank,
@@ -31,7 +27,7 @@ from helexa.neuron.engine.ranks.messages import (
     ToRank,
 )
 from helexa.neuron.engine.ranks.rank import Rank
-from helexa.neuron.processes import parent_death, stack_traces
+from helexa.neuron.processes import diagnostics, memory, parent_watch
 
 _log = logging.getLogger("helexa.neuron.engine")
 _PROGRESS_STEP = 8 << 20  # bytes between two progress messages
@@ -39,7 +35,9 @@ _PROGRESS_STEP = 8 << 20  # bytes between two progress messages
 
 def main() -> None:
     """Run the process of one rank until rank 0 ends."""
+    defer(IMPORTED_BY_TORCH)
     gc.disable()
+    memory.use_one_heap()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--fd", type=int, required=True)
@@ -48,8 +46,8 @@ def main() -> None:
     prefix = f"%(levelname)s %(name)s: rank {arguments.rank}: "
     logging.basicConfig(level=logging.INFO, format=f"{prefix}%(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent_death.hold()
-    stack_traces.register()
+    parent_watch.start()
+    diagnostics.register()
     code = 0
     try:
         _run(socket.socket(fileno=arguments.fd), arguments.memory_fd)
@@ -78,6 +76,7 @@ def _run(connection: socket.socket, memory_fd: int) -> None:
             try:
                 reply = rank.handle(message)
             except Exception as error:
+                # Rank 0 waits for a reply to a request. Other messages have none, so the process ends.
                 if not isinstance(message, Request):
                     raise
                 reply = _failure(error)
@@ -86,16 +85,11 @@ def _run(connection: socket.socket, memory_fd: int) -> None:
 
 
 def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Rank | None:
-    """Load the rank's part of the model, report the load to rank 0, and return the rank.
-
-    Returns:
-        None if the load failed.
-    """
+    """Load the rank's part, and report to rank 0; return None if the load failed."""
     reported = 0
 
     def on_progress(done: int, total: int) -> None:
         nonlocal reported
-        faults.loading()
         if done - reported >= _PROGRESS_STEP:
             reported = done
             report(RankProgress(done))
@@ -105,17 +99,18 @@ def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Rank 
 
     options = message.options
     cpu_binding.bind(options, message.rank)
-    torch.set_num_threads(threads_of_rank(options, message.rank))
+    choose_backend(options, message.rank)
+    tensors.set_num_threads(threads_of_rank(options, message.rank))
     try:
-        faults = Faults.from_environment(Path(message.model), os.environ, message.rank)
-        model, ops = load_rank(message, on_progress)
+        model, ops = with_torch_if_required(Path(message.model).name, lambda: load_rank(message, on_progress))
     except BrokenPipeError:
         raise
     except Exception as error:
         report(_failure(error))
         return None
+    memory.trim_heaps()
     report(RankLoaded(model.loader.matrix_bytes, ops.step_bytes))
-    return Rank(model, ops, options, faults, memory_fd)
+    return Rank(model, ops, options, memory_fd)
 
 
 def _failure(error: Exception) -> RankFailed:

@@ -1,7 +1,6 @@
-"""The process of one stage of a pipeline, on a host other than host 0: loads decoder layers and computes steps.
+"""Process of a pipeline stage on another host: computes the steps of host 0.
 
-The member of the host group starts the process with `StageProcesses`. The process loads the layers that the engine on
-host 0 names, starts further ranks on this host if the engine's options say so, and computes the engine's steps.
+The member of the host group starts the process with `StageProcesses`.
 """
 
 import argparse
@@ -16,20 +15,19 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import msgspec
-import torch
-from torch import Tensor
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
+from helexa.neuron import tensors
 from helexa.neuron.code_version import code_version
-from helexa.neuron.engine.debug_fault import Faults
-from helexa.neuron.engine.execution.device_errors import DeviceError
+from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
+from helexa.neuron.engine.execution.device import DeviceError
 from helexa.neuron.engine.ipc.channel import Channel, ChannelError
-from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
+from helexa.neuron.engine.ipc.processes import MemoryDenied, StageSetup
+from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
 from helexa.neuron.engine.loading.build import Build, load_part
-from helexa.neuron.engine.loading.device import threads_of_rank, usable_device
+from helexa.neuron.engine.loading.device import choose_backend, threads_of_rank, usable_device, with_torch_if_required
 from helexa.neuron.engine.loading.memory_request import usable_memory
-from helexa.neuron.engine.pipeline.hidden_states import receive_hidden, send_hidden
 from helexa.neuron.engine.pipeline.messages import (
     AllocateStage,
     LoadStage,
@@ -38,15 +36,17 @@ from helexa.neuron.engine.pipeline.messages import (
     StageGranted,
     StageOpened,
     ToStage,
+    receive_hidden,
+    send_hidden,
 )
-from helexa.neuron.engine.pipeline.model_digest import model_digest
-from helexa.neuron.engine.pipeline.setup_messages import MemoryDenied, StageSetup
+from helexa.neuron.engine.pipeline.model_path import model_digest
 from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.messages import Allocate, ClearPages, RankLoaded, RankProgress, RunStep, TouchCaches
 from helexa.neuron.engine.ranks.rank import Rank
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses
 from helexa.neuron.layers.stage import Stage
-from helexa.neuron.processes import parent_death, stack_traces
+from helexa.neuron.processes import diagnostics, memory, parent_watch
+from helexa.neuron.tensors import Tensor
 
 _log = logging.getLogger("helexa.neuron.engine")
 _PROGRESS_STEP = 8 << 20  # bytes between two progress messages
@@ -54,15 +54,17 @@ _PROGRESS_STEP = 8 << 20  # bytes between two progress messages
 
 def main() -> None:
     """Run the process of a stage until the engine closes the connection."""
+    defer(IMPORTED_BY_TORCH)
     gc.disable()  # loaded objects stay alive, and scanning them would take time
+    memory.use_one_heap()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--channel-fd", type=int, required=True)
     parser.add_argument("--setup-fd", type=int, required=True)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: stage: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent_death.hold()
-    stack_traces.register()
+    parent_watch.start()
+    diagnostics.register()
     code = 0
     try:
         member = socket.socket(fileno=arguments.setup_fd)
@@ -80,23 +82,17 @@ def main() -> None:
 
 
 class StageWorker:
-    """One stage of a pipeline. It decides nothing: it does what the engine on host 0 sends.
-
-    Args:
-        channel: connection to the engine.
-        setup: device and threads of this host.
-        member: connection to the member of the host group, which grants memory.
-    """
+    """One stage of a pipeline. It does what the engine on host 0 sends."""
 
     def __init__(self, channel: Channel, setup: StageSetup, member: socket.socket) -> None:
-        self._channel = channel
-        self._setup = setup
-        self._member = member
+        self._channel = channel  # connection to the engine
+        self._setup = setup  # device and threads of this host
+        self._member = member  # connection to the member of the host group, which grants memory
         self._resources = ExitStack()
         self._other_ranks: RankProcesses | None = None
 
     def run(self) -> None:
-        """Load the stage's layers and compute steps, until the engine closes the connection.
+        """Load the stage's layers, and compute steps until the engine disconnects.
 
         Raises:
             ChannelError: the engine has closed the connection.
@@ -118,34 +114,39 @@ class StageWorker:
 
     def _load(self, opened: OpenStage) -> Rank:
         """Load the stage's layers and allocate its caches, as the engine says."""
+        choose_backend(self._own(opened.options))  # first, because the report of an error uses the backend
         if opened.version != code_version():
-            raise HelexaError(f"this host runs helexa {code_version()}, but host 0 runs {opened.version}")
+            raise HelexaError(
+                f"this host runs helexa {code_version()}, but host 0 runs {opened.version}; "
+                "install the same version on both"
+            )
         model = opened.model.find()
         free = usable_memory(usable_device(self._setup.device), self._own(opened.options))
         self._channel.send(StageOpened(digest=model_digest(model), free=free, hostname=socket.gethostname()))
         order = self._channel.receive(LoadStage)
         options = self._own(order.options)
         cpu_binding.bind(options, 0)
-        torch.set_num_threads(threads_of_rank(options, 0))
-        faults = Faults.from_environment(model, os.environ, opened.stage * options.tensor_parallel)
-        with Build(model, options) as build:
-            build.stage = Stage(range(order.start, order.stop), _EngineExchange(self._channel))
+        tensors.set_num_threads(threads_of_rank(options, 0))
+        stage = Stage(range(order.start, order.stop), _EngineExchange(self._channel))
+        build = with_torch_if_required(model.name, lambda: Build(model, options))
+        with build:
+            build.stage = stage
             request = build.request()
             self._channel.send(StageGranted(grant=self._ask(request), page=request.page, state=request.state))
             if options.tensor_parallel > 1:
                 self._other_ranks = self._resources.enter_context(closing(RankProcesses(options.tensor_parallel)))
-            decoder, loaded = load_part(build, self._other_ranks, self._reports_of(faults))
+            decoder, loaded = load_part(build, self._other_ranks, self._reports())
         self._channel.send(
             RankLoaded(sum(part.matrix_bytes for part in loaded), sum(part.step_bytes for part in loaded))
         )
         grant = self._channel.receive(AllocateStage).grant
         if self._other_ranks is not None:
             self._other_ranks.allocate(request, grant, measure=False)
-        rank = Rank(decoder, build.ops, options, faults)
+        rank = Rank(decoder, build.ops, options)
         reply = rank.handle(Allocate(request, grant))
         assert reply is not None
         self._channel.send(reply)
-        gc.collect()
+        memory.trim_heaps()
         gc.freeze()
         gc.enable()
         return rank
@@ -155,23 +156,18 @@ class StageWorker:
         return msgspec.structs.replace(options, device=self._setup.device, threads=self._setup.threads)
 
     def _ask(self, request: MemoryRequest) -> MemoryGrant:
-        """Request memory from the member, and return its grant.
-
-        Raises:
-            DoesNotFitError: this host has too little free memory.
-        """
+        """Request memory from the member, and return its grant."""
         self._member.sendall(encode(request))
         reply = _receive(self._member, MemoryGrant | MemoryDenied)
         if isinstance(reply, MemoryDenied):
             raise DoesNotFitError(reply.message)
         return reply
 
-    def _reports_of(self, faults: Faults) -> Callable[[int], None]:
+    def _reports(self) -> Callable[[int], None]:
         reported = 0
 
         def on_progress(done: int) -> None:
             nonlocal reported
-            faults.loading()
             if done - reported >= _PROGRESS_STEP:
                 reported = done
                 self._channel.send(RankProgress(done))
@@ -180,7 +176,7 @@ class StageWorker:
 
 
 class _EngineExchange:
-    """The `HiddenExchange` of a stage: the engine on host 0 passes hidden states from stage to stage."""
+    """`HiddenExchange` of a stage: the engine on host 0 relays the hidden states."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -194,10 +190,9 @@ class _EngineExchange:
 
 
 def _receive(connection: socket.socket, kind: Any) -> Any:
-    """Wait for the next message from the member and return it. Each message is the reply to a message of this process.
+    """Wait for the next message from the member and return it.
 
-    Raises:
-        BrokenPipeError: the member has ended.
+    Each message is the reply to a message of this process.
     """
     decoder = FrameDecoder(kind)
     while data := connection.recv(1 << 16):
@@ -209,11 +204,14 @@ def _receive(connection: socket.socket, kind: Any) -> Any:
 def _failure(error: Exception) -> StageFailed:
     if isinstance(error, ModelFileError):
         return StageFailed("model_file", str(error))
+    if isinstance(error, tensors.TorchRequired):  # a layer does, after the host has granted memory for native kernels
+        advice = 'set kernels = "torch" on all hosts, which need torch then'
+        return StageFailed("model_file", f"the native kernels do not compute it ({error}); {advice}")
     if isinstance(error, DoesNotFitError):
         return StageFailed("does_not_fit", str(error))
     if isinstance(error, DeviceError):
         return StageFailed("device", str(error))
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+    if isinstance(error, MemoryError | tensors.OutOfMemoryError) or "allocate memory" in str(error):
         return StageFailed("does_not_fit", "the layers do not fit into memory")
     _log.exception("loading failed")
     return StageFailed("internal", str(error) if isinstance(error, HelexaError) else type(error).__name__)

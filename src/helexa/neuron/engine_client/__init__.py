@@ -1,1 +1,1 @@
-"""The server's side of engine processes: starts and ends them, sends them requests, and grants them memory."""
+"""The server's side of engine processes: start, requests, memory grants."""

@@ -1,106 +1,157 @@
 """Starts and ends an engine process, and copies its log lines to the server's log."""
 
 import asyncio
+import errno
 import logging
 import os
 import signal
 import socket
-import sys
+import subprocess
+import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
+from typing import TYPE_CHECKING, Self
 
-from helexa.neuron.engine.ipc.environment import ENVIRONMENT
-from helexa.neuron.engine_client.pixel_sender import PixelSender
-from helexa.neuron.processes import stack_traces
-from helexa.neuron.processes.heartbeat import Heartbeat
+from helexa.core.errors import HelexaError
+from helexa.neuron.engine_client.engine_process import COMMAND, EngineProcess, take_early
+from helexa.neuron.processes import diagnostics
+from helexa.neuron.processes.diagnostics import exit_reason
+
+if TYPE_CHECKING:
+    from helexa.neuron.vision.shared_pixels import SharedPixels
+
 
 log = logging.getLogger(__name__)
-
-COMMAND = (sys.executable, "-P", "-m", "helexa.neuron.engine.process")
 
 _LINE_BYTES = 1 << 20
 _STACKS_SECONDS = 3.0
 _QUIET_SECONDS = 0.5
 
+_PAUSE_SECONDS = 0.02
+
+
+class PixelSender:
+    """The server's end of the socket for pixels (see `PixelReceiver`)."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        connection.setblocking(False)
+
+    async def send(self, request: int, pixels: "Sequence[SharedPixels]") -> None:
+        """Send the pixels of the request with the id `request`; wait for a full socket.
+
+        If the engine has ended, the pixels are dropped.
+        """
+        waiting = deque(pixels)
+        while waiting:
+            if self._send(request, waiting[0]):
+                waiting.popleft()
+            else:
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._connection.close()
+
+    def _send(self, request: int, image: "SharedPixels") -> bool:
+        from helexa.neuron.engine.ipc.sockets import REQUEST  # loads all messages, for which no command's start waits
+
+        try:
+            socket.send_fds(self._connection, [REQUEST.pack(request)], [image.descriptor])
+        except BlockingIOError:
+            return False
+        except OSError as error:  # the operating system limits the descriptors that are sent but not received
+            return error.errno != errno.ETOOMANYREFS
+        return True
+
 
 class Child:
-    """An engine process, which `spawn` starts in a separate POSIX session.
-
-    The engine process watches a pipe from the server process (this process), and ends when the server process ends.
-
-    Attributes:
-        pid: process id of the engine.
-        reader, writer: the server's end of the socket to the engine.
-        pixels: sender of the pixels of images to the engine.
-        kill_reason: the reason why the server killed the engine, as text for users; None if the server did not kill the
-            engine.
-    """
+    """An engine process of this server process, which `spawn` starts."""
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: EngineProcess,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        heartbeat: Heartbeat,
-        pixels: PixelSender,
+        stderr: asyncio.StreamReader,
+        stderr_transport: asyncio.ReadTransport,
     ) -> None:
-        self.pid = process.pid
+        self.pid = process.popen.pid
         self.reader = reader
         self.writer = writer
-        self.pixels = pixels
+        self.pixels = PixelSender(process.pixels)
+        # the reason why the server killed the engine, as text for users; None if the server did not kill the engine
         self.kill_reason: str | None = None
-        self._process = process
-        self._heartbeat = heartbeat
+        self._popen = process.popen
+        self._heartbeat = process.heartbeat
+        self._exit = _exit_of(process.popen)
         self._ended = False
         self._last_line = ""
         self._logged = asyncio.Event()
+        self._stderr_transport = stderr_transport
         # A new context, so that log lines are not attributed to the request that loads the model.
-        self._stderr = asyncio.create_task(self._log_stderr(), context=Context())
+        self._stderr = asyncio.create_task(self._log_stderr(stderr), context=Context())
 
     @classmethod
     async def spawn(cls, command: Sequence[str] | None = None) -> "Child":
-        """Start an engine process. The process loads a model when the server sends it the message `Load`.
+        """Start an engine process, which waits for the message `Load`.
 
         Args:
-            command: command line of the process; None for `COMMAND`. The method appends the options `--fd` (file
-                descriptor of the socket), `--pixels-fd` (file descriptor of the socket for pixels) and `--heartbeat-fd`
-                (file descriptor of the shared memory in which the engine counts its progress).
+            command: command line of the process (see `EngineProcess`). None for `COMMAND`, or for the process that
+                this program has started early.
 
         Raises:
-            OSError: the system has run out of file descriptors, memory or processes.
+            HelexaError: the system has run out of file descriptors, memory or processes.
         """
-        heartbeat = Heartbeat()
+        process = take_early() if command is None else None
         try:
-            process, reader, writer, pixels = await _start(command or COMMAND, heartbeat.fd)
-        except BaseException:
-            heartbeat.close()
+            process = process or EngineProcess(command or COMMAND)
+        except OSError as error:
+            raise HelexaError(
+                f"no engine process can start: {error.strerror or error}; raise the limits of the node's process"
+            ) from error
+        writer: asyncio.StreamWriter | None = None
+        try:
+            reader, writer = await asyncio.open_connection(sock=process.connection)
+            stderr = asyncio.StreamReader(limit=_LINE_BYTES)
+            transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(stderr), process.popen.stderr
+            )
+        except BaseException:  # a caller that is canceled here has no `Child` to end
+            if writer is not None:
+                writer.close()  # before its socket, so that the event loop forgets the descriptor
+            process.close()
             raise
-        finally:
-            heartbeat.release_fd()
-        return cls(process, reader, writer, heartbeat, pixels)
+        return cls(process, reader, writer, stderr, transport)
 
     @property
     def alive(self) -> bool:
         """Whether the process is running."""
-        return self._process.returncode is None
+        return self._popen.returncode is None
+
+    @property
+    def ended_by_bad_read(self) -> bool:
+        """Whether a read of a truncated or unreadable file ended the process."""
+        return self.kill_reason is None and self._popen.returncode == -signal.SIGBUS
 
     @property
     def progress(self) -> int:
-        """The engine's progress count, which grows during a step and while the engine loads; 0 after `end`."""
+        """Count of the engine's progress in a step or a load; 0 after `end`."""
         return 0 if self._ended else self._heartbeat.count
 
     @property
     def expected_step_seconds(self) -> float:
-        """Expected duration of the engine's step in progress; 0 if it is unknown, or after `end`."""
+        """Expected duration of the current step; 0 if unknown or after `end`."""
         return 0.0 if self._ended else self._heartbeat.expected_seconds
 
     async def log_stacks(self) -> None:
-        """Make the engine process log the stacks of its threads: of Python functions, then of native functions.
+        """Make the engine log the stacks of its threads: Python stacks, native stacks.
 
         The method waits until the engine logs nothing for half a second, but at most 3 seconds per request.
         """
-        for number in (stack_traces.PYTHON_SIGNAL, stack_traces.NATIVE_SIGNAL):
+        for number in (diagnostics.PYTHON_SIGNAL, diagnostics.NATIVE_SIGNAL):
             self.signal(number)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STACKS_SECONDS):
@@ -112,53 +163,48 @@ class Child:
         """Wait at most `seconds` for the process to end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._process.wait()
+                await asyncio.wait([self._exit])
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the signal `number` to the engine process and to the processes that it has started."""
+        """Send the signal `number` to the engine process and its children."""
         if self._ended:
             return  # the process id may belong to another process now
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     async def end(self, grace: float) -> None:
-        """Wait `grace` seconds for the process to end. If it still runs, send SIGTERM, then SIGKILL.
-
-        Afterwards, close the socket and free the shared memory of the progress count.
-        """
+        """Wait `grace` seconds for the end, then send SIGTERM, then SIGKILL."""
         if self._ended:
             return
         for seconds, force in ((grace, signal.SIGTERM), (min(grace, 2.0), signal.SIGKILL)):
             await self.wait(seconds)
             if self.alive:
                 self.signal(force)
-        await self._process.wait()
+        await asyncio.wait([self._exit])
         self.signal(signal.SIGKILL)  # a compiler process may be left
         self._ended = True
         self._heartbeat.close()
         self.pixels.close()
         await asyncio.wait([self._stderr], timeout=1.0)  # a grandchild may hold the pipe open
         self._stderr.cancel()
+        self._stderr_transport.close()
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
         self.writer.close()
         with suppress(ConnectionError):
             await self.writer.wait_closed()
 
     def ending(self) -> str:
-        """Return why the process ended, as text for users, for example with its exit code or signal."""
+        """Return why the process ended, as text for users."""
         if self.kill_reason is not None:
             return self.kill_reason
-        code = self._process.returncode
-        if code is not None and code < 0:
-            reason = f"was ended by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -9 else "")
-        else:
-            reason = f"ended with exit code {code}"
+        reason = exit_reason(self._popen.returncode)
         return f"the engine process {reason}" + (f" ({self._last_line[:300]})" if self._last_line else "")
 
-    async def _log_stderr(self) -> None:
-        assert self._process.stderr is not None
+    async def _log_stderr(self, stderr: asyncio.StreamReader) -> None:
         while True:
             try:
-                line = await self._process.stderr.readline()
+                line = await stderr.readline()
             except ValueError:
                 continue  # a line beyond the limit is dropped
             if not line:
@@ -172,45 +218,61 @@ class Child:
                 log.log(level_number or logging.INFO, "engine %d: %s", self.pid, message if level_number else text)
 
 
-async def _start(
-    command: Sequence[str], heartbeat_fd: int
-) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter, PixelSender]:
-    """Start an engine process that is connected to this process by two socket pairs.
+def _exit_of(popen: "subprocess.Popen[bytes]") -> "asyncio.Future[None]":
+    """Return a future done at the exit, for which a thread waits."""
+    loop = asyncio.get_running_loop()
+    exited = loop.create_future()
 
-    Returns:
-        The process, the reader and the writer of this process's end of the first socket pair, and the sender of pixels
-        through the second socket pair.
+    def report() -> None:
+        if not exited.done():
+            exited.set_result(None)
+
+    def wait() -> None:
+        popen.wait()
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(report)
+
+    threading.Thread(target=wait, name="engine-exit", daemon=True).start()
+    return exited
+
+
+Spawn = Callable[[], Awaitable[Child]]  # type of functions that start an engine process
+
+
+class WarmStandby:
+    """Keeps at most one warm standby: a started engine process without a model.
+
+    A standby process has already done the part of its start that does not depend on the model, such as the import of
+    torch. As a context manager, this class calls `begin` on entry and `close` on exit.
     """
-    parent_socket, child_socket = socket.socketpair()
-    pixel_socket, child_pixel_socket = socket.socketpair()
-    pixels = PixelSender(pixel_socket)
-    with child_socket, child_pixel_socket:
-        reader, writer = await asyncio.open_connection(sock=parent_socket)
-        try:
-            # In a new session, Ctrl-C on the terminal reaches the server only, which then ends its engines.
-            # The engine watches the pipe on its standard input, which closes when this process ends.
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                "--fd",
-                str(child_socket.fileno()),
-                "--pixels-fd",
-                str(child_pixel_socket.fileno()),
-                "--heartbeat-fd",
-                str(heartbeat_fd),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                env=ENVIRONMENT | os.environ,
-                pass_fds=(child_socket.fileno(), child_pixel_socket.fileno(), heartbeat_fd),
-                start_new_session=True,
-                limit=_LINE_BYTES,
-            )
-        except BaseException:
-            writer.close()
-            pixels.close()
-            raise
-    return process, reader, writer, pixels
 
+    def __init__(self, spawn: Spawn = Child.spawn) -> None:
+        self._spawn = spawn
+        self._child: Child | None = None
 
-Spawn = Callable[[], Awaitable[Child]]
-"""Type of functions that start an engine process."""
+    async def begin(self) -> None:
+        """Start a standby process, unless there is one already."""
+        if self._child is None:
+            self._child = await self._spawn()
+
+    async def take(self) -> Child:
+        """Return the standby process if it runs, else a new engine process."""
+        child, self._child = self._child, None
+        if child is not None:
+            if child.alive:
+                return child
+            await child.end(grace=0.0)  # closes its sockets and pipes
+        return await self._spawn()
+
+    async def close(self) -> None:
+        """End the standby process if there is one."""
+        child, self._child = self._child, None
+        if child is not None:
+            await child.end(grace=0.0)
+
+    async def __aenter__(self) -> Self:
+        await self.begin()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,10 +1,9 @@
-"""The server's client of one engine process: sends requests, returns token streams, and detects a crash or a hang."""
+"""The server's client of one engine process: requests, tokens, crashes."""
 
 import asyncio
 import itertools
 import logging
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from contextvars import Context
 from pathlib import Path
@@ -13,9 +12,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError, service_unavailable
-from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import (
+    CachedPrefixes,
     Cancel,
+    ClearPrefixes,
+    DiskUse,
+    Drafts,
     Embed,
     Embedding,
     EngineOptions,
@@ -24,8 +26,10 @@ from helexa.neuron.engine.ipc.messages import (
     HostGroup,
     Load,
     LoadFailed,
+    Logprob,
     MemoryRequest,
     Pooling,
+    PrefixMiss,
     Progress,
     PromptImage,
     Ready,
@@ -35,44 +39,109 @@ from helexa.neuron.engine.ipc.messages import (
     ToEngine,
     TokenOutput,
 )
+from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
 from helexa.neuron.engine_client.child import Child, Spawn
-from helexa.neuron.engine_client.idle_time import IdleTime
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
-from helexa.neuron.engine_client.token_stream import TokenStream
-from helexa.neuron.engine_client.watchdog import HangDetector
-from helexa.neuron.vision.prompt.image_range import ImageRange
+from helexa.neuron.engine_client.watchdog import kill_when_hung
+from helexa.neuron.vision.layout import ImageRange
 
 if TYPE_CHECKING:
-    from helexa.neuron.vision.preprocessing.image_sandbox import SharedImage
+    from helexa.neuron.vision.model_vision import SharedImage
+    from helexa.neuron.vision.shared_pixels import SharedPixels
+
 
 log = logging.getLogger(__name__)
 
-OVERLOADED = "overloaded"
-"""Prefix of `TokenOutput.error` if the engine rejected the request because its waiting queue was full."""
+OVERLOADED = "overloaded"  # prefix of `TokenOutput.error` if the engine's waiting queue was full
 
 _LOAD_ERRORS = {"model_file": ModelFileError, "does_not_fit": DoesNotFitError}
 _ENDED = "the model was unloaded, or the node is shutting down"
 _LOAD_SECONDS = 600.0
 _STEP_SECONDS = 120.0
+_CLEAR_SECS = 60.0
 _READ_BYTES = 1 << 16
 
 
-class EngineClient:
-    """Client of one running engine process. `start` creates the client; it is usable until `close` or a crash.
+class TokenStream(AsyncIterator[TokenOutput]):
+    """Iterates over the outputs of one request; the last one has `finish` set.
 
-    Attributes:
-        ready: the engine's `Ready` message.
-        options: the engine's options. After the load, `max_sequences` is the number of sequences for which the engine
-            was granted memory.
-        running, waiting: number of running and of waiting sequences in the engine's last `StepReport`.
-        free_pages: number of free KV pages in the engine's last `StepReport`.
-        prompt_tokens: number of prompt tokens of all sequences that the engine has started.
-        cached_tokens: number of these prompt tokens that were found in the KV cache.
-        encoded_images, reused_images: number of images that the vision tower has encoded, and of images whose
-            embeddings were found in the cache of the encoder.
-        refused: number of requests that the engine rejected because its waiting queue was full.
-        reports: number of messages received from the engine.
+    Outputs that arrive between two reads are merged into one output, so a slow consumer costs little memory. If a read
+    is canceled, no output is lost, and the consumer can read again. A call of `aclose` before the last output cancels
+    the request.
     """
+
+    def __init__(
+        self, client: "EngineClient", message: Generate | Embed, wake_at: int = 1, pixels: "Sequence[SharedPixels]" = ()
+    ) -> None:
+        self.pixels = pixels
+        self._client = client
+        self._message = message
+        # Number of unread tokens at which a waiting consumer wakes. A number above 1 saves wake-ups, which are
+        # expensive compared with one token. The first token, an output with `started` and the end of the stream always
+        # wake the consumer.
+        self._wake_at = wake_at
+        self._wanted = 1
+        self._submitted = False
+        self._news = asyncio.Event()
+        self._tokens: list[int] = []
+        self._logprobs: list[Logprob] = []
+        self._prompt_logprobs: list[Logprob] = []
+        self._cached_tokens = 0
+        self._last: TokenOutput | None = None
+        self._ended = False
+        self.miss: PrefixMiss | None = None  # why a long beginning of the prompt was computed again
+
+    @property
+    def unread(self) -> int:
+        """Number of received tokens that the consumer has not read."""
+        return len(self._tokens)
+
+    async def __anext__(self) -> TokenOutput:
+        if self._ended:
+            raise StopAsyncIteration
+        # Sent here and not in the constructor: a stream that is never read costs the engine nothing.
+        if not self._submitted:
+            await self._client.submit(self, self._message)
+            self._submitted = True
+        await self._news.wait()
+        if self._ended:
+            raise StopAsyncIteration
+        self._news.clear()
+        self._wanted = self._wake_at
+        tokens, self._tokens = self._tokens, []
+        logprobs, self._logprobs = self._logprobs, []
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
+        cached_tokens, self._cached_tokens = self._cached_tokens, 0
+        self._ended = self._last is not None
+        return msgspec.structs.replace(
+            self._last or TokenOutput(id=self._message.id),
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            cached_tokens=cached_tokens,
+        )
+
+    def put(self, output: TokenOutput) -> None:
+        """Add an output of the engine, and wake the consumer if necessary."""
+        self._tokens += output.tokens
+        self._logprobs += output.logprobs
+        self._prompt_logprobs += output.prompt_logprobs
+        self._cached_tokens += output.cached_tokens
+        self.miss = self.miss or output.miss
+        if output.finish is not None:
+            self._last = output
+        if self._last is not None or output.started or len(self._tokens) >= self._wanted:
+            self._news.set()
+
+    async def aclose(self) -> None:
+        """End the stream. If the request is unfinished, cancel it in the engine."""
+        self._ended = True
+        self._client.cancel(self._message.id)
+        self._news.set()
+
+
+class EngineClient:
+    """Client of one engine process, from `start` until `close` or a crash."""
 
     ready: Ready
 
@@ -82,22 +151,35 @@ class EngineClient:
         options: EngineOptions,
         on_exit: Callable[[str], None] | None,
         memory: MemoryGrants,
+        least_pages: int = 0,
     ) -> None:
         self.reports = 0
+        # The engine's options. After the load, `max_sequences` is the number of sequences for which the engine was
+        # granted memory.
         self.options = options
+        # number of running and of waiting sequences in the engine's last `StepReport`
         self.running = 0
         self.waiting = 0
         self.free_pages = 0
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
+        self.prompt_tokens = 0  # number of prompt tokens of all sequences that the engine has started
+        self.cached_tokens = 0  # number of these prompt tokens that were found in the KV cache
+        self.cached_prompts = 0  # number of started prompts whose beginning was found in the KV cache
+        self.disk = DiskUse()
+        self.prefixes = CachedPrefixes()
+        self._clears, self._cleared = 0, 0  # numbers of sent and of handled `ClearPrefixes` messages
+        self._cleared_more = asyncio.Event()
+        # number of images that the vision tower has encoded, and of images whose embeddings were found in the cache of
+        # the encoder
         self.encoded_images = 0
         self.reused_images = 0
-        self.refused = 0
+        self.drafts = Drafts()
+        self.refused = 0  # number of requests that the engine rejected because its waiting queue was full
         self._child = child
         self._reader = child.reader
         self._writer = child.writer
         self._on_exit = on_exit
         self._memory = memory
+        self._least_pages = least_pages
         self._decoder = FrameDecoder(FromEngine)
         self._drain_lock = asyncio.Lock()
         self._ids = itertools.count(1)
@@ -121,26 +203,25 @@ class EngineClient:
         step_seconds: float = _STEP_SECONDS,
         memory: MemoryGrants | None = None,
         group: HostGroup | None = None,
+        least_pages: int = 0,
     ) -> "EngineClient":
         """Start an engine process and wait until its model is loaded.
 
         Args:
-            on_progress: called in the event loop for every `Progress` message.
-            on_exit: called once with the reason if the process ends although `close` was not called.
-            spawn: function that starts the process.
             load_seconds: seconds without progress after which the server kills a loading engine, because it counts as
                 hung.
             step_seconds: seconds without progress after which the server kills a working engine, because it counts as
                 hung. In steps whose duration the engine can predict, the limit is usually shorter (see `HangDetector`).
             memory: grants the engine's memory requests; None for a new `MemoryGrants` that holds no memory in reserve.
             group: the other hosts that compute parts of the model; None if this host computes the whole model.
+            least_pages: number of KV pages that the engine must get.
 
         Raises:
             DoesNotFitError: the model needs more memory than is free.
             ModelFileError: the file is corrupt or of an unsupported kind.
             HelexaError: loading failed for another reason; the message has one line.
         """
-        client = cls(await spawn(), options, on_exit, memory or MemoryGrants())
+        client = cls(await spawn(), options, on_exit, memory or MemoryGrants(), least_pages)
         try:
             client._write(Load(str(model_path), options, step_seconds, group))
             client._watch_progress(load_seconds, lambda: True)
@@ -149,7 +230,9 @@ class EngineClient:
             client._stop_watching_progress()
             await asyncio.shield(client._end(grace=0.0))
             if isinstance(error, ValueError):
-                raise HelexaError(f"the engine does not speak the protocol: {error}") from None
+                raise HelexaError(
+                    f"the engine sent an invalid message: {error}; restart the node if helexa was upgraded"
+                ) from None
             raise
         client._stop_watching_progress()
         client._watcher = asyncio.create_task(client._watch(), context=Context())  # not the loading request's context
@@ -168,8 +251,13 @@ class EngineClient:
 
     @property
     def missing_bytes(self) -> int:
-        """Granted bytes that the engine has not allocated and that other processes use. See `MemoryGrants.observe`."""
+        """Granted bytes that other processes use (see `MemoryGrants.observe`)."""
         return self._memory.missing(self._child.pid)
+
+    @property
+    def granted_bytes(self) -> int:
+        """Bytes of memory that the engine was granted."""
+        return self._memory.granted(self._child.pid)
 
     @property
     def open_streams(self) -> int:
@@ -190,17 +278,15 @@ class EngineClient:
         prompt_logprobs: int | None = None,
         reports_start: bool = False,
         traced: bool = False,
-        gather: int = 1,
+        prefix_key: str = "",
+        wake_at: int = 1,
         images: "Sequence[SharedImage]" = (),
         image_ranges: Sequence[ImageRange] = (),
     ) -> TokenStream:
         """Return a stream of the tokens that the model generates after `prompt`.
 
-        The request is sent when the stream is first awaited. `TokenStream` describes the argument `gather`. The message
-        `Generate` describes the other arguments.
-
-        Raises:
-            ApiError: 503: the engine is not running.
+        The request is sent when the stream is first awaited. `TokenStream` describes the argument `wake_at`, and the
+        message `Generate` the other arguments.
         """
         self._require_alive()
         message = Generate(
@@ -216,18 +302,16 @@ class EngineClient:
             prompt_logprobs=prompt_logprobs,
             reports_start=reports_start,
             traced=traced,
+            prefix_key=prefix_key,
             images=[PromptImage(image.digest, image.layout) for image in images],
             image_ranges=list(image_ranges),
         )
-        return TokenStream(self, message, gather, [image.pixels for image in images])
+        return TokenStream(self, message, wake_at, [image.pixels for image in images])
 
     async def embed(self, prompt: list[int], *, pooling: Pooling = "mean", salt: str = "") -> Embedding:
-        """Return the embedding of `prompt`. If the computation fails, the `Embedding` contains the error.
+        """Return the embedding of `prompt`, or an `Embedding` with an error.
 
         The message `Embed` describes the arguments. If the calling task is canceled, the engine drops the request.
-
-        Raises:
-            ApiError: 503: the engine is not running.
         """
         self._require_alive()
         message = Embed(id=next(self._ids), prompt=prompt, pooling=pooling, salt=salt)
@@ -235,15 +319,32 @@ class EngineClient:
             output = await anext(outputs)
         return Embedding(id=message.id, vector=output.vector, error=output.error, retry=output.retry)
 
-    async def close(self, grace: float = 5.0) -> None:
-        """Send `Shutdown` to the engine. If its process still runs after `grace` seconds, end the process by signals.
+    async def clear_prefixes(self) -> None:
+        """Let the engine forget all cached prefixes; return when it has done so.
+
+        Raises:
+            TimeoutError: the engine has not done so within a minute, for example because a step takes so long.
+        """
+        self._require_alive()
+        self._write(ClearPrefixes())
+        self._clears = wanted = self._clears + 1
+        async with asyncio.timeout(_CLEAR_SECS):
+            while self._cleared < wanted and self.alive:
+                self._cleared_more.clear()
+                await self._cleared_more.wait()
+
+    async def close(self, grace: float = 5.0, save_secs: float = 2.0) -> None:
+        """Send `Shutdown`; after `grace` seconds, end the process by signals.
 
         Unfinished token streams end with an error.
+
+        Args:
+            save_secs: longest time for saving pages of the prefix cache to disk, less than `grace`.
         """
         self._closing = True
         self._fail_streams(_ENDED)
         if self._child.alive:
-            self._write(Shutdown())
+            self._write(Shutdown(save_secs))
         await self._end(grace)
         if self._watcher is not None:
             await self._watcher
@@ -259,7 +360,7 @@ class EngineClient:
         async with self._drain_lock:
             with suppress(ConnectionError):
                 await self._writer.drain()
-            if self.alive:
+            if stream.pixels and self.alive:
                 await self._child.pixels.send(message.id, stream.pixels)
             if not self.alive:
                 stream.put(TokenOutput(id=message.id, finish="error", error=self._death or _ENDED, retry=True))
@@ -268,10 +369,7 @@ class EngineClient:
             self._write(message)
 
     def cancel(self, number: int) -> None:
-        """Tell the engine to drop the request with id `number`, unless the request has ended.
-
-        Only `TokenStream` calls this method.
-        """
+        """Tell the engine to drop request `number`, unless it has ended."""
         if self._streams.pop(number, None) is not None and self.alive:
             self._write(Cancel(number))
 
@@ -295,7 +393,7 @@ class EngineClient:
                         if on_progress is not None:
                             on_progress(message)
                     case MemoryRequest():
-                        self._write(self._memory.grant(self._child.pid, message))
+                        self._write(self._memory.grant(self._child.pid, message, self._least_pages))
                     case Ready():
                         self._memory.settle(self._child.pid)
                         max_sequences = message.max_sequences or self.options.max_sequences
@@ -308,10 +406,14 @@ class EngineClient:
                     case _:
                         raise HelexaError(f"the engine sent {type(message).__name__} before it was ready")
         await self._end(grace=2.0)
-        raise HelexaError(f"{self._child.ending()} while loading the model")
+        if self._child.ended_by_bad_read:
+            raise ModelFileError(
+                "a model file was truncated while it was loaded, or its disk cannot be read; download it again"
+            )
+        raise HelexaError(f"{self._child.ending()} while loading the model; see the node's log")
 
     async def _read(self) -> bytes:
-        """Return the next bytes from the engine's socket, or no bytes if the engine has closed the socket."""
+        """Return the next bytes from the engine, empty if the engine closed the socket."""
         try:
             return await self._reader.read(_READ_BYTES)
         except ConnectionError:
@@ -324,53 +426,39 @@ class EngineClient:
                     if isinstance(message, StepReport):
                         self._take(message)
         except (ValueError, msgspec.DecodeError) as error:
-            log.error("engine %d does not speak the protocol: %s", self._child.pid, error)
+            log.error("engine sent an invalid message and is ended: pid=%d: %s", self._child.pid, error)
         self._death = "the model's engine ended unexpectedly; it is being restarted"
         self._fail_streams(self._death)
         if self._closing:
             return
         await self._end(grace=2.0)
         reason = self._child.ending()
-        log.error("engine %d: %s", self._child.pid, reason)
+        log.error("engine ended: pid=%d: %s", self._child.pid, reason)
         if self._on_exit is not None and not self._closing:
             self._on_exit(reason)
 
     def _watch_progress(self, seconds: float, works: Callable[[], bool]) -> None:
-        self._watchdog = asyncio.create_task(self._kill_when_hung(seconds, works), context=Context())
+        watchdog = kill_when_hung(self._child, seconds, lambda: works() and not self._closing, lambda: self.reports)
+        self._watchdog = asyncio.create_task(watchdog, context=Context())
 
     def _stop_watching_progress(self) -> None:
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
 
-    async def _kill_when_hung(self, seconds: float, works: Callable[[], bool]) -> None:
-        """Kill the engine if `works` returns True, but the engine sends no message and makes no progress.
-
-        Args:
-            seconds: time limit. `HangDetector` describes when a shorter limit applies.
-            works: function that returns whether the engine has work, so that progress is expected.
-        """
-        detector, idle_time = HangDetector(seconds), IdleTime(self._child.pid)
-        while self._child.alive and not self._closing:
-            await self._child.wait(detector.check_seconds)
-            if not detector.is_silent(self.reports + self._child.progress, works()):
-                idle_time.restart()
-                continue
-            expected_seconds = self._child.expected_step_seconds
-            idle_seconds = idle_time.since_last_call(detector.check_seconds)
-            if (limit := detector.hangs_after(expected_seconds, idle_seconds)) is not None:
-                self._child.kill_reason = f"the engine made no progress for {limit:.3g} s and was killed"
-                log.error("engine %d hangs; its stack traces follow", self._child.pid)
-                await self._child.log_stacks()
-                self._child.signal(signal.SIGKILL)
-                return
-
     def _take(self, report: StepReport) -> None:
         self.reports += 1
         self._expects_report = False
         self.running, self.waiting, self.free_pages = report.running, report.waiting, report.free_pages
         self.prompt_tokens, self.cached_tokens = report.prompt_tokens, report.cached_tokens
+        self.cached_prompts, self.disk = report.cached_prompts, report.disk
+        if report.prefixes is not None:
+            self.prefixes = report.prefixes
+        if report.cleared != self._cleared:
+            self._cleared = report.cleared
+            self._cleared_more.set()
         self.encoded_images, self.reused_images = report.encoded_images, report.reused_images
+        self.drafts = report.drafts
         for output in report.outputs:
             if output.finish is None:
                 stream = self._streams.get(output.id)
@@ -381,6 +469,7 @@ class EngineClient:
                 stream.put(output)
 
     def _fail_streams(self, error: str) -> None:
+        self._cleared_more.set()
         streams, self._streams = self._streams, {}
         for number, stream in streams.items():
             stream.put(TokenOutput(id=number, finish="error", error=error, retry=True))

@@ -1,12 +1,11 @@
-"""Tracks the memory granted to engines, so that two models that load concurrently do not get the same memory."""
+"""Memory granted to engines, so that two loads do not get the same memory."""
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from helexa.core.errors import DoesNotFitError
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 from helexa.neuron.engine.loading.fit import divide
 from helexa.neuron.hardware.host_memory import engine_bytes
@@ -18,25 +17,16 @@ _CPU = ("cpu",)
 
 @dataclass
 class _Holding:
-    """The memory granted to one engine, in bytes.
-
-    Attributes:
-        devices: the engine's devices, each of which holds the memory.
-        promised: granted bytes.
-        start_time: start time of the engine process. A later process with the same process id has another start time.
-        base: bytes that the engine process used when it requested memory.
-        allocated: bytes of GPU memory that the engine holds, as it has reported.
-        settled: whether a GPU engine has finished loading; all granted memory then counts as allocated.
-        missing: granted bytes that the engine had not allocated and that were not free at the last call of
-            `MemoryGrants.observe`.
-    """
+    """The memory granted to one engine, in bytes."""
 
     devices: tuple[str, ...]
     promised: int
+    # Start time of the engine process. A later process with the same process id has another start time.
     start_time: float
-    base: int
+    base: int  # bytes that the engine process used when it requested memory
     allocated: int = 0
-    settled: bool = False
+    settled: bool = False  # whether a GPU engine has finished loading; all granted memory then counts as allocated
+    # granted bytes that the engine had not allocated and that were not free at the last call of `MemoryGrants.observe`
     missing: int = 0
 
     def uses(self, device: str) -> bool:
@@ -50,13 +40,7 @@ class MemoryGrants:
     An engine with ranks on several devices takes the granted memory on each of the devices.
 
     Engines allocate their granted memory gradually. Until then, the machine reports this memory as free. This class
-    therefore subtracts the granted bytes that are not allocated yet from the free memory before the next grant. How it
-    finds the allocated bytes depends on the device:
-
-    * CPU: this class reads the size of the engine's process.
-    * GPU: the engine reports its GPU memory during loading (see `record_allocated`), because the server cannot read it.
-      When loading has ended (see `settle`), the whole grant counts as allocated. If steps allocate more than the grant,
-      the memory in reserve covers the difference.
+    therefore subtracts the granted bytes that are not allocated yet from the free memory before the next grant.
 
     Args:
         reserve: bytes of free memory that are never granted.
@@ -78,23 +62,36 @@ class MemoryGrants:
         self._started_at = started_at or _start_time_of
         self._holdings: dict[int, _Holding] = {}
 
-    def grant(self, pid: int, request: MemoryRequest) -> MemoryGrant:
-        """Decide how much of the free memory the engine process `pid` may use, and return the grant.
+    def grant(self, pid: int, request: MemoryRequest, least_pages: int = 0) -> MemoryGrant:
+        """Decide how much memory the engine process `pid` may use.
 
         The new grant replaces an earlier grant to the same engine.
 
+        Args:
+            least_pages: number of KV pages that the engine must get.
+
         Raises:
-            DoesNotFitError: the free memory is too small.
+            DoesNotFitError: the free memory is too small. `details["permanent"]` says whether it would also be too
+                small if no other engine ran.
         """
         previous = self._holdings.pop(pid, None)
         devices = tuple(request.devices) or (request.device,)
-        others = [[entry for entry in self._living() if entry[1].uses(device)] for device in devices]
-        outstanding = max(sum(self._outstanding(*entry) for entry in entries) for entries in others)
-        available = request.free - self._reserve - outstanding
-        if request.limit:
-            promised = max(sum(other.promised for _, other in entries) for entries in others)
-            available = min(available, request.limit - promised)
-        granted = divide(request, max(available, 0))
+        available = min(self.available(device, request.free, request.limit) for device in devices)
+        try:
+            granted = divide(request, available)
+        except DoesNotFitError as error:
+            # Without the other engines, their memory would be free.
+            promised = max(self._promised(device) for device in devices)
+            empty = min(self.available(device, request.free + promised) for device in devices)
+            error.details["permanent"] = error.details["required_mb"] > min(empty, request.limit or empty) >> 20
+            raise
+        if granted.pages < least_pages:
+            raise DoesNotFitError(
+                f"memory is free for {granted.pages} KV pages instead of {least_pages}",
+                required_mb=(granted.total + (least_pages - granted.pages) * request.page) >> 20,
+                free_mb=available >> 20,
+                permanent=False,
+            )
         start_time = self._started_at(pid)
         if start_time is not None:
             allocated = previous.allocated if previous is not None and previous.start_time == start_time else 0
@@ -104,22 +101,34 @@ class MemoryGrants:
             log.warning("memory is short: a context of %d tokens instead of %d", positions, request.context)
         return granted
 
+    def available(self, device: str, free: int, limit: int = 0) -> int:
+        """Return the bytes that a new engine on `device` may be granted.
+
+        Args:
+            limit: maximum number of bytes that all engines on the device may be granted; 0 for no limit.
+        """
+        outstanding = sum(self._outstanding(*entry) for entry in self._living() if entry[1].uses(device))
+        available = free - self._reserve - outstanding
+        return max(min(available, limit - self._promised(device)) if limit else available, 0)
+
+    def granted(self, pid: int) -> int:
+        """Return the bytes that the engine process `pid` was granted."""
+        holding = self._holdings.get(pid)
+        return 0 if holding is None else holding.promised
+
     def record_allocated(self, pid: int, allocated: int) -> None:
         """Record that the engine process `pid` holds `allocated` bytes of GPU memory."""
         if (holding := self._holdings.get(pid)) is not None:
             holding.allocated = allocated
 
     def settle(self, pid: int) -> None:
-        """Record that the engine process `pid` has loaded its model.
-
-        The whole grant of a GPU engine then counts as allocated.
-        """
+        """Record that the engine process `pid` has loaded its model."""
         holding = self._holdings.get(pid)
         if holding is not None and holding.devices != _CPU:
             holding.settled = True
 
     def observe(self, free: int) -> None:
-        """Compute the missing memory of each engine, if the host has `free` bytes of free memory.
+        """Compute each engine's missing memory, if `free` bytes are free.
 
         The outstanding bytes of an engine are granted to it but not allocated yet. If `free` is less than the
         outstanding bytes of all engines in host memory, the difference is missing. Each engine misses a share of the
@@ -134,9 +143,12 @@ class MemoryGrants:
             self._holdings[pid].missing = shortfall * outstanding // max(total, 1)
 
     def missing(self, pid: int) -> int:
-        """Return the bytes that the engine process `pid` missed at the last call of `observe`."""
+        """Return the bytes that process `pid` missed at the last `observe`."""
         holding = self._holdings.get(pid)
         return 0 if holding is None else holding.missing
+
+    def _promised(self, device: str) -> int:
+        return sum(holding.promised for _, holding in self._living() if holding.uses(device))
 
     def _living(self) -> list[tuple[int, _Holding]]:
         for pid, holding in list(self._holdings.items()):
@@ -146,6 +158,8 @@ class MemoryGrants:
 
     def _outstanding(self, pid: int, holding: _Holding) -> int:
         """Return the granted bytes that the engine process `pid` has not allocated yet."""
+        # The server cannot read a process's GPU memory, so the engine reports it while it loads. After the load, the
+        # whole grant counts as allocated; if steps allocate more, the memory in reserve covers the difference.
         if holding.devices != _CPU:
             return 0 if holding.settled else max(holding.promised - holding.allocated, 0)
         return max(holding.promised - max((self._private_bytes(pid) or 0) - holding.base, 0), 0)
@@ -159,6 +173,8 @@ def _start_time_of(pid: int) -> float | None:
     try:
         return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
+        import psutil  # slow to import, and not needed for a running process on Linux
+
         try:
             return psutil.Process(pid).create_time()
         except psutil.Error:
@@ -166,6 +182,6 @@ def _start_time_of(pid: int) -> float | None:
 
 
 def _same_memory(device: str, other_device: str) -> bool:
-    """Return whether two devices use the same memory. Apple's GPU (`mps`) uses the host's memory, as `cpu` does."""
+    """Return whether two devices use the same memory, as `mps` and `cpu` do."""
     names = {"mps": "cpu", "cuda": "cuda:0"}
     return names.get(device, device) == names.get(other_device, other_device)

@@ -1,27 +1,53 @@
 """Detects an engine that hangs."""
 
+import logging
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from helexa.neuron.engine_client.child import Child
+
+log = logging.getLogger(__name__)
+
 _EXPECTED_FACTOR = 10.0  # a step may take this many times as long as expected
 _MIN_SECONDS = 5.0
 _MAX_CHECK_SECONDS = 1.0
 _CHECKS = 8  # minimum number of checks within the time that a working engine may take without progress
 
+_SLEEPS = "S"  # state of a thread that waits for an event, for example for another thread
 
-class HangDetector:
-    """Detects a hang: an engine that has work but makes no progress. There are two limits:
 
-    * The engine makes no progress for `max_seconds`.
-    * During a step with a known expected duration, the engine makes no progress for ten times this duration, and at
-      least 5 seconds. This limit counts only time in which all threads of the engine sleep. An engine that is slow,
-      because it computes, waits for a core or reads its weights from a disk, is therefore not killed.
-
-    The detector counts checks instead of seconds. If the server process itself was suspended, elapsed seconds would
-    cause a false alarm.
+async def kill_when_hung(
+    child: Child, seconds: float, works: Callable[[], bool], count_messages: Callable[[], int]
+) -> None:
+    """Kill an engine that has work but makes no progress; return at its end.
 
     Args:
-        max_seconds: seconds without progress after which an engine with work counts as hung.
+        seconds: time limit. `HangDetector` describes when a shorter limit applies.
+        works: function that returns whether the engine has work, so that progress is expected.
+    """
+    detector, idle_time = HangDetector(seconds), IdleTime(child.pid)
+    while child.alive:
+        await child.wait(detector.check_seconds)
+        if not detector.is_silent(count_messages() + child.progress, works()):
+            idle_time.restart()
+            continue
+        idle_seconds = idle_time.since_last_call(detector.check_seconds)
+        if (limit := detector.hangs_after(child.expected_step_seconds, idle_seconds)) is not None:
+            child.kill_reason = f"the engine made no progress for {limit:.3g} s and was killed"
+            log.error("engine hangs and is killed, its stack traces follow: pid=%d", child.pid)
+            await child.log_stacks()
+            child.signal(signal.SIGKILL)
+            return
 
-    Attributes:
-        check_seconds: seconds between two checks.
+
+class HangDetector:
+    """Detects an engine that has work but makes no progress, by two limits:
+
+    * `max_seconds` without progress.
+    * In a step with a known expected duration: ten times this duration, and at least 5 seconds, without progress and
+      with all threads of the engine asleep.
     """
 
     def __init__(self, max_seconds: float) -> None:
@@ -32,11 +58,10 @@ class HangDetector:
         self._idle_seconds = 0.0
 
     def is_silent(self, news: int, working: bool) -> bool:
-        """Record the result of one check, and return whether the engine has work but made no progress.
+        """Record a check; return whether the engine has work but made no progress.
 
         Args:
             news: a counter that grows with each message from the engine and with the engine's progress count.
-            working: whether the engine has work, so that progress is expected.
         """
         silent = working and news == self._last_count
         self._last_count = news
@@ -45,19 +70,54 @@ class HangDetector:
         return silent
 
     def hangs_after(self, expected_seconds: float, idle_seconds: float) -> float | None:
-        """Record a check without progress. Return the exceeded limit, in seconds; None if the engine may still work.
+        """Record a check without progress; return the exceeded limit or None.
 
         Args:
-            expected_seconds: expected duration of the step in progress; 0 if unknown.
             idle_seconds: for how many seconds since the last check all threads of the engine slept (see `IdleTime`).
         """
+        # Checks are counted instead of seconds, which would grow while the server process itself is suspended. The
+        # first check without progress may come right after progress.
         self._silent_checks += 1
-        # The first check without progress may come right after progress.
         if (self._silent_checks - 1) * self.check_seconds >= self._max_seconds:
             return self._max_seconds
         if expected_seconds <= 0:
             self._idle_seconds = 0.0
             return None
+        # Only sleep counts: a slow engine that computes, waits for a core or reads a disk is not killed.
         self._idle_seconds += idle_seconds
         limit = max(_EXPECTED_FACTOR * expected_seconds, _MIN_SECONDS)
         return limit if self._idle_seconds >= limit else None
+
+
+class IdleTime:
+    """Measures for how long all threads of a process slept, in a deadlock.
+
+    A process does not sleep while one of its threads runs, waits for a core or a disk, or is stopped by a signal or a
+    debugger.
+    """
+
+    def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
+        self._tasks = proc / str(pid) / "task"
+        self._before: dict[str, int] | None = None  # ns in which each thread ran or waited for a core
+
+    def restart(self) -> None:
+        """Forget earlier calls: the next call of `since_last_call` returns 0."""
+        self._before = None
+
+    def since_last_call(self, seconds: float) -> float:
+        """Return for how many of the last `seconds` the process slept; 0 if unknown."""
+        before, self._before = self._before, {}
+        busy = 0.0
+        try:
+            for task in self._tasks.iterdir():
+                with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                    state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+                    now = sum(int(number) for number in (task / "schedstat").read_text().split()[:2])
+                    self._before[task.name] = now
+                    # Linux counts a run or a wait only after its end.
+                    spent = (now - (before or {}).get(task.name, now)) / 1e9 if state == _SLEEPS else seconds
+                    busy = max(busy, spent)
+        except (OSError, ValueError, IndexError):  # not Linux, or the process has ended
+            self._before = None
+            return 0.0
+        return max(seconds - busy, 0.0) if before else 0.0

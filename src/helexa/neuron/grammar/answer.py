@@ -1,6 +1,6 @@
-"""Builds grammars for a model's whole output.
+"""Build grammars for a model's whole output, with or without reasoning before it.
 
-The output can be constrained by a JSON Schema, a regular expression, a list of strings or a Lark grammar.
+A JSON Schema, a regular expression, a list of strings or a Lark grammar constrains the output.
 """
 
 import re
@@ -8,28 +8,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from helexa.core.errors import ApiError
-from helexa.neuron.grammar.rules import Rules, literal
-from helexa.neuron.grammar.schema import checked_schema
+from helexa.neuron.grammar.rules import Rules, TokenId, literal, without
+from helexa.neuron.grammar.supported_schemas import checked_schema
+from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
+from helexa.neuron.parsers.reasoning import ReasoningMarks
 
 _SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\\n])+/')
 
+_MARGIN = r"/\n{0,2}/"  # line breaks between the reasoning and the constrained output, as in templates
+
 
 def for_schema(schema: Any, *, lenient: bool = False) -> str:
-    """Return a grammar that allows only JSON text without white space that matches the JSON Schema `schema`.
+    """Return a grammar of JSON text without white space that matches `schema`.
 
-    The schema `{"type": "object"}` allows any JSON object.
-
-    Args:
-        schema: the JSON Schema.
-        lenient: whether to ignore keywords that llguidance cannot enforce. If False, a schema with such a keyword does
-            not compile.
+    If `lenient`, keywords that llguidance cannot enforce are ignored. Otherwise, a schema with one does not compile.
 
     Raises:
         ApiError: 400 `invalid_schema`: `schema` is not a JSON Schema, or is nested too deeply.
     """
     rules = Rules()
-    return rules.serialised(rules.schema("schema", checked_schema(schema, "the schema"), lenient=lenient))
+    return rules.serialized(rules.schema("schema", checked_schema(schema, "the schema"), lenient=lenient))
 
 
 def for_regex(regex: str) -> str:
@@ -37,11 +36,12 @@ def for_regex(regex: str) -> str:
 
     The syntax is that of Rust's crate `regex`, which has no look-around.
     """
+    # A grammar always matches the whole text, so it needs no anchors.
     anchored = regex.removeprefix("^")
     if anchored.endswith("$") and not re.search(r"(?<!\\)(?:\\\\)*\\\$$", anchored):
         anchored = anchored[:-1]
     body = _SLASH.sub(lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), f"(?:{anchored})")
-    return Rules().serialised(f"/{body}/")
+    return Rules().serialized(f"/{body}/")
 
 
 def for_choice(choices: Sequence[str]) -> str:
@@ -53,18 +53,68 @@ def for_choice(choices: Sequence[str]) -> str:
     if not choices or not all(choices):
         raise ApiError(400, "invalid_grammar", "there must be at least one choice, and none may be empty")
     rules = Rules()
-    return rules.serialised(rules.add("CHOICE", " | ".join(map(literal, choices))))
+    return rules.serialized(rules.add("CHOICE", " | ".join(map(literal, choices))))
 
 
 def for_lark(lark: str) -> str:
-    """Return a grammar from the text `lark`, which is written in llguidance's variant of Lark.
+    """Return a grammar from a text in llguidance's variant of Lark.
 
     Raises:
         ApiError: 400 `invalid_grammar`: `lark` names special tokens, or is written in another syntax.
     """
     if "::=" in lark:
         raise ApiError(400, "invalid_grammar", "the grammar must be in Lark syntax, with rules such as 'start: ...'")
+    # Special tokens control the conversation. For example, they end messages.
     if "<" in _QUOTED.sub("", lark):
-        raise ApiError(400, "invalid_grammar", "the grammar must not name special tokens")
+        raise ApiError(400, "invalid_grammar", "the grammar must not name special tokens; quote any '<'")
     rules = Rules()
-    return rules.serialised(rules.lark("grammar", lark))
+    return rules.serialized(rules.lark("grammar", lark))
+
+
+def after_reasoning(message: str, marks: ReasoningMarks, *, begun: bool, token_id: TokenId = lambda _: None) -> str:
+    """Return a grammar of any reasoning, followed by output of the grammar `message`.
+
+    If the prompt has `begun` the reasoning, the closing marker is required. Otherwise, the reasoning is optional.
+    """
+    rules = Rules(token_id)
+    thought = rules.add("THOUGHT", without((marks.close,)))
+    reasoning = f"{rules.text_to('', marks.close, thought)} {_MARGIN}"
+    # The model may answer without reasoning.
+    if not begun:
+        reasoning = f"({rules.marker(marks.open)} {reasoning})?"
+    return rules.serialized(f"{reasoning} {rules.include('message', message)}")
+
+
+def in_final_channel(message: str, *, reasons: bool = True, token_id: TokenId = lambda _: None) -> str:
+    """Return a grammar of a Harmony final message whose content is `message`.
+
+    If the model `reasons`, a reasoning message may precede the final message.
+    """
+    rules = Rules(token_id)
+    lead = harmony_message(rules, "analysis") if reasons else ""
+    return rules.serialized(f"{lead} {harmony_final(rules, rules.include('message', message))}")
+
+
+def harmony_message(rules: Rules, channel: str) -> str:
+    """Return a Lark expression for an optional Harmony message in `channel`.
+
+    The expression ends with the beginning of the next message, `<|start|>assistant`.
+    """
+    start, end = rules.marker("<|start|>"), harmony_text(rules, "<|end|>")
+    return f'({rules.marker("<|channel|>")} "{channel}" {rules.marker("<|message|>")} {end} {start} "assistant")?'
+
+
+def harmony_final(rules: Rules, message: str) -> str:
+    """Return a Lark expression for Harmony's final message with the content `message`.
+
+    The header may state that the content is in the format `json`.
+    """
+    constrain = rules.marker("<|constrain|>")
+    head = f'{rules.marker("<|channel|>")} "final" (" "? {constrain} "json")?'
+    return f"{head} {rules.marker('<|message|>')} {message}"
+
+
+def harmony_text(rules: Rules, end: str = "") -> str:
+    """Return a Lark expression for the text of a Harmony message and the marker `end`."""
+    text = rules.add("TEXT", without(tuple(sorted(TOOL_CALL_FORMATS["harmony"].markers))))
+    return rules.text_to("", end, text) if end else text

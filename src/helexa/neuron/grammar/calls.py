@@ -1,32 +1,212 @@
-"""Build the grammar of one tool call, with one function for each tool-call syntax.
+"""Build the grammar of one tool call, with one function for each syntax.
 
 The functions add rules to a grammar, and return a Lark expression that matches the call.
 """
 
+import json
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from helexa.core.errors import ApiError
-from helexa.neuron.grammar.callable_tool import CallableTool, is_name
-from helexa.neuron.grammar.parameter import Parameter, json_value
-from helexa.neuron.grammar.rules import Rules, literal
+from helexa.neuron.grammar.rules import Rules, literal, without
+from helexa.neuron.grammar.supported_schemas import checked_schema, definitions, ends_somewhere, type_names
+from helexa.neuron.parsers.formats.tagged_calls import CallTags
+from helexa.neuron.parsers.schema_types import resolved, with_definitions
+from helexa.neuron.parsers.values.json_text import argument_text, dumps
 
-_XML_TAGS = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
-_FUNCTION, _LINE = "<function=", "\n"
+# With these keywords, an object may have properties that the keyword `properties` does not list.
+_OPEN = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"})
+_OPEN |= {"allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas", "minProperties"}
+_NAME = re.compile(r"[\w.:/-]{1,128}")
+
+# Keywords that restrict a string, or change the meaning of a schema.
+_RESTRICTING = frozenset({"pattern", "format", "minLength", "maxLength", "enum", "const", "allOf", "not", "if", "$ref"})
+_WITHOUT_TEXT = frozenset({"integer", "number", "boolean", "null"})
+# The parser reads these texts as strings only if the schema's type is string.
+_PROBES = (("7", '"7"'), ("true", '"true"'), ("[]", '"[]"'), ("{}", '"{}"'))
+_UNTAGGED = "helexa-untagged"
+
+
+@dataclass(frozen=True)
+class CallableTool:
+    """A tool that the grammar allows the model to call."""
+
+    index: int  # position in the request's list of tools
+    name: str
+    schema: Mapping[str, Any]  # JSON Schema of the arguments
+    # Whether to enforce the whole schema. If False, the grammar ignores keywords that llguidance cannot enforce.
+    strict: bool
+
+    def __post_init__(self) -> None:
+        """Check the tool's name and schema."""
+        if not is_name(self.name):
+            raise ApiError(
+                400,
+                "invalid_grammar",
+                f"'{self.name[:100]}' cannot be the name of a tool; use letters, digits and _.:/-",
+                param="tools",
+            )
+        checked_schema(self.schema, f"the schema of tool '{self.name}'")
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """The schemas of the tool's parameters by parameter name, in the schema's order."""
+        properties = self.schema.get("properties")
+        return properties if isinstance(properties, Mapping) else {}
+
+    @property
+    def required(self) -> frozenset[str]:
+        """The names of the tool's required parameters."""
+        required = self.schema.get("required")
+        return frozenset(key for key in required if isinstance(key, str)) if isinstance(required, list) else frozenset()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the schema only lists named parameters.
+
+        The arguments can then be written one by one, without a JSON object around them.
+        """
+        return not self.schema.keys() & (_OPEN - {"additionalProperties"}) and self.required <= self.properties.keys()
+
+    @property
+    def arguments_schema(self) -> dict[str, Any]:
+        """Schema of the JSON object of a call's arguments, which allows no unnamed ones.
+
+        A schema that names no parameters, or mentions additional ones, is not closed.
+        """
+        schema = {**self.schema, "type": "object"}
+        if "properties" in schema and not schema.keys() & _OPEN and self.required <= self.properties.keys():
+            schema["additionalProperties"] = False
+        return schema
+
+    def arguments(self, rules: Rules) -> str:
+        """Add the schema of the arguments to `rules`. Return a Lark expression of it."""
+        return rules.schema(f"tool_{self.index}", self.arguments_schema, spaced=True, lenient=not self.strict)
+
+
+def is_name(text: str) -> bool:
+    """Return whether parsers accept `text` as the name of a tool or a parameter."""
+    return _NAME.fullmatch(text) is not None
+
+
+class Parameter:
+    """Builds the grammar of one tool parameter that is written between tags."""
+
+    def __init__(self, tool: CallableTool, name: str, tags: tuple[str, ...]) -> None:
+        self._tool = tool
+        self._tags = tags  # strings that would end the value; all begin with `<`
+        self._name = name
+        schema = tool.properties[name]
+        self._schema = resolved(with_definitions(schema, tool.schema)) if isinstance(schema, Mapping) else {}
+        self._options = tuple(self._written_options())
+        # Syntax of the value. `option`: one of the values that the schema lists. `text`: any string, without quotes.
+        # `restricted`: a string without quotes, if the schema has restrictions that the grammar cannot enforce. `json`:
+        # JSON.
+        self.kind: Literal["option", "text", "restricted", "json"] = self._find_kind()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the schema accepts each value that the grammar lets the model write."""
+        return self.kind in ("option", "text") or (self.kind == "json" and (self._is_bare or self._ends))
+
+    def value(self, rules: Rules, margin: str, tag: str) -> str:
+        """Return a Lark expression for the value, `margin` and the closing tag."""
+        if self.kind in ("text", "restricted"):
+            return rules.text_to(margin, tag, rules.add("VALUE", without(self._tags)))
+        if self.kind == "option":
+            value = f"({' | '.join(map(literal, self._options))})"
+        else:
+            value = json_value(rules, self._tool, self._name, self._untagged())
+        return f"{value} {literal(margin) if margin else ''} {rules.marker(tag)}"
+
+    def _find_kind(self) -> Literal["option", "text", "restricted", "json"]:
+        if self._options:
+            return "option"
+        if all(argument_text(text, self._schema) == quoted for text, quoted in _PROBES):
+            if _has_plain_string(self._schema):
+                return "text"
+            if self._schema.get("type") != "null":
+                return "restricted"
+        return "json"
+
+    def _written_options(self) -> Iterable[str]:
+        """Yield the text of each listed value that parsers turn back into the value."""
+        listed = [self._schema["const"]] if "const" in self._schema else self._schema.get("enum")
+        for option in listed if isinstance(listed, list) else ():
+            for text in (option, json.dumps(option, ensure_ascii=False)):
+                if (
+                    isinstance(text, str)
+                    and text
+                    and not any(tag in text for tag in self._tags)
+                    and argument_text(text, self._schema) == dumps(option)
+                ):
+                    yield text
+                    break
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether JSON writes all values of the schema without quotes."""
+        names = type_names(self._schema)
+        return bool(names) and names <= _WITHOUT_TEXT
+
+    @property
+    def _ends(self) -> bool:
+        return ends_somewhere(self._schema, self._tool.schema)
+
+    def _untagged(self) -> dict[str, Any] | None:
+        """Return a schema of JSON without tags in strings, or None if it is not needed."""
+        # Also return None if the parameter's schema is recursive: llguidance cannot intersect recursive schemas.
+        if self._is_bare or not self._ends:
+            return None
+        text = f"^([^<]|<+[^<{''.join(sorted({tag[1] for tag in self._tags}))}])*<*$"
+        recursive = {"$ref": f"#/$defs/{_UNTAGGED}"}
+        return {
+            "anyOf": [
+                {"type": ["null", "boolean", "number"]},
+                {"type": "string", "pattern": text},
+                {"type": "array", "items": recursive},
+                {"type": "object", "patternProperties": {text: recursive}, "additionalProperties": False},
+            ]
+        }
+
+
+def json_value(rules: Rules, tool: CallableTool, name: str, limit: Mapping[str, Any] | None = None) -> str:
+    """Return a Lark expression for the parameter `name` of `tool`, written as JSON.
+
+    The value must also match the JSON Schema `limit`.
+    """
+    schema = tool.properties[name]
+    defined = definitions(tool.schema)
+    if limit is not None:
+        defined["$defs"] = {**defined.get("$defs", {}), _UNTAGGED: limit}
+        schema = {"allOf": [schema, {"$ref": f"#/$defs/{_UNTAGGED}"}]} | defined
+    elif isinstance(schema, Mapping):
+        schema = dict(schema) | defined
+    number = list(tool.properties).index(name)
+    return rules.schema(f"tool_{tool.index}_parameter_{number}", schema, spaced=True, lenient=not tool.strict)
+
+
+def _has_plain_string(schema: Any, depth: int = 4) -> bool:
+    """Return whether `schema` allows any string, without a restriction as `pattern`."""
+    if not isinstance(schema, Mapping) or schema.keys() & _RESTRICTING or not depth:
+        return False
+    if names := type_names(schema):
+        return "string" in names and not schema.keys() & {"anyOf", "oneOf"}
+    branches = [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
+    return any(_has_plain_string(branch, depth - 1) for listed in branches for branch in listed)
 
 
 def json_call(rules: Rules, tool: CallableTool) -> str:
-    """Return a Lark expression for a call of `tool` in the form `{"name": ..., "arguments": {...}}`."""
+    """Return a Lark expression for a call as `{"name": ..., "arguments": {...}}`."""
     lead = f'{{"name": "{tool.name}", "arguments": '
     return f'{literal(lead)} {tool.arguments(rules)} "}}"'
 
 
 def schema_call(rules: Rules, tool: CallableTool, key: str) -> str:
-    """Return a Lark expression for a call of `tool` in the form `{"name": ..., KEY: {...}}`.
-
-    KEY is the argument `key`, and its value contains the arguments of the call. The whole call is one JSON Schema, so a
-    grammar can allow other JSON text as an alternative to the call.
-    """
+    """Return a Lark expression for a call as `{"name": ..., KEY: {...}}`."""
+    # The whole call is one JSON Schema, so a grammar can allow other JSON text as an alternative to the call.
     schema = {
         "type": "object",
         "properties": {"name": {"const": tool.name}, key: _moved(tool.arguments_schema, f"#/properties/{key}")},
@@ -36,33 +216,38 @@ def schema_call(rules: Rules, tool: CallableTool, key: str) -> str:
     return rules.schema(f"tool_{tool.index}", schema, spaced=True, lenient=not tool.strict)
 
 
-def xml_call(rules: Rules, tool: CallableTool) -> str:
-    """Return a Lark expression for a call of `tool` in the form `<function=NAME>` with tagged parameters.
+def tagged_call(rules: Rules, tool: CallableTool, tags: CallTags) -> str:
+    """Return a Lark expression for a call with tagged parameters.
 
-    If the tagged form cannot enforce the tool's schema, the grammar requires the JSON form of `json_call` instead.
+    If this form cannot enforce the tool's schema, the expression is that of `json_call`.
     """
-    bare = bare_xml_call(rules, tool)
-    return f"{literal(_FUNCTION)} {bare}" if bare else json_call(rules, tool)
+    bare = bare_tagged_call(rules, tool, tags)
+    lead = f"{literal(tags.call)} " if tags.call else ""
+    return f"{lead}{bare}" if bare else json_call(rules, tool)
 
 
-def bare_xml_call(rules: Rules, tool: CallableTool) -> str:
-    """Return a Lark expression for the text after `<function=` in the form of `xml_call`.
-
-    Return "" if this form cannot enforce the tool's schema.
-    """
-    parameters = {name: Parameter(tool, name, _XML_TAGS) for name in tool.properties}
+def bare_tagged_call(rules: Rules, tool: CallableTool, tags: CallTags) -> str:
+    """Return the expression of `tagged_call` after `tags.call`, or "" if inexact."""
+    parameters = {name: Parameter(tool, name, tags.inside_values) for name in tool.properties}
     if not (tool.is_plain and all(is_name(name) and parameter.is_exact for name, parameter in parameters.items())):
         return ""
-    items = [literal(f"{tool.name}>\n")]
+    # GLM 4.6 writes each tag in a line of its own, GLM 4.7 writes no line breaks.
+    line = literal("\n") if tags.call else '"\\n"?'
+    margin = "\n" if tags.lines else ""
+    items = [literal(tool.name + tags.name_end), line]
     for name, parameter in parameters.items():
-        value = parameter.value(rules, _LINE, "</parameter>")
-        tagged = f"{literal(f'<parameter={name}>' + _LINE)} {value} {literal(_LINE)}"
+        lead = f"{rules.marker(tags.key)} {literal(name)} {rules.marker(tags.key_end)}"
+        if tags.value:
+            lead += f" {line} {rules.marker(tags.value)}"
+        if margin:
+            lead += f" {literal(margin)}"
+        tagged = f"{lead} {parameter.value(rules, margin, tags.value_end)} {line}"
         items.append(tagged if name in tool.required else f"({tagged})?")
-    return " ".join([*items, literal("</function>")])
+    return " ".join([*items, literal(tags.call_end)] if tags.call_end else items)
 
 
 def python_call(rules: Rules, tool: CallableTool) -> str:
-    """Return a Lark expression for a call of `tool` in the form `NAME(KEY=VALUE, ...)` with values in JSON.
+    """Return a Lark expression for a call as `NAME(KEY=VALUE, ...)`, values in JSON.
 
     Raises:
         ApiError: 400 `unsupported_schema`: this form cannot express a required parameter, or the schema of a strict
@@ -72,6 +257,7 @@ def python_call(rules: Rules, tool: CallableTool) -> str:
     later = ""  # rule for the parameters after the first one in the call
     first: list[str] = []  # alternatives for the first parameter in the call
     optional = True
+    # From the last parameter to the first, because each rule refers to the rule of the parameters after it.
     for position, name in reversed([*enumerate(_writable(tool, tool.properties))]):
         written = rules.add(f"{number}_{position}", f"{literal(f'{name}=')} {json_value(rules, tool, name)}")
         if name in tool.required:
@@ -84,10 +270,7 @@ def python_call(rules: Rules, tool: CallableTool) -> str:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Return a copy of `schema` for use inside another schema, at the JSON pointer `place`.
-
-    Each local reference (`#...`) in the copy is prefixed with `place`, so it still points to the same subschema.
-    """
+    """Return a copy of `schema` whose local references (`#...`) begin with `place`."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, Mapping):
@@ -100,12 +283,7 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 def _writable(tool: CallableTool, names: Iterable[str]) -> list[str]:
-    """Return the names in `names` that are valid parameter names in a call.
-
-    Raises:
-        ApiError: 400 `unsupported_schema`: a required parameter has an invalid name, or the tool is strict and its
-            schema is not a plain list of parameters.
-    """
+    """Return those of `names` that are valid parameter names in a call."""
     if tool.strict and not tool.is_plain:
         raise _unsupported(tool, "its schema must be an object's with 'properties'")
     written = [name for name in names if is_name(name)]

@@ -1,4 +1,4 @@
-"""Program that compiles grammars in a separate process, so that a malicious grammar can crash only this process.
+"""Program that compiles grammars, so that a malicious one crashes only itself.
 
 The program reads one grammar per line, as a JSON string, and writes one `CompileResult` per line, in JSON. It exits at
 the end of standard input.
@@ -17,8 +17,7 @@ from typing import Any
 import llguidance
 import msgspec
 
-from helexa.neuron.grammar.compile_result import CompileResult
-from helexa.neuron.grammar.limits import MAX_CPU_SECONDS, PARSER_LIMITS
+from helexa.neuron.grammar.limits import MAX_CPU_SECONDS, PARSER_LIMITS, CompileResult
 from helexa.neuron.parsers.schema_types import DEFINITIONS
 
 _MEMORY_BYTES = 512 << 20  # address space beyond the usage at start
@@ -31,9 +30,10 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 
 
 def judge(grammar: str) -> CompileResult:
-    """Compile `grammar` and return a `CompileResult` with the compiler's error, which is empty for a valid grammar."""
+    """Compile `grammar` and return the compiler's error, or none."""
     if not (error := _error_of(grammar)):
         return CompileResult()
+    # The compiler's message names neither the schema nor the place. Each schema is compiled alone to find both.
     for rule in json.loads(grammar)["grammars"]:
         if "json_schema" in rule and (schema_error := _error_of_schema(rule["json_schema"])):
             return CompileResult(schema_error, rule["name"], _pointer(rule["json_schema"], schema_error)[:_MAX_TEXT])
@@ -42,6 +42,7 @@ def judge(grammar: str) -> CompileResult:
 
 def _error_of(grammar: str) -> str:
     limits = llguidance.LLParserLimits(**PARSER_LIMITS)
+    # After this CPU time, the signal SIGPROF ends the process.
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
     error = llguidance.LLMatcher.validate_grammar(grammar, limits=limits)
     signal.setitimer(signal.ITIMER_PROF, 0)
@@ -53,10 +54,9 @@ def _error_of_schema(schema: Any) -> str:
 
 
 def _pointer(schema: dict[str, Any], error: str) -> str:
-    """Return the JSON pointer of the part of `schema` that causes `error`.
+    """Return the JSON pointer of the innermost subschema that causes `error` alone.
 
-    This part is the innermost subschema that causes the same error if it is compiled alone. The search has a time
-    limit, after which the function returns the innermost subschema found so far.
+    The search has a time limit, after which the function returns the innermost subschema found so far.
     """
     context = {key: schema[key] for key in (*DEFINITIONS, "x-guidance") if key in schema}
     pointer = ""
@@ -96,7 +96,7 @@ def _serve() -> None:
 
 
 def main() -> None:
-    """Compile the grammars on standard input and write the results, until standard input ends."""
+    """Compile the grammars on standard input and write the results, until it ends."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # after the time limit, the signal ends the process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":  # other systems do not enforce the limit on address space

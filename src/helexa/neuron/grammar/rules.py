@@ -1,4 +1,4 @@
-"""Build a grammar: rules in llguidance's variant of Lark, and the JSON Schemas that the rules reference."""
+"""Build a grammar: rules in llguidance's variant of Lark, and JSON Schemas."""
 
 import json
 import re
@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from helexa.neuron.grammar.digits import bounded
-from helexa.neuron.grammar.schema import without_ineffective
+from helexa.neuron.grammar.supported_schemas import bounded, without_ineffective
 
-TokenId = Callable[[str], int | None]
-"""Type of functions that return the token id of a string, or None if the string is not a single token."""
+TokenId = Callable[[str], int | None]  # returns the token id of a string, or None if it is not a single token
 
 _COMPACT = {"whitespace_flexible": False}
 # The spacing of calls in chat templates, which models have seen in training.
@@ -18,11 +16,9 @@ _SPACED = _COMPACT | {"item_separator": ", ", "key_separator": ": "}
 
 
 class Rules:
-    """Collects the rules of a grammar. Its methods return Lark expressions, from which further rules are built.
+    """Collects the rules of a grammar. Its methods return Lark expressions.
 
-    Args:
-        token_id: function that returns the token id of a marker, or None if the marker is not a single token. The
-            grammar requires a marker with a token id as this token.
+    The grammar requires a marker with a `token_id` as this token.
     """
 
     def __init__(self, token_id: TokenId = lambda _: None) -> None:
@@ -31,7 +27,7 @@ class Rules:
         self._nested: dict[str, dict[str, Any]] = {}
 
     def add(self, name: str, body: str) -> str:
-        """Add the rule `name` with the Lark expression `body`, and return the name for use in other rules.
+        """Add the rule `name` with the Lark expression `body`, and return the name.
 
         A name in capitals defines a terminal. `name` may end in options such as `[lazy]`, which the returned name
         omits.
@@ -40,13 +36,8 @@ class Rules:
         return name.partition("[")[0]
 
     def text_to(self, margin: str, marker: str, text: str) -> str:
-        """Return a Lark expression for free text that is followed by a marker.
-
-        Args:
-            margin: string between the text and the marker.
-            marker: the marker after the text.
-            text: name of the terminal of the text, which must not match text that contains `marker`.
-        """
+        """Return a Lark expression for the terminal `text`, `margin` and `marker`."""
+        # The terminal must not match text that contains `marker`.
         if not self.is_token(marker):  # one lexeme: as separate lexemes, the marker would match as text
             end = margin + marker
             return self.add(f"{text.lower()}_to_{end.encode().hex()}[lazy]", f"{text} {literal(end)}")
@@ -55,11 +46,12 @@ class Rules:
         return f"{text} {self.marker(marker)}"
 
     def schema(self, name: str, schema: Any, *, spaced: bool = False, lenient: bool = False) -> str:
-        """Return a Lark expression for JSON text that matches `schema`. Numbers have a limited number of digits.
+        """Return a Lark expression for JSON text that matches `schema`.
+
+        Numbers have a limited number of digits (see `bounded`).
 
         Args:
             name: name of the schema in error messages, with `_` for spaces.
-            schema: the JSON Schema.
             spaced: whether a space is required after commas and colons. If False, no white space is allowed.
             lenient: whether to ignore keywords that llguidance does not support.
         """
@@ -72,11 +64,11 @@ class Rules:
         return self._add_nested({"name": name, "json_schema": supported | {"x-guidance": options}})
 
     def lark(self, name: str, text: str) -> str:
-        """Add the complete Lark grammar `text` under `name`, and return a Lark expression that refers to it."""
+        """Add the complete Lark grammar `text`. Return a Lark expression of it."""
         return self._add_nested({"name": name, "lark_grammar": text})
 
     def include(self, name: str, grammar: str) -> str:
-        """Add a serialized grammar with all its rules under `name`, and return a Lark expression that refers to it."""
+        """Add a serialized grammar with all its rules. Return a Lark expression of it."""
         first, *nested = json.loads(grammar)["grammars"]
         for rule in nested:
             self._add_nested(rule)
@@ -87,16 +79,12 @@ class Rules:
         return self._token_id(marker) is not None
 
     def marker(self, marker: str) -> str:
-        """Return a Lark expression for `marker`: its token id, or a literal string if it is not a single token."""
+        """Return a Lark expression for `marker`: its token id, or a literal string."""
         token = self._token_id(marker)
         return literal(marker) if token is None else f"<[{token}]>"
 
-    def serialised(self, start: str) -> str:
-        """Return the whole grammar as JSON text.
-
-        Args:
-            start: Lark expression of the start rule, which the model's output must match.
-        """
+    def serialized(self, start: str) -> str:
+        """Return the whole grammar, whose start rule is `start`, as JSON text."""
         text = "\n".join([f"start: {start}", *self._lines, ""])
         return json.dumps({"grammars": [{"lark_grammar": text}, *self._nested.values()]}, ensure_ascii=False)
 
@@ -112,7 +100,7 @@ def literal(text: str) -> str:
 
 @lru_cache(64)
 def without(strings: tuple[str, ...], beginnings: tuple[str, ...] = ()) -> str:
-    """Return a Lark expression for text that contains none of `strings`, for use in a terminal.
+    """Return a Lark expression for text without any of `strings`, for a terminal.
 
     The text also does not begin with one of `beginnings`, not even after white space.
     """

@@ -1,40 +1,51 @@
 """Builds grammars for output with tool calls, in the model's tool-call format."""
 
+import json
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from helexa.core.errors import ApiError
-from helexa.neuron.grammar.callable_tool import CallableTool
-from helexa.neuron.grammar.calls import bare_xml_call, json_call, python_call, schema_call, xml_call
-from helexa.neuron.grammar.reasoning import harmony_final, harmony_message, harmony_text
-from helexa.neuron.grammar.rules import Rules, TokenId, literal, without
-from helexa.neuron.grammar.untagged import MAX_TOOLS, untagged_calls
-from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
-from helexa.neuron.parsers.formats.function_xml import OPEN as FUNCTION
+from helexa.neuron.grammar.answer import harmony_final, harmony_message, harmony_text
+from helexa.neuron.grammar.calls import (
+    CallableTool,
+    bare_tagged_call,
+    json_call,
+    python_call,
+    schema_call,
+    tagged_call,
+)
+from helexa.neuron.grammar.gemma import gemma_call
+from helexa.neuron.grammar.rules import Rules, TokenId, escaped, literal, without
+from helexa.neuron.parsers.formats.gemma4 import CLOSE as GEMMA_CLOSE
+from helexa.neuron.parsers.formats.gemma4 import OPEN as GEMMA_OPEN
+from helexa.neuron.parsers.formats.json_calls import GRANITE, HUNYUAN, NEMOTRON, PHI4_MINI, JsonCalls
+from helexa.neuron.parsers.formats.pythonic import LFM2, LLAMA_4, OLMO_3, Pythonic
+from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
+from helexa.neuron.parsers.formats.tagged_calls import FUNCTION_XML, GLM, MINIMAX_M2, SEED_OSS, TaggedCalls
 from helexa.neuron.parsers.output import Tools
 
-_NEXT_FUNCTION = "\n" + FUNCTION
-MAX_CALLS = 16
-"""Maximum number of tool calls in one message; without a limit, small models may call tools forever."""
+MAX_CALLS = 16  # maximum number of tool calls in one message; small models may call forever
+
+MAX_TOOLS = 32  # maximum number of tools whose rules are matched while the model writes text
+
+# From the text before the call to the key after which the call is certain. A lazy rule ends at the first match, so the
+# text contains no earlier call.
+_LEAD = r"((?s:.*)\n|\s*)(```(json)?\s*)?"
+_OBJECT = r"\{\s*(\{\s*)?(\"(id|type)\"\s*:\s*\"[^\"\n]*\"\s*,\s*){0,2}"
+_ARGUMENTS = r"\"arguments\"\s*:"
 
 
 @dataclass(frozen=True)
 class _Calls:
-    """Grammar of a list of tool calls.
+    """Grammar of a list of tool calls."""
 
-    Attributes:
-        opener: marker at the beginning of the list; "" if the format has none.
-        body: grammar of the text after `opener`.
-    """
-
-    opener: str
-    body: str
+    opener: str  # marker at the beginning of the list; "" if the format has none
+    body: str  # grammar of the text after `opener`
 
     def all(self, rules: Rules) -> str:
         return f"{rules.marker(self.opener)} {self.body}" if self.opener else self.body
 
     def after(self, rules: Rules, text: str) -> str:
-        """Return the grammar of the calls after text, if the list has an opener. `text` is a terminal's name."""
         return f"{rules.text_to('', self.opener, text)} {self.body}" if self.opener else self.body
 
 
@@ -50,17 +61,16 @@ def for_tools(
     reasons: bool = True,
     untagged: bool = False,
 ) -> str:
-    """Return a grammar for output that calls tools, with arguments that match the tools' schemas.
+    """Return a grammar for output that calls tools with arguments of their schemas.
 
     Args:
         tool_call_format: name of the tool-call format.
-        tools: callable tools.
+        tools: the tools of the request.
         choice: `required` allows only calls. The name of a tool allows only calls of this tool. `auto` allows text,
             calls, or text and then calls. With `auto`, text that begins like a call must be a call.
         parallel: whether to allow several calls, if the format supports them.
         strict: names of tools whose schemas are fully enforced. For other tools, keywords that llguidance cannot
             enforce are ignored.
-        token_id: function that returns the token id of a marker, or None if the marker is not a single token.
         message: grammar of output without calls. With `auto`, the output matches this grammar or consists of calls.
         reasons: whether to allow a reasoning message before the calls. Only used for the Harmony format, which writes
             both reasoning and calls as messages.
@@ -73,31 +83,34 @@ def for_tools(
     """
     if choice not in ("required", "auto"):
         if choice not in tools:
-            raise ApiError(400, "invalid_grammar", f"there is no tool '{choice[:100]}'", param="tool_choice")
+            raise ApiError(400, "invalid_grammar", f"there is no tool '{choice[:100]}' in 'tools'", param="tool_choice")
         tools = {choice: tools[choice]}
     if not tools:
-        raise ApiError(400, "invalid_grammar", "there are no tools", param="tool_choice")
+        raise ApiError(
+            400, "invalid_grammar", "there are no tools: send 'tools', or no 'tool_choice'", param="tool_choice"
+        )
     callable_tools = [CallableTool(index, name, tools[name], name in strict) for index, name in enumerate(tools)]
     rules = Rules(token_id)
     content = rules.include("message", message) if message and choice == "auto" else ""
     if tool_call_format == "harmony":
-        return rules.serialised(_harmony(rules, callable_tools, choice == "auto", content, reasons))
+        return rules.serialized(_harmony(rules, callable_tools, choice == "auto", content, reasons))
     calls, *others = _FRAMES[tool_call_format](rules, callable_tools, MAX_CALLS if parallel else 1)
     if content:
-        return rules.serialised(f"{content} | {calls.all(rules)}")
+        return rules.serialized(f"{content} | {calls.all(rules)}")
+    # Text before the call is not allowed.
     if choice != "auto":
-        return rules.serialised(calls.all(rules))
+        return rules.serialized(calls.all(rules))
+    # Each tool adds rules that are matched while the model writes text.
     untagged = untagged and len(callable_tools) <= MAX_TOOLS
     known = TOOL_CALL_FORMATS[tool_call_format]
     text = rules.add("TEXT", without(known.openers, known.leading))
     either = [text, *(called.after(rules, text) for called in (calls, *others))]
     if untagged:
         either.append(untagged_calls(rules, callable_tools, MAX_CALLS if parallel else 1))
-    return rules.serialised(_either(either))
+    return rules.serialized(_either(either))
 
 
-_Frame = Callable[[Rules, list[CallableTool], int], list[_Calls]]
-"""Type of functions that return the grammars of calls. The first grammar is the usual form of the calls."""
+_Frame = Callable[[Rules, list[CallableTool], int], list[_Calls]]  # returns the grammars of calls, the usual form first
 
 
 def _tagged(call_grammar: Callable[[Rules, CallableTool], str]) -> _Frame:
@@ -112,15 +125,74 @@ def _tagged(call_grammar: Callable[[Rules, CallableTool], str]) -> _Frame:
     return frame
 
 
+def _xml_call(rules: Rules, tool: CallableTool) -> str:
+    return tagged_call(rules, tool, FUNCTION_XML)
+
+
 def _qwen_xml(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
-    """Return the grammars of calls between tags, and of calls without the opening tag `<tool_call>`."""
-    calls = _tagged(xml_call)(rules, callable_tools, limit)
-    bare = [call for tool in callable_tools if (call := bare_xml_call(rules, tool))]
+    """Return the grammars of calls with and without the opening tag `<tool_call>`."""
+    calls = _tagged(_xml_call)(rules, callable_tools, limit)
+    bare = [call for tool in callable_tools if (call := bare_tagged_call(rules, tool, FUNCTION_XML))]
     if bare:
         called = rules.add("bare_call", _either(bare))
-        again = f"{literal(_NEXT_FUNCTION)} {called}"
-        calls.append(_Calls(FUNCTION, f"{called} {_repeated(again, limit)}"))
+        again = f"{literal(_LINE + FUNCTION_XML.call)} {called}"
+        calls.append(_Calls(FUNCTION_XML.call, f"{called} {_repeated(again, limit)}"))
     return calls
+
+
+def _tagged_arguments(known: TaggedCalls, *, together: bool = False) -> _Frame:
+    """Return the frame of calls with tagged arguments.
+
+    If `together`, one pair of tags encloses all calls, otherwise each call.
+    """
+
+    def frame(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
+        tags, line = known.tags, literal(_LINE) if known.tags.call else ""
+        call = rules.add("call", _either(tagged_call(rules, tool, tags) for tool in callable_tools))
+        close = rules.marker(tags.block_end)
+        if together:
+            return [_Calls(known.opener, f"{line} {_several(call, _LINE, limit)} {line} {close}")]
+        body = f"{line} {call} {line} {close}"
+        again = f'"\\n"? {rules.marker(known.opener)} {body}'
+        return [_Calls(known.opener, f"{body} {_repeated(again, limit)}")]
+
+    return frame
+
+
+def _json_list(known: JsonCalls) -> _Frame:
+    """Return the frame of calls in a JSON list after a marker."""
+
+    def frame(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
+        call = rules.add("call", _either(json_call(rules, tool) for tool in callable_tools))
+        close = rules.marker(known.closer) if known.closer else ""
+        listed = f'"[" {_several(call, ", ", limit)} "]"'
+        calls = [_Calls(known.opener, f"{listed} {close}")]
+        if len(known.openers) > 1:
+            calls.append(_Calls(known.openers[1], f'{_several(call, ", ", limit)} "]"'))
+            if not rules.is_token(known.opener):  # Firefunction's vocabulary does not have the tokens of Phi-4-mini
+                calls.reverse()
+        return calls
+
+    return frame
+
+
+def _kimi(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
+    """Return the grammars of a list of calls, and of one call without a list."""
+    begin, head, end = (rules.marker(f"<|tool_call_{name}|>") for name in ("begin", "argument_begin", "end"))
+    calls = (
+        f"{literal(f'functions.{tool.name}:')} /[0-9]{{1,2}}/ {head} {tool.arguments(rules)}" for tool in callable_tools
+    )
+    one = rules.add("one", f"({_either(calls)}) {end}")
+    call = rules.add("call", f"{begin} {one}")
+    section_end = rules.marker("<|tool_calls_section_end|>")
+    listed = _Calls("<|tool_calls_section_begin|>", f"{call} {_repeated(call, limit)} {section_end}")
+    return [listed, _Calls("<|tool_call_begin|>", one)]
+
+
+def _gemma4(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
+    call = rules.add("call", _either(gemma_call(rules, tool) for tool in callable_tools))
+    body = f"{call} {rules.marker(GEMMA_CLOSE)}"
+    return [_Calls(GEMMA_OPEN, f"{body} {_repeated(f'{rules.marker(GEMMA_OPEN)} {body}', limit)}")]
 
 
 def _llama(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
@@ -128,17 +200,28 @@ def _llama(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list
     return [_Calls(opener, _several(call, "; ", limit)) for opener in ("", "<|python_tag|>")]
 
 
-def _pythonic(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
-    """Return the grammars of calls as a Python list.
+def _pythonic(known: Pythonic) -> _Frame:
+    """Return the frame of calls as a Python list.
 
     If the vocabulary has tokens that mark the beginning and the end of the list, these tokens are optional at the
     beginning of the output. After text, the markers are required.
     """
+
+    def frame(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
+        call = rules.add("call", _either(python_call(rules, tool) for tool in callable_tools))
+        listed = f'"[" {_several(call, ", ", limit)} "]"'
+        marked = f"{listed} {rules.marker(known.end)}"
+        either = f"({rules.marker(known.start)} {marked} | {listed})" if rules.is_token(known.start) else listed
+        return [_Calls("", either), _Calls(known.start, marked)]
+
+    return frame
+
+
+def _olmo3(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
+    """Return the grammar of calls in lines between two markers."""
     call = rules.add("call", _either(python_call(rules, tool) for tool in callable_tools))
-    listed = f'"[" {_several(call, ", ", limit)} "]"'
-    start, end = "<|python_start|>", rules.marker("<|python_end|>")
-    either = f"({rules.marker(start)} {listed} {end} | {listed})" if rules.is_token(start) else listed
-    return [_Calls("", either), _Calls(start, f"{listed} {end}")]
+    body = f'"\\n"? {_several(call, _LINE, limit)} "\\n"? {rules.marker(OLMO_3.end)}'
+    return [_Calls(OLMO_3.start, body)]
 
 
 def _mistral(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
@@ -157,7 +240,7 @@ def _mistral(rules: Rules, callable_tools: list[CallableTool], limit: int) -> li
 
 
 def _deepseek(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
-    """Return the grammars of a list of calls, and of one call without the markers of a list.
+    """Return the grammars of a list of calls, and of one call without a list.
 
     A call has the format of V3 and R1, or the format of V3.1.
     """
@@ -176,11 +259,10 @@ def _deepseek(rules: Rules, callable_tools: list[CallableTool], limit: int) -> l
 
 
 def _harmony(rules: Rules, callable_tools: list[CallableTool], may_message: bool, content: str, reasons: bool) -> str:
-    """Return the grammar of output with tool calls in the Harmony format.
+    """Return the grammar of Harmony output with one tool call at the end.
 
-    The output is optional reasoning, followed by one call, which ends the output. If `reasons` is False, reasoning is
-    not allowed. If `may_message` is True, text may precede the call, and a final message may replace the call.
-    `content` is the Lark expression of the final message's content. If `content` is empty, any text is allowed.
+    If `reasons`, reasoning may precede the call. If `may_message`, text may precede the call, and a final message with
+    the content `content` (any if empty) may replace it.
     """
     channel, message, constrain = map(rules.marker, ("<|channel|>", "<|message|>", "<|constrain|>"))
     head = "commentary to=functions."
@@ -195,14 +277,20 @@ def _harmony(rules: Rules, callable_tools: list[CallableTool], may_message: bool
     return f"{reasoning} {harmony_message(rules, 'commentary')} ({channel} ({calls}) | {final})"
 
 
+_LINE = "\n"
 _FRAMES: dict[str, _Frame] = {
     "hermes": _tagged(json_call),
     "hermes_strict": _tagged(json_call),
     "qwen_xml": _qwen_xml,
     "llama3_json": _llama,
-    "pythonic": _pythonic,
     "mistral": _mistral,
     "deepseek": _deepseek,
+    "kimi_k2": _kimi,
+    "gemma4": _gemma4,
+    "olmo3": _olmo3,
+    **{known.name: _pythonic(known) for known in (LLAMA_4, LFM2)},
+    **{known.name: _json_list(known) for known in (GRANITE, HUNYUAN, NEMOTRON, PHI4_MINI)},
+    **{known.name: _tagged_arguments(known, together=known is MINIMAX_M2) for known in (GLM, MINIMAX_M2, SEED_OSS)},
 }
 
 
@@ -216,3 +304,29 @@ def _several(item: str, separator: str, limit: int) -> str:
 
 def _repeated(another: str, limit: int) -> str:
     return f"({another}){{0,{limit - 1}}}" if limit > 1 else ""
+
+
+def untagged_calls(rules: Rules, tools: list[CallableTool], limit: int) -> str:
+    """Return a Lark expression for text that ends in at most `limit` untagged calls."""
+    call = rules.add("untagged_call", " | ".join(json_call(rules, tool) for tool in tools))
+    listed = _calls(rules, tools, "list", rf"{_LEAD}\[\s*{_OBJECT}")
+    single = _calls(rules, tools, "object", f"{_LEAD}{_OBJECT}")
+    if limit > 1:
+        listed += f' (", " {call}){{0,{limit - 1}}}'
+        single += f' ("\\n" {call}){{0,{limit - 1}}}'
+    return f'({listed} "\\n"? "]" | {single}) "\\n```"?'
+
+
+def _calls(rules: Rules, tools: list[CallableTool], kind: str, lead: str) -> str:
+    """Return a Lark expression for text that ends in a call after the regex `lead`."""
+    firsts: list[str] = []
+    reverse: list[str] = []  # calls whose arguments precede the name
+    for tool in tools:
+        name = json.dumps(tool.name, ensure_ascii=False)
+        regex = rf"{lead}\"name\"\s*:\s*{escaped(name)}\s*,\s*{_ARGUMENTS}"
+        head = rules.add(f"untagged_{kind}_{tool.index}[lazy]", f"/{regex}/")
+        arguments = rules.add(f"untagged_arguments_{tool.index}", f'" "? {tool.arguments(rules)}')
+        firsts.append(f"{head} {arguments}")
+        reverse.append(f'{arguments} ", \\"name\\": " {json.dumps(name, ensure_ascii=False)}')
+    head = rules.add(f"untagged_{kind}_arguments[lazy]", f"/{lead}{_ARGUMENTS}/")
+    return f'({" | ".join(firsts)} | {head} ({" | ".join(reverse)})) "\\n"? "}}" "}}"?'

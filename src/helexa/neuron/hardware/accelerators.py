@@ -1,56 +1,117 @@
-"""NVIDIA devices as reported by NVML (NVIDIA's management library), without importing torch.
+"""NVIDIA devices and their connections, as NVML reports them, without torch.
 
-The devices have the same numbers as in torch: `CUDA_VISIBLE_DEVICES` of this process selects and orders them.
+The devices have torch's numbers: `CUDA_VISIBLE_DEVICES` of this process selects and orders them.
 """
 
+import ctypes
 import logging
 import os
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from helexa.core.fleet import Device, DeviceHealth
-from helexa.neuron.hardware.device_links import DeviceLink, links_between
+if TYPE_CHECKING:  # records import pydantic, which machines without a GPU need only in servers
+    from helexa.core.fleet import Device, DeviceHealth
+
+_P2P_READ = 0  # pynvml's constant NVML_P2P_CAPS_INDEX_READ is a tuple by mistake
+
+ValueT = TypeVar("ValueT")
 
 log = logging.getLogger(__name__)
 
-HIDDEN = ("", "-1", "NoDevFiles")
-"""Values of `CUDA_VISIBLE_DEVICES` that hide all devices."""
+HIDDEN = ("", "-1", "NoDevFiles")  # values of `CUDA_VISIBLE_DEVICES` that hide all devices
 
 _TIMEOUT_SECONDS = 20.0
+_DRIVER = Path("/dev/nvidiactl")
+_LIBRARY = "libnvidia-ml.so.1"  # as `pynvml` names it
+
+
+@dataclass(frozen=True)
+class DeviceLink:
+    """The connection between two devices. None: NVML does not report it."""
+
+    # indices of the devices, in torch's order
+    first: int
+    second: int
+    path: str | None = None  # what the PCIe path between the devices crosses, as text
+    # number of active NVLinks of each device, if NVLink connects the two devices; 0 if it does not
+    nvlinks: int | None = None
+    peer_access: bool | None = None  # whether the devices can read each other's memory directly
+
+
+def links_between(nvml: Any, handles: Mapping[int, Any]) -> list[DeviceLink]:
+    """Return the connections between all pairs of devices."""
+    active = {index: _active_links(nvml, handle) for index, handle in handles.items()}
+    return [_link(nvml, handles, active, first, second) for first, second in combinations(handles, 2)]
+
+
+def _link(nvml: Any, handles: Mapping[int, Any], active: Mapping[int, int], first: int, second: int) -> DeviceLink:
+    pair = handles[first], handles[second]
+    level = _value(nvml, lambda: nvml.nvmlDeviceGetTopologyCommonAncestor(*pair))
+    status = _value(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(*pair, nvml.NVML_P2P_CAPS_INDEX_NVLINK))
+    access = _value(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(*pair, _P2P_READ))
+    nvlinks = min(active[first], active[second])
+    return DeviceLink(
+        first,
+        second,
+        path=_paths(nvml).get(level),
+        nvlinks=None if status is None else nvlinks if status == nvml.NVML_P2P_STATUS_OK else 0,
+        peer_access=None if access is None else access == nvml.NVML_P2P_STATUS_OK,
+    )
+
+
+def _paths(nvml: Any) -> dict[int | None, str]:
+    return {
+        nvml.NVML_TOPOLOGY_INTERNAL: "one board",
+        nvml.NVML_TOPOLOGY_SINGLE: "one PCIe switch",
+        nvml.NVML_TOPOLOGY_MULTIPLE: "several PCIe switches",
+        nvml.NVML_TOPOLOGY_HOSTBRIDGE: "one PCIe host bridge",
+        nvml.NVML_TOPOLOGY_NODE: "several PCIe host bridges of one NUMA node",
+        nvml.NVML_TOPOLOGY_SYSTEM: "the connection between NUMA nodes",
+    }
+
+
+def _active_links(nvml: Any, handle: Any) -> int:
+    """Return the number of active NVLinks of a device."""
+
+    def state(link: int) -> int | None:
+        return _value(nvml, lambda: nvml.nvmlDeviceGetNvLinkState(handle, link))
+
+    return sum(state(link) == nvml.NVML_FEATURE_ENABLED for link in range(nvml.NVML_NVLINK_MAX_LINKS))
+
+
+def _value(nvml: Any, read: Callable[[], ValueT]) -> ValueT | None:
+    try:
+        return read()
+    except nvml.NVMLError:  # the driver or the device does not report this value
+        return None
 
 
 @dataclass(frozen=True)
 class Accelerators:
-    """The NVIDIA devices of this machine, found once per process.
+    """The NVIDIA devices of this machine, found once per process."""
 
-    Attributes:
-        devices: the devices that engines can use, in torch's order.
-        cuda_version: highest CUDA version that the driver supports; None if unknown.
-        driver_version: version of NVIDIA's driver; None if unknown.
-        unavailable: why no device is usable although a driver is installed; None if there is no such problem.
-    """
-
-    devices: list[Device] = field(default_factory=list[Device])
-    cuda_version: str | None = None
+    devices: "list[Device]" = field(default_factory=list)
+    cuda_version: str | None = None  # highest CUDA version that the driver supports; None if unknown
     driver_version: str | None = None
+    # why no device is usable although a driver is installed; None if there is no such problem
     unavailable: str | None = None
 
 
 @cache
 def accelerators() -> Accelerators:
-    """Return the NVIDIA devices that engines can use. Errors are returned in `unavailable`, not raised.
-
-    If the driver does not respond within `_TIMEOUT_SECONDS`, the result has no devices.
-    """
+    """Return the NVIDIA devices that engines can use; errors in `unavailable`."""
     results: list[Accelerators] = []
     # A separate thread makes the calls, because a call into a driver that lost its device may never return.
     thread = threading.Thread(target=lambda: results.append(_find()), name="nvml", daemon=True)
     thread.start()
+    # A broken driver may never respond.
     thread.join(_TIMEOUT_SECONDS)
     if not results:
         return Accelerators(
@@ -77,13 +138,13 @@ def _find() -> Accelerators:
         try:
             devices.append(_device(nvml, index, nvml_index))
         except nvml.NVMLError as error:
-            log.warning("cuda:%d is ignored: %s", index, error)
+            log.warning("device ignored, nvidia-smi shows its state: device=cuda:%d: %s", index, error)
             lost = str(error)
     return Accelerators(devices, f"{cuda // 1000}.{cuda % 1000 // 10}", driver, None if devices else lost)
 
 
-def device_health() -> list[DeviceHealth]:
-    """Return the current memory use, utilization and temperature of each visible device that responds.
+def device_health() -> "list[DeviceHealth]":
+    """Return memory use, utilization and temperature of each visible device.
 
     The call may block if the driver is busy.
     """
@@ -93,7 +154,7 @@ def device_health() -> list[DeviceHealth]:
     try:
         nvml_indexes = _visible_indexes(nvml)
     except nvml.NVMLError as error:
-        log.warning("the accelerators could not be read: %s", error)
+        log.warning("the accelerators could not be read, nvidia-smi shows their state: %s", error)
         return []
     readings = (_reading(nvml, index, nvml_index) for index, nvml_index in enumerate(nvml_indexes))
     return [reading for reading in readings if reading is not None]
@@ -117,8 +178,13 @@ def device_links() -> list[DeviceLink]:
     return links_between(nvml, handles)
 
 
+def has_nvidia_driver() -> bool:
+    """Return whether NVIDIA's driver is loaded."""
+    return _DRIVER.exists()
+
+
 def visible(wanted: str | None, uuids: Sequence[str]) -> list[int]:
-    """Return the NVML indexes of the devices that CUDA shows to a process, in the order in which CUDA numbers them.
+    """Return the NVML indexes of the visible devices, in CUDA's order.
 
     Args:
         wanted: value of `CUDA_VISIBLE_DEVICES`, a list of numbers or UUID prefixes; None if the variable is not set.
@@ -140,10 +206,15 @@ def visible(wanted: str | None, uuids: Sequence[str]) -> list[int]:
 
 @cache
 def _nvml() -> tuple[Any, str | None]:
-    """Return the initialized NVML module and None, or None and the reason why the installed driver does not work.
+    """Return NVML and None, or None and why the installed driver does not work.
 
     Without a driver or without the package `nvidia-ml-py`, both elements are None.
     """
+    if sys.platform == "linux":  # `pynvml` is slow to import, and few machines without NVIDIA's library need it
+        try:
+            ctypes.CDLL(_LIBRARY)
+        except OSError:
+            return None, None
     try:
         import pynvml
     except ImportError:
@@ -162,20 +233,22 @@ def _nvml() -> tuple[Any, str | None]:
 
 
 def _visible_indexes(nvml: Any) -> list[int]:
-    """Return the NVML index of each device that engines can use, in the order in which torch numbers the devices."""
+    """Return the NVML indexes of the usable devices, in torch's order."""
     uuids = [_uuid(nvml, nvml_index) for nvml_index in range(nvml.nvmlDeviceGetCount())]
     return visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
 
 
 def _uuid(nvml: Any, nvml_index: int) -> str:
-    """Return the UUID of the device with the index `nvml_index`; empty if the driver has lost the device."""
+    """Return the UUID of a device; empty if the driver has lost the device."""
     try:
         return nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(nvml_index))
     except nvml.NVMLError:
         return ""
 
 
-def _device(nvml: Any, index: int, nvml_index: int) -> Device:
+def _device(nvml: Any, index: int, nvml_index: int) -> "Device":
+    from helexa.core.fleet import Device
+
     handle = nvml.nvmlDeviceGetHandleByIndex(nvml_index)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     try:
@@ -190,12 +263,14 @@ def _device(nvml: Any, index: int, nvml_index: int) -> Device:
     )
 
 
-def _reading(nvml: Any, index: int, nvml_index: int) -> DeviceHealth | None:
+def _reading(nvml: Any, index: int, nvml_index: int) -> "DeviceHealth | None":
+    from helexa.core.fleet import DeviceHealth
+
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(nvml_index)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     except nvml.NVMLError as error:
-        log.warning("cuda:%d could not be read: %s", index, error)
+        log.warning("device not read, nvidia-smi shows its state: device=cuda:%d: %s", index, error)
         return None
 
     def read(value: Callable[[], int]) -> int:
@@ -214,10 +289,7 @@ def _reading(nvml: Any, index: int, nvml_index: int) -> DeviceHealth | None:
 
 
 def _versions() -> str:
-    """Return the versions of NVIDIA's kernel module and of the NVML library, as text for an error message.
-
-    NVML works only if both versions are equal.
-    """
+    """Return the versions of NVIDIA's kernel module and NVML, for messages."""
     try:
         module = Path("/sys/module/nvidia/version").read_text().strip()
         maps = Path("/proc/self/maps").read_text()

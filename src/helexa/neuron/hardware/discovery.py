@@ -1,25 +1,60 @@
-"""Describe the operating system, CPU and accelerators of this machine, without importing torch.
-
-The functions raise no errors. Unknown facts are empty, None or replaced by defaults.
-"""
+"""Describe this machine and the installed versions, without importing torch."""
 
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
 from contextlib import suppress
 from functools import cache
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from helexa.core.fleet import Discovery, NumaNode
-from helexa.neuron.hardware.accelerators import HIDDEN, accelerators
-from helexa.neuron.hardware.build_info import installed_version
-from helexa.neuron.hardware.numa import numa_nodes
+from helexa.core.version import build_identity
+from helexa.neuron.hardware.accelerators import HIDDEN, accelerators, has_nvidia_driver
+from helexa.neuron.hardware.cpus import numa_nodes
+from helexa.neuron.hardware.host_memory import memory_id
 
-_DRIVER = Path("/dev/nvidiactl")
+
+@cache
+def build_facts() -> dict[str, Any]:
+    """Return the members of `GET /version`: helexa, Python, torch, Triton.
+
+    The first call runs git if helexa runs from a git checkout. Later calls return the same result.
+    """
+    torch = _torch_facts()
+    return build_identity() | {
+        "python_version": platform.python_version(),
+        "torch_version": installed_version("torch"),
+        "torch_cuda": torch.get("cuda"),
+        "torch_hip": torch.get("hip"),
+        "triton_version": installed_version("triton") or None,
+        "target": f"{platform.machine()}-{sys.platform}",
+    }
+
+
+def installed_version(package: str) -> str:
+    """Return the installed version of `package`; empty if not installed."""
+    try:
+        text = metadata.distribution(package).read_text("METADATA") or ""
+    except metadata.PackageNotFoundError:
+        return ""
+    version = re.search(r"^Version: *(.+)$", text, re.MULTILINE)  # `metadata.version` parses the whole text as an email
+    return version[1].strip() if version else ""
+
+
+def _torch_facts() -> dict[str, str]:
+    """Return the string constants of `torch/version.py`, without an import."""
+    try:
+        text = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text()
+    except (OSError, metadata.PackageNotFoundError):
+        return {}
+    return dict(re.findall(r"^(\w+)(?:: [^=]+)? = '([^']*)'", text, re.MULTILINE))
 
 
 @cache
@@ -43,16 +78,18 @@ def discover() -> Discovery:
         unified_accelerator=_cpu_name() if has_apple_silicon() else None,
         devices=nvml.devices,
         numa_nodes=nodes if len(nodes) > 1 else None,
+        machine=memory_id(),
     )
 
 
 def default_device() -> str:
-    """Return the torch name of the default device: the CUDA device with the most memory, or `cpu` without CUDA.
+    """Return torch's name of the default device: the largest CUDA device or `cpu`.
 
-    If NVIDIA's driver is installed but does not work, the result is `cuda:0`.
+    The result is `cpu`, too, if torch is not installed or is a CPU build. If NVIDIA's driver is installed but does not
+    work, the result is `cuda:0`.
     """
     facts = discover()
-    if torch_version().endswith("+cpu"):
+    if not has_gpu_torch():
         return "cpu"
     if facts.devices:
         return f"cuda:{max(facts.devices, key=lambda device: device.vram_total_mb).index}"
@@ -61,19 +98,19 @@ def default_device() -> str:
 
 
 def broken_driver() -> str | None:
-    """Return an error message if NVIDIA's driver is installed but does not work, else None."""
+    """Return an error if NVIDIA's installed driver does not work, else None."""
     reason = discover().cuda_unavailable_reason
     return None if reason is None else f"the NVIDIA driver does not work: {reason}"
 
 
 def overlooked() -> str | None:
-    """Return a warning if NVIDIA's driver is loaded but NVML (its management library) reports no device, else None.
+    """Return a warning if NVIDIA's driver is loaded but NVML reports no device.
 
-    The result is also None if the devices are hidden on purpose or torch is installed without CUDA.
+    The result is also None if the devices are hidden on purpose, or torch is not installed or has no CUDA.
     """
     facts = discover()
-    known = facts.devices or facts.cuda_unavailable_reason or torch_version().endswith("+cpu")
-    if known or not _DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
+    known = facts.devices or facts.cuda_unavailable_reason or not has_gpu_torch()
+    if known or not has_nvidia_driver() or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         return None
     return (
         "NVIDIA's driver is installed, but NVML (nvidia-ml-py and libnvidia-ml) reports no visible device, so "
@@ -82,14 +119,20 @@ def overlooked() -> str | None:
 
 
 def has_apple_silicon() -> bool:
-    """Return whether this machine has an Apple GPU with unified memory (torch's `mps` device)."""
+    """Return whether this machine has Apple's GPU (torch's `mps`)."""
     return sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 @cache
 def torch_version() -> str:
-    """Return the installed version of torch without importing torch; empty if torch is not installed."""
+    """Return the installed version of torch; empty if it is not installed."""
     return installed_version("torch")
+
+
+def has_gpu_torch() -> bool:
+    """Return whether torch is installed, and not as its build for CPUs alone."""
+    version = torch_version()
+    return bool(version) and not version.endswith("+cpu")
 
 
 @cache

@@ -1,41 +1,73 @@
 """The host memory (RAM) that this process and its engines may use."""
 
+import re
 from pathlib import Path
 
-import psutil
+from helexa.neuron.hardware.cpus import FOLDER, OWN_GROUPS, control_groups, text_of
 
-_CGROUP = Path("/sys/fs/cgroup")
+_MEMORY = Path("/proc/meminfo")
+_ENTRY = re.compile(r"^(MemTotal|MemAvailable): *(\d+) kB$", re.MULTILINE)
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_LIMIT, _USED = ("memory.max", "memory.limit_in_bytes"), ("memory.current", "memory.usage_in_bytes")
+# Of a group and its child groups. In version 1, `inactive_file` is only that of the group alone.
 _RECLAIMABLE = ("inactive_file ", "active_file ", "slab_reclaimable ")
+_RECLAIMABLE_V1 = ("total_inactive_file ", "total_active_file ")
 
 
-def host_memory(cgroup: Path = _CGROUP, own_group: str | None = None) -> tuple[int, int]:
-    """Return the free bytes and the total bytes of host memory that this process may use.
+def host_memory(folder: Path = FOLDER, own_groups: Path = OWN_GROUPS) -> tuple[int, int]:
+    """Return the free and the total bytes that this process may use.
 
-    Both are limited by the Linux control groups (cgroups) of the process, for example those of its container.
-
-    Args:
-        cgroup: root folder of the control groups, version 2.
-        own_group: path of this process's control group below `cgroup`; None to read it from `/proc`.
+    Both are limited by the control groups of the process. The arguments are those of `control_groups`.
     """
-    machine = psutil.virtual_memory()
-    free, total = machine.available, machine.total
-    folder = cgroup / (_own_group() if own_group is None else own_group)
-    for current in (folder, *folder.parents):  # limits of parent groups apply as well
-        limit = _number(current / "memory.max") if current.is_relative_to(cgroup) else None
-        if limit is not None and limit < machine.total:
-            used = _number(current / "memory.current") or 0
-            free, total = min(free, max(0, limit - used + _reclaimable(current))), min(total, limit)
+    free, total = _machine_memory()
+    for group, limit in _limits(total, folder, own_groups):
+        used = _number(group, _USED) or 0
+        free, total = min(free, max(0, limit - used + _reclaimable(group))), min(total, limit)
     return free, total
 
 
-def own_bytes(pid: int) -> int | None:
-    """Return the anonymous and shared memory of the process `pid`, in bytes; None if the process does not exist.
+def memory_id(folder: Path = FOLDER, own_groups: Path = OWN_GROUPS) -> str | None:
+    """Return an id shared by processes with the same `host_memory`, or None.
 
-    Mapped files, such as model weights, do not count on Linux, because the kernel can read them from disk again.
+    The id is a hash of the id of the machine's boot, and of the control group with the lowest limit. It reveals nothing
+    else about the machine.
     """
+    import hashlib  # loads OpenSSL, which only servers need
+
+    try:
+        boot = _BOOT_ID.read_bytes().strip()
+        limits = _limits(_machine_memory()[1], folder, own_groups)
+        group = min(limits, key=lambda entry: entry[1])[0].stat().st_ino if limits else 0
+    except OSError:
+        return None
+    return hashlib.sha256(b"helexa memory %b %d" % (boot, group)).hexdigest()[:16]
+
+
+def _machine_memory() -> tuple[int, int]:
+    """Return the available and the total bytes of the machine."""
+    entries = {name: int(size) << 10 for name, size in _ENTRY.findall(text_of(_MEMORY))}
+    if len(entries) == 2:
+        return entries["MemAvailable"], entries["MemTotal"]
+    import psutil  # slow to import, and not needed on Linux
+
+    machine = psutil.virtual_memory()
+    return machine.available, machine.total
+
+
+def _limits(total: int, folder: Path, own_groups: Path) -> list[tuple[Path, int]]:
+    """Return the control groups that limit memory below `total`, with limits."""
+    limits = [(group, _number(group, _LIMIT)) for group in control_groups("memory", folder, own_groups)]
+    return [(group, limit) for group, limit in limits if limit is not None and limit < total]
+
+
+def own_bytes(pid: int) -> int | None:
+    """Return the anonymous and shared bytes of process `pid`; None if it ended."""
+    # Mapped files, such as model weights, do not count on Linux, because the kernel can read them from disk again.
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
+        import psutil  # slow to import, and not needed for a running process on Linux
+
         try:
             return psutil.Process(pid).memory_info().rss
         except psutil.Error:
@@ -44,7 +76,7 @@ def own_bytes(pid: int) -> int | None:
 
 
 def engine_bytes(pid: int) -> int | None:
-    """Return `own_bytes` of an engine process and of the processes that it has started, such as further ranks."""
+    """Return `own_bytes` of an engine process and its children."""
     own = own_bytes(pid)
     return None if own is None else own + sum(own_bytes(child) or 0 for child in _children(pid))
 
@@ -57,27 +89,17 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def _own_group() -> str:
-    """Return the path of this process's control group below the root group; empty if unknown."""
+def _reclaimable(group: Path) -> int:
+    """Return the bytes of a control group's caches, which the kernel can free."""
+    lines = text_of(group / "memory.stat").splitlines()
+    names = _RECLAIMABLE_V1 if any(line.startswith(_RECLAIMABLE_V1) for line in lines) else _RECLAIMABLE
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")), "")
-
-
-def _reclaimable(cgroup: Path) -> int:
-    """Return the bytes of file and kernel caches in the control group `cgroup`, which the kernel frees on demand."""
-    try:
-        lines = (cgroup / "memory.stat").read_text().splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith(_RECLAIMABLE))
-    except (OSError, ValueError):
+        return sum(int(line.split()[1]) for line in lines if line.startswith(names))
+    except ValueError:
         return 0
 
 
-def _number(path: Path) -> int | None:
-    """Return the number in the file `path`; None if the file is missing or contains no number (`max`: no limit)."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+def _number(group: Path, names: tuple[str, str]) -> int | None:
+    """Return the number in a control group's file named one of `names`."""
+    text = next(filter(None, (text_of(group / name) for name in names)), "")
+    return int(text) if text.isdecimal() else None

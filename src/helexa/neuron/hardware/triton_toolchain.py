@@ -1,4 +1,4 @@
-"""Check whether Triton can compile its C helper libraries, for which it needs a C compiler and Python's headers."""
+"""Check whether Triton finds the C compiler and headers that it needs."""
 
 import importlib.util
 import os
@@ -15,15 +15,12 @@ _LIBRARY = f"*/cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 def triton_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder in which Triton stores compiled kernels.
-
-    It is `$TRITON_CACHE_DIR` if set, else the folder `triton` in the node's cache folder.
-    """
+    """Return the folder in which Triton stores compiled kernels."""
     return Path(environ.get("TRITON_CACHE_DIR") or cache_root(None, environ) / "triton")
 
 
 def triton_missing(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return what Triton lacks to compile GPU kernels and how to install it; None if nothing is known to be missing."""
+    """Return what Triton lacks to compile kernels, and the remedy; else None."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed: pip install triton"
     if any(triton_cache(environ).glob(_LIBRARY)):

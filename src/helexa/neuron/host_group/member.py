@@ -1,32 +1,143 @@
-"""A member of a host group: joins host 0, and starts a stage process for each engine that connects."""
+"""Starts and watches the stage processes of a member host, and grants them memory."""
 
 import logging
+import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 
 import psutil
 
-from helexa.core.errors import ConfigError, HelexaError
+from helexa.core.errors import ConfigError, DoesNotFitError, HelexaError
 from helexa.http.listener import AddressInUseError, bind
 from helexa.neuron.code_version import code_version
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.engine.ipc.channel import ChannelError, SecretError, accept, connect, wait_until_closed
-from helexa.neuron.host_group.membership import HANDSHAKE_SECONDS, MAX_HANDSHAKES
-from helexa.neuron.host_group.messages import Join, Joined, Rejected
-from helexa.neuron.host_group.settings import GroupSettings
-from helexa.neuron.host_group.stage_processes import StageProcesses
+from helexa.neuron.engine.ipc.channel import Channel, ChannelError, SecretError, accept, connect, wait_until_closed
+from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc.messages import MemoryRequest
+from helexa.neuron.engine.ipc.processes import MemoryDenied, StageSetup
+from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
+from helexa.neuron.engine_client.memory_grants import MemoryGrants
+from helexa.neuron.hardware.discovery import default_device
+from helexa.neuron.host_group.membership import HANDSHAKE_SECONDS, MAX_HANDSHAKES, GroupSettings, Join, Joined, Rejected
+from helexa.neuron.processes import diagnostics
 
 log = logging.getLogger(__name__)
+
+_ENDING_SECONDS = 5.0
+_STACKS_SECONDS = 0.5
+_MAX_STAGES = 64
 
 _RETRY_SECONDS = 2.0
 
 
+class StageProcesses:
+    """The stage processes of this host, one for each connected engine.
+
+    Args:
+        config: configuration of this host, which determines the device, the threads and the memory in reserve.
+    """
+
+    def __init__(self, config: NeuronConfig) -> None:
+        harness = config.harness.torch
+        self._device = default_device() if harness.device == "auto" else harness.device
+        self._threads = harness.threads
+        limits = harness.context_limit
+        self._memory = MemoryGrants((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
+        self._memory_lock = threading.Lock()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def run(self, channel: Channel) -> None:
+        """Run a stage process for a connected engine until the process ends.
+
+        Closes the channel.
+
+        If the engine closes the connection and the process does not end within a few seconds, the process is killed.
+        """
+        if len(self._processes) >= _MAX_STAGES:
+            log.error("host group: engine rejected, unload a model that uses this host: stages=%d", _MAX_STAGES)
+            channel.close()
+            return
+        own_end, stage_end = socket.socketpair()
+        with own_end:
+            with stage_end:
+                process = _start(channel, stage_end)
+            self._processes[process.pid] = process
+            log.info("host group: stage process %d started", process.pid)
+            threading.Thread(target=_end_after, args=(process, channel.fileno()), daemon=True).start()
+            try:
+                setup = StageSetup(channel=channel.state, device=self._device, threads=self._threads)
+                own_end.sendall(encode(setup))
+                self._serve_memory(own_end, process.pid)
+            except OSError:
+                pass  # the process has ended
+            finally:
+                code = process.wait()
+                _kill(process)  # ranks that the process has started
+                del self._processes[process.pid]
+                channel.close()
+                assert process.stdin is not None
+                process.stdin.close()
+                log.info("host group: stage process %d ended with exit code %d", process.pid, code)
+
+    def close(self) -> None:
+        """Kill all stage processes."""
+        for process in list(self._processes.values()):
+            _kill(process)
+
+    def _serve_memory(self, connection: socket.socket, pid: int) -> None:
+        """Answer the memory requests of process `pid` until the connection closes."""
+        decoder = FrameDecoder(MemoryRequest)
+        while data := connection.recv(1 << 16):
+            for request in decoder.feed(data):
+                try:
+                    with self._memory_lock:
+                        reply = self._memory.grant(pid, request)
+                except DoesNotFitError as error:
+                    reply = MemoryDenied(str(error))
+                connection.sendall(encode(reply))
+
+
+def _start(channel: Channel, setup: socket.socket) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "helexa.neuron.engine.stage_process"),
+            *("--channel-fd", str(channel.fileno()), "--setup-fd", str(setup.fileno())),
+        ],
+        stdin=subprocess.PIPE,  # the parent-death watch
+        stdout=subprocess.DEVNULL,
+        env=ENVIRONMENT | os.environ,
+        pass_fds=(channel.fileno(), setup.fileno()),
+        start_new_session=True,
+    )
+
+
+def _end_after(process: subprocess.Popen[bytes], fd: int) -> None:
+    """Wait until the engine closes `fd`; kill a process that does not end then."""
+    wait_until_closed(fd)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_ENDING_SECONDS)
+        return
+    log.error("host group: stage process does not end and is killed, its stack traces follow: pid=%d", process.pid)
+    for number in (diagnostics.PYTHON_SIGNAL, diagnostics.NATIVE_SIGNAL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)  # stack traces of all ranks
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STACKS_SECONDS)
+    _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def run_member(settings: GroupSettings, config: NeuronConfig) -> None:
     """Run a host other than host 0 until SIGTERM or SIGINT.
-
-    The host connects to host 0, again and again if necessary.
 
     Raises:
         HelexaError: the host cannot be part of the group: another secret, version or number of hosts, or another
@@ -80,12 +191,12 @@ def _stay_joined(settings: GroupSettings, stopping: threading.Event) -> None:
             while not stopping.is_set() and not wait_until_closed(channel.fileno(), 1.0):
                 pass
         except ChannelError as error:
-            log.warning("host group: %s", error)
+            log.warning("host group: connection to host 0 failed, retry in %.0f s: %s", _RETRY_SECONDS, error)
             stopping.wait(_RETRY_SECONDS)
         finally:
             channel.close()
         if not stopping.is_set():
-            log.warning("host group: the connection to host 0 is gone")
+            log.warning("host group: the connection to host 0 is gone, connecting again")
 
 
 def _join(settings: GroupSettings) -> Join:
@@ -101,14 +212,14 @@ def _join(settings: GroupSettings) -> Join:
 
 
 def accept_engines(listener: socket.socket, secret: bytes, stages: StageProcesses) -> None:
-    """Accept engines that connect to `listener`, and run a stage process for each, until the listener is closed."""
+    """Accept engines, and run a stage process for each, until `listener` closes."""
     handshakes = threading.BoundedSemaphore(MAX_HANDSHAKES)
 
     def serve(connection: socket.socket, address: str) -> None:
         try:
             channel = accept(connection, secret, seconds=HANDSHAKE_SECONDS)
         except ChannelError as error:
-            log.warning("host group: connection from %s: %s", address, error)
+            log.warning("host group: connection rejected: address=%s: %s", address, error)
             return
         finally:
             handshakes.release()

@@ -1,36 +1,167 @@
-"""The membership of a host group, as host 0 sees it: which hosts are connected."""
+"""Settings of a host group (`[group]`, torch's variables), and connected hosts."""
 
 import asyncio
+import ipaddress
 import logging
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
+import msgspec
 import psutil
 
-from helexa.core.errors import HelexaError
+from helexa.core.errors import ConfigError, HelexaError
 from helexa.core.fleet import GroupHost
 from helexa.http.listener import bind
 from helexa.neuron.code_version import code_version
+from helexa.neuron.config import GroupConfig
 from helexa.neuron.engine.ipc.channel import Channel, ChannelError, HostAddress, accept, wait_until_closed
 from helexa.neuron.engine.ipc.messages import HostGroup
-from helexa.neuron.host_group.messages import Join, Joined, Rejected
-from helexa.neuron.host_group.settings import GroupSettings
+
+_VARIABLES = {"rank": "RANK", "world_size": "WORLD_SIZE", "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
+_LEAST_SECRET_BYTES = 16
+_DEFAULT_PORT = 29500
 
 log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 10.0
-MAX_HANDSHAKES = 16
-"""Maximum number of connections that are not authenticated yet. Further connections wait in the listening socket."""
+MAX_HANDSHAKES = 16  # maximum number of unauthenticated connections; further ones wait
+
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """The settings of one host of a group."""
+
+    host: int
+    hosts: int
+    master: HostAddress
+    own: HostAddress
+    secret: bytes
+    join_secs: float  # time that a load waits for hosts that are not connected, in seconds
+
+
+def group_settings(config: GroupConfig, environ: Mapping[str, str]) -> GroupSettings:
+    """Return the checked settings of a host group.
+
+    Args:
+        config: the table `[group]`. The environment variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT provide the
+            keys that the table lacks.
+
+    Raises:
+        ConfigError: a setting is missing or invalid, or this machine does not have the address; the message has one
+            line.
+    """
+    host, hosts = _number(config, "rank", environ), _number(config, "world_size", environ)
+    if hosts < 2:
+        raise ConfigError(f"[group] world_size is {hosts}; a group has at least 2 hosts")
+    if not 0 <= host < hosts:
+        raise ConfigError(f"[group] rank is {host}, expected 0 to {hosts - 1} (world_size is {hosts})")
+    master = config.master_addr or environ.get("MASTER_ADDR")
+    if not master:
+        raise ConfigError(_missing("master_addr", "the address of host 0"))
+    port = _number(config, "master_port", environ) if config.master_port or "MASTER_PORT" in environ else _DEFAULT_PORT
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"[group] master_port is {port}, expected 1 to 65535")
+    if not config.interface:
+        raise ConfigError(_missing("interface", "this host's address or network interface in the private network"))
+    if config.secret_file is None:
+        raise ConfigError(_missing("secret_file", "a file with the secret that all hosts of the group share"))
+    return GroupSettings(
+        host=host,
+        hosts=hosts,
+        master=HostAddress(master, port),
+        own=HostAddress(_private_address(config.interface), port),
+        secret=_secret(config.secret_file),
+        join_secs=config.join_timeout_secs,
+    )
+
+
+def _number(config: GroupConfig, key: str, environ: Mapping[str, str]) -> int:
+    configured: int | None = getattr(config, key)
+    if configured is not None:
+        return configured
+    variable = _VARIABLES[key]
+    text = environ.get(variable)
+    if text is None:
+        raise ConfigError(_missing(key, "the number of this host, from 0" if key == "rank" else "the number of hosts"))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{variable} is '{text}', expected a number") from None
+
+
+def _missing(key: str, meaning: str) -> str:
+    variable = f" or {_VARIABLES[key]}" if key in _VARIABLES else f" or NEURON_GROUP__{key.upper()}"
+    return f"the host group has no {key}; set [group] {key}{variable}: {meaning}"
+
+
+def _private_address(interface: str) -> str:
+    """Return the address of a network interface, or the address `interface` itself."""
+    text = interface
+    if interface in (interfaces := psutil.net_if_addrs()):
+        addresses = [entry.address for entry in interfaces[interface] if entry.family == socket.AF_INET]
+        if not addresses:
+            raise ConfigError(
+                f"[group] interface '{interface}' has no IPv4 address; name another interface or an address"
+            )
+        text = addresses[0]
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        known = ", ".join(sorted(interfaces))
+        raise ConfigError(
+            f"[group] interface '{interface}' is neither an IP address nor a network interface ({known})"
+        ) from None
+    if address.is_global or address.is_unspecified:
+        raise ConfigError(
+            f"[group] interface is {address}, which is not a private address; the group's connections are not "
+            "encrypted; choose a private network"
+        )
+    return str(address)
+
+
+def _secret(path: Path) -> bytes:
+    try:
+        secret = path.expanduser().read_bytes().strip()
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"[group] secret_file {path} cannot be read: {reason}; make it readable for this user"
+        ) from None
+    if len(secret) < _LEAST_SECRET_BYTES:
+        raise ConfigError(f"[group] secret_file {path} has {len(secret)} bytes, expected {_LEAST_SECRET_BYTES} or more")
+    return secret
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
+    """Host -> host 0: join the group, as long as the connection is open."""
+
+    host: int
+    hosts: int
+    version: str
+    hostname: str
+    # where the host accepts connections of engines
+    address: str
+    port: int
+    memory_mb: int  # the host's memory in MiB
+
+
+class Joined(msgspec.Struct, frozen=True, tag="joined"):
+    """Host 0 -> host: the host belongs to the group now."""
+
+
+class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
+    """Host 0 -> host: the host cannot join, and a retry would fail, too."""
+
+    message: str
 
 
 class Membership:
-    """The hosts that have joined the group. Threads of this object accept and watch their connections.
-
-    Args:
-        settings: the settings of host 0.
-    """
+    """The hosts that have joined the group; threads watch their connections."""
 
     def __init__(self, settings: GroupSettings) -> None:
         self.settings = settings
@@ -75,7 +206,7 @@ class Membership:
         ]
 
     async def host_group(self, hosts: int) -> HostGroup:
-        """Wait until the hosts 1 to `hosts` - 1 are connected, and return how an engine connects to them.
+        """Wait for the hosts 1 to `hosts` - 1; return how an engine reaches them.
 
         Raises:
             HelexaError: a host is still missing after `join_secs`.
@@ -109,7 +240,7 @@ class Membership:
             threading.Thread(target=self._serve, args=(connection, address), name="host-group", daemon=True).start()
 
     def _serve(self, connection: socket.socket, address: str) -> None:
-        """Authenticate a host that has connected, and keep it in the group until its connection ends."""
+        """Authenticate a host, and keep it in the group until its connection ends."""
         try:
             try:
                 channel = accept(connection, self.settings.secret, seconds=HANDSHAKE_SECONDS)
@@ -125,7 +256,7 @@ class Membership:
             self._add(join, channel)
             channel.send(Joined())
         except ChannelError as error:
-            log.warning("host group: connection from %s: %s", address, error)
+            log.warning("host group: connection rejected or closed: address=%s: %s", address, error)
             return
         log.info("host group: host %d (%s, %s) has joined", join.host, join.hostname, address)
         wait_until_closed(channel.fileno())
@@ -133,11 +264,11 @@ class Membership:
 
     def _problem(self, join: Join) -> str | None:
         if join.hosts != self.settings.hosts:
-            return f"its world_size is {join.hosts}, but host 0 has {self.settings.hosts}"
+            return f"its world_size is {join.hosts}, but host 0 has {self.settings.hosts}; make them equal"
         if not 1 <= join.host < self.settings.hosts:
             return f"its rank is {join.host}, expected 1 to {self.settings.hosts - 1}"
         if join.version != self._version:
-            return f"it runs helexa {join.version}, but host 0 runs {self._version}"
+            return f"it runs helexa {join.version}, but host 0 runs {self._version}; install the same version"
         return None
 
     def _add(self, join: Join, channel: Channel) -> None:
@@ -154,21 +285,4 @@ class Membership:
             del self._channels[join.host], self._members[join.host]
         with suppress(OSError):
             channel.close()
-        log.warning("host group: host %d (%s) is gone", join.host, join.hostname)
-
-
-def hosts_for(requested: int | None, group: Membership | None) -> int:
-    """Return the number of hosts that compute a model together.
-
-    Args:
-        requested: the number in the load request or in the node's configuration; None for all hosts of the group.
-        group: the node's host group; None if it has no group.
-
-    Raises:
-        HelexaError: the group has fewer hosts.
-    """
-    hosts = 1 if group is None else group.settings.hosts
-    if requested is not None and not 1 <= requested <= hosts:
-        where = "this node has no host group" if group is None else f"the host group has {hosts} hosts"
-        raise HelexaError(f"pipeline_parallel is {requested}, but {where}")
-    return hosts if requested is None else requested
+        log.warning("host group: host is gone, models that use it stop: host=%d hostname=%s", join.host, join.hostname)

@@ -1,30 +1,54 @@
 """Grouped-query attention over the paged KV cache."""
 
-from torch import Tensor
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from helexa.neuron import tensors
+from helexa.neuron.layers.block import Step
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.rope import Rope
-from helexa.neuron.layers.step import Step
-from helexa.neuron.ops.attention_kind import AttentionKind
-from helexa.neuron.ops.norm import HeadNorms
+from helexa.neuron.ops.batch import AttentionKind
+from helexa.neuron.ops.operators import HeadNorms, LinearOp, QueryTemperature
+from helexa.neuron.ops.rank_group import RowRange
+from helexa.neuron.tensors import Tensor
+
+
+@dataclass(frozen=True)
+class QkNorms:
+    """The RMS norms of an attention layer's queries and keys."""
+
+    eps: float
+    offset: float = 0.0  # Number to add to the norm weights in checkpoints
+    names: tuple[str, str] = ("q_norm", "k_norm")  # Names of the norms of queries and keys in checkpoints
+    # Whether one norm covers all query heads, and one all key heads. If False, each head is normalized.
+    whole: bool = False
+    last: bool = False  # Whether the norms are applied after the rotary embedding. Only for norms of each head.
+    weighted: bool = True  # Whether checkpoints have weights of the norms. Otherwise, the weights are 1.
+    values: bool = False  # Whether each value head is normalized, too, with a weight of 1
 
 
 class Attention:
-    """Self-attention with `heads` query heads that share `kv_heads` key and value heads (Ainslie et al., 2023).
+    """Self-attention with grouped key and value heads (Ainslie et al., 2023).
 
-    The class implements `Mixer`, the sublayer of a decoder layer that mixes positions. With tensor parallelism, each
-    rank computes some of the heads.
+    The class implements `Mixer`. `heads` query heads share `kv_heads` key and value heads. With tensor parallelism,
+    each rank computes some of the heads.
 
     Args:
-        rope: rotary embedding of this layer.
         scale: factor on the products of queries and keys; None for 1 / sqrt(head_dim).
         window: number of positions that each query attends to, including its own; None for all positions.
-        sinks: whether the heads have attention sinks: the checkpoint's tensor `sinks` holds one score per head, and
-            the softmax of the head includes this score.
-        norms: (epsilon, offset) of the RMS norms `q_norm` and `k_norm`, which are applied to each query and key head
-            before the rotary embedding. The offset is added to the norm weights of the checkpoint. None for no norms.
+        sinks: whether the heads have attention sinks: one score per head, which the softmax of the head includes.
+        cap: soft cap of the scores, `cap * tanh(score / cap)`; None for no cap.
+        temperature: factor of the queries by their position; None for no factor.
+        interleaved: whether the rotary embedding of the checkpoint rotates adjacent numbers of a head (2i and 2i + 1).
+            If False, it rotates the numbers i and i + head_dim / 2.
         gated: whether `q_proj` yields a query and a gate for each head. The sigmoid of the gate multiplies the head's
             output.
+        gate: name of a projection to gates, one per number of the heads, whose sigmoids multiply the heads' output.
+        causal: whether image tokens attend only to earlier tokens, even if tokens of other layers attend to their whole
+            image.
+        output: name of the output projection.
+        keys_are_values: whether the keys, before norm and rotation, are also the values: the layer has no `v_proj`.
+        shares_kv: whether the layer has only queries, and reads the keys and values of another layer's cache.
     """
 
     state_bytes = 0
@@ -42,59 +66,118 @@ class Attention:
         scale: float | None = None,
         window: int | None = None,
         sinks: bool = False,
-        norms: tuple[float, float] | None = None,
+        cap: float | None = None,
+        causal: bool = False,
+        norms: QkNorms | None = None,
+        temperature: QueryTemperature | None = None,
+        interleaved: bool = False,
         gated: bool = False,
+        gate: str | None = None,
+        output: str = "o_proj",
+        keys_are_values: bool = False,
+        shares_kv: bool = False,
     ) -> None:
         self._ops = loader.ops
         shares = loader.head_shares(heads, kv_heads)
         queries, kv = shares.queries.own, shares.kv_heads
         self._heads, self._kv_heads, self._head_dim = len(queries), len(kv), head_dim
         self._rope = rope
-        key_rows = kv.times(head_dim)
-        outputs = {f"{prefix}.k_proj": key_rows, f"{prefix}.v_proj": key_rows}
+        self._temperature = temperature
+        query_rows, key_rows, value_rows = queries.times(head_dim), kv.times(head_dim), kv.times(head_dim)
+        if interleaved:  # the kernels rotate the first half of a head with the second half
+            query_rows, key_rows = query_rows.halved(head_dim), key_rows.halved(head_dim)
+        outputs = {f"{prefix}.q_proj": query_rows}
+        if not shares_kv:
+            outputs[f"{prefix}.k_proj"] = key_rows
+            if not keys_are_values:
+                outputs[f"{prefix}.v_proj"] = value_rows
+        self._gated_q = None
         if gated:
-            self._gated_q = loader.local_linear({f"{prefix}.q_proj": queries.times(2 * head_dim)}, hidden)
+            # The rows of queries and gates alternate by head, so they are a product of their own.
+            del outputs[f"{prefix}.q_proj"]
+            self._gated_q = loader.column_parallel_linear({f"{prefix}.q_proj": queries.times(2 * head_dim)}, hidden)
+        self._gate = None
+        if gate is not None:
+            self._gate = loader.column_parallel_linear({f"{prefix}.{gate}": queries.times(head_dim)}, hidden)
+        if norms is not None and norms.whole:
+            self._qkv: LinearOp = NormedProjections(loader, prefix, outputs, hidden, norms)
         else:
-            self._gated_q = None
-            outputs = {f"{prefix}.q_proj": queries.times(head_dim), **outputs}
-        self._qkv = loader.local_linear(outputs, hidden)
-        self._out = loader.reduced_linear(f"{prefix}.o_proj", hidden, shares.queries.times(head_dim))
+            # Some checkpoints (Phi-3) have queries, keys and values as one tensor.
+            self._qkv = loader.fused_linear(f"{prefix}.qkv_proj", outputs, hidden)
+        self._out = loader.row_parallel_linear(f"{prefix}.{output}", hidden, shares.queries.times(head_dim))
         self._norms = None
-        if norms is not None:
-            eps, offset = norms
-            query, key = (loader.vector(f"{prefix}.{name}.weight", head_dim) + offset for name in ("q_norm", "k_norm"))
-            self._norms = HeadNorms(query, key, eps)
+        if norms is not None and not norms.whole:
+            names = norms.names[:1] if shares_kv else norms.names
+            weights = [tensors.ones(head_dim, device=loader.ops.device)]
+            if norms.weighted:
+                weights = [loader.vector(f"{prefix}.{name}.weight", head_dim) + norms.offset for name in names]
+            self._norms = HeadNorms(weights[0], weights[-1], norms.eps, norms.values, norms.last)
         sink = loader.vector(f"{prefix}.sinks", heads, (queries,)) if sinks else None
-        self._kind = AttentionKind(head_dim**-0.5 if scale is None else scale, window, sink)
-        self.page_bytes = loader.ops.page_bytes(self._kv_heads, head_dim)
+        self._kind = AttentionKind(head_dim**-0.5 if scale is None else scale, window, sink, cap, causal)
+        # A shared cache is counted in the layer that owns it.
+        self.page_bytes = 0 if shares_kv else loader.ops.page_bytes(self._kv_heads, head_dim)
 
     def new_cache(self, pages: int, slots: int) -> Tensor:
-        """Return a zeroed KV cache of `pages` pages for this layer. Attention ignores `slots`, the state slots."""
+        """Return a zeroed KV cache of `pages` pages; `slots` has no effect."""
         return self._ops.new_cache(self._kv_heads, pages, self._head_dim)
 
     def __call__(self, x: Tensor, cache: Tensor, step: Step, rows: Tensor | None = None) -> Tensor:
-        """Write the keys and values of all rows to the KV cache `cache`, and return the attention output.
-
-        Args:
-            x: [T, H], inputs of the layer: T rows (tokens of the batch), H the hidden size.
-            cache: KV cache of this layer, from `new_cache`.
-            step: the batch and its rotary tables.
-            rows: int32 [S], indexes of the rows to return; None for all rows.
-
-        Returns:
-            [T, H], or [S, H] if `rows` is given.
-        """
+        """Write K and V of all rows to `cache`, and return the outputs (see `Mixer`)."""
         gated = None
-        qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, heads + 2 * kv_heads, D]
+        qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # of the shapes in `Ops.rotate_store`
         if self._gated_q is not None:
             gated = self._gated_q(x).view(x.shape[0], self._heads, 2, self._head_dim)
             qkv = self._ops.join_queries(gated, qkv)
+        if self._gate is not None:
+            gated = self._gate(x).view(x.shape[0], self._heads, self._head_dim)
+        if self._temperature is not None:
+            qkv = self._ops.scale_queries(qkv, self._heads, step.batch.positions, self._temperature)
         tables = step.tables(self._rope)
-        queries = self._ops.rotate_store(qkv, self._heads, tables, cache, step.batch.slots, self._norms)
-        out = self._ops.attend(queries, cache, step.batch, self._kind)
+        queries = self._ops.rotate_store(qkv, self._heads, tables, cache, step.batch.slots_of(self._kind), self._norms)
+        attend = self._ops.attend_sampled if step.is_narrow else self._ops.attend
+        out = attend(queries, cache, step.batch, self._kind)
         if gated is not None:
             out = self._ops.gate_heads(out, gated)
         out = out.view(x.shape[0], -1)
+        # After attention, because K and V of all rows must be in the cache.
         if rows is not None:
             out = self._ops.choose_rows(out, rows)
         return self._out(out)
+
+
+class NormedProjections:
+    """The projections to queries, keys and values, with a norm over all heads of each.
+
+    Args:
+        outputs: rows of this rank by the names of the three projections.
+    """
+
+    def __init__(
+        self, loader: Loader, prefix: str, outputs: Mapping[str, RowRange], inputs: int, norms: QkNorms
+    ) -> None:
+        self._ops, self._eps = loader.ops, norms.eps
+        self._own = list(outputs.values())[:2]
+        query, key = (
+            loader.vector(f"{prefix}.{name}.weight", rows.total) + norms.offset
+            for name, rows in zip(norms.names, self._own, strict=True)
+        )
+        self._weights = query, key
+        self._gathered: list[LinearOp] = []
+        # The sum of a norm covers the heads of all ranks.
+        if loader.ranks > 1:
+            names, outputs = list(outputs)[:2], {name: outputs[name] for name in list(outputs)[2:]}
+            for name, rows in zip(names, self._own, strict=True):
+                shares = loader.shares(rows.total)
+                product = loader.column_parallel_linear({name: shares.own}, inputs)
+                self._gathered.append(loader.gather_outputs(product, shares))
+        self._product = loader.column_parallel_linear(outputs, inputs)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return this rank's queries, keys and values [T, N] for T rows x [T, K]."""
+        if not self._gathered:
+            return self._ops.norm_columns(self._product(x), self._weights, self._eps)
+        both = tensors.cat([product(x) for product in self._gathered], dim=1)
+        both = self._ops.norm_columns(both, self._weights, self._eps)
+        queries, keys = self._own
+        own_keys = both[:, queries.total + keys.start : queries.total + keys.stop]
+        return tensors.cat([both[:, queries.start : queries.stop], own_keys, self._product(x)], dim=1)

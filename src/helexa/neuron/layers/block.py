@@ -1,25 +1,149 @@
 """A decoder layer: attention or another mixer, and a feed-forward layer."""
 
 from collections.abc import Callable
-from typing import Any
-
-from torch import Tensor
+from typing import Any, Protocol
 
 from helexa.neuron.layers.loader import Loader
-from helexa.neuron.layers.mixer import Mixer
-from helexa.neuron.layers.step import Step
-from helexa.neuron.ops.norm import NormOp
+from helexa.neuron.layers.rope import Rope
+from helexa.neuron.ops.batch import Batch
+from helexa.neuron.ops.operators import NormOp
+from helexa.neuron.tensors import Tensor
+
+
+class Step:
+    """The batch of one forward pass, with its rotary tables."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        # float32 [T, N], inputs of the layers besides the residual stream (see `Decoder.layer_inputs`); None for most
+        # models
+        self.layer_inputs: Tensor | None = None
+        self.is_narrow = False  # whether the layers compute only the rows `batch.sample_rows` from now on
+        # Layers with the same rotary embedding share its tables.
+        self._tables: dict[Rope, tuple[Tensor, Tensor]] = {}
+
+    def tables(self, rope: Rope) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of `rope` for the batch's positions (see `Rope.tables`)."""
+        if rope not in self._tables:
+            self._tables[rope] = rope.tables(self.batch.positions)
+        return self._tables[rope]
+
+    def narrow(self, choose_rows: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Limit the following layers to the rows `batch.sample_rows`.
+
+        These layers must not write a cache, and must not need rotary embeddings that no earlier layer needs.
+        """
+        rows, self.is_narrow = self.batch.sample_rows, True
+        if self.layer_inputs is not None:
+            self.layer_inputs = choose_rows(self.layer_inputs, rows)
+        for rope, (cos, sin) in self._tables.items():
+            self._tables[rope] = choose_rows(cos, rows), choose_rows(sin, rows)
+
+
+class Mixer(Protocol):
+    """The sublayer that mixes positions: attention or Gated DeltaNet."""
+
+    # bytes of this layer's KV cache per KV page; 0 for a recurrent layer, and for a layer that reads the KV cache of
+    # another layer
+    page_bytes: int
+    state_bytes: int  # bytes of this layer's recurrent state per sequence, for any sequence length; 0 for attention
+
+    def new_cache(self, pages: int, slots: int) -> Any:
+        """Return a KV cache of `pages` pages, or the states of `slots` state slots."""
+        ...
+
+    def __call__(self, x: Tensor, cache: Any, step: Step, rows: Tensor | None = None) -> Tensor:
+        """Return the outputs [T, H] for x [T, H], or those of `rows` [S] as [S, H].
+
+        T is the number of rows (tokens) of the batch, and H the hidden size. All rows update `cache`.
+        """
+        ...
+
+
+class GatedMlp:
+    """The gated feed-forward layer `down(act(gate(x)) * up(x))` (Shazeer, 2020).
+
+    Args:
+        names: names of the projections gate, up and down.
+        fused: name of the tensor that has gate and up in some checkpoints.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        prefix: str,
+        *,
+        hidden: int,
+        intermediate: int,
+        act: str = "silu",
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        fused: str = "gate_up_proj",
+    ) -> None:
+        gate, up, down = (f"{prefix}.{name}" for name in names)
+        shares = loader.input_shares(f"{down}.weight", intermediate)
+        # One matrix product for both, which reads the input once.
+        self._gate_up = loader.fused_linear(f"{prefix}.{fused}", {gate: shares.own, up: shares.own}, hidden)
+        self._down = loader.row_parallel_linear(down, hidden, shares, act)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the output [T, H] for x [T, H] (T rows, H the hidden size)."""
+        return self._down(self._gate_up(x))
+
+
+class SquaredReluMlp:
+    """The feed-forward layer `down(relu(up(x)) ** 2)` (So et al., 2021)."""
+
+    def __init__(self, loader: Loader, prefix: str, hidden: int, intermediate: int) -> None:
+        self._ops = loader.ops
+        shares = loader.input_shares(f"{prefix}.down_proj.weight", intermediate)
+        self._up = loader.column_parallel_linear({f"{prefix}.up_proj": shares.own}, hidden)
+        self._down = loader.row_parallel_linear(f"{prefix}.down_proj", hidden, shares)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the output [T, H] for x [T, H] (T rows, H the hidden size)."""
+        return self._down(self._ops.activate(self._up(x), "relu2"))
+
+
+class WithoutMixing:
+    """A feed-forward layer in the place of a mixer: a `Mixer` without a cache."""
+
+    page_bytes = 0
+    state_bytes = 0
+
+    def __init__(self, loader: Loader, mlp: Callable[[Tensor], Tensor]) -> None:
+        self._ops = loader.ops
+        self._mlp = mlp
+
+    def new_cache(self, pages: int, slots: int) -> None:
+        """Return None: the layer has no cache."""
+
+    def __call__(self, x: Tensor, cache: None, step: Step, rows: Tensor | None = None) -> Tensor:
+        """Return the outputs of the feed-forward layer (see `Mixer`)."""
+        return self._mlp(x if rows is None else self._ops.choose_rows(x, rows))
+
+
+class SublayerBlock:
+    """A decoder layer of one sublayer with a norm, as in Nemotron-H."""
+
+    def __init__(self, loader: Loader, mixer: Mixer, norm: NormOp) -> None:
+        self._ops = loader.ops
+        self.mixer = mixer  # attention, a recurrent layer, or a feed-forward layer in `WithoutMixing`
+        self._norm = norm  # norm of the sublayer's input
+
+    def __call__(
+        self, hidden: Tensor, delta: Tensor | None, cache: Any, step: Step, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the residual stream and the output of the sublayer (see `Block`)."""
+        delta = self.mixer(self._norm(hidden, delta), cache, step, rows)
+        return hidden if rows is None else self._ops.choose_rows(hidden, rows), delta
 
 
 class Block:
-    """A pre-norm decoder layer, which adds the outputs of a mixer and of a feed-forward layer to the residual stream.
+    """A pre-norm decoder layer: mixer and feed-forward layer on a residual stream.
 
     Args:
-        mixer: the sublayer that mixes positions: attention or Gated DeltaNet (see `Mixer`).
-        mlp: feed-forward layer.
         norms: norm of the mixer's input, and norm of the feed-forward layer's input.
-        post_norms: norm of the mixer's output, and norm of the feed-forward layer's output, as in Gemma 3. None if the
-            outputs are not normalized.
+        post_norms: norms of the outputs of both, as in Gemma 3; None if the outputs are not normalized.
     """
 
     def __init__(
@@ -38,23 +162,18 @@ class Block:
 
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, cache: Any, step: Step, rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the layer, and return the residual stream and the output of the feed-forward layer.
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the residual stream, and the last output, which is not yet added to it.
 
-        The returned residual stream does not yet include the returned output. The caller passes both to the next
-        layer or to the final norm, because one kernel can add the output to the residual stream and compute the norm.
+        Both are [T, H], or [S, H] for the S rows `rows`.
 
         Args:
-            hidden: [T, H], residual stream, changed in place: T rows (tokens of the batch), H the hidden size.
+            hidden: [T, H], residual stream, changed in place.
             delta: [T, H], output of the previous layer, which this layer adds to `hidden`; None for the first layer.
-            cache: KV cache or recurrent state of the mixer. The mixer updates the cache for all T rows.
-            step: the batch and its rotary tables.
-            rows: int32 [S], indexes of the rows to return; None for all rows.
-
-        Returns:
-            Two tensors [T, H], or [S, H] if `rows` is given.
         """
+        # One kernel adds the previous layer's output to the residual stream, and computes the norm.
         delta = self.mixer(self._mixer_norm(hidden, delta), cache, step, rows)
+        # After the mixer, which updates the cache with all T rows.
         if rows is not None:
             hidden = self._ops.choose_rows(hidden, rows)
         if self._post_norms is None:

@@ -1,39 +1,29 @@
-"""Gated DeltaNet: a layer that stores a recurrent state of fixed size per sequence instead of a KV cache."""
+"""Gated DeltaNet: attention with a fixed-size recurrent state, no KV cache."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.layers.block import Step
 from helexa.neuron.layers.loader import Loader
-from helexa.neuron.layers.step import Step
-from helexa.neuron.ops.delta.delta_cache import DeltaCache
-from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
-from helexa.neuron.ops.ranks.shares import RowRange, row_numbers
-from helexa.neuron.weights.part import Part
+from helexa.neuron.layers.short_convolution import require_window
+from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.gated_delta import wide
+from helexa.neuron.ops.rank_group import RowRange, row_numbers
+from helexa.neuron.ops.state_cache import MatrixCache
+from helexa.neuron.tensors import Tensor
+from helexa.neuron.weights.model_file import Part
 
 _LARGEST_STATE = 1 << 26  # bytes per sequence and layer; real models use a few MiB
 
 
 class GatedDeltaNet:
-    """Linear attention by the gated delta rule (Yang et al., 2024) after a short convolution over tokens.
+    """Linear attention by the gated delta rule (Yang et al., 2024).
 
-    The class implements `Mixer`, the sublayer of a decoder layer that mixes positions. With tensor parallelism, each
-    rank computes some of the key heads and the value heads that share these key heads.
-
-    A checkpoint has either four input projections (`in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`) or two
-    (`in_proj_qkvz`, `in_proj_ba`). In a checkpoint with two projections, the rows of a projection are grouped by key
-    head.
-
-    Args:
-        key_heads: number of query heads, and of key heads.
-        heads: number of value heads. `heads / key_heads` value heads share one key head.
-        key_dim: width of a query or key head.
-        value_dim: width of a value head.
-        kernel: number of tokens in the convolution's window.
-        eps: epsilon of the norm on each value head's output.
+    The class implements `Mixer`. A short convolution over `kernel` tokens comes first. With tensor parallelism, each
+    rank computes some of the key heads and the value heads that share these key heads (see `DeltaSizes`).
     """
 
     page_bytes = 0
@@ -52,7 +42,10 @@ class GatedDeltaNet:
         eps: float,
     ) -> None:
         if heads % key_heads:
-            raise ModelFileError(f"{heads} value heads cannot share {key_heads} key heads")
+            raise ModelFileError(
+                f"{heads} value heads cannot share {key_heads} key heads: it must be a multiple of their number"
+            )
+        require_window(kernel)
         shares = loader.head_shares(heads, key_heads)
         values, keys = shares.queries.own, shares.kv_heads
         sizes = DeltaSizes(len(keys), len(values), key_dim, value_dim, kernel)
@@ -66,6 +59,7 @@ class GatedDeltaNet:
             keys.times(key_dim, key_heads * key_dim, mixed_width),
             values.times(value_dim, 2 * key_heads * key_dim, mixed_width),
         )
+        # Qwen3-Next joins queries, keys, values and z in one tensor, grouped by key head. Qwen3.5 has separate tensors.
         if f"{prefix}.in_proj_qkvz.weight" in loader:
             widths = (key_dim, key_dim, heads_per_key * value_dim, heads_per_key * value_dim)
             ranges = (*mixed, values.times(value_dim, mixed_width, mixed_width + heads * value_dim))
@@ -90,33 +84,20 @@ class GatedDeltaNet:
         self._widths = (sizes.mixed, sizes.values, len(values), len(values))
         weights = DeltaWeights(
             kernel=loader.plain(f"{prefix}.conv1d.weight", (mixed_width, 1, kernel), mixed)[:, 0].T.contiguous(),
-            rate=loader.vector(f"{prefix}.A_log", heads, (values,)).exp(),
+            rate=wide(loader.vector(f"{prefix}.A_log", heads, (values,)), ops.device).exp().float(),
             bias=loader.vector(f"{prefix}.dt_bias", heads, (values,)),
             norm=loader.vector(f"{prefix}.norm.weight", value_dim),
             eps=eps,
         )
         self._rule = ops.delta_rule(sizes, weights)
-        self._out = loader.reduced_linear(f"{prefix}.out_proj", hidden, shares.queries.times(value_dim))
+        self._out = loader.row_parallel_linear(f"{prefix}.out_proj", hidden, shares.queries.times(value_dim))
 
-    def new_cache(self, pages: int, slots: int) -> DeltaCache:
-        """Return a cache with `slots` state slots, each for one recurrent state. The layer has no KV `pages`."""
+    def new_cache(self, pages: int, slots: int) -> MatrixCache:
+        """Return a cache of `slots` recurrent states; `pages` has no effect."""
         return self._rule.new_cache(slots)
 
-    def __call__(self, x: Tensor, cache: DeltaCache, step: Step, rows: Tensor | None = None) -> Tensor:
-        """Update the recurrent states in `cache`, and return the layer's output.
-
-        Accepted tokens change the recurrent state of their sequence. Draft tokens of speculative decoding do not
-        (see `Span.settled`).
-
-        Args:
-            x: [T, H], inputs of the layer: T rows (tokens of the batch), H the hidden size.
-            cache: recurrent states of this layer, from `new_cache`.
-            step: the batch.
-            rows: int32 [S], indexes of the rows to return; None for all rows.
-
-        Returns:
-            [T, H], or [S, H] if `rows` is given.
-        """
+    def __call__(self, x: Tensor, cache: MatrixCache, step: Step, rows: Tensor | None = None) -> Tensor:
+        """Update the recurrent states in `cache`, and return the outputs (see `Mixer`)."""
         mixed, z, b, a = self._in(x).split(self._widths, dim=-1)
         return self._out(self._rule(mixed, z, b, a, cache, step.batch, rows))
 
@@ -129,18 +110,14 @@ def _ungrouped(
     widths: tuple[int, ...],
     ranges: Sequence[RowRange],
 ) -> Any:
-    """Read the matrix of several projections with its rows sorted by projection, and return the rows `ranges`.
-
-    In the checkpoint, the rows of the matrix are grouped by key head instead. The group of a key head contains rows of
-    each projection.
+    """Return the rows `ranges` of a matrix of several projections, by projection.
 
     Args:
-        name: name of the matrix in the checkpoint.
-        inputs: number of columns of the matrix.
         widths: number of rows of each projection in the group of one key head.
         ranges: ranges of the sorted rows.
     """
     shape = (key_heads * sum(widths), inputs)
+    # In the checkpoint, the rows are grouped by key head instead.
     grouped = np.split(np.arange(shape[0]).reshape(key_heads, -1), np.cumsum(widths)[:-1], axis=1)
     rows = np.concatenate([numbers.ravel() for numbers in grouped])[row_numbers(ranges)]
     return loader.prepared(name, shape, lambda: loader.weight(name, shape, part=Part(rows)), ranges)

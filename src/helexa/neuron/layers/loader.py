@@ -1,27 +1,24 @@
-"""The loader, which reads the tensors of a checkpoint and builds the layers of a model from them."""
+"""The loader: builds the layers of a model from the tensors of a checkpoint."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from helexa.core.errors import ModelFileError
-from helexa.neuron.layers.embedding import Embedding
-from helexa.neuron.layers.rank_results import GatheredInputs, GatheredLinear, SummedOverRanks
+from helexa.neuron import tensors
+from helexa.neuron.layers.parallel import Embedding, GatheredInputs, GatheredLinear, SummedOverRanks
 from helexa.neuron.layers.stage import WHOLE_MODEL, Stage
 from helexa.neuron.ops.constants import LANES
-from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
-from helexa.neuron.ops.norm import NormOp
+from helexa.neuron.ops.operators import HeadLinearOp, LinearOp, NormOp
 from helexa.neuron.ops.protocol import MatrixStore, Ops
-from helexa.neuron.ops.ranks.shares import HeadShares, RowRange, Shares, part_of
+from helexa.neuron.ops.rank_group import HeadShares, RowRange, Shares, part_of
 from helexa.neuron.processes import heartbeat
+from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
-from helexa.neuron.weights.part import WHOLE, Part
-from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
+from helexa.neuron.weights.model_file import WHOLE, Part
+from helexa.neuron.weights.quant_policy import QuantPolicy
 
 _SUPPRESSED = -1e4  # within the range of float16; a request's `logit_bias` and temperature cannot compensate it
 
@@ -29,22 +26,10 @@ _SUPPRESSED = -1e4  # within the range of float16; a request's `logit_bias` and 
 class Loader:
     """Builds the layers of a model from the tensors of a checkpoint.
 
-    The loader rejects a tensor whose shape differs from the shape that the configuration implies, because native
-    kernels access memory by the configured sizes without further checks.
+    The loader rejects a tensor whose shape differs from the shape that the configuration implies.
 
     If several ranks compute the model together (see `ops.ranks`), each rank loads only its own rows or columns of most
-    matrices. The arguments `ranges` (of rows) and `columns` of several methods select them; without these arguments, a
-    method returns the whole tensor.
-
-    Args:
-        on_read: function that is called after each read with the number of bytes of weights read so far.
-        store: disk cache of the matrices that an earlier start prepared for the kernels; None to prepare all matrices.
-        policy: rule that chooses which matrices to quantize, and to which format; None for no quantization.
-        stage: the decoder layers to load.
-
-    Attributes:
-        ranks: number of ranks.
-        matrix_bytes: total bytes of the matrices that this loader has returned.
+    matrices: the arguments `ranges` (of rows; empty for all) and `columns` (None for all).
     """
 
     def __init__(
@@ -57,21 +42,24 @@ class Loader:
         stage: Stage = WHOLE_MODEL,
     ) -> None:
         self.checkpoint = checkpoint
-        self.stage = stage
+        self.stage = stage  # the decoder layers to load
         self.ops = ops
         self.ranks = ops.ranks.count
         self._names = frozenset(checkpoint.names())
-        self._store = store
+        # disk cache of the matrices that an earlier start prepared for the kernels
+        self._store = store or MatrixStore()
+        # rule that chooses which matrices to quantize, and to which format; None for no quantization
         self._policy = policy
+        # function that is called after each read with the number of bytes of weights read so far
         self._on_read = on_read
         self._read = 0
-        self.matrix_bytes = 0
+        self.matrix_bytes = 0  # total bytes of the matrices that this loader has returned
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
     def weight(self, name: str, shape: tuple[int, ...], index: int | None = None, part: Part = WHOLE) -> Weight:
-        """Return a tensor as the checkpoint stores it: a plain tensor, or a groupwise quantized tensor.
+        """Return a tensor as the checkpoint stores it: plain or groupwise quantized.
 
         The result may be a view of the memory-mapped file (see `Checkpoint`). To use the tensor after the load, the
         caller must copy it.
@@ -87,48 +75,38 @@ class Loader:
         require_shape(name, self.checkpoint.shape(name), shape)
         weight = self.checkpoint.read(name, index, part)
         self._read += _nbytes(weight)
+        # The server kills a process that shows no progress.
         heartbeat.beat()
         self._on_read(min(self._read, self.checkpoint.total_bytes))  # fp8 weights are larger in memory than in the file
         return weight
 
     def input_block(self, key: str, inputs: int) -> int:
-        """Return the number of adjacent columns of a matrix that a division of the columns must not cut.
-
-        It is the size of a quantization block in the checkpoint, or in the format that the policy chooses.
+        """Return the number of adjacent columns that must stay on one rank.
 
         Args:
             key: name of the matrix in the checkpoint, with the suffix `#7` for matrix 7 of a stack.
             inputs: number of columns of the matrix.
         """
         block = self.checkpoint.column_block(key.partition("#")[0])
-        form = None if self._policy is None else self._policy.form(key, inputs)
-        return block if form is None or block > 1 else form.stretch or form.group_size
+        quant_format = None if self._policy is None else self._policy.format_of(key, inputs)
+        # The blocks of the checkpoint, or of the format that the policy chooses.
+        return block if quant_format is None or block > 1 else quant_format.stretch or quant_format.group_size
 
-    def sums(self, key: str, inputs: Shares) -> bool:
-        """Return whether each rank multiplies its own inputs of a matrix, so that partial results must be added.
+    def adds_results(self, key: str, inputs: Shares) -> bool:
+        """Return whether a matrix is row-parallel, so that ranks add partial results.
 
-        Otherwise each rank computes its own outputs from the inputs of all ranks. This is so in exact mode, and if the
-        division of the inputs would cut a quantization block of the matrix.
-
-        Args:
-            key: name of the matrix, as for `input_block`.
-            inputs: division of the inputs among the ranks.
+        Otherwise each rank computes its own outputs from the inputs of all ranks. `key` is as for `input_block`.
         """
-        if not self.ops.ranks.sums:
+        if not self.ops.ranks.adds_results:
             return False
+        # A rank cannot multiply a part of a quantization block.
         block = self.input_block(key, inputs.total)
         return all(columns.start % block == 0 for columns in inputs.ranges)
 
     def input_shares(self, key: str, total: int) -> Shares:
-        """Return the division of `total` inputs of a matrix among the ranks.
-
-        The shares are whole quantization blocks of the matrix if partial results may be added and if there are enough
-        blocks for all ranks.
-
-        Args:
-            key: name of the matrix, as for `input_block`.
-        """
-        if self.ops.ranks.sums:
+        """Return the division of `total` inputs of the matrix `key` among the ranks."""
+        if self.ops.ranks.adds_results:
+            # Whole quantization blocks, so that `adds_results` holds. With too few blocks, some rank would have none.
             unit = math.lcm(LANES, self.input_block(key, total))
             shares = Shares.split(total, self.ranks, self.ops.ranks.rank, unit)
             if all(map(len, shares.ranges)):
@@ -136,24 +114,21 @@ class Loader:
         return self.shares(total)
 
     def shares(self, total: int) -> Shares:
-        """Return the division of the `total` rows of a matrix among the ranks, in blocks of `LANES` rows.
-
-        The kernels compute tiles of `LANES` rows, so each tile belongs to one rank.
+        """Return the division of `total` rows among the ranks, in blocks of `LANES`.
 
         Raises:
             ModelFileError: there are more ranks than blocks of rows.
         """
+        # The kernels compute tiles of `LANES` rows, so each tile must belong to one rank.
         shares = Shares.split(total, self.ranks, self.ops.ranks.rank, LANES)
         if not all(map(len, shares.ranges)):
-            raise ModelFileError(f"{total} outputs in blocks of {LANES} cannot be divided among {self.ranks} ranks")
+            raise ModelFileError(
+                f"{total} outputs in blocks of {LANES} cannot be divided among {self.ranks} ranks; use fewer ranks"
+            )
         return shares
 
     def head_shares(self, heads: int, kv_heads: int) -> HeadShares:
-        """Return the division of attention heads among the ranks (see `HeadShares.split`).
-
-        Raises:
-            ModelFileError: `heads` is not a multiple of `kv_heads`, or there are more ranks than query heads.
-        """
+        """Return the division of attention heads among the ranks (see `HeadShares.split`)."""
         return HeadShares.split(heads, kv_heads, self.ranks, self.ops.ranks.rank)
 
     def matrix(
@@ -164,18 +139,25 @@ class Loader:
         ranges: Sequence[RowRange] = (),
         columns: RowRange | None = None,
     ) -> Any:
-        """Return a matrix [N, K], or a part of it, prepared for the kernels.
-
-        For `name`, `shape` and `index`, see `weight`.
-
-        Args:
-            ranges: ranges of the rows to return; empty for all rows.
-            columns: range of the columns to return; None for all columns.
-        """
+        """Return a matrix [N, K] or a part of it, prepared for the kernels (see `weight`)."""
         require_shape(name, self.checkpoint.shape(name), shape)
         key = name if index is None else f"{name}#{index}"
         part = part_of(ranges, columns)
         return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index, part), ranges, columns)
+
+    def transposed(self, name: str, key: str, shape: tuple[int, int], rows: RowRange) -> Any:
+        """Return the rows `rows` of a matrix [N, K], transposed to [K, rows] and prepared.
+
+        `key` is a unique name of the result in the model, by which the policy chooses its format.
+        """
+
+        def read() -> Weight:
+            weight = self.weight(name, shape, part=part_of((rows,)))
+            # A block of quantized numbers is a part of a row, so it cannot be transposed.
+            plain = weight.dequantize(tensors.float32) if isinstance(weight, GroupwiseTensor) else weight
+            return plain.T.contiguous()
+
+        return self.prepared(key, (shape[1], len(rows)), read)
 
     def prepared(
         self,
@@ -185,128 +167,129 @@ class Loader:
         ranges: Sequence[RowRange] = (),
         columns: RowRange | None = None,
     ) -> Any:
-        """Return a matrix, or a part of it, quantized by the policy and prepared for the kernels.
+        """Return a matrix or a part of it, quantized and prepared for the kernels.
 
         Args:
             key: unique name of the matrix in the model.
             shape: shape of the whole matrix, [N, K].
-            read: function that reads the matrix, or the part of it, from the checkpoint. It is not called if the disk
-                cache `store` contains the prepared matrix.
+            read: function that reads the matrix, or the part of it, from the checkpoint.
         """
         own_shape, own_key = own_part(shape, ranges, columns), _own_key(key, ranges, columns)
-        stored = None if self._store is None else self._store.get(own_key, own_shape)
+        stored = self._store.get(own_key, own_shape)
+        # The disk cache has the matrix, so `read` is not called.
         if stored is not None:
             self.matrix_bytes += stored.nbytes
             return stored
         weight = read()
         require_shape(key, tuple(weight.shape), own_shape)
-        matrix = self.ops.matrix(weight, None if self._policy is None else self._policy.form(key, shape[-1]))
+        matrix = self.ops.matrix(weight, None if self._policy is None else self._policy.format_of(key, shape[-1]))
         heartbeat.beat()
         if isinstance(weight, Tensor) and matrix is weight:
-            matrix = weight.clone()
-        if self._store is not None:
-            self._store.add(own_key, matrix)
+            matrix = weight.clone()  # `weight` may be a view of the memory-mapped file
+        self._store.add(own_key, matrix)
         self.matrix_bytes += matrix.nbytes
         return matrix
 
     def plain(self, name: str, shape: tuple[int, ...], ranges: Sequence[RowRange] = ()) -> Tensor:
-        """Return the tensor `name`, or its rows in `ranges`, dequantized to float32 on the device.
-
-        Used for small tensors, such as norm weights and biases.
-        """
+        """Return a small tensor, such as a norm or a bias, in float32 on the device."""
         weight = self.weight(name, shape, part=part_of(ranges))
         if isinstance(weight, GroupwiseTensor):
-            return weight.dequantize(torch.float32).to(self.ops.device)
-        return weight.to(self.ops.device, torch.float32, copy=True)
+            return weight.dequantize(tensors.float32).to(self.ops.device)
+        # Not a view of the memory-mapped file, which is closed after the load.
+        return weight.to(self.ops.device, tensors.float32, copy=True)
 
     def vector(self, name: str, width: int, ranges: Sequence[RowRange] = ()) -> Tensor:
-        """Return the tensor `name` of shape [width], or its elements in `ranges`, in float32 on the device."""
+        """Return a tensor [width], or its elements in `ranges`, as float32 on the device."""
         return self.plain(name, (width,), ranges)
 
-    def norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> NormOp:
-        """Return an RMS norm with the tensor `name.weight` of shape [width] as its weight.
+    def norm(self, name: str, width: int, eps: float, offset: float = 0.0, factor: float = 1.0) -> NormOp:
+        """Return an RMS norm with the weight `name.weight` [width].
 
-        Args:
-            offset: number to add to the weight. Some models, such as Gemma, store the weight minus 1.
+        Some models, such as Gemma, store the weight minus the `offset` 1. The output of the norm is multiplied by
+        `factor`.
         """
-        return self.ops.rms_norm(self.vector(f"{name}.weight", width) + offset, eps)
+        return self.ops.rms_norm((self.vector(f"{name}.weight", width) + offset) * factor, eps)
 
-    def reduced_linear(self, name: str, outputs: int, inputs: Shares, gate: str | None = None) -> LinearOp:
-        """Return a linear layer with the weight `name.weight` [outputs, inputs] and the bias `name.bias`, if it exists.
+    def row_parallel_linear(self, name: str, outputs: int, inputs: Shares, gate: str | None = None) -> LinearOp:
+        """Return a row-parallel linear layer: `name.weight` [outputs, inputs].
 
-        Each rank passes the inputs that it has computed itself, and gets all outputs.
-
-        Args:
-            inputs: division of the inputs among the ranks.
-            gate: activation of a gated input, `silu` or `gelu_tanh`; None for no gate. With a gate, the layer takes
-                rows of twice as many numbers, and multiplies the weight by `gate(first half) * second half`.
+        Each rank passes the inputs that it has computed itself, and gets all outputs. The bias `name.bias` is optional.
+        With an activation `gate`, the layer takes rows of twice as many numbers (see `Ops.linear`).
         """
-        if self.sums(f"{name}.weight", inputs):
+        if self.adds_results(f"{name}.weight", inputs):
             whole = RowRange(0, outputs, outputs)
             matrices, bias = self.matrices({name: (whole,)}, inputs.total, inputs.own)
-            return self.summed(self.product(matrices, self.added_once(bias), gate), outputs)
+            return self.sum_over_ranks(self.product(matrices, self.added_once(bias), gate), outputs)
         shares = self.shares(outputs)
         matrices, bias = self.matrices({name: (shares.own,)}, inputs.total)
         if self.ranks == 1:
             return self.product(matrices, bias, gate)
-        return GatheredInputs(self.ops, self.gathered(self.product(matrices, bias), shares), inputs, gate)
+        # Each sum is computed on one rank, in the same order as with a single rank.
+        return GatheredInputs(self.ops, self.gather_outputs(self.product(matrices, bias), shares), inputs, gate)
 
     def replicated_linear(self, name: str, outputs: int, inputs: int) -> LinearOp:
-        """Return a linear layer of which every rank computes all outputs. Used for layers with few outputs.
-
-        The weight is `name.weight` [outputs, inputs], the optional bias is `name.bias`. Each rank passes all inputs.
-        """
+        """Return a linear layer with few outputs, all of which every rank computes."""
+        # An exchange between the ranks would take longer than the product.
         return self.product(*self.matrices({name: (RowRange(0, outputs, outputs),)}, inputs))
 
-    def local_linear(self, outputs: Mapping[str, RowRange], inputs: int) -> LinearOp:
-        """Return a linear layer that applies several weights to the same input and concatenates the outputs.
+    def column_parallel_linear(self, outputs: Mapping[str, RowRange], inputs: int) -> LinearOp:
+        """Return a column-parallel linear layer of several concatenated weights.
 
-        Each rank computes only the outputs in its own ranges, and the outputs are not gathered.
+        The outputs of the ranks are not gathered.
 
         Args:
             outputs: for each weight, its name and the range of its rows on this rank. The tensor `name.weight` has the
                 shape [total, inputs], with `total` from the range. The bias `name.bias` is optional.
-            inputs: number of columns of each weight.
         """
         return self.product(*self.matrices({name: (rows,) for name, rows in outputs.items()}, inputs))
 
-    def gathered(self, product: LinearOp, shares: Shares) -> LinearOp:
-        """Return `product`, a linear layer that computes this rank's outputs, followed by an all-gather of the outputs.
+    def fused_linear(self, fused: str, outputs: Mapping[str, RowRange], inputs: int) -> LinearOp:
+        """Return a column-parallel linear layer whose weights may be one tensor.
 
-        With a single rank, no all-gather is added.
+        If the checkpoint has the tensor `fused.weight`, it has the rows of all weights in the order of `outputs`.
         """
+        if f"{fused}.weight" not in self:
+            return self.column_parallel_linear(outputs, inputs)
+        total, ranges, offset = sum(rows.total for rows in outputs.values()), [], 0
+        for rows in outputs.values():
+            ranges.append(rows.times(1, offset, total))
+            offset += rows.total
+        return self.product(*self.matrices({fused: ranges}, inputs))
+
+    def gather_outputs(self, product: LinearOp, shares: Shares) -> LinearOp:
+        """Return `product`, followed by an all-gather if there are several ranks."""
         return product if self.ranks == 1 else GatheredLinear(self.ops, product, shares)
 
-    def summed(self, product: Callable[..., Tensor], outputs: int) -> Callable[..., Tensor]:
-        """Return the operator whose result is the sum of the results [T, outputs] of all ranks."""
+    def sum_over_ranks(self, product: Callable[..., Tensor], outputs: int) -> Callable[..., Tensor]:
+        """Return the operator that adds the results [T, outputs] of all ranks."""
         return SummedOverRanks(self.ops, product)
 
     def added_once(self, bias: Tensor | None) -> Tensor | None:
-        """Return the bias of an operator whose results are added over the ranks: None on all ranks except rank 0."""
+        """Return `bias` on rank 0, else None, so that a sum has the bias once."""
         return bias if self.ops.ranks.rank == 0 else None
 
     def product(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Return a linear operator for `matrices`, which are already prepared for the kernels (see `Ops.linear`)."""
+        """Return a linear operator for prepared `matrices` (see `Ops.linear`)."""
         return self.ops.linear(matrices, bias, gate)
 
+    def head_linear(self, matrices: Sequence[Any]) -> HeadLinearOp:
+        """Return the product of each head with its matrix (see `Ops.head_linear`)."""
+        return self.ops.head_linear(matrices)
+
     def mixture(
-        self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None, shares: ExpertShares | None
+        self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None, shares: ExpertShares | None, act: str
     ) -> MixtureOp:
         """Return the operator of a mixture of experts (see `Ops.mixture`)."""
-        return self.ops.mixture(experts, routing, clamp, shares)
+        return self.ops.mixture(experts, routing, clamp, shares, act)
 
     def matrices(
         self, outputs: Mapping[str, Sequence[RowRange]], inputs: int, columns: RowRange | None = None
     ) -> tuple[list[Any], Tensor | None]:
-        """Read the matrices and biases of a linear layer. Return the matrices, and the concatenated biases or None.
-
-        A matrix without a bias in the checkpoint gets a bias of zeros if another matrix has a bias.
+        """Read the matrices of a linear layer, and their concatenated biases (or None).
 
         Args:
-            outputs: for each matrix, its name and the ranges of the rows to return. The matrix is the tensor
-                `name.weight`, and its bias is `name.bias`.
-            inputs: number of columns of each matrix.
-            columns: range of the columns to return; None for all columns.
+            outputs: for each matrix, its name and the ranges of the rows to return. The tensor is `name.weight`, its
+                bias `name.bias`.
         """
         matrices = [
             self.matrix(f"{name}.weight", (ranges[0].total, inputs), ranges=ranges, columns=columns)
@@ -317,56 +300,71 @@ class Loader:
             for name, ranges in outputs.items()
         ]
         bias = None
+        # The biases are one vector, so a matrix without a bias gets zeros.
         if any(vector is not None for vector in biases):
             widths = zip((sum(map(len, ranges)) for ranges in outputs.values()), biases, strict=True)
-            bias = torch.cat(
-                [torch.zeros(width, device=self.ops.device) if vector is None else vector for width, vector in widths]
+            bias = tensors.cat(
+                [tensors.zeros(width, device=self.ops.device) if vector is None else vector for width, vector in widths]
             )
         return matrices, bias
 
     def vocab_size(self, name: str) -> int:
-        """Return the number of tokens of the embedding with the weight `name.weight`, without loading it."""
+        """Return the number of rows of the embedding `name.weight` from the header."""
         return self.checkpoint.shape(f"{name}.weight")[0]
 
     def embedding(self, name: str, width: int) -> Embedding:
-        """Return the token embedding with the weight `name.weight`, [vocabulary, width].
-
-        The vocabulary size is the number of rows of the tensor in the checkpoint. Each rank holds some of the rows.
-        """
+        """Return the token embedding with the weight `name.weight`, [vocabulary, width]."""
         vocab_size = self.vocab_size(name)
         shares = self.shares(vocab_size)
         matrix = self.matrix(f"{name}.weight", (vocab_size, width), ranges=(shares.own,))
         return Embedding(self.ops, matrix, shares)
 
     def head(
-        self, name: str, embedding: Embedding, tied: bool, inputs: int, suppressed: Sequence[int] = ()
+        self,
+        name: str,
+        embedding: Embedding,
+        tied: bool,
+        inputs: int,
+        suppressed: Sequence[int] = (),
+        cap: float | None = None,
     ) -> LinearOp:
-        """Return the output head, a linear layer that computes one logit for each token of the vocabulary.
+        """Return the output head: a linear layer with one logit per token.
 
         Args:
             name: name of the head. The checkpoint has `name.weight` [vocabulary, inputs] and optionally `name.bias`.
-            embedding: the token embedding.
             tied: whether the head uses the weight of `embedding` instead of `name.weight`. A tied head has no bias.
-            inputs: hidden size.
             suppressed: tokens whose logits are so low that no sampling parameters can select them.
+            cap: soft cap of the other logits (see `Ops.soft_cap`); None for no cap.
         """
         shares = embedding.shares
         matrices, bias = ([embedding.matrix], None) if tied else self.matrices({name: (shares.own,)}, inputs)
         own = [token - shares.own.start for token in suppressed if shares.own.start <= token < shares.own.stop]
-        if own:
-            bias = torch.zeros(len(shares.own), device=self.ops.device) if bias is None else bias
-            bias[own] = _SUPPRESSED
-        return self.gathered(self.product(matrices, bias), shares)
+        if cap is None:
+            return self.gather_outputs(self.product(matrices, self._suppress(own, bias, len(shares.own))), shares)
+        product, suppression = self.product(matrices, bias), self._suppress(own, None, len(shares.own))
+        # The bias of suppressed tokens is added after the cap, which would raise it to -cap.
+        return self.gather_outputs(lambda x: self.ops.soft_cap(product(x), cap, suppression), shares)
+
+    def _suppress(self, tokens: Sequence[int], bias: Tensor | None, width: int) -> Tensor | None:
+        """Return `bias` [width] with low numbers for `tokens`; None without both."""
+        if not tokens:
+            return bias
+        lowered = tensors.zeros(width, device=self.ops.device) if bias is None else bias
+        lowered[tokens] = _SUPPRESSED
+        return lowered
 
 
 def require_shape(name: str, actual: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Raise a ModelFileError if the shape `actual` of the tensor `name` differs from the required `shape`."""
+    """Raise a ModelFileError if the tensor `name` has another shape than `shape`."""
+    # Native kernels access memory by the configured sizes without further checks.
     if actual != shape:
         raise ModelFileError(f"tensor {name} has shape {list(actual)}, but the configuration requires {list(shape)}")
 
 
 def own_part(shape: tuple[int, ...], ranges: Sequence[RowRange], columns: RowRange | None = None) -> tuple[int, ...]:
-    """Return the shape of a part of a tensor. `shape` is the shape of the whole tensor."""
+    """Return the shape of a part of a tensor of the shape `shape`."""
+    if not shape:
+        return ()
     rows = sum(map(len, ranges)) if ranges else shape[0]
     return (rows, *shape[1:]) if columns is None else (rows, *shape[1:-1], len(columns))
 

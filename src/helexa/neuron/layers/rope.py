@@ -1,28 +1,26 @@
-"""Rotary position embedding: the frequencies of a model, and the cos and sin tables for the positions of a batch."""
+"""Rotary position embedding: frequencies, and cos and sin tables of a batch."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from helexa.core.errors import ModelFileError
+from helexa.neuron import tensors
+from helexa.neuron.ops.operators import QueryTemperature
 from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.tensors import Tensor
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary settings of a model configuration, with the keys of `rope_parameters` in current transformers.
-
-    Older configurations have `rope_scaling` and top-level keys instead of `rope_parameters`. If a configuration has
-    both, the keys of `rope_scaling` override the keys of `rope_parameters`. The result always has
-    `rope_type`, `rope_theta` and `partial_rotary_factor`, and all other keys of the configuration's `rope_scaling` or
-    `rope_parameters`.
+    """Return the rotary settings of a configuration, with transformers' current keys.
 
     Raises:
-        ModelFileError: the configuration has separate rotary settings for each type of layer.
+        ModelFileError: the configuration has separate rotary settings for each type of layer, or settings that are not
+            an object.
     """
-    older, current = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
+    # Older configurations have `rope_scaling` and top-level keys. If a configuration has both, the keys of
+    # `rope_scaling` take precedence.
+    older, current = (_object(config, key) for key in ("rope_scaling", "rope_parameters"))
     scaling = {**current, **older}
     if any(isinstance(value, Mapping) for value in scaling.values()):
         raise ModelFileError(f"config: 'rope_parameters' of {', '.join(scaling)}, expected the same for all layers")
@@ -32,6 +30,13 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         "rope_theta": scaling.get("rope_theta") or config.get("rope_theta") or 10000.0,
         "partial_rotary_factor": scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0,
     }
+
+
+def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = config.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise ModelFileError(f"config: '{key}' is {str(value)[:40]!r}, expected an object")
+    return value
 
 
 def _type(settings: Mapping[str, Any]) -> Any:
@@ -44,9 +49,8 @@ class Rope:
     The embedding rotates the first R = `partial_rotary_factor` * `head_dim` numbers of each head.
 
     Args:
-        settings: result of `rope_settings`. If `settings` has the key `mrope_section`, positions may have three axes
-            (M-RoPE).
-        head_dim: width of each head.
+        settings: result of `rope_settings`. With the key `mrope_section`, positions may have three axes (M-RoPE).
+        served_context: number of positions that the engine offers. It selects the factors of LongRoPE.
         trained_context: training context length to use if `settings` lacks `original_max_position_embeddings`.
         factors: [R / 2], numbers by which the frequencies are divided, from a GGUF file. None to leave the frequencies
             unchanged.
@@ -59,24 +63,33 @@ class Rope:
         ops: Ops,
         *,
         trained_context: int = 0,
+        served_context: int = 0,
         factors: Tensor | None = None,
     ) -> None:
         theta = _positive("rope_theta", settings["rope_theta"])
-        rope_dim = int(head_dim * _positive("partial_rotary_factor", settings["partial_rotary_factor"]))
+        rotated = int(head_dim * _positive("partial_rotary_factor", settings["partial_rotary_factor"]))
+        rope_type = settings["rope_type"]
+        rope_dim = head_dim if rope_type == "proportional" else rotated
         if rope_dim < 2 or rope_dim % 2 or rope_dim > head_dim:
             raise ModelFileError(f"config: 'partial_rotary_factor' rotates {rope_dim} of {head_dim} numbers of a head")
-        frequencies = theta ** -(torch.arange(0, rope_dim, 2, dtype=torch.float64) / rope_dim)
+        # In float64, because an error of a frequency grows with the position.
+        frequencies = theta ** -(tensors.arange(0, rope_dim, 2, dtype=tensors.float64) / rope_dim)
         self._factor = 1.0
-        rope_type = settings["rope_type"]
         if rope_type == "linear":
             frequencies /= _positive("factor", settings["factor"])
         elif rope_type == "llama3":
             frequencies = _llama3(frequencies, settings, trained_context)
         elif rope_type == "yarn":
             frequencies, self._factor = _yarn(frequencies, theta, settings, trained_context)
+        elif rope_type == "proportional":  # number i forms a pair with number i + D / 2, but few pairs are rotated
+            frequencies /= _positive("factor", settings.get("factor") or 1.0)
+            frequencies[rotated // 2 :] = 0.0
+        elif rope_type == "longrope":
+            frequencies, self._factor = _longrope(frequencies, settings, trained_context, served_context)
         elif rope_type != "default":
             raise ModelFileError(
-                f"rope scaling '{rope_type}' is not supported; supported: default, linear, llama3, yarn"
+                f"rope scaling '{rope_type}' is not supported; supported: default, linear, llama3, longrope, "
+                "proportional, yarn"
             )
         if factors is not None:
             if factors.shape != frequencies.shape:
@@ -85,12 +98,10 @@ class Rope:
         self._ops = ops
         self._frequencies = frequencies.float().to(ops.device)
         self._axes = _axes(settings, rope_dim // 2).to(ops.device)
-        self._columns = torch.arange(rope_dim // 2, device=ops.device)
+        self._columns = tensors.arange(rope_dim // 2, device=ops.device)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cos and the sin of the rotation angles of T rows, each float32 [T, R / 2].
-
-        R is the number of rotated numbers per head.
+        """Return cos and sin of the angles of T rows, each float32 [T, R / 2].
 
         Args:
             positions: [T], or [3, T] for positions with time, height and width (M-RoPE).
@@ -99,30 +110,47 @@ class Rope:
             return self._ops.rope_tables(positions, self._frequencies, self._factor)
         by_axis = [self._ops.rope_tables(axis, self._frequencies, self._factor) for axis in positions]
         cos, sin = (
-            torch.stack(tables)[self._axes, :, self._columns].T.contiguous() for tables in zip(*by_axis, strict=True)
+            tensors.stack(tables)[self._axes, :, self._columns].T.contiguous() for tables in zip(*by_axis, strict=True)
         )
         return cos, sin
 
 
+def query_temperature(settings: Mapping[str, Any]) -> QueryTemperature:
+    """Return the factor of queries by their position, from `rope_settings`.
+
+    Raises:
+        ModelFileError: a setting is missing or is not a positive number.
+    """
+    beta, length = "llama_4_scaling_beta", "original_max_position_embeddings"
+    for key in (beta, length):
+        if settings.get(key) is None:
+            raise ModelFileError(f"config: '{key}' is missing in 'rope_parameters'")
+    return QueryTemperature(_positive(beta, settings[beta]), int(_positive(length, settings[length])))
+
+
+def no_rotation(head_dim: int, ops: Ops) -> Rope:
+    """Return a rotary embedding that rotates nothing, for layers with NoPE."""
+    settings = {"rope_type": "default", "rope_theta": 1.0, "partial_rotary_factor": 1.0}
+    # Frequencies divided by infinity are 0, so all kernels rotate by an angle of 0.
+    return Rope(settings, head_dim, ops, factors=tensors.full((head_dim // 2,), math.inf))
+
+
 def _axes(settings: Mapping[str, Any], half: int) -> Tensor:
-    """Return the position axis of each rotary frequency, int64 [half] (M-RoPE; Wang et al., 2024).
+    """Return the axis of each frequency, int64 [half] (M-RoPE; Wang et al., 2024).
 
     The axes are 0 for time, 1 for height and 2 for width. The setting `mrope_section` lists the number of frequencies
-    of each axis. By default, the frequencies of an axis are contiguous. With `mrope_interleaved`, the axes alternate:
-    time, height, width, time and so on. When height or width has reached its number of frequencies, the remaining
-    places of this axis go to time.
-
-    Args:
-        half: number of frequencies, half of the rotated numbers per head.
+    of each axis. By default, the frequencies of an axis are contiguous.
     """
     sections = settings.get("mrope_section")
     if sections is None:
-        return torch.zeros(half, dtype=torch.int64)
+        return tensors.zeros(half, dtype=tensors.int64)
     if len(sections) != 3 or sum(sections) != half or min(sections) < 0:
         raise ModelFileError(f"config: 'mrope_section' is {sections}, expected three counts that add up to {half}")
     if not settings.get("mrope_interleaved"):
-        return torch.arange(3).repeat_interleave(torch.tensor(sections))
-    axes = torch.zeros(half, dtype=torch.int64)
+        return tensors.arange(3).repeat_interleave(tensors.tensor(sections))
+    # The axes alternate: time, height, width, time. When height or width has its number of frequencies, the rest of its
+    # places go to time.
+    axes = tensors.zeros(half, dtype=tensors.int64)
     for axis in (1, 2):
         axes[axis : 3 * sections[axis] : 3] = axis
     return axes
@@ -141,27 +169,19 @@ def _trained(settings: Mapping[str, Any], trained_context: int) -> float:
 
 
 def _llama3(frequencies: Tensor, settings: Mapping[str, Any], trained_context: int) -> Tensor:
-    """Return the rotary frequencies scaled by Llama 3.1's rule.
-
-    The rule divides low frequencies by the setting `factor`, leaves high frequencies unchanged, and interpolates for
-    the frequencies in between.
-    """
+    """Return the frequencies scaled by Llama 3.1's rule."""
     factor = _positive("factor", settings["factor"])
     low, high = _positive("low_freq_factor", settings["low_freq_factor"]), float(settings["high_freq_factor"])
     if not low < high:
         raise ModelFileError(f"config: 'high_freq_factor' is {high}, not above 'low_freq_factor', {low}")
     rotations = _trained(settings, trained_context) * frequencies / (2 * math.pi)
+    # Low frequencies are divided by `factor`, high ones stay, and those in between are interpolated.
     blend = ((rotations - low) / (high - low)).clamp(0, 1)
     return frequencies * (blend + (1 - blend) / factor)
 
 
 def _yarn(frequencies: Tensor, theta: float, settings: Mapping[str, Any], trained_context: int) -> tuple[Tensor, float]:
-    """Return the frequencies scaled by YaRN (Peng et al., 2023), and the factor to multiply cos and sin by.
-
-    YaRN divides low frequencies by the setting `factor`, leaves high frequencies unchanged, and interpolates for the
-    frequencies in between. The factor on cos and sin increases attention scores, because long contexts otherwise
-    flatten the softmax.
-    """
+    """Return YaRN's frequencies (Peng et al., 2023), and its factor on cos and sin."""
     training_length = _trained(settings, trained_context)
     factor = _positive("factor", settings["factor"] or trained_context / training_length)
     half = frequencies.shape[0]
@@ -174,7 +194,9 @@ def _yarn(frequencies: Tensor, theta: float, settings: Mapping[str, Any], traine
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * half - 1)
-    interpolation = ((torch.arange(half, dtype=torch.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
+    # Low frequencies are divided by `factor`, high ones stay, and those in between are interpolated.
+    interpolation = ((tensors.arange(half, dtype=tensors.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
+    # The factor on cos and sin increases attention scores, because long contexts otherwise flatten the softmax.
     attention = settings.get("attention_factor")
     if attention is None:
         mscale, mscale_all_dim = settings.get("mscale"), settings.get("mscale_all_dim")
@@ -183,6 +205,26 @@ def _yarn(frequencies: Tensor, theta: float, settings: Mapping[str, Any], traine
             _sharpness(factor, mscale) / _sharpness(factor, mscale_all_dim) if both_scales else _sharpness(factor, 1.0)
         )
     return frequencies * (1 - interpolation + interpolation / factor), _positive("attention_factor", attention)
+
+
+def _longrope(
+    frequencies: Tensor, settings: Mapping[str, Any], trained_context: int, served_context: int
+) -> tuple[Tensor, float]:
+    """Return LongRoPE's frequencies (Ding et al., 2024), and a factor of cos and sin."""
+    # LongRoPE divides each frequency by a factor from one of two lists. transformers selects the list by the length of
+    # each sequence. Here the list depends only on the served context, because the cached keys of a shared prefix must
+    # not depend on the sequences that continue the prefix.
+    original = _trained(settings, trained_context)
+    name = "long_factor" if served_context > original else "short_factor"
+    factors = settings.get(name)
+    if not isinstance(factors, list) or len(factors) != frequencies.shape[0]:
+        raise ModelFileError(f"config: '{name}' must list {frequencies.shape[0]} numbers")
+    attention = settings.get("attention_factor")
+    if attention is None:
+        factor = _positive("factor", settings.get("factor") or trained_context / original)
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    divisors = tensors.tensor([_positive(name, number) for number in factors], dtype=tensors.float64)
+    return frequencies / divisors, _positive("attention_factor", attention)
 
 
 def _sharpness(factor: float, scale: Any) -> float:

@@ -1,28 +1,24 @@
-"""The stage of a pipeline over several hosts: the decoder layers that this process computes."""
+"""The pipeline stage: the decoder layers that this process computes."""
 
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
+from helexa.neuron import tensors
 from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.tensors import Tensor
 
 
 class HiddenExchange(Protocol):
-    """Exchanges hidden states with the other stages. Only rank 0 of each stage has an exchange."""
+    """Exchanges hidden states with the other stages, in rank 0 of each stage."""
 
     def receive(self, rows: int, width: int) -> Tensor:
-        """Return the hidden states, float32 [rows, width], that the previous stage has computed. For later stages."""
+        """Return the previous stage's hidden states, float32 [rows, width]."""
         ...
 
     def send(self, hidden: Tensor, rows: int) -> Tensor:
         """Send the hidden states [T, H] that this stage has computed.
 
-        Args:
-            rows: number of rows that the last stage returns.
-
-        Returns:
-            In stage 0, the hidden states [rows, H] that the last stage has computed. In later stages, `hidden`.
+        In stage 0, return the hidden states [`rows`, H] that the last stage has computed. In later stages, return
+        `hidden`.
         """
         ...
 
@@ -32,14 +28,11 @@ class Stage:
 
     Stage 0 has the embedding, the first layers, the final norm and the output head. The last stage returns its hidden
     states to stage 0, which therefore samples, and computes log-probabilities and embeddings, as without a pipeline.
-
-    Args:
-        layers: the layers; None for all layers of the model.
-        exchange: exchange with the other stages; None if there are no other stages, and in ranks after rank 0.
     """
 
     def __init__(self, layers: range | None = None, exchange: HiddenExchange | None = None) -> None:
-        self._layers = layers
+        self._layers = layers  # the layers; None for all layers of the model
+        # exchange with the other stages; None if there are no other stages, and in ranks after rank 0
         self._exchange = exchange
 
     @property
@@ -57,31 +50,24 @@ class Stage:
         return range(count) if self._layers is None else self._layers
 
     def receive(self, ops: Ops, rows: int, width: int) -> Tensor:
-        """Return the hidden states, float32 [rows, width], that the previous stage has computed."""
+        """Return the previous stage's hidden states, float32 [rows, width]."""
         if self._exchange is None:
-            return _shared(ops, torch.zeros(rows, width, device=ops.device))
+            # Ranks after rank 0 add zeros to the hidden states that rank 0 has received.
+            return _shared(ops, tensors.zeros(rows, width, device=ops.device))
         return _shared(ops, self._exchange.receive(rows, width).to(ops.device))
 
     def send(self, ops: Ops, hidden: Tensor, rows: int) -> Tensor:
-        """Send the hidden states [T, H] of this stage to the next stage.
-
-        Args:
-            rows: number of rows that the last stage returns.
-
-        Returns:
-            In stage 0, the hidden states [rows, H] that the last stage has computed. In later stages, `hidden`.
-        """
+        """Send the hidden states [T, H] of this stage (see `HiddenExchange.send`)."""
         if not self.is_first:
             return hidden if self._exchange is None else self._exchange.send(hidden, rows)
         if self._exchange is None:
-            return _shared(ops, torch.zeros(rows, hidden.shape[1], device=ops.device))
+            return _shared(ops, tensors.zeros(rows, hidden.shape[1], device=ops.device))
         return _shared(ops, self._exchange.send(hidden, rows).to(ops.device))
 
 
 def _shared(ops: Ops, hidden: Tensor) -> Tensor:
-    """Return the hidden states of rank 0 on all ranks. The other ranks pass zeros."""
+    """Return the hidden states of rank 0 on all ranks."""
     return hidden if ops.ranks.count == 1 else ops.sum_ranks(hidden)
 
 
-WHOLE_MODEL = Stage()
-"""The stage of a model that one host computes alone."""
+WHOLE_MODEL = Stage()  # The stage of a model that one host computes alone

@@ -1,152 +1,412 @@
-"""A model of this node and the status of its engine, which is restarted after a crash."""
+"""A model of this node, and its engine: restarts after crashes, sleep and wake."""
 
 import asyncio
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol
+from contextvars import Context
+from typing import TYPE_CHECKING, Literal
 
-from helexa.core.errors import HelexaError, service_unavailable
-from helexa.core.fleet import ModelInfo, ModelSpec, ModelStatus, Servable
-from helexa.neuron.config import TorchConfig
+from helexa.core.errors import (
+    MODEL_SLEEPING,
+    ApiError,
+    DoesNotFitError,
+    HelexaError,
+    ModelFileError,
+    service_unavailable,
+)
+from helexa.core.load_options import LoadOptions
 from helexa.neuron.engine.ipc.messages import Progress
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.grammar import GrammarChecker
-from helexa.neuron.lifecycle.model import ServedModel
-from helexa.neuron.lifecycle.recovery import RestartLimiter
-from helexa.neuron.text.model_text import ModelText
+from helexa.neuron.options import TorchOptions
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # modules that are imported while an engine loads, or by servers alone
+    from helexa.core.fleet import ModelInfo, ModelStatus
+    from helexa.neuron.grammar import GrammarChecker
+    from helexa.neuron.lifecycle.served_model import ServedModel
+    from helexa.neuron.text.model_text import ModelText
     from helexa.neuron.vision.model_vision import ModelVision
+
 
 log = logging.getLogger(__name__)
 
+SAVE_SECONDS = 10.0  # longest time for saving the prefix cache, before the engine ends
+_LEAST_TEXT_SECONDS = 1.0  # shortest time for which a sleeping model keeps a tokenizer process
+_EXIT_SECONDS = 3.0  # time after saving in which the engine must exit
+_CONTEXT_PART = 0.9  # part of the former context length that must fit, or other models go to sleep
+_ROOM_SECONDS = 240.0  # longest time in which other models are put to sleep for the memory of this model
+_ARRIVAL_SECONDS = 1.0  # after a wake that no request waited for, time in which the model expects one
+_RETRY_SECONDS = 5
+_CALM_SECONDS = 30.0
+_LONGEST_PAUSE_SECONDS = 30.0
 
-class EngineLauncher(Protocol):
-    """Function that starts an engine process for one model. Each call uses the same model files and engine options."""
 
-    def __call__(
-        self, *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]
-    ) -> Awaitable[EngineClient]:
-        """Start an engine, wait until it has loaded the model, and return a client of the engine.
+class RestartLimiter:
+    """Limits how often the engine of one model is restarted, to stop crash loops."""
 
-        Args:
-            on_progress: called with the progress of the load.
-            on_exit: called with the reason if the engine process exits after the load.
+    def __init__(self, most: int, window: float) -> None:
+        self.most = most  # largest number of restarts within the last `window` seconds
+        self.window = window  # length of the time window, in seconds
+        self._times: deque[float] = deque(maxlen=max(most, 1))
+        self._begun = -math.inf  # time at which the last restart was due
+        self._quick = 0  # consecutive crashes shortly after a restart
+
+    def next(self, now: float) -> float | None:
+        """Record a restart at `now`; return the seconds to wait, or None: no restart.
+
+        The result is None after `most` restarts within the time window. Otherwise, the wait is 0 if the engine ran for
+        at least `_CALM_SECONDS` before it crashed. If it crashes sooner several times in a row, the waits are 1 s, 2 s,
+        4 s and so on, up to `_LONGEST_PAUSE_SECONDS`.
         """
-        ...
+        while self._times and now - self._times[0] > self.window:
+            self._times.popleft()
+        if len(self._times) >= self.most:
+            return None
+        self._quick = self._quick + 1 if now - self._begun < _CALM_SECONDS else 0
+        pause = min(2.0 ** (self._quick - 1), _LONGEST_PAUSE_SECONDS) if self._quick else 0.0
+        self._times.append(now)
+        self._begun = now + pause
+        return pause
+
+
+Launch = Callable[[Callable[[Progress], None] | None, Callable[[str], None], int], Awaitable[EngineClient]]
+"""Function that starts an engine with the model and returns its client.
+
+The first two arguments are called with the progress of the load, and with the reason if the engine exits after the
+load. The third argument is the number of KV pages that the engine must get.
+"""
 
 
 class HostedModel:
     """A model of this node, with the engine process that runs the model.
 
-    `open` starts the engine, and `close` ends it. If the engine crashes, it is restarted automatically.
-
     Args:
-        model_id: id of the model in requests, without the scheme of its source.
-        spec: the load request.
-        text: tokenizer and chat template of the model.
-        launch: starts an engine process for the model.
-        restarts: decides when a crashed engine may be restarted.
-
-    Attributes:
-        status: `loading` until `open` has started an engine, `loaded` if the model can serve requests, `recovering`
-            while a crashed engine is restarted, or `poisoned` (quarantined) after too many crashes. The engine of a
-            quarantined model is not restarted.
-        reason: one line that says why the status is `recovering` or `poisoned`; None for other statuses.
-        model: object that serves requests. Each start of an engine replaces it.
+        texts: reads what this process needs of the model's files: text processing, and preparation of images or None.
+            The first `open` awaits it while the engine loads.
+        idle_unload_secs: seconds without requests after which the model falls asleep; 0 for never.
+        make_room: puts another model to sleep for the memory of this model. The result is whether one was put to sleep.
+        count: called with `sleeps` or `wakes` when the model falls asleep or is awake again.
     """
 
-    model: ServedModel
+    model: "ServedModel"
 
     def __init__(
         self,
         model_id: str,
-        spec: ModelSpec,
-        text: ModelText,
-        launch: EngineLauncher,
+        spec: LoadOptions,
+        texts: Awaitable["tuple[ModelText, ModelVision | None]"],
+        launch: Launch,
         restarts: RestartLimiter,
         *,
-        config: TorchConfig | None = None,
-        grammars: GrammarChecker | None = None,
-        vision: "ModelVision | None" = None,
+        config: TorchOptions | None = None,
+        grammars: "Callable[[], GrammarChecker] | None" = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        idle_unload_secs: float = 0.0,
+        make_room: "Callable[[HostedModel], Awaitable[bool]] | None" = None,
+        count: Callable[[Literal["sleeps", "wakes"]], None] = lambda _event: None,
     ) -> None:
+        # `loading` until `open` has started an engine, `loaded` if the model can serve requests, `recovering` while a
+        # crashed engine is restarted, or `poisoned` (quarantined) after too many crashes. The engine of a quarantined
+        # model is not restarted. `sleeping` from the end of an idle model's engine until its next engine has loaded.
         self.status: ModelStatus = "loading"
+        # one line that says why the status is `recovering` or `poisoned`; None for other statuses
         self.reason: str | None = None
+        self.spec = spec
+        self.idle_unload_secs = idle_unload_secs
+        # stage and completed share of a running wake, or None
+        self.wake_progress: tuple[str, float | None] | None = None
         self._id = model_id
-        self._spec = spec
-        self._text = text
+        self._texts = asyncio.ensure_future(texts)
         self._config = config
         self._grammars = grammars
-        self._vision = vision
         self._launch = launch
         self._restarts = restarts
         self._clock = clock
         self._sleep = sleep
+        self._make_room = make_room
+        self._count = count
         self._recovery: asyncio.Task[None] | None = None
+        self._idle_watch: asyncio.Task[None] | None = None
+        self._falling_asleep: asyncio.Task[None] | None = None
+        self._waking: asyncio.Task[None] | None = None
+        self._waiting = 0  # number of requests that wait for the wake, or are about to be admitted after it
+        self._for_request = False  # whether a request needs the running wake
+        self._expected_until = -math.inf  # until then, a request may arrive for which the model is awake
         self._closed = False
 
-    async def open(self, on_progress: Callable[[Progress], None] | None = None) -> ServedModel:
-        """Start an engine, wait until it has loaded the model, and return the object that serves requests.
+    async def open(self, on_progress: Callable[[Progress], None] | None = None) -> "ServedModel":
+        """Start an engine, and return the object that serves requests.
 
         Raises:
-            HelexaError: the engine did not start or could not load the model. The message says why.
+            HelexaError: the engine did not start or could not load the model, or its text files are invalid. The
+                message says why. If both fail, the error is about the text files.
         """
-        engine = await self._launch(on_progress=on_progress, on_exit=self._on_death)
-        self.model = ServedModel(
-            self._id, self._spec, self._text, engine, self._config, grammars=self._grammars, vision=self._vision
-        )
+        loading = asyncio.ensure_future(self._launch(on_progress, self._on_death, 0))
+        try:
+            text, vision = await self._texts
+            model_class = await asyncio.to_thread(_served_model)
+            engine = await loading
+        except BaseException:
+            await _close_engine(loading)
+            raise
+        if not engine.alive:  # it has ended while the texts were read
+            await engine.close()
+            raise HelexaError("the model's engine ended after it had loaded the model; see the node's log")
+        grammars = None if self._grammars is None else self._grammars()
+        self.model = model_class(self._id, self.spec, text, engine, self._config, grammars=grammars, vision=vision)
+        self.model.set_wake(self._expect_request, self._wait_until_awake)
         self.status, self.reason = "loaded", None
+        self._watch_idle()
         return self.model
 
-    def info(self) -> ModelInfo:
+    def info(self) -> "ModelInfo":
         """Return the model's entry in `GET /models` without waiting for the engine."""
+        from helexa.core.fleet import Servable
+
         info = self.model.info(self.status)
-        if self.status != "loaded":
+        if self.status == "sleeping":
+            info.servable = Servable(ok=True)
+            info.stage, info.progress = self.wake_progress or (None, None)
+        elif self.status != "loaded":
             info.servable = Servable(ok=False, reason=self.status, detail=self.reason)
-        if self.status == "poisoned":
-            info.vram_used_mb = None
+        if self.status in ("poisoned", "sleeping"):
+            info.vram_used_mb = info.granted_mb = None
         return info
 
-    def retire(self) -> None:
-        """Disable restarts of the engine. From now on, an exit of the engine does not count as a crash."""
-        self._closed = True
+    @property
+    def idle_secs(self) -> float:
+        """Seconds without requests; 0 if not loaded, or if a request is expected."""
+        if self.status != "loaded" or self._waiting or self._clock() < self._expected_until:
+            return 0.0
+        return self.model.admission.idle_secs
 
-    async def close(self) -> None:
-        """Stop the engine process. If it is being restarted, cancel the restart. Return when its memory is free."""
+    def set_idle_unload_secs(self, secs: float) -> None:
+        """Let the model fall asleep after `secs` seconds without requests; 0: never."""
+        self.idle_unload_secs = secs
+        if self._idle_watch is not None:
+            self._idle_watch.cancel()
+        if self.status == "loaded":
+            self._watch_idle()
+
+    def fall_asleep(self) -> "asyncio.Task[None]":
+        """End the engine; return a task that ends when the memory is free.
+
+        No request may run or wait. Later requests wake the model.
+        """
+        assert self.status == "loaded"
+        self.status = "sleeping"
+        self._count("sleeps")
+        log.info("model=%s falls asleep after %.0f s without requests", self._id, self.model.admission.idle_secs)
+        self._falling_asleep = asyncio.create_task(self._end_processes(), context=Context())
+        return self._falling_asleep
+
+    async def until_asleep(self) -> None:
+        """Wait until the memory of the last engine is free, after `fall_asleep`."""
+        if self._falling_asleep is not None:
+            await asyncio.wait([self._falling_asleep])
+
+    async def wake(self) -> None:
+        """Wake the model for a load request. It puts no other model to sleep.
+
+        If the caller is canceled, the wake continues.
+
+        Raises:
+            HelexaError: the model could not wake, or it is being unloaded.
+        """
+        while self.status == "sleeping":
+            await self._one_wake()
+
+    def retire(self) -> None:
+        """Disable restarts and wakes: an exit of the engine is no crash from now on."""
+        self._closed = True
+        for task in (self._idle_watch, self._waking):
+            if task is not None:
+                task.cancel()
+
+    async def close(self, save_secs: float = 2.0) -> None:
+        """Stop the engine or its restart; return when its memory is free.
+
+        Args:
+            save_secs: longest time for saving the prefix cache to disk.
+        """
         self.retire()
+        self.model.reject_requests()  # also requests that wait for the wake
         if self._recovery is not None:
             self._recovery.cancel()
-            await asyncio.wait([self._recovery])
-        await self.model.close()
+        ending = [task for task in (self._recovery, self._waking, self._falling_asleep) if task is not None]
+        if ending:
+            await asyncio.wait(ending)
+        await self.model.close(save_secs + _EXIT_SECONDS, save_secs)
+
+    def _watch_idle(self) -> None:
+        if self.idle_unload_secs and not self._closed:
+            self._idle_watch = asyncio.create_task(self._sleep_when_idle(self.model.engine), context=Context())
+
+    async def _sleep_when_idle(self, engine: EngineClient) -> None:
+        while (rest := self.idle_unload_secs - self.idle_secs) > 0:
+            await self._sleep(rest)
+            if self._closed or self.model.engine is not engine:
+                return
+            if self.status != "loaded":
+                break  # another model needed the memory, or a client put the model to sleep
+        if self.status == "loaded":
+            self.fall_asleep()
+        while self.status == "sleeping":
+            await self._sleep(max(self.idle_unload_secs, _LEAST_TEXT_SECONDS))
+            if self.status == "sleeping" and self._waking is None:  # a client may only have counted tokens
+                await asyncio.to_thread(self.model.text.end_process)
+
+    def _expect_request(self) -> None:
+        """Begin to wake the model for a request that is being prepared."""
+        if self.status == "sleeping" and not self._closed:
+            self._for_request = True
+            self._begin_wake()
+
+    async def _wait_until_awake(self) -> None:
+        if self.status != "sleeping":
+            return
+        self._waiting += 1
+        self._for_request = True
+        try:
+            while self.status == "sleeping":
+                await self._one_wake()
+        except ApiError:
+            raise
+        except (HelexaError, OSError) as error:
+            raise ApiError(
+                503,
+                MODEL_SLEEPING if isinstance(error, DoesNotFitError) else "service_unavailable",
+                f"model '{self._id}' slept and could not wake: {error}",
+                type="api_error",
+                retry_after=_RETRY_SECONDS,
+            ) from None
+        finally:
+            self._waiting -= 1
+
+    async def _one_wake(self) -> None:
+        """Wait for the running wake, or start one; raise its error if it fails."""
+        waking = self._begin_wake()
+        await asyncio.wait([waking])
+        if waking.cancelled():
+            self.model.admission.require_open()
+            raise service_unavailable(f"model '{self._id}' is being unloaded", _RETRY_SECONDS)
+        if (error := waking.exception()) is not None:
+            raise error.with_traceback(None)
+
+    def _begin_wake(self) -> "asyncio.Task[None]":
+        if self._waking is None:
+            self.model.admission.require_open()  # closed if the model is being unloaded
+            self._waking = asyncio.create_task(self._wake(), context=Context())
+            self._waking.add_done_callback(lambda task: task.cancelled() or task.exception())  # `_wake` logs the error
+        return self._waking
+
+    async def _end_processes(self) -> None:
+        await self.model.engine.close(SAVE_SECONDS + _EXIT_SECONDS, SAVE_SECONDS)
+        await asyncio.to_thread(self.model.text.end_process)
+
+    async def _wake(self) -> None:
+        begun = self._clock()
+        try:
+            await self.until_asleep()
+            engine = await self._next_engine()
+        except BaseException as error:
+            log.warning("model=%s did not wake: %s", self._id, error or type(error).__name__)
+            raise
+        finally:
+            self._waking = self.wake_progress = None
+            self._for_request = False
+        self.model.replace_engine(engine)
+        if not self._waiting:
+            self._expected_until = self._clock() + _ARRIVAL_SECONDS
+        self.status, self.reason = "loaded", None
+        self._count("wakes")
+        log.info("model=%s is awake after %.2f s", self._id, self._clock() - begun)
+        self._watch_idle()
+
+    async def _next_engine(self) -> EngineClient:
+        """Start the engine again, and repeat this after crashes."""
+
+        def report(progress: Progress) -> None:
+            share = round(progress.done / progress.total, 4) if progress.total else None
+            self.wake_progress = progress.stage, share
+
+        room_until = self._clock() + _ROOM_SECONDS
+        before = self.model.engine.ready
+        least_pages = min(before.kv_pages, int(_CONTEXT_PART * before.context_length / before.page_size))
+        while True:
+            try:
+                engine = await self._launch(report, self._on_death, least_pages)
+                if engine.alive:
+                    return engine
+                await engine.close(grace=0.0)
+                raise HelexaError("the engine ended after it had loaded the model; see the node's log")
+            except DoesNotFitError as error:
+                # A load request comes from a gateway, which chooses the models that make room.
+                may_fit = self._for_request and not error.details.get("permanent") and self._clock() < room_until
+                if may_fit and self._make_room is not None and await self._make_room(self):
+                    continue
+                if not least_pages:
+                    raise
+                least_pages = 0  # better a shorter context than no answer
+            except ModelFileError:
+                raise
+            except (HelexaError, OSError) as error:
+                pause = self._restarts.next(self._clock())
+                if pause is None:
+                    self._quarantine(str(error))
+                    raise
+                log.error("model=%s did not wake and is tried again: %s", self._id, error)
+                await self._sleep(pause)
 
     def _on_death(self, reason: str) -> None:
-        if self._closed:
+        # `open` and `_next_engine` report an engine that ends before they return.
+        if self._closed or self.status in ("loading", "sleeping"):
             return
-        log.error("engine exited model=%s: %s", self._id, reason)
+        log.error("engine exited and is restarted: model=%s: %s", self._id, reason)
         self.status, self.reason = "recovering", reason
-        self.model.admission.close(service_unavailable(f"model '{self._id}' is recovering", retry_after=2))
+        self.model.admission.close(
+            service_unavailable(f"model '{self._id}' is recovering; retry in 2 s", retry_after=2)
+        )
         self._recovery = asyncio.create_task(self._recover())
 
     async def _recover(self) -> None:
-        """Restart the engine until it loads the model. Quarantine the model if `restarts` allows no further attempt."""
+        """Restart the engine until it loads, or until `restarts` forbids it."""
         while (pause := self._restarts.next(self._clock())) is not None:
             await self._sleep(pause)
             try:
                 await self.open()
             except (HelexaError, OSError) as error:
                 self.reason = str(error)
-                log.error("model=%s could not be recovered: %s", self._id, error)
+                log.error("model could not be recovered: model=%s: %s", self._id, error)
                 continue
             except Exception:
                 self.reason = "internal error; see the node's log"
-                log.exception("model=%s could not be recovered", self._id)
+                log.exception("model could not be recovered: model=%s", self._id)
                 continue
-            log.warning("recovered model=%s", self._id)
+            log.warning("model recovered: model=%s", self._id)
             return
+        self._quarantine(self.reason)
+
+    def _quarantine(self, error: str | None) -> None:
         count, window = self._restarts.most, self._restarts.window
-        self.reason = f"{count} restarts within {window:.0f} s failed; last error: {self.reason}"
+        self.reason = f"{count} restarts within {window:.0f} s failed; last error: {error}"
         self.status = "poisoned"
-        log.error("quarantined model=%s until it is loaded or unloaded: %s", self._id, self.reason)
+        log.error("model quarantined until it is loaded or unloaded: model=%s: %s", self._id, self.reason)
+
+
+def _served_model() -> "type[ServedModel]":
+    """Import the class, while the engine loads."""
+    from helexa.neuron.lifecycle.served_model import ServedModel
+
+    return ServedModel
+
+
+async def _close_engine(loading: "asyncio.Future[EngineClient]") -> None:
+    """Cancel the start of an engine, or close the engine if it has started."""
+    loading.cancel()
+    await asyncio.wait([loading])
+    if not loading.cancelled() and loading.exception() is None:
+        await loading.result().close(grace=0.0)

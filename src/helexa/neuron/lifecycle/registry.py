@@ -1,42 +1,49 @@
-"""The registry of the models on this node. It loads and unloads models and finds them by id."""
+"""The registry of this node's models: loads, unloads and finds them by id."""
 
 import asyncio
+import copy
 import difflib
 import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
 from helexa.core.errors import ApiError, HelexaError, model_not_found, service_unavailable, shutting_down
-from helexa.core.fleet import FailedLoad, ModelInfo, ModelSpec
-from helexa.core.source import ModelSource
-from helexa.neuron.builtin_models import recommended_sampling, source_text
-from helexa.neuron.config import NeuronConfig
-from helexa.neuron.engine.ipc.messages import EngineOptions, Progress
-from helexa.neuron.engine_client.child import Child, Spawn
+from helexa.core.load_options import LoadOptions
+from helexa.core.source import ModelSource, bare_id
+from helexa.neuron.builtin_models import source_text
+from helexa.neuron.engine.ipc.messages import EngineOptions, Progress, no_draft_model
+from helexa.neuron.engine_client.child import Child, Spawn, WarmStandby
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
-from helexa.neuron.engine_client.warm_standby import WarmStandby
-from helexa.neuron.grammar import GrammarChecker
-from helexa.neuron.hardware.discovery import discover
-from helexa.neuron.host_group.membership import Membership, hosts_for
-from helexa.neuron.lifecycle.hosted_model import HostedModel
-from helexa.neuron.lifecycle.model import ServedModel
-from helexa.neuron.lifecycle.rank_check import check_heads, devices_of_ranks
-from helexa.neuron.lifecycle.recovery import RestartLimiter
-from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
-from helexa.neuron.processes import heap
+from helexa.neuron.hardware.accelerators import accelerators
+from helexa.neuron.lifecycle.hosted_model import SAVE_SECONDS, HostedModel, RestartLimiter
+from helexa.neuron.lifecycle.load_preparation import (
+    check_heads,
+    devices_of_ranks,
+    hosts_for,
+    load_time_quant,
+    sees_images,
+    text_of,
+    vision_of,
+)
+from helexa.neuron.options import NodeOptions
+from helexa.neuron.processes import memory
+from helexa.neuron.processes.file_threads import FileThreads
 from helexa.neuron.sources.fetch import ProgressReport
 from helexa.neuron.sources.sources import Sources
-from helexa.neuron.text.model_text import ModelText
-from helexa.neuron.weights.quantization.quant_form import has_more_bits, quant_named
-from helexa.neuron.weights.vision.config import has_vision
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # modules that are imported while an engine loads, or by servers alone
+    from helexa.core.fleet import FailedLoad, ModelInfo
+    from helexa.neuron.config import NeuronConfig
+    from helexa.neuron.grammar import GrammarChecker
+    from helexa.neuron.host_group.membership import Membership
+    from helexa.neuron.lifecycle.served_model import ServedModel
+    from helexa.neuron.text.model_text import ModelText
     from helexa.neuron.vision.model_vision import ModelVision
 
 log = logging.getLogger(__name__)
@@ -46,6 +53,9 @@ T = TypeVar("T")
 _HARNESSES = ("torch", "candle")
 _NO_PARSER = "none"
 _CLOSE_SECONDS = 20.0
+_GIVE_BACK_SECONDS = 2.0
+_FILE_THREADS = 16
+_LOOK_SECONDS = 0.05  # interval of checks whether another model is idle
 
 
 class AlreadyLoadedError(HelexaError):
@@ -57,66 +67,58 @@ class CudaUnavailableError(HelexaError):
 
 
 class Registry:
-    """All models on this node. Loads and unloads models and finds them by id.
-
-    Args:
-        config: the node's configuration.
-        sources: resolves model sources to local files, and downloads them if necessary.
-        device: torch name of the device for load requests that name no device.
-        group: the hosts that compute models together with this node; None if the node has no host group.
-        spawn: starts an engine process.
-        clock: function that returns monotonic time in seconds.
-        sleep: waits before an engine is restarted.
-    """
+    """All models on this node. Loads and unloads models and finds them by id."""
 
     def __init__(
         self,
-        config: NeuronConfig,
+        config: "NodeOptions | NeuronConfig",
         sources: Sources,
         *,
         device: str = "cpu",
-        group: Membership | None = None,
+        group: "Membership | None" = None,
         spawn: Spawn = Child.spawn,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        # Ids of default models that are not loaded yet. Requests for them get a 503 (loading) instead of a 404.
         self.awaited: set[str] = set()
-        """Ids of default models that are not loaded yet. Requests for them get a 503 (loading) instead of a 404."""
-        self.events = Counter({"loads": 0, "failed_loads": 0, "unloads": 0, "engine_deaths": 0})
-        """Number of loads, failed loads, unloads and engine crashes since the node's start."""
-        self.draining = False
-        """True once the registry rejects all new requests, because the node shuts down."""
+        # Number of loads, failed loads, unloads, engine crashes, sleeps and wakes since the node's start.
+        self.events: Counter[str] = Counter(
+            dict.fromkeys(("loads", "failed_loads", "unloads", "engine_deaths", "sleeps", "wakes"), 0)
+        )
+        self.draining = False  # True once the registry rejects all new requests, because the node shuts down
         self._harness = config.harness.torch
-        self._grammars = GrammarChecker()
+        self._grammars: GrammarChecker | None = None
         limits = self._harness.context_limit
+        # Records how much memory each engine was granted, and how much is free.
         self.memory = MemoryGrants((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
-        """Records how much memory each engine was granted, and how much is free."""
+        self._templates = {bare_id(model.model_id): model.chat_template for model in config.default_models}
         self._recovery = config.recovery
+        self._files = FileThreads(_FILE_THREADS, config.recovery.load_timeout_secs)
         self._sources = sources
         self._device = device
-        self._group = group
+        self._group = group  # the hosts that compute models together with this node; None if the node has no host group
         self._spawn = spawn
         self._clock = clock
         self._sleep = sleep
         self._residents: dict[str, HostedModel] = {}
         self._busy: dict[str, asyncio.Task[Any]] = {}
         self._loads: set[asyncio.Task[ServedModel]] = set()
-        self._arriving: dict[str, ModelInfo] = {}
+        self._arriving: dict[str, tuple[str, float | None]] = {}  # model id -> stage and completed share of its load
         self._closing: asyncio.Task[None] | None = None
 
-    async def load(self, spec: ModelSpec, on_progress: ProgressReport | None = None) -> ServedModel:
-        """Load a model and return it. Loads of the same id run one at a time, loads of different ids concurrently.
+    async def load(self, spec: LoadOptions, on_progress: ProgressReport | None = None) -> "ServedModel":
+        """Load a model and return it; loads of one id run one at a time.
 
-        A quarantined model (status `poisoned`) with the same id is replaced. If the caller is canceled, the load
-        continues. Only `close` cancels a load.
+        A quarantined model (status `poisoned`) with the same id is replaced. A sleeping model wakes with the options of
+        its last load, except that `spec` may name other devices. If the caller is canceled, the load
+        continues. `unload` and `close` cancel a load.
 
         Args:
-            spec: the load request.
             on_progress: called with the stage of the load (such as `download` or `weights`), the number of bytes done
                 in this stage, and the total number of bytes of the stage (0: unknown).
 
         Raises:
-            AlreadyLoadedError: the model is already loaded.
             SourceError, ModelFileError, TensorParallelError, CudaUnavailableError, HelexaError: the load failed. The
                 message says why.
         """
@@ -127,15 +129,23 @@ class Registry:
         model_id = bare_id(spec.model_id)
         await self._idle(model_id)
         if (known := self._residents.get(model_id)) is not None:
-            if known.status != "poisoned":
-                raise AlreadyLoadedError(f"model '{model_id}' is already loaded")
+            if known.status == "sleeping" and not self._moves(known.spec, spec):
+                await known.wake()
+                return known.model
+            if known.status not in ("poisoned", "sleeping"):
+                raise AlreadyLoadedError(f"model '{model_id}' is already loaded; unload it first to change its options")
             del self._residents[model_id]  # its last engine has ended
+            if known.status == "sleeping":
+                await self._exclusively(model_id, asyncio.create_task(known.close()))
+                requested_devices, spec = spec.devices, copy.copy(known.spec)
+                spec.devices = requested_devices
+                source, options = self._source(spec), self._options(spec)
 
         def report(stage: str, done: int, total: int) -> None:
             if work.done():
                 return  # a thread reported before it noticed the end
             share = round(done / total, 4) if total else None
-            self._arriving[model_id] = ModelInfo(id=model_id, status="loading", stage=stage, progress=share)
+            self._arriving[model_id] = stage, share
             if on_progress is not None:
                 on_progress(stage, done, total)
 
@@ -145,32 +155,42 @@ class Registry:
         def ended(work: "asyncio.Task[ServedModel]") -> None:
             self._loads.discard(work)
             self._arriving.pop(model_id, None)
+            failed = work.cancelled() or work.exception() is not None
             if not work.cancelled():
-                self.events["failed_loads" if work.exception() else "loads"] += 1
-            heap.give_back()
+                self.events["failed_loads" if failed else "loads"] += 1
+            if failed:
+                memory.trim_heaps()
+            else:  # later, because it would delay the first request by 20 ms
+                asyncio.get_running_loop().call_later(_GIVE_BACK_SECONDS, memory.trim_heaps)
 
         work.add_done_callback(ended)
         return await self._exclusively(model_id, work)
 
     async def unload(self, model_id: str) -> None:
-        """Unload the model `model_id`. The model's memory is free when this method returns.
+        """Unload `model_id` or cancel its load; return when its memory is free.
 
         Raises:
             ApiError: code `model_not_found`: the node has no such model.
         """
         model_id = bare_id(model_id)
+        if (load := self._busy.get(model_id)) in self._loads:
+            load.cancel()
+            await asyncio.wait([load])
+            if load.cancelled():  # otherwise the load has just ended
+                log.info("canceled load model=%s", model_id)
+                return
         await self._idle(model_id)
         resident = self._residents.pop(model_id, None)
         if resident is None:
             raise self._unknown(model_id)
-        await self._exclusively(model_id, asyncio.create_task(resident.close()))
+        await self._exclusively(model_id, asyncio.create_task(resident.close(SAVE_SECONDS)))
         del resident
-        heap.give_back()
+        memory.trim_heaps()
         self.events["unloads"] += 1
         log.info("unloaded model=%s", model_id)
 
-    def get(self, model_id: str) -> ServedModel:
-        """Return the loaded model with the id `model_id`. The id may include its source scheme.
+    def get(self, model_id: str) -> "ServedModel":
+        """Return the loaded or sleeping model with an id or source id.
 
         Raises:
             ApiError: code `model_not_found`: the node has no such model. Status 503: the model is loading, recovering,
@@ -182,30 +202,66 @@ class Registry:
         if resident is None:
             work = self._busy.get(model_id)
             if work in self._loads or model_id in self.awaited:
-                raise service_unavailable(f"model '{model_id}' is loading", retry_after=5)
+                raise service_unavailable(f"model '{model_id}' is loading; retry in 5 s", retry_after=5)
             if work is not None:
-                raise service_unavailable(f"model '{model_id}' is being unloaded", retry_after=5)
+                raise service_unavailable(f"model '{model_id}' is being unloaded; retry in 5 s", retry_after=5)
             raise self._unknown(model_id)
         if resident.status == "poisoned":
-            raise service_unavailable(f"model '{model_id}' is poisoned: {resident.reason}", retry_after=60)
-        if resident.status != "loaded":
-            raise service_unavailable(f"model '{model_id}' is {resident.status}", retry_after=2)
+            raise service_unavailable(
+                f"model '{model_id}' is poisoned: {resident.reason}; load it again", retry_after=60
+            )
+        if resident.status not in ("loaded", "sleeping"):
+            raise service_unavailable(f"model '{model_id}' is {resident.status}; retry in 2 s", retry_after=2)
         return resident.model
 
-    def models(self) -> list[ServedModel]:
+    async def sleep(self, model_id: str) -> None:
+        """Put an idle model to sleep; return when its memory is free.
+
+        A model that sleeps already stays asleep.
+
+        Raises:
+            ApiError: code `model_not_found`: the node has no such model. 409: requests run. 503: the model is loading,
+                recovering or quarantined.
+        """
+        model = self.get(model_id)
+        resident = self._residents[model.id]
+        if resident.status == "loaded" and resident.idle_secs <= 0:
+            raise ApiError(409, "model_busy", f"requests for model '{model.id}' run; retry when they have ended")
+        await self._asleep(resident)
+
+    def keep(self, model_id: str, idle_unload_secs: float) -> None:
+        """Change the idle time after which a model falls asleep, until it is unloaded.
+
+        Args:
+            idle_unload_secs: seconds without requests; 0 for never.
+
+        Raises:
+            ApiError: as `get`.
+        """
+        self._residents[self.get(model_id).id].set_idle_unload_secs(idle_unload_secs)
+
+    def models(self) -> "list[ServedModel]":
         """Return the models that can serve requests now."""
         return [resident.model for resident in self._residents.values() if resident.status == "loaded"]
 
-    def infos(self) -> list[ModelInfo]:
-        """Return the entries of `GET /models` for all loaded, recovering and quarantined models. Does not block."""
+    def infos(self) -> "list[ModelInfo]":
+        """Return the `GET /models` entries of loaded, sleeping and crashed models."""
         return [resident.info() for resident in self._residents.values()]
 
-    def loading(self) -> list[ModelInfo]:
-        """Return the entries of `GET /models` for the models that are being loaded, with the progress of each load."""
-        return [info for info in self._arriving.values() if info.id not in self._residents]
+    def loading(self) -> "list[ModelInfo]":
+        """Return the `GET /models` entries of running loads, with their progress."""
+        from helexa.core.fleet import ModelInfo
 
-    def poisoned(self) -> list[FailedLoad]:
-        """Return the ids of the quarantined models (status `poisoned`), each with the error of its last crash."""
+        return [
+            ModelInfo(id=model_id, status="loading", stage=stage, progress=share)
+            for model_id, (stage, share) in self._arriving.items()
+            if model_id not in self._residents
+        ]
+
+    def poisoned(self) -> "list[FailedLoad]":
+        """Return the quarantined models (`poisoned`) with their last errors."""
+        from helexa.core.fleet import FailedLoad
+
         return [
             FailedLoad(model_id=model_id, error=resident.reason or "")
             for model_id, resident in self._residents.items()
@@ -213,14 +269,14 @@ class Registry:
         ]
 
     def drain(self) -> None:
-        """Reject all new and waiting requests. Running requests continue, but crashed engines are not restarted."""
+        """Reject all new and waiting requests, and restart no engines."""
         self.draining = True
         for resident in self._residents.values():
             resident.retire()
             resident.model.admission.close(shutting_down())
 
     async def close(self) -> None:
-        """Reject new requests, cancel all loads and stop all engine processes, within about `_CLOSE_SECONDS`."""
+        """Cancel loads and stop all engines within about `_CLOSE_SECONDS`."""
         self.drain()
         self._closing = self._closing or asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -233,45 +289,56 @@ class Registry:
         self._residents.clear()
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
-        await self._grammars.aclose()
+        if self._grammars is not None:
+            await self._grammars.aclose()
 
     async def _load(
         self,
         model_id: str,
-        spec: ModelSpec,
+        spec: LoadOptions,
         source: ModelSource,
         options: EngineOptions,
         report: ProgressReport,
-    ) -> ServedModel:
+    ) -> "ServedModel":
         begun = self._clock()
         log.info("loading model=%s source=%s device=%s", model_id, source, ",".join(options.devices) or options.device)
         quant = source.quant(spec.quant)
-        path = await self._sources.resolve(source, quant=quant, progress=report)
-        options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, quant))
-        await asyncio.to_thread(check_heads, path, options.tensor_parallel)
+        path = await self._sources.resolve(source, quant=quant, progress=report, download=spec.download is not False)
+        options = msgspec.structs.replace(options, quant=load_time_quant(model_id, path, quant), model_id=model_id)
+        if spec.draft_model is not None:
+            draft = await self._draft(spec.draft_model, options, report, download=spec.download is not False)
+            options = msgspec.structs.replace(options, draft_model=str(draft))
+        await self._files.run(check_heads, path, options.tensor_parallel)
         report("tokenizer", 0, 0)
-        async with WarmStandby(self._spawn) as standby:  # an engine process starts while the tokenizer is read
-            text = await asyncio.to_thread(_text_of, path, spec)
-            vision = await asyncio.to_thread(_vision_of, path, text, options)
-            options = msgspec.structs.replace(options, images=vision is not None)
-            resident = self._resident(model_id, spec, path, options, text, vision, standby.take)
+        options = msgspec.structs.replace(options, images=await self._files.run(sees_images, path, options))
+        async with WarmStandby(self._spawn) as standby:
+            resident = self._resident(model_id, spec, path, options, standby.take)
             model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
         self._residents[model_id] = resident
         log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, model.engine.ready)
         return model
 
+    async def _draft(self, name: str, options: EngineOptions, report: ProgressReport, *, download: bool) -> Path:
+        """Return the file or folder of a draft model, downloaded if necessary."""
+        if reason := no_draft_model(options):  # before a download that would be of no use
+            raise HelexaError(f"draft_model '{name}' cannot be used: {reason}; load the model without draft_model")
+        source = self._source(LoadOptions(model_id=name))
+        return await self._sources.resolve(source, quant=source.quant(None), progress=report, download=download)
+
     def _resident(
         self,
         model_id: str,
-        spec: ModelSpec,
+        spec: LoadOptions,
         path: Path,
         options: EngineOptions,
-        text: ModelText,
-        vision: "ModelVision | None",
         spawn: Spawn,
     ) -> HostedModel:
+        async def texts() -> "tuple[ModelText, ModelVision | None]":
+            text = await self._files.run(text_of, path, spec, self._templates.get(model_id))
+            return text, await self._files.run(vision_of, path, text, options) if options.images else None
+
         async def launch(
-            *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]
+            on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None], least_pages: int
         ) -> EngineClient:
             def died(reason: str) -> None:
                 self.events["engine_deaths"] += 1
@@ -289,27 +356,70 @@ class Registry:
                 on_progress=on_progress,
                 on_exit=died,
                 group=group,
+                least_pages=least_pages,
             )
+
+        def count(event: Literal["sleeps", "wakes"]) -> None:
+            self.events[event] += 1
 
         return HostedModel(
             model_id,
             spec,
-            text,
+            texts(),
             launch,
             RestartLimiter(self._recovery.max_restarts, self._recovery.restart_window_secs),
             config=self._harness,
-            grammars=self._grammars,
-            vision=vision,
+            grammars=self._grammar_checker,
             clock=self._clock,
             sleep=self._sleep,
+            idle_unload_secs=(
+                self._harness.idle_unload_secs if spec.idle_unload_secs is None else spec.idle_unload_secs
+            ),
+            make_room=self._make_room,
+            count=count,
         )
 
-    async def _idle(self, model_id: str) -> None:
-        """Wait until no load or unload of `model_id` is running.
+    async def _make_room(self, waking: HostedModel) -> bool:
+        """Put the model that was idle longest to sleep, for the memory of `waking`.
 
-        Raises:
-            ApiError: the node is shutting down.
+        If all models have requests, wait until one is idle. Return False if there is none, or after
+        `kv_max_wait_secs`. Models that never sleep by themselves are left alone.
         """
+        until = self._clock() + self._harness.admission.kv_max_wait_secs
+        while others := [
+            resident
+            for resident in self._residents.values()
+            if resident is not waking and resident.idle_unload_secs and resident.status == "loaded"
+        ]:
+            longest_idle = max(others, key=lambda resident: resident.idle_secs)
+            if longest_idle.idle_secs > 0:
+                await self._asleep(longest_idle)
+                return True
+            if self._clock() > until:
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+        return False
+
+    async def _asleep(self, resident: HostedModel) -> None:
+        """Put an idle model to sleep; return when its memory is free."""
+        if resident.status == "loaded":
+            resident.fall_asleep()
+        await resident.until_asleep()
+        memory.trim_heaps()
+
+    def _moves(self, known: LoadOptions, spec: LoadOptions) -> bool:
+        """Return whether a load request names other devices than the sleeping model had."""
+        return self._device.startswith("cuda") and bool(spec.devices) and spec.devices != known.devices
+
+    def _grammar_checker(self) -> "GrammarChecker":
+        if self._grammars is None:
+            from helexa.neuron.grammar import GrammarChecker
+
+            self._grammars = GrammarChecker()
+        return self._grammars
+
+    async def _idle(self, model_id: str) -> None:
+        """Wait until no load or unload of `model_id` is running."""
         while task := self._busy.get(model_id):
             await asyncio.wait([task])
         self._reject_while_draining()
@@ -331,19 +441,19 @@ class Registry:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             if work.cancelled():
-                raise shutting_down() from None
+                raise (shutting_down() if self.draining else _canceled(model_id)) from None
             raise
 
-    def _source(self, spec: ModelSpec) -> ModelSource:
+    def _source(self, spec: LoadOptions) -> ModelSource:
         return ModelSource.parse(source_text(spec), self._harness.default_source)
 
-    def _options(self, spec: ModelSpec) -> EngineOptions:
+    def _options(self, spec: LoadOptions) -> EngineOptions:
         if spec.harness not in _HARNESSES:
             raise HelexaError(f"unknown harness '{spec.harness}'; this node has 'torch'")
         devices = spec.devices or []
         # Gateways also send device indices to nodes without accelerators.
         chosen = f"cuda:{devices[0]}" if devices and self._device.startswith("cuda") else self._device
-        if chosen.startswith("cuda") and (reason := discover().cuda_unavailable_reason):
+        if chosen.startswith("cuda") and (reason := accelerators().unavailable):
             raise CudaUnavailableError(f"no model can run on {chosen}: {reason}")
         options = self._harness.engine_options(chosen)
         if spec.tensor_parallel is not None:
@@ -351,9 +461,10 @@ class Registry:
         if spec.max_image_tokens is not None:
             options = msgspec.structs.replace(options, max_image_tokens=spec.max_image_tokens)
         options = msgspec.structs.replace(options, mmproj=spec.mmproj or "")
-        hosts = hosts_for(spec.pipeline_parallel or self._harness.pipeline_parallel, self._group)
+        group_hosts = 1 if self._group is None else self._group.settings.hosts
+        hosts = hosts_for(spec.pipeline_parallel or self._harness.pipeline_parallel, group_hosts)
         options = msgspec.structs.replace(options, pipeline_parallel=hosts)
-        ranks = devices_of_ranks(options, devices, discover().devices)
+        ranks = devices_of_ranks(options, devices, accelerators().devices)
         return msgspec.structs.replace(options, device=ranks[0], devices=ranks) if ranks else options
 
     def _reject_while_draining(self) -> None:
@@ -367,70 +478,16 @@ class Registry:
         return model_not_found(model_id, f"loaded models: {', '.join(near)}" if near else "no model is loaded")
 
 
-def _text_of(path: Path, spec: ModelSpec) -> ModelText:
-    """Read a model's tokenizer, chat template and output formats from its files.
-
-    A tool-call parser in `spec` replaces the tool-call format that the files imply. Sampling parameters in `spec`
-    replace those in the files.
-    """
-    text = ModelText.open(path)
-    stated = {} if spec.sampling is None else spec.sampling.json_dict()
-    text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults, **stated}
-    if spec.tool_parser is not None:
-        text.output_format.tool_call_format = TOOL_CALL_FORMATS.get(spec.tool_parser)
-    _ = text.capabilities  # starts the template process, which would otherwise delay the first request
-    return text
-
-
-def _vision_of(path: Path, text: ModelText, options: EngineOptions) -> "ModelVision | None":
-    """Return the object that prepares images for a model; None if the node cannot use images with the model."""
-    mmproj = Path(options.mmproj) if options.mmproj else None
-    if options.pipeline_parallel > 1 or not has_vision(path, mmproj):
-        return None
-    from helexa.neuron.vision.model_vision import ModelVision  # imports numpy and Pillow, which text models do not need
-
-    return ModelVision.open(path, text.tokenizer, options.max_image_tokens, mmproj)
-
-
-def _load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
-    """Return the name of the quantization that the engine applies when it loads the weights; empty for none.
-
-    GGUF files are loaded unchanged, because they are already quantized.
-
-    Args:
-        model_id: id of the model, for the log.
-        path: the model's file or folder.
-        quant: quantization that the load request names; None or empty for none.
-    """
-    if not quant:
-        return ""
-    if path.suffix.lower() != ".gguf":
-        name = quant_named(quant)
-        if has_more_bits(quant):
-            log.warning(
-                "model=%s: quant '%s' loads as %s, because safetensors have no smaller format", model_id, quant, name
-            )
-        return name
-    if quant.lower().replace("_", "") not in path.name.lower().replace("_", ""):
-        log.warning(
-            "model=%s: %s is used unchanged; quant '%s' applies only to safetensors", model_id, path.name, quant
-        )
-    return ""
-
-
-def bare_id(text: str) -> str:
-    """Return the model id that requests use: `text` without its source scheme, or the file name of a path.
-
-    Examples: `huggingface:org/name` gives `org/name`, and `/models/tiny.gguf` gives `tiny`.
-    """
-    if text.startswith(("/", "./", "../", "~", "file:")):
-        name = Path(text.removeprefix("file:")).name
-        return name[:-5] if name.lower().endswith(".gguf") else name
-    scheme, colon, name = text.partition(":")
-    return name if colon and "/" not in scheme else text
+def _canceled(model_id: str) -> ApiError:
+    message = f"the load of model '{model_id}' was canceled by an unload; load it again"
+    return ApiError(409, "load_canceled", message, type="api_error")
 
 
 def _check_tool_parser(name: str | None) -> None:
-    if name is not None and name != _NO_PARSER and name not in TOOL_CALL_FORMATS:
+    if name is None or name == _NO_PARSER:
+        return
+    from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
+
+    if name not in TOOL_CALL_FORMATS:
         known = ", ".join([*TOOL_CALL_FORMATS, _NO_PARSER])
         raise HelexaError(f"unknown tool_parser '{name[:100]}'; known parsers: {known}")

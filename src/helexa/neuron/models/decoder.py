@@ -1,23 +1,22 @@
-"""The base class of all models: a token embedding, decoder layers, a final norm and an output head."""
+"""The base class of all models: embedding, layers, final norm, output head."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from helexa.neuron.layers.block import Block
+from helexa.core.errors import ModelFileError
+from helexa.neuron.layers.block import Block, Step, SublayerBlock
 from helexa.neuron.layers.loader import Loader
-from helexa.neuron.layers.step import Step
-from helexa.neuron.models.settings import NEUTRAL, Settings
-from helexa.neuron.ops.batch import Batch
+from helexa.neuron.models.settings import NEUTRAL, Settings, TensorNames
+from helexa.neuron.ops.batch import AttentionShape, Batch
 from helexa.neuron.processes import heartbeat
+from helexa.neuron.tensors import Tensor
 
 
 class Decoder:
-    """A causal language model. Subclasses define the decoder layers with the methods `prepare` and `block`.
+    """A causal language model. Subclasses define its layers (`prepare`, `block`).
 
     Args:
-        config: configuration of the checkpoint. For missing settings, the caller has added the values in `defaults`.
+        config: configuration from `standard_config`.
         loader: object that reads the weights and prepares them for the kernels.
 
     Attributes:
@@ -28,87 +27,150 @@ class Decoder:
         bos_token: token at the beginning of sequences; 0 if the configuration has no valid `bos_token_id`.
     """
 
+    # Whether some layers have a recurrent state, which every token changes and which cannot be rewound.
     recurrent: ClassVar[bool] = False
-    """Whether some layers have a recurrent state, which every token changes and which cannot be rewound."""
+    # Whether any kernels may capture a step as a graph and replay it, because its operations depend only on its shape.
+    # If False, only kernels with `Ops.captures_state` capture steps.
     capturable: ClassVar[bool] = True
-    """Whether any kernels may capture a step as a graph and replay it, because its operations depend only on its shape.
-
-    If False, only kernels with `Ops.captures_state` capture steps.
-    """
+    # Whether activations stay within the range of float16, so that the model can run in float16.
     half: ClassVar[bool] = True
-    """Whether activations stay within the range of float16, so that the model can run in float16."""
+    # Number to add to the norm weights in checkpoints, which some models store minus 1.
     norm_offset: ClassVar[float] = 0.0
-    """Number to add to the norm weights in checkpoints, which some models store minus 1."""
+    # Default values of settings that `config.json` lacks, as in the configuration class of transformers.
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """Default values of settings that `config.json` lacks, as in the configuration class of transformers."""
+    # Implemented values of settings that change the computation. The value None stands for a missing setting.
     supported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Implemented values of settings that change the computation. The value None stands for a missing setting."""
+    # Settings in `NEUTRAL` that this architecture reads, so that they may have any value.
+    implemented: ClassVar[Collection[str]] = ()
+    # Regular expression of tensors that checkpoints of the architecture contain, but that the model does not need. All
+    # other tensors that the model does not read are an error. `prepare` may set an expression that depends on the
+    # settings.
+    unneeded: str = r"(?!)"
+    names: ClassVar[TensorNames] = TensorNames()  # Names of the tensors in checkpoints of this architecture
+
+    def __init_subclass__(cls) -> None:
+        """Check that a model and its mixins do not set the same class attribute.
+
+        Raises:
+            TypeError: two base classes set the same attribute, and the class itself does not.
+        """
+        # Python would silently use the value of the first base class.
+        super().__init_subclass__()
+        names = {name for base in cls.__bases__ for owner in base.__mro__ for name in vars(owner)} - vars(cls).keys()
+        for name in names if len(cls.__bases__) > 1 else ():
+            first, *others = (owner for owner in cls.__mro__ if name in vars(owner))
+            value = vars(first)[name]
+            if name.startswith("__") or callable(value) or isinstance(value, classmethod | property):
+                continue
+            if clash := [owner.__name__ for owner in others if not issubclass(first, owner)]:
+                raise TypeError(f"{cls.__name__} must set '{name}': {first.__name__} and {', '.join(clash)} both do")
+
+    @classmethod
+    def standard_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `config` with the values of `defaults` for missing settings.
+
+        Subclasses add the keys that `Settings` and `NativeOps` read if their configurations have other keys.
+        """
+        return {**cls.defaults, **config}
 
     def __init__(self, config: dict[str, Any], loader: Loader) -> None:
         self.settings = Settings(config)
-        self.settings.require(**{**NEUTRAL, **self.supported})
+        neutral = {key: values for key, values in NEUTRAL.items() if key not in self.implemented}
+        self.settings.require(**{**neutral, **self.supported})
         self.loader = loader
         self.prepare()
         self._layers = loader.stage.layers(self.settings.layers)
         if loader.stage.is_first:
-            self.embedding = loader.embedding("model.embed_tokens", self.settings.hidden)
+            self.embedding = loader.embedding(self.names.embedding, self.settings.hidden)
         self.blocks = [self.block(index, f"model.layers.{index}") for index in self._layers]
-        self.vocab_size = loader.vocab_size("model.embed_tokens")
+        layers = range(self.settings.layers)
+        self._last_cached = max(index for index in layers if self.cache_layer(index) == index)
+        self.vocab_size = loader.vocab_size(self.names.embedding)
         bos = config.get("bos_token_id")
         self.bos_token = bos if type(bos) is int and 0 <= bos < self.vocab_size else 0
         if loader.stage.is_first:
-            self._norm = self.norm("model.norm")
-            tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
+            self._norm = self.norm(self.names.norm)
+            tied = config.get("tie_word_embeddings")
+            # Tied anyway, the model would answer nonsense.
+            if tied is False and "lm_head.weight" not in loader:
+                raise ModelFileError("config: 'tie_word_embeddings' is false, but the tensor lm_head.weight is missing")
+            tied = tied or "lm_head.weight" not in loader
             suppressed = self.settings.token_ids("suppress_tokens", self.vocab_size)
-            self._head = loader.head("lm_head", self.embedding, tied, self.settings.hidden, suppressed)
+            cap = self.settings.soft_cap("final_logit_softcapping")
+            self._head = loader.head("lm_head", self.embedding, tied, self.settings.hidden, suppressed, cap)
 
     def prepare(self) -> None:
-        """Check the settings, and create the objects that all decoder layers share, such as rotary embeddings.
-
-        The constructor calls this method before it reads the embedding and the decoder layers.
-        """
+        """Check the settings, and create what all layers share, such as rotations."""
+        # Called before the embedding and the decoder layers are read.
         raise NotImplementedError
 
-    def block(self, index: int, prefix: str) -> Block:
-        """Read and return the decoder layer `index`. The names of its tensors start with `prefix`."""
+    def window(self, index: int) -> int | None:
+        """Return the sliding window of layer `index` in positions; None without one."""
+        return None
+
+    def windows(self) -> list[int | None]:
+        """Return the sliding window of each layer of this stage (see `window`)."""
+        return [self.window(index) for index in self._layers]
+
+    def attention_shapes(self) -> tuple[AttentionShape, ...]:
+        """Return the different shapes of the attention layers."""
+        settings = self.settings
+        return (AttentionShape(settings.heads, settings.kv_heads, settings.head_dim),)
+
+    def cache_layer(self, index: int) -> int:
+        """Return the layer whose KV cache layer `index` reads: most layers have their own."""
+        return index
+
+    def new_caches(self, pages: int, slots: int, window_pages: int | None = None) -> list[Any]:
+        """Return the cache of each layer of this stage (see `Mixer.new_cache`).
+
+        Args:
+            window_pages: number of pages of the layers with a sliding window; None for `pages`.
+        """
+        caches: dict[int, Any] = {}
+        for index, block in zip(self._layers, self.blocks, strict=True):
+            source = self.cache_layer(index)
+            own_pages = pages if window_pages is None or self.window(index) is None else window_pages
+            caches[index] = block.mixer.new_cache(own_pages, slots) if source == index else caches[source]
+        return list(caches.values())
+
+    def block(self, index: int, prefix: str) -> Block | SublayerBlock:
+        """Read the decoder layer `index`, whose tensor names start with `prefix`."""
         raise NotImplementedError
 
     def norm(self, name: str) -> Any:
-        """Read and return the RMS norm with the tensor `name.weight`, for inputs of the hidden size."""
+        """Return the RMS norm `name.weight` of inputs of the hidden size."""
         return self.loader.norm(name, self.settings.hidden, self.settings.eps, self.norm_offset)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the input of the first layer, float32 [T, H], for T token ids `tokens` (H is the hidden size)."""
+        """Return the input of the first layer, float32 [T, H], for T `tokens`."""
         return self.embedding(tokens)
 
-    def forward(self, batch: Batch, caches: list[Any]) -> Tensor:
-        """Run the model on a batch, and return the logits [S, vocabulary] of the S rows in `batch.sample_rows`.
+    def layer_inputs(self, batch: Batch, hidden: Tensor) -> Tensor | None:
+        """Return inputs of the layers besides the residual stream; None for no inputs.
 
         Args:
-            batch: the tokens of one forward pass.
-            caches: KV cache or recurrent states of each layer. The layers update the caches with all rows of the batch.
+            hidden: float32 [T, H], the input of the first layer.
         """
+        return None
+
+    def forward(self, batch: Batch, caches: list[Any]) -> Tensor:
+        """Return the logits [S, vocabulary] of the S rows in `batch.sample_rows`."""
         return self.head(self.hidden(batch, caches))
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Return the logits [S, vocabulary] of S hidden states [S, H], which the final norm has normalized.
-
-        Later stages of a pipeline have no output head and return `hidden`.
-        """
+        """Return the logits [S, vocabulary] of S normalized hidden states [S, H]."""
+        # Later stages of a pipeline have no output head.
         return self._head(hidden) if self.loader.stage.is_first else hidden
 
     def hidden(self, batch: Batch, caches: list[Any]) -> Tensor:
-        """Run all layers and the final norm, and return the hidden states of the rows in `batch.sample_rows`.
+        """Return the final hidden states of the rows in `batch.sample_rows`, [S + P, H].
 
-        In a pipeline, each stage runs its own layers, and only stage 0 returns these hidden states.
+        The first S rows are used to sample tokens, the last P rows for embeddings or prompt scores. In a pipeline, each
+        stage runs its own layers, and only stage 0 returns these hidden states.
 
         Args:
-            batch: the tokens of one forward pass.
             caches: KV cache or recurrent states of each layer. The layers update the caches with all rows of the batch.
-
-        Returns:
-            [S + P, H], with H the hidden size. The first S rows are used to sample tokens. The last P rows are used for
-            embeddings or prompt scores.
         """
         step, stage = Step(batch), self.loader.stage
         delta: Tensor | None = None
@@ -116,13 +178,22 @@ class Decoder:
             hidden = self.embed(batch.tokens)
             if batch.embeddings is not None:
                 hidden[batch.embedding_rows] = batch.embeddings
+            step.layer_inputs = self.layer_inputs(batch, hidden)
         else:
             hidden = stage.receive(self.loader.ops, batch.tokens.shape[0], self.settings.hidden)
+        # The last layer with a cache stores all rows, but computes outputs only for the sampled and pooled rows.
+        # Later layers compute only these rows.
+        few = batch.sample_rows.shape[0] < batch.tokens.shape[0] and batch.attention_ends is None
+        last = self._last_cached if few else self.settings.layers - 1
         for index, block, cache in zip(self._layers, self.blocks, caches, strict=True):
-            # The last layer caches all rows, but computes outputs only for the sampled and pooled rows.
-            rows = batch.sample_rows if index + 1 == self.settings.layers else None
+            rows = batch.sample_rows if index == last else None
             hidden, delta = block(hidden, delta, cache, step, rows)
-            if batch.deepstack is not None and index < len(batch.deepstack):
+            if rows is not None and index + 1 < self.settings.layers:
+                if not rows.shape[0]:
+                    break  # the batch needs nothing but the cache
+                step.narrow(self.loader.ops.choose_rows)
+            if batch.deepstack is not None and delta is not None and index < len(batch.deepstack):
+                # DeepStack: the first layers also add hidden states of the vision tower.
                 delta[batch.embedding_rows] += batch.deepstack[index]
             heartbeat.beat()
         if stage.is_whole_model:

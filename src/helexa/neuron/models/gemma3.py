@@ -1,23 +1,76 @@
-"""Gemma 3, text model only (reference: transformers `modeling_gemma3`)."""
+"""Gemma 2 and Gemma 3, text models only.
+
+References: transformers `modeling_gemma2`, `modeling_gemma3`.
+"""
 
 from collections.abc import Mapping
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
+from helexa.neuron import tensors
 from helexa.neuron.layers.block import Block
 from helexa.neuron.layers.rope import Rope
 from helexa.neuron.models.llama import Llama
+from helexa.neuron.tensors import Tensor
 
 _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
-class Gemma3(Llama):
-    """Llama with a norm on the input and output of each attention and each MLP, and sliding windows in most layers.
+class Gemma2(Llama):
+    """Llama with norms around attention and MLP, sliding windows and soft caps."""
 
-    The sliding-window layers have their own rotary base frequency.
-    """
+    defaults: ClassVar = {
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    }
+    implemented = ("attn_logit_softcapping", "final_logit_softcapping")
+    supported: ClassVar = {"hidden_activation": (None, "gelu_pytorch_tanh")}
+    types = ("full_attention", "sliding_attention")
+    half = False
+    norm_offset = 1.0
+    act = "gelu_tanh"
+
+    def prepare(self) -> None:
+        """Compute the factor of the embeddings, after the work of `Llama.prepare`."""
+        super().prepare()
+        self._factor = float(tensors.tensor(self.settings.hidden**0.5, dtype=self.loader.ops.dtype))
+
+    def layer_type(self, index: int) -> str:
+        """Return the type of layer `index`: full attention at a fixed interval."""
+        is_sliding = (index + 1) % self.settings.positive("sliding_window_pattern")
+        return "sliding_attention" if is_sliding else "full_attention"
+
+    def scale(self) -> float:
+        """Return the attention scale: 1 / sqrt(`query_pre_attn_scalar`), a setting."""
+        return self.settings.positive("query_pre_attn_scalar") ** -0.5
+
+    def block(self, index: int, prefix: str) -> Block:
+        """Return the decoder layer `index`, with norms around attention and MLP."""
+        norms = (self.norm(f"{prefix}.input_layernorm"), self.norm(f"{prefix}.pre_feedforward_layernorm"))
+        post_norms = (
+            self.norm(f"{prefix}.post_attention_layernorm"),
+            self.norm(f"{prefix}.post_feedforward_layernorm"),
+        )
+        return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms, post_norms)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings of T token ids times sqrt(H), as float32 [T, H]."""
+        # The square root is rounded to the activation dtype, because the model was trained with the rounded factor.
+        return self.embedding(tokens, self._factor)
+
+
+class Gemma3(Gemma2):
+    """Gemma 2 with norms on query and key heads, and without soft caps."""
 
     defaults: ClassVar = {
         "hidden_size": 2304,
@@ -32,34 +85,13 @@ class Gemma3(Llama):
         "sliding_window_pattern": 6,
         "tie_word_embeddings": True,
     }
-    supported: ClassVar = {
-        "hidden_activation": (None, "gelu_pytorch_tanh"),
-    }
-    types = ("full_attention", "sliding_attention")
-    half = False
-    norm_offset = 1.0
+    implemented = ()
     qk_norm = True
-    act = "gelu_tanh"
-
-    def prepare(self) -> None:
-        """Compute the factor by which token embeddings are multiplied, in addition to the work of `Llama.prepare`."""
-        super().prepare()
-        self._factor = float(torch.tensor(self.settings.hidden**0.5, dtype=self.loader.ops.dtype))
-
-    def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`.
-
-        Every `sliding_window_pattern`-th layer has full attention, and the other layers have sliding-window attention.
-        """
-        is_sliding = (index + 1) % self.settings.positive("sliding_window_pattern")
-        return "sliding_attention" if is_sliding else "full_attention"
 
     def ropes(self) -> Mapping[str, Rope]:
-        """Return the rotary embedding of full-attention layers and the one of sliding-window layers, by layer type.
-
-        In older configurations, the setting `rope_scaling` applies only to full-attention layers, and the setting
-        `rope_local_base_freq` is the rotary base frequency of sliding-window layers.
-        """
+        """Return a rotary embedding for each layer type: full and sliding attention."""
+        # In older configurations, the setting `rope_scaling` applies only to full-attention layers, and the setting
+        # `rope_local_base_freq` is the rotary base frequency of sliding-window layers.
         config = self.settings.config
         rope_parameters = config.get("rope_parameters") or {}
         global_settings = {
@@ -74,23 +106,3 @@ class Gemma3(Llama):
             "full_attention": self.rope({"rope_parameters": {**global_settings, **(config.get("rope_scaling") or {})}}),
             "sliding_attention": self.rope({"rope_parameters": local_settings}),
         }
-
-    def scale(self) -> float:
-        """Return the factor on the products of queries and keys: 1 / sqrt(`query_pre_attn_scalar`), a setting."""
-        return self.settings.positive("query_pre_attn_scalar") ** -0.5
-
-    def block(self, index: int, prefix: str) -> Block:
-        """Read and return the decoder layer `index`, with norms on the inputs and outputs of attention and MLP."""
-        norms = (self.norm(f"{prefix}.input_layernorm"), self.norm(f"{prefix}.pre_feedforward_layernorm"))
-        post_norms = (
-            self.norm(f"{prefix}.post_attention_layernorm"),
-            self.norm(f"{prefix}.post_feedforward_layernorm"),
-        )
-        return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms, post_norms)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of T token ids, times the square root of the hidden size H, as float32 [T, H].
-
-        The square root is rounded to the activation dtype, because the model was trained with the rounded factor.
-        """
-        return self.embedding(tokens, self._factor)

@@ -1,4 +1,4 @@
-"""gpt-oss: experts in every layer, attention sinks, and a sliding window in every other layer.
+"""gpt-oss: experts, attention sinks, and sliding windows in half of the layers.
 
 Reference: transformers `modeling_gpt_oss`.
 """
@@ -6,24 +6,19 @@ Reference: transformers `modeling_gpt_oss`.
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
-from helexa.neuron.layers.experts import ExpertReader
-from helexa.neuron.layers.moe import SparseMoe
+from helexa.neuron import tensors
+from helexa.neuron.layers.moe import ExpertReader, SparseMoe
 from helexa.neuron.models.llama import Llama
 from helexa.neuron.models.mixture_config import expert_counts
 from helexa.neuron.ops.mixture import Clamp, Routing
-from helexa.neuron.ops.ranks.shares import RowRange, part_of
+from helexa.neuron.ops.rank_group import RowRange, part_of
+from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
-from helexa.neuron.weights.part import Part
+from helexa.neuron.weights.model_file import Part
 
 
 class GptOss(Llama):
-    """Llama with attention sinks, attention biases and a mixture of experts in every layer.
-
-    The attention biases need no code here, because the `Loader` reads a bias if the checkpoint has one.
-    """
+    """Llama with attention sinks, attention biases and mixtures of experts."""
 
     defaults: ClassVar = {
         "head_dim": 64,
@@ -40,18 +35,18 @@ class GptOss(Llama):
     sinks = True
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: sliding-window attention if `index` is even, else full attention."""
+        """Return the type of layer `index`: sliding attention if `index` is even."""
         return "full_attention" if index % 2 else "sliding_attention"
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
-        """Read and return the feed-forward layer of decoder layer `index`, a mixture of experts."""
+        """Return the feed-forward layer of layer `index`, a mixture of experts."""
         settings = self.settings
-        count, chosen = expert_counts(settings)
+        count, top_k = expert_counts(settings)
         return SparseMoe(
             self.loader,
             f"{prefix}.router",
             GptOssReader(self.loader, f"{prefix}.experts", count),
-            Routing(chosen, "scores"),
+            Routing(top_k, "scores"),
             hidden=settings.hidden,
             intermediate=settings.intermediate,
             clamp=Clamp(settings.number("swiglu_alpha"), settings.number("swiglu_limit")),
@@ -59,7 +54,7 @@ class GptOss(Llama):
 
 
 class GptOssReader(ExpertReader):
-    """Reads the experts of gpt-oss checkpoints from Hugging Face, in which gate and up rows alternate.
+    """Reads the experts of Hugging Face's gpt-oss: gate and up rows alternate.
 
     In these checkpoints, unquantized expert matrices are transposed: [inputs, outputs] instead of [outputs, inputs].
     """
@@ -67,16 +62,8 @@ class GptOssReader(ExpertReader):
     def matrix(
         self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange], columns: RowRange | None
     ) -> Any:
-        """Return a part of one expert's matrix [outputs, inputs] from the tensor `name`, which stacks all experts.
-
-        In a matrix with gate and up rows, all gate rows come before all up rows.
-
-        Args:
-            shape: shape of one expert's matrix.
-            expert: index of the expert.
-            ranges: ranges of the rows to return.
-            columns: range of the columns to return; None for all columns.
-        """
+        """Return a part of one expert's matrix, with all gate rows before all up rows."""
+        # GGUF files have separate gate and up tensors, in the usual order.
         if name.endswith(".weight"):
             return super().matrix(name, shape, expert, ranges, columns)
         return self.loader.prepared(
@@ -84,10 +71,7 @@ class GptOssReader(ExpertReader):
         )
 
     def biases(self, name: str, width: int) -> Tensor:
-        """Return the tensor `name` of the biases of all E experts, float32 [E, width].
-
-        The biases of `gate_up_proj` are reordered, so that all gate biases come before all up biases.
-        """
+        """Return the biases of all E experts, float32 [E, width], gate biases first."""
         biases = super().biases(name, width)
         return _gate_first(biases.T).T if name.endswith(".gate_up_proj_bias") else biases
 
@@ -109,5 +93,5 @@ class GptOssReader(ExpertReader):
 
 
 def _gate_first(rows: Tensor) -> Tensor:
-    """Reorder alternating gate and up rows to the order that the kernels need: all gate rows, then all up rows."""
-    return torch.cat((rows[0::2], rows[1::2]))
+    """Reorder alternating gate and up rows: all gate rows, then all up rows."""
+    return tensors.cat((rows[0::2], rows[1::2]))

@@ -1,25 +1,42 @@
-"""Llama, the base class of all other architectures in this package (reference: transformers `modeling_llama`)."""
+"""Llama, the base class of all other architectures, and its closest variants.
+
+A layer's forward pass, for rows x [T, H] of a batch, with the residual stream x in float32:
+
+    h = rms_norm(x) * input_layernorm
+    q, k, v = h @ Wq.T, h @ Wk.T, h @ Wv.T        # column-parallel: each rank has its own heads
+    q, k = rms_norm(q), rms_norm(k)               # only with `qk_norm`
+    q, k = rotate(q, position), rotate(k, position)
+    cache[page, slot] = k, v
+    a = softmax(scale * q @ cache_k.T + mask) @ cache_v
+    x = x + a @ Wo.T                              # row-parallel in the mode `sum`: the ranks add results
+    h = rms_norm(x) * post_attention_layernorm
+    g, u = h @ Wgate.T, h @ Wup.T                 # column-parallel
+    x = x + (act(g) * u) @ Wdown.T                # row-parallel in the mode `sum`
+
+References: transformers `modeling_llama`, `modeling_mistral`, `modeling_ministral3`, `modeling_ernie4_5`,
+`modeling_seed_oss`, `modeling_arcee`.
+"""
 
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from helexa.core.errors import ModelFileError
-from helexa.neuron.layers.attention import Attention
-from helexa.neuron.layers.block import Block
-from helexa.neuron.layers.mixer import Mixer
-from helexa.neuron.layers.mlp import GatedMlp
-from helexa.neuron.layers.rope import Rope, rope_settings
+from helexa.neuron.layers.attention import Attention, QkNorms
+from helexa.neuron.layers.block import Block, GatedMlp, Mixer, SquaredReluMlp, SublayerBlock
+from helexa.neuron.layers.rope import Rope, query_temperature, rope_settings
 from helexa.neuron.models.decoder import Decoder
+from helexa.neuron.ops.operators import QueryTemperature
+from helexa.neuron.tensors import Tensor
 
 _ATTENTION_BIAS = re.compile(r"model\.layers\.\d+\.self_attn\.[qkvo]_proj\.bias", re.ASCII)
 _MLP_BIAS = re.compile(r"model\.layers\.\d+\.mlp\.(?:gate|up|down)_proj\.bias", re.ASCII)
 
+_OUTPUT_BIAS = re.compile(r"model\.layers\.\d+\.self_attn\.o_proj\.bias", re.ASCII)
+
 
 class Llama(Decoder):
-    """A model with RMS norms, rotary grouped-query attention and gated MLPs. The residual stream is float32.
+    """A model with RMS norms, rotary grouped-query attention and gated MLPs.
 
     Attributes:
         layer_types: type of each layer, one of `types`.
@@ -27,19 +44,19 @@ class Llama(Decoder):
 
     supported: ClassVar = {"hidden_act": (None, "silu")}
 
+    # The layer types that the architecture supports, with their names in `layer_types` of `config.json`.
     types: ClassVar[tuple[str, ...]] = ("full_attention",)
-    """The layer types that the architecture supports, with their names in `layer_types` of `config.json`."""
-    qk_norm: ClassVar[bool] = False
-    """Whether an RMS norm is applied to each query and key head before rotation."""
-    sinks: ClassVar[bool] = False
-    """Whether each attention head has an attention sink (see `Attention`)."""
+    qk_norm: ClassVar[bool] = False  # Whether an RMS norm is applied to each query and key head before rotation
+    # Whether the rotary embedding rotates adjacent numbers of a head (see `Attention`).
+    interleaved: ClassVar[bool] = False
+    sinks: ClassVar[bool] = False  # Whether each attention head has an attention sink (see `Attention`)
+    # Whether the output of each attention head is multiplied by the sigmoid of a gate (see `Attention`).
+    gate: ClassVar[str | None] = None  # name of a projection to gates on the attention's output (see `Attention`)
     gated: ClassVar[bool] = False
-    """Whether the output of each attention head is multiplied by the sigmoid of a gate (see `Attention`)."""
-    act: ClassVar[str] = "silu"
-    """Activation of the feed-forward layers (see `GatedMlp`)."""
+    act: ClassVar[str] = "silu"  # Activation of the feed-forward layers (see `GatedMlp`)
 
     def prepare(self) -> None:
-        """Determine the type of each layer, and create the rotary embedding of each layer type."""
+        """Determine each layer's type, and create a rotary embedding per type."""
         settings = self.settings
         layer_types = settings.layer_types(self.types)
         self.layer_types = layer_types or [self.layer_type(index) for index in range(settings.layers)]
@@ -48,8 +65,9 @@ class Llama(Decoder):
         self._require_stated_biases("mlp_bias", _MLP_BIAS)
 
     def _require_stated_biases(self, setting: str, names: re.Pattern[str]) -> None:
-        """Check that the checkpoint has biases if and only if `setting` is true. A missing setting allows both."""
+        """Check that the checkpoint has biases if and only if `setting` is true."""
         stated = self.settings.config.get(setting)
+        # Without the setting, the loader reads biases if the checkpoint has them.
         if stated is None:
             return
         bias = next((name for name in self.loader.checkpoint.names() if names.fullmatch(name)), None)
@@ -60,38 +78,35 @@ class Llama(Decoder):
             )
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: full attention in Llama, and other types in subclasses.
-
-        The method is only called if the configuration does not list `layer_types`.
-        """
+        """Return the type of layer `index`, for configurations without `layer_types`."""
         return "full_attention"
 
     def ropes(self) -> Mapping[str, Rope]:
-        """Return the rotary embedding of each layer type. In Llama, all layer types share one rotary embedding."""
+        """Return the rotary embedding of each layer type: in Llama, the same for all."""
         return dict.fromkeys(self.types, self.rope(self.settings.config))
 
     def rope(self, config: Mapping[str, Any]) -> Rope:
-        """Return the rotary embedding for the rotary settings in `config` (see `rope_settings`).
-
-        If the checkpoint has a tensor `rope_freqs.weight`, the rotary frequencies are divided by its numbers.
-        """
+        """Return the rotary embedding for `config` (see `rope_settings`)."""
         settings, loader = self.settings, self.loader
+        # GGUF files of Llama 3.1 state the scaled frequencies by these divisors.
         name = "rope_freqs.weight"
         factors = loader.vector(name, settings.head_dim // 2) if name in loader else None
         rope = self.rope_settings(config)
-        return Rope(rope, settings.head_dim, loader.ops, trained_context=settings.context, factors=factors)
+        context = {"trained_context": settings.context, "served_context": settings.served_context}
+        return Rope(rope, settings.head_dim, loader.ops, **context, factors=factors)
 
     def rope_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rotary settings in `config` (see `layers.rope.rope_settings`)."""
         return rope_settings(config)
 
-    def block(self, index: int, prefix: str) -> Block:
-        """Read and return the decoder layer `index`: the mixer, such as attention, and the feed-forward layer."""
-        norms = (self.norm(f"{prefix}.input_layernorm"), self.norm(f"{prefix}.post_attention_layernorm"))
-        return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms)
+    def block(self, index: int, prefix: str) -> Block | SublayerBlock:
+        """Return the decoder layer `index`: mixer, feed-forward layer and norms."""
+        before_mixer, before_mlp = self.names.block_norms
+        norms = (self.norm(f"{prefix}.{before_mixer}"), self.norm(f"{prefix}.{before_mlp}"))
+        return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.{self.names.mlp}"), norms)
 
     def mixer(self, index: int, prefix: str) -> Mixer:
-        """Read and return the mixer of layer `index`: attention in Llama, another layer in some subclasses."""
+        """Return the mixer of layer `index`: attention in Llama."""
         settings = self.settings
         return Attention(
             self.loader,
@@ -100,24 +115,145 @@ class Llama(Decoder):
             heads=settings.heads,
             kv_heads=settings.kv_heads,
             head_dim=settings.head_dim,
-            rope=self._ropes[self.layer_types[index]],
+            rope=self.rope_of(index),
             scale=self.scale(),
             window=self.window(index),
             sinks=self.sinks,
-            norms=(settings.eps, self.norm_offset) if self.qk_norm else None,
+            cap=self.settings.soft_cap("attn_logit_softcapping"),
+            norms=self.qk_norms(),
+            temperature=self.temperature(),
+            interleaved=self.interleaved,
             gated=self.gated,
+            gate=self.gate,
+            output=self.names.output,
         )
 
+    def qk_norms(self) -> QkNorms | None:
+        """Return the norms of queries and keys; None without norms."""
+        return QkNorms(self.settings.eps, self.norm_offset, self.names.head_norms) if self.qk_norm else None
+
+    def temperature(self) -> QueryTemperature | None:
+        """Return the factor of queries by their position; None without a factor."""
+        return None
+
+    def rope_of(self, index: int) -> Rope:
+        """Return the rotary embedding of layer `index`: the one of the layer's type."""
+        return self._ropes[self.layer_types[index]]
+
     def scale(self) -> float | None:
-        """Return the factor on the products of queries and keys in attention; None means 1 / sqrt(head_dim)."""
+        """Return the attention scale; None means 1 / sqrt(head_dim)."""
         return None
 
     def window(self, index: int) -> int | None:
-        """Return the sliding window of layer `index` in positions; None if the layer has full attention."""
+        """Return the sliding window of layer `index` in positions; None without one."""
         sliding = self.layer_types[index] == "sliding_attention"
         return self.settings.positive("sliding_window") if sliding else None
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
-        """Read and return the feed-forward layer of decoder layer `index`. Its tensor names start with `prefix`."""
+        """Read the feed-forward layer of layer `index`, whose tensor names have `prefix`."""
         settings = self.settings
-        return GatedMlp(self.loader, prefix, hidden=settings.hidden, intermediate=settings.intermediate, act=self.act)
+        width, names = settings.intermediate, self.names.projections
+        return GatedMlp(self.loader, prefix, hidden=settings.hidden, intermediate=width, act=self.act, names=names)
+
+
+class Mistral(Llama):
+    """Llama with a sliding window in all layers, or in none if it is null."""
+
+    defaults: ClassVar = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
+    types = ("full_attention", "sliding_attention")
+
+    def layer_type(self, index: int) -> str:
+        """Return the type of all layers: sliding attention if the window is set."""
+        return "full_attention" if self.settings.config["sliding_window"] is None else "sliding_attention"
+
+
+class Mistral3(Mistral):
+    """The text model of Mistral Small 3.1, whose configuration omits settings."""
+
+    defaults: ClassVar = {
+        **Mistral.defaults,
+        "head_dim": 128,
+        "hidden_size": 5120,
+        "intermediate_size": 32768,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 40,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000_000.0,
+        "sliding_window": None,
+    }
+
+
+class Ministral3(Mistral):
+    """Mistral with YaRN, and with queries that are scaled by their position."""
+
+    defaults: ClassVar = {
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+        "sliding_window": None,
+    }
+    types = ("full_attention", "sliding_attention")
+
+    def temperature(self) -> QueryTemperature:
+        """Return the factor of queries, which the settings of the rotary embedding state."""
+        # The factor keeps attention sharp in long contexts.
+        return query_temperature(self.rope_settings(self.settings.config))
+
+
+class Ernie45(Llama):
+    """Ernie 4.5: Llama that rotates adjacent numbers of each head."""
+
+    defaults: ClassVar = {
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+    }
+    interleaved = True
+
+    def prepare(self) -> None:
+        """Check the biases, after the work of `Llama.prepare`."""
+        super().prepare()
+        self._require_stated_biases("use_bias", _ATTENTION_BIAS)
+
+
+class SeedOss(Llama):
+    """Llama with attention biases (the `Loader` reads existing biases)."""
+
+    defaults: ClassVar = {
+        "attention_out_bias": False,
+        "head_dim": 128,
+        "max_position_embeddings": 524288,
+        "num_key_value_heads": 8,
+    }
+
+    def prepare(self) -> None:
+        """Check the bias of the attention output, after the work of `Llama.prepare`."""
+        super().prepare()
+        self._require_stated_biases("attention_out_bias", _OUTPUT_BIAS)
+
+
+class Arcee(Llama):
+    """Llama with feed-forward layers without a gate, `down(relu(up(x)) ** 2)`."""
+
+    defaults: ClassVar = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+    supported: ClassVar = {"hidden_act": (None, "relu2")}
+    half = False  # the square of an activation above 256 exceeds the range of float16
+
+    def mlp(self, index: int, prefix: str) -> SquaredReluMlp:
+        """Return the feed-forward layer of decoder layer `index`."""
+        return SquaredReluMlp(self.loader, prefix, self.settings.hidden, self.settings.intermediate)

@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from typing import ClassVar
 
-from torch import Tensor
-
 from helexa.core.errors import ModelFileError
-from helexa.neuron.layers.experts import ExpertReader
-from helexa.neuron.layers.moe import SharedExpert, SparseMoe
+from helexa.neuron import tensors
+from helexa.neuron.layers.moe import ExpertReader, LatentSpace, SharedExpert, SparseMoe
 from helexa.neuron.models.llama import Llama
 from helexa.neuron.models.settings import Settings
-from helexa.neuron.ops.mixture import Routing
+from helexa.neuron.ops.mixture import BestGroups, Routing
+from helexa.neuron.tensors import Tensor
 
 
 class WithExperts(Llama):
@@ -19,44 +18,142 @@ class WithExperts(Llama):
     In a subclass, list this class before the dense model, as in `class Qwen3Moe(WithExperts, Qwen3)`.
     """
 
-    normalised: ClassVar[bool] = False
-    """Default of the setting `norm_topk_prob`: whether the weights of the selected experts are scaled to a sum of 1."""
+    # Default of the setting `norm_topk_prob`: whether the weights of the selected experts are scaled to a sum of 1.
+    normalized: ClassVar[bool] = False
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
-        """Read and return the feed-forward layer of decoder layer `index`: a mixture of experts or a dense MLP.
-
-        The setting `mlp_only_layers` lists indexes of layers with a dense MLP. Of the other layers, each layer whose
-        number, counted from 1, is a multiple of `decoder_sparse_step` (default 1) has a mixture of experts.
-        """
-        settings, config, hidden = self.settings, self.settings.config, self.settings.hidden
-        dense = config.get("mlp_only_layers") or []
-        if index in dense or (index + 1) % settings.positive("decoder_sparse_step", 1):
+        """Return the feed-forward layer of layer `index`: experts or a dense MLP."""
+        if not self.has_experts(index):
             return super().mlp(index, prefix)
-        count, chosen = expert_counts(settings)
-        normalised = config.get("norm_topk_prob", self.normalised)
-        shared = None
-        if config.get("shared_expert_intermediate_size"):
-            width = settings.positive("shared_expert_intermediate_size")
-            shared = SharedExpert(self.loader, prefix, hidden=hidden, intermediate=width)
+        loader, settings = self.loader, self.settings
+        count, top_k = expert_counts(settings)
         return SparseMoe(
-            self.loader,
+            loader,
             f"{prefix}.gate",
-            ExpertReader(self.loader, f"{prefix}.experts", count),
-            Routing(chosen, "normalised" if normalised else "shares"),
-            hidden=hidden,
-            intermediate=settings.positive("moe_intermediate_size"),
-            shared=shared,
+            ExpertReader(loader, f"{prefix}.experts", count, self.names.expert),
+            self.routing(prefix, count, top_k),
+            hidden=settings.hidden,
+            intermediate=self.expert_width(),
+            shared=self.shared(prefix),
+            latent=self.latent(prefix),
         )
+
+    def has_experts(self, index: int) -> bool:
+        """Return whether layer `index` has a mixture of experts instead of a dense MLP."""
+        # The setting lists dense layers. Of the others, every `decoder_sparse_step`-th has experts.
+        dense = self.settings.config.get("mlp_only_layers") or []
+        return index not in dense and (index + 1) % self.settings.positive("decoder_sparse_step", 1) == 0
+
+    def expert_width(self) -> int:
+        """Return the intermediate size of each expert."""
+        return self.settings.positive("moe_intermediate_size")
+
+    def routing(self, prefix: str, count: int, top_k: int) -> Routing:
+        """Return the rule that selects `top_k` of `count` experts for each row."""
+        normalized = self.settings.config.get("norm_topk_prob", self.normalized)
+        return Routing(top_k, "normalized" if normalized else "shares")
+
+    def shared(self, prefix: str) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Return the expert that all rows use; None if the layer has none."""
+        if not self.settings.config.get("shared_expert_intermediate_size"):
+            return None
+        width = self.settings.positive("shared_expert_intermediate_size")
+        names = f"{prefix}.shared_expert", f"{prefix}.shared_expert_gate"
+        return SharedExpert(self.loader, *names, hidden=self.settings.hidden, intermediate=width)
+
+    def latent(self, prefix: str) -> LatentSpace | None:
+        """Return the projections around the selected experts; None for most models."""
+        return None
+
+
+class WithDeepSeekExperts(WithExperts):
+    """Experts as in DeepSeek-V3 (2024), after dense first layers.
+
+    The sigmoid of each score is the expert's value. A trained bias of each expert and its group count for the choice
+    only.
+    """
+
+    defaults: ClassVar = {
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "topk_group": 1,
+    }
+    implemented = ("first_k_dense_replace", "n_group", "routed_scaling_factor", "scoring_func", "topk_group")
+    supported: ClassVar = {
+        "hidden_act": (None, "silu"),
+        "moe_layer_freq": (None, 1),
+        "scoring_func": (None, "sigmoid"),
+        "topk_method": (None, "noaux_tc"),
+    }
+
+    def has_experts(self, index: int) -> bool:
+        """Return whether layer `index` has experts instead of a dense MLP."""
+        settings, kinds = self.settings, self.settings.config.get("mlp_layer_types")
+        # Without a list of types, the first layers are dense.
+        if kinds is None:
+            dense = settings.config.get("first_k_dense_replace") or 0
+            return index >= (settings.positive("first_k_dense_replace") if dense else 0)
+        if not isinstance(kinds, list) or len(kinds) != settings.layers or not {*kinds} <= {"dense", "sparse"}:
+            raise ModelFileError(
+                f"config: 'mlp_layer_types' must list 'dense' or 'sparse' for {settings.layers} layers"
+            )
+        return kinds[index] == "sparse"
+
+    def routing(self, prefix: str, count: int, top_k: int) -> Routing:
+        """Return the rule of DeepSeek-V3, with the bias `e_score_correction_bias`."""
+        bias = self.loader.vector(f"{prefix}.gate.e_score_correction_bias", count)
+        normalized = "normalized" if self.settings.config.get("norm_topk_prob") else "shares"
+        return Routing(top_k, normalized, "sigmoid", bias, self.groups(count, top_k, 2), self.factors(count))
+
+    def groups(self, count: int, top_k: int, summed: int) -> BestGroups | None:
+        """Return the restriction to `topk_group` of `n_group` groups; None without groups.
+
+        Args:
+            summed: number of experts whose ranks are added to the rank of a group.
+
+        Raises:
+            ModelFileError: the experts do not divide into the groups, or the best groups have too few experts.
+        """
+        groups, best = self.settings.positive("n_group", 1), self.settings.positive("topk_group", 1)
+        if groups == 1:
+            return None
+        size = count // groups
+        if count % groups or size < summed or best > groups or best * size < top_k:
+            raise ModelFileError(
+                f"config: 'n_group' is {groups} and 'topk_group' is {best}, which does not fit the choice of {top_k} "
+                f"of {count} experts"
+            )
+        return BestGroups(groups, best, summed)
+
+    def factors(self, count: int) -> Tensor | None:
+        """Return `routed_scaling_factor` for each of `count` experts; None if it is 1."""
+        factor = self.settings.number("routed_scaling_factor")
+        return None if factor == 1 else tensors.full((count,), factor).to(self.loader.ops.device)
+
+    def shared(self, prefix: str) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Return `n_shared_experts` experts as one wider expert without a gate."""
+        if not self.settings.config.get("n_shared_experts"):
+            return None
+        width = self.settings.positive("n_shared_experts") * self.expert_width()
+        names = f"{prefix}.shared_experts", None
+        return SharedExpert(self.loader, *names, hidden=self.settings.hidden, intermediate=width)
+
+
+_EXPERTS = ("num_experts", "n_routed_experts", "moe_num_experts", "num_local_experts")
 
 
 def expert_counts(settings: Settings) -> tuple[int, int]:
-    """Return the number of experts in a layer, and the number of experts that each row (token) uses.
+    """Return the number of experts in a layer, and the number per token.
 
     Raises:
         ModelFileError: a row would use more experts than the layer has, or a setting is missing.
     """
-    experts = settings.positive("num_experts" if "num_experts" in settings.config else "num_local_experts")
-    chosen = settings.positive("num_experts_per_tok")
-    if chosen > experts:
-        raise ModelFileError(f"config: 'num_experts_per_tok' is {chosen}, there are {experts} experts")
-    return experts, chosen
+    experts = settings.positive(next((key for key in _EXPERTS if key in settings.config), _EXPERTS[-1]))
+    key = "moe_k" if "moe_k" in settings.config else "num_experts_per_tok"
+    top_k = settings.positive(key)
+    if top_k > experts:
+        raise ModelFileError(f"config: '{key}' is {top_k}, there are {experts} experts")
+    return experts, top_k

@@ -1,21 +1,19 @@
-"""Qwen3.5 (dense), text model, with Gated DeltaNets in three of four layers.
+"""Qwen3.5 and Qwen3-Next: Gated DeltaNets in three of four layers.
 
-Reference: transformers `modeling_qwen3_5`.
+References: transformers `modeling_qwen3_5`, `modeling_qwen3_5_moe`, `modeling_qwen3_next`.
 """
 
 from typing import ClassVar
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.layers.block import Mixer
 from helexa.neuron.layers.gated_delta import GatedDeltaNet
-from helexa.neuron.layers.mixer import Mixer
-from helexa.neuron.models.qwen_vl import WithImagePositions
+from helexa.neuron.models.mixture_config import WithExperts
+from helexa.neuron.models.qwen import WithImagePositions
 
 
 class Qwen35(WithImagePositions):
-    """Llama with Gated DeltaNet in most layers. The attention layers have output gates.
-
-    By default, the rotary embedding rotates only the first quarter of each attention head.
-    """
+    """Llama with Gated DeltaNet in most layers, and output gates in the others."""
 
     defaults: ClassVar = {"partial_rotary_factor": 0.25}
     types = ("full_attention", "linear_attention")
@@ -27,7 +25,7 @@ class Qwen35(WithImagePositions):
     sections = (11, 11, 10)
 
     def prepare(self) -> None:
-        """Check that the model has layers with full and with linear attention, after the work of `Llama.prepare`.
+        """Check that the model has full and linear attention, after `Llama.prepare`.
 
         Raises:
             ModelFileError: all layers have full attention, or all layers have linear attention.
@@ -39,15 +37,12 @@ class Qwen35(WithImagePositions):
             )
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: full attention for every `full_attention_interval`-th layer.
-
-        The other layers have linear attention (Gated DeltaNet).
-        """
+        """Return the type of layer `index`: full attention at a fixed interval."""
         interval = self.settings.positive("full_attention_interval", 4)
         return "linear_attention" if (index + 1) % interval else "full_attention"
 
     def mixer(self, index: int, prefix: str) -> Mixer:
-        """Read and return the mixer of layer `index`: attention with output gates, or Gated DeltaNet."""
+        """Return the mixer of layer `index`: gated attention or Gated DeltaNet."""
         settings = self.settings
         if self.layer_types[index] == "full_attention":
             return super().mixer(index, prefix)
@@ -62,3 +57,15 @@ class Qwen35(WithImagePositions):
             kernel=settings.positive("linear_conv_kernel_dim", 4),
             eps=settings.eps,
         )
+
+
+class Qwen35Moe(WithExperts, Qwen35):
+    """Qwen3.5 with a mixture of experts."""
+
+    normalized = True
+
+
+class Qwen3Next(WithExperts, Qwen35):
+    """Qwen3.5 with experts, and another row order, which `GatedDeltaNet` detects."""
+
+    normalized = True

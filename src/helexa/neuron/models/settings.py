@@ -1,12 +1,17 @@
 """Validation of a model's configuration, which is untrusted input."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from helexa.core.errors import ModelFileError
 
 _LARGEST = 1 << 24
 
+SERVED_CONTEXT = "served_context"  # Key that the engine adds to a configuration: the option `context_length`
+
+# Values that do not change the computation, of settings that most architectures here do not implement. Some models have
+# these settings without any tensor that would show their use. None stands for a missing setting.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None,),  # a checkpoint reader that supports the quantization removes the setting
     "attention_multiplier": (None,),
@@ -28,38 +33,32 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_bidirectional_attention": (None, False),
     "use_parallel_residual": (None, False),
 }
-"""Values that do not change the computation, of settings that no architecture here implements.
-
-Some models have these settings without any tensor that would show their use. None stands for a missing setting.
-"""
 
 
 class Settings:
-    """The configuration of a model. The constructor checks the settings that all architectures have.
-
-    Attributes:
-        config: the whole configuration, with the keys of Hugging Face's `config.json`.
-        hidden: hidden size.
-        layers: number of decoder layers.
-        heads: number of query heads.
-        kv_heads: number of key heads, and of value heads.
-        head_dim: width of each head.
-        eps: epsilon of the RMS norms.
-        context: number of positions that the model was trained for.
+    """The configuration of a model, of which the common settings are checked.
 
     Raises:
         ModelFileError: a setting is missing or invalid; the message names the setting.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config = config
-        self.hidden = self.positive("hidden_size")
-        self.layers = self.positive("num_hidden_layers")
-        self.heads = self.positive("num_attention_heads")
+        self.config = config  # the whole configuration, with the keys of Hugging Face's `config.json`
+        self.hidden = self.positive("hidden_size")  # hidden size
+        self.layers = self.positive("num_hidden_layers")  # number of decoder layers
+        self.heads = self.positive("num_attention_heads")  # number of query heads
+        # number of key heads, and of value heads; 1 in models with latent attention (`kv_lora_rank`)
         self.kv_heads = self.positive("num_key_value_heads", self.heads)
+        # width of each head, as the KV cache stores it
         self.head_dim = self.positive("head_dim", self.hidden // self.heads)
-        self.eps = self.fraction("rms_norm_eps", 1e-6)
+        # The KV cache of latent attention has one head with the latent and the rotated key.
+        if config.get("kv_lora_rank") is not None:
+            self.kv_heads = 1
+            self.head_dim = self.positive("kv_lora_rank") + self.positive("qk_rope_head_dim")
+        self.eps = self.fraction("rms_norm_eps", 1e-6)  # epsilon of the RMS norms
+        # number of positions that the model was trained for
         self.context = self.positive("max_position_embeddings", 2048)
+        self.served_context = self.positive(SERVED_CONTEXT, self.context)
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ModelFileError(
                 f"{self.heads} heads of {self.head_dim} over {self.kv_heads} KV heads are not supported"
@@ -67,24 +66,18 @@ class Settings:
 
     @property
     def intermediate(self) -> int:
-        """The setting `intermediate_size`, the intermediate size of a dense feed-forward layer.
-
-        Raises:
-            ModelFileError: the setting is missing or invalid. Models with experts in all layers may omit the setting.
-        """
+        """The setting `intermediate_size`, which models without dense layers may omit."""
         return self.positive("intermediate_size")
 
     def positive(self, key: str, default: int | None = None) -> int:
-        """Return the setting `key`, a positive integer.
-
-        Args:
-            default: value to use if the setting is missing; None if the setting is required.
+        """Return the setting `key`, a positive integer; `default` if it is missing.
 
         Raises:
-            ModelFileError: the setting is required but missing, is not a positive integer, or is too large.
+            ModelFileError: the setting is missing without a default, is not a positive integer, or is too large.
         """
         value = self.config.get(key)
         value = default if value is None else value
+        # Not `isinstance`, because a bool is an int in Python.
         if type(value) is not int or not 0 < value < _LARGEST:
             raise ModelFileError(f"config: '{key}' is {value!r}, expected a positive number")
         return value
@@ -93,26 +86,34 @@ class Settings:
         """Return the required setting `key`, a positive number.
 
         Raises:
-            ModelFileError: the number is not positive or is too large.
+            ModelFileError: the setting is missing, is not a positive number, or is too large.
         """
-        value = float(self.config[key])
-        if not 0 < value < _LARGEST:
-            raise ModelFileError(f"config: '{key}' is {value}, expected a positive number")
-        return value
+        value = self.config.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST:
+            raise ModelFileError(f"config: '{key}' is {value!r}, expected a positive number")
+        return float(value)
 
     def fraction(self, key: str, default: float) -> float:
-        """Return the setting `key`, a number between 0 and 1 (exclusive), or `default` if the setting is missing.
+        """Return the setting `key`, between 0 and 1 (exclusive), or `default`.
 
         Raises:
             ModelFileError: the number is not between 0 and 1 (exclusive).
         """
-        value = float(self.config.get(key, default))
-        if not 0 < value < 1:
-            raise ModelFileError(f"config: '{key}' is {value}, expected a small positive number")
-        return value
+        value = self.config.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+            raise ModelFileError(f"config: '{key}' is {str(value)[:40]!r}, expected a small positive number")
+        return float(value)
+
+    def soft_cap(self, key: str) -> float | None:
+        """Return the setting `key`, a soft cap; None if it is missing, null or 0.
+
+        Raises:
+            ModelFileError: the setting is not a number, or is negative or too large.
+        """
+        return self.number(key) if self.config.get(key) else None
 
     def token_ids(self, key: str, vocab_size: int) -> list[int]:
-        """Return the setting `key`, a list of token ids below `vocab_size`; [] if the setting is missing.
+        """Return the setting `key`, token ids below `vocab_size`; [] if missing.
 
         Raises:
             ModelFileError: the setting is not a list of token ids.
@@ -123,10 +124,7 @@ class Settings:
         return ids
 
     def layer_types(self, known: Collection[str]) -> list[str] | None:
-        """Return the setting `layer_types`, the type of each layer; None if the configuration lacks this setting.
-
-        Args:
-            known: layer types that the architecture supports.
+        """Return the setting `layer_types`, each one of `known`; None if missing.
 
         Raises:
             ModelFileError: the list does not have one type per layer, or it contains a type that is not in `known`.
@@ -144,9 +142,6 @@ class Settings:
     def require(self, **supported: tuple[Any, ...]) -> None:
         """Check that each setting in `supported` has one of its implemented values.
 
-        Args:
-            supported: for each setting, the values that are implemented. None stands for a missing setting.
-
         Raises:
             ModelFileError: a setting has a value that is not implemented. The message names the setting.
         """
@@ -154,3 +149,21 @@ class Settings:
             value = self.config.get(key)
             if value not in values:
                 raise ModelFileError(f"config: '{key}' is {value!r}, supported: {', '.join(map(repr, values))}")
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """Names of modules in checkpoints of one architecture."""
+
+    embedding: str = "model.embed_tokens"  # name of the token embedding
+    norm: str = "model.norm"  # name of the final norm
+    # names in a decoder layer of the norm before the mixer, and the norm before the feed-forward layer
+    block_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
+    mlp: str = "mlp"  # name in a decoder layer of the feed-forward layer
+    # names in the feed-forward layer of gate, up and down
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    # names in an expert of gate, up and down; the gate is None for experts without a gate
+    expert: tuple[str | None, str, str] = ("gate_proj", "up_proj", "down_proj")
+    output: str = "o_proj"  # name in attention of the output projection
+    # names in attention of the norms of query heads and of key heads
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")

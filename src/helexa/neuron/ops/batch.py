@@ -11,149 +11,132 @@ from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+from helexa.neuron import tensors
+from helexa.neuron.tensors import Tensor
 
 Array = TypeVar("Array")
 
 
 @dataclass(frozen=True)
+class AttentionKind:
+    """Attention parameters of one layer."""
+
+    scale: float  # factor applied to the products of queries and keys
+    # number of positions that each query attends to, including its own position; None for all positions
+    window: int | None = None
+    # float32 [heads], attention sinks (Xiao et al., 2023): one extra score per head, which is added to the softmax but
+    # has no value vector. None if the layer has no sinks.
+    sinks: Tensor | None = None
+    cap: float | None = None  # soft cap of the scores, `cap * tanh(score / cap)`
+    causal: bool = False  # whether the layer ignores `Batch.attention_ends`
+
+
+class AttentionShape(NamedTuple):
+    """Numbers of heads of an attention layer on all ranks, and the size of a head."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+
+
+@dataclass(frozen=True)
 class Capacity:
-    """Size of the largest batch that an engine computes.
+    """Size of the largest batch that an engine computes."""
 
-    Attributes:
-        rows: maximum number of rows (tokens).
-        sequences: maximum number of sequences.
-        pages_per_sequence: maximum number of KV pages of a sequence.
-    """
-
-    rows: int
-    sequences: int
-    pages_per_sequence: int
+    rows: int  # maximum number of rows (tokens)
+    sequences: int  # maximum number of sequences
+    pages_per_sequence: int  # maximum number of KV pages of a sequence
 
 
 class Bucket(NamedTuple):
-    """Batch size of a captured graph. A smaller batch is padded to the bucket's size.
+    """Batch size of a captured graph, to which smaller batches are padded.
 
-    If `rows` equals `spans`, each span (sequence) has one row. Otherwise a span can have more rows, with draft tokens.
-
-    Attributes:
-        rows: number of rows (tokens), with padding.
-        spans: number of spans (sequences), with padding.
+    If `rows` equals `spans`, each span has one row. Otherwise a span can have more rows, with draft tokens.
     """
 
-    rows: int
-    spans: int
+    rows: int  # number of rows (tokens), with padding
+    spans: int  # number of spans (sequences), with padding
 
 
 class Span(NamedTuple):
-    """The rows (tokens) of one sequence in a batch.
+    """The rows (tokens) of one sequence in a batch."""
 
-    Attributes:
-        start: index of the first row in the batch.
-        stop: index after the last row.
-        prefix: number of positions of the sequence before the span, which is also the position of the first row.
-        settled: number of rows at the start of the span that hold accepted tokens. The other rows hold draft tokens,
-            which do not change the recurrent state.
-        slot: state slot of the sequence: the index of its recurrent state, in models with recurrent layers.
-    """
-
-    start: int
-    stop: int
-    prefix: int
+    start: int  # index of the first row in the batch
+    stop: int  # index after the last row
+    prefix: int  # number of positions of the sequence before the span, which is also the position of the first row
+    # Number of rows at the start of the span that hold accepted tokens. The other rows hold draft tokens, which do not
+    # change the recurrent state.
     settled: int
-    slot: int
+    slot: int  # state slot of the sequence: the index of its recurrent state, in models with recurrent layers
 
 
 @dataclass(frozen=True)
 class SpanTable(Generic[Array]):
-    """The B spans of a batch as int32 arrays. A span is the rows (tokens) of one sequence.
+    """The B spans of a batch as int32 arrays; padding spans have no rows."""
 
-    If the batch is padded to a bucket (the batch size of a captured graph), the padding spans have no rows.
-
-    Attributes:
-        starts: [B + 1], index of the first row of each span, then the index after the last row of the last span.
-        prefixes: [B], number of positions of the sequence before the first row of each span.
-        settled: [B], number of rows of each span that hold accepted tokens (see `Span.settled`).
-        state_slots: [B], state slot of each span (see `Span.slot`).
-        pages: [B, W], numbers of the KV pages of each span's sequence, in the order of positions. W is the maximum
-            number of pages. Entries after the last page of a sequence are undefined.
-    """
-
-    starts: Array
-    prefixes: Array
-    settled: Array
-    state_slots: Array
+    starts: Array  # [B + 1], index of the first row of each span, then the index after the last row of the last span
+    prefixes: Array  # [B], number of positions of the sequence before the first row of each span
+    settled: Array  # [B], number of rows of each span that hold accepted tokens (see `Span.settled`)
+    state_slots: Array  # [B], state slot of each span (see `Span.slot`)
+    # [B, W], numbers of the KV pages of each span's sequence, in the order of positions. W is the maximum number of
+    # pages. Entries after the last page of a sequence are undefined.
     pages: Array
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Input of one forward pass over T rows (tokens).
+    """Input of one forward pass over T rows; the first four tensors are on the device."""
 
-    A span is the rows of one sequence. The tensors `tokens`, `positions`, `slots` and `sample_rows` are int32 on the
-    device.
-
-    Attributes:
-        tokens: [T], token ids. A negative number is a placeholder (see `take_tokens`).
-        positions: [T], or [3, T] for rotary embeddings with three axes (M-RoPE).
-        slots: [T], KV slot of each row: page * PAGE_SIZE + offset in the page; -1 for padding rows.
-        sample_rows: [S + P], indexes of the S rows whose logits are needed, then of the P rows whose hidden states are
-            needed.
-        host_spans: the spans in host memory, without padding.
-        device_spans: the spans in device memory, with padding; None if kernels read host memory.
-        singles: number of spans of one row, which come first. 0 if the batch is padded to a bucket with draft rows.
-        most_rows: upper bound of the number of rows of each of the other spans; 0 without other spans.
-        samples: S, the number of rows whose logits are needed, without padding.
-        pooled: P, the number of rows whose hidden states are needed.
-        capacity: size of the largest batch, for which the buffers of the tensors are allocated.
-        bucket: size of the captured graph to which the batch is padded; None if the pass runs without a captured graph.
-        embeddings: [E, H], embeddings (of images, for example) that replace the token embeddings of E rows.
-        embedding_rows: [E], indexes of the E rows.
-        deepstack: [D, E, H], numbers to add to the hidden states of the E rows after each of the first D layers.
-        attention_ends: [T] in host memory, number of tokens of its sequence that each row attends to; None for causal
-            attention.
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    slots: Tensor
+    tokens: Tensor  # [T], token ids. A negative number is a placeholder (see `take_tokens`).
+    positions: Tensor  # [T], or [3, T] for rotary embeddings with three axes (M-RoPE)
+    slots: Tensor  # [T], KV slot of each row: page * PAGE_SIZE + offset in the page; -1 for padding rows
+    # [S + P], indexes of the S rows whose logits are needed, then of the P rows whose hidden states are needed
     sample_rows: Tensor
-    host_spans: SpanTable[NDArray[np.int32]]
-    device_spans: SpanTable[Tensor] | None
-    singles: int
-    most_rows: int
-    samples: int
-    pooled: int
-    capacity: Capacity
+    host_spans: SpanTable[NDArray[np.int32]]  # the spans in host memory, without padding
+    device_spans: SpanTable[Tensor] | None  # the spans in device memory, with padding; None if kernels read host memory
+    singles: int  # number of spans of one row, which come first. 0 if the batch is padded to a bucket with draft rows.
+    most_rows: int  # upper bound of the number of rows of each of the other spans; 0 without other spans
+    samples: int  # S, the number of rows whose logits are needed, without padding
+    pooled: int  # P, the number of rows whose hidden states are needed
+    capacity: Capacity  # size of the largest batch, for which the buffers of the tensors are allocated
+    # size of the captured graph to which the batch is padded; None if the pass runs without a captured graph
     bucket: Bucket | None = None
+    # [E, H], embeddings (of images, for example) that replace the token embeddings of E rows
     embeddings: Tensor | None = None
-    embedding_rows: Tensor | None = None
+    embedding_rows: Tensor | None = None  # [E], indexes of the E rows
+    # [D, E, H], numbers to add to the hidden states of the E rows after each of the first D layers
     deepstack: Tensor | None = None
+    # [T] in host memory, number of tokens of its sequence that each row attends to; None for causal attention
     attention_ends: NDArray[np.int32] | None = None
+    # Only set if layers with a sliding window have KV pages of their own (see `engine.window_pages`):
+    window_slots: Tensor | None = None  # [T], `slots` in the caches of these layers
+    window_pages: NDArray[np.int32] | None = None  # [B, W] in host memory, `SpanTable.pages` in these caches
+
+    def slots_of(self, kind: AttentionKind) -> Tensor:
+        """Return the KV slots of the rows in the cache of a layer of this kind."""
+        return self.slots if kind.window is None or self.window_slots is None else self.window_slots
+
+    def pages_of(self, windowed: bool) -> NDArray[np.int32]:
+        """Return `SpanTable.pages` in host memory, for layers with or without a window."""
+        return self.window_pages if windowed and self.window_pages is not None else self.host_spans.pages
 
     def take_tokens(self, last: Tensor) -> None:
-        """Replace placeholders in `tokens` with the tokens that the previous step sampled.
+        """Replace placeholders in `tokens` with the tokens [N] of the previous step.
 
-        The engine prepares a step before it has the tokens of the previous step. A placeholder -i means the i-th
-        token from the end of `last`.
-
-        Args:
-            last: [N], tokens that the previous step sampled.
+        A placeholder -i means the i-th token from the end of `last`.
         """
+        # The engine prepares a step before it has the tokens of the previous step.
         from_last = last[self.tokens.clamp(max=-1)].clamp_(min=0)  # sampling returns -1 for non-finite logits
-        torch.where(self.tokens < 0, from_last.to(self.tokens.dtype), self.tokens, out=self.tokens)
+        tensors.where(self.tokens < 0, from_last.to(self.tokens.dtype), self.tokens, out=self.tokens)
 
     @cached_property
     def spans(self) -> SpanTable[Tensor]:
-        """The spans (the rows of each sequence) as tensors that kernels read.
-
-        If the batch has no copy on a device (`device_spans`), the tensors are views of the arrays in host memory.
-        """
+        """The spans as tensors that kernels read: of the device, or views of host memory."""
         host = self.host_spans
         tables = (host.starts, host.prefixes, host.settled, host.state_slots, host.pages)
-        return self.device_spans or SpanTable(*map(torch.from_numpy, tables))
+        return self.device_spans or SpanTable(*map(tensors.from_numpy, tables))
 
     @cached_property
     def span_list(self) -> list[Span]:

@@ -1,11 +1,10 @@
-"""Mixture of experts that runs one expert after another, for expert weights that no fused kernel supports."""
+"""Mixture of experts, one after another, for weights without a fused kernel."""
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, Mixture, MixtureOp, Routing
+from helexa.neuron.ops.mixture import WITHOUT_GATE, Clamp, Expert, ExpertShares, Mixture, MixtureOp, Routing
 from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.tensors import Tensor
 
 
 def expert_by_expert(
@@ -14,19 +13,17 @@ def expert_by_expert(
     routing: Routing,
     clamp: Clamp | None = None,
     shares: ExpertShares | None = None,
+    act: str = "silu",
 ) -> MixtureOp:
-    """Return a mixture operator that runs one expert after another with linear operators of `ops`.
-
-    `Ops.mixture` describes the arguments.
-    """
+    """Return an operator that runs one expert after another (see `Ops.mixture`)."""
     step_bytes = ops.step_bytes
     gate_ups = [ops.linear(expert.gate_up, expert.gate_up_bias) for expert in experts]
     downs = [ops.linear([expert.down], expert.down_bias) for expert in experts]
     # `linear` has counted the weights of all experts, but a decode step reads only the chosen experts.
-    ops.step_bytes = step_bytes + (ops.step_bytes - step_bytes) * routing.chosen // len(experts)
+    ops.step_bytes = step_bytes + (ops.step_bytes - step_bytes) * routing.top_k // len(experts)
 
     def gate(gate_up: Tensor) -> Tensor:
-        hidden = ops.gate_mul(gate_up, "silu")
+        hidden = ops.activate(gate_up, act) if act == WITHOUT_GATE else ops.gate_mul(gate_up, act)
         return hidden if shares is None else ops.gather(hidden, shares.intermediate)
 
     def gather(out: Tensor) -> Tensor:

@@ -1,86 +1,117 @@
-"""Mixtures of experts: each row (token) uses a few of many gated feed-forward layers."""
+"""Mixtures of experts: each row (token) uses a few of many feed-forward layers."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+from helexa.neuron import tensors
+from helexa.neuron.ops.operators import LinearOp
+from helexa.neuron.ops.rank_group import Shares
+from helexa.neuron.tensors import Tensor
 
-from helexa.neuron.ops.linear import LinearOp
-from helexa.neuron.ops.ranks.shares import Shares
-
+# Operator that returns the mixture's output [T, H] for inputs x [T, H] and router scores of all experts [T, E].
 MixtureOp = Callable[[Tensor, Tensor], Tensor]
-"""Operator that returns the mixture's output [T, H] for inputs x [T, H] and router scores of all experts [T, E]."""
+
+WITHOUT_GATE = "relu2"  # Activation of experts without a gate: the square of a positive number, and 0 for other numbers
+
+# Number added to a sum of weights before the division by the sum, because sigmoids may underflow to 0.
+SMALLEST_TOTAL = 1e-20
+
+
+@dataclass(frozen=True)
+class BestGroups:
+    """Restriction of each row's choice to the experts of its best groups.
+
+    The E experts form `count` groups of consecutive experts. A group's rank is the sum of its `summed` largest ranks of
+    experts (see `Routing`).
+    """
+
+    count: int  # number of groups, which divides E
+    top_groups: int  # number of groups from which a row's experts are chosen
+    summed: int
+
+    def __call__(self, ranks: Tensor) -> Tensor:
+        """Return `ranks` [T, E] with minus infinity for the experts of other groups."""
+        grouped = ranks.unflatten(1, (self.count, ranks.shape[1] // self.count))
+        groups = tensors.topk(grouped, self.summed, dim=-1)[0].sum(dim=-1)
+        best = tensors.topk(groups, self.top_groups, dim=-1)[1]
+        mask = tensors.full_like(groups, -math.inf).scatter_(1, best, 0.0)
+        return (grouped + mask[:, :, None]).flatten(1)
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Rule that selects the experts of each row, and computes their weights, from the router's scores.
+    """Rule that selects a row's experts and their weights by the router's scores.
 
-    The K experts with the largest scores are selected.
-
-    Attributes:
-        chosen: K, number of experts per row.
-        weights: how the weights are computed. `shares`: softmax over the scores of all experts. `normalised`: softmax
-            over all experts, then scaled so that the K weights add up to 1. `scores`: softmax over only the K largest
-            scores.
+    Each expert has a value, computed from the scores, and a rank: its value plus its `bias`. The K experts with the
+    largest ranks are selected. Their weights are computed from their values.
     """
 
-    chosen: int
-    weights: Literal["shares", "normalised", "scores"]
+    top_k: int  # K, number of experts per row
+    # How the weights are computed. `shares`: the values. `normalized`: the values, scaled so that the K weights add up
+    # to 1. `scores`: softmax over only the K largest scores.
+    weights: Literal["shares", "normalized", "scores"]
+    # how the values are computed: softmax over the scores of all experts, or the sigmoid of each score
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    bias: Tensor | None = None  # float32 [E], added to the values for the choice only; None for zeros
+    # restriction of the choice to the best groups of experts; None to choose from all experts
+    groups: BestGroups | None = None
+    # float32 [E], number by which the weight of each expert is finally multiplied; None for ones
+    factors: Tensor | None = None
+
+    @property
+    def ranks_are_scores(self) -> bool:
+        """Whether the order of the ranks is the order of the scores."""
+        return self.scoring == "softmax" and self.bias is None and self.groups is None
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the K experts of each row, int64 [T, K], and their weights, float32 [T, K].
+        """Return each row's K experts, int64 [T, K], and weights, float32 [T, K].
 
-        `torch.topk` decides between equal scores.
-
-        Args:
-            scores: [T, E], router scores of E experts for each of T rows.
+        The scores are [T, E], for E experts. `torch.topk` decides between equal ranks.
         """
         if self.weights == "scores":
-            largest, chosen = torch.topk(scores, self.chosen, dim=-1)
-            return chosen, torch.softmax(largest, dim=-1, dtype=torch.float32)
-        shares, chosen = torch.topk(torch.softmax(scores, dim=-1, dtype=torch.float32), self.chosen, dim=-1)
-        return chosen, shares / shares.sum(dim=-1, keepdim=True) if self.weights == "normalised" else shares
+            largest, chosen = tensors.topk(scores, self.top_k, dim=-1)
+            weights = tensors.softmax(largest, dim=-1, dtype=tensors.float32)
+        else:
+            values = scores.float().sigmoid() if self.scoring == "sigmoid" else scores.float().softmax(dim=-1)
+            ranks = values if self.bias is None else values + self.bias
+            if self.groups is not None:
+                ranks = self.groups(ranks)
+            chosen = tensors.topk(ranks, self.top_k, dim=-1)[1]
+            weights = values.gather(1, chosen)
+            if self.weights == "normalized":
+                weights = weights / (weights.sum(dim=-1, keepdim=True) + SMALLEST_TOTAL)
+        return chosen, weights if self.factors is None else weights * self.factors[chosen]
 
 
 @dataclass(frozen=True)
 class Expert:
     """The weights of one expert, which computes `down(silu(gate(x)) * up(x))`.
 
-    H is the hidden size and I the intermediate size of the expert.
-
-    Attributes:
-        gate_up: one or two matrices prepared by `Ops.matrix`. Together they have the I gate rows, then the I up rows,
-            with H columns.
-        down: matrix [H, I] prepared by `Ops.matrix`.
-        gate_up_bias: float32 [2 * I], biases of the gate, then of up; None for no biases.
-        down_bias: float32 [H]; None for no bias.
+    An expert without a gate computes `down(relu(up(x)) ** 2)`. H is the hidden size and I the intermediate size.
     """
 
+    # One or two matrices prepared by `Ops.matrix`. Together they have the I gate rows, then the I up rows, with H
+    # columns. Only the up rows if the expert has no gate.
     gate_up: Sequence[Any]
-    down: Any
+    down: Any  # matrix [H, I] prepared by `Ops.matrix`
+    # float32 [2 * I], biases of the gate, then of up, or [I] without a gate; None for no biases
     gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
+    down_bias: Tensor | None = None  # float32 [H]; None for no bias
 
 
 @dataclass(frozen=True)
 class ExpertShares:
-    """The division of each expert's outputs among the ranks that compute the model.
+    """The division of each expert's outputs among the ranks that compute the model."""
 
-    Attributes:
-        intermediate: division of the outputs of the gate and up matrices (intermediate size).
-        hidden: division of the outputs of the down matrix (hidden size).
-    """
-
-    intermediate: Shares
-    hidden: Shares
+    intermediate: Shares  # division of the outputs of the gate and up matrices (intermediate size)
+    hidden: Shares  # division of the outputs of the down matrix (hidden size)
 
 
 @dataclass(frozen=True)
 class Clamp:
-    """The clamped activation of gpt-oss experts, `gate * sigmoid(alpha * gate) * (up + 1)`.
+    """The activation of gpt-oss experts, `gate * sigmoid(alpha * gate) * (up + 1)`.
 
     First, `gate` is limited to at most `limit`, and `up` to the range from `-limit` to `limit`.
     """
@@ -89,32 +120,23 @@ class Clamp:
     limit: float
 
     def __call__(self, gate_up: Tensor) -> None:
-        """Change gate and up values in place, so that `silu(gate) * up` is then the clamped activation.
-
-        A kernel for the usual activation `silu(gate) * up` can therefore follow.
-
-        Args:
-            gate_up: [T, 2 * I], for each of T rows I gate values, then I up values.
-        """
+        """Change gate and up [T, 2 * I] so that `silu(gate) * up` is the activation."""
+        # A kernel for the usual activation `silu(gate) * up` can then follow: with gate' = alpha * gate, silu(gate') *
+        # up / alpha is gate * sigmoid(alpha * gate) * up.
         gate, up = gate_up.chunk(2, dim=-1)
         gate.clamp_(max=self.limit).mul_(self.alpha)
         up.clamp_(-self.limit, self.limit).add_(1).div_(self.alpha)
 
 
 class Mixture:
-    """Mixture-of-experts operator that computes one expert after another, each for the rows that selected it.
-
-    The results of a row are summed in ascending order of experts. The sum therefore does not depend on other rows in
-    the batch.
+    """Mixture operator: one expert after another, for the rows that selected it.
 
     Args:
-        routing: rule that selects the experts of each row and their weights.
         gate_ups: linear operator of each expert's gate and up matrices.
         downs: linear operator of each expert's down matrix.
         clamp: parameters of the clamped activation; None for SiLU.
-        gate: activation function. It returns the inputs of `downs` for the outputs [P, 2 * I] of `gate_ups`, where P is
-            the number of pairs of a row and an expert. If several ranks compute the model, the function also gathers
-            the columns of all ranks.
+        gate: function from the outputs [P, 2 * I] of `gate_ups` to the inputs of `downs`, for P pairs of a row and an
+            expert. If several ranks compute the model, it also gathers the columns of all ranks.
         gather: function that returns the output columns of all ranks, [T, H], for the columns of this rank.
     """
 
@@ -133,20 +155,21 @@ class Mixture:
         self._gate, self._gather = gate, gather
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
-        """Return the mixture's output [T, H] for inputs x [T, H] and router scores [T, E] of E experts."""
+        """Return the output [T, H] for inputs x [T, H] and router scores [T, E]."""
         chosen, weights = self._routing(scores)
         pairs = chosen.flatten()
         order = pairs.argsort(stable=True)  # by expert, then by row
         rows, scales = order // chosen.shape[1], weights.to(x.dtype).flatten()[order, None]
         if not len(rows):
-            return torch.zeros_like(x)
+            return tensors.zeros_like(x)
         counts = {expert: count for expert, count in enumerate(pairs.bincount().tolist()) if count}
         rows_of = dict(zip(counts, rows.split(list(counts.values())), strict=True))
-        gate_ups = torch.cat([self._gate_ups[expert](x[rows_of[expert]]) for expert in counts])
+        gate_ups = tensors.cat([self._gate_ups[expert](x[rows_of[expert]]) for expert in counts])
         if self._clamp is not None:
             self._clamp(gate_ups)
         inputs = self._gate(gate_ups).split(list(counts.values()))
         outputs = [self._downs[expert](part) for expert, part in zip(counts, inputs, strict=True)]
+        # A row adds its results in ascending order of experts, whatever other rows are in the batch.
         out = x.new_zeros(x.shape[0], outputs[0].shape[1])
         for these, output, scale in zip(rows_of.values(), outputs, scales.split(list(counts.values())), strict=True):
             out.index_add_(0, these, output * scale)

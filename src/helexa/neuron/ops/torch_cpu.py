@@ -1,4 +1,4 @@
-"""CPU kernels from torch itself: int4 matrix products for few rows, oneDNN bfloat16 products for many rows.
+"""CPU kernels of torch: int4 products for few rows, oneDNN bfloat16 for many.
 
 The engine uses these kernels if the native (C) kernels cannot be compiled or do not support the model.
 """
@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.linear import ConcatenatedLinear, GatedLinear, LinearOp, ProductBytes
-from helexa.neuron.ops.norm import FewPassRmsNorm, NormOp
+from helexa.neuron.ops.operators import ConcatenatedLinear, FewPassRmsNorm, GatedLinear, LinearOp, NormOp, ProductBytes
 from helexa.neuron.ops.reference.reference import ReferenceOps, dequantizing_bytes
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
@@ -18,7 +17,7 @@ _INT4_ROWS = 6
 
 
 class CpuOps(ReferenceOps):
-    """The plain-torch kernels with faster matrix products and norms, for CPUs with bfloat16 instructions."""
+    """Plain-torch kernels with faster products and norms, for CPUs with bfloat16."""
 
     name = "torch-cpu-bf16"
 
@@ -28,11 +27,6 @@ class CpuOps(ReferenceOps):
         return torch.cpu._is_avx512_bf16_supported() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
     def linear(self, matrices: Sequence[Weight], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Return an operator that computes `x @ weight.T + bias` (see `Ops.linear`).
-
-        If all matrices are 4-bit weights that torch's int4 kernel supports, the operator stores them twice: as int4 for
-        inputs with few rows, and as bfloat16 for inputs with many rows. Otherwise it stores only bfloat16.
-        """
         bias = None if bias is None else bias.to(self.dtype)
         dense = torch.cat([self.dense(matrix) for matrix in matrices]) if len(matrices) > 1 else self.dense(matrices[0])
         self.step_bytes += dense.nbytes
@@ -40,33 +34,31 @@ class CpuOps(ReferenceOps):
         packed = [
             Int4Linear(matrix) for matrix in matrices if isinstance(matrix, GroupwiseTensor) and Int4Linear.fits(matrix)
         ]
+        # The weights are stored twice, as int4 for few rows and as bfloat16 for many, only if the int4 kernel supports
+        # all of them.
         product = ByRows(ConcatenatedLinear(packed, bias), many) if len(packed) == len(matrices) else many
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
-        """Return the number of bytes that `linear` allocates for these weights.
-
-        The operator stores all weights as bfloat16. If `Int4Linear` supports all of them, it also stores int4 copies.
-        """
         dense = sum(self.dense_bytes(weight) for weight in weights)
         int4 = [weight for weight in weights if isinstance(weight, GroupwiseTensor) and Int4Linear.fits(weight)]
         packed = sum(map(Int4Linear.packed_bytes, int4)) if len(int4) == len(weights) else 0
         return ProductBytes(dense + packed, dense + dequantizing_bytes(weights))
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """Return an RMS norm operator with few passes over the input, because each pass has a fixed cost on a CPU."""
+        # Each pass over the input has a fixed cost on a CPU.
         return FewPassRmsNorm(weight, eps, self.dtype)
 
 
 class ByRows:
-    """Linear operator that uses the operator `few` for inputs of at most 6 rows, and `many` for more rows."""
+    """Linear operator that uses `few` for at most 6 rows, and `many` for more."""
 
     def __init__(self, few: LinearOp, many: LinearOp) -> None:
         self._few = few
         self._many = many
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply the linear operator to T rows of K inputs x [T, K], and return N outputs per row, [T, N]."""
+        """Return N outputs [T, N] for each of T rows x [T, K]."""
         return self._few(x) if x.shape[0] <= _INT4_ROWS else self._many(x)
 
 
@@ -79,15 +71,12 @@ class PrepackedLinear:
         self._run = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply the linear operator to T rows of K inputs x [T, K], and return N outputs per row, [T, N]."""
+        """Return N outputs [T, N] for each of T rows x [T, K]."""
         return self._run(x, self._weight, self._bias, "none", [], "")
 
 
 class Int4Linear:
-    """Linear operator with a 4-bit weight, without bias.
-
-    Each group of columns in a row of the weight has a bfloat16 scale and a bfloat16 offset.
-    """
+    """Linear operator with a 4-bit weight, without bias."""
 
     def __init__(self, weight: GroupwiseTensor) -> None:
         self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
@@ -100,16 +89,16 @@ class Int4Linear:
 
     @staticmethod
     def fits(weight: GroupwiseTensor) -> bool:
-        """Return whether torch's int4 kernel supports the format, shape and group size of this weight."""
+        """Return whether torch's int4 kernel supports the weight's format and shape."""
         rows, columns = weight.shape
         plain = weight.bits == 4 and weight.table is None
         return plain and weight.group_size in (32, 64, 128, 256) and rows % 16 == 0 and columns % 2 == 0
 
     @staticmethod
     def packed_bytes(weight: GroupwiseTensor) -> int:
-        """Return the number of bytes of the packed weight: 4 bits per code, and two 16-bit numbers per group."""
+        """Return the bytes of the packed weight: 4 bits per code, 32 bits per group."""
         return weight.codes.numel() // 2 + weight.codes.numel() // weight.group_size * 4
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply the linear operator to T rows of K inputs x [T, K], and return N outputs per row, [T, N]."""
+        """Return N outputs [T, N] for each of T rows x [T, K]."""
         return self._run(x, self._codes, self._group_size, self._scales_and_zeros)

@@ -1,1 +1,1 @@
-"""Parsers that separate a model's output into reasoning, tool calls and text while it is generated."""
+"""Separate a model's output into reasoning, tool calls and text."""

@@ -10,15 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CallIdFormat:
-    """A format of ids: a prefix, and `length` characters of `alphabet`.
+    """A format of ids: a prefix, and `length` characters of `alphabet`."""
 
-    Attributes:
-        accepted: pattern of all ids that chat templates with this format accept, including ids of other servers.
-        prefix: first characters of a new id.
-        alphabet: characters of a new id after the prefix.
-        length: number of characters of a new id after the prefix.
-    """
-
+    # pattern of all ids that chat templates with this format accept, including ids of other servers
     accepted: re.Pattern[str]
     prefix: str
     alphabet: str
@@ -29,7 +23,7 @@ class CallIdFormat:
         return self.prefix + "".join([secrets.choice(self.alphabet) for _ in range(self.length)])
 
     def derived(self, seed: str) -> str:
-        """Return an id that depends only on `seed`, so that the same conversation always has the same prompt."""
+        """Return an id that depends only on `seed`, so that prompts stay the same."""
         number = int.from_bytes(hashlib.sha256(seed.encode("utf-8", "surrogatepass")).digest())
         characters: list[str] = []
         for _ in range(self.length):
@@ -59,7 +53,7 @@ class CallIds:
         self._derived: dict[str, int] = {}  # number of ids that were derived from each id of the client
 
     def assign(self, given: str) -> str:
-        """Return the id for the next call, which has the id `given` in the client's request."""
+        """Return the id for the next call, whose id in the client's request is `given`."""
         id = given
         if id not in self._kept or id in self._assigned:
             id = self._derive(given)

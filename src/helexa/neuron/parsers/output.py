@@ -1,54 +1,100 @@
-"""Collect the results of a parser as output events."""
+"""Collect the events of a model's output, and track code blocks in its text."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart, WasReasoning
-from helexa.neuron.parsers.code_blocks import CodeBlocks
-from helexa.neuron.parsers.markers import Markers
-from helexa.neuron.parsers.source import MAX_NAME, NotACall
-from helexa.neuron.parsers.value_schema import child_schema
+from helexa.neuron.parsers.schema_types import child_schema
+from helexa.neuron.parsers.source import MAX_NAME, Markers, NotACall
 
-Tools = Mapping[str, Mapping[str, Any]]
-"""The tools of a request: tool name -> JSON Schema of the tool's arguments."""
+_FENCE = re.compile(r"[ \t>]*(`{3,})([^`\n]*)\Z")
+_MAX_LINE = 200  # characters of a line that are kept; the beginning of a fence is at the beginning of a line
+
+Tools = Mapping[str, Mapping[str, Any]]  # The tools of a request: tool name -> JSON Schema of the tool's arguments
+
+
+class CodeBlocks:
+    """Tracks Markdown code blocks and code spans in streamed text."""
+
+    def __init__(self) -> None:
+        self.fence = ""  # the backticks that began the current code block; "" outside of code blocks
+        self.has_content = False  # whether the current code block contains text after its first line
+        self._line = ""  # the beginning of the current line
+        self._backticks = 0  # number of runs of backticks in the current line
+        self._in_run = False
+
+    @property
+    def in_span(self) -> bool:
+        """Whether the position is inside a code span of the current line."""
+        return not self.fence and self._backticks % 2 == 1
+
+    @property
+    def in_block(self) -> bool:
+        """Whether the position is inside a code block."""
+        return bool(self.fence)
+
+    @property
+    def begins_block(self) -> bool:
+        """Whether the position is at the beginning of the content of a code block."""
+        return self.in_block and not self.has_content and not self._line.strip()
+
+    def feed(self, text: str) -> None:
+        """Append `text`."""
+        if "\n" not in text and "`" not in text:  # most tokens
+            if text:
+                self._in_run = False
+                if len(self._line) < _MAX_LINE:
+                    self._line += text[:_MAX_LINE]
+            return
+        *lines, last = text.split("\n")
+        for line in lines:
+            self._add(line)
+            self._end_line()
+        self._add(last)
+
+    def _add(self, text: str) -> None:
+        if len(self._line) < _MAX_LINE:
+            self._line += text[: _MAX_LINE - len(self._line)]
+        if "`" in text:
+            # A run of several backticks begins or ends one code span.
+            for char in text:
+                self._backticks += char == "`" and not self._in_run
+                self._in_run = char == "`"
+        elif text:
+            self._in_run = False
+
+    def _end_line(self) -> None:
+        fence = _FENCE.match(self._line)
+        if fence and not self.fence:
+            self.fence, self.has_content = fence[1], False
+        # Only a fence with at least as many backticks and no text after it ends the block (CommonMark).
+        elif fence and len(fence[1]) >= len(self.fence) and not fence[2].strip():
+            self.fence = ""
+        elif self.fence:
+            self.has_content |= bool(self._line.strip())
+        self._line = ""
+        self._backticks, self._in_run = 0, False
 
 
 class Output:
-    """Collects the output events of one response. The parsers add text, reasoning and tool calls.
-
-    Args:
-        tools: the tools of the request. None if the tools are unknown. In this case, calls of any tool name are
-            accepted.
-        new_id: function that returns the id for a new tool call.
-
-    Attributes:
-        reasoning: whether the parser is inside reasoning.
-        begun: whether text or a tool call was added.
-        calls: number of tool calls that have begun.
-        open_call: whether the arguments of the last tool call are incomplete.
-        broken: whether a tool call before the last one has incomplete arguments.
-        named: whether the current block contains the name of a tool call.
-        repairs: names of the mistakes in tool calls that were repaired.
-        structured: whether a grammar decides the text, so that markers in the text are text.
-        known_only: whether only the names of tools in the request are accepted.
-        code: code blocks of the text.
-    """
+    """Collects the events of one response, which the parsers add."""
 
     def __init__(self, tools: Tools | None, new_id: Callable[[], str], *, structured: bool = False) -> None:
-        self.reasoning = False
-        self.begun = False
-        self.open_call = False
-        self.broken = False
-        self.named = False
-        self.repairs: set[str] = set()
-        self.structured = structured
-        self.known_only = False
-        self.code = CodeBlocks()
-        self._tools = tools
-        self._new_id = new_id
-        self.calls = 0
+        self.reasoning = False  # whether the parser is inside reasoning
+        self.begun = False  # whether text or a tool call was added
+        self.open_call = False  # whether the arguments of the last tool call are incomplete
+        self.broken = False  # whether a tool call before the last one has incomplete arguments
+        self.named = False  # whether the current block contains the name of a tool call
+        self.repairs: set[str] = set()  # names of the mistakes in tool calls that were repaired
+        self.structured = structured  # whether a grammar decides the text, so that markers in the text are text
+        self.known_only = False  # whether only the names of tools in the request are accepted
+        self.code = CodeBlocks()  # code blocks of the text
+        self._tools = tools  # the tools of the request. None if they are unknown: calls of any tool are accepted.
+        self._new_id = new_id  # returns the id for a new tool call
+        self.calls = 0  # number of tool calls that have begun
         self._events: list[OutputEvent] = []
         self._trial: tuple[int, bool, bool] | None = None
         self._withheld: list[OutputEvent] = []
@@ -59,12 +105,13 @@ class Output:
         self._events, self._withheld = [], self._events
 
     def end_trial(self, *, accepted: bool) -> list[OutputEvent]:
-        """End a trial. Add its events if they are `accepted`, and otherwise return these events."""
+        """End a trial. Add its events if they are `accepted`, else return them."""
         assert self._trial is not None
         events, self._events, self._withheld = self._events, self._withheld, []
         if accepted:
             self._events += events
         else:
+            # The events never happened, so their numbers and flags must not stay.
             self.calls, self.broken, self.begun = self._trial
             self.open_call = False
         self._trial = None
@@ -76,7 +123,7 @@ class Output:
         self.calls += sum(isinstance(event, ToolCallStart) for event in events)
 
     def drain(self) -> list[OutputEvent]:
-        """Return the events that were added since the last call of `drain`, except for those of an open trial."""
+        """Return the events since the last call, but none of an open trial."""
         if self._trial is not None:
             events, self._withheld = self._withheld, []
         else:
@@ -84,7 +131,7 @@ class Output:
         return events
 
     def text(self, text: str) -> None:
-        """Add `text`, which is neither reasoning nor a tool call."""
+        """Add text that is neither reasoning nor a tool call."""
         if text:
             self.begun = True
             self.code.feed(text)
@@ -96,64 +143,61 @@ class Output:
             self._events.append(ReasoningDelta(text))
 
     def was_reasoning(self) -> None:
-        """Mark all text that was added so far as reasoning, because a closing reasoning marker follows it."""
+        """Mark all text so far as reasoning, because a closing marker follows it."""
         if self.begun:
             self._events.append(WasReasoning())
 
     @property
     def may_call(self) -> bool:
-        """Whether the parser may accept tool calls, because the request has tools or the tools are unknown."""
+        """Whether the request has tools, or the tools are unknown."""
         return self._tools is None or bool(self._tools)
 
     @cached_property
     def quoted_names(self) -> Markers:
-        """The names of the request's tools as JSON strings with quotation marks. Empty if the tools are unknown."""
+        """The names of the request's tools as JSON strings, none if they are unknown."""
         return Markers(json.dumps(name, ensure_ascii=False) for name in self._tools or ())
 
     def check(self, name: str, *, known: bool = False) -> None:
-        """Raise `NotACall` if `name` cannot be the tool name of a call.
+        """Check the tool name of a call.
 
         Args:
-            name: name of the tool.
-            known: whether only the names of tools in the request are accepted. A caller sets `known` if the name is the
-                only sign that a text is a tool call.
+            known: whether the request must have this tool, because the name is the only sign of a tool call.
 
         Raises:
             NotACall: the name is invalid, or `known` is true and the request has no tool with this name.
         """
         if not name or len(name) > MAX_NAME or not name.isprintable():
             raise NotACall
+        # Without a list of tools, any name is accepted.
         if (known or self.known_only) and self._tools is not None and name not in self._tools:
             raise NotACall
         self.named = True
 
     def schema(self, tool: str) -> Mapping[str, Any]:
-        """Return the JSON Schema of the arguments of the tool `tool`, or an empty schema if the tool is unknown."""
+        """Return the JSON Schema of a tool's arguments, {} if the tool is unknown."""
         schema = (self._tools or {}).get(tool, {})
         return schema if isinstance(schema, Mapping) else {}
 
     def offers(self, tool: str) -> bool:
-        """Return whether the request has the tool `tool`, or the tools are unknown."""
+        """Return whether the request has `tool`, or the tools are unknown."""
         return self._tools is None or tool in self._tools
 
     def parameter(self, tool: str, name: str) -> Mapping[str, Any]:
-        """Return the JSON Schema of the parameter `name` of the tool `tool`, or an empty schema if it is unknown.
-
-        The result includes the definitions (`$defs`) of the tool's schema.
-        """
+        """Return the JSON Schema of a parameter with the tool's `$defs`, or {}."""
         schema = self.schema(tool)
         return child_schema(schema, name, schema)
 
     def start(self, name: str) -> None:
-        """Add the beginning of a tool call, with the name of the tool and a new id."""
+        """Begin a tool call with a new id."""
         self._events.append(ToolCallStart(self.calls, self._new_id(), name))
         self.calls += 1
         self.begun = True
+        # The previous call has no complete arguments, and no later text can complete them.
         self.broken |= self.open_call
         self.open_call = True
 
     def arguments(self, fragment: str) -> None:
-        """Add a fragment of the arguments of the last tool call. The fragments together are JSON text."""
+        """Add a fragment of the JSON text of the last tool call's arguments."""
         if fragment:
             self._events.append(ToolCallDelta(self.calls - 1, fragment))
 

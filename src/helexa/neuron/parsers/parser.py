@@ -5,12 +5,11 @@ from collections.abc import Callable
 from helexa.neuron.events import OutputEvent, TextDelta
 from helexa.neuron.parsers.call_ids import OPENAI_IDS
 from helexa.neuron.parsers.formats.harmony import Harmony
-from helexa.neuron.parsers.formats.tool_call_format import ToolCallFormat
+from helexa.neuron.parsers.formats.registry import ToolCallFormat
 from helexa.neuron.parsers.formats.untagged_calls import LEADING, LINES, read_untagged
-from helexa.neuron.parsers.markers import NO_MARKERS, Markers
 from helexa.neuron.parsers.output import Output, Tools
 from helexa.neuron.parsers.reasoning import ReasoningMarks
-from helexa.neuron.parsers.source import NotACall, Reading, Source
+from helexa.neuron.parsers.source import NO_MARKERS, Markers, NotACall, Reading, Source
 
 
 class OutputParser:
@@ -51,11 +50,7 @@ class OutputParser:
         structured: whether a grammar decides the text. Tool calls are then only accepted instead of text, and all
             markers in text are text.
         may_reason: whether structured output may begin with reasoning that the prompt did not begin.
-        tools: the tools of the request. None if the tools are unknown.
-        new_id: function that returns the id for a new tool call.
-
-    Attributes:
-        markers: special tokens that the parser needs. The detokenizer must include them in the text.
+        tools, new_id: see `Output`.
     """
 
     def __init__(
@@ -74,6 +69,7 @@ class OutputParser:
         self._format = tool_call_format
         self._reasoning = reasoning
         marks = {reasoning.open, reasoning.close} if reasoning else set[str]()
+        # Special tokens that the parser needs. The detokenizer must include them in the text.
         self.markers: frozenset[str] = (tool_call_format.markers if tool_call_format else frozenset()) | marks
         openers, leading = (tool_call_format.openers, tool_call_format.leading) if tool_call_format else ((), ())
         closers = tool_call_format.closers if tool_call_format else ()
@@ -84,16 +80,24 @@ class OutputParser:
         self._draft_ends = Markers([*openers, *([reasoning.close] if reasoning else [])])
         self._untagged = frozenset((*LINES, *LEADING) if untagged else ())
         self._tagged_calls = False
+        # A call in plain JSON must begin a line, because a brace within a line is ordinary text.
         if untagged:
             openers, leading = (*openers, *LINES), (*leading, *LEADING)
+        # Harmony's markers enclose all output, text too. Its markers are therefore never dropped as stray tags.
         self._framed = isinstance(tool_call_format, Harmony)
         self._structured = structured
         self._call_openers = Markers(openers)
         self._openers = self._call_openers if reasoned or structured else Markers([*openers, *marks])
+        # In structured text, a marker may be a part of a JSON string.
         self._text_openers = NO_MARKERS if structured and not self._framed else self._openers
         self._after_reasoning = Markers([*openers, *leading, *(() if structured else marks)])
+        # A closing marker alone would turn the structured answer into reasoning.
         first_marks = marks if reasoning is None or not structured else {reasoning.open} if may_reason else ()
-        self._first_openers = Markers([*openers, *leading, *first_marks])
+        answer = () if reasoning is None or structured else reasoning.answer[:1]
+        self._answer_opener = "".join(answer)
+        self._answer_closers: tuple[str, ...] = ()  # while the output is inside the markers around the answer
+        self._after_reasoning = Markers([*self._after_reasoning.strings, *answer])
+        self._first_openers = Markers([*openers, *leading, *first_marks, *answer])
         self._source = Source()
         self._output = Output(tools, new_id, structured=structured)
         self._draft_calls: list[OutputEvent] = []  # calls at the end of the reasoning
@@ -103,7 +107,7 @@ class OutputParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the parser is inside reasoning. The next text is then reasoning, unless a marker ends the reasoning.
+        """Whether the next text is reasoning, unless a marker ends the reasoning.
 
         A generated token counts as a reasoning token if this value is true before or after its text is pushed.
         """
@@ -111,10 +115,7 @@ class OutputParser:
 
     @property
     def call_is_open(self) -> bool:
-        """Whether the arguments of the last tool call are incomplete.
-
-        If this is true after `flush`, the arguments were cut off or are invalid.
-        """
+        """Whether the last tool call's arguments are incomplete; after `flush`: invalid."""
         return self._output.open_call
 
     @property
@@ -128,10 +129,8 @@ class OutputParser:
         return frozenset(self._output.repairs)
 
     def push(self, text: str) -> list[OutputEvent]:
-        """Parse the next chunk of the output and return the new events.
-
-        The parser holds back text that may be the beginning of a marker.
-        """
+        """Parse the next chunk of the output and return the new events."""
+        # Most tokens are plain text. They skip the coroutine and the regular expressions.
         if self._in_plain_text and self._source.empty and self._text_openers.cannot_begin_in(text):
             self._output.code.feed(text)
             return [TextDelta(text)] if text else []
@@ -140,11 +139,9 @@ class OutputParser:
         return self._output.drain()
 
     def flush(self, *, cut: bool = False) -> list[OutputEvent]:
-        """End the output and return the remaining events, including those for text that was held back.
+        """End the output and return the remaining events.
 
-        Args:
-            cut: whether the output ended because of a limit. In this case, a tool call without an end marker is
-                incomplete.
+        If a limit `cut` the output, a tool call without an end marker is incomplete.
         """
         self._source.ended, self._source.cut = True, cut
         return self.push("")
@@ -164,24 +161,29 @@ class OutputParser:
             if not opener:
                 break
             opener = yield from self._parse_block(opener)
+        # The model wrote only reasoning. Calls at its end are then the answer, unless a limit cut the output.
         if not output.begun and not self._source.cut:
             output.add_calls(self._draft_calls)
 
     def _parse_block(self, opener: str) -> Reading[str]:
-        """Parse a block of reasoning or tool calls that begins with the marker `opener`.
+        """Parse the block that the marker `opener` begins.
 
-        Return the opening marker of the next block if it directly follows this block. Otherwise, return "".
+        Return the opening marker that directly follows the block, or "".
         """
         source, output = self._source, self._output
         is_mark = self._reasoning is not None and opener in (self._reasoning.open, self._reasoning.close)
+        if opener and opener in (self._answer_opener, *self._answer_closers) and not output.code.in_block:
+            return (yield from self._parse_answer_mark(opener))
         if opener.startswith("\n"):  # the line break before an untagged call is text
             self._emit_text(source.take(source.at + 1))
             opener = opener[1:]
+        # Models quote calls in code. At the beginning of a code block, they also write real calls.
         if output.code.in_block and not (output.code.begins_block and not is_mark):
             self._emit_text(source.take(source.at + len(opener)))
             return ""
         if self._reasoning is not None and is_mark:
             return (yield from self._parse_mark(self._reasoning, opener))
+        # A closing tag without a call is a mistake of the model. Clients should not see it as text.
         if opener in self._closers.strings and not self._framed:
             text = source.take(source.at + len(opener))
             source.settle()
@@ -195,6 +197,7 @@ class OutputParser:
         try:
             if opener not in self._untagged:
                 yield from self._parse_tagged()
+            # The model has used its own format before, so plain JSON is not a call.
             elif self._tagged_calls:
                 source.take(source.at + len(opener))
                 raise NotACall
@@ -205,6 +208,7 @@ class OutputParser:
             return ""
         finally:
             output.known_only = False
+        # The block has text after the call that does not belong to the call.
         if source.unsettled.strip():
             self._emit_text(source.give_back())
             return ""
@@ -213,12 +217,10 @@ class OutputParser:
     def _end_failed(self, *, begun: bool, tagged: bool) -> Reading[None]:
         """Handle text that is not a tool call, or a tool call that cannot be continued.
 
-        Args:
-            begun: whether a call of the block was added to the output.
-            tagged: whether the block begins with a marker that only tool calls have.
+        `begun`: a call of the block was added to the output. `tagged`: only tool calls have the marker of the block.
         """
         source = self._source
-        if begun and self._output.open_call:  # the rest of the call is neither text nor valid arguments
+        if begun and self._output.open_call:  # drop the rest of the call: neither text nor valid arguments
             source.give_back()
             yield from source.until(self._resumes, lambda _: None)
             yield from source.marker(self._closers)
@@ -245,6 +247,7 @@ class OutputParser:
     def _parse_mark(self, marks: ReasoningMarks, mark: str) -> Reading[str]:
         source, output = self._source, self._output
         in_code = output.code.in_span or output.code.in_block
+        # Reasoning must come before all text, and markers in code are text.
         if (mark == marks.open and output.begun) or in_code:
             self._close_reasoning(not in_code)
             source.take(source.at + len(mark))
@@ -253,13 +256,32 @@ class OutputParser:
         if mark == marks.open:
             source.take(source.at + len(mark))
             return (yield from self._read_reasoning(marks))
+        # A closing marker without an opening marker: the text before it becomes reasoning.
         self._close_reasoning()
         output.was_reasoning()
         yield from marks.read_end(source)
         return (yield from self._skip_space(self._after_reasoning))
 
+    def _parse_answer_mark(self, mark: str) -> Reading[str]:
+        """Drop a marker around the answer, and the white space inside and after the pair."""
+        source = self._source
+        source.take(source.at + len(mark))
+        source.settle()
+        openers = [opener for opener in self._openers.strings if opener not in self._answer_closers]
+        if mark == self._answer_opener and self._reasoning is not None:
+            close = self._reasoning.answer[1]
+            self._answer_closers = (close, f"\n{close}")
+            openers += self._answer_closers
+        else:
+            self._answer_closers = ()
+        self._answer_opener = ""
+        self._openers = self._text_openers = Markers(openers)
+        yield from source.space()
+        source.give_back()
+        return (yield from source.upcoming(self._openers))
+
     def _read_reasoning(self, marks: ReasoningMarks) -> Reading[str]:
-        """Parse reasoning after its opening marker. Return the marker that directly follows the reasoning, or ""."""
+        """Parse reasoning after its opening marker. Return the marker after it, or ""."""
         self._close_reasoning()
         yield from marks.read_inside(
             self._source, self._output, drafts=self._drafts, read_draft=self._read_draft, exact=self._structured
@@ -268,17 +290,21 @@ class OutputParser:
 
     def _close_reasoning(self, closes: bool = True) -> None:
         """Accept no more reasoning in the text."""
+        # A marker in code says nothing about later markers.
         if closes:
             marks = () if self._reasoning is None else (self._reasoning.open, self._reasoning.close)
             self._openers = Markers(opener for opener in self._openers.strings if opener not in marks)
             self._text_openers = NO_MARKERS if self._structured and not self._framed else self._openers
 
     def _read_draft(self) -> Reading[str | None]:
-        """Parse tool calls inside reasoning. Return their text, which is reasoning, or None if they are tool calls."""
+        """Parse calls inside reasoning. Return their text, or None if they are tool calls."""
         assert self._format is not None and self._reasoning is not None
         source, output = self._source, self._output
         record = source.record()
+        # A call inside reasoning is a part of the reasoning, unless the output ends after the call. Its events are
+        # withheld until this is known.
         output.begin_trial()
+        # Only a call of a tool in the request can end the reasoning.
         output.known_only = True
         accepted, follows = False, ""
         try:
@@ -299,16 +325,16 @@ class OutputParser:
         return None if accepted and not follows else "".join(record)
 
     def _skip_space(self, openers: Markers) -> Reading[str]:
-        """Read white space, and return the marker after it if it is one of `openers`. Otherwise, return "".
+        """Read white space, and return the marker after it: one of `openers`, or "".
 
-        If no opening marker follows, the white space is returned to the client as text. At the end of an output with
-        tool calls, the white space is dropped.
+        White space without a marker after it is text, except at the end of an output with tool calls.
         """
         source = self._source
         if opener := (yield from source.upcoming(openers)):
             return opener
         yield from source.space()
         if not (opener := (yield from source.upcoming(openers))):
+            # white space before text belongs to the text
             space = source.give_back()
             if self._output.calls == 0 or (yield from source.peek()):
                 self._emit_text(space)

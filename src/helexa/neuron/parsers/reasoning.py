@@ -1,37 +1,28 @@
 """Parse reasoning that is enclosed in a pair of markers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
-from helexa.neuron.parsers.source import Reading, Source
+from helexa.neuron.parsers.source import Markers, Reading, Source
 
 
 @dataclass(frozen=True)
 class ReasoningMarks:
-    """The markers before and after reasoning, such as `<think>` and `</think>`.
-
-    The detokenizer must include the markers in the text to parse.
-    """
+    """The markers before and after reasoning, such as `<think>` and `</think>`."""
 
     open: str
     close: str
+    label: str = ""  # word after the opening marker that is not part of the reasoning; "" for none
+    # markers around the answer after the reasoning, which are not part of the answer; empty for none
+    answer: tuple[str, ...] = ()
 
     def opened_by(self, turn: str) -> bool:
-        """Return whether `turn` ends inside an open reasoning block.
-
-        Args:
-            turn: text of the unfinished assistant message at the end of the prompt.
-        """
+        """Return whether the unfinished message `turn` ends inside a reasoning block."""
         return turn.rfind(self.open) > turn.rfind(self.close)
 
     def closed_by(self, turn: str) -> bool:
-        """Return whether `turn` contains a closed reasoning block, and no open block after it.
-
-        Args:
-            turn: text of the unfinished assistant message at the end of the prompt.
-        """
+        """Return whether the unfinished message `turn` has finished reasoning."""
         return turn.rfind(self.close) > turn.rfind(self.open)
 
     def read_inside(
@@ -43,7 +34,7 @@ class ReasoningMarks:
         read_draft: Callable[[], Reading[str | None]],
         exact: bool = False,
     ) -> Reading[None]:
-        """Parse the content of a reasoning block, after its opening marker. The closing marker may be missing.
+        """Parse reasoning after its opening marker. The closing marker may be missing.
 
         White space at both ends of the reasoning and after the block is dropped.
 
@@ -51,17 +42,21 @@ class ReasoningMarks:
             source: the model's unread text.
             output: receives the reasoning.
             drafts: markers at the beginning of tool calls.
-            read_draft: method that parses tool calls inside the reasoning. It returns their text, or None if the calls
-                end the output.
-            exact: whether only up to two line breaks belong to the closing marker.
+            read_draft: parses tool calls inside the reasoning. It returns their text, or None if the calls end the
+                output.
+            exact: see `read_end`.
         """
         output.reasoning = True
         yield from source.space()
+        # for example `thought` after `<|channel>`
+        if self.label and (yield from source.marker(Markers([self.label]))):
+            yield from source.space()
         source.settle()
         space: list[str] = []  # white space that may end the block
 
         def pass_on(chunk: str) -> None:
             source.settle()
+            # White space at the end of the block is dropped. Only later text shows whether the block ends.
             if content := chunk.rstrip():
                 output.thought("".join(space) + content)
                 space.clear()
@@ -81,9 +76,7 @@ class ReasoningMarks:
     def read_end(self, source: Source, *, exact: bool = False) -> Reading[None]:
         """Read the closing marker and the white space after it.
 
-        Args:
-            source: the model's unread text.
-            exact: whether to read only up to two line breaks, because other white space is part of the answer.
+        If `exact`, read only two line breaks, because other white space is part of the answer.
         """
         source.take(source.at + len(self.close))
         if exact:
@@ -101,20 +94,25 @@ _KNOWN = (
     ReasoningMarks("<seed:think>", "</seed:think>"),
     ReasoningMarks("<thought>", "</thought>"),
     ReasoningMarks("<reasoning>", "</reasoning>"),
+    ReasoningMarks("<|channel>", "<channel|>", label="thought"),
 )
+_ANSWERS = (("<answer>", "</answer>"), ("<response>", "</response>"))
 
 
 def find_reasoning_marks(is_token: Callable[[str], bool], template: str) -> ReasoningMarks | None:
-    """Return the reasoning markers of a model, or None if no markers are found.
-
-    Markers in the vocabulary take precedence over markers in the chat template.
-
-    Args:
-        is_token: function that returns whether a text is a token of the model's vocabulary.
-        template: text of the model's chat template.
-    """
+    """Return the markers in a model's vocabulary, or else in its template, or None."""
+    # A token of the vocabulary is a surer sign than a string in the template.
     for present in (is_token, template.__contains__):
         for marks in _KNOWN:
             if present(marks.open) and present(marks.close):
-                return marks
+                return replace(marks, answer=_answer_marks(is_token, template))
     return None
+
+
+def _answer_marks(is_token: Callable[[str], bool], template: str) -> tuple[str, ...]:
+    """Return the markers around the answer: Hunyuan's, Granite 3.3's and Ernie's."""
+    # Other templates contain `<response>` around the results of tools.
+    for marks in _ANSWERS:
+        if all(map(is_token, marks)) or "".join(marks) in template or (marks == _ANSWERS[0] and marks[0] in template):
+            return marks
+    return ()

@@ -1,12 +1,11 @@
-"""Find the types of values that a JSON Schema allows."""
+"""Find the types that a JSON Schema allows, and the schemas of its children."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
 _MAX_DEPTH = 16
-DEFINITIONS = ("$defs", "definitions")
-"""Keywords of JSON Schema that contain the targets of references (`$ref`)."""
+DEFINITIONS = ("$defs", "definitions")  # Keywords of JSON Schema that contain the targets of references (`$ref`)
 
 _KINDS: dict[type, str] = {
     str: "string",
@@ -18,19 +17,22 @@ _KINDS: dict[type, str] = {
     type(None): "null",
 }
 
+_KEYWORDS = ("items", "additionalProperties")
+
 
 def with_definitions(subschema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `subschema` with the definitions (`$defs`) of `root`, the schema that contains it."""
+    """Return `subschema` with the definitions (`$defs`) of `root`, which contains it."""
     defined = {key: root[key] for key in DEFINITIONS if key in root}
     return {**subschema, **defined} if defined else subschema
 
 
 def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `schema` with its `$ref` replaced by the keywords of the referenced schema.
+    """Return `schema` with the keywords of the referenced schema instead of `$ref`.
 
     An `allOf` that contains a single schema is replaced in the same way. References in the inserted keywords are
     also replaced. If `schema` and the inserted schema have the same keyword, the value in `schema` applies.
     """
+    # References may form a cycle.
     for _ in range(_MAX_DEPTH):
         reference, subschemas = schema.get("$ref"), schema.get("allOf")
         if isinstance(reference, str):
@@ -44,18 +46,12 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def schema_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the JSON types that `schema` allows, such as `string`. Return an empty set if all types are allowed.
-
-    A `$ref` refers to the definitions (`$defs`) in `schema`.
-    """
+    """Return the JSON types that `schema` allows, such as `string`; none if all are."""
     return _types(schema, schema, set(), _MAX_DEPTH)
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:
-    """Return whether a value written without quotation marks is always a string under `schema`.
-
-    This is the case if the schema allows strings and does not allow null.
-    """
+    """Return whether a value without quotation marks is always a string in `schema`."""
     types = schema_types(schema)
     return "string" in types and "null" not in types
 
@@ -83,6 +79,7 @@ def _types(schema: Any, root: Mapping[str, Any], visited: set[str], depth: int) 
 def _common(constraints: Iterable[frozenset[str]]) -> frozenset[str]:
     common = frozenset[str]()
     for types in constraints:
+        # No types means no restriction. Contradicting restrictions count as the first one.
         common = common & types or common or types
     return common
 
@@ -93,7 +90,7 @@ def _list_at(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return the definition in `root` to which the `$ref` value `reference` refers, or None if it does not exist."""
+    """Return the definition in `root` that the `$ref` `reference` names, or None."""
     start, *path = unquote(reference).split("/")
     if start != "#" or not path or path[0] not in DEFINITIONS:
         return None
@@ -101,3 +98,18 @@ def _target(reference: str, root: Mapping[str, Any]) -> Any:
     for step in path:
         target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
     return target
+
+
+def child_schema(schema: Mapping[str, Any], key: str | None, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the JSON Schema of a value inside a container, {} if it is unknown.
+
+    Args:
+        key: key of the value in an object; None for an item of an array.
+        root: the schema that contains the definitions (`$defs`).
+    """
+    container = resolved(schema)
+    properties = container.get("properties")
+    child = properties.get(key) if key is not None and isinstance(properties, Mapping) else None
+    if child is None:
+        child = container.get(_KEYWORDS[key is not None])
+    return with_definitions(child, root) if isinstance(child, Mapping) else {}

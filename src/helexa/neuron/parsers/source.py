@@ -1,17 +1,75 @@
-"""Buffer the model's output and provide the basic operations of incremental parsers."""
+"""Read streamed text with coroutines, and find fixed strings (markers) in it."""
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
+from functools import cached_property
 from typing import TypeVar
 
-from helexa.neuron.parsers.markers import Markers
-
 T = TypeVar("T")
+# Type of a parser coroutine that returns T. The coroutine yields when it needs more text.
 Reading = Generator[None, None, T]
-"""Type of a parser coroutine that returns T. The coroutine yields when it needs more text."""
 
 _SPACE = re.compile(r"\s*")
 MAX_NAME = 128
+
+
+class Markers:
+    """Strings to find in streamed text. No marker may be a prefix of another."""
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        self.strings = tuple(dict.fromkeys(strings))
+        self._max_prefix = max(map(len, self.strings), default=1) - 1
+
+    # Made at the first use: a server makes the markers of all formats when it starts, and uses those of one.
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self.strings)) or r"(?!)")
+
+    @cached_property
+    def _first(self) -> re.Pattern[str]:
+        firsts = "".join(re.escape(string[0]) for string in self.strings)
+        return re.compile(f"[{firsts}]" if firsts else r"(?!)")
+
+    @cached_property
+    def _prefixes(self) -> frozenset[str]:
+        return frozenset(string[:end] for string in self.strings for end in range(1, len(string)))
+
+    def cannot_begin_in(self, text: str) -> bool:
+        """Return whether `text` has no first character of a marker."""
+        return self._first.search(text) is None
+
+    def find(self, text: str, start: int, ended: bool) -> tuple[int, str | None]:
+        """Return the first marker in `text` from position `start`, and its position.
+
+        Without a marker, return None and the position of a beginning of a marker at the end of `text`, or the length of
+        `text`. If the text has `ended`, such a beginning is no marker.
+        """
+        if match := self._pattern.search(text, start):
+            return match.start(), match.group()
+        if not ended:
+            # A marker may begin in the last characters and end in the next chunk.
+            position = max(start, len(text) - self._max_prefix)
+            while possible := self._first.search(text, position):
+                if text[possible.start() :] in self._prefixes:
+                    return possible.start(), None
+                position = possible.end()
+        return len(text), None
+
+    def at(self, text: str, start: int, ended: bool) -> str | None:
+        """Return the marker at position `start` of `text`, or "".
+
+        Return None if the text has not `ended` and more text is needed to decide.
+        """
+        if match := self._pattern.match(text, start):
+            return match.group()
+        if not ended and (
+            start == len(text) or (len(text) - start <= self._max_prefix and text[start:] in self._prefixes)
+        ):
+            return None
+        return ""
+
+
+NO_MARKERS = Markers(())  # No markers at all
 
 
 class NotACall(Exception):
@@ -27,19 +85,13 @@ class Source:
     The source remembers the text that a parser has read but not yet added to the response's `Output`. After adding the
     text, the parser calls `settle`. If the text turns out not to be a tool call, `give_back` returns the remembered
     text, and the caller adds this text as plain text.
-
-    Attributes:
-        text: the buffered text.
-        at: position of the first unread character in `text`.
-        ended: whether no more text will arrive.
-        cut: whether the output ended because of a limit.
     """
 
     def __init__(self) -> None:
-        self.text = ""
-        self.at = 0
-        self.ended = False
-        self.cut = False
+        self.text = ""  # the buffered text
+        self.at = 0  # position of the first unread character in `text`
+        self.ended = False  # whether no more text will arrive
+        self.cut = False  # whether the output ended because of a limit
         self._unsettled: list[str] = []
         self._record: list[str] | None = None
 
@@ -50,7 +102,7 @@ class Source:
 
     @property
     def complete(self) -> bool:
-        """Whether all text was read, and the model ended its output by itself and not because of a limit."""
+        """Whether all text was read, and the output did not end because of a limit."""
         return self.empty and self.ended and not self.cut
 
     def feed(self, text: str) -> None:
@@ -62,13 +114,14 @@ class Source:
         """Read the unread text up to position `end` of the buffer, and return it."""
         text = self.text[self.at : end]
         self.at = end
+        # so that `give_back` can return the text if it is no call
         self._unsettled.append(text)
         if self._record is not None:
             self._record.append(text)
         return text
 
     def record(self) -> list[str]:
-        """Return a list to which all text is appended that is read until the next call of `stop_record`."""
+        """Return a list that collects all text that is read until `stop_record`."""
         self._record = []
         return self._record
 
@@ -86,7 +139,7 @@ class Source:
         return "".join(self._unsettled)
 
     def give_back(self) -> str:
-        """Return the text that was read since the last call of `settle` or `give_back`, and forget this text."""
+        """Return and forget the unsettled text."""
         text = self.unsettled
         self._unsettled.clear()
         return text
@@ -128,13 +181,14 @@ class Source:
         return text
 
     def short(self, ends: Markers, limit: int) -> Reading[tuple[str, str]]:
-        """Read the text before the next marker of `ends`. Return the text and the marker. The marker is not read.
+        """Read text up to one of `ends`. Return the text and the marker, which stays.
 
         If no marker follows within `limit` characters, return the text read so far and "".
         """
         text = ""
         while True:
             end, marker_text = ends.find(self.text, self.at, self.ended)
+            # One character more than the limit shows that the text is too long.
             text += self.take(min(end, self.at + limit + 1 - len(text)))
             if len(text) > limit:
                 return text, ""
@@ -143,9 +197,7 @@ class Source:
             yield
 
     def key(self, end: str) -> Reading[str]:
-        """Read a parameter's name and the string `end` after it. Return the name.
-
-        The name can contain any characters except line breaks.
+        """Read a parameter's name in one line and the string `end`. Return the name.
 
         Raises:
             NotACall: the name is empty or longer than `MAX_NAME`.
@@ -157,23 +209,20 @@ class Source:
         return text
 
     def marker(self, markers: Markers) -> Reading[str]:
-        """Read and return the marker at the current position, if it is one of `markers`.
-
-        If other text is at the current position, read nothing and return "".
-        """
+        """Read and return the marker at the current position, or read nothing: ""."""
         marker_text = yield from self.upcoming(markers)
         if marker_text:
             self.take(self.at + len(marker_text))
         return marker_text
 
     def upcoming(self, markers: Markers) -> Reading[str]:
-        """Return the marker at the current position without reading it, or "" if it is not one of `markers`."""
+        """Return which of `markers` is at the current position, or "", without reading it."""
         while (marker_text := markers.at(self.text, self.at, self.ended)) is None:
             yield
         return marker_text
 
     def expect(self, markers: Markers) -> Reading[str]:
-        """Read and return the marker at the current position, which must be one of `markers`.
+        """Read and return the marker at the current position, one of `markers`.
 
         Raises:
             NotACall: none of `markers` is at the current position.
@@ -183,9 +232,9 @@ class Source:
         return marker_text
 
     def until(self, markers: Markers, sink: Callable[[str], None]) -> Reading[str]:
-        """Read text up to one of `markers` and pass it to `sink` as it arrives. Return the marker, which is not read.
+        """Pass text to `sink` as it arrives, up to one of `markers`. Return the marker.
 
-        If the output ends before a marker, return "".
+        The marker is not read. If the output ends before a marker, return "".
         """
         while True:
             end, marker_text = markers.find(self.text, self.at, self.ended)

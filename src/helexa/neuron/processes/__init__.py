@@ -1,1 +1,1 @@
-"""Helpers for server and engine processes: parent-death watch, heartbeat, sandboxes, heap settings and file locks."""
+"""Processes of a node: death watch, heartbeat, sandboxes, heap, file locks."""

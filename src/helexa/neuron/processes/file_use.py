@@ -1,9 +1,11 @@
-"""Lock the model files that engines on this machine use. `helexa rm` does not remove locked files."""
+"""Locks of model files in use, which `helexa rm` does not remove."""
 
 import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
+
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # without waiting, if the file is a FIFO
 
 
 def mark_used(model: Path) -> None:
@@ -13,14 +15,14 @@ def mark_used(model: Path) -> None:
     """
     with suppress(OSError):
         # The descriptor stays open. The lock is released when the process ends.
-        descriptor = os.open(model, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(model, _FLAGS)
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def is_used(model: Path) -> bool:
-    """Return whether an engine process uses a model's file or folder, which it has locked with `mark_used`."""
+    """Return whether an engine process has locked a model with `mark_used`."""
     try:
-        descriptor = os.open(model, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(model, _FLAGS)
     except OSError:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The heartbeat of an engine process: counters of progress in memory that the engine shares with the server process.
+"""The heartbeat of an engine: progress counters in shared memory.
 
 The engine increments the counter during its work: after each work item of a native kernel, each layer of the model and
 each chunk of a file. The server reads the counter from time to time. If the value has not changed, the engine hangs. If
@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from helexa.neuron.processes import shared_memory
+from helexa.neuron.processes import memory
 
 _COUNTS = struct.Struct("=2q")  # counter of Python code and counter of native kernels; each has one writer at a time
 _EXPECTED = struct.Struct("=q")  # ns that the step in progress is expected to take, after the counters; 0 if unknown
@@ -24,23 +24,17 @@ _SIZE = mmap.PAGESIZE
 
 
 class _Engine:
-    """The numbers that this engine process reports: two progress counters, and the expected duration of the step.
-
-    The numbers are in private memory until `attach` moves them to the memory that is shared with the server.
-    """
+    """Progress counters of this process and expected duration of its step."""
 
     counts = (ctypes.c_int64 * 3)()
 
 
 class Heartbeat:
-    """The shared memory with the progress counters of one engine, in the server process.
-
-    Attributes:
-        fd: file descriptor of the shared memory. The engine process inherits it. Valid until `release_fd` is called.
-    """
+    """The server's view of one engine's progress counters in shared memory."""
 
     def __init__(self) -> None:
-        self.fd = shared_memory.create("helexa-heartbeat", _SIZE)
+        # File descriptor of the shared memory. The engine process inherits it. Valid until `release_fd` is called.
+        self.fd = memory.create_shared("helexa-heartbeat", _SIZE)
         try:
             self._memory = mmap.mmap(self.fd, _SIZE)
         except BaseException:
@@ -54,7 +48,7 @@ class Heartbeat:
 
     @property
     def expected_seconds(self) -> float:
-        """Expected duration of the step in progress; 0 if it is unknown or if no step is in progress."""
+        """Expected seconds of the step in progress; 0 if unknown or none."""
         return _EXPECTED.unpack_from(self._memory, _COUNTS.size)[0] / 1e9
 
     def release_fd(self) -> None:
@@ -67,26 +61,22 @@ class Heartbeat:
 
 
 def attach(fd: int) -> None:
-    """Move this process's progress counters to the shared memory with the file descriptor `fd`, and close `fd`.
-
-    An engine process calls this function once, when it starts.
-    """
+    """Move this process's counters to the shared memory `fd`, and close `fd`."""
     memory = mmap.mmap(fd, _SIZE)
     os.close(fd)
     _Engine.counts = (ctypes.c_int64 * 3).from_buffer(memory)
 
 
 def beat() -> None:
-    """Increment the progress counter of this engine process, to show the server that the engine does not hang."""
+    """Increment this engine's progress counter: the engine does not hang."""
     _Engine.counts[0] += 1
 
 
 @contextmanager
 def step_of(expected_seconds: float) -> Iterator[None]:
-    """Report the expected duration of a step to the server within the context.
+    """Report the expected duration of the step in this context to the server.
 
-    Args:
-        expected_seconds: expected duration; 0 if it is unknown, or if the engine may make no progress for longer.
+    `expected_seconds` is 0 if it is unknown, or if the engine may make no progress for longer.
     """
     _Engine.counts[2] = int(expected_seconds * 1e9)
     try:
@@ -96,5 +86,5 @@ def step_of(expected_seconds: float) -> Iterator[None]:
 
 
 def kernel_count_address() -> int:
-    """Return the memory address of the int64 progress counter that the native kernels increment."""
+    """Return the address of the int64 counter that native kernels increment."""
     return ctypes.addressof(_Engine.counts) + ctypes.sizeof(ctypes.c_int64)

@@ -1,114 +1,250 @@
 """Sandbox processes for untrusted input, with limits on memory and CPU time."""
 
-import atexit
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import weakref
 from contextlib import suppress
 from typing import BinaryIO, cast
 
-from helexa.neuron.processes.frames import read_frame, write_frame
-from helexa.neuron.processes.sandboxed import OUT_OF_MEMORY
+from helexa.neuron.processes.sandboxed import OUT_OF_MEMORY, read_frame, write_frame
+
+MAX_SILENT_SECONDS = 600.0
+"""Seconds after which a process that answers nothing is killed.
+
+The limits on CPU time end requests much earlier, except on machines that are very busy.
+"""
+
+_KILL_SECONDS = 2.0
 
 
 class SandboxError(Exception):
-    """A sandbox process ended during a request. The message gives the reason, such as an exceeded limit."""
+    """A sandbox process ended during a request; the message says why."""
 
 
-class Sandbox:
-    """Pool of sandbox processes, which are started when they are needed.
+class LimitExceeded(SandboxError):
+    """A request exceeded memory or CPU time, and would exceed it again."""
 
-    The pool is thread-safe. If a process has ended, the pool starts a new one.
 
-    Args:
-        module: name of the module that the processes run. The module calls `sandboxed.serve`.
-        processes: maximum number of processes.
+class ProcessPool:
+    """Sandbox processes of one module, shared by several users. Thread-safe.
+
+    All processes end with this program, those that work on a request too.
     """
 
-    def __init__(self, module: str, processes: int) -> None:
-        self._command = (sys.executable, "-P", "-m", module)
-        self._slots = threading.BoundedSemaphore(processes)
-        self._idle: list[_Process] = []
-        atexit.register(self.close)
+    def __init__(self, module: str, kept: int) -> None:
+        self._module = module  # name of the module that the processes run. The module calls `sandboxed.serve`.
+        self._kept = kept  # maximum number of idle processes. Further processes end when they become idle.
+        self._processes = _Processes()
+        self._finalizer = weakref.finalize(self, self._processes.end)  # also runs when this program exits
+        _POOLS.add(self)
 
-    def request(self, body: bytes, descriptor: int | None = None) -> bytes:
-        """Send a request to a process, and return the response. Wait for an idle process if all processes work.
-
-        Args:
-            body: body of the request, at most `frames.MAX_BYTES`.
-            descriptor: file descriptor to send with the request; None for no descriptor.
+    def take(self) -> "_Process":
+        """Return an idle process, or else a new process.
 
         Raises:
-            SandboxError: the process exceeded a limit or ended for another reason.
+            SandboxError: the program is exiting.
+            OSError: no process can start, for example because no file descriptors are left.
         """
-        with self._slots:
-            process = self._process()
-            response = process.request(body, descriptor)
-            if response is None:
-                raise SandboxError(process.close())
-            self._idle.append(process)
-        return response
+        processes = self._processes
+        with processes.lock:
+            if processes.ended:
+                raise SandboxError("the program is exiting")
+            while processes.idle:
+                process = processes.idle.pop()
+                if process.is_running:
+                    break
+                process.close()
+            else:
+                process = _take_spare(self._module) or _Process(self._module)
+            processes.working.add(process)
+        return process
+
+    def give_back(self, process: "_Process") -> None:
+        """Keep `process` for other users, or end it if enough are idle."""
+        with self._processes.lock:
+            self._processes.working.discard(process)
+            if len(self._processes.idle) < self._kept and not self._processes.ended:
+                self._processes.idle.append(process)
+                return
+        process.close()
+
+    def end(self, process: "_Process") -> SandboxError:
+        """End `process`, which did not answer, and return the error to raise."""
+        with self._processes.lock:
+            self._processes.working.discard(process)
+        return process.close()
 
     def close(self) -> None:
         """End all idle processes. A process that works on a request continues."""
-        while (process := self._pop()) is not None:
-            process.close()
+        with self._processes.lock:
+            _close_all(self._processes.idle)
 
-    def _process(self) -> "_Process":
-        while (process := self._pop()) is not None:
-            if process.is_running:
-                return process
-            process.close()
-        return _Process(self._command)
+    def end_all(self) -> None:
+        """End all processes; waiting and later requests fail."""
+        self._finalizer()
 
-    def _pop(self) -> "_Process | None":
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
+
+_SPARES: "dict[str, _Process]" = {}
+_SPARES_LOCK = threading.Lock()
+
+
+def start_spare(module: str) -> None:
+    """Start a process of `module` before the code that needs it is imported.
+
+    Raises:
+        OSError: the system has run out of file descriptors, memory or processes.
+    """
+    with _SPARES_LOCK:
+        if module not in _SPARES:
+            _SPARES[module] = _Process(module)
+
+
+def end_spares() -> None:
+    """End all processes that `start_spare` started and no pool took."""
+    with _SPARES_LOCK:
+        while _SPARES:
+            _SPARES.popitem()[1].close()
+
+
+def _take_spare(module: str) -> "_Process | None":
+    with _SPARES_LOCK:
+        process = _SPARES.pop(module, None)
+    if process is not None and not process.is_running:
+        process.close()
+        return None
+    return process
+
+
+_POOLS: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
+
+
+def end_sandboxes() -> None:
+    """End the processes of all pools, before an exit that skips cleanup."""
+    end_spares()
+    for pool in list(_POOLS):
+        pool.end_all()
+
+
+class Sandbox:
+    """Runs one user's requests in sandbox processes. Thread-safe.
+
+    Args:
+        processes: maximum number of processes that work on requests of this user at the same time.
+    """
+
+    # A limit per user, so that a user with slow requests delays only itself.
+    def __init__(self, pool: ProcessPool, processes: int) -> None:
+        self._pool = pool
+        self._permits = threading.BoundedSemaphore(processes)
+
+    def request(self, body: bytes, descriptor: int | None = None) -> bytes:
+        """Send a request to a process, and return the response.
+
+        Args:
+            body: body of the request, at most `sandboxed.MAX_BYTES`.
+            descriptor: file descriptor to send with the request; None for no descriptor.
+
+        Raises:
+            LimitExceeded: the request exceeded a limit.
+            SandboxError: the process ended for another reason, or does not respond.
+        """
+        with self._permits:
+            process = self._pool.take()
+            response = process.request(body, descriptor)
+            if response is None:
+                raise self._pool.end(process)
+            self._pool.give_back(process)
+        return response
+
+    def end_idle(self) -> None:
+        """End the idle processes of the pool. The next request starts a new process."""
+        self._pool.close()
+
+
+class _Processes:
+    """The processes of a pool. The lock is held while a process starts."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.idle: list[_Process] = []
+        self.working: set[_Process] = set()
+        self.ended = False
+
+    def end(self) -> None:
+        """End all processes. A request that waits for one of them fails."""
+        with self.lock:
+            self.ended = True
+            _close_all(self.idle)
+            for process in self.working:
+                process.kill()
+
+
+def _close_all(processes: "list[_Process]") -> None:
+    while processes:
+        processes.pop().close()
 
 
 class _Process:
     """A running sandbox process. The process ends when its standard input is closed."""
 
-    def __init__(self, command: tuple[str, ...]) -> None:
+    def __init__(self, module: str) -> None:
         # Standard input is a socket, because a pipe cannot carry file descriptors.
         self._channel, standard_input = socket.socketpair()
         with standard_input:
-            # In its own process group, the process does not receive Ctrl-C from the terminal.
-            self._popen = subprocess.Popen(
-                command, stdin=standard_input.fileno(), stdout=subprocess.PIPE, start_new_session=True
-            )
+            try:
+                # In its own process group, the process does not receive Ctrl-C from the terminal.
+                self._popen = subprocess.Popen(
+                    (sys.executable, "-P", "-m", module),
+                    stdin=standard_input.fileno(),
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except BaseException:
+                self._channel.close()
+                raise
         self._stdin = cast(BinaryIO, self._channel.makefile("wb"))
         self._stdout = cast(BinaryIO, self._popen.stdout)
+        self._responds = True
 
     @property
     def is_running(self) -> bool:
         return self._popen.poll() is None
 
     def request(self, body: bytes, descriptor: int | None) -> bytes | None:
-        """Send a request to the process and return its response. Return None if the process ended."""
+        """Send a request and return the response; None if the process ended or is silent."""
         try:
             write_frame(self._stdin, body)
             if descriptor is not None:
                 socket.send_fds(self._channel, [b"\0"], [descriptor])
         except OSError:
             return None
-        return read_frame(self._stdout) or None
+        waiting = select.poll()
+        waiting.register(self._stdout, select.POLLIN)
+        self._responds = bool(waiting.poll(MAX_SILENT_SECONDS * 1000))
+        return (read_frame(self._stdout) or None) if self._responds else None
 
-    def close(self) -> str:
-        """End the process, and return the reason for its end as text.
+    def kill(self) -> None:
+        """End the process while a thread waits for its response."""
+        self._popen.kill()
+        with suppress(subprocess.TimeoutExpired):  # a process that reads a hung disk ends with the read
+            self._popen.wait(_KILL_SECONDS)
 
-        The reason is the limit that the process exceeded, or its exit code.
-        """
+    def close(self) -> SandboxError:
+        """End the process, and return the error to raise for its request."""
         self._stdout.close()
         with suppress(OSError):
             self._stdin.close()
         self._channel.close()
         self._popen.kill()
         code = self._popen.wait()
+        if not self._responds:
+            return SandboxError("it does not respond")
         if code == -signal.SIGPROF:
-            return "it runs for too long"
-        return "it needs too much memory" if code == OUT_OF_MEMORY else f"its process ended with code {code}"
+            return LimitExceeded("it runs for too long")
+        if code == OUT_OF_MEMORY:
+            return LimitExceeded("it needs too much memory")
+        return SandboxError(f"its process ended with code {code}")

@@ -1,4 +1,4 @@
-"""The part of a sandbox that runs in the sandbox process: limits on memory and CPU time, and the request loop.
+"""The request loop and the limits inside a sandbox process.
 
 The operating system enforces the limits on the process, so expensive input ends the sandbox process and not the server.
 `Sandbox` starts the processes. A module that runs in a sandbox process calls `serve`.
@@ -13,18 +13,19 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
-from helexa.neuron.processes.frames import read_frame, write_frame
+OUT_OF_MEMORY = 77  # exit code of a sandbox process whose input needs more memory than the limit
 
-OUT_OF_MEMORY = 77
-"""Exit code of a sandbox process whose input needs more memory than the limit."""
+MAX_BYTES = 64 << 20  # maximum size of a frame's body, in bytes
+
+_LENGTH_BYTES = 8
 
 
 def serve(respond: Callable[[bytes], bytes], max_memory: int) -> None:
-    """Answer requests from standard input on standard output, until standard input is closed.
+    """Answer requests from standard input until standard input is closed.
 
     Args:
-        respond: function that returns the response to a request.
         max_memory: maximum growth of the process's address space from now on, in bytes.
     """
     _limit_memory(max_memory)
@@ -35,11 +36,13 @@ def serve(respond: Callable[[bytes], bytes], max_memory: int) -> None:
             write_frame(sys.stdout.buffer, respond(request))
     except MemoryError:
         os._exit(OUT_OF_MEMORY)  # skip cleanup, which could need memory
+    except ConnectionError:
+        os._exit(0)  # the program was killed; cleanup would fail to write the rest of the answer
 
 
 @contextmanager
 def cpu_time_limit(seconds: float) -> Iterator[None]:
-    """End this process if the code in the `with` block uses more than `seconds` of CPU time."""
+    """End this process if the `with` block uses more CPU time than `seconds`."""
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process during any operation
     try:
         yield
@@ -48,7 +51,7 @@ def cpu_time_limit(seconds: float) -> Iterator[None]:
 
 
 def receive_descriptor() -> int:
-    """Return the file descriptor that the server sent with the current request (see `Sandbox.request`)."""
+    """Return the file descriptor sent with the current request."""
     with socket.socket(fileno=os.dup(0)) as channel:
         _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
     return descriptors[0]
@@ -58,3 +61,24 @@ def _limit_memory(max_memory: int) -> None:
     if sys.platform == "linux":  # other systems do not enforce a limit on address space
         used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used_bytes + max_memory, used_bytes + max_memory))
+
+
+def write_frame(stream: BinaryIO, body: bytes) -> None:
+    """Send one frame with the body `body`.
+
+    Raises:
+        OSError: the receiver has closed the stream.
+    """
+    stream.write(len(body).to_bytes(_LENGTH_BYTES, "big"))
+    stream.write(body)
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """Wait for one frame and return its body; None if it is incomplete or too long."""
+    header = stream.read(_LENGTH_BYTES)
+    length = int.from_bytes(header, "big")
+    if len(header) < _LENGTH_BYTES or length > MAX_BYTES:
+        return None
+    body = stream.read(length)
+    return body if len(body) == length else None

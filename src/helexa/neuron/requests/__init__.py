@@ -1,1 +1,1 @@
-"""Run generation requests on a loaded model: inference, output events, constrained output, metrics and usage."""
+"""Run generation requests: prompts, constraints, answers, records, metrics."""

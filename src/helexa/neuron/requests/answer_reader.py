@@ -16,39 +16,35 @@ from helexa.neuron.events import (
     WasReasoning,
 )
 from helexa.neuron.parsers.output import Tools
-from helexa.neuron.requests.repeated_calls import RepeatedCalls
 from helexa.neuron.requests.token_logprobs import TokenLogprobs
 from helexa.neuron.text.model_text import ModelText
-from helexa.neuron.text.stop_strings import StopStrings
+from helexa.neuron.text.output_format import StopStrings
+
+CallEvent = ToolCallStart | ToolCallDelta
 
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """Rules for tool calls and reasoning in the answer to a chat request.
+    """Rules for tool calls and reasoning in the answer to a chat request."""
 
-    Attributes:
-        tools: JSON Schema of each callable tool's arguments, by tool name.
-        parallel: whether the answer may have several tool calls. If False, the answer ends before a second call.
-        must_call: whether the answer must consist of tool calls only. If so, the answer ends before a call that repeats
-            an earlier call of the same answer.
-        spelled_thoughts: whether reasoning is reported as text between the model's reasoning markers (`<think>`),
-            instead of as reasoning events.
-        thinking_budget: number of reasoning tokens after which the server closes the reasoning; None for no limit.
-        untagged_calls: whether JSON without the tags of a tool call may be a tool call, if the model's tool-call format
-            allows this. False if the answer has a required structure, because the JSON then is the answer itself.
-        structured: whether a grammar decides the text of the answer. Reasoning and tool-call markers in this text are
-            text.
-        may_reason: whether a structured answer may begin with reasoning that the prompt has not begun.
-    """
-
+    # JSON Schema of each callable tool's arguments, by tool name
     tools: Tools = field(default_factory=dict[str, dict[str, object]])
+    # Whether the answer may have several tool calls. If False, the answer ends before a second call.
     parallel: bool = True
+    # Whether the answer must consist of tool calls only. If so, the answer ends before a call that repeats an earlier
+    # call of the same answer.
     must_call: bool = False
+    # whether reasoning is reported as text between the model's reasoning markers (`<think>`), instead of as reasoning
+    # events
     spelled_thoughts: bool = False
+    # number of reasoning tokens after which the server closes the reasoning; None for no limit
     thinking_budget: int | None = None
+    # Whether JSON without the tags of a tool call may be a tool call, if the model's tool-call format allows this.
+    # False if the answer has a required structure, because the JSON then is the answer itself.
     untagged_calls: bool = True
+    # Whether a grammar decides the text of the answer. Reasoning and tool-call markers in this text are text.
     structured: bool = False
-    may_reason: bool = True
+    may_reason: bool = True  # whether a structured answer may begin with reasoning that the prompt has not begun
 
     @property
     def runs_on(self) -> bool:
@@ -63,24 +59,12 @@ class AnswerReader:
     answer only in its text, not in reasoning or tool calls.
 
     Args:
-        text: tokenizer and output formats of the model.
-        prompt: token ids of the prompt.
-        stops: stop strings.
         stop_ids: token ids that end the answer and produce no text.
         form: rules for tool calls and reasoning; None if the whole output is plain text.
         closing_limit: number of generated tokens from which the server no longer closes reasoning that exceeds its
             budget. After so many tokens, the output limit leaves no space for text after the reasoning.
-        logprobs: whether to report the log-probabilities of the answer's tokens.
         scored: whether to also report the log-probabilities of the prompt's tokens. If so, every token of the answer is
             reported, including the token that ends the answer.
-
-    Attributes:
-        tokens: number of tokens of the answer so far, including the token that ends it.
-        reasoning_tokens: number of reasoning tokens so far, including the reasoning markers.
-        stopped: whether a stop string, or a tool call that `form` forbids, has ended the answer. The caller must
-            discard further output of the engine.
-        overthought: whether the reasoning has exceeded its budget. The caller must then call `end_reasoning`.
-        written: token ids of the answer so far; recorded only if there is a reasoning budget.
     """
 
     def __init__(
@@ -95,10 +79,13 @@ class AnswerReader:
         logprobs: bool = False,
         scored: bool = False,
     ) -> None:
-        self.tokens = 0
-        self.reasoning_tokens = 0
+        self.tokens = 0  # number of tokens of the answer so far, including the token that ends it
+        self.reasoning_tokens = 0  # number of reasoning tokens so far, including the reasoning markers
+        # Whether a stop string, or a tool call that `form` forbids, has ended the answer. The caller must discard
+        # further output of the engine.
         self.stopped = False
-        self.overthought = False
+        # Whether the reasoning has exceeded its budget. The caller must then call `end_reasoning`.
+        self.over_budget = False
         self.written: list[int] = []
         self._budget = None if form is None else form.thinking_budget
         self._closing_limit = closing_limit
@@ -140,7 +127,7 @@ class AnswerReader:
         return frozenset() if self._parser is None else self._parser.repairs
 
     def reason(self, output: TokenOutput) -> FinishReason:
-        """Return the finish reason of the answer. `output` is the last output that was passed to `read`."""
+        """Return the finish reason; `output` was passed to `read` last."""
         if output.finish == "length" and not self.stopped:
             return "length"
         if self.stop_string is not None or self._calls == 0 or self._parser is None:
@@ -164,25 +151,25 @@ class AnswerReader:
             if self._logprobs is not None:
                 self._logprobs.add(token, output.logprobs[index], last=token in self._stop_tokens)
             self._read(token)
-            if self.stopped or self.overthought:
+            if self.stopped or self.over_budget:
                 self.tokens -= len(output.tokens) - index - 1
                 if token in self._stop_tokens:
                     self._report_rest()
                 return self._shown()
         if output.finish is not None:
-            self._end(cut=output.finish == "length")
+            self._end(truncated=output.finish == "length")
             if ending is not None and self._reports_all and self._logprobs is not None:
                 self._logprobs.add(ending, output.logprobs[-1], last=True)
             self._report_rest()
         return self._shown()
 
     def _report_rest(self) -> None:
-        """Report the log-probabilities of tokens without text at the end of the answer, if the request asks for all."""
+        """Report log-probabilities of the last tokens without text, if requested."""
         if self._reports_all and self._logprobs is not None and (remaining := self._logprobs.take_all()):
             self._show(TextDelta("", remaining))
 
     def _score(self, output: TokenOutput) -> None:
-        """Collect the log-probabilities of the prompt's tokens. Report them as one event when all have arrived."""
+        """Collect the prompt's log-probabilities; report them when complete."""
         assert self._logprobs is not None
         self._prompt_logprobs += output.prompt_logprobs
         if len(self._prompt_logprobs) == len(self._unscored):
@@ -193,8 +180,8 @@ class AnswerReader:
             raise ValueError("the engine returned too few log-probabilities of the prompt")
 
     def end_reasoning(self, tokens: Sequence[int]) -> list[OutputEvent]:
-        """Append `tokens`, which close the reasoning, as if the model had generated them. Return the new events."""
-        self._budget, self.overthought = None, False
+        """Append `tokens`, which close the reasoning; return the new events."""
+        self._budget, self.over_budget = None, False
         self.tokens += len(tokens)
         self.written += tokens
         for token in tokens:
@@ -203,12 +190,12 @@ class AnswerReader:
 
     def _shown(self) -> list[OutputEvent]:
         events, self._events = self._events, []
-        return events if len(events) < 2 else _joined(events)
+        return events if len(events) < 2 else _merged(events)
 
     def _read(self, token: int) -> None:
         if token in self._stop_tokens and not self._is_outside_text:
             # Control tokens have no text in which a stop string could be found.
-            self._end(cut=False)
+            self._end(truncated=False)
             if not self.stopped:
                 self.stopped, self._stops.matched = True, self._stop_tokens[token]
             return
@@ -225,20 +212,20 @@ class AnswerReader:
         if self._budget is not None:
             self.written.append(token)
             beyond = self._parser.in_reasoning and self.reasoning_tokens >= self._budget
-            self.overthought = beyond and len(self.written) < self._closing_limit
+            self.over_budget = beyond and len(self.written) < self._closing_limit
 
     @property
     def _is_outside_text(self) -> bool:
-        """Whether the model generates reasoning or a tool call, in which stop strings do not end the answer."""
+        """Whether the output is in reasoning or a tool call, where no stop applies."""
         return self._parser is not None and (self._parser.in_reasoning or self._parser.call_is_open)
 
-    def _end(self, *, cut: bool) -> None:
+    def _end(self, *, truncated: bool) -> None:
         remaining_text = self._detokenizer.flush()
         if self._parser is None:
             self._add_text(remaining_text)
         else:
             self._parse(self._parser.push(remaining_text))
-            self._parse(self._parser.flush(cut=cut))
+            self._parse(self._parser.flush(cut=truncated))
             if self._repeated_calls is not None and not self.stopped:
                 self._show_all(self._repeated_calls.release())
         if not self.stopped:
@@ -272,7 +259,7 @@ class AnswerReader:
             self._end_call()
 
     def _end_call(self) -> None:
-        """End the answer if the tool call that has just ended repeats an earlier call of the same answer."""
+        """End the answer if the last tool call repeats an earlier call."""
         if self._repeated_calls is not None and not self.stopped:
             self._show_all(self._repeated_calls.end())
             self.stopped = self._repeated_calls.repeated
@@ -283,7 +270,7 @@ class AnswerReader:
             self._show_text(text)
 
     def _release_held_text(self) -> None:
-        """Report text that was withheld because it might have been the beginning of a stop string."""
+        """Report text withheld as a possible beginning of a stop string."""
         if held_text := self._stops.flush():
             self._show_text(held_text)
 
@@ -313,22 +300,69 @@ def _kind(event: OutputEvent) -> tuple[object, int]:
     return type(event), event.index if isinstance(event, ToolCallDelta | ToolCallStart) else 0
 
 
-def _joined(events: Sequence[OutputEvent]) -> list[OutputEvent]:
-    """Return `events` with consecutive chunks of text, reasoning or one tool call's arguments joined into one chunk."""
-    joined: list[OutputEvent] = []
+def _merged(events: Sequence[OutputEvent]) -> list[OutputEvent]:
+    """Return `events` with consecutive chunks of one kind merged into one."""
+    merged: list[OutputEvent] = []
     for _, same_kind in groupby(events, _kind):
         first, *following = same_kind
         match first:
             case TextDelta() if following:
                 deltas = [event for event in (first, *following) if isinstance(event, TextDelta)]
                 logprobs = tuple(logprob for delta in deltas for logprob in delta.logprobs)
-                joined.append(TextDelta("".join([delta.text for delta in deltas]), logprobs))
+                merged.append(TextDelta("".join([delta.text for delta in deltas]), logprobs))
             case ReasoningDelta() if following:
                 thoughts = [event.text for event in (first, *following) if isinstance(event, ReasoningDelta)]
-                joined.append(ReasoningDelta("".join(thoughts)))
+                merged.append(ReasoningDelta("".join(thoughts)))
             case ToolCallDelta() if following:
                 pieces = [event.arguments for event in (first, *following) if isinstance(event, ToolCallDelta)]
-                joined.append(ToolCallDelta(first.index, "".join(pieces)))
+                merged.append(ToolCallDelta(first.index, "".join(pieces)))
             case _:
-                joined.append(first)
-    return joined
+                merged.append(first)
+    return merged
+
+
+class RepeatedCalls:
+    """Removes tool calls that repeat an earlier call of the same answer.
+
+    A call is a repetition if its tool name and the text of its arguments equal those of an earlier call. Its events are
+    withheld as long as it may turn out to be one.
+    """
+
+    # If a request forces tool calls, the grammar allows only a further call or the end of the answer. A small model may
+    # then repeat the same call until it reaches the output limit.
+    def __init__(self) -> None:
+        # Whether the last completed call is a repetition. The events of a repetition are never returned.
+        self.repeated = False
+        self._earlier: set[tuple[str, str]] = set()
+        self._name = ""
+        self._arguments: list[str] = []
+        self._length = 0  # of the arguments
+        self._candidates: list[str] = []  # arguments of earlier calls of the same tool that begin like this call's
+        self._withheld: list[CallEvent] = []
+
+    def push(self, event: CallEvent) -> Sequence[CallEvent]:
+        """Add an event of a tool call; return the events to report now."""
+        if isinstance(event, ToolCallStart):
+            self._name, self._arguments, self._length = event.name, [], 0
+            self._candidates = [arguments for name, arguments in self._earlier if name == event.name]
+        else:
+            self._candidates = [text for text in self._candidates if text.startswith(event.arguments, self._length)]
+            self._arguments.append(event.arguments)
+            self._length += len(event.arguments)
+        self._withheld.append(event)
+        return [] if self._candidates else self.release()
+
+    def end(self) -> Sequence[CallEvent]:
+        """Complete the current call; return its events unless it is a repetition."""
+        if not self._name:
+            return []
+        call = (self._name, "".join(self._arguments))
+        self._name = ""
+        self.repeated = call in self._earlier
+        self._earlier.add(call)
+        return [] if self.repeated else self.release()
+
+    def release(self) -> Sequence[CallEvent]:
+        """Return the withheld events of the current call and remove them from this object."""
+        events, self._withheld = self._withheld, []
+        return events

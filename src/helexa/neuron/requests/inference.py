@@ -1,10 +1,13 @@
-"""Generate the answers to a request with a loaded model: convert prompt token ids to output events."""
+"""Generate the answers to a request: token ids in, output events out."""
 
+import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+
+import msgspec
 
 from helexa.core.errors import (
     ApiError,
@@ -13,27 +16,84 @@ from helexa.core.errors import (
     invalid_body,
     service_unavailable,
 )
-from helexa.core.wire.generation import GenerationRequest
+from helexa.core.sampling import BOUNDS
+from helexa.core.wire.openai_chat import ChatRequest
+from helexa.core.wire.request import GenerationRequest
 from helexa.neuron.engine.ipc.messages import SamplingParams, TokenOutput
-from helexa.neuron.engine_client.token_stream import TokenStream
-from helexa.neuron.events import InferenceEvent
-from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.engine_client.client import TokenStream
+from helexa.neuron.events import ChoiceEvent, Failed, Finished, InferenceEvent, PromptCounted, Started
+from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
-from helexa.neuron.requests.choices import all_choices
-from helexa.neuron.requests.output_constraint import Constraint
-from helexa.neuron.requests.prompt import NO_IMAGES, PromptImages
-from helexa.neuron.requests.prompt_log import log_prompt
-from helexa.neuron.requests.request_record import current
-from helexa.neuron.requests.run_end import RunEnd
+from helexa.neuron.requests.output_constraint import Constraint, chat_constraint, schemas_of
+from helexa.neuron.requests.prompt import NO_IMAGES, PartAt, PromptImages, cache_miss, chat_prompt, log_prompt
+from helexa.neuron.requests.request_record import RunRecorder, current
 
 DEFAULT_TEMPERATURE = 0.7
 
-_GATHERED = 64  # tokens per output of the engine; at most one KV page, because admission control counts the pages
+_WAKE_TOKENS = 64  # tokens per output of the engine; at most one KV page, because admission control counts the pages
 _GREEDY_BELOW = 1e-3  # below this temperature, float32 logits overflow
+_LEAST_TOP_P = 1e-6  # leaves one token, as 0 does
+_FALLBACKS = msgspec.structs.asdict(SamplingParams(temperature=DEFAULT_TEMPERATURE))
 _SEED_MASK = (1 << 63) - 1
 _RETRY_AFTER_SECONDS = 2
 
 logger = logging.getLogger(__name__)
+
+Run = AsyncGenerator[InferenceEvent, None]
+
+_MOST_BUFFERED = 4  # events of each run that may wait for a slow client
+_MOST_ACTIVE = 16  # largest number of concurrent runs of one request
+
+
+async def converse(
+    model: ServedModel,
+    chat: ChatRequest,
+    principal: str,
+    *,
+    thinks: bool | None = None,
+    spelled_thoughts: bool = False,
+    counts_prompt: bool = False,
+) -> AsyncGenerator[InferenceEvent, None]:
+    """Return an iterator over the output events of a conversation's answers.
+
+    The events are independent of the API format.
+
+    Args:
+        thinks: whether the model reasons if the request does not set this; None to use the chat template's default.
+        spelled_thoughts: whether to report reasoning as part of the answer's text.
+        counts_prompt: whether to yield a `PromptCounted` event before the first output.
+
+    Raises:
+        ApiError: an image of the conversation cannot be used, the chat template cannot render the conversation, or the
+            node does not support the structure that the request demands for the output.
+    """
+    model.expect_request()
+    tools = chat.offered_tools
+    prompt = await chat_prompt(model, chat, thinks=thinks)
+    may_reason = chat.thinks(thinks) is not False
+    constraint = await chat_constraint(model, chat, tools, prompt.tokens, may_reason)
+    form = AnswerForm(
+        schemas_of(tools),
+        parallel=chat.parallel_tool_calls is not False,
+        must_call=chat.must_call,
+        spelled_thoughts=spelled_thoughts,
+        thinking_budget=chat.max_reasoning_tokens,
+        untagged_calls=chat.shape is None and not chat.must_call,
+        structured=chat.shape is not None,
+        may_reason=may_reason,
+    )
+    return run(
+        model,
+        [prompt.tokens],
+        chat,
+        form=form,
+        constraint=constraint,
+        principal=principal,
+        turn=prompt.turn,
+        images=prompt.images,
+        part_at=prompt.part_at,
+        counts_prompt=counts_prompt,
+    )
 
 
 def run(
@@ -46,22 +106,21 @@ def run(
     principal: str = "",
     turn: int = 0,
     images: PromptImages = NO_IMAGES,
+    part_at: PartAt | None = None,
     counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
-    """Generate `request.n` answers (OpenAI: choices) to each prompt and yield their events.
+    """Generate `request.n` answers (choices) to each prompt; yield events.
 
     Closing the iterator cancels the generation in the engine.
 
     Args:
-        model: the loaded model.
         prompts: token ids of each prompt; at least one prompt. Answers to the same prompt have consecutive indexes.
-        request: sampling parameters and limits.
         form: rules for tool calls and reasoning; None if the whole output is plain text.
-        constraint: grammars of the answer; None for unconstrained output.
         principal: name of the request's principal (API key owner); empty for anonymous requests. Principals get fair
             shares of the engine and, by default, separate prefix caches.
         turn: number of prompt tokens before the last user message of the conversation; 0 if unknown.
         images: the images of the prompt, if there is only one prompt.
+        part_at: finds the message of a token of the prompt; None for a prompt without messages.
         counts_prompt: whether to yield a `PromptCounted` event before the first output. Ignored for several answers.
 
     Raises:
@@ -71,7 +130,7 @@ def run(
     for prompt in prompts:
         log_prompt(model, prompt)
     runs = [
-        partial(_run_choice, model, prompt, request, form, constraint, principal, turn, images, choice)
+        partial(_run_choice, model, prompt, request, form, constraint, principal, turn, images, part_at, choice)
         for prompt in prompts
         for choice in range(request.n or 1)
     ]
@@ -87,13 +146,17 @@ async def _run_choice(
     principal: str,
     turn: int,
     images: PromptImages,
+    part_at: PartAt | None,
     choice: int,
     counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
+    await model.wake()
     limit = _checked_limit(model, prompt, request)
     sampling = sampling_params(request, model.text.sampling_defaults, choice)
     stop_ids: frozenset[int] = frozenset() if request.ignore_eos else model.text.tokenizer.eos_ids
-    closing = model.text.output_format.end_of_reasoning(framed=constraint is not None and constraint.cut != "")
+    closing = model.text.output_format.end_of_reasoning(
+        framed=constraint is not None and constraint.after_reasoning != ""
+    )
     reader = AnswerReader(
         model.text,
         prompt,
@@ -104,9 +167,9 @@ async def _run_choice(
         logprobs=sampling.logprobs is not None,
         scored=request.scores_prompt,
     )
-    end = RunEnd(model, len(prompt), reader, images.tokens)
-    # Outputs without streaming are gathered, except if the reader may end the answer at any token.
-    gather = 1 if request.stream or request.stop or not (form is None or form.runs_on) else _GATHERED
+    recorder = RunRecorder(model, len(prompt), reader, images.tokens)
+    # Outputs without streaming wake the reader seldom, except if the reader may end the answer at any token.
+    wake_at = 1 if request.stream or request.stop or not (form is None or form.runs_on) else _WAKE_TOKENS
 
     outputs: TokenStream | None = None
 
@@ -119,64 +182,65 @@ async def _run_choice(
             salt=principal,
             turn=turn,
             prior_output=len(reader.written),
-            grammar="" if constraint is None else constraint.cut if reader.written else constraint.grammar,
+            grammar="" if constraint is None else constraint.after_reasoning if reader.written else constraint.grammar,
             prompt_logprobs=sampling.logprobs if request.scores_prompt else None,
             reports_start=counts_prompt,
             traced=current().span is not None,
-            gather=gather,
+            prefix_key=current().prefix_key,
+            wake_at=wake_at,
             images=images.images,
             image_ranges=images.ranges,
         )
 
     try:
-        async with model.admission.admit(principal, len(prompt), max(limit, 1)) as slot:
-            outputs = generate()
-            yield end.started()
+        async with model.admission.admit(principal, len(prompt), max(limit, 1)) as admitted:
+            outputs = first = generate()
+            yield recorder.started()
+            # One turn, and a second one if the server closes reasoning that exceeds its budget.
             while True:
                 async with aclosing(outputs):
                     while True:
                         output = await anext(outputs)
                         events = reader.read(output)
-                        slot.hold(end.count(output))
+                        admitted.hold(recorder.count(output))
                         if counts_prompt and output.finish != "error":
                             counts_prompt = False
-                            yield end.prompt_counted()
-                        if reader.stopped or reader.overthought or output.finish is not None:
+                            yield recorder.prompt_counted()
+                        if reader.stopped or reader.over_budget or output.finish is not None:
                             break
                         for event in events:
                             yield event
-                if not reader.overthought or output.finish == "error":
+                if not reader.over_budget or output.finish == "error":
                     break
+                # The engine cannot insert tokens into a running sequence. A new sequence continues with the closing
+                # tokens as part of its prompt, whose KV pages are found in the prefix cache.
                 for event in (*events, *reader.end_reasoning(closing)):
                     yield event
-                end.resume()
+                recorder.resume()
                 outputs = generate()
         # The engine has finished the request: a slow client no longer occupies the batch.
         for event in events:
             yield event
         if output.finish == "error" and not reader.stopped:
-            yield end.fail(_engine_error(output))
+            yield recorder.fail(_engine_error(output))
         else:
-            yield end.finish(reader.reason(output), reader.stop_string)
+            miss = first.miss and await model.text.run(cache_miss, model, prompt, first.miss, part_at)
+            yield recorder.finish(reader.reason(output), reader.stop_string, miss)
     except Exception as error:
-        if not end.admitted:
-            end.closed = True  # a rejected request, which is logged as a rejection
+        if not recorder.admitted:
+            recorder.closed = True  # the error response logs the rejection
             raise
         if isinstance(error, ApiError):
-            yield end.fail(error)
+            yield recorder.fail(error)
         else:
-            logger.exception("run failed model=%s error=%s", model.id, type(error).__name__)
-            yield end.fail(internal_error())
+            logger.exception("request failed with an internal error: model=%s error=%s", model.id, type(error).__name__)
+            yield recorder.fail(internal_error())
     finally:
-        end.abandon(0 if outputs is None else outputs.unread)
+        recorder.abandon(0 if outputs is None else outputs.unread)
 
 
 def _checked_limit(model: ServedModel, prompt: list[int], request: GenerationRequest) -> int:
-    """Check that the model can serve the request now, and return the maximum number of output tokens for `prompt`.
-
-    Raises:
-        ApiError: the model cannot serve requests now, the prompt is empty or too long, or a token id is unknown.
-    """
+    """Check the request against the model; return the output limit in tokens."""
     model.require_servable()
     limit = output_limit(prompt, request.output_limit, model.context_length, model.default_output)
     request.check_logprobs(len(prompt), limit)
@@ -184,24 +248,23 @@ def _checked_limit(model: ServedModel, prompt: list[int], request: GenerationReq
     request.check_vocabulary(vocab_size)
     if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens without an embedding in the model
         token = model.text.tokenizer.token_text(largest)
-        raise invalid_body(f"the prompt contains the token {token!r}, which is not in the model's vocabulary")
+        raise invalid_body(
+            f"the prompt contains the token {token!r}, which is not in the model's vocabulary; remove it"
+        )
     return limit
 
 
 def output_limit(prompt: list[int], requested: int | None, context_length: int, default: int = 0) -> int:
-    """Return the maximum number of output tokens: `requested`, else `default`, but not more than the context allows.
+    """Return the output limit: `requested` or `default`, within the context.
 
     Args:
-        prompt: token ids of the prompt.
-        requested: output limit in the request; None if the request sets no limit.
-        context_length: maximum number of tokens of prompt and output together.
         default: output limit if the request sets none; 0 for all tokens of the context after the prompt.
 
     Raises:
         ApiError: the prompt is empty, or is so long that the context has no space for output.
     """
     if not prompt:
-        raise invalid_body("the prompt has no tokens")
+        raise invalid_body("the prompt has no tokens; send some text")
     free = context_length - len(prompt)
     if free < 0 or (free == 0 and requested != 0):
         raise context_length_exceeded(len(prompt), context_length)
@@ -214,23 +277,21 @@ def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], c
     Each parameter is the request's value if set, else the model's default, else helexa's default.
 
     Args:
-        request: the client's request.
-        defaults: default sampling parameters of the model.
         choice: index of the answer. It is added to the request's seed, because several answers must differ.
     """
 
-    def resolve(name: str, fallback: float, low: float, high: float) -> float:
+    def resolve(name: str) -> float:
         requested: float | None = getattr(request, name)
-        value = defaults.get(name, fallback) if requested is None else requested
-        return min(max(value, low), high)  # requests are validated, but a model's file may hold any value
+        value = defaults.get(name, _FALLBACKS[name]) if requested is None else requested
+        return BOUNDS[name].nearest(value)  # requests are validated, but a model's file may hold any value
 
-    temperature = resolve("temperature", DEFAULT_TEMPERATURE, 0.0, 2.0)
+    temperature = resolve("temperature")
     return SamplingParams(
         temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
-        top_p=resolve("top_p", 1.0, 1e-6, 1.0),
-        top_k=int(resolve("top_k", 0, 0, 1_000_000)),
-        min_p=resolve("min_p", 0.0, 0.0, 1.0),
-        repetition_penalty=resolve("repetition_penalty", 1.0, 0.01, 100.0),
+        top_p=max(resolve("top_p"), _LEAST_TOP_P),
+        top_k=max(int(resolve("top_k")), 0),  # -1 is vLLM's spelling of "off"
+        min_p=resolve("min_p"),
+        repetition_penalty=resolve("repetition_penalty"),
         frequency_penalty=request.frequency_penalty or 0.0,
         presence_penalty=request.presence_penalty or 0.0,
         seed=secrets.randbits(63) if request.seed is None else (request.seed + choice) & _SEED_MASK,
@@ -244,3 +305,124 @@ def _engine_error(output: TokenOutput) -> ApiError:
     if output.bad_grammar:
         return ApiError(400, "invalid_grammar", message)
     return service_unavailable(message, _RETRY_AFTER_SECONDS) if output.retry else internal_error(message)
+
+
+async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> AsyncGenerator[InferenceEvent, None]:
+    """Run all answers of a request; yield their events with their indexes.
+
+    If one run fails, a `Failed` event ends the stream. Otherwise the last event contains the sums of the token counts,
+    in which each prompt counts once. Closing the iterator cancels all runs.
+
+    Args:
+        runs: functions that each start the run of one answer. If admission control rejects a run while other runs are
+            active, the run is started again later.
+        per_prompt: number of consecutive runs that have the same prompt.
+
+    Raises:
+        ApiError: the first run was rejected. The error is raised before the first event.
+    """
+    events: asyncio.Queue[tuple[int, InferenceEvent]] = asyncio.Queue(_MOST_BUFFERED * len(runs))
+    tasks: list[asyncio.Task[None]] = []
+    ends: dict[int, Finished] = {}
+    active = _ActiveRuns()
+    first = runs[0]()
+    try:
+        yield await anext(first)
+        active.count += 1
+        tasks.append(asyncio.create_task(_pump(0, first, events, active)))
+        while len(ends) < len(runs):
+            index, event = await events.get()
+            if isinstance(event, Failed):
+                yield event
+                return
+            if isinstance(event, Finished):
+                ends[index] = event
+            if not isinstance(event, Started | PromptCounted | ChoiceEvent):
+                yield ChoiceEvent(index, event)
+            # The other runs start after the prefill of the first, whose prompt they then find in the prefix cache.
+            if len(tasks) == 1:
+                later = [_begin(place, run, events, active) for place, run in enumerate(runs) if place]
+                tasks += map(asyncio.create_task, later)
+        yield _total([ends[index] for index in range(len(runs))], per_prompt)
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await first.aclose()
+
+
+class _ActiveRuns:
+    """Counts the active runs of one request."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        # Event that is set when one of the active runs ends. A new event then replaces it.
+        self.ended = asyncio.Event()
+
+    def leave(self) -> None:
+        """Record that a run has ended, and wake the tasks that wait for `ended`."""
+        self.count -= 1
+        self.ended.set()
+        self.ended = asyncio.Event()
+
+
+Events = asyncio.Queue[tuple[int, InferenceEvent]]
+
+
+async def _begin(index: int, begin: Callable[[], Run], events: Events, active: _ActiveRuns) -> None:
+    """Start a run when fewer than `_MOST_ACTIVE` are active; forward events.
+
+    A run that admission control rejects is started again when another run of the request has ended.
+    """
+    while True:
+        while active.count >= _MOST_ACTIVE:
+            await active.ended.wait()
+        active.count += 1
+        async with aclosing(begin()) as run:
+            run_ended = active.ended
+            try:
+                event = await anext(run)
+            except Exception as error:
+                active.count -= 1
+                # Other runs of this request occupy slots, or did so until just now.
+                has_others = active.count or run_ended.is_set()
+                if not (has_others and isinstance(error, ApiError) and error.retry_after is not None):
+                    await events.put((index, _failed(error)))
+                    return
+            else:
+                await events.put((index, event))
+                await _pump(index, run, events, active)
+                return
+        await run_ended.wait()
+
+
+async def _pump(index: int, run: Run, events: Events, active: _ActiveRuns) -> None:
+    """Forward the events of the active run `run` to `events` until its end."""
+    try:
+        async for event in run:
+            await events.put((index, event))
+    except Exception as error:
+        await events.put((index, _failed(error)))
+    finally:
+        active.leave()
+
+
+def _failed(error: Exception) -> Failed:
+    if isinstance(error, ApiError):
+        return Failed(error.with_traceback(None))
+    logger.exception("request failed with an internal error: error=%s", type(error).__name__)
+    return Failed(internal_error())
+
+
+def _total(ends: Sequence[Finished], per_prompt: int) -> Finished:
+    firsts = ends[::per_prompt]
+    return msgspec.structs.replace(
+        ends[0],
+        prompt_tokens=sum(end.prompt_tokens for end in firsts),
+        cached_tokens=sum(end.cached_tokens for end in firsts),
+        image_tokens=sum(end.image_tokens for end in firsts),
+        completion_tokens=sum(end.completion_tokens for end in ends),
+        reasoning_tokens=sum(end.reasoning_tokens for end in ends),
+        decode_ms=max(end.decode_ms for end in ends),
+    )

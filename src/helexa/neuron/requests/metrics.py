@@ -34,16 +34,12 @@ disable_created_metrics()  # they add one series per counter and histogram, whic
 
 
 class Metrics:
-    """Prometheus metrics of a node: counters and histograms of finished requests, and the metrics of collectors.
-
-    Args:
-        routes: path of each route, by endpoint function. The path is the value of the label `route`.
-    """
+    """Prometheus metrics of a node: finished requests, and collectors."""
 
     def __init__(self, routes: Mapping[Callable[..., Any], str]) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self._routes = routes
+        self._routes = routes  # path of each route, by endpoint function. The path is the value of the label `route`.
         self._models: set[str] = set()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -70,12 +66,7 @@ class Metrics:
         self._token = histogram("time_per_output_token", "Seconds between two tokens of an answer", _TOKEN, "model")
 
     def observe(self, record: RequestRecord, endpoint: Callable[..., Any] | None) -> None:
-        """Count a finished request and its runs.
-
-        Args:
-            record: the request and its response.
-            endpoint: function that served the request; None if no route matched.
-        """
+        """Count a finished request and its runs."""
         route = _OTHER if endpoint is None else self._routes.get(endpoint, _OTHER)
         self._requests.labels(route, str(record.status)).inc()
         self._duration.labels(route).observe(record.duration)
@@ -109,13 +100,7 @@ class Metrics:
 
 
 class NodeCollector(Collector):
-    """Collector that reports the data of `GET /health` and `GET /models` as Prometheus metrics.
-
-    Args:
-        health: function that returns the data of `GET /health` without blocking.
-        models: function that returns the data of `GET /models` without blocking.
-        events: number of loads, unloads and other model events since the node's start, by name.
-    """
+    """Reports `GET /health` and `GET /models` as Prometheus metrics."""
 
     def __init__(
         self,
@@ -128,7 +113,7 @@ class NodeCollector(Collector):
         self._events = events
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the node, its devices and its models with their current values."""
+        """Yield the metrics of the node, its devices and its models."""
         health = self._health()
         yield _gauge("uptime_seconds", "Seconds since the start of the node", [((), health.uptime_secs)])
         yield _gauge("memory_free_bytes", "Free memory of the host", [((), (health.memory_free_mb or 0) << 20)])
@@ -153,6 +138,22 @@ class NodeCollector(Collector):
             for field in _REJECTIONS:
                 rejected.add_metric((model.id, field.removeprefix("rejected_")), getattr(model, field))
         yield rejected
+        hits = CounterMetricFamily(
+            "neuron_model_prefix_hits", "Prompts whose beginning was cached", labels=("model", "tier")
+        )
+        tokens = CounterMetricFamily(
+            "neuron_model_prefix_tokens", "Prompt tokens that were cached", labels=("model", "tier")
+        )
+        for model in health.models:
+            for tier, (prompt_count, token_count) in model.prefix_tiers().items():
+                hits.add_metric((model.id, tier), prompt_count)
+                tokens.add_metric((model.id, tier), token_count)
+        yield from (hits, tokens)
+        for name, text, field, factor in _DISK_READS:
+            reads = CounterMetricFamily(f"neuron_model_{name}", text, labels=("model",))
+            for model in health.models:
+                reads.add_metric((model.id,), getattr(model, field) * factor)
+            yield reads
         images = CounterMetricFamily(
             "neuron_model_images", "Images by whether they were encoded or reused", labels=("model", "result")
         )
@@ -160,12 +161,30 @@ class NodeCollector(Collector):
             images.add_metric((model.id, "encoded"), model.encoded_images_total)
             images.add_metric((model.id, "reused"), model.reused_images_total)
         yield images
+        drafts = CounterMetricFamily(
+            "neuron_model_drafts",
+            "Verified drafts (predicted tokens) by their source and by whether they were accepted",
+            labels=("model", "source", "result"),
+        )
+        for model in health.models:
+            for source in ("ngram", "model"):
+                verified, accepted = (
+                    getattr(model, f"{source}_drafts_total"),
+                    getattr(model, f"accepted_{source}_drafts_total"),
+                )
+                drafts.add_metric((model.id, source, "accepted"), accepted)
+                drafts.add_metric((model.id, source, "rejected"), verified - accepted)
+        yield drafts
+        gains = [((model.id,), model.draft_gain) for model in health.models if model.draft_gain]
+        yield _gauge(
+            "model_draft_gain", "Estimated speed with the draft model divided by the speed without it", gains, "model"
+        )
         events = CounterMetricFamily("neuron_model_events", "Loads, unloads and engine deaths", labels=("event",))
         for event, count in self._events.items():
             events.add_metric((event,), count)
         yield events
-        up = [((model.id,), int(model.status == "loaded")) for model in self._models()]
-        yield _gauge("model_up", "1 if the model is loaded, else 0", up, "model")
+        up = [((model.id,), int(model.status in ("loaded", "sleeping"))) for model in self._models()]
+        yield _gauge("model_up", "1 if the model is loaded or sleeping, else 0", up, "model")
 
 
 # name, help text, field of the health report, factor from the field's unit to the metric's unit
@@ -189,8 +208,13 @@ _MODEL = (
     ("kv_available_bytes", "Memory of the KV cache that is neither used nor reserved", "kv_available_mb", 1 << 20),
     ("kv_budget_mib", "Former name of neuron_model_kv_budget_bytes, in MiB", "kv_budget_mb", 1),
     ("kv_available_mib", "Former name of neuron_model_kv_available_bytes, in MiB", "kv_available_mb", 1),
+    ("saved_prompts_bytes", "Size of the prompts on disk that the model can read", "saved_prompts_mb", 1 << 20),
     ("prefill_tokens_per_second", "Moving average of the prefill rate", "tok_s_prefill", 1),
     ("decode_tokens_per_second", "Moving average of the decode rate", "tok_s_decode", 1),
+)
+_DISK_READS = (
+    ("prefix_read_bytes", "Bytes of KV pages read from disk", "disk_read_bytes_total", 1),
+    ("prefix_read_seconds", "Duration of reads of KV pages from disk", "disk_read_ms_total", 0.001),
 )
 _REJECTIONS = [name for name in ModelLoad.model_fields if name.startswith("rejected_")]
 

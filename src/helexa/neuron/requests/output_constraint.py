@@ -1,4 +1,4 @@
-"""Build the grammar that constrains the output to what a request demands: JSON, a regex, a grammar or tool calls."""
+"""Build the grammar that constrains an output: JSON, regex or tool calls."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 from helexa.core.errors import unsupported_parameter
-from helexa.core.wire.answer_shape import AnswerShape
-from helexa.core.wire.generation import GenerationRequest
 from helexa.core.wire.openai_chat import ChatRequest
+from helexa.core.wire.request import AnswerShape, GenerationRequest
 from helexa.neuron.grammar import (
     after_reasoning,
     for_choice,
@@ -19,27 +18,23 @@ from helexa.neuron.grammar import (
     for_tools,
     in_final_channel,
 )
-from helexa.neuron.grammar.callable_tool import is_name
-from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.grammar.calls import is_name
+from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.parsers.output import Tools
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """Grammars that constrain the output for one answer.
+    """Grammars that constrain the output for one answer."""
 
-    Attributes:
-        grammar: grammar of the whole output, including reasoning; empty if the output is unconstrained.
-        cut: grammar that applies after the server has closed reasoning that exceeds its budget; empty if the output
-            after the reasoning is unconstrained.
-    """
-
-    grammar: str
-    cut: str = ""
+    grammar: str  # grammar of the whole output, including reasoning; empty if the output is unconstrained
+    # grammar of the output after the server has closed reasoning that exceeds its budget; empty if this output is
+    # unconstrained
+    after_reasoning: str = ""
 
 
 async def completion_constraint(model: ServedModel, request: GenerationRequest) -> Constraint | None:
-    """Return the constraint for a text completion request; None if the request demands no structure of the output.
+    """Return a completion's constraint; None for unconstrained output.
 
     Raises:
         ApiError: status 400: the requested structure is not supported.
@@ -54,13 +49,10 @@ async def completion_constraint(model: ServedModel, request: GenerationRequest) 
 async def chat_constraint(
     model: ServedModel, chat: ChatRequest, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int], thinks: bool
 ) -> Constraint | None:
-    """Return the constraint for a chat request; None if the request demands neither a structure nor tool calls.
+    """Return a chat's constraint; None for unconstrained output.
 
     Args:
-        model: the loaded model.
-        chat: the request.
         tools: tools of the request, in the OpenAI format.
-        prompt: token ids of the prompt.
         thinks: whether the model may reason before the text, even if the prompt does not end with the opening marker
             of the reasoning.
 
@@ -84,12 +76,12 @@ async def chat_constraint(
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Tools:
-    """Return the JSON Schema of the arguments of each tool, by tool name. `tools` are in the OpenAI format."""
+    """Return the JSON Schema of each tool's arguments, by tool name."""
     return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
 
 
 def _is_strict(function: Mapping[str, Any], forced: bool) -> bool:
-    """Return whether the whole schema of a tool is enforced, or only the keywords that llguidance supports."""
+    """Return whether a tool's whole schema is enforced (`strict`)."""
     strict = function.get("strict")
     return forced if strict is None else bool(strict)
 
@@ -114,7 +106,9 @@ def _call_constraint(
     tool_call_format = model.text.output_format.tool_call_format
     if tool_call_format is None:
         param = "tool_choice" if chat.must_call else "tools.strict" if chat.shape is None else chat.shape.param
-        raise unsupported_parameter(param, f"'{param}': model '{model.id}' has no tool-call format")
+        raise unsupported_parameter(
+            param, f"'{param}': model '{model.id}' has no tool-call format; choose another model"
+        )
     shape = None if chat.must_call else chat.shape
     build = partial(
         for_tools,
@@ -127,10 +121,10 @@ def _call_constraint(
         message="" if shape is None else _shape_grammar(shape),
         untagged=model.text.output_format.has_untagged_calls,
     )
-    cut = build(reasons=False)
+    remainder = build(reasons=False)
     if model.text.output_format.frames_calls:
-        return Constraint(build(), cut)
-    return Constraint(_with_reasoning(model, cut, prompt, thinks), cut)
+        return Constraint(build(), remainder)
+    return Constraint(_with_reasoning(model, remainder, prompt, thinks), remainder)
 
 
 def _with_reasoning(model: ServedModel, grammar: str, prompt: Sequence[int], thinks: bool) -> str:
@@ -142,7 +136,7 @@ def _with_reasoning(model: ServedModel, grammar: str, prompt: Sequence[int], thi
 
 
 def _after_closed_reasoning(model: ServedModel, chat: ChatRequest, tools: Tools) -> Constraint | None:
-    """Return a constraint that applies only after the server has closed the reasoning: it forbids further reasoning.
+    """Return a constraint against reasoning after a closed reasoning, or None.
 
     Return None if the request limits no reasoning tokens, has no tools, or the output format needs no such constraint.
     """

@@ -1,36 +1,53 @@
-"""A prompt of a chat, with its images."""
+"""Prompts of chats: messages rendered with the chat template, and images."""
 
 import asyncio
 import binascii
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from helexa.core.errors import ApiError, invalid_body, overloaded, vision_unsupported
+from helexa.core.errors import (
+    ApiError,
+    context_length_exceeded,
+    invalid_body,
+    overloaded,
+    unsupported_parameter,
+    vision_unsupported,
+)
+from helexa.core.logs import tell
 from helexa.core.wire.chat_message import IMAGE_PARTS, ChatMessage
-from helexa.neuron.lifecycle.model import ServedModel
-from helexa.neuron.text.templates.message_shaper import Message
-from helexa.neuron.vision.image_error import ImageError, PixelMemoryError
-from helexa.neuron.vision.prompt.image_range import ImageRange, expanded_index
+from helexa.core.wire.openai_chat import ChatRequest
+from helexa.core.wire.reply import CacheMiss
+from helexa.neuron.engine.ipc.messages import PrefixMiss
+from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.text.chat_template import TemplateError
+from helexa.neuron.vision.layout import (
+    ImageError,
+    ImageRange,
+    PixelMemoryError,
+    expanded_index,
+    unexpanded_tokens,
+)
 
 if TYPE_CHECKING:
-    from helexa.neuron.vision.model_vision import ModelVision
-    from helexa.neuron.vision.preprocessing.image_sandbox import SharedImage
+    from helexa.neuron.vision.model_vision import ModelVision, SharedImage
 
-MAX_IMAGES = 128
-"""Maximum number of images in a request."""
+
+_THINKING_VARIABLES = ("enable_thinking", "thinking")  # names of the variable in chat templates
+
+MAX_IMAGES = 128  # maximum number of images in a request
 
 _BASE64 = ";base64"
 _RETRY_AFTER_SECONDS = 2
+_TOKENS_BEFORE_MISS, _TOKENS_AFTER_MISS = 8, 16
 _PARALLEL_IMAGES = 2  # the number of image workers; more would delay the images of other requests
+
+_prompt_log = logging.getLogger("helexa.neuron.prompts")
+_prompt_log.disabled = True
 
 
 class PromptImages(NamedTuple):
-    """The images of a prompt.
-
-    Attributes:
-        images: pixels of the images, in the order of the prompt.
-        ranges: the image tokens of the prompt.
-    """
+    """The images of a prompt."""
 
     images: "Sequence[SharedImage]" = ()
     ranges: Sequence[ImageRange] = ()
@@ -44,22 +61,46 @@ class PromptImages(NamedTuple):
 NO_IMAGES = PromptImages()
 
 
-class Prompt(NamedTuple):
-    """The prompt of a chat.
+PartAt = Callable[[int], tuple[int | None, str]]
+"""Returns message and role of a token of a prompt (see `ModelText.part_at`). Slow for long conversations."""
 
-    Attributes:
-        tokens: token ids of the prompt.
-        turn: number of tokens before the last user message; 0 if unknown.
-        images: the images of the prompt.
-    """
+
+class Prompt(NamedTuple):
+    """The prompt of a chat."""
 
     tokens: list[int]
-    turn: int = 0
+    turn: int = 0  # number of tokens before the last user message; 0 if unknown
     images: PromptImages = NO_IMAGES
+    part_at: PartAt | None = None
+
+
+async def chat_prompt(model: ServedModel, chat: ChatRequest, *, thinks: bool | None = None) -> Prompt:
+    """Render a conversation with the model's chat template and return the prompt.
+
+    `Prompt.turn` is 0 for models without recurrent state, whose engines do not use it.
+
+    Raises:
+        ApiError: the conversation is too long, an image of the conversation cannot be used, or the chat template cannot
+            render the conversation.
+    """
+    # A message has at least one token, so this check saves the rendering, which takes much longer.
+    if len(chat.messages) > model.context_length:
+        raise context_length_exceeded(len(chat.messages), model.context_length)
+    images = await prepared_images(model, chat.messages)
+    variables = thinking_variables(model, chat.thinks(thinks)) | chat.template_variables
+    # Tokenizing a long conversation takes time, so it runs in a thread.
+    return await model.text.run(rendered_prompt, model, chat.messages, chat.offered_tools, variables, images)
+
+
+def thinking_variables(model: ServedModel, thinks: bool | None) -> dict[str, Any]:
+    """Return the template variables for reasoning; none if `thinks` is None."""
+    return (
+        {} if thinks is None else {name: thinks for name in _THINKING_VARIABLES if model.text.template.mentions(name)}
+    )
 
 
 async def prepared_images(model: ServedModel, messages: Sequence[ChatMessage]) -> "list[SharedImage]":
-    """Decode the images of a conversation, two at a time, and return their pixels in the order of the images.
+    """Decode the images of a conversation; return their pixels in order.
 
     Raises:
         ApiError: 400: the model reads text only, or an image cannot be used. 503: the images of all requests need too
@@ -77,7 +118,9 @@ async def prepared_images(model: ServedModel, messages: Sequence[ChatMessage]) -
     if model.vision is None:
         raise vision_unsupported(model.id)
     if len(parts) > MAX_IMAGES:
-        raise invalid_image(f"the request has {len(parts)} images, and the limit is {MAX_IMAGES}", "messages")
+        raise invalid_image(
+            f"the request has {len(parts)} images, and the limit is {MAX_IMAGES}; send fewer", "messages"
+        )
     vision, remaining = model.vision, iter(enumerate(parts))
     images: dict[int, SharedImage] = {}
     errors: dict[int, ApiError] = {}
@@ -100,11 +143,7 @@ async def prepared_images(model: ServedModel, messages: Sequence[ChatMessage]) -
 
 
 async def _prepared(vision: "ModelVision", part: Mapping[str, Any], field: str) -> "SharedImage":
-    """Decode the image of one image part.
-
-    Raises:
-        ApiError: see `prepared_images`.
-    """
+    """Decode the image of one image part."""
     url, detail = _source(part, field)
     data = await asyncio.to_thread(_decoded, url, field)
     try:
@@ -117,40 +156,67 @@ async def _prepared(vision: "ModelVision", part: Mapping[str, Any], field: str) 
 
 def rendered_prompt(
     model: ServedModel,
-    turns: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
     images: "Sequence[SharedImage]",
 ) -> Prompt:
-    """Render messages with the model's chat template, and insert the tokens of images. Slow for long conversations.
-
-    `Prompt.turn` is 0 for models without recurrent state, whose engines do not use it.
+    """Render messages and insert image tokens. Slow for long conversations.
 
     Args:
-        turns: the messages, as the chat template reads them.
         variables: variables of the chat template.
-        images: the images of the messages.
 
     Raises:
-        ApiError: 400: the text of a message contains a placeholder of images.
-        TemplateError: the chat template cannot render the messages.
+        ApiError: 400: the chat template supports no tools, or the text of a message contains a placeholder of images.
+            422: the chat template cannot render the messages.
     """
+    if tools and not model.text.template.mentions("tools"):
+        raise unsupported_parameter(
+            "tools", f"model '{model.id}' does not support tools: its chat template does not use them"
+        )
+    turns = [message.for_template() for message in messages]
     vision, layouts = model.vision, [image.layout for image in images]
     insert = None if vision is None or not images else lambda text, count: vision.insert(text, layouts[:count])
+
+    def part_at(tokens: list[int], position: int) -> tuple[int | None, str]:
+        return model.text.part_at(tokens, position, turns, tools, insert, **variables)
+
     try:
         if model.engine.ready.state_bytes:
             tokens, turn = model.text.prompt_and_turn_start(turns, tools, insert, **variables)
-        else:
+        else:  # only engines with recurrent state use the start of the last turn
             tokens, turn = model.text.prompt_ids(turns, tools, insert, **variables), 0
         if vision is None or not images:
-            return Prompt(tokens, turn)
+            return Prompt(tokens, turn, part_at=lambda position: part_at(tokens, position))
         tokens, ranges = vision.expanded(tokens, layouts)
+    except TemplateError as error:
+        raise ApiError(422, "template_render_failed", str(error), param="messages") from error
     except ImageError as error:
         raise invalid_image(str(error), "messages") from error
     if max(tokens) >= model.engine.ready.vocab_size:  # some models have no embedding of the image token
         for image_range in ranges:
             tokens[image_range.start : image_range.end] = [0] * image_range.length
-    return Prompt(tokens, expanded_index(turn, ranges), PromptImages(images, ranges))
+
+    def part_at_expanded(position: int) -> tuple[int | None, str]:
+        return part_at(unexpanded_tokens(tokens, ranges), len(unexpanded_tokens(tokens[: position + 1], ranges)) - 1)
+
+    return Prompt(tokens, expanded_index(turn, ranges), PromptImages(images, ranges), part_at_expanded)
+
+
+def cache_miss(
+    model: ServedModel, tokens: Sequence[int], missed: PrefixMiss, part_at: PartAt | None = None
+) -> CacheMiss:
+    """Describe to the client where the cached beginning of its prompt ended."""
+    position = missed.position
+    message, role = (None, "") if part_at is None else part_at(position)
+    miss = CacheMiss(reason=missed.reason, position=position)
+    if message is not None:
+        miss["message"] = message
+    if role:
+        miss["role"] = role
+    around = tokens[max(position - _TOKENS_BEFORE_MISS, 0) : position + _TOKENS_AFTER_MISS]
+    miss["text"] = model.text.tokenizer.decode(around, skip_special=False)
+    return miss
 
 
 def invalid_image(message: str, param: str) -> ApiError:
@@ -170,14 +236,16 @@ def _source(part: Mapping[str, Any], field: str) -> tuple[str, str]:
 
 
 def _decoded(url: str, field: str) -> bytes:
-    """Return the contents of a data URL with base64. The media type is ignored: the contents state the format."""
+    """Return the contents of a base64 data URL; its media type is ignored."""
     head, comma, encoded = url.strip().partition(",")
     if head[:5].lower() != "data:":
         raise invalid_image(
             f"'{field}.image_url.url': the node reads only data URLs (data:image/png;base64,...)", field
         )
     if not comma or not head.lower().rstrip().endswith(_BASE64):
-        raise invalid_image(f"'{field}.image_url.url': the data URL is not encoded as base64", field)
+        raise invalid_image(
+            f"'{field}.image_url.url': the data URL is not encoded as base64; send data:image/png;base64,...", field
+        )
     try:
         data = binascii.a2b_base64("".join(encoded.split()), strict_mode=True)
     except ValueError as error:
@@ -185,3 +253,17 @@ def _decoded(url: str, field: str) -> bytes:
     if not data:
         raise invalid_image(f"'{field}.image_url.url': the data URL is empty", field)
     return data
+
+
+def enable_prompt_log() -> None:
+    """Log all prompts from now on, as the engine receives them."""
+    # Prompts are private data of the clients, so only `[log] prompts` enables this log, never the log level alone.
+    _prompt_log.disabled = False
+    _prompt_log.warning("[log] prompts = true: this log contains the prompts of all clients")
+
+
+def log_prompt(model: ServedModel, prompt: Sequence[int]) -> None:
+    """Log the text of a prompt, if the log of prompts is enabled."""
+    if _prompt_log.isEnabledFor(logging.INFO):
+        text = model.text.tokenizer.decode(prompt, skip_special=False)
+        tell(_prompt_log, logging.INFO, "prompt", model=model.id, tokens=len(prompt), text=text)

@@ -1,22 +1,16 @@
-"""Assign the log-probabilities of tokens to the chunks of text that the tokens form."""
+"""Assign tokens' log-probabilities to the chunks of text they form."""
 
 from helexa.neuron.engine.ipc.messages import Logprob
 from helexa.neuron.events import TokenLogprob
-from helexa.neuron.text.tokenizers.text_offsets import TextOffsets
-from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizer import TextOffsets, Tokenizer
 
 
 class TokenLogprobs:
-    """Buffers the log-probabilities of an answer's tokens until the text of these tokens is sent to the client.
-
-    Args:
-        tokenizer: tokenizer of the model.
-        complete: whether to report also tokens that have no text in the answer.
-    """
+    """Buffers log-probabilities until the text of their tokens is sent."""
 
     def __init__(self, tokenizer: Tokenizer, *, complete: bool = False) -> None:
         self._tokenizer = tokenizer
-        self._complete = complete
+        self._complete = complete  # whether to report also tokens that have no text in the answer
         self._waiting: list[TokenLogprob] = []
         self._offsets = TextOffsets()
 
@@ -31,12 +25,10 @@ class TokenLogprobs:
         self._waiting.append(self.with_text(token, logprob, self._offsets.push(self._tokenizer.token_bytes(token))))
 
     def with_text(self, token: int, logprob: Logprob, offset: int = 0) -> TokenLogprob:
-        """Return the text, the bytes and the log-probability of `token`, and the most likely tokens at its position.
+        """Return text, bytes and log-probability of `token` and its rivals.
 
         Args:
-            token: the token id.
             logprob: log-probability of the token, and those of the most likely token ids at its position.
-            offset: position of the token in the text.
         """
         chosen, likeliest = logprob
         top = tuple((*self._spelled(alternative), value) for alternative, value in likeliest)
@@ -48,18 +40,15 @@ class TokenLogprobs:
         return entries
 
     def clear(self) -> None:
-        """Discard the buffered log-probabilities. Called if their tokens are not part of the answer's text."""
+        """Discard the buffered log-probabilities, whose tokens are not text."""
         self._waiting.clear()
 
     def take(self, text: str) -> tuple[TokenLogprob, ...]:
-        """Return the log-probabilities of the tokens that form `text`, and remove them from the buffer.
+        """Remove and return the log-probabilities of the tokens of `text`.
 
         The buffer may begin with tokens that have no text in the answer. If `complete` is True, their log-probabilities
         are also returned, else dropped. If no tokens in the buffer match `text`, for example after an invalid
         character, all buffered log-probabilities are returned.
-
-        Args:
-            text: the next text that is sent to the client.
         """
         shown = text.encode()
         start = b"".join([token.bytes for token in self._waiting]).find(shown)

@@ -1,37 +1,50 @@
-"""Serve `POST /v1/chat/completions`, and render and run conversations for the other chat APIs."""
+"""Serve `POST /v1/chat/completions`."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import Route
 
-from helexa.core.errors import ApiError, unsupported_parameter
-from helexa.core.wire.chat_message import ChatMessage
-from helexa.core.wire.openai_chat import ChatRequest
-from helexa.neuron.events import InferenceEvent
-from helexa.neuron.lifecycle.model import ServedModel
-from helexa.neuron.requests.answer_reader import AnswerForm
-from helexa.neuron.requests.inference import run
-from helexa.neuron.requests.output_constraint import chat_constraint, schemas_of
-from helexa.neuron.requests.prompt import Prompt, prepared_images, rendered_prompt
-from helexa.neuron.routes.body import read_json
-from helexa.neuron.routes.principal import principal_of
-from helexa.neuron.routes.projectors.chat_projector import ChatProjector
+from helexa.core.wire.openai_chat import (
+    Alternative,
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatRequest,
+    ChatToken,
+    FunctionDelta,
+    ToolCall,
+)
+from helexa.core.wire.reply import Encoded, Usage
+from helexa.neuron.events import (
+    Finished,
+    OutputEvent,
+    PromptScores,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
+    WasReasoning,
+)
+from helexa.neuron.lifecycle.served_model import ServedModel
+from helexa.neuron.requests.inference import converse
+from helexa.neuron.routes.projector import OpenAIProjector
 from helexa.neuron.routes.reply import RunResponse
-from helexa.neuron.routes.usage import counts_prompt, reports_usage
-from helexa.neuron.text.templates.chat_template import TemplateError
-
-if TYPE_CHECKING:
-    from helexa.neuron.vision.preprocessing.image_sandbox import SharedImage
+from helexa.neuron.routes.request import counts_prompt, principal_of, read_json, reports_usage
 
 _THINKING_HEADER = "x-include-thinking"
-_THINKING_VARIABLES = ("enable_thinking", "thinking")  # names of the variable in chat templates
 
 
 async def chat_completions(request: Request) -> RunResponse:
-    """Handle `POST /v1/chat/completions`: return the model's answers to a conversation, streamed or as one body."""
+    """Handle `POST /v1/chat/completions`: answer a conversation."""
     chat = ChatRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(chat.model)
     spelled = request.headers.get(_THINKING_HEADER, "").strip().lower() in ("1", "true", "yes")
@@ -39,6 +52,7 @@ async def chat_completions(request: Request) -> RunResponse:
     events = await converse(
         model, chat, principal_of(request), thinks=spelled, spelled_thoughts=spelled, counts_prompt=counts
     )
+    # A gateway asks for usage with a header, for its budgets. The client's own wish decides about `usage: null`.
     client_usage = chat.includes_usage
     projector = ChatProjector(
         model.id, choices=chat.n or 1, include_usage=client_usage or reports_usage(request), null_usage=client_usage
@@ -46,98 +60,116 @@ async def chat_completions(request: Request) -> RunResponse:
     return RunResponse(events, projector, stream=bool(chat.stream))
 
 
-async def converse(
-    model: ServedModel,
-    chat: ChatRequest,
-    principal: str,
-    *,
-    thinks: bool | None = None,
-    spelled_thoughts: bool = False,
-    counts_prompt: bool = False,
-) -> AsyncGenerator[InferenceEvent, None]:
-    """Return an iterator over the output events of the model's answers to a conversation.
+class ChatProjector(OpenAIProjector):
+    """Converts output events to a chat completion, as one body or chunks."""
 
-    The events are independent of the API format.
+    id_prefix = "chatcmpl"
 
-    Args:
-        model: the loaded model.
-        chat: the request.
-        principal: name of the request's principal (API key owner); empty for anonymous requests.
-        thinks: whether the model reasons if the request does not set this; None to use the chat template's default.
-        spelled_thoughts: whether to report reasoning as part of the answer's text.
-        counts_prompt: whether to yield a `PromptCounted` event before the first output.
+    @cached_property
+    def _tokens(self) -> list[Encoded]:
+        """Each answer's log-probabilities as encoded JSON, for the body."""
+        return [Encoded() for _ in range(self.choices)]
 
-    Raises:
-        ApiError: an image of the conversation cannot be used, the chat template cannot render the conversation, or the
-            node does not support the structure that the request demands for the output.
-    """
-    tools = chat.offered_tools
-    prompt = await rendered(model, chat, thinks=thinks)
-    may_reason = chat.thinks(thinks) is not False
-    constraint = await chat_constraint(model, chat, tools, prompt.tokens, may_reason)
-    form = AnswerForm(
-        schemas_of(tools),
-        parallel=chat.parallel_tool_calls is not False,
-        must_call=chat.must_call,
-        spelled_thoughts=spelled_thoughts,
-        thinking_budget=chat.max_reasoning_tokens,
-        untagged_calls=chat.shape is None and not chat.must_call,
-        structured=chat.shape is not None,
-        may_reason=may_reason,
-    )
-    return run(
-        model,
-        [prompt.tokens],
-        chat,
-        form=form,
-        constraint=constraint,
-        principal=principal,
-        turn=prompt.turn,
-        images=prompt.images,
-        counts_prompt=counts_prompt,
-    )
+    def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> ChatChunk | None:
+        """Return the stream chunk for an event of answer `choice`, or None."""
+        # The text before a reasoning end marker was reasoning, but a stream cannot take back what it has sent.
+        if isinstance(event, WasReasoning):
+            return None
+        reason = event.reason if isinstance(event, Finished) else None
+        chunk_choice = ChatChunkChoice(index=choice, delta=_delta(event), finish_reason=reason)
+        if isinstance(event, TextDelta) and event.logprobs:
+            tokens = Encoded()
+            _add(event.logprobs, tokens)
+            chunk_choice["logprobs"] = ChatLogprobs(content=tokens.fragment(), refusal=None)
+        return self._chunk([chunk_choice])
 
+    def usage_chunk(self, usage: Usage) -> ChatChunk:
+        """Return the last chunk, with the token counts `usage` and no choices."""
+        return {**self._chunk([]), "usage": usage}
 
-async def rendered(model: ServedModel, chat: ChatRequest, *, thinks: bool | None = None) -> Prompt:
-    """Render a conversation with the model's chat template and return the prompt.
+    def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
+        """Record the log-probabilities of the next tokens of answer `choice` for the body."""
+        _add(tokens, self._tokens[choice])
 
-    `Prompt.turn` is 0 for models without recurrent state, whose engines do not use it.
+    def _take(self, choice: int, event: OutputEvent) -> None:
+        # The log-probabilities are those of the answer's text, and the text so far was reasoning.
+        if isinstance(event, WasReasoning):
+            self._tokens[choice] = Encoded()
+        super()._take(choice, event)
 
-    Raises:
-        ApiError: an image of the conversation cannot be used, or the chat template cannot render the conversation.
-    """
-    images = await prepared_images(model, chat.messages)
-    variables = thinking_variables(model, chat.thinks(thinks)) | chat.template_variables
-    # Tokenizing a long conversation takes time.
-    return await asyncio.to_thread(_prompt, model, chat.messages, chat.offered_tools, variables, images)
+    def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> ChatChoice:
+        """Return the complete answer `index` for `choices` in the body."""
+        text: list[str] = []
+        thoughts: list[str] = []
+        calls: list[ToolCall] = []
+        arguments: list[list[str]] = []
+        for event in events:
+            match event:
+                case TextDelta(piece):
+                    text.append(piece)
+                case ReasoningDelta(piece):
+                    thoughts.append(piece)
+                case WasReasoning():
+                    thoughts += text
+                    text.clear()
+                case ToolCallStart(_, id, name):
+                    calls.append(ToolCall(id=id, type="function", function={"name": name, "arguments": ""}))
+                    arguments.append([])
+                case ToolCallDelta(number, piece):
+                    arguments[number].append(piece)
+        for call, pieces in zip(calls, arguments, strict=True):
+            call["function"]["arguments"] = "".join(pieces)
+        # As in OpenAI's API: the content is null only beside tool calls.
+        message = ChatAnswer(role="assistant", content="".join(text) or (None if calls else ""), refusal=None)
+        if thoughts:
+            message["reasoning_content"] = "".join(thoughts)
+        if calls:
+            message["tool_calls"] = calls
+        tokens = self._tokens[index]
+        logprobs = ChatLogprobs(content=tokens.fragment(), refusal=None) if tokens else None
+        return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=end.reason)
 
-
-def thinking_variables(model: ServedModel, thinks: bool | None) -> dict[str, Any]:
-    """Return the chat template variables that switch reasoning on or off; none if `thinks` is None.
-
-    The variables have the names that the model's chat template uses.
-    """
-    return (
-        {} if thinks is None else {name: thinks for name in _THINKING_VARIABLES if model.text.template.mentions(name)}
-    )
-
-
-def _prompt(
-    model: ServedModel,
-    messages: Sequence[ChatMessage],
-    tools: Sequence[Mapping[str, Any]],
-    variables: Mapping[str, Any],
-    images: "Sequence[SharedImage]",
-) -> Prompt:
-    if tools and not model.text.template.mentions("tools"):
-        raise unsupported_parameter(
-            "tools", f"model '{model.id}' does not support tools: its chat template does not use them"
+    def complete_body(self, choices: Sequence[Any], usage: Usage) -> ChatCompletion:
+        """Return the body with the answers `choices` and the token counts `usage`."""
+        return ChatCompletion(
+            id=self.id,
+            object="chat.completion",
+            created=self.created,
+            model=self.model,
+            choices=list(choices),
+            usage=usage,
         )
-    turns = [message.for_template() for message in messages]
-    try:
-        return rendered_prompt(model, turns, tools, variables, images)
-    except TemplateError as error:
-        raise ApiError(422, "template_render_failed", str(error), param="messages") from error
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        return ChatChunk(
+            id=self.id, object="chat.completion.chunk", created=self.created, model=self.model, choices=choices
+        )
+
+
+def _delta(event: Started | OutputEvent | Finished) -> ChatDelta:
+    match event:
+        case Started():
+            return {"role": "assistant"}
+        case TextDelta(text):
+            return {"content": text}
+        case ReasoningDelta(text):
+            return {"reasoning_content": text}
+        case ToolCallStart(index, id, name):
+            function = FunctionDelta(name=name, arguments="")
+            return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
+        case ToolCallDelta(index, arguments):
+            return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+        case Finished() | WasReasoning() | PromptScores():
+            return {}
+
+
+def _add(tokens: Sequence[TokenLogprob], encoded: Encoded) -> None:
+    def alternative(token: str, spelled: bytes, logprob: float) -> Alternative:
+        return Alternative(token=token, logprob=logprob, bytes=list(spelled))
+
+    for entry in tokens:
+        top = [alternative(*candidate) for candidate in entry.top]
+        encoded.add(ChatToken(**alternative(entry.token, entry.bytes, entry.logprob), top_logprobs=top))
 
 
 routes = [Route("/v1/chat/completions", chat_completions, methods=["POST"])]

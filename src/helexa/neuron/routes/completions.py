@@ -1,28 +1,40 @@
 """Serve `POST /v1/completions`."""
 
-import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import orjson
 from starlette.requests import Request
 from starlette.routing import Route
 
-from helexa.core.wire.openai_completions import CompletionRequest
-from helexa.neuron.lifecycle.model import ServedModel
+from helexa.core.wire.openai_completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from helexa.core.wire.reply import Usage
+from helexa.neuron.events import Finished, OutputEvent, PromptScores, Started, TextDelta, TokenLogprob
+from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.inference import run
 from helexa.neuron.requests.output_constraint import completion_constraint
-from helexa.neuron.routes.body import read_json
-from helexa.neuron.routes.principal import principal_of
-from helexa.neuron.routes.projectors.completion_projector import CompletionProjector, Echo
+from helexa.neuron.routes.projector import OpenAIProjector
 from helexa.neuron.routes.reply import RunResponse
-from helexa.neuron.routes.usage import reports_usage
+from helexa.neuron.routes.request import principal_of, read_json, reports_usage
+
+
+class Echo(NamedTuple):
+    """A prompt that the response repeats before an answer."""
+
+    text: str
+    # Index in `text` of the character that each token of the prompt begins or continues. Only used if the response has
+    # the log-probabilities of the prompt's tokens.
+    offsets: Sequence[int]
 
 
 async def completions(request: Request) -> RunResponse:
-    """Handle `POST /v1/completions`: generate continuations of prompts, which are texts or lists of token ids."""
+    """Handle `POST /v1/completions`: continue texts or lists of token ids."""
     completion = CompletionRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(completion.model)
     completion.check_vocabulary(model.text.tokenizer.vocab_size)
-    prompts = await asyncio.to_thread(_token_ids, model, completion)
-    echo = await asyncio.to_thread(_echo, model, completion) if completion.echo else []
+    model.expect_request()
+    prompts = await model.text.run(_token_ids, model, completion)
+    echo = await model.text.run(_echo, model, completion) if completion.echo else []
     constraint = await completion_constraint(model, completion)
     events = run(model, prompts, completion, constraint=constraint, principal=principal_of(request))
     client_usage = completion.includes_usage
@@ -43,7 +55,7 @@ def _token_ids(model: ServedModel, completion: CompletionRequest) -> list[list[i
 
 
 def _echo(model: ServedModel, completion: CompletionRequest) -> list[Echo]:
-    """Return each answer's prompt, which the response repeats before the answer (request option `echo`)."""
+    """Return each answer's prompt, for the request option `echo`."""
     tokenizer = model.text.tokenizer
     echoes = [
         Echo(prompt, tokenizer.offsets(prompt))
@@ -52,6 +64,104 @@ def _echo(model: ServedModel, completion: CompletionRequest) -> list[Echo]:
         for prompt in completion.prompt
     ]
     return [echo for echo in echoes for _ in range(completion.n or 1)]
+
+
+class CompletionProjector(OpenAIProjector):
+    """Converts output events to a text completion, as one body or chunks.
+
+    Args:
+        echo: prompt to repeat before each answer, by index of the answer; empty to repeat no prompts.
+        scored: whether to report the log-probabilities of the prompt's tokens before those of the answer's tokens.
+        include_usage: whether the last chunk of a stream contains the token counts (`usage`) and no choices.
+        null_usage: whether all other chunks have `"usage": null`.
+    """
+
+    id_prefix = "cmpl"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        choices: int = 1,
+        echo: Sequence[Echo] = (),
+        scored: bool = False,
+        include_usage: bool = False,
+        null_usage: bool = False,
+    ) -> None:
+        super().__init__(model, choices=choices, include_usage=include_usage, null_usage=null_usage)
+        self._echo = [prompt.text for prompt in echo] or [""] * choices
+        self._prompt_offsets = [prompt.offsets for prompt in echo]
+        self._scored = scored
+        # by answer: whether the next reported token is the first token of the prompt
+        self._first_unscored = [scored] * choices
+        self._arrays = [_no_logprobs() for _ in range(choices)]
+
+    def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Completion | None:
+        """Return the stream chunk for an event of answer `choice`, or None."""
+        match event:
+            case Started() if self._echo[choice] and not self._scored:
+                return self._completion([_choice(choice, self._echo[choice])])
+            case PromptScores(tokens):
+                arrays = _no_logprobs()
+                self._add(choice, tokens, arrays)
+                return self._completion([_choice(choice, self._echo[choice], arrays)])
+            case TextDelta(text, logprobs):
+                arrays = _no_logprobs()
+                self._add(choice, logprobs, arrays)
+                return self._completion([_choice(choice, text, arrays if logprobs else None)])
+            case Finished():
+                return self._completion([_choice(choice, "", finish_reason=event.reason)])
+            case _:
+                return None
+
+    def usage_chunk(self, usage: Usage) -> Completion:
+        """Return the last chunk, with the token counts `usage` and no choices."""
+        return {**self._completion([]), "usage": usage}
+
+    def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
+        """Record the log-probabilities of the next tokens of answer `choice` for the body."""
+        self._add(choice, tokens, self._arrays[choice])
+
+    def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> CompletionChoice:
+        """Return the complete answer `index` for `choices` in the body."""
+        text = "".join([self._echo[index], *(event.text for event in events if isinstance(event, TextDelta))])
+        arrays = self._arrays[index]
+        return _choice(index, text, arrays if arrays["tokens"] else None, end.reason)
+
+    def complete_body(self, choices: Sequence[Any], usage: Usage) -> Completion:
+        """Return the body with the answers `choices` and the token counts `usage`."""
+        return {**self._completion(list(choices)), "usage": usage}
+
+    def _add(self, choice: int, tokens: Sequence[TokenLogprob], arrays: CompletionLogprobs) -> None:
+        of_prompt = self._first_unscored[choice]
+        offsets = self._prompt_offsets[choice] if of_prompt else [len(self._echo[choice]) + t.offset for t in tokens]
+        for token, offset in zip(tokens, offsets, strict=True):
+            arrays["tokens"].append(token.token)
+            if self._first_unscored[choice]:
+                self._first_unscored[choice] = False
+                arrays["token_logprobs"].append(None)
+                arrays["top_logprobs"].append(None)
+            else:
+                # Tokens with equal text, usually parts of a character, share the log-probability of the most likely
+                # token.
+                alike = [(name, logprob) for name, _, logprob in reversed(token.top)]
+                top = {token.token: token.logprob, **dict(alike)}
+                arrays["token_logprobs"].append(token.logprob)
+                arrays["top_logprobs"].append(orjson.Fragment(orjson.dumps(top)))
+            arrays["text_offset"].append(offset)
+
+    def _completion(self, choices: list[CompletionChoice]) -> Completion:
+        return Completion(id=self.id, object="text_completion", created=self.created, model=self.model, choices=choices)
+
+
+def _no_logprobs() -> CompletionLogprobs:
+    return CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+
+
+def _choice(
+    index: int, text: str, logprobs: CompletionLogprobs | None = None, finish_reason: str | None = None
+) -> CompletionChoice:
+    return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason)
 
 
 routes = [Route("/v1/completions", completions, methods=["POST"])]

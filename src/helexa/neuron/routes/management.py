@@ -1,14 +1,20 @@
-"""Routes that load, unload and describe models. The body of most of their error responses is `{"error": "text"}`."""
+"""Routes that load, unload, download and describe models.
+
+The body of most error responses is `{"error": "text"}`.
+"""
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import orjson
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from helexa.core.errors import (
     ApiError,
@@ -17,17 +23,30 @@ from helexa.core.errors import (
     SourceError,
     TensorParallelError,
     internal_error,
+    service_unavailable,
     shutting_down,
 )
-from helexa.core.fleet import ModelSpec
+from helexa.core.fleet import ModelId, ModelSpec, Record
+from helexa.core.local_models import PullRequest
 from helexa.core.logs import tell
+from helexa.core.source import ModelSource, bare_id
+from helexa.core.sse import KEEP_ALIVE, frame
 from helexa.core.wire.request import to_api_error
-from helexa.http.json_response import JsonResponse
-from helexa.neuron.lifecycle.registry import CudaUnavailableError, Registry, bare_id
+from helexa.http.responses import JsonResponse
+from helexa.neuron.builtin_models import source_text
+from helexa.neuron.cache_folder import delete_saved, saved_prompts
+from helexa.neuron.lifecycle.local_inventory import LocalInventory
+from helexa.neuron.lifecycle.pulls import Pulls
+from helexa.neuron.lifecycle.registry import CudaUnavailableError, Registry
 from helexa.neuron.requests.request_record import current
-from helexa.neuron.routes.body import read_json
-from helexa.neuron.routes.error_response import descriptor_shortage, log_error_response
-from helexa.neuron.routes.load_stream import LOOK_SECONDS, LoadStream
+from helexa.neuron.routes.reply import (
+    KEEP_ALIVE_SECONDS,
+    STREAM_HEADERS,
+    descriptor_shortage,
+    disconnected,
+    log_error_response,
+)
+from helexa.neuron.routes.request import read_json
 
 log = logging.getLogger(__name__)
 
@@ -37,36 +56,93 @@ _LONGEST_NAME = 1000
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
+LOOK_SECONDS = 0.25
 
-class UnloadRequest(BaseModel):
-    """Request body of `POST /models/unload`."""
 
-    model_id: str = Field(min_length=1, max_length=_LONGEST_NAME)
+class ModelRequest(BaseModel):
+    """Request body of `POST /models/unload` and `POST /models/sleep`."""
+
+    model_id: ModelId
+
+
+class KeepRequest(ModelRequest):
+    """Request body of `POST /models/keep`."""
+
+    idle_unload_secs: float = Field(ge=0, allow_inf_nan=False)
 
 
 class LoadRequest(ModelSpec):
-    """Request body of `POST /models/load`: the model to load, and whether to stream progress events."""
+    """Body of `POST /models/load`: the model, and whether to stream progress."""
 
-    model_id: str = Field(min_length=1, max_length=_LONGEST_NAME)
     source: str | None = Field(default=None, max_length=_LONGEST_NAME)
     quant: str | None = Field(default=None, max_length=_LONGEST_NAME)
     tool_parser: str | None = Field(default=None, max_length=_LONGEST_NAME)
+    draft_model: str | None = Field(default=None, max_length=_LONGEST_NAME)
     stream: bool = False
 
 
+class LoadStream:
+    """An ASGI response with `progress` events, then `loaded` or `error`.
+
+    If the client disconnects, the stream ends but the load continues.
+    """
+
+    def __init__(
+        self,
+        load: asyncio.Task[Any],
+        progress: Callable[[], dict[str, Any] | None],
+        outcome: Callable[[], tuple[str, dict[str, Any]]],
+    ) -> None:
+        # Task that waits for the load. The stream cancels this task when it ends. Canceling the task must not cancel
+        # the load.
+        self._load = load
+        # function that returns the data of a `progress` event, or None if the progress is unknown
+        self._progress = progress
+        # Function that returns the name and the data of the last event. It is called when `load` is done.
+        self._outcome = outcome
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the load has ended or the client disconnects."""
+        disconnect = asyncio.create_task(disconnected(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            sent_progress, last_sent = None, time.monotonic()
+            while not self._load.done():
+                await asyncio.wait((self._load, disconnect), timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if disconnect.done():
+                    return
+                progress = self._progress()
+                if progress is not None and progress != sent_progress:
+                    sent_progress, last_sent = progress, time.monotonic()
+                    await _write(send, frame(orjson.dumps(progress), "progress"))
+                elif time.monotonic() - last_sent >= KEEP_ALIVE_SECONDS:
+                    last_sent = time.monotonic()
+                    await _write(send, KEEP_ALIVE)
+            event, data = self._outcome()
+            await _write(send, frame(orjson.dumps(data), event))
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            disconnect.cancel()
+            self._load.cancel()
+
+
+async def _write(send: Send, frames: bytes) -> None:
+    await send({"type": "http.response.body", "body": frames, "more_body": True})
+
+
 async def models(request: Request) -> Response:
-    """Handle `GET /models`: return the status of all models on the node, including those being loaded."""
+    """Handle `GET /models`: list all models, including those being loaded."""
     registry = _registry(request)
     return JsonResponse([info.json_dict() for info in (*registry.infos(), *registry.loading())])
 
 
 async def load(request: Request) -> Response | LoadStream:
-    """Handle `POST /models/load`: load a model, and respond when it is loaded or the load has failed.
+    """Handle `POST /models/load`: load a model, and respond at the load's end.
 
     If the client requests a stream, the response is a stream of progress events. But if the load ends within
     `LOOK_SECONDS`, the client gets the same JSON response as without a stream.
     """
-    load_request = _parse(LoadRequest, await read_json(request))
+    load_request = parse(LoadRequest, await read_json(request))
     watch = _Watch(_registry(request), load_request)
     if load_request.stream or "text/event-stream" in request.headers.get("accept", ""):
         await asyncio.wait([watch.load], timeout=LOOK_SECONDS)
@@ -82,10 +158,10 @@ async def load(request: Request) -> Response | LoadStream:
 
 
 async def unload(request: Request) -> Response:
-    """Handle `POST /models/unload`: unload a model, and respond when its memory is free."""
-    unload_request = _parse(UnloadRequest, await read_json(request))
+    """Handle `POST /models/unload`: respond when the model's memory is free."""
+    model_request = parse(ModelRequest, await read_json(request))
     try:
-        await _registry(request).unload(unload_request.model_id)
+        await _registry(request).unload(model_request.model_id)
     except ApiError as error:
         if error.code != "model_not_found":
             raise
@@ -93,8 +169,22 @@ async def unload(request: Request) -> Response:
     return JsonResponse({"status": "unloaded"})
 
 
+async def sleep(request: Request) -> Response:
+    """Handle `POST /models/sleep`: respond when the idle model's memory is free."""
+    model_request = parse(ModelRequest, await read_json(request))
+    await _registry(request).sleep(model_request.model_id)
+    return JsonResponse({"status": "sleeping"})
+
+
+async def keep(request: Request) -> Response:
+    """Handle `POST /models/keep`: change after which idle time a model sleeps."""
+    keep_request = parse(KeepRequest, await read_json(request))
+    _registry(request).keep(keep_request.model_id, keep_request.idle_unload_secs)
+    return JsonResponse({"idle_unload_secs": keep_request.idle_unload_secs})
+
+
 async def endpoint(request: Request) -> Response:
-    """Handle `GET /models/{id}/endpoint`: return the URL of this node, or an error if the model is not loaded."""
+    """Handle `GET /models/{id}/endpoint`: return this node's URL or an error."""
     model_id = request.path_params["model_id"]
     try:
         _registry(request).get(model_id)
@@ -104,13 +194,44 @@ async def endpoint(request: Request) -> Response:
 
 
 async def capabilities(request: Request) -> Response:
-    """Handle `GET /models/{id}/capabilities`: return the capabilities of a loaded model, or a 404 if not loaded."""
+    """Handle `GET /models/{id}/capabilities`: describe a loaded model."""
     model_id = request.path_params["model_id"]
     try:
         model = _registry(request).get(model_id)
     except ApiError as error:
         return _rejected(request, 404, {"error": str(error)})
     return JsonResponse({"capabilities": model.info().capabilities})
+
+
+async def clear_prefix_cache(request: Request) -> Response:
+    """Handle `DELETE /models/{id}/prefix-cache`: forget cached prompts everywhere.
+
+    The model need not be loaded: its saved prompts are deleted from the disk.
+    """
+    model_id = bare_id(request.path_params["model_id"])
+    # Listed first: what the engine saves afterwards are new prompts.
+    saved = [entry for entry in await asyncio.to_thread(saved_prompts) if entry.model == model_id]
+    try:
+        model = _registry(request).get(model_id)
+    except ApiError as error:
+        if error.code != "model_not_found":
+            raise
+        if not saved:
+            return _rejected(request, 404, {"error": str(error)})
+    else:
+        try:
+            if model.engine.alive:  # a sleeping model has only saved prompts
+                await model.engine.clear_prefixes()
+        except TimeoutError:
+            raise service_unavailable(
+                f"model '{model_id}' computes a long step; clear its prefix cache again later", retry_after=5
+            ) from None
+    try:
+        deleted = await asyncio.to_thread(delete_saved, saved)
+    except OSError as error:
+        raise internal_error(f"saved prompts cannot be deleted: {error}; delete them by hand") from None
+    tell(log, logging.INFO, "cleared prefix cache", model=model_id, deleted_bytes=deleted)
+    return JsonResponse({"status": "cleared", "deleted_bytes": deleted})
 
 
 class _Watch:
@@ -123,7 +244,7 @@ class _Watch:
         self.load = asyncio.create_task(registry.load(spec, self._on_progress))
 
     def progress(self) -> dict[str, Any] | None:
-        """Return the latest progress of the load as data for a `progress` event, or None if unknown.
+        """Return the load's latest progress for an event, or None if unknown.
 
         If an earlier request has started a load of the same model, return the progress of that load.
         """
@@ -138,7 +259,7 @@ class _Watch:
 
 
 def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, dict[str, Any]]:
-    """Return the HTTP status and the response body for a load that has failed with `error`."""
+    """Return HTTP status and body for a load that failed with `error`."""
     match error:
         case SourceError() | DoesNotFitError() | TensorParallelError():
             reason = {"kind": error.kind, "message": str(error)} | {"model_id": spec.model_id} | error.details
@@ -149,17 +270,15 @@ def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, dict[str, A
 
 
 def _last_event(request: Request, spec: ModelSpec, load: "asyncio.Task[Any]") -> tuple[str, dict[str, Any]]:
-    """Return the name and the data of the last event of a load stream: `loaded` or `error`.
-
-    The data of an `error` event contains the HTTP status and the body that a response without streaming would have.
-    """
+    """Return name and data of a load stream's last event."""
+    # The data of an `error` event contains the HTTP status and the body that a response without streaming would have.
     error = shutting_down() if load.cancelled() else load.exception()
     if error is None:
         return "loaded", {"status": "loaded"}
     if shortage := descriptor_shortage(error):
         error = shortage
     if not isinstance(error, HelexaError):
-        log.error("loading %s failed", spec.model_id, exc_info=error)
+        log.error("load failed with an internal error: model=%s", spec.model_id, exc_info=error)
         error = internal_error()
     if isinstance(error, ApiError):
         log_error_response(request.url.path, error)
@@ -173,7 +292,12 @@ def _registry(request: Request) -> Registry:
     return request.app.state.registry
 
 
-def _parse(kind: type[BodyT], body: bytes) -> BodyT:
+def parse(kind: type[BodyT], body: bytes) -> BodyT:
+    """Return the request body as a `kind`.
+
+    Raises:
+        ApiError: 400: a field is missing or invalid.
+    """
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -192,11 +316,85 @@ def _log_rejection(request: Request, status: int, body: dict[str, Any]) -> None:
     tell(log, logging.WARNING, "refused", path=request.url.path, status=status, code=code, error=error)
 
 
+class _Cancel(Record):
+    """Body of `POST /models/pull/cancel`."""
+
+    model: ModelId
+
+
+async def local_models(request: Request) -> Response:
+    """Handle `GET /models/local`: list the models on this node's disks."""
+    inventory: LocalInventory | None = request.app.state.inventory
+    if inventory is None:
+        raise ApiError(
+            404,
+            "local_models_disabled",
+            "this node does not report the models on its disks; set local_models in its neuron.toml",
+        )
+    return JsonResponse((await inventory.current()).json_dict())
+
+
+async def pull(request: Request) -> Response:
+    """Handle `POST /models/pull`: start a download, and return its state."""
+    body = parse(PullRequest, await read_json(request))
+    try:
+        return JsonResponse(_pulls(request).start(body).json_dict(), 202)
+    except SourceError as error:
+        raise ApiError(400, "invalid_source", str(error), param="model") from None
+
+
+async def pulls(request: Request) -> Response:
+    """Handle `GET /models/pulls`: list the running and the last ended downloads."""
+    return JsonResponse({"pulls": [pull.json_dict() for pull in _pulls(request).all()]})
+
+
+async def cancel(request: Request) -> Response:
+    """Handle `POST /models/pull/cancel`: cancel a download, which can resume."""
+    body = parse(_Cancel, await read_json(request))
+    canceled = _pulls(request).cancel(body.model)
+    if canceled is None:
+        raise ApiError(
+            404,
+            "pull_not_found",
+            f"model '{body.model[:200]}' is not being downloaded; GET /models/pulls lists downloads",
+            param="model",
+        )
+    return JsonResponse(canceled.json_dict())
+
+
+async def estimate(request: Request) -> Response:
+    """Handle `POST /models/estimate`: estimate a model's memory unloaded.
+
+    The body is that of a load request. The response has `memory_mb`, or null if it is unknown.
+    """
+    inventory: LocalInventory | None = request.app.state.inventory
+    spec = parse(ModelSpec, await read_json(request))
+    if inventory is None:
+        return JsonResponse({"memory_mb": None})
+    try:
+        source = ModelSource.parse(source_text(spec), request.app.state.default_source)
+        return JsonResponse({"memory_mb": await inventory.estimate_mb(source, source.quant(spec.quant))})
+    except SourceError as error:
+        raise ApiError(400, error.kind, str(error), param="source") from None
+
+
+def _pulls(request: Request) -> Pulls:
+    return request.app.state.pulls
+
+
 # Model ids contain slashes, written as `/` or `%2F`.
 routes = [
+    Route("/models/local", local_models),
+    Route("/models/estimate", estimate, methods=["POST"]),
+    Route("/models/pull", pull, methods=["POST"]),
+    Route("/models/pull/cancel", cancel, methods=["POST"]),
+    Route("/models/pulls", pulls),
     Route("/models", models),
     Route("/models/load", load, methods=["POST"]),
     Route("/models/unload", unload, methods=["POST"]),
+    Route("/models/sleep", sleep, methods=["POST"]),
+    Route("/models/keep", keep, methods=["POST"]),
     Route("/models/{model_id:path}/endpoint", endpoint),
+    Route("/models/{model_id:path}/prefix-cache", clear_prefix_cache, methods=["DELETE"]),
     Route("/models/{model_id:path}/capabilities", capabilities),
 ]

@@ -1,35 +1,49 @@
-"""Send the output of a run to the client, as a stream or as one body, until the run ends or the client disconnects."""
+"""Send the output of a run to the client; convert exceptions to responses."""
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from http import HTTPStatus
 
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from helexa.core.errors import ApiError, internal_error
+from helexa.core.errors import ApiError, ModelFileError, internal_error, overloaded
+from helexa.core.logs import tell
 from helexa.core.sse import KEEP_ALIVE
+from helexa.http.process import OUT_OF_DESCRIPTORS
 from helexa.neuron.events import Failed, InferenceEvent
-from helexa.neuron.routes.error_response import log_error_response
-from helexa.neuron.routes.event_stream import HEADERS, KEEP_ALIVE_SECONDS, disconnected
-from helexa.neuron.routes.projectors.projector import Projector
+from helexa.neuron.requests.request_record import current
+from helexa.neuron.routes.projector import Projector
 
 FIRST_EVENT_SECONDS = 3.0
-"""Seconds that a stream waits for the first event of its run before it sends the response headers with status 200.
+"""Seconds that a stream waits for its first event before it sends headers.
 
 A run that fails earlier gets a plain error response. A later error is sent as an event of the stream.
 """
 
 logger = logging.getLogger(__name__)
 
+KEEP_ALIVE_SECONDS = 1.0  # seconds without an event after which a stream sends a keep-alive comment
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
 
 class RunResponse:
-    """An ASGI response that sends the output of a run as a stream of server-sent events or as one body.
+    """An ASGI response with a run's output, as a stream or as one body.
 
-    Nothing is sent before the first event of the run. If the run is rejected, the response can thus have an error
-    status. But if a stream waits longer than `FIRST_EVENT_SECONDS` for the first event, it begins with a comment. A
-    rejection after the comment is sent as an event. If the client disconnects, the run is canceled.
+    Nothing is sent before the first event of the run, so that a rejected run can have an error status. But a stream
+    that waits longer than `FIRST_EVENT_SECONDS` begins, and a later rejection is an event. If the client disconnects,
+    the run is canceled.
     """
 
     def __init__(self, events: AsyncGenerator[InferenceEvent, None], projector: Projector, *, stream: bool) -> None:
@@ -53,6 +67,7 @@ class RunResponse:
         try:
             while not sender.done() and not disconnect.done():
                 await asyncio.wait((sender, disconnect), timeout=self._until_due(), return_when=asyncio.FIRST_COMPLETED)
+                # Proxies close streams without data: a comment keeps the connection alive.
                 if not sender.done() and not disconnect.done() and self._until_due() <= 0:
                     await self._begin(send)
                     self._quiet_since = time.monotonic()
@@ -68,7 +83,7 @@ class RunResponse:
             del sender  # the task holds the error, whose traceback holds this frame: a reference cycle
 
     def _until_due(self) -> float:
-        """Return the number of seconds until a stream must send its next keep-alive comment."""
+        """Return the seconds until a stream must send a keep-alive comment."""
         if self._quiet_since is not None:
             return self._quiet_since + KEEP_ALIVE_SECONDS - time.monotonic()
         if self._streamed and not self._begun:
@@ -79,7 +94,7 @@ class RunResponse:
         async with aclosing(self._events):
             async for event in self._events:
                 if isinstance(event, Failed):
-                    raise event.error
+                    raise event.error  # nothing has been sent, so the response can have an error status
                 self._projector.take(event)
         body = self._projector.body()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
@@ -101,7 +116,7 @@ class RunResponse:
                     log_error_response(path, error)
                     await self._write(Failed(error), send)
                 else:
-                    logger.exception("stream failed path=%s error=%s", path, type(error).__name__)
+                    logger.exception("stream ended by an internal error: path=%s error=%s", path, type(error).__name__)
                     await self._write(Failed(internal_error()), send)
         self._quiet_since = None
         await send({"type": "http.response.body", "body": b""})
@@ -109,7 +124,7 @@ class RunResponse:
     async def _begin(self, send: Send) -> None:
         if not self._begun:
             self._begun = True
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
 
     async def _write(self, event: InferenceEvent, send: Send) -> None:
         frames = self._projector.frames(event)
@@ -117,3 +132,80 @@ class RunResponse:
             self._quiet_since = None  # no keep-alive inside a frame while the client is slow to read
             await send({"type": "http.response.body", "body": frames, "more_body": True})
         self._quiet_since = time.monotonic()
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client of the ASGI function `receive` disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def error_response(error: ApiError) -> Response:
+    """Return the HTTP response for `error`: status, headers and JSON body."""
+    return Response(
+        orjson.dumps(error.envelope()), error.status, headers=error.headers(), media_type="application/json"
+    )
+
+
+def log_error_response(path: str, error: ApiError) -> None:
+    """Log one line about `error`, and add it to the request's record."""
+    current().error_codes.append(error.code or "internal")
+    facts = {"path": path, "status": error.status, "type": error.type, "code": error.code, "detail": str(error)}
+    tell(logger, logging.WARNING, "refused", **facts | error.extras)
+
+
+async def on_api_error(request: Request, error: Exception) -> Response:
+    """Log the `ApiError` that a route function raised, and return its error response."""
+    assert isinstance(error, ApiError)
+    log_error_response(request.url.path, error)
+    return error_response(error)
+
+
+async def on_model_file_error(request: Request, error: Exception) -> Response:
+    """Return the response for a text that the model's tokenizer rejects."""
+    api_error = ApiError(422, "tokenization_failed", str(error))
+    log_error_response(request.url.path, api_error)
+    return error_response(api_error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Return the response for an unknown path or an unsupported method."""
+    assert isinstance(error, HTTPException)
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    api_error = ApiError(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
+    log_error_response(request.url.path, api_error)
+    response = error_response(api_error)
+    response.headers.update(error.headers or {})
+    return response
+
+
+def descriptor_shortage(error: BaseException) -> ApiError | None:
+    """Return the error response for a lack of file descriptors, else None."""
+    if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
+        return overloaded("the node has no file descriptors left; try again", 1)
+    return None
+
+
+async def on_os_error(request: Request, error: Exception) -> Response:
+    """Return the response for a lack of file descriptors, or raise `error`."""
+    api_error = descriptor_shortage(error)
+    if api_error is None:
+        raise error
+    log_error_response(request.url.path, api_error)
+    return error_response(api_error)
+
+
+async def on_unexpected(request: Request, error: Exception) -> Response:
+    """Log an unexpected exception, and return status 500 without details."""
+    current().error_codes.append("internal")
+    tell(logger, logging.ERROR, "failed", path=request.url.path, error=type(error).__name__)
+    return error_response(internal_error())
+
+
+HANDLERS: Mapping[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    ApiError: on_api_error,
+    ModelFileError: on_model_file_error,
+    HTTPException: on_http_exception,
+    OSError: on_os_error,
+    Exception: on_unexpected,
+}

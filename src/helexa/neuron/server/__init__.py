@@ -1,1 +1,1 @@
-"""The HTTP application of a node: middleware, access checks, start and shutdown, and health reports."""
+"""The HTTP application of a node, its middleware and its health reports."""

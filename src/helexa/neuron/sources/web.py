@@ -1,9 +1,13 @@
-"""HTTP requests to file servers, through the user's proxies. The access token is sent only to the configured server."""
+"""HTTP client of model hubs: several addresses per host, redirects, time limits."""
 
 import http.client
+import os
+import selectors
+import socket
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from functools import cache
 from typing import Any, Self
 from urllib.error import HTTPError, URLError
@@ -20,7 +24,10 @@ from urllib.request import (
 )
 
 from helexa.core.version import __version__
-from helexa.neuron.sources.connect import UnreachableError, connect
+from helexa.neuron.sources.web_error import WebError
+
+_CONNECT_SECONDS = 3.0
+_NEXT_ADDRESS_SECONDS = 0.25
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 5
@@ -29,47 +36,65 @@ _TEXT_SECONDS = 60.0
 _TRANSIENT_STATUSES = (408, 425, 429)
 
 
-class WebError(Exception):
-    """A failed HTTP request or an unusable response.
+class UnreachableError(OSError):
+    """None of a host's addresses responded within the timeout."""
 
-    Attributes:
-        where: scheme, host and port of the server.
-        status: HTTP status, or None if there was no response.
-        code: error code of the Hugging Face Hub, such as `GatedRepo`. Empty if the response has no error code.
-        retry_after: value of `Retry-After` in seconds, or None.
-        transient: whether the error may be transient. In this case, a retry may succeed.
+
+def connect(address: tuple[str, int], timeout: float, source: object = None) -> socket.socket:
+    """Connect to the first address of a host that responds.
+
+    This function replaces `socket.create_connection`, which tries the addresses one by one. If a firewall drops the
+    packets to an address, `socket.create_connection` waits until the timeout before it tries the next address. This
+    function starts an attempt for the next address every 0.25 s, and the earlier attempts continue.
+
+    Args:
+        timeout: timeout of the established connection, in seconds. Connecting takes at most `min(timeout, 3)` seconds.
+        source: not used. It exists because `socket.create_connection` has this parameter.
+
+    Raises:
+        OSError: the host has no address, or all addresses refuse the connection.
+        UnreachableError: no address responds within the timeout.
     """
-
-    def __init__(
-        self,
-        where: str,
-        reason: str,
-        *,
-        status: int | None = None,
-        code: str = "",
-        retry_after: int | None = None,
-        transient: bool = True,
-    ) -> None:
-        super().__init__(reason)
-        self.where = where
-        self.status = status
-        self.code = code
-        self.retry_after = retry_after
-        self.transient = transient
+    addresses = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    seconds = min(timeout, _CONNECT_SECONDS)
+    deadline = time.monotonic() + seconds
+    failure = OSError("no address")
+    with selectors.DefaultSelector() as pending, ExitStack() as stack:
+        while addresses or pending.get_map():
+            if addresses:
+                family, kind, protocol, _, socket_address = addresses.pop(0)
+                try:
+                    connection = stack.enter_context(socket.socket(family, kind, protocol))
+                    connection.setblocking(False)
+                    with suppress(BlockingIOError):
+                        connection.connect(socket_address)
+                except OSError as error:
+                    failure = error
+                    continue
+                pending.register(connection, selectors.EVENT_WRITE, connection)
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise UnreachableError(f"cannot be reached: no response for {seconds:g} s")
+            for key, _ in pending.select(min(remaining, _NEXT_ADDRESS_SECONDS) if addresses else remaining):
+                connection: socket.socket = key.data
+                pending.unregister(connection)
+                if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    failure = OSError(code, os.strerror(code))
+                    continue
+                connection = socket.socket(fileno=connection.detach())  # leaving the context closes the other sockets
+                connection.settimeout(timeout)
+                return connection
+    raise failure
 
 
 class SiteResponse:
-    """A successful HTTP response. It is a context manager that closes the connection.
-
-    Attributes:
-        where: scheme, host and port of the server that sent the response. After a redirect, it differs from the
-            requested server.
-        length: length of the response body in bytes, or None if unknown.
-    """
+    """A successful HTTP response. It is a context manager that closes the connection."""
 
     def __init__(self, where: str, response: http.client.HTTPResponse, timeout: float) -> None:
+        # Scheme, host and port of the server that sent the response. After a redirect, it differs from the requested
+        # server.
         self.where = where
-        self.length: int | None = response.length
+        self.length: int | None = response.length  # length of the response body in bytes, or None if unknown
         self._response = response
         self._timeout = timeout
 
@@ -81,7 +106,7 @@ class SiteResponse:
 
     @property
     def content_range(self) -> str | None:
-        """Value of the `Content-Range` header of a partial response (206). None if the response is the whole file."""
+        """`Content-Range` of a partial response; None for the whole file."""
         return self._response.headers.get("Content-Range", "") if self._response.status == 206 else None
 
     def chunks(self) -> Iterator[bytes]:
@@ -126,18 +151,13 @@ class SiteResponse:
 
 
 class Site:
-    """An HTTP file server.
-
-    Args:
-        url: base URL.
-        token: bearer token, or None. The token is sent only to this server, and not to other servers after a redirect.
-        timeout: a connection fails if no data arrives for this number of seconds.
-    """
+    """An HTTP file server."""
 
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
         self._url = url.rstrip("/")
+        # Bearer token, or None. The token is sent only to this server, and not to other servers after a redirect.
         self._token = token
-        self._timeout = timeout
+        self._timeout = timeout  # a connection fails if no data arrives for this number of seconds
         self._opener = OpenerDirector()
         # Handlers are listed explicitly, because the default opener also follows redirects to ftp: and file: URLs.
         for handler in (ProxyHandler(), _Http(), _Https()):
@@ -159,10 +179,7 @@ class Site:
         """Request the file at `path`, follow redirects, and return the response.
 
         Args:
-            path: path of the file, relative to the base URL.
-            start: first byte to request.
             stop: first byte after the requested range. None to request all bytes until the end of the file.
-            timeout: timeout in seconds instead of the site's timeout.
 
         Raises:
             WebError: the site is unreachable or returned an error.
@@ -190,7 +207,9 @@ class Site:
             except ValueError:  # the error's text quotes the invalid value, which may be secret
                 reason = "cannot be used: its address, or the token for it, has characters that HTTP does not allow"
                 raise WebError(where, reason, transient=False) from None
-        raise WebError(origin(self._url), f"redirects more than {_MAX_REDIRECTS} times", transient=False)
+        raise WebError(
+            origin(self._url), f"redirects more than {_MAX_REDIRECTS} times: check the endpoint", transient=False
+        )
 
 
 def _connection(host: str, *, secure: bool = False, **arguments: Any) -> http.client.HTTPConnection:
@@ -210,7 +229,7 @@ class _Https(HTTPSHandler):
 
 
 def origin(url: str) -> str:
-    """Return the scheme, host and port of `url`. Other parts may contain secrets. Return "" if `url` is invalid."""
+    """Return scheme, host and port of `url`, without secrets; "" if invalid."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -228,7 +247,7 @@ def _redirect_target(url: str, location: str) -> str:
         target = ""
     schemes = ("https:",) if url.startswith("https:") else ("https:", "http:")
     if not location or not origin(target).startswith(schemes):
-        raise WebError(origin(url), "redirects to an address that is not followed", transient=False)
+        raise WebError(origin(url), "redirects to an address that is not followed: check the endpoint", transient=False)
     return target
 
 

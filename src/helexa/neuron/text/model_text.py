@@ -1,49 +1,44 @@
-"""Text processing of one model: it converts conversations to prompt tokens, and generated tokens to text."""
+"""Text processing of one model: conversations to prompt tokens, tokens to text."""
 
+import asyncio
+import contextvars
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from helexa.core.errors import ModelFileError
+import msgspec
+
+from helexa.core.errors import HelexaError
+from helexa.neuron.text.chat_template import CHATML, ChatTemplate, Message, TemplateError
+from helexa.neuron.text.config_files import Pooling, SamplingDefaults, TemplateSources, TextSettings
 from helexa.neuron.text.output_format import OutputFormat
-from helexa.neuron.text.pooling import Pooling, pooling_in_directory, pooling_in_gguf
-from helexa.neuron.text.sampling_defaults import SamplingDefaults, defaults_in_directory, defaults_in_gguf
-from helexa.neuron.text.templates.chat_template import CHATML, ChatTemplate
-from helexa.neuron.text.templates.message_shaper import Message
-from helexa.neuron.text.templates.template_renderer import TemplateError
-from helexa.neuron.text.templates.template_sources import TemplateSources
-from helexa.neuron.text.tokenizers.special_tokens import special_tokens_in_directory, special_tokens_in_gguf
-from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
-from helexa.neuron.weights.gguf.files import GgufFile, gguf_models
+from helexa.neuron.text.text_sandbox import TextSandbox
+from helexa.neuron.text.tokenizer import Encoder, Tokenizer
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_THREADS = 4
+
+# Replaces the placeholders of images, whose number it gets, in a rendered prompt.
 InsertImages = Callable[[str, int], str]
-"""Function that replaces the placeholders of images in a rendered prompt.
-
-The arguments are the prompt and the number of images in its messages.
-"""
 
 
 @dataclass(frozen=True)
 class TextCapabilities:
-    """Whether a model supports tool calls and reasoning, according to its vocabulary and chat template."""
+    """Whether a model's vocabulary and chat template support tool calls and reasoning."""
 
     tool_call: bool
     reasoning: bool
 
 
 class ModelText:
-    """The tokenizer, chat template and other text settings that a model's files define.
-
-    Attributes:
-        tokenizer: converts text to token ids and back.
-        template: chat template, which renders messages as text.
-        sampling_defaults: values that the model's publisher recommends for `temperature`, `top_p`, `top_k`, `min_p` and
-            `repetition_penalty`.
-        pooling: method that combines hidden states into one embedding vector.
-        output_format: reasoning format and tool-call format of the model's output.
-    """
+    """The tokenizer, chat template and text settings that a model's files define."""
 
     def __init__(
         self,
@@ -55,19 +50,28 @@ class ModelText:
         special_tokens: Mapping[str, str] | None = None,
         pooling: Pooling = "mean",
     ) -> None:
-        self.tokenizer = tokenizer
-        self.sampling_defaults = sampling_defaults
-        self.pooling: Pooling = pooling
+        self.tokenizer = tokenizer  # converts text to token ids and back
+        self.sampling_defaults = sampling_defaults  # sampling parameters that the model's publisher recommends
+        self.pooling: Pooling = pooling  # method that combines hidden states into one embedding vector
         source = CHATML if template_source is None else template_source
+        # chat template, which renders messages as text
         self.template = ChatTemplate(source, tool_use=tool_use, special_tokens=special_tokens)
+        # reasoning format and tool-call format of the model's output
         self.output_format = OutputFormat(tokenizer, (template_source or "") + (tool_use or ""))
         # A model's template writes the beginning-of-sequence token. The fallback template does not.
         first = tokenizer.bos_id if template_source is None and tokenizer.add_bos else None
         self._prefix = [] if first is None else [first]
+        self.sandbox: TextSandbox | None = None  # the sandbox process that tokenizes; None if this process does
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="text")
+
+    def end_process(self) -> None:
+        """End the sandbox process that tokenizes, to free its memory until the next text."""
+        if self.sandbox is not None:
+            self.sandbox.end_process()
 
     @property
     def capabilities(self) -> TextCapabilities:
-        """Whether the model supports tool calls, and whether it supports reasoning."""
+        """What requests may ask of the model."""
         return TextCapabilities(
             tool_call=self.output_format.tool_call_format is not None or self.template.mentions("tools"),
             reasoning=self.output_format.separates_reasoning or self.template.mentions("enable_thinking"),
@@ -75,7 +79,9 @@ class ModelText:
 
     @classmethod
     def open(cls, path: Path) -> "ModelText":
-        """Read the tokenizer, chat template and text settings from the files of the model at `path`.
+        """Read the text files of the model at `path`, and tokenize in this process.
+
+        A process that serves several models calls `open_isolated` instead.
 
         Args:
             path: a .gguf file, a directory with a tokenizer.json, or a directory with one GGUF model.
@@ -83,38 +89,46 @@ class ModelText:
         Raises:
             ModelFileError: `path` contains no model, or its files are malformed or not supported.
         """
-        if path.is_dir() and (path / "tokenizer.json").is_file():
-            return cls._from_directory(path)
-        return cls._from_gguf(_gguf_in(path) if path.is_dir() else path)
+        from helexa.neuron.text.text_files import read_text_files  # imports the library `tokenizers`
+
+        return cls.of(*read_text_files(path))
 
     @classmethod
-    def _from_directory(cls, path: Path) -> "ModelText":
-        templates = TemplateSources.in_directory(path)
-        return cls(
-            Tokenizer.from_directory(path),
-            templates.default,
-            defaults_in_directory(path),
-            tool_use=templates.tool_use,
-            special_tokens=special_tokens_in_directory(path),
-            pooling=pooling_in_directory(path),
-        )
+    def open_isolated(cls, path: Path, chat_template: str | None = None) -> "ModelText":
+        """Read the text files at `path` in a sandbox process, which then tokenizes.
+
+        If `chat_template` is a text, it replaces the chat templates of the model.
+
+        Raises:
+            ModelFileError: see `open`. Also if reading the files exceeds the limits of the sandbox.
+        """
+        sandbox = TextSandbox(path)
+        return cls.of(sandbox.settings(), sandbox, chat_template)
 
     @classmethod
-    def _from_gguf(cls, path: Path) -> "ModelText":
-        file = GgufFile.open(path)
-        templates = TemplateSources.in_gguf(file.metadata)
-        try:
-            tokenizer = Tokenizer.from_gguf(file.metadata)
-        except ModelFileError as error:
-            raise ModelFileError(f"{path.name}: {error}; the model is of architecture '{file.architecture}'") from error
-        return cls(
-            tokenizer,
-            templates.default,
-            defaults_in_gguf(file.metadata),
-            tool_use=templates.tool_use,
-            special_tokens=special_tokens_in_gguf(file.metadata, tokenizer),
-            pooling=pooling_in_gguf(file.metadata),
+    def of(cls, settings: TextSettings, encoder: Encoder, chat_template: str | None = None) -> "ModelText":
+        """Return the text processing that `settings` define.
+
+        If `chat_template` is a text, it replaces the chat templates of the model.
+        """
+        if chat_template is not None:
+            settings = msgspec.structs.replace(settings, templates=TemplateSources(chat_template))
+        text = cls(
+            Tokenizer(settings.vocabulary, encoder),
+            settings.templates.default,
+            settings.sampling_defaults,
+            tool_use=settings.templates.tool_use,
+            special_tokens=settings.special_tokens,
+            pooling=settings.pooling,
         )
+        text.sandbox = encoder if isinstance(encoder, TextSandbox) else None
+        return text
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function` in a thread of this model, with the context of the caller."""
+        # Templates and tokenizers may be slow. Requests for other models do not wait for these threads.
+        work = partial(contextvars.copy_context().run, function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def prompt_ids(
         self,
@@ -126,11 +140,9 @@ class ModelText:
     ) -> list[int]:
         """Render `messages` with the chat template and return the token ids of the prompt.
 
-        By default, the prompt ends with the header of a new assistant message.
-
         Args:
             tools: the available tools in the format of OpenAI's chat API.
-            insert_images: function that replaces the placeholders of images; None for messages without images.
+            insert_images: replaces the placeholders of images; None for messages without images.
             template_kwargs: further arguments of `ChatTemplate.render`, and variables of the template.
 
         Raises:
@@ -149,26 +161,17 @@ class ModelText:
         insert_images: InsertImages | None = None,
         **template_kwargs: Any,
     ) -> tuple[list[int], int]:
-        """Return the prompt, and the number of tokens at its beginning that do not depend on the last user message.
+        """Return the prompt and the length of its part before the last user message.
 
-        To find these tokens, the method renders a second conversation, which ends with another text as the last user
-        message. It then counts the tokens that both prompts have in common at the beginning. The last common token
-        does not count, because it may contain the first characters of the user message.
-
-        The second conversation needs a last user message. Templates omit reasoning before the last user message, so
-        without this message the prompts would already differ at earlier reasoning.
-
-        Returns:
-            The token ids of the prompt, and the number of common tokens. The number is 0 if there is no user message or
-            the template rejects the second conversation.
-
-        Raises:
-            TemplateError: the template cannot render `messages`.
+        For the arguments and errors, see `prompt_ids`. The number is 0 if there is no user message, or if the template
+        rejects the conversation that is rendered for comparison: it ends with another user message.
         """
         prompt = self.prompt_ids(messages, tools, insert_images, **template_kwargs)
         last = next((index for index in reversed(range(len(messages))) if messages[index].get("role") == "user"), None)
         if last is None:
             return prompt, 0
+        # Why not simply leave the last user message out: templates omit reasoning before the last user message, so the
+        # prompts would already differ at earlier reasoning.
         changed = {**messages[last], "content": _different_message(messages[last].get("content"))}
         ending = {"add_generation_prompt": True, "continue_final_message": False}
         try:
@@ -178,15 +181,69 @@ class ModelText:
         except TemplateError:
             return prompt, 0
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, other_prompt, strict=False)))
-        return prompt, max(common - 1, 0)
+        return prompt, max(common - 1, 0)  # the last common token may contain the first characters of the message
+
+    def part_at(
+        self,
+        tokens: Sequence[int],
+        position: int,
+        messages: Sequence[Message],
+        /,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        insert_images: InsertImages | None = None,
+        **template_kwargs: Any,
+    ) -> tuple[int | None, str]:
+        """Return index and role of the message to which a token of the prompt belongs.
+
+        A token of the tool definitions has no index, and the role `tools`. The role is empty if the token belongs to no
+        message, or if the template rejects the changed conversations that are rendered for comparison.
+
+        Args:
+            tokens: the prompt that `prompt_ids` has returned for the other arguments.
+            position: index of the token in `tokens`.
+        """
+
+        def rendered(changed: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> str:
+            text = self.template.render(changed, tools=tools, **template_kwargs)
+            return text if insert_images is None else insert_images(text, sum(map(_image_count, changed)))
+
+        def first_difference(index: int) -> int:
+            return _common_length(
+                text, rendered([*messages[:index], _changed(messages[index]), *messages[index + 1 :]], tools)
+            )
+
+        def with_other_tools(tools: Sequence[Mapping[str, Any]]) -> str:
+            try:
+                return rendered(messages, None)
+            except TemplateError:  # some templates are only for requests with tools
+                return rendered(messages, [{**tools[0], "function": {**tools[0]["function"], "name": "0"}}])
+
+        try:
+            text = rendered(messages, tools)
+            # Counted from the end, because tokens may precede the text of the template.
+            end = len(text) - len(self.tokenizer.decode(tokens[position + 1 :], skip_special=False))
+            index = bisect_left(range(len(messages)), end, key=first_difference) - 1
+            start = first_difference(index) if index >= 0 else -1
+            if tools and start < _common_length(text, with_other_tools(tools)) < end:
+                return None, "tools"
+        except HelexaError:
+            return None, ""
+        return (index, str(messages[index].get("role"))) if index >= 0 else (None, "")
 
 
-def _gguf_in(path: Path) -> Path:
-    files = gguf_models(path)
-    if len(files) != 1:
-        contents = f"no tokenizer.json and {len(files) or 'no'} .gguf files"
-        raise ModelFileError(f"{path} contains {contents}; name a model file")
-    return files[0]
+def _changed(message: Message) -> Message:
+    """Return a message with the same role whose text differs from the beginning."""
+    changed = {**message, "content": _different_message(message.get("content"))}
+    changed.pop("reasoning_content", None)
+    if calls := message.get("tool_calls"):  # the ids stay, because templates check that results follow their calls
+        changed["tool_calls"] = [{**call, "function": {"name": "0", "arguments": "{}"}} for call in calls]
+    return changed
+
+
+def _common_length(text: str, other: str) -> int:
+    """Return the number of equal leading characters."""
+    shorter = min(len(text), len(other))
+    return bisect_left(range(shorter), True, key=lambda index: text[: index + 1] != other[: index + 1])
 
 
 def _image_count(message: Message) -> int:
@@ -195,7 +252,7 @@ def _image_count(message: Message) -> int:
 
 
 def _different_message(content: Any) -> str:
-    """Return a text for a user message. Its first character differs from the first character of `content`."""
+    """Return a text whose first character differs from that of `content`."""
     first = content[0] if isinstance(content, list) and content else content
     text = first.get("text") if isinstance(first, Mapping) else first
     return "1" if isinstance(text, str) and text.lstrip().startswith("0") else "0"

@@ -1,18 +1,16 @@
-"""Detect the reasoning format and the tool-call format of a model's output."""
+"""Detect a model's reasoning and tool-call formats, and find stop strings."""
 
 from collections.abc import Sequence
 
 from helexa.neuron.parsers.call_ids import MISTRAL_IDS, OPENAI_IDS
-from helexa.neuron.parsers.formats.choice import find_tool_call_format
 from helexa.neuron.parsers.formats.harmony import Harmony
 from helexa.neuron.parsers.formats.hermes import Hermes
 from helexa.neuron.parsers.formats.mistral import Mistral
-from helexa.neuron.parsers.formats.tool_call_format import ToolCallFormat
+from helexa.neuron.parsers.formats.registry import ToolCallFormat, find_tool_call_format
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.parsers.parser import OutputParser
 from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks
-from helexa.neuron.text.tokenizers.detokenizer import Detokenizer
-from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizer import Detokenizer, Tokenizer
 
 _TURN = 4096  # number of last prompt tokens that are searched for the beginning of the last turn
 _TAIL = 16  # number of last prompt tokens that are searched for a reasoning marker if no turn begins in `_TURN` tokens
@@ -20,65 +18,59 @@ _END, _FINAL = "<|end|><|start|>assistant", "<|channel|>final<|message|>"
 
 
 class OutputFormat:
-    """The reasoning format and tool-call format of a model's output, detected from its vocabulary and chat template.
-
-    Attributes:
-        tool_call_format: tool-call format. None if none was detected. The node's configuration may set another format.
-        reasoning: markers before and after reasoning, such as `<think>` and `</think>`. None if the model has no such
-            markers, for example with the Harmony format.
-    """
+    """The formats of a model's output, according to its vocabulary and chat template."""
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
         def is_token(text: str) -> bool:
             return tokenizer.token_id(text) is not None
 
+        # Tool-call format, or None. The node's configuration may set another format.
         self.tool_call_format: ToolCallFormat | None = find_tool_call_format(is_token, template)
+        # Markers around reasoning, such as `<think>`, or None. The Harmony format has no such markers.
         self.reasoning = find_reasoning_marks(is_token, template)
         self._tokenizer = tokenizer
+        self._inserted: dict[str, tuple[int, ...]] = {}
 
     @property
     def separates_reasoning(self) -> bool:
-        """Whether the model's output marks reasoning. If so, a parser can separate reasoning from the final answer."""
+        """Whether the output marks reasoning, so that a parser can separate it."""
         return self.frames_calls or self.reasoning is not None
 
     @property
     def frames_calls(self) -> bool:
-        """Whether the model writes all output as messages with headers, as in the Harmony format.
+        """Whether the model writes all output as messages with headers (Harmony).
 
-        A grammar for such a format must also include the message headers.
+        A grammar for this format must include the headers.
         """
         return isinstance(self.tool_call_format, Harmony)
 
     @property
     def has_untagged_calls(self) -> bool:
-        """Whether the model's tool-call format also has calls in plain JSON, without tags."""
+        """Whether the tool-call format also has calls in plain JSON, without tags."""
         return isinstance(self.tool_call_format, Hermes) and self.tool_call_format.untagged
 
     @property
     def thought_marks(self) -> ReasoningMarks:
-        """The markers that are added around reasoning if the response returns the reasoning as part of its text."""
+        """The markers around reasoning that a response returns as part of its text."""
         return self.reasoning or ReasoningMarks("<think>", "</think>")
 
     def end_of_reasoning(self, *, framed: bool = False) -> list[int]:
-        """Return the tokens that the server inserts to end the model's reasoning and begin the final answer.
+        """Return the tokens that the server inserts to end the model's reasoning.
 
-        Args:
-            framed: whether to omit the header of the message with the final answer, because a grammar makes the model
-                generate the header. Only the Harmony format has headers.
+        If `framed`, the header of the final message is omitted, because a grammar makes the model generate it.
         """
-        if not self.frames_calls:
-            return self._tokenizer.encode(f"\n{self.thought_marks.close}\n\n", continues=True)
-        return self._tokenizer.encode(_END + ("" if framed else _FINAL), continues=True)
+        harmony_end = _END + ("" if framed else _FINAL)
+        text = harmony_end if self.frames_calls else f"\n{self.thought_marks.close}\n\n"
+        if text not in self._inserted:  # every request needs the tokens, and tokenizing may be slow
+            self._inserted[text] = tuple(self._tokenizer.encode(text, continues=True))
+        return list(self._inserted[text])
 
     def is_inside(self, prompt: Sequence[int]) -> bool:
-        """Return whether `prompt` ends inside a reasoning block. If so, the model continues the reasoning."""
+        """Return whether `prompt` ends inside reasoning, which the model continues."""
         return self.reasoning is not None and self.reasoning.opened_by(self._turn(prompt))
 
     def is_over(self, prompt: Sequence[int]) -> bool:
-        """Return whether the assistant message at the end of `prompt` already contains a closed reasoning block.
-
-        In this case, the model generates no further reasoning.
-        """
+        """Return whether `prompt` ends with a message that has finished reasoning."""
         return self.reasoning is not None and self.reasoning.closed_by(self._turn(prompt))
 
     def parser(
@@ -90,16 +82,13 @@ class OutputFormat:
         structured: bool = False,
         may_reason: bool = True,
     ) -> OutputParser | None:
-        """Return a parser for the output that the model generates after `prompt`.
-
-        Return None if the output is only text.
+        """Return a parser for the output after `prompt`, None if the output is only text.
 
         Args:
             prompt: token ids of the prompt.
-            tools: the tools of the request. Without tools, tool calls are not parsed, except in the Harmony format.
-            untagged: whether the parser also accepts tool calls without the format's tags. Only some formats support
-                this option.
-            structured: whether a grammar decides the text after the reasoning, so that markers in the text are text.
+            tools: the tools of the request. Without tools, only Harmony's tool calls are parsed.
+            untagged: whether to accept tool calls without the format's tags, if the format has them.
+            structured: whether a grammar decides the text after the reasoning, so that markers in it are text.
             may_reason: whether the model may reason if the prompt has not begun the reasoning.
         """
         tool_call_format = self.tool_call_format if tools or self.frames_calls else None
@@ -119,22 +108,57 @@ class OutputFormat:
         )
 
     def _turn(self, prompt: Sequence[int]) -> str:
-        """Return the text of the unfinished assistant message at the end of `prompt`.
-
-        The message begins after the last added token, such as `<|im_start|>`. Reasoning markers do not count as added
-        tokens here. If the last `_TURN` tokens of the prompt have no added token, the start of the message is unknown.
-        The method then returns only the reasoning marker at the end of the prompt, or "" if no marker is there.
-        """
+        """Return the text of the unfinished assistant message at the end of `prompt`."""
+        # The message begins after the last added token, such as `<|im_start|>`, that is no reasoning marker.
         marks = ("", "") if self.reasoning is None else (self.reasoning.open, self.reasoning.close)
         for index in range(len(prompt) - 1, max(-1, len(prompt) - 1 - _TURN), -1):
             marker = self._tokenizer.added_text(prompt[index])
             if marker.strip() and marker not in marks:
                 return self._tokenizer.decode(prompt[index + 1 :], skip_special=False)
+        # The start of the message is unknown: only a marker at the end of the prompt is certain.
         end = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False).rstrip()
         return next((mark for mark in marks if end.endswith(mark)), "")
 
     def detokenizer(self, parser: OutputParser | None) -> Detokenizer:
-        """Return a detokenizer. Its text includes the control tokens that `parser` needs to recognize."""
+        """Return a detokenizer that keeps the control tokens that `parser` recognizes."""
         markers = parser.markers if parser else frozenset[str]()
         ids = {self._tokenizer.token_id(marker): marker.encode() for marker in markers}
         return Detokenizer(self._tokenizer, {token_id: text for token_id, text in ids.items() if token_id is not None})
+
+
+class StopStrings:
+    """Cuts off the streamed text of one response before the first stop string.
+
+    Text that may be the beginning of a stop string is held back until more text arrives. The result does not depend on
+    the sizes of the chunks in which the text arrives. Empty stop strings are ignored.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.matched: str | None = None  # the stop string that was found in the text, or None
+        self._stops = [stop for stop in stops if stop]
+        self._longest = max(map(len, self._stops), default=0)
+        self._pending = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Add text. Return the text that can be sent, and whether a stop string was found."""
+        text = self._pending + text
+        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if matches:
+            self._pending = ""
+            _, start, self.matched = min(matches)  # of several stop strings, the one that ends first
+            return text[:start], True
+        cut = self._first_possible_start(text)
+        self._pending = text[cut:]
+        return text[:cut], False
+
+    def flush(self) -> str:
+        """Return the text that was held back, at the end of the stream."""
+        pending, self._pending = self._pending, ""
+        return pending
+
+    def _first_possible_start(self, text: str) -> int:
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            tail = text[start:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return start
+        return len(text)

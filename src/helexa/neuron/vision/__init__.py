@@ -1,1 +1,1 @@
-"""Images in prompts, without torch: preprocessing of images, and the tokens and positions of images in a prompt."""
+"""Images in prompts, without torch: preprocessing, tokens and positions."""

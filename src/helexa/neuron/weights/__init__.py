@@ -1,5 +1,5 @@
 """Model files: read and validate weights, and quantize them during loading.
 
 The server process, which handles HTTP requests, does not import torch. It uses only the modules of this package that
-work without torch, such as the readers of GGUF headers in `gguf`, and `quant_form` and `quant_policy`.
+work without torch, such as the readers of GGUF headers in `gguf`, `quant_policy` and `vision_config`.
 """

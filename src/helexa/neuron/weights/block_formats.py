@@ -1,25 +1,24 @@
-"""Read the tensors of safetensors checkpoints in fp8 or MXFP4, which have their scales in separate tensors.
+"""Read fp8 and MXFP4 tensors of safetensors checkpoints.
 
-An fp8 tensor is dequantized to float32 when it is read. An MXFP4 tensor stays quantized, with the codes and scales of
-the file.
+The scales of a quantized tensor are a separate tensor. An fp8 tensor is dequantized to float32 when it is read. An
+MXFP4 tensor stays quantized, with the codes and scales of the file.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron import tensors
+from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
-from helexa.neuron.weights.part import WHOLE, Part, block_numbers
+from helexa.neuron.weights.model_file import WHOLE, Part, block_numbers
 from helexa.neuron.weights.safetensors_file import FileTensor
 
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_FP8 = ("float8_e4m3fn", "float8_e5m2")
 _SCALES = ("_scale_inv", "_scale")
 _DEFAULT_BLOCK_SIZE = [128, 128]
 _MAX_BLOCK_SIZE = 1 << 20
@@ -28,10 +27,7 @@ _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # in units of
 
 
 class StoredTensor(Protocol):
-    """A tensor of a checkpoint, which is read from the file on demand.
-
-    A quantized tensor and its scales count as one tensor.
-    """
+    """A tensor of a checkpoint with its scales, which is read from the file on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,7 +36,7 @@ class StoredTensor(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor in the file in bytes, including the scales of a quantized tensor."""
+        """Size of the tensor and its scales in the file, in bytes."""
         ...
 
     @property
@@ -49,7 +45,7 @@ class StoredTensor(Protocol):
         ...
 
     def read(self, index: int | None = None, part: Part = WHOLE) -> Weight:
-        """Return the tensor, or a part of it. With `index`, read one matrix of a tensor that is a stack of matrices.
+        """Return the tensor, one matrix of a stack (`index`), or a part of it.
 
         Raises:
             ModelFileError: the tensor has no matrix at `index`, or the file cannot be read.
@@ -57,27 +53,20 @@ class StoredTensor(Protocol):
         ...
 
     def on_meta(self, shape: tuple[int, ...]) -> Weight:
-        """Return a weight of `shape` on torch's meta device, in the format that `read` returns.
-
-        The method does not read the file.
-        """
+        """Return a weight of `shape` on the meta device, in the format of `read`."""
         ...
 
 
 @dataclass(frozen=True)
 class Fp8Tensor:
-    """A tensor in fp8 with one scale per tensor, per row, or per block of rows and columns.
+    """A tensor in fp8 with one scale per tensor, per row, or per 2-D block.
 
-    A weight is the product of its fp8 value and its scale, even if the name of the scale tensor ends in `_inv`.
     Reference: transformers `integrations/finegrained_fp8.py`.
-
-    Attributes:
-        block_size: number of rows and number of columns of a block. Not used if there is one scale per tensor or per
-            row.
     """
 
     weight: FileTensor
     scale: FileTensor
+    # Number of rows and number of columns of a block. Not used if there is one scale per tensor or per row.
     block_size: tuple[int, int]
 
     def __post_init__(self) -> None:
@@ -106,10 +95,11 @@ class Fp8Tensor:
         return 1
 
     def read(self, index: int | None = None, part: Part = WHOLE) -> Tensor:
-        """Return the tensor or a part of it, dequantized to float32. With `index`, read one matrix of a stack."""
+        """Return the tensor, or a part of it, dequantized to float32."""
+        # Always a product with the scale, even if the name of the scale tensor ends in `_inv`.
         weight = self.weight.read(index, part).float()
         scale = self.scale.read(index if len(self.scale.shape) > 2 else None)
-        scale = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()
+        scale = (scale.float() - 127).exp2() if scale.dtype == tensors.uint8 else scale.float()
         if scale.numel() == 1:
             return weight.mul_(scale)
         if scale.dim() == 1:
@@ -123,34 +113,29 @@ class Fp8Tensor:
         height, width = self.block_size
         by_rows, blocks = scale[..., rows // height, :], columns // width
         starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+        # One block of columns at a time: a scale per column would be as large as the matrix.
         for start, stop in pairwise((*starts, len(blocks))):
             weight[..., start:stop].mul_(by_rows[..., blocks[start], None])
         return weight
 
     def on_meta(self, shape: tuple[int, ...]) -> Tensor:
         """Return a float32 tensor of `shape` on torch's meta device."""
-        return torch.empty(shape, dtype=torch.float32, device="meta")
+        return tensors.empty(shape, dtype=tensors.float32, device="meta")
 
 
 @dataclass(frozen=True)
 class Mxfp4Tensor:
-    """A matrix, or a stack of matrices, in MXFP4.
+    """A matrix, or a stack of matrices, in MXFP4: 32 adjacent columns share a scale.
 
-    A byte holds two e2m1 codes of 4 bits, and the first code is in the low bits. Every 32 adjacent columns of a row
-    share a scale, which is a power of two and is stored as an exponent. Reference: OCP Microscaling Formats 1.0;
-    transformers `integrations/mxfp4.py`.
-
-    Attributes:
-        blocks: the codes, uint8 [rows, groups, 16], or [matrices, rows, groups, 16] for a stack of matrices.
-        scales: the exponents, uint8 [rows, groups] or [matrices, rows, groups].
+    References: OCP Microscaling Formats 1.0; transformers `integrations/mxfp4.py`.
     """
 
-    blocks: FileTensor
-    scales: FileTensor
+    blocks: FileTensor  # the codes, uint8 [rows, groups, 16], or [matrices, rows, groups, 16] for a stack of matrices
+    scales: FileTensor  # the exponents, uint8 [rows, groups] or [matrices, rows, groups]
 
     def __post_init__(self) -> None:
         valid = self.blocks.shape == (*self.scales.shape, _MXFP4_GROUP // 2) and len(self.scales.shape) in (2, 3)
-        if not valid or self.blocks.dtype != torch.uint8 or self.scales.dtype != torch.uint8:
+        if not valid or {self.blocks.dtype_name, self.scales.dtype_name} != {"uint8"}:
             raise ModelFileError(
                 f"tensors {self.blocks.name} and {self.scales.name} with shapes {list(self.blocks.shape)} and "
                 f"{list(self.scales.shape)} are not blocks of MXFP4 and their scales"
@@ -172,11 +157,11 @@ class Mxfp4Tensor:
         return _MXFP4_GROUP
 
     def read(self, index: int | None = None, part: Part = WHOLE) -> GroupwiseTensor:
-        """Return the matrix or a part of it, with the codes of the file. With `index`, read one matrix of a stack.
+        """Return one matrix, or a part of it, with the codes of the file.
 
         Raises:
-            ModelFileError: `index` is missing for a stack of matrices, is given for a single matrix, or is out of
-                range. The error is also raised if the file cannot be read.
+            ModelFileError: a stack of matrices is read without `index`, or a single matrix with it, or the file cannot
+                be read.
             ValueError: the columns of the part are not whole groups of 32.
         """
         if (index is None) != (len(self.shape) == 2):
@@ -196,23 +181,24 @@ class Mxfp4Tensor:
 
 
 def _mxfp4(packed: Tensor, exponents: Tensor) -> GroupwiseTensor:
-    codes = torch.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(1)
-    unit = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - 128)  # codes are halves
-    table = torch.tensor(_E2M1, dtype=torch.int8)
+    # A byte holds two e2m1 codes. The first one is in the low bits.
+    codes = tensors.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(1)
+    unit = tensors.ldexp(tensors.ones_like(exponents, dtype=tensors.float32), exponents.int() - 128)  # codes are halves
+    table = tensors.tensor(_E2M1, dtype=tensors.int8)
     return GroupwiseTensor(codes, GroupScale(unit), None, zero=0, bits=4, group_size=_MXFP4_GROUP, table=table)
 
 
-@lru_cache
+@tensors.cached()
 def _mxfp4_on_meta(shape: tuple[int, ...]) -> GroupwiseTensor:
-    exponents = torch.zeros(1, shape[-1] // _MXFP4_GROUP, dtype=torch.uint8)
+    exponents = tensors.zeros(1, shape[-1] // _MXFP4_GROUP, dtype=tensors.uint8)
     return _mxfp4(exponents[..., None].expand(-1, -1, _MXFP4_GROUP // 2), exponents).on_meta(shape[0])
 
 
-def stored_tensors(tensors: Mapping[str, FileTensor], config: dict[str, Any]) -> dict[str, StoredTensor]:
-    """Return the tensors of a checkpoint by name. A quantized tensor and its scales become one entry.
+def stored_tensors(named: Mapping[str, FileTensor], config: dict[str, Any]) -> dict[str, StoredTensor]:
+    """Return the tensors of a checkpoint by name, each with its scales.
 
     Args:
-        tensors: the tensors in the checkpoint's files, by name.
+        named: the tensors in the checkpoint's files, by name.
         config: the model's configuration. The function removes the key `quantization_config` from this dict.
 
     Raises:
@@ -220,12 +206,12 @@ def stored_tensors(tensors: Mapping[str, FileTensor], config: dict[str, Any]) ->
     """
     quantization = config.pop("quantization_config", None)
     if quantization is None:
-        return dict(tensors)
+        return dict(named)
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     if method == "fp8":
-        return _with_fp8(tensors, _block_size(quantization.get("weight_block_size")))
+        return _with_fp8(named, _block_size(quantization.get("weight_block_size")))
     if method == "mxfp4":
-        return _with_mxfp4(tensors)
+        return _with_mxfp4(named)
     raise ModelFileError(
         f"config: unsupported quant_method {str(method)[:40]!r} in 'quantization_config'; supported: fp8, mxfp4; "
         "load the unquantized original model with a quant such as q4k, or a GGUF file of the model"
@@ -240,10 +226,10 @@ def _block_size(stated: Any) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-def _with_fp8(tensors: Mapping[str, FileTensor], block_size: tuple[int, int]) -> dict[str, StoredTensor]:
-    combined: dict[str, StoredTensor] = dict(tensors)
-    for name, tensor in tensors.items():
-        if tensor.dtype not in _FP8 or len(tensor.shape) not in (2, 3):
+def _with_fp8(named: Mapping[str, FileTensor], block_size: tuple[int, int]) -> dict[str, StoredTensor]:
+    combined: dict[str, StoredTensor] = dict(named)
+    for name, tensor in named.items():
+        if tensor.dtype_name not in _FP8 or len(tensor.shape) not in (2, 3):
             continue
         scale = next((combined.pop(f"{name}{suffix}") for suffix in _SCALES if f"{name}{suffix}" in combined), None)
         if not isinstance(scale, FileTensor):
@@ -252,12 +238,12 @@ def _with_fp8(tensors: Mapping[str, FileTensor], block_size: tuple[int, int]) ->
     return combined
 
 
-def _with_mxfp4(tensors: Mapping[str, FileTensor]) -> dict[str, StoredTensor]:
-    combined: dict[str, StoredTensor] = dict(tensors)
-    for blocks in [name for name in tensors if name.endswith("_blocks")]:
+def _with_mxfp4(named: Mapping[str, FileTensor]) -> dict[str, StoredTensor]:
+    combined: dict[str, StoredTensor] = dict(named)
+    for blocks in [name for name in named if name.endswith("_blocks")]:
         name = blocks.removesuffix("_blocks")
-        if f"{name}_scales" not in tensors or name in tensors:
+        if f"{name}_scales" not in named or name in named:
             raise ModelFileError(f"tensor {blocks} is in MXFP4, but {name}_scales is missing")
         del combined[blocks], combined[f"{name}_scales"]
-        combined[name] = Mxfp4Tensor(tensors[blocks], tensors[f"{name}_scales"])
+        combined[name] = Mxfp4Tensor(named[blocks], named[f"{name}_scales"])
     return combined

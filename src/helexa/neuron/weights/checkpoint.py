@@ -1,4 +1,4 @@
-"""Open a model's files, in any supported format, as a `Checkpoint` with named tensors and one configuration."""
+"""Open a model's files, in any supported format, as a `Checkpoint`."""
 
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -7,7 +7,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
 from helexa.neuron.weights.gguf.files import gguf_models
-from helexa.neuron.weights.part import WHOLE, Part
+from helexa.neuron.weights.model_file import WHOLE, Part
 from helexa.neuron.weights.safetensors import SafetensorsCheckpoint
 
 
@@ -16,15 +16,12 @@ class Checkpoint(Protocol):
 
     Weights are read one at a time, so memory never holds both all weights of the files and the loaded model. If the
     model is multimodal, the checkpoint exposes only the text model, with the tensor names of a text-only model.
-
-    Attributes:
-        config: the text model's configuration, with the keys of Hugging Face's `config.json`. The keys of a nested
-            `text_config` are moved to the top level. `model_type` is the name of a module in `helexa.neuron.models`.
-        total_bytes: total size of the tensors in the files, in bytes.
     """
 
+    # The text model's configuration, with the keys of Hugging Face's `config.json`. The keys of a nested `text_config`
+    # are moved to the top level. `model_type` is the name of a module in `helexa.neuron.models`.
     config: dict[str, Any]
-    total_bytes: int
+    total_bytes: int  # total size of the tensors in the files, in bytes
 
     def __enter__(self) -> Self:
         """Return the checkpoint itself. Leaving the `with` block closes the files."""
@@ -33,9 +30,9 @@ class Checkpoint(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def names(self) -> list[str]:
-        """Return the names of all tensors in Hugging Face style (`model.layers.0.self_attn.q_proj.weight`).
+        """Return all tensor names, such as `model.layers.0.self_attn.q_proj.weight`.
 
-        Tensors that have no Hugging Face name keep their names in the files. No layer reads them, so that loading the
+        Tensors without a Hugging Face name keep their names in the files. No layer reads them, so that loading the
         model reports them. Tensors of other modalities and of multi-token prediction are not returned.
         """
         ...
@@ -53,13 +50,10 @@ class Checkpoint(Protocol):
         ...
 
     def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Weight:
-        """Return tensor `name`, or a part of it. With `index`, read one matrix of a tensor that is a stack of matrices.
+        """Return tensor `name`, one matrix of a stack (`index`), or a part of it.
 
-        Only the rows and columns of the part are decoded. They have the same values as in the whole tensor.
-
-        The caller may modify an unquantized tensor. The caller must copy a tensor to keep the tensor after the load,
-        because its memory may be a mapping of the file. The mapping becomes invalid if another process truncates the
-        file.
+        The caller may modify an unquantized tensor. To keep a tensor after the load, the caller must copy it, because
+        its memory may be a mapping of the file, which becomes invalid if another process truncates the file.
 
         Args:
             part: rows and columns to read. The columns must be whole blocks (see `column_block`).
@@ -70,10 +64,9 @@ class Checkpoint(Protocol):
         ...
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """Return a weight of `shape` on torch's meta device, in the format that `read` returns for tensor `name`.
+        """Return a weight of `shape` on the meta device, in the format of `read(name)`.
 
-        The method reads no weights. `shape` may differ from the shape in the file, for example if the caller needs a
-        single matrix of a stack or a transposed matrix.
+        `shape` may differ from the shape in the file, for example if the caller needs a single matrix of a stack.
 
         Raises:
             ModelFileError: the checkpoint has no tensor of this name, or `shape[-1]` is not a multiple of the tensor's
@@ -82,11 +75,7 @@ class Checkpoint(Protocol):
         ...
 
     def column_block(self, name: str) -> int:
-        """Return the number of adjacent columns of tensor `name` that must be read together.
-
-        Returns:
-            The columns of a quantization block; 1 if `read` returns a plain tensor.
-        """
+        """Return how many columns of tensor `name` must be read together; 1 if plain."""
         ...
 
     def close(self) -> None:
@@ -107,7 +96,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.is_file():
         return GgufCheckpoint(path)
     if not path.is_dir():
-        raise ModelFileError(f"{path}: no such file or folder")
+        raise ModelFileError(f"{path}: no such file or folder; check the path of the model")
     if any(path.glob("*.safetensors")):
         return SafetensorsCheckpoint(path)
     files = gguf_models(path)

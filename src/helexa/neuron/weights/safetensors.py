@@ -1,19 +1,73 @@
-"""Open a folder with safetensors files and a `config.json` as a checkpoint."""
+"""Open safetensors files and a `config.json` as the checkpoint of a text model."""
 
 import logging
+import re
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.block_formats import StoredTensor, stored_tensors
 from helexa.neuron.weights.formats import Weight
-from helexa.neuron.weights.json_object import read_json
-from helexa.neuron.weights.part import WHOLE, Part
+from helexa.neuron.weights.model_file import WHOLE, Part, read_json, text_config
 from helexa.neuron.weights.safetensors_file import file_tensors
-from helexa.neuron.weights.text_part import summarize_names, text_config, text_tensor_names
+
+_TEXT = re.compile(
+    r"(?:model\.language_model\.|language_model\.model\.|model\.text_model\.|backbone\.)(?P<rest>.+)|language_model\.(?P<head>lm_head\..+)"
+)
+_DRAFTING = re.compile(r"(?:model\.)?mtp[._]")  # multi-token prediction; text-only models may have it, too
+_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.", re.ASCII)
+_OTHER_MODALITIES = re.compile(
+    r"(?:model\.)?(?:visual|vision\w*|audio\w*|multi_modal\w*|embed_(?:vision|audio)|connector|mlp1)\."
+    r"|(?:model\.)?image_newline"
+)
 
 _log = logging.getLogger("helexa.neuron.weights")
 _CONFIG = "config.json"
+
+
+def text_tensor_names(names: Iterable[str], drafting: Container[int] = ()) -> dict[str, str]:
+    """Return the stored name of each text tensor, by its name in a text-only model.
+
+    Args:
+        drafting: indices of the layers of multi-token prediction, which are not part of the text model.
+
+    Raises:
+        ModelFileError: two tensors map to the same name.
+    """
+    stored_names: dict[str, str] = {}
+    for name in names:
+        plain = _plain_name(name)
+        if plain in stored_names:
+            raise ModelFileError(f"tensors {stored_names[plain]} and {name} are the same in the text model")
+        layer = None if plain is None else _LAYER.match(plain)
+        if plain is not None and (layer is None or int(layer[1]) not in drafting):
+            stored_names[plain] = name
+    return stored_names
+
+
+def _drafting_layers(config: Mapping[str, Any]) -> range:
+    """Return the indices of the multi-token prediction layers, after all others."""
+    layers, more = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
+    # DeepSeek's and GLM's checkpoints number these layers like decoder layers.
+    return range(layers, layers + more) if type(layers) is int and type(more) is int else range(0)
+
+
+def summarize_names(names: Iterable[str]) -> str:
+    """Return the five most frequent prefixes of `names` with counts, for a log."""
+    # The first two components of a name say what the tensor belongs to.
+    modules = Counter(".".join(name.split(".")[:2]) for name in names)
+    return ", ".join(f"{module} ({count})" for module, count in modules.most_common(5))
+
+
+def _plain_name(name: str) -> str | None:
+    """Return the name of a tensor in a text-only model; None for other modalities."""
+    # An unknown tensor keeps its name, so that loading the model reports the tensor as unread.
+    match = _TEXT.fullmatch(name)
+    if match:
+        return match["head"] or f"model.{match['rest']}"
+    return None if _DRAFTING.match(name) or _OTHER_MODALITIES.match(name) else name
 
 
 class SafetensorsCheckpoint:
@@ -22,9 +76,6 @@ class SafetensorsCheckpoint:
     def __init__(self, folder: Path) -> None:
         """Read `config.json` and the headers of the `.safetensors` files in `folder`.
 
-        The folder contains either one `.safetensors` file, or several files and an index
-        (`model.safetensors.index.json`).
-
         Raises:
             ModelFileError: a file is missing or invalid, or the quantization of the checkpoint is not supported.
         """
@@ -32,7 +83,7 @@ class SafetensorsCheckpoint:
         self.config: dict[str, Any] = text_config(read_json(folder / _CONFIG))
         tensors = file_tensors(folder)
         self._files = {tensor.file.path: tensor.file for tensor in tensors.values()}
-        self._stored_names = names = text_tensor_names(tensors)
+        self._stored_names = names = text_tensor_names(tensors, _drafting_layers(self.config))
         skipped = tensors.keys() - names.values()
         if skipped:
             _log.info("%s: skipped tensors outside the text model: %s", folder.name, summarize_names(skipped))
@@ -59,18 +110,15 @@ class SafetensorsCheckpoint:
         return self._find(name).shape
 
     def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Weight:
-        """Return tensor `name`, or a part of it. With `index`, read one matrix of a tensor that is a stack of matrices.
-
-        fp8 tensors are dequantized to float32, MXFP4 tensors stay quantized, and other tensors keep the stored dtype.
-        """
+        """Return tensor `name` (see `Checkpoint.read`); fp8 tensors become float32."""
         return self._find(name).read(index, part)
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """Return a weight of `shape` on torch's meta device, in the format that `read` returns for tensor `name`."""
+        """Return a weight of `shape` on the meta device, in the format of `read(name)`."""
         return self._find(name).on_meta(shape)
 
     def column_block(self, name: str) -> int:
-        """Return the number of adjacent columns of tensor `name` that must be read together."""
+        """Return how many adjacent columns of tensor `name` must be read together."""
         return self._find(name).column_block
 
     def close(self) -> None:

@@ -1,7 +1,22 @@
 // Before the first paint: apply the theme that the user chose last. Other scripts change it with `window.helexaTheme`.
 const root = document.documentElement;
-const stored = localStorage.getItem("theme");
+const storage = () => {
+  try {
+    return window.localStorage;
+  } catch {
+    return null; // blocked, as in some private modes: the choice lasts until the page is left
+  }
+};
+const stored = storage()?.getItem("theme");
 if (stored === "light" || stored === "dark") root.dataset.theme = stored;
+
+const remember = (theme) => {
+  try {
+    storage()?.setItem("theme", theme);
+  } catch {
+    /* full */
+  }
+};
 
 window.helexaTheme = {
   get current() {
@@ -12,10 +27,10 @@ window.helexaTheme = {
     const chosen = { auto: "light", light: "dark", dark: "auto" }[this.current];
     if (chosen === "auto") {
       delete root.dataset.theme;
-      localStorage.removeItem("theme");
+      storage()?.removeItem("theme");
     } else {
       root.dataset.theme = chosen;
-      localStorage.setItem("theme", chosen);
+      remember(chosen);
     }
     return chosen;
   },

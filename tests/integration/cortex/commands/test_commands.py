@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from cli.screen import CTRL_C, Screen
 from cortex.cortex_process import run
 from helexa.core.errors import HelexaError
-from helexa.cortex.commands.api_client import GatewayApi
-from helexa.cortex.commands.duration import duration_text, parse_duration
+from helexa.cortex.commands.fleet_commands import GatewayApi
+from helexa.cortex.commands.ledger_commands import duration_text, parse_duration
+from ports import free_port
 
 EXPLAINED = {
     "model": "Org/M",
@@ -79,7 +80,7 @@ class Gateway:
             await runner.cleanup()
 
 
-async def test_explain() -> None:
+async def test_explain_prints_the_reason_for_each_node() -> None:
     async with Gateway({"/api/explain": EXPLAINED}).serving() as gateway:
         code, out, err = await run("explain", "Org/M&x", "-e", gateway.url, HELEXA_API_KEY="k")
     assert (code, err) == (0, "")
@@ -93,7 +94,7 @@ async def test_explain() -> None:
     assert gateway.requests == [("GET", "/api/explain?model=Org%2FM%26x", "Bearer k")]
 
 
-async def test_json_output_and_url_of_the_environment() -> None:
+async def test_commands_print_json_and_read_the_url_of_the_environment() -> None:
     responses = {"/api/explain": EXPLAINED, "/api/activity": {"requests": [ENDED]}, "/health": {"status": "ok"}}
     listed = {"data": [{"id": "Org/M", "locations": [{"node": "beast", "status": "loaded"}]}]}
     async with Gateway(responses | {"/v1/models": listed}).serving() as gateway:
@@ -107,7 +108,7 @@ async def test_json_output_and_url_of_the_environment() -> None:
     assert json.loads(status[1]) == {"health": {"status": "ok"}, "models": listed["data"]}
 
 
-async def test_top_once() -> None:
+async def test_top_once_prints_a_table_of_ended_requests() -> None:
     async with Gateway({"/api/activity": {"requests": [ENDED]}}).serving() as gateway:
         code, out, err = await run("top", "--once", "-n", "5", "-e", gateway.url, "--key", "k", TZ="UTC")
     assert (code, err) == (0, "")
@@ -137,7 +138,7 @@ async def test_top_refreshes_until_ctrl_c() -> None:
     assert "Traceback" not in screen.text
 
 
-async def test_cordon_uncordon_and_drain() -> None:
+async def test_drain_fails_while_requests_run() -> None:
     empty, busy = ({"cordoned": True, "in_flight": running, "loading": 0} for running in (0, 2))
     responses: dict[str, Any] = {f"/api/nodes/b/{verb}": empty for verb in ("cordon", "uncordon", "drain")}
     async with Gateway({**responses, "/api/nodes/busy/drain": busy}).serving() as gateway:
@@ -189,7 +190,7 @@ async def test_check_prints_a_summary_and_warnings(tmp_path: Path) -> None:
         '[[entitlements.keys]]\nkey = "s3cret"\naccount_id = "a"\nmodels = ["small"]\n'
         '[[neurons]]\nname = "beast"\nendpoint = "http://h:1"\n'
     )
-    code, out, err = await run("check", "-c", str(path))
+    code, out, err = await run("check", "-c", str(path), "--no-probe")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         f"{path} is valid",
@@ -200,6 +201,49 @@ async def test_check_prints_a_summary_and_warnings(tmp_path: Path) -> None:
         "warning: model 'Org/M' is pinned on gone, which is not a configured node",
         "warning: key 'a' allows 'small', an alias; write the model id 'Org/M'",
     ]
+
+
+async def list_models(request: web.Request) -> web.Response:
+    if request.headers.get("authorization") != "Bearer right":
+        return web.json_response({"detail": "Unauthorized"}, status=401)
+    return web.json_response({"object": "list", "data": [{"id": "m"}]})
+
+
+NODE = '[[neurons]]\nname = "{name}"\nendpoint = "{url}"\nkind = "{kind}"\nbearer = "{key}"\n'
+
+
+async def test_check_explains_how_to_reach_each_node(tmp_path: Path) -> None:
+    app = web.Application()
+    app.router.add_get("/v1/models", list_models)
+    app.router.add_get("/api/paas/v4/models", list_models)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    nodes = {
+        "good": (f"{url}/v1/", "openai", "right"),
+        "kind": (url, "neuron", "right"),
+        "path": (f"{url}/api", "openai", "right"),
+        "key": (url, "openai", "wrong"),
+        "down": (f"http://127.0.0.1:{free_port()}", "openai", "right"),
+    }
+    path = tmp_path / "cortex.toml"
+    (tmp_path / "models.toml").touch()
+    tables = [NODE.format(name=name, url=url, kind=kind, key=key) for name, (url, kind, key) in nodes.items()]
+    path.write_text('models_config = "models.toml"\n' + "".join(tables))
+    try:
+        code, out, err = await run("check", "-c", str(path))
+    finally:
+        await runner.cleanup()
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert f"  node good: {url}, openai, lists 1 models" in lines
+    warnings = {name: line for line in lines for name in nodes if line.startswith(f"warning: node '{name}'")}
+    assert set(warnings) == set(nodes) - {"good"}
+    assert warnings["kind"].endswith('set kind = "openai"')
+    assert warnings["path"].endswith(f'set endpoint = "{url}"')
+    assert warnings["key"].endswith("check the bearer of the node")
+    assert warnings["down"].endswith(f"connection refused at {nodes['down'][0]}")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +266,7 @@ async def test_check_prints_the_error(tmp_path: Path, text: str, message: str) -
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("15m", 900), ("24h", 86400), ("30d", 2592000), ("2w", 1209600)]
 )
-def test_duration_units(text: str, seconds: int) -> None:
+def test_durations_are_read_in_each_unit(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
 
 

@@ -1,6 +1,5 @@
 """Fixtures: a browser, and a gateway with fake nodes that all tests of this folder share."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -29,7 +28,12 @@ def fleet() -> Iterator[FakeFleet]:
     first = FakeNode(name="n1", speak=speak).holds("Org/M", tool_call=True, limit={"context": 8192}, vram_used_mb=500)
     first.holds("Org/Eyes", capabilities=["text", "vision"])
     second = FakeNode(name="n2", speak=speak).with_accelerator(24_000, {"Org/New": 6000})
-    models = [{"id": "Org/M"}, {"id": "Org/Eyes"}, {"id": "Org/New", "vram_mb": 6000, "pinned_on": ["n2"]}]
+    prices = {"input": 1.0, "output": 4.0}
+    models = [
+        {"id": "Org/M", "cost": prices},
+        {"id": "Org/Eyes"},
+        {"id": "Org/New", "vram_mb": 6000, "pinned_on": ["n2"]},
+    ]
     with running(first, second, models=models, aliases={"small": "Org/M"}) as fleet:
         yield fleet
 
@@ -78,7 +82,6 @@ async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return await respond(node, request)
     if text == "cut":
         response = await begin(request, ROLE, chunk("The first half"))
-        await asyncio.sleep(0.2)
         assert request.transport is not None
         request.transport.close()
         return response

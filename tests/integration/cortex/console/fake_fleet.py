@@ -70,14 +70,14 @@ def running(
     require_auth: bool = True,
     also: AbstractAsyncContextManager[Any] | None = None,
     settings: Callable[[], dict[str, Any]] = dict,
-    **catalogue: Any,
+    **catalog: Any,
 ) -> Iterator[FakeFleet]:
     """Run a gateway in front of `nodes`.
 
     Args:
         also: another server to run, which is ready before `settings` is called.
         settings: returns further sections of the configuration.
-        catalogue: contents of the model catalogue.
+        catalog: contents of the model catalog.
     """
     loop = asyncio.new_event_loop()
     ready: threading.Event = threading.Event()
@@ -93,7 +93,7 @@ def running(
             if also is not None:
                 await stack.enter_async_context(also)
             cortex = await stack.enter_async_context(
-                running_cortex(*nodes, settings=sections | settings(), poll_interval_secs=0.1, **catalogue)
+                running_cortex(*nodes, settings=sections | settings(), poll_interval_secs=0.1, **catalog)
             )
             fleets.append(FakeFleet(cortex, {node.name: node for node in nodes}, loop))
             ready.set()

@@ -23,6 +23,14 @@ XSS = [
     "<b onmouseover=window.attacked=1 style=position:fixed;inset:0>x</b>",
     "{{constructor.constructor('window.attacked=1')()}}",
     "<noscript><p title='</noscript><img src=x onerror=window.attacked=1>'>",
+    r"$\href{javascript:window.attacked=1}{x}$ $\url{javascript:window.attacked=1}$ $\includegraphics{x}$",
+    r"$\htmlId{a}{x}$ $\htmlData{onload=window.attacked=1}{x}$ $\htmlStyle{position:fixed;inset:0}{x}$",
+    r"$\text{<img src=x onerror=window.attacked=1>}$",
+    "$$\n\\text{</annotation></math><script>window.attacked=1</script>}\n$$",
+    r"$\def\a{\a\a}\a$ $\rule{1e9em}{1e9em}$",
+    "```html\n<img src=x onerror=window.attacked=1><script>window.attacked=1</script>\n```",
+    "```js\n`${window.attacked=1}`</code></pre><svg onload=window.attacked=1>\n```",
+    '```x"onmouseover="window.attacked=1\nx\n```',
 ]
 
 
@@ -50,7 +58,9 @@ def test_answers_and_prompts_run_no_scripts(sign_in: SignIn) -> None:
     for element in page.locator(".turns a, .turns b").all():
         element.hover(force=True)
     assert page.evaluate("window.attacked") is None
-    assert page.locator(".turns :is(script, iframe, svg, img, form, style, math)").count() == 0
+    assert page.locator(".katex").count() > 2  # KaTeX shows commands that it refuses as text
+    assert page.locator(".turns :is(script, iframe, img, form, style), .katex :is(a, [id], [href])").count() == 0
+    assert page.locator(".turns :is(svg, math):not(.katex *)").count() == 0
     links = page.locator(".turns a").evaluate_all("all => all.map((one) => one.protocol)")
     assert set(links) <= {"http:", "https:", ":"}
 
@@ -71,6 +81,28 @@ def test_names_of_models_nodes_and_keys_run_no_scripts(sign_in: SignIn) -> None:
         assert page.evaluate("window.attacked") is None
         assert page.locator("main img").count() == 0
         page.goto("about:blank")
+
+
+def test_formulas_and_code_are_drawn_by_libraries_that_load_for_them(sign_in: SignIn) -> None:
+    page = sign_in(view="playground")
+    chosen_model(page)
+    resources = "performance.getEntriesByType('resource').filter((one) => /katex|highlight/.test(one.name)).length"
+    send(page, "say It costs $5 and not $6, `$x$`")
+    expect(page.locator(".markdown")).to_have_text("It costs $5 and not $6, $x$")
+    assert page.evaluate(resources) == 0
+    send(
+        page,
+        "say So $e^{i\\pi}+1=0$ and \\(a_1\\)\n\n$$\n\\frac{a}{b}\n\nx\n$$\n\n$\\nope{$ stays\n\n"
+        "```py\ndef f(): pass\n```",
+    )
+    answer = page.locator(".markdown").last
+    expect(answer.locator(".katex")).to_have_count(3)
+    expect(answer.locator(".formula.display .mfrac")).to_have_count(1)
+    expect(answer).to_contain_text("\\nope{ stays")
+    expect(answer.locator(".hljs-keyword").first).to_have_text("def")
+    expect(answer.locator("pre")).to_have_text("def f(): pass")
+    font = "document.fonts.load('1em KaTeX_Main').then((all) => all.length && all[0].status)"
+    assert page.evaluate(font) == "loaded"
 
 
 def test_html_in_an_answer_is_shown_as_text(sign_in: SignIn) -> None:
@@ -193,7 +225,7 @@ def test_revoked_key_is_reported_to_its_owner(sign_in: SignIn, fleet: FakeFleet)
     page = sign_in(made["key"], view="usage")
     page.get_by_text("No usage in this period").wait_for()
     fleet.call("DELETE", f"/api/keys/{made['key_id']}")
-    expect(page.get_by_role("dialog", name="Sign in")).to_contain_text("This API key was revoked.")
+    expect(page.get_by_role("dialog", name="Sign in")).to_contain_text("This API key was revoked; use another one.")
 
 
 def test_failed_load_is_shown_with_its_reason(sign_in: SignIn, fleet: FakeFleet) -> None:
@@ -204,7 +236,7 @@ def test_failed_load_is_shown_with_its_reason(sign_in: SignIn, fleet: FakeFleet)
     page.get_by_label("Model", exact=True).fill("Org/New")
     page.get_by_text("it loads into free memory").wait_for()
     page.get_by_role("button", name="Load", exact=True).click()
-    expect(page.get_by_role("alert").first).to_contain_text("the weights are truncated")
+    expect(page.get_by_role("alert").first).to_contain_text("weights are truncated")
     node.load_error = None
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Try again…").click()
@@ -272,7 +304,7 @@ def test_open_gateway_needs_an_admin_only_for_changes(sign_in: SignIn) -> None:
         page = sign_in(None, url=fleet.url)
         page.get_by_role("button", name="Load model…").click()
         dialog = page.get_by_role("dialog", name="Sign in as an admin")
-        expect(dialog).to_contain_text("Loading a model needs an admin's key.")
+        expect(dialog).to_contain_text("Loading a model needs an admin: open a sign-in link, or enter an admin's key.")
         dialog.get_by_label("API key").fill(ALICE)
         dialog.get_by_role("button", name="Sign in").click()
         expect(dialog.get_by_role("alert")).to_contain_text("it is not an admin's key")

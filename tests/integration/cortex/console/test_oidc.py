@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -11,6 +12,7 @@ from cortex.console.oidc_provider import Provider, settings
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, running_cortex
 from helexa.cortex.config import CortexConfig
+from helexa.cortex.console.oidc import principal_of
 
 
 @pytest.fixture
@@ -118,7 +120,52 @@ async def test_code_of_another_browser_is_rejected(gateway: Cortex, provider: Pr
             callback = response.headers["location"]
         assert await victim.open(callback) == "/#/sign-in-failed"
         assert not (await victim.whoami())["signed_in"]
+        assert await attacker.open(callback) == "/"
         assert await attacker.open(callback) == "/#/sign-in-failed"  # the attempt is used up
+
+
+async def test_many_other_sign_ins_do_not_push_out_a_pending_one(gateway: Cortex) -> None:
+    async with Browser(gateway) as browser, aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as others:
+        login = f"{gateway.url}/console/oidc/login"
+        async with browser.session.get(login, allow_redirects=False) as response:
+            authorize = response.headers["location"]
+        for _ in range(250):
+            async with others.get(login, allow_redirects=False) as response:
+                assert response.status == 303
+        assert await browser.open(authorize) == "/"
+
+
+@pytest.mark.parametrize("state", ["", "x", "9999999999.a.b", "{}.x", "é.é.é"])
+async def test_state_that_the_gateway_did_not_issue_is_rejected(gateway: Cortex, state: str) -> None:
+    async with Browser(gateway) as browser:
+        cookies = {"cookie": f"helexa_oidc_state={quote(state)}"}
+        url = f"{gateway.url}/console/oidc/callback?code=1&state={quote(quote(state))}"
+        async with browser.session.get(url, headers=cookies, allow_redirects=False) as response:
+            assert response.headers["location"] == "/#/sign-in-failed"
+
+
+async def test_expired_attempt_is_rejected(gateway: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helexa.cortex.console.oidc.ATTEMPT_SECS", -1)
+    async with Browser(gateway) as browser:
+        assert (await browser.login())[0] == "/#/sign-in-failed"
+
+
+@pytest.mark.parametrize(
+    ("claim", "value", "account", "role"),
+    [
+        ("email", "Alice@Example.COM", "alice@example.com", "user"),
+        ("preferred_username", "ALICE@example.com", "alice@example.com", "user"),
+        ("email", "BOSS@example.com", "boss@example.com", "admin"),
+        ("sub", "U1@example.com", "U1@example.com", "user"),
+        ("sub", "Boss@example.com", "Boss@example.com", "user"),
+    ],
+)
+def test_names_that_differ_in_case_are_one_account(claim: str, value: str, account: str, role: str) -> None:
+    configured = settings(Provider(url="http://p"), account_claim=claim, users=["*@example.com"])
+    oidc = CortexConfig.model_validate(configured).console.oidc
+    assert oidc is not None
+    principal = principal_of(oidc, {claim: value, "email_verified": True})
+    assert (principal.account_id, principal.role) == (account, role)
 
 
 async def test_unreachable_provider_is_reported(node: FakeNode) -> None:
@@ -134,5 +181,5 @@ async def test_routes_do_not_exist_without_configuration(cortex: Cortex) -> None
 
 
 def test_empty_lists_of_users_are_a_configuration_error() -> None:
-    with pytest.raises(ValueError, match="nobody may sign in"):
+    with pytest.raises(ValueError, match="no account may sign in"):
         CortexConfig.model_validate(settings(Provider(url="http://p"), users=[], admins=[]))

@@ -9,9 +9,9 @@ import random
 import sys
 
 from helexa.core.errors import ApiError
-from helexa.cortex.access.principal import Principal
+from helexa.cortex.access.keys import Principal
 from helexa.cortex.ledger.ledger import Ledger
-from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage import open_database
 
 
 async def main(url: str, cap: int, journal: int, seed: str) -> None:

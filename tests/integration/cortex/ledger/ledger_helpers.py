@@ -6,11 +6,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from helexa.core.errors import ApiError
-from helexa.cortex.access.principal import Principal, Window
+from helexa.cortex.access.keys import Principal, Window
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
-from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Database
 
 BALANCE = Window()
@@ -69,8 +69,8 @@ def share(database: Database) -> None:
 async def kill(ledger: Ledger) -> None:
     """Stop `ledger` without a shutdown, as a killed process does."""
     _running_ledgers.discard(ledger)
-    if journal := ledger._committer._wal:
-        ledger._committer._wal = None
+    if journal := ledger._group_commit._wal:
+        ledger._group_commit._wal = None
         journal.close()
     for task in ledger._tasks:
         task.cancel()

@@ -88,7 +88,7 @@ async def test_activity_is_paged_newest_first_and_filtered(url: str):
 
 async def test_old_activity_rows_are_deleted(url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("helexa.cortex.ledger.activity.MAX_ROWS", 100)
-    monkeypatch.setattr("helexa.cortex.ledger.committer._ACTIVITY_BATCH_ROWS", 50)
+    monkeypatch.setattr("helexa.cortex.ledger.group_commit._ACTIVITY_BATCH_ROWS", 50)
     async with running(url) as [ledger]:
         for number in range(1050):
             ledger.record(activity(number))

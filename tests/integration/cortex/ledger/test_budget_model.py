@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortex.ledger.ledger_helpers import Clock, charged, holder, retire_gateways, running, spent, try_reserve
-from helexa.cortex.access.principal import Principal, Window
+from helexa.cortex.access.keys import Principal, Window
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
 from nightly import cases
@@ -75,7 +75,7 @@ async def _play(ledger: Ledger, clock: Clock, key: Principal, model: ModelKey, h
                 open_.append((outcome, model.started))
         elif step == "wait":
             clock.now += args[0]
-            ledger._committer.wake(tidy=True)
+            ledger._group_commit.wake(tidy=True)
         elif step == "cap":
             key, model.cap = replace(key, hard_cap=args[0]), args[0]
         elif open_:
@@ -125,7 +125,7 @@ async def _play_together(ledgers: list[Ledger], clock: Clock, key: Principal, hi
         elif step == "wait":
             clock.now += args[0]
             for ledger in ledgers:
-                ledger._committer.wake(tidy=True)
+                ledger._group_commit.wake(tidy=True)
         elif step == "cap":
             key = replace(key, hard_cap=args[0])
         elif step == "sweep":  # marks running gateways as dead

@@ -7,7 +7,7 @@ import pytest
 from cortex.ledger.ledger_helpers import Clock, charged, holder, rows, running, spent, states, try_reserve
 from cortex.running_gateway import eventually
 from helexa.core.errors import ApiError, HelexaError
-from helexa.cortex.access.principal import Window
+from helexa.cortex.access.keys import Window
 from helexa.cortex.ledger.reservation import Reservation
 
 
@@ -129,6 +129,32 @@ async def test_rolling_window_starts_at_its_first_reservation(url: str):
         assert isinstance(await try_reserve(ledger, key, 61), ApiError)
     windows = await rows(url, "SELECT window_id, spent FROM windows ORDER BY window_id")
     assert [tuple(row.values()) for row in windows] == [(0, 0), (1_700_000_000, 95), (1_700_001_060, 40)]
+
+
+async def test_window_from_a_clock_in_the_future_does_not_lock_the_key(url: str):
+    clock, key = Clock(), holder(100, window=Window("rolling", 3600))
+    async with running(url, clock=clock) as [ledger]:
+        clock.now += 86_400
+        await (await ledger.reserve(key, "a", "Org/M", 100)).settle(100, 0)
+        clock.now -= 86_400
+        assert (await ledger.budget(key)).spent == 0
+        assert (await ledger.budgets([key]))["key"].spent == 0
+        await (await ledger.reserve(key, "b", "Org/M", 60)).settle(60, 0)
+        with pytest.raises(ApiError) as caught:
+            await ledger.reserve(key, "c", "Org/M", 41)
+        assert caught.value.retry_after == 3600
+    windows = await rows(url, "SELECT window_id, spent FROM windows WHERE window_id > 0 ORDER BY window_id")
+    assert [tuple(row.values()) for row in windows] == [(1_700_000_000, 60), (1_700_086_400, 100)]
+
+
+async def test_unspent_lease_from_a_clock_in_the_future_is_not_used(url: str):
+    clock, key = Clock(), holder(100, window=Window("rolling", 3600))
+    async with running(url, clock=clock) as [ledger]:
+        clock.now += 86_400
+        await (await ledger.reserve(key, "a", "Org/M", 10)).settle(10, 0)
+        clock.now -= 86_400
+        await (await ledger.reserve(key, "b", "Org/M", 1)).settle(1, 0)
+        assert (await ledger.budget(key)).spent == 1
 
 
 async def test_idle_lease_shrinks_and_is_then_deleted(url: str):

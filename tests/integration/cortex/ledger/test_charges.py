@@ -3,8 +3,8 @@
 import pytest
 
 from cortex.ledger import ledger_helpers
-from helexa.cortex.access.principal import Principal
-from helexa.cortex.ledger import charges
+from helexa.cortex.access.keys import Principal
+from helexa.cortex.ledger import activity
 from helexa.cortex.ledger.ledger import Ledger
 
 DAY = 86_400
@@ -39,6 +39,11 @@ async def test_charges_are_summed_by_the_chosen_names(url: str) -> None:
             ("2023-11-14", "N", 8),
             ("2023-11-15", "N", 2),
         ]
+        by_hour = await ledger.charges(days, ["hour"])
+        assert [(row["hour"], row["requests"]) for row in by_hour] == [
+            ("2023-11-14T22:00:00Z", 3),
+            ("2023-11-15T22:00:00Z", 1),
+        ]
         [total] = await ledger.charges(range(today + 1, today + 2), [], account_id="a")
         assert (total["requests"], total["charged"]) == (1, 2)
         assert await ledger.charges(days, ["model"], key_id="nobody") == []
@@ -46,7 +51,7 @@ async def test_charges_are_summed_by_the_chosen_names(url: str) -> None:
 
 
 async def test_result_stops_soon_after_the_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charges, "MAX_ROWS", 1)
+    monkeypatch.setattr(activity, "MAX_CHARGE_ROWS", 1)
     clock = ledger_helpers.Clock()
     async with ledger_helpers.running(url, clock=clock) as [ledger]:
         for model in ("M", "N", "O"):

@@ -12,11 +12,11 @@ from cortex.ledger import crash_victim
 from cortex.ledger.ledger_helpers import charged, holder, kill, retire_gateways, rows, running, spent, try_reserve
 from cortex.running_gateway import eventually
 from helexa.core.errors import ApiError
-from helexa.cortex.access.principal import Principal
-from helexa.cortex.ledger.entries import Record
+from helexa.cortex.access.keys import Principal
+from helexa.cortex.ledger.budgets import Record
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
-from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Args, Database, Row, Sql, Step
 from nightly import cases
 
@@ -75,7 +75,7 @@ async def _crash_after(url: str, step: int, key: Principal) -> bool:
     ledger = Ledger(database)
     await ledger.start()
     database.remaining_calls = step
-    if journal := ledger._committer._wal:
+    if journal := ledger._group_commit._wal:
         journal.add = database.counted(journal.add)
 
     async def reserve(tokens: int) -> Reservation | ApiError:

@@ -9,7 +9,7 @@ import pytest
 
 from cortex.postgres import Postgres
 from helexa.core.errors import HelexaError
-from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Database, DatabaseError
 
 COUNT = "SELECT COUNT(*) AS n FROM windows"
@@ -98,7 +98,7 @@ async def test_concurrent_migrations_succeed(url: str):
     await asyncio.gather(*(database.migrate() for database in databases))
     await databases[0].migrate()
     rows = await databases[1].fetch("SELECT version, name FROM migrations ORDER BY version")
-    assert rows[0] == {"version": 1, "name": "0001_ledger"}
+    assert rows == [{"version": 4, "name": "0004_ledger"}]
     for database in databases:
         await database.close()
 
@@ -106,6 +106,12 @@ async def test_concurrent_migrations_succeed(url: str):
 async def test_database_of_a_newer_version_is_rejected(database: Database):
     await database.execute("INSERT INTO migrations VALUES (9999, 'of_tomorrow', 0)")
     with pytest.raises(HelexaError, match="version 9999, newer than this helexa"):
+        await database.migrate()
+
+
+async def test_database_of_an_unreleased_version_is_rejected(database: Database):
+    await database.execute("UPDATE migrations SET version = 3")
+    with pytest.raises(HelexaError, match="version 3, from an unreleased helexa; set ledger"):
         await database.migrate()
 
 

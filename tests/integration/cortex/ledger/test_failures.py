@@ -13,10 +13,10 @@ from cortex.ledger.ledger_helpers import charged, holder, running, spent, states
 from cortex.postgres import Postgres, running_postgres
 from cortex.running_gateway import eventually
 from helexa.core.errors import ApiError
-from helexa.cortex.ledger import gateways, periodic
+from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.ledger import Ledger
-from helexa.cortex.ledger.storage import postgres, sqlite
-from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.reservation import Reservation, ReservationRequest
+from helexa.cortex.ledger.storage import database, open_database, postgres, sqlite
 from helexa.cortex.ledger.storage.database import DatabaseError
 
 BIG = 90_000
@@ -61,7 +61,7 @@ async def test_promoted_standby_takes_over_and_charges_stay_exact() -> None:
             reservation = await ledger.reserve(holder(1000), "before", "Org/M", 100)
             primary.stop()
             settling = asyncio.create_task(reservation.settle(3, 4))
-            await eventually(lambda: "read-only" in (ledger._committer.retry.problem or ""))  # the standby was tried
+            await eventually(lambda: "read-only" in (ledger._group_commit.retry.problem or ""))  # the standby was tried
             assert (await rejected_reservation(ledger)).code == "service_unavailable"
             standby.promote()
             await settling
@@ -97,7 +97,7 @@ async def test_unresponsive_host_is_skipped(postgres: Postgres, monkeypatch: pyt
         ("postgresql:///x", [("", None)]),
     ],
 )
-def test_hosts_of_a_url(url: str, hosts: list[tuple[str, int | None]]) -> None:
+def test_hosts_are_read_from_the_url(url: str, hosts: list[tuple[str, int | None]]) -> None:
     assert postgres._hosts(url) == hosts
 
 
@@ -132,10 +132,10 @@ async def test_unexpected_exceptions_do_not_end_the_ledger(url: str, monkeypatch
 
 async def test_error_in_the_committer_itself_loses_no_settlement(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(url, shared=True) as [ledger]:
-        committer = ledger._committer
+        committer = ledger._group_commit
         reservation = await ledger.reserve(holder(1000), "before", "Org/M", 100)
 
-        def fail(now: float) -> NoReturn:
+        def fail(*_: Any) -> NoReturn:
             raise RuntimeError("unexpected")
 
         monkeypatch.setattr(committer, "_admit", fail)
@@ -146,6 +146,28 @@ async def test_error_in_the_committer_itself_loses_no_settlement(url: str, monke
         await settling
         await wait_until_usable(ledger)
         assert await spent(url) == await charged(url) == 8
+
+
+async def test_each_request_is_answered_after_an_error_in_one_of_them(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(url, shared=True) as [ledger], asyncio.timeout(60):
+        budgets = ledger._group_commit.budgets
+        admit = budgets.admit
+
+        def fail_for_one_key(request: ReservationRequest, *arguments: Any) -> Any:
+            if request.principal.key_id == "broken":
+                raise RuntimeError("unexpected")
+            return admit(request, *arguments)
+
+        monkeypatch.setattr(budgets, "admit", fail_for_one_key)
+        # The second request waits for a transaction of its own, because its key's cap has changed.
+        principals = [holder(100), holder(200), holder(key="broken"), holder(key="after")]
+        outcomes = await asyncio.gather(*(try_reserve(ledger, principal, 10) for principal in principals))
+        errors = [outcome.code for outcome in outcomes[:3] if isinstance(outcome, ApiError)]
+        assert errors == ["service_unavailable"] * 3
+        assert isinstance(outcomes[3], Reservation)
+        await wait_until_usable(ledger)
 
 
 async def test_heartbeat_goes_on_after_unexpected_exceptions(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +181,8 @@ async def test_heartbeat_goes_on_after_unexpected_exceptions(url: str, monkeypat
         monkeypatch.setattr(gateways, "present", fail)
         await failed.wait()
         monkeypatch.undo()
-        batch = ledger._committer.budgets.batch
-        await eventually(lambda: ledger._committer.budgets.batch > batch + 1)
+        batch = ledger._group_commit.budgets.batch
+        await eventually(lambda: ledger._group_commit.budgets.batch > batch + 1)
 
 
 async def test_repeated_work_logs_the_first_failure_and_the_recovery(caplog: pytest.LogCaptureFixture) -> None:
@@ -174,8 +196,8 @@ async def test_repeated_work_logs_the_first_failure_and_the_recovery(caplog: pyt
         elif outcome is not None:
             raise outcome
 
-    with caplog.at_level("INFO", periodic.__name__):
-        task = asyncio.create_task(periodic.repeat(work, 0, "work fails"))
+    with caplog.at_level("INFO", database.__name__):
+        task = asyncio.create_task(database.repeat(work, 0, "work fails"))
         await done.wait()
         task.cancel()
     assert caplog.messages == ["work fails: a", "solved: work fails"]
@@ -187,7 +209,7 @@ async def test_locked_sqlite_is_retried(tmp_path: Path, monkeypatch: pytest.Monk
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(1000), "before", "Org/M", 100)
         assert await ledger.writable()
-        ledger._committer.retry.written_at = 0.0
+        ledger._group_commit.retry.written_at = 0.0
         with sqlite3.connect(tmp_path / "cortex.db", isolation_level=None) as lock_holder:
             lock_holder.execute("BEGIN IMMEDIATE")
             assert not await ledger.writable()

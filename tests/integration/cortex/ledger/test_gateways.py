@@ -21,10 +21,10 @@ from cortex.ledger.ledger_helpers import (
 from cortex.postgres import running_postgres
 from cortex.running_gateway import eventually
 from helexa.core.errors import ApiError
-from helexa.cortex.access.principal import Window
+from helexa.cortex.access.keys import Window
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
-from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Args, DatabaseError, Step
 
 CAP = 10_000
@@ -170,6 +170,16 @@ async def test_swept_gateway_that_is_alive_settles_exactly(url: str):
         assert await spent(url) == await charged(url) == 34
 
 
+async def test_only_open_reservations_of_a_retired_gateway_are_logged(url: str, caplog: pytest.LogCaptureFixture):
+    async with running(url) as [ledger]:
+        await (await ledger.reserve(holder(1000), "a", "Org/M", 100)).settle(1, 1)
+    assert "retired" not in caplog.text
+    async with running(url) as [ledger]:
+        await ledger.reserve(holder(1000), "b", "Org/M", 100)
+        await retire_gateways(url)
+        assert "gateway retired, reservations charged in full: gateway=" in caplog.text
+
+
 async def test_next_gateway_on_a_sqlite_file_sweeps_its_predecessor(tmp_path):
     url = f"sqlite:{tmp_path / 'cortex.db'}"
     database = await open_database(url)
@@ -188,7 +198,7 @@ async def test_next_gateway_on_a_sqlite_file_sweeps_its_predecessor(tmp_path):
 async def test_error_in_a_batch_affects_only_that_batch(url: str):
     async with running(url, shared=True) as [ledger]:
         reservation = await ledger.reserve(holder(1000), "a", "Org/M", 100)
-        ledger._committer.budgets._rows["INSERT INTO no_such_table VALUES (1)"] = [()]
+        ledger._group_commit.budgets._rows["INSERT INTO no_such_table VALUES (1)"] = [()]
         with pytest.raises(ApiError) as caught:
             await ledger.reserve(holder(1000), "b", "Org/M", 100)
         assert caught.value.status == 503

@@ -12,8 +12,8 @@ from cortex.cortex_process import run
 from cortex.running_gateway import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.access.auth import Authenticator
-from helexa.cortex.ledger.keys import Keyring, KeyStore
-from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage import open_database
+from helexa.cortex.ledger.stores import KeyStore
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ async def watching_authenticator(url: str) -> AsyncIterator[Authenticator]:
     try:
         await database.migrate()
         await database.claim()
-        keyring = Keyring(KeyStore(database), Authenticator(True))
-        async with keyring.watching():
-            yield keyring.authenticator
+        authenticator = Authenticator(True)
+        async with KeyStore(database, apply=authenticator.replace).watching():
+            yield authenticator
     finally:
         await database.close()
 
@@ -64,6 +64,15 @@ async def test_first_key_is_created_before_any_gateway_ran(config: str, url: str
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     else:
         assert "the ledger test_" in out
+
+
+async def test_models_of_a_key_may_be_given_several_times(config: str) -> None:
+    with Path(config).with_name("models.toml").open("a") as file:
+        file.write('gone = "Org/Gone"\n')
+    models = ["--models", "Org/M", "--models", "Org/A, Org/B"]
+    code, out, err = await run("keys", "create", "--account", "x", *models, "--json", "-c", config)
+    assert (code, err) == (0, "")  # no warning about the alias `gone`, which has nothing to do with the key
+    assert json.loads(out)["models"] == ["Org/A", "Org/B", "Org/M"]
 
 
 async def test_running_gateway_sees_created_and_revoked_keys(config: str, url: str) -> None:
@@ -108,10 +117,19 @@ async def test_running_gateway_sees_created_and_revoked_keys(config: str, url: s
         (["revoke", "nobody"], 1, "key 'nobody' not found"),
     ],
 )
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)  # the errors do not depend on the database
 async def test_errors_print_one_line(config: str, arguments: list[str], expected: int, message: str) -> None:
     code, out, err = await run("keys", *arguments, "-c", config)
     assert (code, out, err.count("\n")) == (expected, "", 1)
     assert message in err
+
+
+async def test_account_in_place_of_a_key_is_answered_with_its_keys(config: str) -> None:
+    for key_id in ("ana-1", "ana-2"):
+        await run("keys", "create", "--account", "ana", "--key-id", key_id, "-c", config)
+    await run("keys", "revoke", "ana-1", "-c", config)
+    code, out, err = await run("keys", "revoke", "ana", "-c", config)
+    assert (code, out, err) == (1, "", "cortex: key 'ana' not found; keys of the account 'ana': ana-2\n")
 
 
 async def test_missing_database_prints_one_line_without_the_password(tmp_path: Path) -> None:

@@ -17,12 +17,10 @@ from cortex.postgres import Postgres
 from cortex.running_gateway import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.access.auth import Authenticator
-from helexa.cortex.access.key import digest_of
-from helexa.cortex.access.principal import Principal, Window
-from helexa.cortex.ledger import keys
-from helexa.cortex.ledger.keys import Keyring, KeyStore
-from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.access.keys import Principal, Window, digest_of
+from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Database
+from helexa.cortex.ledger.stores import KeyStore
 
 FULL = Principal(
     "alice",
@@ -68,7 +66,7 @@ async def test_key_ids_are_never_reused(store: KeyStore) -> None:
     await store.create(BARE)
     for _ in range(2):
         with pytest.raises(ApiError) as caught:
-            await store.create(replace(BARE, account_id="somebody-else"))
+            await store.create(replace(BARE, account_id="another-account"))
         assert (caught.value.status, caught.value.code) == (409, "key_exists")
         await store.revoke("bob-1")
     outcomes = await asyncio.gather(*(store.create(FULL) for _ in range(10)), return_exceptions=True)
@@ -171,21 +169,31 @@ async def test_every_gateway_sees_key_changes(url: str, store: KeyStore) -> None
 async def test_known_keys_are_accepted_while_the_database_is_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "POLL_SECS", 0.001)
+    monkeypatch.setattr(KeyStore, "poll_secs", 0.001)
     database = await open_database(f"sqlite:{tmp_path / 'cortex.db'}")
     await database.migrate()
-    keyring = Keyring(KeyStore(database), Authenticator(True))
-    _, secret = await keyring.store.create(BARE)
-    _, other = await keyring.store.create(replace(BARE, key_id="other"))
+    authenticator = Authenticator(True)
+    store = KeyStore(database, apply=authenticator.replace)
+    _, secret = await store.create(BARE)
+    _, other = await store.create(replace(BARE, key_id="other"))
+    polls = 0
+
+    async def refresh() -> None:
+        nonlocal polls
+        polls += 1
+        await KeyStore.refresh(store)
+
+    monkeypatch.setattr(store, "refresh", refresh)
     try:
-        async with keyring.watching():
+        async with store.watching():
             await database.execute("ALTER TABLE key_changes RENAME TO gone")
             await eventually(lambda: "changes of keys cannot be read" in caplog.text)
-            await asyncio.sleep(0.05)  # several polls
-            assert _admitted(keyring.authenticator, secret.get_secret_value()) == BARE
+            polls = 0
+            await eventually(lambda: polls > 5)
+            assert _admitted(authenticator, secret.get_secret_value()) == BARE
             await database.execute("ALTER TABLE gone RENAME TO key_changes")
-            await keyring.store.revoke("other")
-            await eventually(lambda: _admitted(keyring.authenticator, other.get_secret_value()) is None)
+            await store.revoke("other")
+            await eventually(lambda: _admitted(authenticator, other.get_secret_value()) is None)
             assert caplog.text.count("changes of keys") == 1
     finally:
         await database.close()
@@ -214,10 +222,10 @@ def _admitted(authenticator: Authenticator, secret: str) -> Principal | None:
 
 @asynccontextmanager
 async def _watching(url: str, authenticator: Authenticator) -> AsyncIterator[None]:
-    """Run a keyring with its own database connection, which updates `authenticator` as a gateway does."""
+    """Watch the keys with its own database connection, which updates `authenticator` as a gateway does."""
     database = await open_database(url)
     try:
-        async with Keyring(KeyStore(database), authenticator).watching():
+        async with KeyStore(database, apply=authenticator.replace).watching():
             yield
     finally:
         await database.close()

@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.ledger.ledger_helpers import holder
-from helexa.cortex.access.principal import Window
+from helexa.cortex.access.keys import Window
 from helexa.cortex.ledger.gateways import DeadGatewayDetector
-from helexa.cortex.ledger.lease import Lease, grant, over_budget, window_at
+from helexa.cortex.ledger.reservation import CLOCK_SKEW_SECS, Lease, grant, over_budget, window_at
 
 HOUR = Window("rolling", 3600)
 
 
-def test_window_id_of_balance_and_rolling_windows():
+def test_balance_has_window_0_and_a_rolling_window_starts_after_the_last_one():
     assert window_at(Window(), 0, 5000.5) == 0
     assert window_at(HOUR, 0, 5000.5) == 5000
     assert window_at(HOUR, 5000, 8599.9) == 5000
@@ -43,6 +43,12 @@ def test_lease_is_valid_only_for_its_window_and_cap():
     assert not lease.has(holder(100, window=HOUR), 20, 4600.0)
     assert not lease.has(holder(99, window=HOUR), 20, 4599.0)
     assert not lease.has(holder(100, window=Window("rolling", 60)), 20, 4599.0)
+
+
+def test_lease_of_a_window_in_the_future_is_valid_only_within_the_clock_skew():
+    lease = Lease("key", 1000, HOUR, 4600.0, 100, granted=50)
+    assert lease.has(holder(100, window=HOUR), 20, 1000.0 - CLOCK_SKEW_SECS)
+    assert not lease.has(holder(100, window=HOUR), 20, 999.0 - CLOCK_SKEW_SECS)
 
 
 def test_debt_is_repaid_before_tokens_become_free():

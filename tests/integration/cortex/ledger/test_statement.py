@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from cortex.ledger.ledger_helpers import Clock, holder, kill, retire_gateways, running
-from helexa.cortex.access.principal import Principal, Window
+from helexa.cortex.access.keys import Principal, Window
+from helexa.cortex.ledger.activity import Budget
 from helexa.cortex.ledger.ledger import Ledger
-from helexa.cortex.ledger.statement import Budget
-from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage import open_database
 
 
 async def use(ledger: Ledger, principal: Principal, model: str, prompt: int, completion: int) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,7 +13,7 @@ from cortex.ledger.ledger_helpers import charged, holder, kill, rows, running, s
 from cortex.running_gateway import eventually
 from helexa.core.errors import HelexaError
 from helexa.cortex.ledger.ledger import Ledger
-from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Args, Database, DatabaseError, Step
 from helexa.cortex.ledger.write_ahead_log import catch_up
 
@@ -106,7 +106,7 @@ async def test_log_that_cannot_grow_makes_requests_wait_for_the_database(path: P
     monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._GROWTH_BYTES", 1)
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(1000), "a", "Org/M", 10)
-        log = ledger._committer._wal
+        log = ledger._group_commit._wal
         assert log is not None
         full = os.open("/dev/full", os.O_WRONLY)
         for file in log._files:
@@ -169,13 +169,24 @@ async def test_flushes_empty_the_log_files(path: Path):
         await eventually(lambda: log_lines(path) == [])
 
 
-def refuse_lines_with(ledger: Ledger, marker: bytes) -> None:
-    """Make appending lines that contain `marker` fail; other lines are still appended."""
-    log = ledger._committer._wal
+def refuse_lines_with(ledger: Ledger, marker: bytes) -> list[bytes]:
+    """Make appending lines that contain `marker` fail; other lines are still appended.
+
+    Returns the refused data, a list that grows.
+    """
+    refused: list[bytes] = []
+    log = ledger._group_commit._wal
     assert log is not None
     for file in log._files:
-        add = file.add
-        file.add = lambda data, add=add: marker not in data and add(data)
+
+        def add(data: bytes, add: Callable[[bytes], bool] = file.add) -> bool:
+            if marker in data:
+                refused.append(data)
+                return False
+            return add(data)
+
+        file.add = add
+    return refused
 
 
 async def test_record_survives_a_failed_batch_and_a_database_error(path: Path):
@@ -208,12 +219,12 @@ async def test_failed_append_stops_the_log_until_the_next_batch(path: Path):
     first = await ledger.reserve(holder(1000), "a", "Org/M", 100)
     second = await ledger.reserve(holder(1000), "b", "Org/M", 100)
     await ledger.flush()
-    refuse_lines_with(ledger, b'["closed",2,')
+    refused = refuse_lines_with(ledger, b'["closed",2,')
     async with database.transaction():
         settling = [
             asyncio.create_task(reservation.settle(used, 0)) for reservation, used in ((first, 40), (second, 10))
         ]
-        await asyncio.sleep(0.01)
+        await eventually(lambda: refused)
         assert not any(task.done() for task in settling)
         await kill(ledger)
     for task in settling:
@@ -255,10 +266,10 @@ async def test_settlement_in_a_failed_batch_is_written_again(path: Path):
 
 async def test_error_in_the_committer_loses_no_log_record(path: Path):
     database, ledger = await busy_gateway(path)
-    committer = ledger._committer
+    committer = ledger._group_commit
     admit = committer._admit
 
-    def fail_once(now: float) -> NoReturn:
+    def fail_once(*_: object) -> NoReturn:
         committer._admit = admit  # type: ignore[method-assign]
         raise ValueError("unexpected")
 

@@ -6,23 +6,22 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.attention_kind import AttentionKind
-from helexa.neuron.ops.batch import Batch
+from helexa.neuron.ops.batch import AttentionKind, Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.gpu.step_graphs import StepGraphs, without_capture
-from helexa.neuron.ops.norm import HeadNorms
+from helexa.neuron.ops.operators import HeadNorms
 from helexa.neuron.ops.reference.attention import Chunk, attend_chunk
 from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.triton.launch import StepGraphs, without_capture
 
 
 class TabledOps(ReferenceOps):
     """Attention by page tables; steps are captured and replayed like CUDA graphs."""
 
-    name = "tabled"
+    name = "fixed addresses"
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(device, dtype)
-        self.tabled = True
+        self.fixed_addresses = True
         self._graphs = StepGraphs(without_capture)
 
     def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:

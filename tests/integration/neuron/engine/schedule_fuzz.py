@@ -1,33 +1,35 @@
 """Random requests and random schedules on a real runner: each sequence must have the output that it has alone.
 
 The schedules have common prefixes, cancels, drafts, preemption by few pages, few snapshots, small chunks and
-overlapping steps. The requests have images, grammars, penalties and seeds.
+overlapping steps. The requests have images, grammars, penalties, log-probabilities and seeds.
 
-The native kernels compute equal logits in any batch, so all tokens are equal. The logits of the reference kernels
-differ by rounding. There, a token may differ if the log-probabilities of its position are the same within `_ROUNDING`.
+The native kernels compute equal logits in any batch, so all tokens and log-probabilities are equal. The logits of the
+reference kernels differ by rounding. There, a token may differ if the log-probabilities of its position are the same
+within `_ROUNDING`.
 """
 
 import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, PromptImage, SamplingParams
-from helexa.neuron.engine.kv_cache.page_pool import PagePool
-from helexa.neuron.engine.kv_cache.state_pool import StatePool
-from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, Logprob, PromptImage, SamplingParams
+from helexa.neuron.engine.kv_cache import PagePool, StatePool
+from helexa.neuron.engine.loop import Steps
+from helexa.neuron.engine.scheduling.draft_gate import Candidate, DraftGate, ModelDrafter
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.steps import Steps
-from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.vision.preprocessing.image_processor import PreparedImage
-from helexa.neuron.vision.prompt.image_range import expanded_tokens
+from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher
+from helexa.neuron.engine.window_pages import WindowPages, window_pages_needed
+from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
+from helexa.neuron.vision.image_processor import PreparedImage
+from helexa.neuron.vision.layout import expanded_tokens
 
 SEQUENCES = 8
 _ROUNDING = 1e-4
@@ -67,21 +69,30 @@ class Subject:
 
 @dataclass(frozen=True)
 class Answer:
-    """The output of a request. `logprobs` has the log-probabilities of the most likely tokens at each position."""
+    """The output of a request, with the log-probabilities of its tokens and of its prompt, if it requests them."""
 
-    tokens: list[int]
-    logprobs: list[dict[int, float]]
-    finish: str | None
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[Logprob] = field(default_factory=list[Logprob])
+    scores: list[Logprob] = field(default_factory=list[Logprob])
+    finish: str | None = None
+
+    def until(self, length: int) -> "Answer":
+        """Return the answer as if it were canceled after `length` tokens."""
+        return Answer(self.tokens[:length], self.logprobs[:length], self.scores)
 
     def differs(self, expected: "Answer", exact: bool) -> bool:
         """Return whether this answer is not `expected`, by more than rounding unless `exact`."""
+        if exact:
+            canceled_in_prompt = expected.finish is None and not self.tokens
+            scores = expected.scores[: len(self.scores)] if canceled_in_prompt else expected.scores
+            return self != replace(expected, scores=scores)
         if (self.tokens, self.finish) == (expected.tokens, expected.finish):
             return False
         pairs = zip(self.tokens, expected.tokens, strict=False)
         first = next((index for index, (token, other) in enumerate(pairs) if token != other), None)
-        if exact or first is None:
+        if first is None:
             return True
-        found, wanted = self.logprobs[first], expected.logprobs[first]
+        found, wanted = (dict(answer.logprobs[first][1]) for answer in (self, expected))
         common = found.keys() & wanted.keys()
         return not common or max(abs(found[token] - wanted[token]) for token in common) > _ROUNDING
 
@@ -122,6 +133,7 @@ def _case(chance: random.Random, subject: Subject, number: int, stem: list[int |
             temperature=chance.choice((0, 0.7)),
             top_p=chance.choice((0.9, 1.0)),
             top_k=chance.choice((0, 20)),
+            min_p=chance.choice((0.0, 0.0, 0.02)),
             repetition_penalty=chance.choice((1.0, 1.2)),
             frequency_penalty=chance.choice((0.0, 0.0, 0.4)),
             presence_penalty=chance.choice((0.0, 0.0, 0.3)),
@@ -140,9 +152,14 @@ def _case(chance: random.Random, subject: Subject, number: int, stem: list[int |
         images=[PromptImage(image.digest, image.layout) for image in images],
         image_ranges=ranges,
     )
-    if not subject.exact:
-        request = msgspec.structs.replace(request, sampling=msgspec.structs.replace(sampling, logprobs=5))
-    return Case(request, images)
+    alternatives = chance.choice((None, 0, 3)) if subject.exact else 5
+    scored = alternatives if subject.exact and not images and chance.random() < 0.2 else None
+    return Case(
+        msgspec.structs.replace(
+            request, prompt_logprobs=scored, sampling=msgspec.structs.replace(sampling, logprobs=alternatives)
+        ),
+        images,
+    )
 
 
 def outputs_alone(subject: Subject, cases: list[Case]) -> dict[int, Answer]:
@@ -175,7 +192,7 @@ def _compare(subject: Subject, cases: list[Case], alone: dict[int, Answer], chan
         step_timing="fixed",
     )
     pages = -(-longest // PAGE_SIZE) + chance.choice((0, 1, 3, 20))
-    scheduler = _scheduler(subject, options, pages, chance.choice((0, 1, 1, 2, 6)))
+    scheduler = _scheduler(subject, options, pages, chance.choice((0, 1, 1, 2, 6)), chance)
     cancel_rate, pace = chance.choice((0.0, 0.02)), chance.choice((0.1, 0.3, 0.9))
     preempt = scheduler.queues.preempt
 
@@ -196,11 +213,13 @@ def _compare(subject: Subject, cases: list[Case], alone: dict[int, Answer], chan
         number = case.request.id
         answer, expected = outputs[number], alone[number]
         if number in canceled:
-            expected = Answer(expected.tokens[: len(answer.tokens)], expected.logprobs, None)
+            expected = expected.until(len(answer.tokens))
         counts["compared"] += 1
         counts["different"] += answer.differs(expected, subject.exact)
     counts["canceled"] += len(canceled)
     counts["cached"] += scheduler.queues.cached_tokens
+    counts["drafted"] += scheduler.committer.model_drafts.drafted
+    counts["accepted"] += scheduler.committer.model_drafts.accepted
     return counts
 
 
@@ -214,9 +233,7 @@ def _run(
 ) -> dict[int, Answer]:
     """Run all requests. Add a request while `adds` returns True."""
     steps = Steps(subject.runner, scheduler, overlap)
-    tokens: dict[int, list[int]] = {case.request.id: [] for case in cases}
-    logprobs: dict[int, list[dict[int, float]]] = {case.request.id: [] for case in cases}
-    finishes: dict[int, str | None] = dict.fromkeys(tokens)
+    answers = {case.request.id: Answer() for case in cases}
     waiting = list(cases)
     while waiting or not steps.idle:
         while waiting and adds():
@@ -224,18 +241,46 @@ def _run(
         before_step(scheduler)
         for output in steps.advance():
             assert output.error is None, output.error
-            tokens[output.id] += output.tokens
-            logprobs[output.id] += [dict(most_likely) for _, most_likely in output.logprobs]
-            finishes[output.id] = output.finish
+            answer = answers[output.id]
+            answers[output.id] = Answer(
+                answer.tokens + output.tokens,
+                answer.logprobs + output.logprobs,
+                answer.scores + output.prompt_logprobs,
+                output.finish,
+            )
     scheduler.check_idle()
-    return {number: Answer(tokens[number], logprobs[number], finishes[number]) for number in tokens}
+    return answers
 
 
-def _scheduler(subject: Subject, options: EngineOptions, pages: int, snapshots: int) -> Scheduler:
+class AnyDrafts(DraftGate):
+    """A gate that lets random sequences draft, at any cost: no decision may change the tokens."""
+
+    def __init__(self, chance: random.Random, share: float = 0.8) -> None:
+        super().__init__(ratio=1.0, fixed=True)
+        self._chance, self._share = chance, share
+
+    def choose(self, candidates: Collection[Candidate], rows: int) -> tuple[int, list[ModelDrafter]]:
+        chosen = [each.drafter for each in candidates if each.missing <= 128 and self._chance.random() < self._share]
+        return self._chance.choice((1, 3, 5)) if chosen else 0, chosen
+
+
+def _scheduler(
+    subject: Subject, options: EngineOptions, pages: int, snapshots: int, chance: random.Random | None = None
+) -> Scheduler:
     facts, encoder = subject.runner.facts, subject.runner.encoder
     states = StatePool(options.max_sequences, min(snapshots, facts.snapshots)) if facts.state_bytes else None
-    pool = PagePool(min(pages or facts.kv_pages, facts.kv_pages), PAGE_SIZE)
-    return Scheduler(options, pool, states, None, TEXT_TRAITS if encoder is None else encoder.traits)
+    pages = min(pages or facts.kv_pages, facts.kv_pages)
+    windows = None
+    if facts.window is not None and facts.window_pages:
+        step_tokens = options.max_step_tokens + 2 * PAGE_SIZE  # an image may exceed the token budget
+        needed = window_pages_needed(facts.window, PAGE_SIZE, options.max_sequences, step_tokens, MAX_DRAFTS)
+        windows = WindowPages(min(needed, facts.window_pages), pages, PAGE_SIZE, facts.window)
+    pool = PagePool(pages, PAGE_SIZE, windows)
+    traits = TEXT_TRAITS if encoder is None else encoder.traits
+    scheduler = Scheduler(options, pool, states, None, traits, facts.window, facts.drafts)
+    if facts.drafts is not None and chance is not None:
+        scheduler.planner.gate = AnyDrafts(chance)
+    return scheduler
 
 
 def _images(subject: Subject) -> list[Any]:

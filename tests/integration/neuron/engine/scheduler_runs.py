@@ -1,16 +1,18 @@
 """Run a scheduler and a runner without the engine loop, until all requests have ended."""
 
 from collections.abc import Sequence as Rows
+from dataclasses import replace
+
+import pytest
 
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.kv_cache.page_pool import PagePool
-from helexa.neuron.engine.kv_cache.state_pool import StatePool
+from helexa.neuron.engine.kv_cache import StatePool
+from helexa.neuron.engine.loop import Steps, page_pool
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS
+from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.steps import Steps
-from helexa.neuron.ops.constants import PAGE_SIZE
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -20,7 +22,21 @@ def scheduler_of(runner: Runner, pages: int = 0, **options: object) -> Scheduler
     engine_options, facts = EngineOptions(**options), runner.facts  # type: ignore[arg-type]
     states = StatePool(engine_options.max_sequences, facts.snapshots) if facts.state_bytes else None
     traits = TEXT_TRAITS if runner.encoder is None else runner.encoder.traits
-    return Scheduler(engine_options, PagePool(pages or facts.kv_pages, PAGE_SIZE), states, None, traits)
+    facts = replace(facts, kv_pages=pages or facts.kv_pages)
+    return Scheduler(engine_options, page_pool(facts), states, None, traits, facts.window, facts.drafts)
+
+
+def recorded_preemptions(monkeypatch: pytest.MonkeyPatch) -> list[Sequence]:
+    """Return a list to which each later preemption in this process adds its sequence."""
+    preempted: list[Sequence] = []
+    preempt = Queues.preempt
+
+    def spy(self: Queues, sequence: Sequence) -> None:
+        preempted.append(sequence)
+        preempt(self, sequence)
+
+    monkeypatch.setattr(Queues, "preempt", spy)
+    return preempted
 
 
 def generate(

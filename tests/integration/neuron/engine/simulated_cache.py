@@ -4,11 +4,9 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 
-from helexa.neuron.engine.sampling.step_sampler import RejectionMasks
-from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step.step_output import StepOutput
+from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
+from helexa.neuron.engine.step.step_output import RejectionMasks, StepOutput
 
 Contents = tuple[str, list[int], bytes]
 """The salt, the tokens and the images from which a KV slot or a recurrent state was computed."""
@@ -21,6 +19,7 @@ class SimulatedCache:
         self.scheduler = scheduler
         self.next_token = next_token
         self._slots: dict[tuple[int, int], Contents] = {}
+        self._window_slots: dict[tuple[int, int], Contents] = {}
         self._states: dict[int, Contents] = {}
 
     def launch(self, plan: Plan, after: "SimulatedStep | None" = None) -> "SimulatedStep":
@@ -31,22 +30,36 @@ class SimulatedCache:
         """Run one step; return the sampled tokens: for each sampling entry, one token plus one per draft."""
         size = self.scheduler.pages.page_size
         written: list[int] = []
+        windows = self.scheduler.pages.windows
         if self.scheduler.states is not None:
             self._advance_states(plan)
         for entry in plan:
             sequence, tokens = entry.sequence, _tokens(entry)
+            assert entry.count > 0, "a sequence without tokens is in the plan"
             for position in range(sequence.computed, len(tokens)):
                 page = sequence.pages[position // size]
                 written.append(page)
                 self._slots[page, position % size] = self._contents(sequence, tokens[: position + 1])
+                if windows is not None:
+                    slot = int(windows.numbers[page]), position % size
+                    self._window_slots[slot] = self._slots[page, position % size]
         for page in set(written):
-            assert sum(page in sequence.pages for sequence in self.scheduler.running) == 1, "a shared page was written"
+            holders = sum(page in sequence.pages[sequence.unseen :] for sequence in self.scheduler.running)
+            assert holders == 1, "a shared page was written"
+        if windows is not None:
+            numbers = windows.numbers[windows.numbers >= 0]
+            assert len(set(numbers.tolist())) == len(numbers), "two pages have the same window page"
         for entry in plan:
-            sequence, tokens = entry.sequence, _tokens(entry)
-            for position in range(len(tokens)):
-                slot = (sequence.pages[position // size], position % size)
+            sequence, tokens, window = entry.sequence, _tokens(entry), self.scheduler.window
+            first = 0 if window is None else max(sequence.computed - window + 1, 0)
+            for position in range(first if windows is None else 0, len(tokens)):
+                page, offset = sequence.pages[position // size], position % size
                 expected = self._contents(sequence, tokens[: position + 1])
-                assert self._slots[slot] == expected, f"KV slot {slot} has {self._slots[slot]} instead of {expected}"
+                found = self._slots[page, offset]
+                assert found == expected, f"KV slot {page, offset} has {found} instead of {expected}"
+                if windows is not None and position >= first:
+                    found = self._window_slots[int(windows.numbers[page]), offset]
+                    assert found == expected, f"the window page of {page} has {found} instead of {expected}"
         return [
             self.next_token(entry.sequence.tokens + list(entry.drafts[:accepted]))
             for entry in plan

@@ -3,10 +3,9 @@
 import torch
 from simulated_cache import SimulatedCache, SimulatedStep
 
-from helexa.neuron.engine.sampling.step_sampler import RejectionMasks
-from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.step.step_output import StepOutput
+from helexa.neuron.engine.scheduling.sequence import Plan
+from helexa.neuron.engine.step.step_output import RejectionMasks, StepOutput
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.constants import NON_FINITE
 
@@ -30,6 +29,7 @@ class SimulatedRunner(SimulatedCache):
         self.device: torch.device | None = None
         self.buckets: list[Bucket] = []
         self.encoder = None
+        self.draft = None
         self.counts_kernels = False
         self.ahead = 0
         self.entries = 0
@@ -50,7 +50,7 @@ class SimulatedRunner(SimulatedCache):
     def clear(self, pages: list[int]) -> None:
         self.cleared += pages
 
-    def computes_finite_logits(self, page: int, slot: int | None) -> bool:
+    def computes_finite_logits(self, parts: list[int], slot: int | None) -> bool:
         return True
 
 

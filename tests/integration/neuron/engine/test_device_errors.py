@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from debug_fault import Fault, Faults
 from helexa.core.errors import HelexaError
-from helexa.neuron.engine.debug_fault import Fault, Faults
-from helexa.neuron.engine.execution.device_errors import OutOfMemoryCounter, is_device_fault, is_out_of_memory
+from helexa.neuron.engine.execution.device import OutOfMemoryCounter, is_device_fault, is_out_of_memory
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -63,7 +63,7 @@ def test_failed_cpu_allocation_counts_as_out_of_memory():
 
 
 def faults(text: str, model: str = "/models/SmolLM2.gguf") -> Faults:
-    return Faults.from_environment(Path(model), {"NEURON_DEBUG_FAULT": text})
+    return Faults.from_environment(Path(model), {"TEST_ENGINE_FAULTS": text})
 
 
 @pytest.mark.parametrize(

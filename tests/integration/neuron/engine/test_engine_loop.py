@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from helexa.neuron.engine import steps
-from helexa.neuron.engine.execution.model_facts import ModelFacts
-from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
+from helexa.neuron.engine import loop
+from helexa.neuron.engine.execution.runner import ModelFacts
 from helexa.neuron.engine.ipc.messages import (
     Embed,
     EngineOptions,
@@ -25,11 +24,11 @@ from helexa.neuron.engine.ipc.messages import (
     StepReport,
     TokenOutput,
 )
+from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
 from helexa.neuron.engine.loop import Engine
-from helexa.neuron.engine.sampling.step_sampler import RejectionMasks
-from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.scheduling.sequence import Plan
 from helexa.neuron.engine.step.step_input import Float32
-from helexa.neuron.engine.step.step_output import StepOutput
+from helexa.neuron.engine.step.step_output import RejectionMasks, StepOutput
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.constants import NON_FINITE
 
@@ -38,6 +37,7 @@ OPTIONS = EngineOptions()
 FACTS: dict[str, Any] = dict.fromkeys(ModelFacts.__dataclass_fields__, 0) | {
     "model_type": "none",
     "quant": "",
+    "drafts": None,
     "kv_pages": 20,
     "context_length": 1024,
     "max_sequences": 8,
@@ -46,7 +46,7 @@ FACTS: dict[str, Any] = dict.fromkeys(ModelFacts.__dataclass_fields__, 0) | {
 
 @pytest.fixture(autouse=True)
 def _steps_are_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "build_step", lambda plan, buckets, encoder: plan)
+    monkeypatch.setattr(loop, "build_step", lambda plan, *rest: plan)
 
 
 class Runner:
@@ -56,6 +56,7 @@ class Runner:
     computes_alone = True
     counts_kernels = False
     encoder = None
+    draft = None
     buckets: ClassVar[list[Bucket]] = []
     facts = ModelFacts(**FACTS)
 
@@ -70,7 +71,7 @@ class Runner:
     def clear(self, pages: list[int]) -> None:
         self.cleared += pages
 
-    def computes_finite_logits(self, page: int, slot: int | None) -> bool:
+    def computes_finite_logits(self, parts: list[int], slot: int | None) -> bool:
         return self.probe_is_finite
 
 

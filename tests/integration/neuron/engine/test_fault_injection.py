@@ -8,6 +8,7 @@ from scheduler_runs import GREEDY
 
 from helexa.neuron.engine.ipc.messages import EngineOptions, TokenOutput
 from helexa.neuron.engine_client.client import EngineClient, TokenStream
+from injection import inject
 
 FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"
 FAILS, NAN, HANGS, EXHAUSTED = 1001, 1002, 1003, 1004
@@ -28,7 +29,7 @@ async def test_faults_fail_requests_and_a_hang_ends_the_engine(
 ):
     caplog.set_level("INFO")
     faults = f"error@token={FAILS},nan@token={NAN},oom@token={EXHAUSTED},hang@token={HANGS}"
-    monkeypatch.setenv("NEURON_DEBUG_FAULT", faults)
+    inject(monkeypatch, faults)
     died = asyncio.get_running_loop().create_future()
     client = await EngineClient.start(smollm2_gguf, OPTIONS, on_exit=died.set_result, step_seconds=2)
     try:
@@ -67,7 +68,7 @@ async def test_faults_fail_requests_and_a_hang_ends_the_engine(
 async def test_engine_ends_if_its_device_computes_no_finite_logits(
     smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NEURON_DEBUG_FAULT", "nan@every=1")
+    inject(monkeypatch, "nan@every=1")
     died = asyncio.get_running_loop().create_future()
     client = await EngineClient.start(smollm2_gguf, OPTIONS, on_exit=died.set_result)
     try:

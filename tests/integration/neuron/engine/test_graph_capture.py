@@ -11,20 +11,17 @@ import torch
 from page_table_ops import TabledOps
 from scheduler_runs import generate, scheduler_of
 
-from helexa.neuron.engine.execution.buckets import buckets
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.execution.step_buffers import StepBuffers
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.loading import device
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.engine.scheduling.plan import PlanEntry
-from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step.step_input import StepInput
+from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
+from helexa.neuron.engine.step.step_input import StepBuffers, StepInput, buckets
 from helexa.neuron.ops.batch import Batch, Bucket, Capacity
-from helexa.neuron.ops.choice import KernelChoice
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.gpu.step_graphs import CudaCapture
+from helexa.neuron.ops.kernel_selection import SelectedKernels
+from helexa.neuron.ops.triton.launch import CudaCapture
 from tiny_models import tiny_model
 
 CPU = torch.device("cpu")
@@ -47,15 +44,17 @@ def expected(model: Path) -> list[list[int]]:
     return [generate(plain, scheduler_of(plain), [prompt], TOKENS)[0] for prompt in PROMPTS]
 
 
-def tabled(model: Path, **options: int) -> Runner:
+def graph_runner(model: Path, **options: int) -> Runner:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "choose", lambda *a, **k: KernelChoice(TabledOps(CPU, torch.float32), "ops under test"))
+        patch.setattr(
+            device, "select_kernels", lambda *a, **k: SelectedKernels(TabledOps(CPU, torch.float32), "ops under test")
+        )
         return load_once(model, EngineOptions(dtype="float32", kv_cache_mb=4, **options))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def runner(model: Path) -> Runner:
-    runner = tabled(model, max_sequences=6)
+    runner = graph_runner(model, max_sequences=6)
     progress: list[tuple[int, int]] = []
     runner.warm_up(lambda done, total: progress.append((done, total)))
     assert progress == [(done, 8) for done in range(8)]
@@ -73,7 +72,7 @@ def runner(model: Path) -> Runner:
 def test_failed_graph_capture_leaves_the_model_usable(
     model: Path, expected: list[list[int]], error: Exception, continues: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = tabled(model, max_sequences=6)
+    runner = graph_runner(model, max_sequences=6)
     record, captured = runner.ops.capture, list[Bucket | None]()
 
     def fail(forward: Callable[[Batch], torch.Tensor], blank: Batch) -> None:
@@ -175,7 +174,7 @@ def test_graph_replay_keeps_the_tokens(
 
 
 def test_draft_steps_fit_with_one_token_per_step(model: Path, expected: list[list[int]]) -> None:
-    runner = tabled(model, max_sequences=4, max_step_tokens=1)
+    runner = graph_runner(model, max_sequences=4, max_step_tokens=1)
     runner.warm_up()
     scheduler = scheduler_of(runner, max_sequences=4, max_step_tokens=1)
     assert generate(runner, scheduler, PROMPTS[:2], TOKENS) == expected[:2]

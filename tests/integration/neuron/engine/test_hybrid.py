@@ -1,6 +1,7 @@
 """A model with recurrent layers: scheduling does not change the tokens or the state of a sequence."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any, ClassVar
 
 import pytest
@@ -13,11 +14,12 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.scheduling.sequence import Plan, Sequence
+from helexa.neuron.engine.scheduling.token_history import Drafter
 from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.ops.native.native import NativeOps
+from nightly import daily
 
 TOKENS = 24
 PROMPTS = [
@@ -25,25 +27,56 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["reference", "native"])
+SHAPE: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {
+        "num_attention_heads": 4,
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+    "nemotron_h": {
+        "num_attention_heads": 4,
+        "head_dim": 32,
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+    },
+    "granitemoehybrid": {
+        "num_attention_heads": 2,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+        "mamba_n_heads": 4,
+        "mamba_d_head": 32,
+        "mamba_d_state": 32,
+        "intermediate_size": 32,
+        "shared_intermediate_size": 64,
+    },
+    "lfm2": {
+        "num_attention_heads": 2,
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    },
+}
+OFTEN = [("qwen3_5_text", "reference"), *((name, "native") for name in MODELS if name != "granitemoehybrid")]
+
+
+@pytest.fixture(scope="module", params=daily(OFTEN, product(MODELS, ("reference", "native"))), ids=" ".join)
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     """A model with random weights, on plain torch in float32, and on the native kernels with captured graphs."""
     folder = tmp_path_factory.mktemp("hybrid")
-    config = AutoConfig.for_model(
-        "qwen3_5_text",
-        vocab_size=320,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
-        max_position_embeddings=512,
-    )
+    model_type, kernels = request.param
+    config = AutoConfig.for_model(model_type, **SHAPE | MODELS[model_type])
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -53,9 +86,9 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             elif "A_log" not in name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
-    dtype = "float32" if request.param == "reference" else "auto"
+    dtype = "float32" if kernels == "reference" else "auto"
     runner = load_once(folder, EngineOptions(dtype=dtype, kv_cache_mb=16, snapshot_mb=8, max_sequences=8))
-    assert (runner.ops.name == NativeOps.name) == (request.param == "native")
+    assert (runner.ops.name == NativeOps.name) == (kernels == "native")
     yield runner
     if isinstance(runner.ops, NativeOps):
         assert runner.ops._graphs.complete, "the steps ran without graphs"
@@ -85,21 +118,15 @@ def test_overlap_keeps_the_tokens(runner: Runner, expected_tokens: list[list[int
     assert from_snapshots == generate(runner, scheduler(runner, prefix_reuse="off", speculation=False), longer, TOKENS)
 
 
-class PresetDrafter:
+class PresetDrafter(Drafter):
     """A drafter whose first two tokens are always right and whose third token is wrong."""
 
     completions: ClassVar[list[list[int]]] = []
-
-    def __init__(self, tokens: list[int]) -> None:
-        self._tokens = tokens
 
     def draft(self, limit: int) -> tuple[int, ...]:
         (completion,) = [tokens for tokens in self.completions if tokens[: len(self._tokens)] == self._tokens]
         next_tokens = completion[len(self._tokens) :]
         return tuple([*next_tokens[:2], (next_tokens[2:3] or [0])[0] ^ 1][:limit])
-
-    def learn(self, drafted: int, accepted: int) -> None:
-        pass
 
 
 def test_drafts_keep_the_tokens(
@@ -138,10 +165,10 @@ def prefill(
         slot, ends = sequence.slot, plan[0].samples
         with monkeypatch.context() as patch:
             patch.setattr(runner, "compute", spy)
-            sampled = runner.run(build_step(plan)).tokens
+            sampled = runner.launch(build_step(plan)).read().tokens
         scheduler.commit(plan, sampled)
         if ends:
-            state = [tensor[slot].clone() for cache in runner._states for tensor in (cache.conv, cache.state)]
+            state = [tensor[slot].clone() for cache in runner._states for tensor in cache.parts()]
             return sequence.cached, computed[-1], state
 
 

@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import pytest
-from scheduler_runs import generate, scheduler_of
+from scheduler_runs import generate, recorded_preemptions, scheduler_of
 
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.engine.scheduling.plan import Plan
-from helexa.neuron.engine.scheduling.queues import Queues
-from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.scheduling.sequence import Plan
 from helexa.neuron.ops.constants import PAGE_SIZE
 from tiny_models import tiny_model
 
@@ -59,14 +57,7 @@ def test_chunks_of_sixteen_tokens_keep_the_tokens(runner: Runner, expected_token
 def test_preemption_keeps_the_tokens(
     runner: Runner, expected_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preempted: list[Sequence] = []
-    preempt = Queues.preempt
-
-    def spy(self: Queues, sequence: Sequence) -> None:
-        preempted.append(sequence)
-        preempt(self, sequence)
-
-    monkeypatch.setattr(Queues, "preempt", spy)
+    preempted = recorded_preemptions(monkeypatch)
     scheduler = scheduler_of(runner, pages=7)
     assert generate(runner, scheduler, PROMPTS, TOKENS) == expected_tokens
     assert preempted, "the pool was too large to test preemption"

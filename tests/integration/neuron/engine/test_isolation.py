@@ -6,11 +6,9 @@ import pytest
 from simulated_cache import SimulatedCache
 
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
-from helexa.neuron.engine.kv_cache.page_pool import PagePool
-from helexa.neuron.engine.kv_cache.state_pool import StatePool
-from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.scheduling.sequence import Plan, Sequence
 from helexa.neuron.ops.constants import NON_FINITE
 
 FATAL = 7

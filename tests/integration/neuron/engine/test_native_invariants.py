@@ -14,14 +14,14 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.queues import Queues
-from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.native.machine_code import native_kernels
-from helexa.neuron.ops.native.machine_code.native_kernels import Unavailable
+from helexa.neuron.ops.native import native_kernels
 from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.native.native_kernels import Unavailable
 from helexa.neuron.ops.torch_cpu import CpuOps
+from nightly import daily
 
 # "The capital of France is" and artificial text of different lengths; page boundaries (64) fall inside and at the ends.
 FRANCE = [504, 3575, 282, 4649, 314]
@@ -45,7 +45,11 @@ def threads() -> Iterator[int]:
     torch.set_num_threads(default)
 
 
-@pytest.fixture(scope="module", params=[("auto", 1), ("int8", 1), ("auto", 2), ("int8", 3)], ids=str)
+KINDS = [("unquantized", 1), ("int8", 1), ("unquantized", 2), ("int8", 3)]
+"""Type of the KV cache, and number of ranks; `ranks/test_architectures.py` has faster tests of several ranks."""
+
+
+@pytest.fixture(scope="module", params=daily([("unquantized", 1), ("int8", 1)], KINDS), ids=str)
 def native(request: pytest.FixtureRequest, threads: int, smollm2_gguf: Path) -> Iterator[Runner]:
     """SmolLM2 on the native kernels, with a 16-bit and an 8-bit KV cache, on one and on several ranks."""
     kv_dtype, ranks = request.param
@@ -163,5 +167,5 @@ def log_probabilities(runner: Runner, prompt: Rows[int], tokens: Rows[int]) -> t
     """Return the log-probabilities before each of `tokens`, of shape [tokens, vocabulary]."""
     request = Generate(id=0, prompt=list(prompt), max_tokens=1, sampling=SamplingParams())
     sequence = Sequence(request, pages=list(range(4)))
-    logits = runner.forward(build_step([PlanEntry(sequence, len(prompt), drafts=tuple(tokens[:-1]))]))
+    logits = runner.logits_of(build_step([PlanEntry(sequence, len(prompt), drafts=tuple(tokens[:-1]))]))
     return logits.double().log_softmax(-1)

@@ -158,6 +158,13 @@ async def test_embeddings_run_beside_generation_and_can_be_canceled(client: Engi
     assert client.open_streams == 0
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+@pytest.mark.asyncio(loop_scope="module")
+async def test_model_file_is_not_mapped_after_the_load(client: EngineClient, smollm2_gguf: Path):
+    """Truncating the file of a model that serves requests would end the engine by SIGBUS."""
+    assert str(smollm2_gguf.resolve()) not in Path(f"/proc/{client.pid}/maps").read_text()
+
+
 async def test_damaged_file_raises_a_one_line_error(smollm2_gguf: Path, tmp_path: Path):
     with pytest.raises(ModelFileError) as raised:
         async with running(bad_models.truncated(smollm2_gguf, tmp_path / "half.gguf")):

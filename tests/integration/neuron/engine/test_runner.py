@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.execution.device_errors import DeviceError
+from helexa.neuron.engine.execution.device import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading import build as build_module

@@ -15,10 +15,10 @@ from descriptors import many_descriptors
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, TokenOutput
-from helexa.neuron.engine.scheduling.plan import PlanEntry
-from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.processes import heartbeat
+from injection import inject
 
 FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"
 
@@ -39,7 +39,7 @@ async def complete(client: EngineClient, max_tokens: int = 4) -> list[TokenOutpu
 
 
 async def test_slow_engine_with_progress_is_not_killed(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("NEURON_DEBUG_FAULT", "crawl@step=2")
+    inject(monkeypatch, "crawl@step=2")
     async with running(smollm2_gguf, step_seconds=1.5) as client:
         outputs = await complete(client)
         assert outputs[-1].finish == "length"
@@ -52,7 +52,7 @@ async def test_stalled_kernel_ends_the_engine_before_the_configured_limit(
 ):
     """The limit follows the expected duration of the step. The log has the native stacks of the thread pool."""
     caplog.set_level("INFO")
-    monkeypatch.setenv("NEURON_DEBUG_FAULT", "stall@step=3")
+    inject(monkeypatch, "stall@step=3")
     died = asyncio.get_running_loop().create_future()
     async with running(smollm2_gguf, step_seconds=3600, on_exit=died.set_result) as client:
         async with asyncio.timeout(300):
@@ -68,7 +68,7 @@ def test_torch_step_counts_progress_at_every_layer(runner: Runner):
     request = Generate(id=1, prompt=FRANCE, max_tokens=1, sampling=GREEDY)
     plan = [PlanEntry(Sequence(request, pages=[0], slot=0), len(FRANCE))]
     initial = heartbeat._Engine.counts[0]
-    runner.run(build_step(plan))
+    runner.launch(build_step(plan)).read()
     assert heartbeat._Engine.counts[0] - initial >= 29
 
 

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import msgspec
@@ -16,10 +16,10 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import Embed, EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.loading.load import load
-from helexa.neuron.engine.scheduling.plan import PlanEntry
-from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
 from helexa.neuron.engine.step.step_input import StepInput, decode_input, encode, int32
 from helexa.neuron.engine.step.step_output import StepOutput, decode_output
+from nightly import daily
 from tiny_models import tiny_model
 
 SHAPE = {
@@ -47,6 +47,8 @@ SAMPLING = [
     SamplingParams(temperature=1.2, top_k=20, min_p=0.01, seed=2**63, repetition_penalty=1.3),
     SamplingParams(temperature=0, presence_penalty=0.5, frequency_penalty=0.2, logit_bias={7: 2.5, 400: -1.0}),
 ]
+MODELS = ("llama", "qwen3_5_text")
+KERNELS = ("torch", "auto")
 REPLAY = """
 import sys
 from pathlib import Path
@@ -64,12 +66,12 @@ def keep(step, last=None):
     return logits.clone(), hidden
 runner.compute = keep
 for line in sys.stdin:
-    output = runner.run(decode_input(bytes.fromhex(line)))
+    output = runner.launch(decode_input(bytes.fromhex(line))).read()
     print(logits.float().numpy().tobytes().hex(), encode(output).hex(), flush=True)
 """
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3_5_text"])
+@pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp(request.param)
     shape = SHAPE | (HYBRID if "qwen" in request.param else {})
@@ -77,7 +79,11 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
-@pytest.mark.parametrize("kernels", ["torch", "auto"])
+@pytest.mark.parametrize(
+    ("model", "kernels"),
+    daily([("llama", "torch"), ("qwen3_5_text", "auto")], product(MODELS, KERNELS), several=True),
+    indirect=["model"],
+)
 def test_recorded_step_gives_the_same_bits_in_another_process(model: Path, kernels: str) -> None:
     """Covers chunked prompts, decoding, drafts, penalties, log-probabilities, embeddings and state snapshots."""
     options = EngineOptions(dtype="auto", kernels=kernels, kv_cache_mb=8, snapshot_mb=8, max_sequences=8, threads=1)  # type: ignore[arg-type]
@@ -133,7 +139,7 @@ def record(runner: Runner) -> tuple[list[StepInput], list[tuple[bytes, StepOutpu
             scheduler.add(Sequence(Generate(id=20, prompt=[*loop, 5], max_tokens=3, sampling=greedy)))
         plan = scheduler.plan()
         steps.append(build_step(plan))
-        output = runner.run(steps[-1])
+        output = runner.launch(steps[-1]).read()
         results.append((logits.float().numpy().tobytes(), output))
         scheduler.commit(plan, output.tokens, None, output.logprobs, output.hidden, output.scores)
     return steps, results
@@ -163,19 +169,19 @@ def test_invalid_step_is_rejected() -> None:
             decode_input(msgspec.msgpack.encode(broken))
 
 
-@pytest.mark.parametrize("kernels", ["torch", "auto"])
+@pytest.mark.parametrize("kernels", KERNELS)
 def test_given_embeddings_replace_token_embeddings(model: Path, kernels: str) -> None:
     runner = load(model, EngineOptions(kernels=kernels, kv_cache_mb=4, max_sequences=2))  # type: ignore[arg-type]
     tokens = [3, 9, 27, 81, 243]
     step = one_prompt(tokens)
-    expected = runner.forward(step).clone()
+    expected = runner.logits_of(step).clone()
     rows = int32([1, 3])
     embeddings = runner._model.embed(torch.tensor([9, 81], dtype=torch.int32)).float().numpy().copy()
     masked = one_prompt([3, 0, 27, 0, 243])
-    assert not torch.equal(runner.forward(masked), expected)
+    assert not torch.equal(runner.logits_of(masked), expected)
     injected = replace(masked, embeddings=embeddings, embedding_rows=rows)
-    assert torch.equal(runner.forward(decode_input(encode(injected))), expected)
-    assert torch.equal(runner.forward(step), expected), "later steps are not affected"
+    assert torch.equal(runner.logits_of(decode_input(encode(injected))), expected)
+    assert torch.equal(runner.logits_of(step), expected), "later steps are not affected"
 
 
 def one_prompt(tokens: list[int]) -> StepInput:
@@ -183,10 +189,10 @@ def one_prompt(tokens: list[int]) -> StepInput:
     return build_step([PlanEntry(Sequence(request, pages=[0], slot=0), len(tokens))])
 
 
-@pytest.mark.parametrize("kernels", ["torch", "auto"])
+@pytest.mark.parametrize("kernels", KERNELS)
 def test_equal_positions_on_three_axes_match_plain_positions(model: Path, kernels: str) -> None:
     runner = load(model, EngineOptions(kernels=kernels, kv_cache_mb=4, max_sequences=2))  # type: ignore[arg-type]
     step = one_prompt([3, 9, 27, 81, 243])
-    expected = runner.forward(step).clone()
+    expected = runner.logits_of(step).clone()
     threefold = replace(step, positions=np.stack([step.positions] * 3))
-    torch.testing.assert_close(runner.forward(threefold), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(runner.logits_of(threefold), expected, rtol=1e-4, atol=1e-4)

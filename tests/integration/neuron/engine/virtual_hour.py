@@ -6,13 +6,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from helexa.neuron.engine.ipc.messages import Generate, Logprob, SamplingParams, TokenOutput
-from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
-from helexa.neuron.engine.scheduling.overlap import as_after
-from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step.pooling import PooledVector
+from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence, as_after
+from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.step.step_input import Float32
+from helexa.neuron.engine.step.step_output import PooledVector
 from helexa.neuron.ops.constants import NON_FINITE
 
 HOUR = 3600.0
@@ -101,7 +99,7 @@ class VirtualHour:
                 for output in self.scheduler.isolate(plan, "simulated failure"):
                     self.outputs[output.id] = output
             else:
-                if self._overlap and self.scheduler.foresees(plan):
+                if self._overlap and self.scheduler.may_plan_ahead(plan):
                     with as_after(plan):
                         ahead = self._planned(self.scheduler.plan_after())
                 if ahead and self._chance.random() < 0.002:

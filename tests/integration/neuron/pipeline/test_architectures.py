@@ -9,7 +9,8 @@ from torch import Tensor
 
 from helexa.neuron.engine.ipc.messages import HostGroup
 from neuron.pipeline.conftest import GroupOf
-from neuron.ranks.rank_models import MODELS, logits_and_tokens
+from neuron.ranks.rank_models import LIKE_OTHERS, MODELS, UNDIVIDED, logits_and_tokens
+from nightly import daily
 from tiny_models import tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -21,7 +22,7 @@ def assert_equal_on(group: HostGroup, model: Path, expected: tuple[Tensor, list[
     assert torch.equal(logits, expected[0])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", daily(MODELS.keys() - LIKE_OTHERS, [name for name in MODELS if name not in UNDIVIDED]))
 def test_logits_of_two_hosts_equal_those_of_one(name: str, group_of: GroupOf, tmp_path: Path) -> None:
     tiny_model(tmp_path, seed=2, **MODELS[name])
     assert_equal_on(group_of(2), tmp_path, logits_and_tokens(tmp_path))

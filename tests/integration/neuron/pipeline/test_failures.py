@@ -16,8 +16,10 @@ import pytest
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
 from helexa.neuron.engine.ipc.messages import HostGroup
 from helexa.neuron.engine_client.child import COMMAND, Child
+from injection import inject
 from neuron.pipeline.conftest import GroupOf, hosts, running
 from neuron.ranks.test_engine import FRANCE, GREEDY, assert_all_end, outputs_of
+from without_torch import without_torch
 
 
 def stage_processes() -> list[psutil.Process]:
@@ -31,11 +33,11 @@ def stage_processes() -> list[psutil.Process]:
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 async def test_failed_stage_ends_the_engine_and_all_processes(
-    smollm2_gguf: Path, group_of: GroupOf, fault: signal.Signals
+    tiny_gguf: Path, group_of: GroupOf, fault: signal.Signals
 ) -> None:
     died = asyncio.get_running_loop().create_future()
     settings = {"on_exit": died.set_result, "step_seconds": 1.5}
-    async with running(smollm2_gguf, group_of(2), **settings) as client:
+    async with running(tiny_gguf, group_of(2), **settings) as client:
         [stage] = stage_processes()
         processes = [psutil.Process(client.pid), stage]
         stream = client.generate(FRANCE, max_tokens=4000, sampling=GREEDY)
@@ -48,8 +50,8 @@ async def test_failed_stage_ends_the_engine_and_all_processes(
     assert_all_end(processes)
 
 
-async def test_killed_engine_ends_its_stages(smollm2_gguf: Path, group_of: GroupOf) -> None:
-    async with running(smollm2_gguf, group_of(2)) as client:
+async def test_killed_engine_ends_its_stages(tiny_gguf: Path, group_of: GroupOf) -> None:
+    async with running(tiny_gguf, group_of(2)) as client:
         processes = [psutil.Process(client.pid), *stage_processes()]
         assert len(processes) == 2
         os.kill(client.pid, signal.SIGKILL)
@@ -57,11 +59,11 @@ async def test_killed_engine_ends_its_stages(smollm2_gguf: Path, group_of: Group
 
 
 async def test_fault_in_a_stage_ends_the_engine(
-    smollm2_gguf: Path, group_of: GroupOf, monkeypatch: pytest.MonkeyPatch
+    tiny_gguf: Path, group_of: GroupOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NEURON_DEBUG_FAULT", "rank1/error@step=3")
+    inject(monkeypatch, "rank1/error@step=3")
     died = asyncio.get_running_loop().create_future()
-    async with running(smollm2_gguf, group_of(2), on_exit=died.set_result) as client:
+    async with running(tiny_gguf, group_of(2), on_exit=died.set_result) as client:
         outputs = await outputs_of(client, "greedy")
         assert (outputs[-1].finish, outputs[-1].retry) == ("error", True)
         assert "host 1 of the group" in await died
@@ -77,31 +79,35 @@ async def load_error(model: Path, group: HostGroup, **settings: Any) -> HelexaEr
 
 
 async def test_stage_that_fails_to_load_fails_the_load(
-    smollm2_gguf: Path, group_of: GroupOf, monkeypatch: pytest.MonkeyPatch
+    tiny_gguf: Path, group_of: GroupOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NEURON_DEBUG_FAULT", "rank1/error@load")
-    assert "injected: error" in str(await load_error(smollm2_gguf, group_of(2)))
+    inject(monkeypatch, "rank1/error@load")
+    assert "injected: error" in str(await load_error(tiny_gguf, group_of(2)))
 
 
-async def test_other_version_of_the_code_fails_the_load(smollm2_gguf: Path, group_of: GroupOf) -> None:
+async def test_other_version_of_the_code_fails_the_load_without_torch(
+    tiny_gguf: Path, group_of: GroupOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in without_torch(tmp_path).items():
+        monkeypatch.setenv(name, value)
     group = msgspec.structs.replace(group_of(2), version="0.0.1 abc")
-    assert "but host 0 runs 0.0.1 abc" in str(await load_error(smollm2_gguf, group))
+    assert "but host 0 runs 0.0.1 abc" in str(await load_error(tiny_gguf, group))
 
 
-async def test_other_secret_fails_the_load(smollm2_gguf: Path, group_of: GroupOf) -> None:
+async def test_other_secret_fails_the_load(tiny_gguf: Path, group_of: GroupOf) -> None:
     group = msgspec.structs.replace(group_of(2), secret=b"another secret of a group")
-    assert "host 1 of the group: 127.0.0.2" in str(error := await load_error(smollm2_gguf, group))
+    assert "host 1 of the group: 127.0.0.2" in str(error := await load_error(tiny_gguf, group))
     assert "has another secret than this host" in str(error)
 
 
 async def test_other_files_fail_the_load(
-    smollm2_gguf: Path, group_of: GroupOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_gguf: Path, group_of: GroupOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hosts find different files at the same path in their cache folders."""
     for host, size in ((0, 0), (1, 1)):
         folder = tmp_path / f"cache{host}"
         folder.mkdir()
-        shutil.copy(smollm2_gguf, folder / "model.gguf")
+        shutil.copy(tiny_gguf, folder / "model.gguf")
         with (folder / "model.gguf").open("ab") as file:
             file.write(b"\0" * size)
     monkeypatch.setenv("HELEXA_CACHE", str(tmp_path / "cache1"))  # inherited by the stage process
@@ -113,8 +119,8 @@ async def test_other_files_fail_the_load(
     assert "differs from the file on host 0" in str(error)
 
 
-async def test_stage_that_does_not_fit_fails_the_load(smollm2_gguf: Path) -> None:
+async def test_stage_that_does_not_fit_fails_the_load(tiny_gguf: Path) -> None:
     with hosts(min_free_floor_mb=1 << 20) as group_of:
-        error = await load_error(smollm2_gguf, group_of(2))
+        error = await load_error(tiny_gguf, group_of(2))
     assert isinstance(error, DoesNotFitError)
     assert "host 1 of the group: the model does not fit" in str(error)

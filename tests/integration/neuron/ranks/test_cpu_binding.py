@@ -13,7 +13,7 @@ import pytest
 
 from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.hardware.cores import cpu_list, physical_cores
+from helexa.neuron.hardware.cpus import cpu_list, physical_cores
 from numa_folder import two_nodes_of_this_machine
 
 FRANCE = [504, 3575, 282, 4649, 314]
@@ -25,19 +25,24 @@ from helexa.neuron.engine.ranks import cpu_binding
 
 release = threading.Event()
 threading.Thread(target=release.wait).start()
-rank, options = int(sys.argv[1]), EngineOptions(tensor_parallel=int(sys.argv[2]), threads=int(sys.argv[3]))
+rank, ranks = map(int, sys.argv[1:])
+options = EngineOptions(tensor_parallel=ranks)
 cpu_binding.bind(options, rank)
 cpus = {tuple(sorted(os.sched_getaffinity(int(thread)))) for thread in os.listdir("/proc/self/task")}
 release.set()
-print(json.dumps([list(cpus), threads_of_rank(options, rank)]))
+configured = EngineOptions(tensor_parallel=ranks, threads=3)
+print(json.dumps([list(cpus), threads_of_rank(options, rank), threads_of_rank(configured, rank)]))
 """
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two NUMA nodes need two CPUs")
 
 
-def bound_process(folder: Path, rank: int, ranks: int, threads: int = 0) -> Any:
-    """Return the sets of CPUs of the threads of a bound process, and its default number of computing threads."""
-    command = [sys.executable, "-c", BOUND_PROCESS, *map(str, (rank, ranks, threads))]
+def bound_process(folder: Path, rank: int, ranks: int) -> Any:
+    """Return the sets of CPUs of the threads of a bound process, and its numbers of computing threads.
+
+    The numbers are the default one, and the one with three configured threads.
+    """
+    command = [sys.executable, "-c", BOUND_PROCESS, str(rank), str(ranks)]
     environ = os.environ | {"NEURON_DEBUG_NUMA": str(folder)}
     return json.loads(subprocess.run(command, env=environ, capture_output=True, check=True).stdout)
 
@@ -50,15 +55,14 @@ def affinities(pid: int) -> list[Collection[int]]:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_threads_of_a_rank_are_bound_to_its_node(tmp_path: Path, rank: int) -> None:
     folder, halves = two_nodes_of_this_machine(tmp_path)
-    assert bound_process(folder, rank, 2) == [[sorted(halves[rank])], physical_cores(halves[rank])]
-    assert bound_process(folder, rank, 2, threads=3) == [[sorted(halves[rank])], 3]
+    assert bound_process(folder, rank, 2) == [[sorted(halves[rank])], physical_cores(halves[rank]), 3]
 
 
 def test_without_several_nodes_or_ranks_nothing_is_bound(tmp_path: Path) -> None:
     folder, _ = two_nodes_of_this_machine(tmp_path)
     everywhere = [sorted(os.sched_getaffinity(0))]
-    assert bound_process(folder, 0, ranks=1) == [everywhere, physical_cores()]
-    assert bound_process(tmp_path / "nowhere", 0, ranks=2) == [everywhere, max(physical_cores() // 2, 1)]
+    assert bound_process(folder, 0, ranks=1) == [everywhere, physical_cores(), 3]
+    assert bound_process(tmp_path / "nowhere", 0, ranks=2) == [everywhere, max(physical_cores() // 2, 1), 3]
 
 
 async def test_processes_of_an_engine_are_bound_to_different_nodes(

@@ -16,6 +16,7 @@ from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams, TokenOutput
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.hardware.host_memory import engine_bytes, own_bytes
+from injection import inject
 from tiny_models import tiny_model
 
 FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"
@@ -110,29 +111,29 @@ async def test_each_rank_holds_a_part_of_the_weights(clients: tuple[EngineClient
     assert max(first, second) < single
 
 
-async def test_killed_rank_ends_the_engine_and_its_streams(smollm2_gguf: Path) -> None:
+async def test_killed_rank_ends_the_engine_and_its_streams(tiny_gguf: Path) -> None:
     died = asyncio.get_running_loop().create_future()
-    async with running(smollm2_gguf, 2, on_exit=died.set_result) as client:
+    async with running(tiny_gguf, 2, on_exit=died.set_result) as client:
         processes = [psutil.Process(client.pid), *rank_processes(client)]
         stream = client.generate(FRANCE, max_tokens=4000, sampling=GREEDY)
         await anext(stream)
         processes[1].send_signal(signal.SIGKILL)
         outputs = [output async for output in stream]
         assert (outputs[-1].finish, outputs[-1].retry) == ("error", True)
-        assert "the process of rank 1 was ended by signal 9" in await died
+        assert "the process of rank 1 was ended by SIGKILL" in await died
         assert_all_end(processes)
 
 
-async def test_killed_engine_ends_its_ranks(smollm2_gguf: Path) -> None:
-    async with running(smollm2_gguf, 2) as client:
+async def test_killed_engine_ends_its_ranks(tiny_gguf: Path) -> None:
+    async with running(tiny_gguf, 2) as client:
         processes = [psutil.Process(client.pid), *rank_processes(client)]
         os.kill(client.pid, signal.SIGKILL)
         assert_all_end(processes)
 
 
-async def test_stopped_rank_ends_the_engine(smollm2_gguf: Path) -> None:
+async def test_stopped_rank_ends_the_engine(tiny_gguf: Path) -> None:
     died = asyncio.get_running_loop().create_future()
-    async with running(smollm2_gguf, 2, on_exit=died.set_result, step_seconds=1.5) as client:
+    async with running(tiny_gguf, 2, on_exit=died.set_result, step_seconds=1.5) as client:
         processes = [psutil.Process(client.pid), *rank_processes(client)]
         stream = client.generate(FRANCE, max_tokens=4000, sampling=GREEDY)
         await anext(stream)
@@ -154,11 +155,11 @@ async def test_stopped_rank_ends_the_engine(smollm2_gguf: Path) -> None:
     ],
 )
 async def test_fault_in_a_rank_ends_the_engine(
-    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
 ) -> None:
-    monkeypatch.setenv("NEURON_DEBUG_FAULT", fault)
+    inject(monkeypatch, fault)
     died = asyncio.get_running_loop().create_future()
-    async with running(smollm2_gguf, 2, on_exit=died.set_result, step_seconds=1.5) as client:
+    async with running(tiny_gguf, 2, on_exit=died.set_result, step_seconds=1.5) as client:
         processes = [psutil.Process(client.pid), *rank_processes(client)]
         outputs = await outputs_of(client, "greedy")
         assert (outputs[-1].finish, outputs[-1].retry) == ("error", True)
@@ -167,16 +168,16 @@ async def test_fault_in_a_rank_ends_the_engine(
 
 
 async def test_nan_in_a_rank_fails_the_sequence_and_clears_its_pages(
-    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NEURON_DEBUG_FAULT", "rank1/nan@step=3")
-    async with running(smollm2_gguf, 2) as client:
+    inject(monkeypatch, "rank1/nan@step=3")
+    async with running(tiny_gguf, 2) as client:
         outputs = await outputs_of(client, "greedy")
         assert outputs[-1].finish == "error"
         assert outputs[-1].error is not None and "finite" in outputs[-1].error
         later = await result_of(client, "greedy")
-    monkeypatch.delenv("NEURON_DEBUG_FAULT")
-    async with running(smollm2_gguf, 1) as client:
+    monkeypatch.delenv("TEST_ENGINE_FAULTS")
+    async with running(tiny_gguf, 1) as client:
         assert await result_of(client, "greedy") == later
 
 
@@ -184,30 +185,30 @@ async def test_nan_in_a_rank_fails_the_sequence_and_clears_its_pages(
     ("fault", "reason"),
     [
         ("rank1/error@load", r"^rank 1: .*injected: error'\)$"),
-        ("rank1/oom@load", r"^SmolLM2-135M-Instruct\.Q4_1\.gguf does not fit into memory \(rank 1: out of memory\)$"),
+        ("rank1/oom@load", r"^tiny\.gguf does not fit into memory \(rank 1: out of memory\)$"),
         ("rank1/fault@load", r"^rank 1: injected: device error$"),
         # Either the main thread or the thread that waits for the process reports the end first.
         ("rank1/exit@load", r"the process of rank 1 ended with exit code 77"),
     ],
 )
 async def test_rank_that_fails_to_load_fails_the_load(
-    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
 ) -> None:
-    monkeypatch.setenv("NEURON_DEBUG_FAULT", fault)
+    inject(monkeypatch, fault)
     with pytest.raises(HelexaError, match=reason):
-        async with running(smollm2_gguf, 2):
+        async with running(tiny_gguf, 2):
             pass
 
 
-async def test_rank_without_a_usable_device_fails_the_load(smollm2_gguf: Path) -> None:
+async def test_rank_without_a_usable_device_fails_the_load(tiny_gguf: Path) -> None:
     with pytest.raises(HelexaError, match=r"^rank 1: device 'cuda:1' cannot be used: .*$") as failed:
-        async with running(smollm2_gguf, 2, devices=["cpu", "cuda:1"]):
+        async with running(tiny_gguf, 2, devices=["cpu", "cuda:1"]):
             pass
     assert "\n" not in str(failed.value)
 
 
-async def test_close_ends_all_ranks(smollm2_gguf: Path) -> None:
-    async with running(smollm2_gguf, 2) as client:
+async def test_close_ends_all_ranks(tiny_gguf: Path) -> None:
+    async with running(tiny_gguf, 2) as client:
         processes = [psutil.Process(client.pid), *rank_processes(client)]
     assert_all_end(processes)
 

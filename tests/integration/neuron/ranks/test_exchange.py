@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.ranks.distributed import Distributed
-from helexa.neuron.ops.ranks.rank_group import RankGroup
-from helexa.neuron.ops.ranks.shares import Shares
+from helexa.neuron.ops.distributed import Distributed
+from helexa.neuron.ops.rank_group import RankGroup, Shares
 from helexa.neuron.ops.reference.reference import ReferenceOps
 
 CPU = torch.device("cpu")

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from scheduler_runs import generate, scheduler_of
 
-from helexa.neuron.engine.debug_fault import Faults
-from helexa.neuron.engine.execution.device_errors import DeviceError
+from debug_fault import Faults
+from helexa.neuron.engine.execution.device import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant
 from helexa.neuron.engine.loading.loaded_model import LoadedModel
 from helexa.neuron.ops.batch import Bucket
+from injection import inject
 from neuron.memory_requests import needs
 from neuron.ranks.rank_models import loaded
 from tiny_models import tiny_model
@@ -78,7 +79,7 @@ def test_ranks_replay_the_graphs_of_the_same_buckets(model: Path, monkeypatch: p
 def test_refused_capture_drops_the_graphs_of_all_ranks(
     model: Path, refusing: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("NEURON_DEBUG_FAULT", f"rank{refusing}/refuse@capture")
+    inject(monkeypatch, f"rank{refusing}/refuse@capture")
     with two_ranks(model) as runner:
         Faults.from_environment(model, os.environ).afflict(runner)  # as in the process of rank 0
         runner.warm_up()
@@ -90,7 +91,7 @@ def test_refused_capture_drops_the_graphs_of_all_ranks(
 
 
 def test_failed_device_of_a_rank_fails_the_capture(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NEURON_DEBUG_FAULT", "rank1/fault@capture")
+    inject(monkeypatch, "rank1/fault@capture")
     with two_ranks(model) as runner, pytest.raises(DeviceError, match="rank 1: injected: device error"):
         runner.warm_up()
 

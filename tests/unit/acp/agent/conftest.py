@@ -8,14 +8,23 @@ from typing import Any
 
 import pytest
 
+from helexa.acp.agent.context import Choices, Turn
 from helexa.acp.agent.loop import run_turn
-from helexa.acp.agent.turn import Choices, Turn
 from helexa.acp.config import Endpoint, Settings
-from helexa.acp.events import CallChanged, CompactionChanged, Event, Notice, StopReason, TextDelta, UsageChanged
-from helexa.acp.history import Message, Text, UserMessage
-from helexa.acp.host.local import LocalHost
-from helexa.acp.providers.models import Models
-from helexa.acp.providers.provider import ModelChoice
+from helexa.acp.conversation import (
+    CallChanged,
+    CompactionChanged,
+    Event,
+    Message,
+    Notice,
+    StopReason,
+    Text,
+    TextDelta,
+    UsageChanged,
+    UserMessage,
+)
+from helexa.acp.host.host import LocalHost
+from helexa.acp.providers.provider import ModelChoice, Models
 from helexa.acp.tools.tool import PermissionRequest, Scope, ToolContext, Verdict
 from helexa.acp.tools.toolbox import open_toolbox
 from scripted.endpoint import ScriptedEndpoint
@@ -30,15 +39,17 @@ class Stage:
         events: all emitted events.
         permission_requests: all permission requests.
         verdict: the user's response to permission requests.
+        decisions: remembered decisions, by tool and subject.
         running: set when a tool call runs.
         speaking: set when the first text was emitted.
     """
 
     turn: Turn
-    messages: list[Message] = field(default_factory=list)
+    messages: list[Message]
     events: list[Event] = field(default_factory=list)
     permission_requests: list[PermissionRequest] = field(default_factory=list)
     verdict: Verdict = "allow_once"
+    decisions: dict[tuple[str, str], bool] = field(default_factory=dict)
     running: asyncio.Event = field(default_factory=asyncio.Event)
     speaking: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -48,7 +59,7 @@ class Stage:
         return await run_turn(self.turn)
 
     async def commit(self, *messages: Message) -> None:
-        """Append messages to the history; see `Conversation`."""
+        """Append messages to the history."""
         self.messages.extend(messages)
 
     async def emit(self, event: Event) -> None:
@@ -65,8 +76,12 @@ class Stage:
         return self.verdict
 
     def ruling(self, scope: Scope) -> bool | None:
-        """Return None: no scope is allowed or rejected permanently."""
-        return None
+        """Return the decision that `remember` stored, or None."""
+        return self.decisions.get((scope.tool, scope.subject))
+
+    def remember(self, scope: Scope, allowed: bool) -> None:
+        """Store a decision."""
+        self.decisions[scope.tool, scope.subject] = allowed
 
     @property
     def text(self) -> str:
@@ -100,12 +115,15 @@ async def stage(tmp_path: Path) -> Any:
     """Return a function that opens a session on a scripted endpoint."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def opened(endpoint: ScriptedEndpoint, mode: Any = "bypassPermissions", **options: Any) -> Stage:
+        async def opened(
+            endpoint: ScriptedEndpoint, mode: Any = "bypassPermissions", max_rounds: int = 25, **options: Any
+        ) -> Stage:
             folder = tmp_path / f"project{len(list(tmp_path.iterdir()))}"
             folder.mkdir()
             settings = Settings(
                 endpoints=(Endpoint(name="e", base_url=endpoint.url, default_model="scripted", **options),),
                 default_endpoint="e",
+                max_rounds=max_rounds,
             )
             context = ToolContext("s", folder, (folder,), tmp_path / "plans", LocalHost(), settings)
             toolbox = await open_toolbox(context)
@@ -113,19 +131,21 @@ async def stage(tmp_path: Path) -> Any:
             stack.push_async_callback(toolbox.close)
             stack.push_async_callback(models.close)
             await models.refresh(30)
-            opened_stage = Stage.__new__(Stage)
+            opened_stage, messages = Stage.__new__(Stage), []
             turn = Turn(
                 settings=settings,
-                conversation=opened_stage,
+                messages=messages,
+                commit=opened_stage.commit,
                 choices=Choices(ModelChoice("e", "scripted"), mode),
                 models=models,
                 toolbox=toolbox,
                 context=context,
-                grants=opened_stage,
+                ruling=opened_stage.ruling,
+                remember=opened_stage.remember,
                 request_permission=opened_stage.request_permission,
                 emit=opened_stage.emit,
             )
-            opened_stage.__init__(turn)
+            opened_stage.__init__(turn, messages)
             return opened_stage
 
         yield opened

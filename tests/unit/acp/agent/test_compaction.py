@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from helexa.acp.agent.compaction import compact
-from helexa.acp.agent.view import fit_messages, tokens, visible
-from helexa.acp.history import AssistantMessage, Cleared, Image, Summary, Text, ToolCall, ToolResult, UserMessage
+from helexa.acp.agent.context import compact, fit_messages, tokens, visible
+from helexa.acp.conversation import AssistantMessage, Cleared, Image, Summary, Text, ToolCall, ToolResult, UserMessage
 from helexa.acp.providers.provider import ProviderError
 from scripted.endpoint import ScriptedEndpoint
 from scripted.script_steps import Reject, Say
@@ -80,7 +79,7 @@ def test_fit_messages_replaces_results_then_answers():
     least = fit_messages(history, 0)
     assert least[0] == history[0]
     assert least[-4:] == history[-4:]
-    assert all("were taken out" in message.text for message in least[1:-4:2])
+    assert all("were removed" in message.text for message in least[1:-4:2])
 
 
 async def test_too_long_conversation_is_compacted(stage):
@@ -139,7 +138,7 @@ async def test_context_limit_error_shortens_the_request(stage, message, learned)
         assert await actor.prompt("go on") == "end_turn"
         assert actor.turn.models.card(actor.turn.choices.model).context == learned
     assert actor.text == "fits"
-    assert "were taken out" in str(endpoint.requests[-1].conversation)
+    assert "were removed" in str(endpoint.requests[-1].conversation)
 
 
 async def test_repeated_context_limit_errors_fail_the_turn(stage):

@@ -5,8 +5,16 @@ import json
 
 import pytest
 
-from helexa.acp.events import CallChanged, CallStarted, PlanChanged, ThoughtDelta
-from helexa.acp.history import AssistantMessage, ToolCall, ToolResult, UserMessage
+from helexa.acp.conversation import (
+    AssistantMessage,
+    CallChanged,
+    CallStarted,
+    PlanChanged,
+    ThoughtDelta,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
 from helexa.acp.providers.provider import ProviderError
 from scripted.endpoint import ScriptedEndpoint
 from scripted.script_steps import Call, Reject, Say
@@ -138,7 +146,7 @@ async def test_broken_stream_fails_the_turn(stage, api):
     dying = Say("I will now " * 3, calls=(Call("bash", {"command": "touch never"}),), cut_after=within_the_call)
     async with ScriptedEndpoint(dying, Say("back")) as endpoint:
         actor = await stage(endpoint, wire_api=api)
-        with pytest.raises(ProviderError, match="broke off"):
+        with pytest.raises(ProviderError, match="closed the connection during the answer"):
             await actor.prompt("go")
         assert actor.messages[-1].partial
         assert actor.messages[-1].calls == ()
@@ -195,7 +203,7 @@ async def test_malformed_calls_return_errors_to_the_model(stage):
     outputs = [output for _, output in actor.endings]
     assert "could not be read" in outputs[0]
     assert '"path"' in outputs[0]
-    assert "there is no tool 'nope'; there are: read_file" in outputs[1]
+    assert "there is no tool 'nope'; your tools are: read_file" in outputs[1]
     assert outputs[2].startswith("ERROR: ")
     assert all(isinstance(json.loads(call.arguments), dict) for call in actor.messages[1].calls)
 
@@ -217,8 +225,11 @@ async def test_rounds_of_a_turn_are_limited(stage):
     async with ScriptedEndpoint(*[Say(calls=(Call("list_dir", {"path": "."}),))] * 30) as endpoint:
         actor = await stage(endpoint)
         assert await actor.prompt("go") == "max_turn_requests"
-    assert len(endpoint.requests) == 25
-    assert actor.notices
+        assert len(endpoint.requests) == 25
+        assert actor.notices
+        actor = await stage(endpoint, max_rounds=3)
+        assert await actor.prompt("go") == "max_turn_requests"
+        assert len(endpoint.requests) == 28
 
 
 @pytest.mark.parametrize(("finish", "reason"), [("length", "max_tokens"), ("refusal", "refusal"), ("stop", "end_turn")])

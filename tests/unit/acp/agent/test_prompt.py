@@ -1,13 +1,14 @@
 """The system prompt: environment, mode, and project instructions."""
 
 import datetime
+import os
 from pathlib import Path
 
 import pytest
 
-from helexa.acp.agent.prompt import MAX_NOTE_BYTES, read_notes, system_prompt
+from helexa.acp.agent.request import MAX_NOTE_BYTES, read_notes, system_prompt
 from helexa.acp.config import Endpoint, Settings
-from helexa.acp.host.local import LocalHost
+from helexa.acp.host.host import LocalHost
 from helexa.acp.tools.tool import ToolContext
 
 
@@ -48,7 +49,7 @@ async def test_notes_are_limited_and_do_not_follow_links(tmp_path):
     (work / "AGENTS.md").write_bytes(b"\xff" + b"x" * 10 * MAX_NOTE_BYTES)
     notes = await read_notes(context(work))
     assert len(notes) < 2 * MAX_NOTE_BYTES
-    assert "the file is longer" in notes
+    assert "the rest of the file is left out" in notes
     (work / "AGENTS.md").unlink()
     (work / "AGENTS.md").mkdir()
     (work / "CLAUDE.md").symlink_to("AGENTS.md")
@@ -74,3 +75,10 @@ def test_custom_prompt_replaces_the_built_in_prompt(tmp_path):
     prompt = system_prompt(tool_context.settings, tool_context, "default", "")
     assert prompt.startswith(f"You are {tmp_path}'s poet. {{not}} a field")
     assert "coding agent" not in prompt
+
+
+async def test_notes_that_link_to_a_secret_file_or_a_pipe_are_not_read(tmp_path):
+    (tmp_path / ".env").write_text("hush")
+    (tmp_path / "AGENTS.md").symlink_to(".env")
+    os.mkfifo(tmp_path / "CLAUDE.md")
+    assert await read_notes(context(tmp_path)) == ""

@@ -10,8 +10,7 @@ import pytest
 
 from helexa.acp.host import client as client_module
 from helexa.acp.host.client import ClientHost, open_host
-from helexa.acp.host.host import CommandResult, HostError
-from helexa.acp.host.local import LocalHost
+from helexa.acp.host.host import CommandResult, HostError, LocalHost
 
 Response = dict[str, Any] | Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 

@@ -7,35 +7,33 @@ from typing import Any
 import pytest
 from acp import schema
 
-from helexa.acp.events import (
+from helexa.acp.conversation import (
+    AssistantMessage,
     CallChanged,
     CallStarted,
-    CompactionChanged,
-    CompactionDelta,
-    Event,
-    Notice,
-    PlanChanged,
-    TextDelta,
-    ThoughtDelta,
-    TitleChanged,
-    UsageChanged,
-)
-from helexa.acp.history import (
-    AssistantMessage,
     Card,
     Cleared,
+    CompactionChanged,
+    CompactionDelta,
     Diff,
+    Event,
     Image,
     Location,
+    Notice,
+    PlanChanged,
     PlanEntry,
     Summary,
     Terminal,
     Text,
+    TextDelta,
+    ThoughtDelta,
+    TitleChanged,
     ToolCall,
     ToolResult,
+    UsageChanged,
     UserMessage,
 )
-from helexa.acp.protocol.initialize import ClientCapabilities
+from helexa.acp.protocol.capabilities import ClientCapabilities
 from helexa.acp.protocol.projection import event_updates, replay
 
 ALL = ClientCapabilities(notices=True, compactions=True)

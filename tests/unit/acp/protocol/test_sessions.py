@@ -61,7 +61,7 @@ async def test_updates_of_new_session_follow_its_response(editor: Editor, work: 
         assert option["currentValue"] in [value["value"] for value in option["options"]]
     (commands,) = editor.updates(session, "available_commands_update")
     names = [command["name"] for command in commands["availableCommands"]]
-    assert names == ["compact", "model", "mode", "status", "clear", "init", "help"]
+    assert names == ["compact", "model", "mode", "permissions", "status", "clear", "init", "help"]
 
 
 async def test_update_order_with_many_sessions(editor: Editor, work: Path):
@@ -188,7 +188,7 @@ async def test_modes_and_config_options_stay_consistent(editor: Editor, work: Pa
         "thought_level": "high",
         "temperature": "precise",
     }
-    for option, value in (("mode", "yolo"), ("model", ""), ("thought_level", "9"), ("colour", "red")):
+    for option, value in (("mode", "yolo"), ("model", ""), ("thought_level", "9"), ("color", "red")):
         with pytest.raises(ErrorResponse) as refused:
             await editor.request("session/set_config_option", sessionId=session, configId=option, value=value)
         assert refused.value.error["code"] == -32602
@@ -272,7 +272,7 @@ async def test_late_model_list_updates_options_and_default(
     monkeypatch.setattr("helexa.acp.protocol.agent.MODELS_WAIT_S", 0.01)
     endpoint.listing.clear()
     endpoint.models = {"data": [{"id": "found", "object": "model", "context_length": 20000}]}
-    async with agent_in_memory(settings_for(endpoint.url, tmp_path, default_model="helexa/large")) as editor:
+    async with agent_in_memory(settings_for(endpoint.url, tmp_path, default_model="helexa/small")) as editor:
         session = await editor.new(work)
         prompted = asyncio.create_task(editor.prompt(session, "hi"))
         await asyncio.sleep(0)

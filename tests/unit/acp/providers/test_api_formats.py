@@ -7,15 +7,15 @@ import json
 import pytest
 
 from helexa.acp.config import Endpoint, Settings
-from helexa.acp.history import AssistantMessage, Image, Text, ToolCall, ToolResult, UserMessage
+from helexa.acp.conversation import AssistantMessage, Image, Text, ToolCall, ToolResult, UserMessage
 from helexa.acp.providers import connection
-from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import (
     AnswerDelta,
     CallDelta,
     End,
     ModelChoice,
     ModelRequest,
+    Models,
     ProviderError,
     ReasoningDelta,
     ToolSpec,
@@ -299,7 +299,7 @@ async def test_valid_call_in_text_is_extracted():
         assert (await ask(model))[2] == [("call_3_0", "read_file", '{"path": "b"}')]
 
 
-async def test_tool_calls_setting_text_and_native():
+async def test_setting_tool_calls_forces_text_or_native_calls():
     refused = Reject(400, {"error": {"message": "tools are not supported"}})
     async with ScriptedEndpoint(Say("a"), refused) as endpoint:
         async with provider(endpoint, tool_calls="text") as model:

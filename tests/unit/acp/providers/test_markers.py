@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from helexa.acp.providers.markers import MarkerParser, Text, Thought, UnparsedCall
+from helexa.acp.providers.written_calls import AnswerText, MarkerParser, Thought, UnparsedCall
 
 
 def parse(chunks, *, fences=False):
@@ -21,27 +21,31 @@ def parse(chunks, *, fences=False):
 
 
 ANSWERS = {
-    "plain": ("Hello <there> & </tool_call> you", [(Text, "Hello <there> & </tool_call> you")]),
-    "thought": ("\n<think>\nhm\n</think>\n\nYes", [(Thought, "\nhm\n"), (Text, "Yes")]),
+    "plain": ("Hello <there> & </tool_call> you", [(AnswerText, "Hello <there> & </tool_call> you")]),
+    "thought": ("\n<think>\nhm\n</think>\n\nYes", [(Thought, "\nhm\n"), (AnswerText, "Yes")]),
     "open thought": ("<think>never ends", [(Thought, "never ends")]),
-    "a thought is not in the middle": ("a <think> b", [(Text, "a <think> b")]),
+    "a thought is not in the middle": ("a <think> b", [(AnswerText, "a <think> b")]),
     "calls": (
         'I look.\n<tool_call>\n{"name": "a"}\n</tool_call>\n<tool_call>{"b": "<x>"}</tool_call>\n',
-        [(Text, "I look.\n"), (UnparsedCall, '\n{"name": "a"}\n', True), (UnparsedCall, '{"b": "<x>"}', True)],
+        [(AnswerText, "I look.\n"), (UnparsedCall, '\n{"name": "a"}\n', True), (UnparsedCall, '{"b": "<x>"}', True)],
     ),
     "markup": (
         "<tool_call><function=read><parameter=path>\nä.py\n</parameter></function></tool_call>ok",
-        [(UnparsedCall, "<function=read><parameter=path>\nä.py\n</parameter></function>", True), (Text, "ok")],
+        [(UnparsedCall, "<function=read><parameter=path>\nä.py\n</parameter></function>", True), (AnswerText, "ok")],
     ),
     "markup without the first tag": (
         "go <function=read><parameter=p>x</parameter></function> on",
-        [(Text, "go "), (UnparsedCall, "<function=read><parameter=p>x</parameter></function>", True), (Text, "on")],
+        [
+            (AnswerText, "go "),
+            (UnparsedCall, "<function=read><parameter=p>x</parameter></function>", True),
+            (AnswerText, "on"),
+        ],
     ),
-    "unterminated": ('x<tool_call>{"name": </tool', [(Text, "x"), (UnparsedCall, '{"name": </tool', False)]),
-    "the beginning of a tag at the end": ("a < b <tool_cal", [(Text, "a < b <tool_cal")]),
+    "unterminated": ('x<tool_call>{"name": </tool', [(AnswerText, "x"), (UnparsedCall, '{"name": </tool', False)]),
+    "the beginning of a tag at the end": ("a < b <tool_cal", [(AnswerText, "a < b <tool_cal")]),
     "thought, call, thought": (
         "<think>1</think><tool_call>2</tool_call><think>3</think>4",
-        [(Thought, "1"), (UnparsedCall, "2", True), (Thought, "3"), (Text, "4")],
+        [(Thought, "1"), (UnparsedCall, "2", True), (Thought, "3"), (AnswerText, "4")],
     ),
 }
 
@@ -57,17 +61,17 @@ def test_parser_result_does_not_depend_on_chunk_boundaries(name):
 
 def test_text_is_returned_as_soon_as_possible():
     parser = MarkerParser(fences=False)
-    assert parser.feed("Hello, ") == [Text("Hello, ")]
-    assert parser.feed("a<b") == [Text("a<b")]
+    assert parser.feed("Hello, ") == [AnswerText("Hello, ")]
+    assert parser.feed("a<b") == [AnswerText("a<b")]
     assert parser.feed("<to") == []
-    assert parser.feed("ad>") == [Text("<toad>")]
+    assert parser.feed("ad>") == [AnswerText("<toad>")]
 
 
 def test_call_in_code_block_is_text_with_fences():
     answer = "So:\n```\n<tool_call>1</tool_call>\n```\n<tool_call>2</tool_call>"
-    quoted = [(Text, "So:\n```\n<tool_call>1</tool_call>\n```\n"), (UnparsedCall, "2", True)]
+    quoted = [(AnswerText, "So:\n```\n<tool_call>1</tool_call>\n```\n"), (UnparsedCall, "2", True)]
     assert parse([answer], fences=True) == parse(answer, fences=True) == quoted
-    assert [kind for kind, *_ in parse(answer)] == [Text, UnparsedCall, Text, UnparsedCall]
+    assert [kind for kind, *_ in parse(answer)] == [AnswerText, UnparsedCall, AnswerText, UnparsedCall]
 
 
 @pytest.mark.parametrize("answer", ["<tool_call>oops", "<function=a>", "<tool_call>x</tool_call>"])

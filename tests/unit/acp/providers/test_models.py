@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from helexa.acp.config import Endpoint, Settings
-from helexa.acp.providers.model_list import model_cards
-from helexa.acp.providers.models import Models
-from helexa.acp.providers.provider import ModelCard, ModelChoice, ProviderError
+from helexa.acp.providers.endpoint import model_cards
+from helexa.acp.providers.provider import ModelCard, ModelChoice, Models, ProviderError
 from scripted.endpoint import ScriptedEndpoint
 from scripted.script_steps import Reject
 
@@ -63,7 +62,7 @@ def test_non_chat_and_invalid_entries_are_skipped():
     entries = [{"id": "e", "type": "embeddings"}, {"id": ""}, {"id": 5}, 7, {"id": "a\nb"}, {"id": "a"}, {"id": "a"}]
     assert model_cards({"models": entries}) == [ModelCard("a")]
     assert len(model_cards([{"id": str(n)} for n in range(10_000)])) < 10_000
-    with pytest.raises(ValueError, match="no list"):
+    with pytest.raises(ValueError, match="not a list of models"):
         model_cards({"data": {}})
 
 
@@ -114,8 +113,8 @@ async def test_silent_endpoint_times_out():
 
 async def test_built_in_default_model_yields_to_listed_models():
     async with ScriptedEndpoint(models={"data": [{"id": "a"}]}) as endpoint:
-        models = Models(settings(Endpoint(name="one", base_url=endpoint.url, default_model="helexa/large")))
-        assert models.default() == ModelChoice("one", "helexa/large")
+        models = Models(settings(Endpoint(name="one", base_url=endpoint.url, default_model="helexa/small")))
+        assert models.default() == ModelChoice("one", "helexa/small")
         await models.refresh(60)
         assert models.default() == ModelChoice("one", "a")
         await models.close()

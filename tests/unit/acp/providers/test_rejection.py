@@ -34,7 +34,7 @@ def read(status, body, headers=None):
         (200, None, "unavailable"),
     ],
 )
-def test_error_kind(status, body, kind):
+def test_status_and_body_decide_the_kind_of_error(status, body, kind):
     assert read(status, body).kind == kind
 
 
@@ -68,7 +68,7 @@ def test_context_limit_is_read_from_the_error(status, body, limit):
     ("text", "seconds"),
     [("7", 7.0), ("0.5", 0.5), ("-3", 0.0), ("", None), ("soon", None), ("inf", None), ("nan", None)],
 )
-def test_retry_after_seconds(text, seconds):
+def test_retry_after_header_is_read_as_seconds(text, seconds):
     assert read(503, {}, {"retry-after": text}).retry_after == seconds
 
 

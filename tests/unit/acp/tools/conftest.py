@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from helexa.acp.config import Endpoint, Settings
-from helexa.acp.history import CardContent
-from helexa.acp.host.local import LocalHost
-from helexa.acp.tools.tool import ToolContext, ToolError, ToolOutcome
+from helexa.acp.conversation import CardContent
+from helexa.acp.host.host import LocalHost, ToolError
+from helexa.acp.tools.tool import ToolContext, ToolOutcome
 from helexa.acp.tools.toolbox import Toolbox, open_toolbox
 
 

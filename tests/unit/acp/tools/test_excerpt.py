@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa.acp.tools.excerpt import clipped, ends, fenced, printable, title
+from helexa.acp.tools.excerpt import clipped, ends, fenced, printable, shown_whole, title
 
 _FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
 
@@ -46,3 +46,10 @@ def test_fence_is_longer_than_backticks_in_the_text() -> None:
 
 def test_printable_escapes_disturbing_characters() -> None:
     assert printable("a\u2028b\ud83dc\u00a0") == "a\\u2028b\\ud83dc\u00a0"
+
+
+def test_shown_whole_escapes_all_invisible_characters() -> None:
+    invisible = "\u200d\u200c\u00a0\u3000\ufe0f\U000e0100\u3164\u115f\u1160\uffa0\u034f\u2800\u202e\x1b\r"
+    for character in invisible:
+        assert shown_whole(f"a{character}b") == f"a{character.encode('unicode_escape').decode()}b"
+    assert shown_whole("a b\n\tc é 漢字 👍") == "a b\n\tc é 漢字 👍"

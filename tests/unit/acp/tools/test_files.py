@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helexa.acp.history import Diff, Image, Location
+from helexa.acp.conversation import Diff, Image, Location
 
 
 async def test_write_edit_and_read_a_file(workplace: Any) -> None:
@@ -64,13 +64,15 @@ async def test_diff_of_large_file_has_context_lines(workplace: Any) -> None:
 async def test_long_files_and_lines_are_truncated_with_a_note(workplace: Any) -> None:
     (workplace.folder / "long.txt").write_text("".join(f"{number}\n" for number in range(1, 5001)))
     assert (await workplace.call("read_file", path="long.txt")).content.endswith(
-        "2000\n[lines 1 to 2000; there are more]"
+        "2000\n[lines 1 to 2000; there are more: read from line 2001]"
     )
     (workplace.folder / "wide.txt").write_text("é" * 5_000_000)
     wide = (await workplace.call("read_file", path="wide.txt")).content
     assert wide.endswith("more bytes are left out]") and len(wide.encode()) < 65_000 and "\ufffd" not in wide
     (workplace.folder / "both.txt").write_text(f"{'x' * 40_000}\n{'y' * 40_000}\nz\n")
-    assert (await workplace.call("read_file", path="both.txt")).content.endswith("x\n[lines 1 to 1; there are more]")
+    assert (await workplace.call("read_file", path="both.txt")).content.endswith(
+        "x\n[lines 1 to 1; there are more: read from line 2]"
+    )
     with (workplace.folder / "huge.txt").open("wb") as file:
         file.truncate(64 << 20)
     assert "is larger than 16 MiB" in await workplace.failure("read_file", path="huge.txt")
@@ -163,7 +165,7 @@ async def test_large_folder_listing_is_truncated(workplace: Any) -> None:
         ("read_file", {}, "missing required field `path`"),
         ("read_file", {"path": 7}, "Expected `str`, got `int`"),
         ("read_file", {"path": "a", "line": 0}, "`int` >= 1"),
-        ("read_file", {"path": "a", "lines": 1}, "unknown field `lines`. It takes: path, line, limit"),
+        ("read_file", {"path": "a", "lines": 1}, "unknown field `lines`; its arguments are: path, line, limit"),
         ("write_file", {"path": "a", "content": None}, "missing required field `content`"),
         ("bash", {"command": "ls", "timeout": 1e9}, "`int`"),
         ("todo", {"tasks": [{"content": "x", "status": "maybe"}]}, "Invalid enum value 'maybe'"),

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from helexa.acp.history import Image
-from helexa.acp.tools.mcp import tools
-from helexa.acp.tools.mcp.server import HttpServer, McpServer, StdioServer
+from helexa.acp.conversation import Image
+from helexa.acp.tools import mcp
+from helexa.acp.tools.mcp import HttpServer, McpServer, StdioServer
 from helexa.acp.tools.tool import Calls
 from helexa.acp.tools.toolbox import open_toolbox
 
@@ -34,10 +34,10 @@ async def test_server_tools_have_valid_names_and_can_be_called(workplace: Any, m
     monkeypatch.setenv("HELEXA_ACP_API_KEY", "sk-secret")
     async with opened(workplace, [_STDIO, StdioServer("my server?", _STDIO.command, _STDIO.args)]):
         assert workplace.box.warnings == ()
-        tools = {tool.name: tool for tool in workplace.box.tools("default") if tool.name.startswith("mcp__")}
-        assert all(len(name) <= 64 and name.replace("_", "a").replace("-", "a").isalnum() for name in tools)
-        assert {"mcp__my_server___add", "mcp__my_server___add_2"} <= tools.keys()
-        add = tools["mcp__my_server___add"]
+        mcp = {tool.name: tool for tool in workplace.box.tools("default") if tool.name.startswith("mcp__")}
+        assert all(len(name) <= 64 and name.replace("_", "a").replace("-", "a").isalnum() for name in mcp)
+        assert {"mcp__my_server___add", "mcp__my_server___add_2"} <= mcp.keys()
+        add = mcp["mcp__my_server___add"]
         assert add.description == "Add two numbers." and add.schema["required"] == ["a", "b"]
         assert add.act({}, workplace.context) == Calls(add.name, only_reads=False)
         assert [t.name for t in workplace.box.tools("plan") if t.name.startswith("mcp__")] == [
@@ -52,7 +52,7 @@ async def test_server_tools_have_valid_names_and_can_be_called(workplace: Any, m
         assert failed.failed and "out of luck" in failed.content
         large = (await workplace.call("mcp__my_server___large")).content
         assert len(large) < 50_000 and "bytes are left out here" in large
-        picture = await workplace.call(next(name for name in tools if "picture" in name))
+        picture = await workplace.call(next(name for name in mcp if "picture" in name))
         assert picture.content == "look" and picture.images == (Image("image/png", "iVBORw=="),)
 
 
@@ -78,10 +78,12 @@ async def test_unusable_servers_give_warnings(workplace: Any) -> None:
 
 
 async def test_silent_server_times_out(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools, "_START_SECONDS", 0.1)
+    monkeypatch.setattr(mcp, "_START_SECONDS", 0.1)
     marker = workplace.folder / "pid"
     async with opened(workplace, [StdioServer("mute", "sh", ("-c", f"echo $$ > {marker}; cat >/dev/null; exit"))]):
-        assert workplace.box.warnings == ("The MCP server mute cannot be used: it did not start within 0.1 s",)
+        assert workplace.box.warnings == (
+            "The MCP server mute cannot be used: it did not start within 0.1 s; check its command or URL",
+        )
     assert not marker.exists() or not Path(f"/proc/{marker.read_text().strip()}").exists()
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from helexa.acp.config import Mode
 from helexa.acp.host.boundary import ResolvedPath
 from helexa.acp.tools.permission import decide
 from helexa.acp.tools.tool import Act, Allowed, AskUser, Calls, Denied, Fetches, Reads, Runs, Scope, Writes
@@ -20,17 +19,20 @@ class Remembered:
     def ruling(self, scope: Scope) -> bool | None:
         return self.answers.get((scope.tool, scope.subject))
 
-    def always(self, act: Act, mode: Mode = "default", *, allowed: bool = True) -> Scope:
-        """Save an "always" answer for an act, and return its scope."""
-        ruling = decide(act, mode, self)
+    def remember(self, scope: Scope, *, allowed: bool) -> None:
+        self.answers[scope.tool, scope.subject] = allowed
+
+    def always(self, act: Act, offer: int = 0, *, allowed: bool = True) -> list[tuple[str, bool]]:
+        """Save an "always" answer for an act. Return the labels of all offers, and whether each is saved."""
+        ruling = decide(act, "default", self.ruling)
         assert isinstance(ruling, AskUser)
-        self.answers[ruling.scope.tool, ruling.scope.subject] = allowed
-        return ruling.scope
+        self.remember(ruling.offers[offer].scope, allowed=allowed)
+        return [(offer.scope.label, offer.saved) for offer in ruling.offers]
 
 
 def write(path: str, *, plans: bool = False) -> Writes:
     file = Path(path)
-    return Writes(ResolvedPath(file, file, plans=plans, guarded=".git" in file.parts))
+    return Writes(ResolvedPath(file, file, plans=plans, guarded=".git" in file.parts, folder=_HOME))
 
 
 _HOME = Path("/home/ada")
@@ -52,58 +54,69 @@ _HOOK = write("/home/ada/.git/hooks/pre-commit")
         (Calls("mcp__a__b", only_reads=True), AskUser, AskUser, AskUser, Allowed),
     ],
 )
-def test_ruling_by_mode(act: Act, default: type, edits: type, plan: type, bypass: type) -> None:
+def test_mode_decides_the_ruling(act: Act, default: type, edits: type, plan: type, bypass: type) -> None:
     rulings = [
-        type(decide(act, mode, Remembered())) for mode in ("default", "acceptEdits", "plan", "bypassPermissions")
+        type(decide(act, mode, Remembered().ruling)) for mode in ("default", "acceptEdits", "plan", "bypassPermissions")
     ]
     assert rulings == [default, edits, plan, bypass]
 
 
-def test_always_allow_of_an_edit_covers_the_folder_below() -> None:
+def test_always_allow_of_an_edit_covers_the_file_or_the_folder_below() -> None:
     remembered = Remembered()
-    assert remembered.always(_WRITE).label == "edits in src/"
-    assert isinstance(decide(write("/home/ada/src/b/c.py"), "default", remembered), Allowed)
-    assert isinstance(decide(write("/home/ada/b.py"), "default", remembered), AskUser)
-    assert isinstance(decide(write("/home/ada/src2/b.py"), "default", remembered), AskUser)
-    assert isinstance(decide(write("/home/ada/src/.git/config"), "default", remembered), AskUser)
-    assert isinstance(decide(_WRITE, "plan", remembered), Denied)
+    offers = [("edits of a.py", False), ("edits in src/", False), ("edits in src/", True)]
+    assert remembered.always(_WRITE) == offers
+    assert isinstance(decide(_WRITE, "default", remembered.ruling), Allowed)
+    assert isinstance(decide(write("/home/ada/src/b.py"), "default", remembered.ruling), AskUser)
+    remembered.always(write("/home/ada/src/b.py"), offer=1)
+    assert isinstance(decide(write("/home/ada/src/b/c.py"), "default", remembered.ruling), Allowed)
+    assert isinstance(decide(write("/home/ada/b.py"), "default", remembered.ruling), AskUser)
+    assert isinstance(decide(write("/home/ada/src2/b.py"), "default", remembered.ruling), AskUser)
+    assert isinstance(decide(write("/home/ada/src/.git/config"), "default", remembered.ruling), AskUser)
+    assert isinstance(decide(_WRITE, "plan", remembered.ruling), Denied)
+
+
+def test_always_allow_of_edits_in_the_whole_project_is_not_saved() -> None:
+    assert Remembered().always(write("/home/ada/a.py")) == [("edits of a.py", False), ("edits in ada/", False)]
+    assert Remembered().always(_HOOK) == [("edits of pre-commit", False)]
 
 
 def test_permanent_rejection_holds_in_bypass_mode() -> None:
     remembered = Remembered()
     remembered.always(Runs("git push origin", _HOME), allowed=False)
     for mode in ("default", "bypassPermissions"):
-        assert isinstance(decide(Runs("git push origin", _HOME), mode, remembered), Denied)
-    assert isinstance(decide(Runs("git add .", _HOME), "default", remembered), AskUser)
+        assert isinstance(decide(Runs("git push origin", _HOME), mode, remembered.ruling), Denied)
+    assert isinstance(decide(Runs("git add .", _HOME), "default", remembered.ruling), AskUser)
 
 
-def test_always_allow_covers_a_vetted_command_in_the_project() -> None:
+def test_always_allow_covers_a_vetted_line_or_all_vetted_lines_of_the_command() -> None:
     remembered = Remembered()
-    scope = remembered.always(Runs("git diff --stat", _HOME, "git diff"))
-    assert (scope.subject, scope.label, scope.persistent) == (
-        "git diff *",
-        "`git diff` that only reads, in this project",
-        True,
-    )
-    assert isinstance(decide(Runs("git diff a.txt", _HOME / "src", "git diff"), "default", remembered), Allowed)
-    assert isinstance(decide(Runs("git diff --output=x", _HOME), "default", remembered), AskUser)
-    assert isinstance(decide(Runs("git log", _HOME, "git log"), "default", remembered), AskUser)
+    line = Runs("git diff --stat", _HOME, "git diff")
+    offers = [("exactly `git diff --stat`", False), *(("`git diff` that only reads", saved) for saved in (False, True))]
+    assert remembered.always(line) == offers
+    assert isinstance(decide(line, "default", remembered.ruling), Allowed)
+    assert isinstance(decide(Runs("git diff a.txt", _HOME, "git diff"), "default", remembered.ruling), AskUser)
+    remembered.always(Runs("git diff a.txt", _HOME, "git diff"), offer=1)
+    assert isinstance(decide(Runs("git diff a.txt", _HOME / "src", "git diff"), "default", remembered.ruling), Allowed)
+    assert isinstance(decide(Runs("git diff --output=x", _HOME), "default", remembered.ruling), AskUser)
+    assert isinstance(decide(Runs("git log", _HOME, "git log"), "default", remembered.ruling), AskUser)
 
 
 def test_always_allow_of_other_line_covers_only_this_line_and_session() -> None:
     remembered = Remembered()
-    scope = remembered.always(Runs("make test\n", _HOME))
-    assert (scope.label, scope.persistent) == ("exactly this command, in this session", False)
-    assert isinstance(decide(Runs("make test", _HOME), "default", remembered), Allowed)
-    assert isinstance(decide(Runs("make test x", _HOME), "default", remembered), AskUser)
-    assert isinstance(decide(Runs("make test", _HOME / "src"), "default", remembered), AskUser)
+    assert remembered.always(Runs("make test", _HOME)) == [("exactly `make test`", False)]
+    assert isinstance(decide(Runs("make test", _HOME), "default", remembered.ruling), Allowed)
+    assert isinstance(decide(Runs("make test x", _HOME), "default", remembered.ruling), AskUser)
+    assert isinstance(decide(Runs("make test", _HOME / "src"), "default", remembered.ruling), AskUser)
+    assert isinstance(decide(Runs("make test\u00a0", _HOME), "default", remembered.ruling), AskUser)
+    remembered.always(Runs("x=make clean", _HOME))
+    assert isinstance(decide(Runs("make clean", Path(f"{_HOME}=x")), "default", remembered.ruling), AskUser)
 
 
 def test_hosts_and_server_tools_have_separate_grants() -> None:
     remembered = Remembered()
     remembered.always(Fetches("example.com"))
     remembered.always(Calls("mcp__a__b", only_reads=False))
-    assert isinstance(decide(Fetches("example.com"), "default", remembered), Allowed)
-    assert isinstance(decide(Fetches("example.com.evil.org"), "default", remembered), AskUser)
-    assert isinstance(decide(Calls("mcp__a__c", only_reads=False), "default", remembered), AskUser)
-    assert isinstance(decide(Calls("mcp__a__b", only_reads=False), "plan", remembered), Denied)
+    assert isinstance(decide(Fetches("example.com"), "default", remembered.ruling), Allowed)
+    assert isinstance(decide(Fetches("example.com.evil.org"), "default", remembered.ruling), AskUser)
+    assert isinstance(decide(Calls("mcp__a__c", only_reads=False), "default", remembered.ruling), AskUser)
+    assert isinstance(decide(Calls("mcp__a__b", only_reads=False), "plan", remembered.ruling), Denied)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from helexa.acp.history import Location
-from helexa.acp.tools.search import search as search_module
-from helexa.acp.tools.search.search_process import braces_expanded
+from helexa.acp.conversation import Location
+from helexa.acp.tools import search as search_module
+from helexa.acp.tools.search_process import braces_expanded
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from helexa.acp.config import Settings
 from helexa.acp.host.boundary import Boundary
-from helexa.acp.host.local import LocalHost
-from helexa.acp.tools.bash import Bash
+from helexa.acp.host.host import LocalHost
+from helexa.acp.tools.bash import Bash, vetted_command
 from helexa.acp.tools.permission import rule
 from helexa.acp.tools.tool import Allowed, AskUser, Scope, ToolContext
-from helexa.acp.tools.vetted_commands import vetted_command
 
 
 @dataclass
@@ -25,6 +24,9 @@ class Answers:
 
     def ruling(self, scope: Scope) -> bool | None:
         return True if (scope.tool, scope.subject) in self.allowed else None
+
+    def remember(self, scope: Scope, *, allowed: bool) -> None:
+        raise AssertionError("no tool call remembers an answer")
 
 
 @dataclass
@@ -42,10 +44,11 @@ class Session:
         """Answer the question about a command with "always allow"; a command without a question needs none."""
         ruling = self._ruling(line, ".")
         if isinstance(ruling, AskUser):
-            self.answers.allowed.add((ruling.scope.tool, ruling.scope.subject))
+            scope = ruling.offers[-1].scope
+            self.answers.allowed.add((scope.tool, scope.subject))
 
     def _ruling(self, line: str, cwd: str) -> object:
-        return rule(Bash(), {"command": line, "cwd": cwd}, "default", self.context, self.answers)
+        return rule(Bash(), {"command": line, "cwd": cwd}, "default", self.context, self.answers.ruling)
 
 
 @pytest.fixture
@@ -120,7 +123,9 @@ ATTACKS = [
     ("grep needle a.txt", "grep -f /etc/passwd a.txt"),
     ("grep needle a.txt", "grep -f../outside/secret a.txt"),
     ("grep needle a.txt", "grep -r root /etc"),
-    ("grep -r needle .", "grep -R needle ."),
+    ("grep needle a.txt", "grep -R needle ."),
+    ("grep needle a.txt", "grep -r needle ."),
+    ("grep needle a.txt", "grep --recursive needle"),
     ("grep needle a.txt", "grep --file=/etc/passwd a.txt"),
     ("grep needle a.txt", "grep secret link"),
     ("sort a.txt", "sort -o owned a.txt"),
@@ -190,6 +195,33 @@ ATTACKS = [
     ("tail a.txt", "tail -f a.txt"),
     ("tail a.txt", "tail -n5 /etc/passwd"),
     ("wc a.txt", "wc -l link"),
+    # files that usually contain secrets
+    ("cat a.txt", "cat .env"),
+    ("cat a.txt", "cat a.txt src/.env.local"),
+    ("head a.txt", "head -c5 .ENV"),
+    ("wc a.txt", "wc -l .ssh/id_rsa"),
+    ("grep needle a.txt", "grep needle .env"),
+    ("git show", "git show HEAD:.env"),
+    ("git show", "git show HEAD^:src/server.key"),
+    ("git diff a.txt", "git diff HEAD -- .env"),
+    ("git blame a.txt", "git blame .npmrc"),
+    # ids of objects, which can be files with secrets
+    ("git ls-files", "git ls-files -s"),
+    ("git ls-files", "git ls-files -u"),
+    ("git ls-files", "git ls-files --stage"),
+    ("git log", "git log --raw"),
+    ("git diff", "git diff --raw"),
+    ("git status", "git status --porcelain=v2"),
+    ("git show", "git show 1a2b"),
+    ("git show", "git show 1A2B3C4"),
+    ("git show", "git show 1a2b3c4^"),
+    ("git show", "git show 1a2b3c4:config"),
+    ("git show", "git show x-1-g1a2b3c4"),
+    ("git diff", "git diff 1a2b3c4 5d6e7f8"),
+    ("git diff", "git diff 1a2b3c4..5d6e7f8"),
+    ("git diff", "git diff HEAD..5d6e7f8"),
+    ("git diff", "git diff HEAD:.ssh HEAD~1:.ssh"),
+    ("git log", "git log ^1a2b3c4 HEAD"),
     # another program of the same name
     ("ls", "./ls"),
     ("ls", "/bin/ls"),
@@ -246,11 +278,12 @@ def test_always_allow_does_not_cover_attacks(session: Session, harmless: str, at
         ("head a.txt", "head -n 5 src/b.py"),
         ("tail a.txt", "tail -n +5 -- a.txt"),
         ("wc a.txt", "wc -l a.txt src/b.py"),
-        ("grep text a.txt", "grep -rn text src"),
+        ("grep text a.txt", "grep -n text src/b.py"),
         ("git status", "git  status --porcelain=v1"),
         ("git diff", "git diff --stat HEAD~1 origin/main..HEAD -- src/b.py"),
         ("git log", "git log --oneline -n 5 --format=%h --since=2.weeks"),
         ("git show", "git show HEAD^:src/b.py"),
+        ("git diff", "git diff -- face.py src/cafe"),
         ("git blame a.txt", "git blame -L1,+5 a.txt"),
         ("git ls-files", "git ls-files --others --exclude-standard"),
         ("git rev-parse HEAD", "git rev-parse --abbrev-ref HEAD"),

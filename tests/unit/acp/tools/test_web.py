@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from aiohttp import web as server
 
-from helexa.acp.tools.tool import ToolError
-from helexa.acp.tools.web import web_page
+from helexa.acp.host.host import ToolError
+from helexa.acp.tools import web
 
 _HTML = "<title>T</title><script>evil()</script><h1>Head</h1><p>a &amp; <b>b</b><br>c <a href='/x'>d</a><li>e"
 _PUBLIC = ipaddress.ip_address("127.0.0.1")  # these tests treat this address as public
 
 
-def allowed(address: web_page.Address) -> bool:
+def allowed(address: web.Address) -> bool:
     return address == _PUBLIC
 
 
@@ -57,20 +57,20 @@ async def site() -> AsyncIterator[str]:
 
 
 async def test_page_is_returned_as_text(site: str) -> None:
-    page = await web_page.fetch_page(f"{site}/near#part", allowed)
+    page = await web.fetch_page(f"{site}/near#part", allowed)
     assert page.url == f"{site}/page" and page.status == 200 and not page.truncated
     assert page.text == "T\nHead\na & b\nc d (/x)\n- e"
-    assert (await web_page.fetch_page(f"{site}/strange", allowed)).text == "\ufffd\ufffd"
-    assert (await web_page.fetch_page(f"{site}/absent", allowed)).status == 404
+    assert (await web.fetch_page(f"{site}/strange", allowed)).text == "\ufffd\ufffd"
+    assert (await web.fetch_page(f"{site}/absent", allowed)).status == 404
 
 
 async def test_size_and_redirects_are_limited(site: str) -> None:
-    page = await web_page.fetch_page(f"{site}/endless", allowed)
+    page = await web.fetch_page(f"{site}/endless", allowed)
     assert page.truncated and len(page.text) == 2 << 20
     with pytest.raises(ToolError, match="more than 5 times"):
-        await web_page.fetch_page(f"{site}/loop", allowed)
+        await web.fetch_page(f"{site}/loop", allowed)
     with pytest.raises(ToolError, match="image/png, not text"):
-        await web_page.fetch_page(f"{site}/picture", allowed)
+        await web.fetch_page(f"{site}/picture", allowed)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ async def test_size_and_redirects_are_limited(site: str) -> None:
 )
 async def test_redirect_to_another_host_is_rejected(site: str, path: str, message: str) -> None:
     with pytest.raises(ToolError, match=message):
-        await web_page.fetch_page(site + path, allowed)
+        await web.fetch_page(site + path, allowed)
 
 
 _WITHIN = """
@@ -91,7 +91,7 @@ _WITHIN = """
 async def test_local_and_private_addresses_are_rejected(site: str, host: str) -> None:
     port = site.rpartition(":")[2]
     with pytest.raises(ToolError, match=r"not on the public internet|cannot be fetched|not an http"):
-        await web_page.fetch_page(f"http://{host}:{port}/page")
+        await web.fetch_page(f"http://{host}:{port}/page")
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ async def test_local_and_private_addresses_are_rejected(site: str, host: str) ->
 )
 def test_invalid_page_url_is_rejected(url: str) -> None:
     with pytest.raises(ToolError, match="not an http"):
-        web_page.parse_url(url)
+        web.parse_url(url)
 
 
-def test_is_public() -> None:
-    assert web_page.is_public(ipaddress.ip_address("8.8.8.8"))
-    assert web_page.is_public(ipaddress.ip_address("2001:4860:4860::8888"))
-    assert web_page.is_public(ipaddress.ip_address("64:ff9b::808:808"))
+def test_only_public_addresses_are_public() -> None:
+    assert web.is_public(ipaddress.ip_address("8.8.8.8"))
+    assert web.is_public(ipaddress.ip_address("2001:4860:4860::8888"))
+    assert web.is_public(ipaddress.ip_address("64:ff9b::808:808"))
 
 
 async def test_fetch_error_names_the_cause(workplace: Any) -> None:
@@ -113,4 +113,4 @@ async def test_fetch_error_names_the_cause(workplace: Any) -> None:
 
 
 def test_deeply_nested_html_is_read() -> None:
-    assert web_page.html_to_text("<div>" * 100_000 + "deep") == "deep"
+    assert web.html_to_text("<div>" * 100_000 + "deep") == "deep"

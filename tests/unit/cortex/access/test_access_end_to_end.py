@@ -104,10 +104,15 @@ async def test_request_id_is_returned_in_the_response(limited: Cortex, node: Fak
         assert (response.status, response.headers["x-request-id"]) == (401, "mine-2")
 
 
-async def test_compressed_bodies_are_rejected(limited: Cortex, node: FakeNode) -> None:
-    async with chat(limited, content_encoding="gzip") as response:
-        assert response.status == 415
-        assert (await response.json())["error"]["code"] == "unsupported_content_encoding"
+@pytest.mark.parametrize(
+    ("encoding", "status", "code"),
+    [("br", 415, "unsupported_content_encoding"), ("gzip", 400, "invalid_content_encoding")],
+)
+async def test_bodies_in_an_unknown_or_false_encoding_are_rejected(
+    limited: Cortex, node: FakeNode, encoding: str, status: int, code: str
+) -> None:
+    async with chat(limited, content_encoding=encoding) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (status, code)
     assert node.bodies == []
 
 

@@ -9,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError, ConfigError
-from helexa.cortex.access.auth import Authenticator, allows, authorise, shown_secret
-from helexa.cortex.access.key import MAX_SECRET_BYTES, Key, digest_of, hint_of, new_secret, static_keys
-from helexa.cortex.access.principal import Principal, Window
+from helexa.cortex.access.auth import Authenticator, allows, authorize, shown_secret
+from helexa.cortex.access.keys import (
+    MAX_SECRET_BYTES,
+    Key,
+    Principal,
+    Window,
+    digest_of,
+    hint_of,
+    new_secret,
+    static_keys,
+)
 from helexa.cortex.config import EntitlementsSection
 
 ALICE = Principal("alice", "alice-laptop")
@@ -19,6 +27,8 @@ ROOT = Principal("ops", "ops-1", role="admin")
 
 blanks = st.sampled_from([b"", b" ", b"  ", b"\t"])
 token = st.binary(min_size=1, max_size=600).filter(lambda value: value == value.strip() != b"")
+
+INVALID = "invalid API key; check it, or create one with `cortex keys create`"
 
 
 def key(principal: Principal, secret: bytes, **fields: Any) -> Key:
@@ -61,9 +71,12 @@ MISSING = "missing API key; supply 'Authorization: Bearer <key>'"
         ([(b"authorization", b"alice's")], MISSING),
         ([(b"authorization", b"Basic alice's")], MISSING),
         ([(b"x-api-key", b" ")], MISSING),
-        (bearer(b"placeholder"), "invalid API key"),
-        (bearer(b"alice's "[:-2]), "invalid API key"),
-        ([(b"x-api-key", b"x" * (MAX_SECRET_BYTES + 1))], "invalid API key"),
+        (bearer(b"placeholder"), INVALID),
+        (bearer(b"alice's "[:-2]), INVALID),
+        (
+            [(b"x-api-key", b"x" * (MAX_SECRET_BYTES + 1))],
+            INVALID,
+        ),
     ],
 )
 def test_missing_or_unknown_key_is_rejected(headers: list[tuple[bytes, bytes]], message: str) -> None:
@@ -90,8 +103,14 @@ def test_known_key_returns_its_principal(require_auth: bool, headers: list[tuple
 @pytest.mark.parametrize("require_auth", [True, False])
 def test_revoked_or_expired_key_is_rejected(require_auth: bool) -> None:
     authenticator = new_authenticator(require_auth=require_auth)
-    assert error_of(authenticator, bearer(b"bob's"))[0::3] == (401, "this API key was revoked")
-    assert error_of(authenticator, bearer(b"eve's"))[0::3] == (401, "this API key has expired")
+    assert error_of(authenticator, bearer(b"bob's"))[0::3] == (
+        401,
+        "this API key was revoked; use another one",
+    )
+    assert error_of(authenticator, bearer(b"eve's"))[0::3] == (
+        401,
+        "this API key has expired; use another one",
+    )
     assert authenticator.admit(bearer(b"dan's")) is not None
 
 
@@ -109,7 +128,7 @@ def test_replace_swaps_stored_keys_and_keeps_static_ones() -> None:
     authenticator.replace([key(Principal("x", "x"), b"x's"), key(ROOT, b"alice's", revoked_at=1.0)])
     assert authenticator.admit(bearer(b"x's")) is not None
     assert authenticator.admit(bearer(b"alice's")) is ALICE
-    assert error_of(authenticator, bearer(b"root's"))[3] == "invalid API key"
+    assert error_of(authenticator, bearer(b"root's"))[3] == INVALID
 
 
 def test_overlong_secrets_are_rejected() -> None:
@@ -134,9 +153,9 @@ def test_key_with_a_model_list_may_use_only_these_models() -> None:
     assert allows(ALICE, "Org/X")
     assert (allows(some, "Org/M"), allows(some, "Org/X")) == (True, False)
     assert not allows(dataclasses.replace(ALICE, models=frozenset()), "Org/M")
-    authorise(some, "Org/M", "small")
+    authorize(some, "Org/M", "small")
     with pytest.raises(ApiError) as caught:
-        authorise(some, "Org/X", "large")
+        authorize(some, "Org/X", "large")
     assert (caught.value.status, caught.value.code) == (403, "model_not_allowed")
     assert "'large'" in str(caught.value)
     assert "Org/X" not in str(caught.value.envelope())

@@ -9,7 +9,7 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, running_cortex
-from helexa.core.catalogue import Catalogue
+from helexa.core.catalog import Catalog
 from helexa.core.errors import ApiError, ConfigError
 from helexa.cortex.config import CortexConfig
 
@@ -175,13 +175,13 @@ async def test_reload_that_exposes_the_gateway_is_rejected(node: FakeNode) -> No
             {"entitlements": ENTITLEMENTS}
         )  # without `listen`, whose default is a loopback address
         with pytest.raises(ConfigError, match="--insecure"):
-            cortex.gateway.configure(loopback, Catalogue())
+            cortex.gateway.configure(loopback, Catalog())
         assert (await Api(cortex)("GET", "/v1/models", secret=None))[0] == 401
         twice = {"require_auth": True, "keys": [*ENTITLEMENTS["keys"], ENTITLEMENTS["keys"][0]]}
         with pytest.raises(ConfigError, match="key of another entry"):
-            cortex.gateway.configure(CortexConfig.model_validate({"entitlements": twice}), Catalogue())
+            cortex.gateway.configure(CortexConfig.model_validate({"entitlements": twice}), Catalog())
         fewer = {"require_auth": True, "keys": ENTITLEMENTS["keys"][:1]}
-        cortex.gateway.configure(CortexConfig.model_validate({"entitlements": fewer}), Catalogue())
+        cortex.gateway.configure(CortexConfig.model_validate({"entitlements": fewer}), Catalog())
         assert (await Api(cortex)("GET", "/v1/models"))[0] == 200
         assert (await Api(cortex)("GET", "/v1/models", secret=USER))[0] == 401
 

@@ -6,7 +6,7 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, running_cortex
-from helexa.http.origin import is_loopback
+from helexa.http.headers import is_loopback
 
 PAGE, FOREIGN = "https://chat.example", "https://evil.example"
 KEYS = {"keys": [{"key": "mine", "account_id": "a"}]}
@@ -84,6 +84,6 @@ async def test_insecure_gateway_allows_any_host_name(node: FakeNode, gateway: di
         assert await chat(cortex, host="gw.example", origin=FOREIGN) == (403, "origin_not_allowed")
 
 
-def test_is_loopback() -> None:
+def test_only_addresses_of_this_machine_are_loopback() -> None:
     assert [is_loopback(host) for host in ("127.8.9.1", "::1", "localhost")] == [True] * 3
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "beast", "10.0.0.1")] == [False] * 4

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.cortex.access.principal import Principal
+from helexa.cortex.access.keys import Principal
 from helexa.cortex.access.rate_limiter import RateLimiter, RateLimitPermit
 
 

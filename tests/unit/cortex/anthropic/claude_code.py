@@ -3,7 +3,7 @@
 from typing import Any
 
 CACHE = {"type": "ephemeral"}
-ACCOUNTING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=fa690;"
+BILLING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=fa690;"
 
 BASH = {
     "name": "Bash",
@@ -31,7 +31,7 @@ REQUEST: dict[str, Any] = {
     "stream": True,
     "temperature": 1,
     "system": [
-        {"type": "text", "text": ACCOUNTING},
+        {"type": "text", "text": BILLING},
         {"type": "text", "text": "You are Claude Code.", "cache_control": CACHE},
         {"type": "text", "text": "Be concise.\n\n# Tone ", "cache_control": CACHE},
     ],

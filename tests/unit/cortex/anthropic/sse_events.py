@@ -7,7 +7,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from helexa.core.sse import EventParser
-from helexa.cortex.anthropic.responses.stream import MessageStream
+from helexa.cortex.anthropic.reply import MessageStream
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 

@@ -1,5 +1,6 @@
 """Translation of Messages API conversations into chat messages."""
 
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -11,9 +12,9 @@ from cortex.anthropic.claude_code import REQUEST
 from cortex.anthropic.request_builders import HI, PIXEL, PIXEL_PART, assistant, chat, messages, result, text, use, user
 from helexa.core.errors import ApiError
 from helexa.core.wire.chat_message import ChatMessage
-from helexa.cortex.anthropic.requests.strict import strict_body
-from helexa.cortex.anthropic.requests.to_chat import to_chat, to_prompt
-from helexa.neuron.text.templates.chat_template import ChatTemplate
+from helexa.cortex.anthropic.to_chat import to_chat, to_prompt
+from helexa.cortex.backends.chat_request import for_backend
+from helexa.neuron.text.chat_template import ChatTemplate
 
 
 def test_system_texts_are_joined_in_order_as_one_message() -> None:
@@ -58,6 +59,28 @@ def test_tool_results_precede_the_user_text() -> None:
         {"role": "tool", "tool_call_id": "1", "content": "r"},
         {"role": "user", "content": "so?\nwell?"},
     ]
+
+
+def test_consecutive_messages_of_one_role_are_one_turn() -> None:
+    calls = [assistant(use("1", "f")), assistant({"type": "thinking", "thinking": "hm"}, text("and"), use("2", "g"))]
+    results = [user(result("1", "r"), text("so?")), user(result("2", "s")), {"role": "system", "content": "be brief"}]
+    prompt, question, turn, *others = messages(
+        HI, {"role": "user", "content": ""}, user(text("there")), *calls, *results, {"role": "user", "content": "well?"}
+    )
+    assert (prompt["content"], question) == ("be brief", {"role": "user", "content": "Hi\nthere"})
+    assert (turn["content"], turn["reasoning_content"]) == ("and", "hm")
+    assert [call["id"] for call in turn["tool_calls"]] == ["1", "2"]
+    assert others == [
+        {"role": "tool", "tool_call_id": "1", "content": "r"},
+        {"role": "tool", "tool_call_id": "2", "content": "s"},
+        {"role": "user", "content": "so?\nwell?"},
+    ]
+
+
+def test_error_in_a_combined_turn_names_its_message() -> None:
+    with pytest.raises(ApiError) as caught:
+        messages(HI, user(text("a"), {"type": "tool_use", "id": "1", "name": "f", "input": {}}))
+    assert caught.value.param == "messages.1.content.1"
 
 
 def test_tool_results_may_be_errors_images_or_empty() -> None:
@@ -196,14 +219,20 @@ def test_no_text_or_tool_call_is_lost(turns: list[dict[str, Any]]) -> None:
     assert [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls] == uses
     results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
     assert [turn["tool_call_id"] for turn in chat_request if turn["role"] == "tool"] == results
-    assert [turn["role"] for turn in chat_request[1:]].count("system") == 0
+    roles = [turn["role"] for turn in chat_request]
+    assert roles[1:].count("system") == 0
+    assert all(first != second or first == "tool" for first, second in pairwise(roles))
 
 
 @given(st.lists(TURNS, min_size=1, max_size=6))
-def test_strict_body_has_arguments_as_text(turns: list[dict[str, Any]]) -> None:
+def test_backend_gets_arguments_as_text(turns: list[dict[str, Any]]) -> None:
     chat_request = chat(messages=turns)
-    strict = orjson.loads(strict_body(orjson.dumps(chat_request)))
+    strict = orjson.loads(for_backend(orjson.dumps(chat_request), ()))
     for turn in strict["messages"]:
         for call in turn.get("tool_calls", ()):
             call["function"]["arguments"] = orjson.loads(call["function"]["arguments"])
-    assert strict == chat_request
+    variables = chat_request["chat_template_kwargs"]
+    endings = {
+        name: variables.pop(name) for name in ("add_generation_prompt", "continue_final_message") if name in variables
+    }
+    assert strict == chat_request | endings

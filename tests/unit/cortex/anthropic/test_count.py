@@ -1,16 +1,22 @@
 """The token count endpoint of the Messages API."""
 
 import json
+from typing import Any
 
+import anthropic
 import pytest
 
 from cortex.anthropic.claude_code import REQUEST
+from cortex.anthropic.conversation_node import TOOLS, responds
+from cortex.fake_node import FakeNode
 from helexa.core.errors import ApiError
-from helexa.core.wire.tokenize import TokenizeRequest
-from helexa.cortex.anthropic.count import CountRequest, count_tokens, parse_count
-from helexa.cortex.anthropic.messages_format import Translation
+from helexa.core.wire.tokens_and_embeddings import TokenizeRequest
+from helexa.cortex.anthropic.reply import Translation
+from helexa.cortex.anthropic.to_chat import CountRequest
+from helexa.cortex.forwarding.node_calls import parse_count
+from helexa.cortex.routes.tokens import count_tokens
 
-HI = {"role": "user", "content": "Hi"}
+HI: Any = {"role": "user", "content": "Hi"}
 
 
 def request(**fields: object) -> CountRequest:
@@ -83,3 +89,21 @@ def test_json_of_any_depth_is_rejected_or_accepted() -> None:
                 assert error.status == 400 and depth > 100
             else:
                 assert depth < 1000
+
+
+async def test_prompt_that_a_node_rejects_has_no_count(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+    error = {"type": "invalid_request_error", "code": "template_render_failed", "message": "no turn", "param": None}
+    node.speak = responds({"error": error}, 422)
+    with pytest.raises(anthropic.UnprocessableEntityError) as refused:
+        await client.messages.create(model="small", max_tokens=9, messages=[HI])
+    with pytest.raises(anthropic.UnprocessableEntityError) as not_counted:
+        await client.messages.count_tokens(model="small", messages=[HI])
+    errors: list[Any] = [not_counted.value.body, refused.value.body]
+    assert errors[0]["error"] == errors[1]["error"]
+
+
+async def test_count_leaves_out_tools_that_the_choice_forbids(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+    node.speak = responds({"count": 1, "max_model_len": 4096, "tokens": [0]})
+    await client.messages.count_tokens(model="small", messages=[HI], tools=TOOLS, tool_choice={"type": "none"})
+    await client.messages.count_tokens(model="small", messages=[HI], tools=TOOLS, tool_choice={"type": "any"})
+    assert ["tools" in json.loads(body) for body in node.bodies] == [False, True]

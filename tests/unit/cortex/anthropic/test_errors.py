@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError, context_length_exceeded, overloaded
-from helexa.cortex.anthropic.errors import error_headers, node_error, streamed_error, to_anthropic_error
+from helexa.cortex.anthropic.message import error_headers, to_anthropic_error
+from helexa.cortex.forwarding.translated_reply import streamed_error
+from helexa.cortex.upstream.response_body import read_error
 
 
 @pytest.mark.parametrize(
@@ -93,32 +95,17 @@ def envelope(**fields: Any) -> bytes:
 
 
 def test_helexa_error_keeps_its_text_and_code() -> None:
-    error = node_error(422, envelope(code="template_render_failed"), 5)
+    error = read_error(422, envelope(code="template_render_failed"), 5)
     assert (error.status, error.code, str(error), error.retry_after) == (422, "template_render_failed", "m", 5)
-    assert str(node_error(500, envelope(code=None))) == "m"
-    assert len(str(node_error(500, envelope(message="x" * 5000)))) == 1000
+    assert str(read_error(500, envelope(code=None))) == "m"
+    assert len(str(read_error(500, envelope(message="x" * 5000)))) == 1000
     sizes = envelope(code="context_length_exceeded", prompt_len=9, max=5)
-    assert message(node_error(400, sizes)) == "prompt is too long: 9 tokens > 5 maximum"
+    assert message(read_error(400, sizes)) == "prompt is too long: 9 tokens > 5 maximum"
 
 
 def test_backend_message_about_a_long_prompt_is_recognized() -> None:
     body = {"error": {"message": VLLM + "5000 tokens (4999 in the messages, 1 in the completion).", "code": 400}}
-    assert message(node_error(400, json.dumps(body).encode())) == "prompt is too long: 4999 tokens > 4096 maximum"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(b"", b"at /srv/x.py:7", b"[]", b'"x"', b"{}", b'{"error": "x"}', b'{"error": {}}', b"[" * 9999),
-        *(envelope(code=500), envelope(type=None), envelope(message=None)),
-        b'{"error": {"message": "m", "type": "t"}}',
-    ],
-)
-def test_text_of_other_errors_is_replaced_by_the_status(body: bytes) -> None:
-    for status in (400, 503):
-        assert str(node_error(status, body, 7)) == f"upstream returned {status}"
-        assert node_error(status, body, 7).retry_after == 7
-    assert node_error(302, body).status == 502
+    assert message(read_error(400, json.dumps(body).encode())) == "prompt is too long: 4999 tokens > 4096 maximum"
 
 
 JSON = st.recursive(
@@ -133,6 +120,6 @@ JSON = st.recursive(
 
 @given(st.integers(100, 999), st.binary(max_size=30) | JSON.map(lambda value: json.dumps(value).encode()), JSON)
 def test_any_node_error_becomes_an_api_error(status: int, body: bytes, value: Any) -> None:
-    for error in (node_error(status, body), streamed_error(value)):
+    for error in (read_error(status, body), streamed_error(value)):
         assert 400 <= error.status < 600
         assert isinstance(message(error), str)

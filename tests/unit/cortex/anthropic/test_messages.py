@@ -20,7 +20,7 @@ from cortex.fake_node import FakeNode, die_within_json
 from cortex.running_gateway import Cortex
 
 
-async def test_non_streaming_message(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_non_streaming_message_is_translated_both_ways(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
     node.speak = responds(COMPLETION)
     message = await client.messages.create(**ASK, tools=TOOLS)
     assert [block.to_dict() for block in message.content] == CONTENT
@@ -33,7 +33,7 @@ async def test_non_streaming_message(node: FakeNode, client: anthropic.AsyncAnth
     assert [tool["function"]["name"] for tool in chat_request["tools"]] == ["Bash", "Read"]
 
 
-async def test_streamed_message(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_streamed_message_has_text_tool_call_and_usage(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
     node.speak = streams(*STREAM)
     async with client.messages.stream(**ASK, tools=TOOLS) as stream:
         events = [event async for event in stream]
@@ -46,7 +46,7 @@ async def test_streamed_message(node: FakeNode, client: anthropic.AsyncAnthropic
     assert json.loads(node.bodies[0])["stream_options"] == {"include_usage": True}
 
 
-async def test_raw_event_order(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_each_content_block_starts_and_stops(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
     node.speak = streams(*STREAM)
     events = [event.type async for event in await client.messages.create(**ASK, stream=True)]
     assert events[0] == "message_start" and events[-2:] == ["message_delta", "message_stop"]

@@ -27,8 +27,8 @@ from cortex.anthropic.openai_stream import (
 )
 from cortex.anthropic.sse_events import translated
 from helexa.core.errors import ApiError
-from helexa.cortex.anthropic.responses import blocks
-from helexa.cortex.anthropic.responses.stream import PING, MessageStream
+from helexa.cortex.anthropic import blocks
+from helexa.cortex.anthropic.reply import PING, MessageStream
 
 
 def types(stream: bytes) -> list[str]:
@@ -154,7 +154,7 @@ def tool_uses(stream: bytes) -> list[tuple[str, str, Any]]:
     ],
     ids=["in order", "at once", "mixed", "no index", "one index", "whole", "objects", "late"],
 )
-def test_tool_calls_in_parallel(sent: list[bytes]) -> None:
+def test_parallel_tool_calls_become_two_tool_uses(sent: list[bytes]) -> None:
     assert tool_uses(translated(ROLE, text_chunk("Let me see."), *sent, finish("tool_calls"), DONE)) == [FIRST, SECOND]
 
 
@@ -166,7 +166,14 @@ def test_call_finished_with_stop_is_a_call() -> None:
 
 def test_call_without_arguments_has_empty_input() -> None:
     sent = [calls(call_delta(0, "", name="now", id="1")), calls(call_delta(1, " ", name="here"))]
-    assert tool_uses(translated(*sent, finish("tool_calls"), DONE)) == [("1", "now", {}), ("toolu_1", "here", {})]
+    first, second = tool_uses(translated(*sent, finish("tool_calls"), DONE))
+    assert first == ("1", "now", {})
+    assert second[0].startswith("toolu_") and second[1:] == ("here", {})
+
+
+def test_ids_of_calls_without_an_id_are_unique_over_answers() -> None:
+    answer = (calls(call_delta(0, "{}", name="now")), finish("tool_calls"), DONE)
+    assert len({tool_uses(translated(*answer))[0][0] for _ in range(3)}) == 3
 
 
 def test_call_with_invalid_arguments_becomes_text() -> None:
@@ -240,7 +247,6 @@ def test_empty_completion_is_an_empty_text() -> None:
         ("length", {}, ("max_tokens", None)),
         ("content_filter", {}, ("refusal", None)),
         ("tool_calls", {}, ("end_turn", None)),
-        ("abort", {}, ("end_turn", None)),
     ],
 )
 def test_finish_reason_becomes_a_stop_reason_in_a_stream(
@@ -259,14 +265,27 @@ def test_numeric_timings_are_forwarded() -> None:
     assert ending["usage"]["helexa_timing"] == {"prefill_ms": 41, "decode_ms": 3.5}
 
 
+def test_reason_of_a_cache_miss_is_forwarded() -> None:
+    miss = {"reason": "changed", "position": 700, "message": 1, "role": "user", "odd": {}}
+    ending: Any = sse_events.parsed(translated(text_chunk("x"), finish(), usage(7, 2, helexa_cache_miss=miss), DONE))[
+        -2
+    ]
+    del miss["odd"]
+    assert ending["usage"]["helexa_cache_miss"] == miss
+
+
 def test_missing_usage_is_counted_by_the_gateway() -> None:
     message = sse_events.message(translated(text_chunk("a"), text_chunk("b"), finish(), DONE))
     assert (message.usage.input_tokens, message.usage.output_tokens) == (11, 2)
 
 
-def test_stream_may_end_without_done_or_finish_reason() -> None:
+def test_counts_of_zero_are_estimated() -> None:
+    message = sse_events.message(translated(text_chunk("a"), text_chunk("b"), finish(), usage(0, 0), DONE))
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (11, 2)
+
+
+def test_stream_may_end_without_done() -> None:
     assert sse_events.message(translated(text_chunk("a"), finish(), usage(1, 1))).stop_reason == "end_turn"
-    assert sse_events.message(translated(text_chunk("a"), DONE)).stop_reason == "end_turn"
 
 
 # Failures
@@ -280,8 +299,13 @@ ENVELOPE = {"message": "the engine died", "type": "api_error", "code": None, "pa
     [
         (ENVELOPE, {"type": "api_error", "message": "the engine died"}),
         (ENVELOPE | {"type": "rate_limit_error"}, {"type": "rate_limit_error", "message": "the engine died"}),
-        ({"message": "at /srv/node.py:7"}, {"type": "api_error", "message": "upstream returned 500"}),
-        ("at /srv/node.py:7", {"type": "api_error", "message": "upstream returned 500"}),
+        ({"message": "out of memory"}, {"type": "api_error", "message": "out of memory"}),
+        ("out of memory", {"type": "api_error", "message": "out of memory"}),
+        (
+            {"type": "exceed_context_size_error", "message": "no", "n_prompt_tokens": 9, "n_ctx": 5, "code": 400},
+            {"type": "invalid_request_error", "message": "prompt is too long: 9 tokens > 5 maximum"},
+        ),
+        ({"code": 500}, {"type": "api_error", "message": "upstream returned 500"}),
     ],
 )
 def test_error_chunk_ends_the_stream(error: Any, expected: dict[str, Any]) -> None:
@@ -297,6 +321,8 @@ def test_error_chunk_ends_the_stream(error: Any, expected: dict[str, Any]) -> No
         [],
         [ROLE],
         [text_chunk("a")],
+        [text_chunk("a"), DONE],
+        [text_chunk("a"), finish("abort"), DONE],
         [text_chunk("a")[:-10]],
         [b"data: {]\n\n"],
         [b"data: [1]\n\n"],

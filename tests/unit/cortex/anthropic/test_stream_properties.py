@@ -21,7 +21,7 @@ from cortex.anthropic.openai_stream import (
     usage,
 )
 from cortex.anthropic.sse_events import translated
-from helexa.cortex.anthropic.responses.stream import MessageStream
+from helexa.cortex.anthropic.reply import MessageStream
 
 STREAM = [
     ROLE,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, eventually, running_cortex
-from helexa.cortex.console import event_hub
+from helexa.cortex.console import events as console_events
+from helexa.cortex.observability import history
 
 KEYS = [
     {"key": "root", "account_id": "ops", "role": "admin"},
     {"key": "a", "account_id": "alice"},
+    {"key": "alices-secret", "account_id": "alice", "key_id": "alice-2"},
     {"key": "b", "account_id": "bob", "models": []},
 ]
 
@@ -120,9 +123,16 @@ async def test_models_are_those_that_the_key_may_use(keyed: Cortex) -> None:
 
 @pytest.mark.parametrize(
     ("topics", "key", "status"),
-    [("nodes", "a", 403), ("nodes,activity", "a", 403), ("nodes", "unknown", 401), ("x", "root", 400), ("", "a", 400)],
+    [
+        ("nodes", "a", 403),
+        ("nodes,activity", "a", 403),
+        ("log", "a", 403),
+        ("nodes", "unknown", 401),
+        ("x", "root", 400),
+        ("", "a", 400),
+    ],
 )
-async def test_rejected_topics(keyed: Cortex, topics: str, key: str, status: int) -> None:
+async def test_unknown_and_forbidden_topics_are_rejected(keyed: Cortex, topics: str, key: str, status: int) -> None:
     headers = {"authorization": f"Bearer {key}"}
     async with keyed.client.get(f"{keyed.url}/api/events?topics={topics}", headers=headers) as response:
         assert response.status == status
@@ -136,7 +146,7 @@ async def test_stream_ends_when_its_key_is_revoked(keyed: Cortex) -> None:
         async with keyed.client.delete(f"{keyed.url}/api/keys/{made['key_id']}", headers=headers) as response:
             assert response.status == 200
         end = await events.next("end")
-        assert end["error"]["message"] == "this API key was revoked"
+        assert end["error"]["message"] == "this API key was revoked; use another one"
 
 
 async def test_nodes_are_polled_often_only_while_a_client_watches(node: FakeNode) -> None:
@@ -150,7 +160,7 @@ async def test_nodes_are_polled_often_only_while_a_client_watches(node: FakeNode
 
 
 async def test_number_of_watching_clients_is_limited(keyed: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_hub, "MAX_WATCHERS", 1)
+    monkeypatch.setattr(console_events, "MAX_WATCHERS", 1)
     async with following(keyed, "activity") as events:
         await ask(keyed, "a")
         await events.next("request")
@@ -177,6 +187,38 @@ async def activity_of(cortex: Cortex, number: int) -> Any:
     from helexa.cortex.ledger.activity import Activity
 
     return Activity(str(number), 0, "/v1/chat/completions", "Org/M", 200, 1.0)
+
+
+async def test_log_lines_are_sent_to_admins_without_secrets(keyed: Cortex) -> None:
+    log = logging.getLogger("helexa.cortex.test")
+    log.warning("before: %s", "postgresql://me:hunter2@host/db")
+    async with following(keyed, "log") as events:
+        line = await events.next("log")
+        while not line["message"].startswith("before"):
+            line = await events.next("log")
+        assert (line["level"], line["logger"]) == ("WARNING", "helexa.cortex.test")
+        assert line["message"] == "before: postgresql://[hidden]@host/db"
+        log.error("after\nlevel=INFO forged: Bearer abcdefgh, hlx_0123456789, api_key=x1y2z3, alices-secret")
+        after = await events.next("log")
+        assert after["message"] == (r"after\nlevel=INFO forged: Bearer [hidden], [hidden], api_key=[hidden], [hidden]")
+
+
+async def test_log_needs_an_admin_even_if_the_gateway_requires_no_keys(cortex: Cortex) -> None:
+    async with cortex.client.get(f"{cortex.url}/api/events?topics=log") as response:
+        assert response.status == 403
+
+
+async def test_log_is_bounded_and_tells_how_many_lines_are_missing(keyed: Cortex) -> None:
+    lines = keyed.gateway.log_lines
+    async with following(keyed, "log") as events:
+        logging.getLogger("helexa.test").warning("first")
+        while (await events.next("log"))["message"] != "first":
+            pass
+        for number in range(history.MAX_LINES + 2):
+            lines.emit(logging.makeLogRecord({"msg": f"line {number}"}))
+        dropped = (await events.next("dropped"))["lines"]
+        first = (await events.next("log"))["message"]  # the gateway may have logged other lines meanwhile
+        assert first.startswith("line ") and 2 <= int(first.split()[1]) <= dropped
 
 
 async def test_stream_ends_before_the_gateway_stops(node: FakeNode) -> None:

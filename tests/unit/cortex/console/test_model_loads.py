@@ -113,7 +113,7 @@ async def test_unload_waits_for_running_requests(pair: Cortex, first: FakeNode) 
     assert first.unloads == []
     first.go_on.set()
     await running
-    assert await unloading == (200, {"model": "Org/A", "node": "n1", "status": "unloaded"})
+    assert await unloading == (200, {"model": "Org/A", "node": "n1", "nodes": ["n1"], "status": "unloaded"})
     assert first.unloads == ["Org/A"]
 
 
@@ -126,12 +126,33 @@ async def test_unload_waits_for_running_requests(pair: Cortex, first: FakeNode) 
         ("load", {"model": "Org/A", "force": True}, 400, "invalid_request_body"),
         ("load?wait_secs=601", {"model": "Org/A"}, 400, "invalid_value"),
         ("unload", {"model": "Org/A", "node": "n1"}, 404, "model_not_found"),
-        ("unload", {"model": "Org/A"}, 400, "invalid_request_body"),
+        ("unload", {"model": "Org/A"}, 404, "model_not_found"),  # no node has loaded it
+        ("unload", {"node": "n1"}, 400, "invalid_request_body"),
     ],
 )
-async def test_rejected_requests(pair: Cortex, path: str, body: Any, status: int, code: str) -> None:
+async def test_invalid_load_requests_are_rejected(pair: Cortex, path: str, body: Any, status: int, code: str) -> None:
     answered, response = await post(pair, f"/api/models/{path}", body)
     assert (answered, response["error"]["code"]) == (status, code)
+
+
+async def clear(cortex: Cortex, path: str, key: str = "root") -> tuple[int, Any]:
+    headers = {"authorization": f"Bearer {key}"}
+    async with cortex.client.delete(f"{cortex.url}/api/models/{path}", headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def test_prefix_cache_is_cleared_on_the_nodes_that_have_the_model(
+    pair: Cortex, first: FakeNode, second: FakeNode
+) -> None:
+    assert (await clear(pair, "a/prefix-cache"))[1]["error"]["code"] == "model_not_found"
+    await load(pair, "a", "n1")
+    await load(pair, "a", "n2")
+    cleared = {"model": "Org/A", "nodes": ["n2"], "status": "cleared", "deleted_bytes": 1000}
+    assert await clear(pair, "Org%2FA/prefix-cache?node=n2") == (200, cleared)
+    assert (first.cleared, second.cleared) == ([], ["Org/A"])
+    assert (await clear(pair, "a/prefix-cache"))[1]["nodes"] == ["n1", "n2"]
+    assert (await clear(pair, "a/prefix-cache", "a"))[0] == 403
+    assert (await clear(pair, "a/prefix-cache?node=no"))[0] == 404
 
 
 async def test_only_admins_load_and_unload(pair: Cortex, first: FakeNode) -> None:
@@ -157,7 +178,7 @@ async def test_third_party_backend_and_down_node_are_rejected(first: FakeNode) -
             assert "/models answered HTTP 500" in body["error"]["message"]
 
 
-async def test_dry_run_for_one_node_and_without_one(pair: Cortex) -> None:
+async def test_dry_run_may_name_a_node_or_exclude_one(pair: Cortex) -> None:
     await load(pair, "Org/A", "n1")
 
     async def explain(query: str) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, running_cortex
-from helexa.cortex.console.pages import ASSETS, PATH
+from helexa.cortex.console.console import ASSETS, PATH
 
 STATIC = resources.files("helexa.cortex.console") / "static"
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -78,10 +78,11 @@ def test_scripts_import_only_files_that_exist() -> None:
 
 
 def test_vendored_files_match_their_hashes() -> None:
-    folder = STATIC / "vendor"
+    folder = Path(str(STATIC / "vendor"))
     packages = tomllib.loads((folder / "vendor.toml").read_text())["package"]
     listed = {name: file["sha256"] for package in packages for name, file in package["files"].items()}
-    assert {file.name for file in folder.iterdir()} - {"vendor.toml", "README.md"} == {*listed}
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert files - {"vendor.toml"} == {*listed}
     for name, sha256 in listed.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == sha256
 

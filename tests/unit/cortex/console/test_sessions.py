@@ -8,10 +8,10 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, running_cortex
-from helexa.cortex.access.principal import Principal
-from helexa.cortex.console import sessions
-from helexa.cortex.console.sessions import COOKIE, CSRF_HEADER, Sessions
-from helexa.http.connections.request_head import Headers
+from helexa.cortex.access.keys import Principal
+from helexa.cortex.console import console
+from helexa.cortex.console.console import COOKIE, CSRF_HEADER, Sessions
+from helexa.http.headers import Headers
 
 ADMIN, USER = "the-admin-key", "a-user-key"
 KEYS = [
@@ -142,9 +142,9 @@ async def test_revoked_key_ends_its_sessions(client: Client) -> None:
     assert (await dora("GET", "/v1/models"))[0] == 200
     await client("DELETE", f"/api/keys/{made['key_id']}")
     status, body = await dora("GET", "/v1/models")
-    assert (status, body["error"]["message"]) == (401, "this API key was revoked")
+    assert (status, body["error"]["message"]) == (401, "this API key was revoked; use another one")
     _, session = await dora("GET", "/api/session")
-    assert not session["signed_in"] and session["reason"] == "this API key was revoked"
+    assert not session["signed_in"] and session["reason"] == "this API key was revoked; use another one"
 
 
 @pytest.mark.parametrize("key", ["unknown", "x" * 512, " "])
@@ -180,8 +180,8 @@ def test_session_expires() -> None:
 
 
 def test_number_of_sessions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "MAX_SESSIONS", 5)
-    monkeypatch.setattr(sessions, "MAX_SESSIONS_PER_CREDENTIAL", 2)
+    monkeypatch.setattr(console, "MAX_SESSIONS", 5)
+    monkeypatch.setattr(console, "MAX_SESSIONS_PER_CREDENTIAL", 2)
     store = Sessions()
     own = [store.start(DIGEST, 60) for _ in range(4)]
     assert [store.credential(headers_of(token, one.csrf)) for token, one in own] == [None, None, DIGEST, DIGEST]

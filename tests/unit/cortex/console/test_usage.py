@@ -2,13 +2,17 @@
 
 import csv
 import io
+import time
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, running_cortex
+from helexa.core.catalog import Catalog
 
 KEYS = [
     {"key": "root", "account_id": "ops", "role": "admin"},
@@ -17,12 +21,15 @@ KEYS = [
     {"key": "b", "account_id": "bob"},
 ]
 TOKENS = 9  # of one response of the fake node
+COST = (4 * 2.0 + 3 * 0.5 + 2 * 10.0) / 1e6  # 7 prompt tokens, of which 3 are cached, and 2 output tokens
 
 
 @pytest.fixture
 async def used(node: FakeNode) -> AsyncIterator[Cortex]:
     node.holds("Org/Other")
-    async with running_cortex(node, settings={"entitlements": {"require_auth": True, "keys": KEYS}}) as cortex:
+    models = [{"id": "Org/M", "cost": {"input": 2.0, "output": 10.0, "cache_read": 0.5}}]
+    settings = {"entitlements": {"require_auth": True, "keys": KEYS}}
+    async with running_cortex(node, settings=settings, models=models) as cortex:
         for key, model in (("a1", "Org/M"), ("a1", "Org/Other"), ("a2", "Org/M"), ("b", "Org/M"), ("b", "unknown")):
             body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
             headers = {"authorization": f"Bearer {key}"}
@@ -64,13 +71,36 @@ async def test_grouping_adds_up_the_other_names(used: Cortex, by: str, expected:
     assert [(row[by], row["requests"]) for row in report["usage"]] == expected
 
 
-async def test_filters_and_total(used: Cortex) -> None:
+async def test_filters_restrict_the_total(used: Cortex) -> None:
     _, report = await usage(used, "?by=&account_id=alice&model=Org/M")
-    assert report["usage"] == [
-        {"requests": 2, "prompt": 14, "completion": 4, "cached": 6, "charged": 2 * TOKENS, "estimated": 0}
-    ]
+    sums = {"requests": 2, "prompt": 14, "completion": 4, "cached": 6, "charged": 2 * TOKENS, "estimated": 0}
+    assert report["usage"] == [sums | {"cost": 2 * COST, "unpriced": 0}]
     _, nothing = await usage(used, "?by=&account_id=nobody")
     assert nothing["usage"] == []
+
+
+async def test_cost_is_that_of_the_models_with_a_price(used: Cortex) -> None:
+    _, report = await usage(used, "?by=account_id")
+    costs = {row["account_id"]: (row["cost"], row["unpriced"]) for row in report["usage"]}
+    assert costs == {"alice": (pytest.approx(2 * COST), 1), "bob": (pytest.approx(COST), 0)}
+    _, report = await usage(used, "?by=model")
+    assert {row["model"]: row["cost"] for row in report["usage"]} == {
+        "Org/M": pytest.approx(3 * COST),
+        "Org/Other": None,
+    }
+
+
+async def test_usage_by_hour_names_the_hours_of_the_requests(used: Cortex) -> None:
+    _, report = await usage(used, "?by=hour&days=2")
+    hours = [datetime.fromisoformat(row["hour"]) for row in report["usage"]]
+    assert all(abs(time.time() - hour.timestamp()) < 7200 and hour.minute == 0 for hour in hours)
+    assert sum(row["requests"] for row in report["usage"]) == 4
+
+
+@pytest.mark.parametrize("cost", [{"input": -1.0, "output": 1.0}, {"input": 1.0}, {"input": "inf", "output": 1.0}])
+def test_catalog_rejects_invalid_prices(cost: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Catalog.model_validate({"models": [{"id": "Org/M", "cost": cost}]})
 
 
 async def test_user_gets_only_the_own_account(used: Cortex) -> None:

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from helexa.core.fleet import ModelInfo
 from helexa.cortex.config import NeuronSection, RoutingSection
-from helexa.cortex.fleet.breaker import WARY_SECS, Breaker, Breakers
+from helexa.cortex.fleet.breaker import ANY, COOLDOWN_SECS, MAX_BREAKERS, Breaker, Breakers, Requester
 from helexa.cortex.fleet.fleet import MAX_BUSY_SECS, Fleet, Report
 
 PAIR = ("n1", "M")
+KEY = (*PAIR, ANY)
 RESET = 10.0
 
 
@@ -51,14 +52,14 @@ def test_late_results_do_not_change_an_open_breaker() -> None:
     assert failed(5, 1.0, opened).state(RESET) == "half-open"
 
 
-def test_pair_is_wary_briefly_after_a_fault_or_busy_response() -> None:
+def test_pair_cools_down_after_an_error_or_busy_response() -> None:
     breakers = Breakers(3, RESET)
     breakers.failed(PAIR, 0.0)
-    assert (breakers.wary(WARY_SECS / 2), breakers.changes_at(WARY_SECS / 2)) == ({PAIR}, WARY_SECS)
-    assert breakers.wary(WARY_SECS) == frozenset()
+    assert (breakers.cooling_down(COOLDOWN_SECS / 2), breakers.changes_at(COOLDOWN_SECS / 2)) == ({PAIR}, COOLDOWN_SECS)
+    assert breakers.cooling_down(COOLDOWN_SECS) == frozenset()
     breakers.busy(PAIR, 5.0, 2.0)
     breakers.ok(PAIR, 5.5)
-    assert breakers.wary(6.0) == {PAIR}
+    assert breakers.cooling_down(6.0) == {PAIR}
     breakers.ok(PAIR, 8.0)
     assert PAIR not in breakers
 
@@ -71,20 +72,20 @@ def test_any_events_admit_one_probe_at_a_time_and_recover(events: Any, failures:
     breakers, now, probes = Breakers(failures, RESET), 0.0, 0
     consecutive_faults = 0
     for move, secs in events:
-        was_open = PAIR in breakers.open(now)
+        was_open = KEY in breakers.open(now)
         if move == "wait":
             now += secs
         elif move == "began":
             probe = breakers.began(PAIR, now)
             assert not (probe and was_open)
-            probes += probe
+            probes += len(probe)
         elif move == "ended" and probes:
-            breakers.ended(PAIR, now)
+            breakers.ended([KEY], now)
             probes = 0
         elif move == "ok":
             breakers.ok(PAIR, now)
             consecutive_faults = 0
-            probes = 0 if PAIR not in breakers.open(now) else probes
+            probes = 0 if KEY not in breakers.open(now) else probes
         elif move == "fault":
             consecutive_faults += 1
             state = breakers.failed(PAIR, now)
@@ -92,12 +93,12 @@ def test_any_events_admit_one_probe_at_a_time_and_recover(events: Any, failures:
             assert state == "open" or consecutive_faults < failures
         elif move == "busy":
             breakers.busy(PAIR, now, secs)
-            assert (PAIR in breakers.open(now)) is was_open
+            assert (KEY in breakers.open(now)) is was_open
         assert probes <= 1
         assert now < breakers.changes_at(now)
-    breakers.ended(PAIR, now)
-    assert PAIR not in breakers.open(now + RESET)
-    assert not breakers.wary(now + RESET)
+    breakers.ended([KEY], now)
+    assert KEY not in breakers.open(now + RESET)
+    assert not breakers.cooling_down(now + RESET)
 
 
 class Clock:
@@ -118,13 +119,13 @@ def test_fleet_view_follows_the_breakers() -> None:
     clock = Clock()
     fleet = fleet_with(clock, breaker_failures=2, breaker_reset_secs=RESET)
     fleet.transport_failed("n1", "M")
-    assert (fleet.view().open, fleet.view().wary) == (frozenset(), {PAIR})
+    assert (fleet.view().open, fleet.view().cooling_down) == (frozenset(), {PAIR})
     fleet.transport_failed("n1", "M")
-    assert fleet.view().open == {PAIR}
+    assert fleet.view().open == {KEY}
     clock.now += RESET
     assert fleet.view().open == frozenset()
     with fleet.request("n1", "M"):
-        assert fleet.view().open == {PAIR}  # the probe is in progress
+        assert fleet.view().open == {KEY}  # the probe is in progress
     assert fleet.view().open == frozenset()  # the probe had no result
     with fleet.request("n1", "M"):
         fleet.transport_ok("n1", "M")
@@ -137,9 +138,9 @@ def test_busy_time_is_bounded() -> None:
     clock = Clock()
     fleet = fleet_with(clock)
     fleet.busy("n1", "M", 1e9)
-    assert (fleet.view().wary, fleet.view().open) == ({PAIR}, frozenset())
+    assert (fleet.view().cooling_down, fleet.view().open) == ({PAIR}, frozenset())
     clock.now += MAX_BUSY_SECS
-    assert fleet.view().wary == frozenset()
+    assert fleet.view().cooling_down == frozenset()
 
 
 def test_breakers_of_removed_models_and_nodes_are_deleted() -> None:
@@ -147,7 +148,7 @@ def test_breakers_of_removed_models_and_nodes_are_deleted() -> None:
     fleet = fleet_with(clock, breaker_failures=1)
     fleet.transport_failed("n1", "M")
     fleet.transport_failed("nobody", "M")
-    assert fleet.view().open == {PAIR}
+    assert fleet.view().open == {KEY}
     fleet.answered("n1", Report(models={}), clock.now)
     assert fleet.view().open == frozenset()
     fleet.transport_failed("n1", "M")
@@ -162,8 +163,50 @@ def test_breaker_resets_when_a_node_comes_back_up() -> None:
     for _ in range(2):
         fleet.missed("n1", "slow")
     fleet.answered("n1", Report(models={"M": ModelInfo(id="M")}), clock.now)
-    assert fleet.view().open == {PAIR}
+    assert fleet.view().open == {KEY}
     for _ in range(3):
         fleet.missed("n1", "gone")
     fleet.answered("n1", Report(models={"M": ModelInfo(id="M")}), clock.now)
     assert fleet.view().open == frozenset()
+
+
+def test_failures_of_one_client_open_the_breaker_only_for_this_client() -> None:
+    clock = Clock()
+    fleet = fleet_with(clock, breaker_failures=3)
+    for _ in range(9):
+        fleet.transport_failed("n1", "M", "eve")
+    assert fleet.view().open == {("n1", "M", "eve")}
+    fleet.transport_ok("n1", "M", "bob")
+    fleet.transport_failed("n1", "M", "eve")
+    fleet.transport_failed("n1", "M", "eve")
+    fleet.transport_failed("n1", "M", "bob")
+    assert fleet.view().open == {("n1", "M", "eve"), ("n1", "M", ANY)}  # requests of two clients failed in a row
+
+
+def test_failures_of_one_client_open_the_breaker_for_all_if_polls_fail_too() -> None:
+    fleet = fleet_with(Clock(), breaker_failures=1)
+    fleet.missed("n1", "refused")
+    fleet.transport_failed("n1", "M", "bob")
+    assert ("n1", "M", ANY) in fleet.view().open
+
+
+def test_each_client_gets_a_probe() -> None:
+    clock = Clock()
+    fleet = fleet_with(clock, breaker_failures=1, breaker_reset_secs=RESET)
+    fleet.transport_failed("n1", "M", "eve")
+    clock.now += RESET
+    assert not fleet.view().open
+    with fleet.request("n1", "M", Requester("eve")):
+        assert fleet.view().open == {("n1", "M", "eve")}
+        fleet.transport_ok("n1", "M", "eve")
+        assert not fleet.view().open
+
+
+def test_number_of_breakers_is_bounded() -> None:
+    breakers = Breakers(1, RESET)
+    breakers.failed(("other node", "M"), 0.0)
+    for number in range(3 * MAX_BREAKERS):
+        breakers.failed(PAIR, 0.0, f"client {number}")
+    assert len(breakers.open(0.0)) == MAX_BREAKERS
+    assert ("other node", "M", ANY) in breakers.open(0.0)
+    assert (*PAIR, ANY) in breakers.open(0.0)

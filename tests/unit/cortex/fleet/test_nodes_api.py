@@ -14,12 +14,12 @@ from starlette.routing import Route
 
 from cortex.running_gateway import eventually, listening
 from helexa.core.errors import ApiError
-from helexa.core.fleet import ModelInfo
+from helexa.core.fleet import Health, ModelInfo, ModelLoad
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet, Report
-from helexa.cortex.lifecycle.load_report import LoadReport
-from helexa.cortex.requests.error_response import handle_api_error
-from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, uncordon_node
+from helexa.cortex.lifecycle.load_queue import LoadReport
+from helexa.cortex.routes.access import handle_api_error
+from helexa.cortex.routes.admin import cordon_node, drain_node, list_nodes, uncordon_node
 from helexa.http.listener import Listener
 
 
@@ -83,6 +83,19 @@ async def test_drain_responds_when_the_node_is_empty(api: Api) -> None:
         )
         assert not drain.done()
     assert await drain == (200, {"name": "n1", "cordoned": True, "in_flight": 0, "loading": 0})
+
+
+async def test_down_node_has_no_memory_and_no_speed(api: Api) -> None:
+    load = ModelLoad(id="M", tok_s_decode=5.0)
+    health = Health(memory_free_mb=100, memory_total_mb=200, models=[load])
+    api.fleet.answered("n1", Report(models={"M": ModelInfo(id="M")}, health=health), 0.0)
+    [node] = await api.nodes()
+    assert (node["memory_free_mb"], node["load"][0]["tok_s_decode"]) == (100, 5.0)
+    for _ in range(3):
+        api.fleet.missed("n1", "gone")
+    [node] = await api.nodes()
+    assert not node["healthy"]
+    assert not {"memory_free_mb", "load", "devices"} & node.keys()
 
 
 async def test_node_list_shows_activity_and_no_secret(api: Api) -> None:

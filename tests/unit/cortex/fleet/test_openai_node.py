@@ -1,21 +1,20 @@
 """OpenAI-compatible servers as nodes: the reports of each kind, from scripted responses on real sockets."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from cortex.fake_node import COMPLETION
-from cortex.running_gateway import eventually, running_cortex
+from cortex.running_gateway import eventually, open_client, running_cortex
 from helexa.core.fleet import ModelInfo
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet
-from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.poller import Poller
 
 VLLM_METRICS = """\
@@ -23,7 +22,7 @@ VLLM_METRICS = """\
 vllm:num_requests_running{engine="0",model_name="Qwen/Qwen3-8B"} 3.0
 vllm:num_requests_running{engine="1",model_name="Qwen/Qwen3-8B"} 1.0
 vllm:num_requests_waiting{engine="0",model_name="Qwen/Qwen3-8B"} 2.0
-vllm:num_requests_waiting{engine="0",model_name="somebody else"} 9.0
+vllm:num_requests_waiting{engine="0",model_name="another model"} 9.0
 vllm:num_requests_waiting_by_reason{engine="0",model_name="Qwen/Qwen3-8B"} 9.0
 """
 
@@ -71,10 +70,10 @@ def listing(*entries: dict[str, Any]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def watched(server: Server, bearer: str | None = None) -> AsyncIterator[tuple[Fleet, Poller]]:
-    async with server.serving(), aiohttp.ClientSession() as session:
+    async with server.serving(), open_client() as client:
         section = {"name": "box", "endpoint": server.url, "kind": "openai", "bearer": bearer}
         fleet = Fleet([NeuronSection.model_validate(section)])
-        yield fleet, Poller(fleet, NodeClient(session), 1.0)
+        yield fleet, Poller(fleet, client, 1.0)
 
 
 async def models(server: Server) -> dict[str, ModelInfo]:
@@ -99,6 +98,23 @@ async def test_vllm_reports_context_limit_and_load() -> None:
         assert context(node.models["Qwen/Qwen3-8B"]) == 40960
         assert node.other_requests == {"Qwen/Qwen3-8B": 5}  # six in total, one of them from this gateway
         assert node.url("Qwen/Qwen3-8B") == server.url
+
+
+async def test_load_of_vllm_is_polled_during_its_answers_but_not_its_models() -> None:
+    entry = {"id": "Qwen/Qwen3-8B", "owned_by": "vllm", "max_model_len": 40960}
+    server = Server({"/v1/models": listing(entry), "/metrics": ""})
+    async with watched(server) as (fleet, poller):
+        poller.interval_secs = 0.01
+        polling = asyncio.create_task(poller.run())
+        await eventually(lambda: fleet.node("box").healthy)
+        with fleet.request("box", "Qwen/Qwen3-8B"):
+            await eventually(lambda: server.polled_paths[-5:] == ["/metrics"] * 5)
+            server.responses["/metrics"] = VLLM_METRICS
+            await eventually(lambda: fleet.node("box").other_requests == {"Qwen/Qwen3-8B": 5})
+            assert server.polled_paths[-5:] == ["/metrics"] * 5
+        await eventually(lambda: server.polled_paths[-2:] == ["/v1/models", "/metrics"])
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
 
 
 async def test_llama_cpp_reports_the_context_of_a_slot() -> None:
@@ -183,6 +199,11 @@ async def test_invalid_fields_are_ignored() -> None:
     assert list(await models(Server(wild))) == ["m"]
 
 
+async def test_models_with_unprintable_or_very_long_ids_are_not_listed() -> None:
+    entries = [{"id": id} for id in ("a\nb", "\x1b[31mred", "rtl\u202e", "x" * 100_000, "", "ok")]
+    assert list(await models(Server({"/v1/models": listing(*entries)}))) == ["ok"]
+
+
 async def test_bearer_is_sent_to_the_node_and_not_shown() -> None:
     server = Server({"/v1/models": listing({"id": "m"})}, key="s3cret")
     async with watched(server, bearer="s3cret") as (fleet, poller):
@@ -214,3 +235,13 @@ async def test_models_of_a_backend_are_served_by_id_and_alias() -> None:
             assert (await cortex.get("/health"))["status"] == "ok"
             assert "s3cret" not in json.dumps(await cortex.get("/api/nodes"))
     assert not [path for path in server.polled_paths if path in ("/models", "/models/load", "/discovery", "/health")]
+
+
+async def test_unusable_model_ids_are_refused_and_long_ones_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    ids = ["good/Model-7B:q4 (new)", "", "a\nb", "a\x1b[2J", "a\u202eb", "a\u200bb", "a" * 257, "--exec=x", "b" * 256]
+    server = Server({"/v1/models": listing(*({"id": id} for id in ids))})
+    async with watched(server) as (fleet, poller):
+        await poller.poll("box")
+        await poller.poll("box")
+        assert [*fleet.node("box").models] == [ids[0], ids[-1]]
+    assert len([record for record in caplog.records if "node=box ids=2" in record.getMessage()]) == 1

@@ -5,7 +5,7 @@ import ipaddress
 import pytest
 
 from helexa.core.address import host_pattern
-from helexa.cortex.images.allowed_hosts import is_allowed, is_reachable
+from helexa.cortex.images.image_fetcher import is_allowed, is_reachable
 
 
 @pytest.mark.parametrize("text", ["a.example.com", "*", "*.example.com", "A.example.com:8080", "*:99", "[::1]:80"])
@@ -72,6 +72,7 @@ def test_host_is_allowed_by_pattern(host: str, port: int, pattern: str, *, allow
                 *("192.0.2.1", "198.18.0.1", "224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255"),
                 *("::", "::1", "fe80::1", "fc00::1", "ff02::1", "ff0e::1", "2001:db8::1"),
                 *("::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::a00:1", "2002:7f00:1::", "2001::1"),
+                *("::127.0.0.1", "fec0::1", "64:ff9b:1::a00:1"),
             )
         ),
     ],

@@ -14,7 +14,7 @@ from cortex.images.image_server import PNG, PNG_URL, ImageServer, image_server
 from helexa.core.errors import ApiError
 from helexa.cortex.config import ImagesSection
 from helexa.cortex.images.image_fetcher import MAX_REDIRECTS, MAX_WAITING, FetchMemory, ImageFetcher
-from helexa.http.body_budget import BodyBudget
+from helexa.http.server_state import BodyBudget
 
 LOOPBACK = ["127.0.0.0/8"]
 
@@ -62,7 +62,7 @@ async def test_private_address_is_never_contacted(server: ImageServer, host: str
     section = settings(server, allowed_hosts=[f"*:{server.port}", "*"], private_networks=[])
     code, message = await rejection(section, f"http://{host}:{server.port}/a.png")
     assert (code, server.requests) == ("invalid_image_url", [])
-    assert message == "image 1 of the request is at an address that is not public"
+    assert message == "image 1 of the request is at an address that is not public; send a data URL"
 
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433"])
@@ -117,6 +117,18 @@ async def test_name_is_resolved_once(server: ImageServer, monkeypatch: pytest.Mo
     assert server.requests[0].headers["host"] == f"images.test:{server.port}"
 
 
+async def test_next_address_of_a_name_is_tried_after_a_refused_connection(
+    server: ImageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve(monkeypatch, ["127.0.0.9", "127.0.0.1"])  # the server listens on 127.0.0.1 only
+    assert await fetch(settings(server), f"http://images.test:{server.port}/a.png") == [PNG_URL]
+
+
+async def test_other_letters_than_those_of_urls_are_escaped(server: ImageServer) -> None:
+    assert await fetch(settings(server), f"http://127.0.0.1:{server.port}/d/../ü b%2Fc.png?q=ä&r=1 2%#x") == [PNG_URL]
+    assert server.requests[0].rel_url.raw_path_qs == "/%C3%BC%20b%2Fc.png?q=%C3%A4&r=1+2%25"
+
+
 async def test_every_address_of_a_name_must_be_public(server: ImageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     resolve(monkeypatch, ["127.0.0.1", "10.0.0.1"])
     code, _ = await rejection(settings(server), f"http://images.test:{server.port}/a.png")
@@ -142,7 +154,14 @@ async def test_redirect_to_a_private_address_is_not_followed(
 
 
 @pytest.mark.parametrize(
-    "target", ["http://127.0.0.2:{port}/a.png", "http://127.0.0.1:1/", "ftp://127.0.0.1/", "data:,x"]
+    "target",
+    [
+        "http://127.0.0.2:{port}/a.png",
+        "http://127.0.0.1:1/",
+        "ftp://127.0.0.1/",
+        "data:,x",
+        "http://user@127.0.0.1:{port}/",
+    ],
 )
 async def test_redirect_to_another_host_is_not_followed(server: ImageServer, target: str) -> None:
     server.respond = redirect(target.format(port=server.port))
@@ -166,7 +185,7 @@ async def test_redirects_are_limited(server: ImageServer) -> None:
     server.respond = redirect("/start")
     code, message = await rejection(settings(server), f"http://127.0.0.1:{server.port}/start")
     assert (code, len(server.requests)) == ("failed_to_download_image", MAX_REDIRECTS + 1)
-    assert message.endswith(f"redirects more than {MAX_REDIRECTS} times")
+    assert message.endswith(f"redirects more than {MAX_REDIRECTS} times; send the last URL, or a data URL")
 
 
 async def test_large_file_is_not_read_to_its_end(server: ImageServer) -> None:
@@ -183,7 +202,7 @@ async def test_large_file_is_not_read_to_its_end(server: ImageServer) -> None:
 
     server.respond = respond
     code, message = await rejection(settings(server, max_image_mb=1), server.url)
-    assert (code, message) == ("image_too_large", "image 1 of the request is larger than 1048576 bytes")
+    assert (code, message) == ("image_too_large", "image 1 of the request is larger than 1048576 bytes; shrink it")
     assert sent < 30 << 20  # the rest of 64 MiB was not sent, apart from the sockets' buffers
 
 
@@ -212,7 +231,7 @@ async def test_slow_server_is_given_up(server: ImageServer, stage: str) -> None:
     server.respond = respond
     code, message = await rejection(settings(server, fetch_timeout_secs=0.3), server.url)
     assert code == "failed_to_download_image"
-    assert message == "image 1 of the request was not received within 0.3 s"
+    assert message == "image 1 of the request was not received within 0.3 s; try again, or send a data URL"
 
 
 @pytest.mark.parametrize(
@@ -239,7 +258,10 @@ async def test_unreachable_server_is_an_error_of_the_request(server: ImageServer
         port = unused.getsockname()[1]
         section = settings(server, allowed_hosts=[f"*:{port}"])
         code, message = await rejection(section, f"http://127.0.0.1:{port}/a.png")
-    assert (code, message) == ("failed_to_download_image", "image 1 of the request could not be fetched")
+    assert (code, message) == (
+        "failed_to_download_image",
+        "image 1 of the request could not be fetched; try again, or send a data URL",
+    )
 
 
 async def test_memory_is_limited_and_released(server: ImageServer) -> None:

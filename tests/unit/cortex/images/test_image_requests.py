@@ -18,8 +18,8 @@ from cortex.anthropic.conversation_node import talking
 from cortex.fake_node import COMPLETION, FakeNode
 from cortex.images.image_server import PNG, PNG_URL, ImageServer, image_server
 from cortex.running_gateway import Cortex, eventually, running_cortex
-from helexa.cortex.usage.image_tokens import TYPICAL_TOKENS
-from helexa.cortex.usage.media_tokens import IMAGE_TOKENS
+from helexa.cortex.forwarding.request_limits import IMAGE_TOKENS
+from helexa.cortex.images.image_file import TYPICAL_TOKENS
 
 BASE64 = base64.b64encode(PNG).decode()
 SOURCE = {"type": "base64", "media_type": "image/png", "data": BASE64}
@@ -111,7 +111,7 @@ async def test_repeated_image_counts_each_time(node: FakeNode, server: ImageServ
     assert len(node.bodies) == 1
 
 
-async def test_responses_images(node: FakeNode, server: ImageServer) -> None:
+async def test_images_of_the_responses_api_are_fetched(node: FakeNode, server: ImageServer) -> None:
     async with running_cortex(node, settings=fetching(server)) as cortex, openai_client(cortex) as client:
         picture = {"type": "input_image", "image_url": server.url, "detail": "original"}
         items: Any = [
@@ -132,7 +132,7 @@ async def test_responses_images(node: FakeNode, server: ImageServer) -> None:
         assert (rejected.value.code, rejected.value.param) == ("unsupported_parameter", "input.0.content.0.file_id")
 
 
-async def test_anthropic_images(node: FakeNode, server: ImageServer) -> None:
+async def test_images_of_the_messages_api_are_fetched(node: FakeNode, server: ImageServer) -> None:
     """Images in messages and in tool results, as base64 and as URLs."""
     async with running_cortex(node, settings=fetching(server)) as cortex, talking(cortex) as client:
         remote = {"type": "image", "source": {"type": "url", "url": server.url}}
@@ -187,11 +187,11 @@ TEXT_ONLY = [
 ]
 
 
-@pytest.mark.parametrize(("report", "catalogue"), TEXT_ONLY)
-async def test_text_model_rejects_images(report: dict[str, Any], catalogue: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("report", "catalog"), TEXT_ONLY)
+async def test_text_model_rejects_images(report: dict[str, Any], catalog: dict[str, Any]) -> None:
     async with (
         FakeNode().holds("Org/M", **report).serving() as node,
-        running_cortex(node, **catalogue) as cortex,
+        running_cortex(node, **catalog) as cortex,
         openai_client(cortex) as client,
         talking(cortex) as claude,
     ):
@@ -274,7 +274,7 @@ async def test_budget_reserves_image_tokens_and_not_bytes(node: FakeNode) -> Non
     async def observe(node: FakeNode, request: web.Request) -> web.StreamResponse:
         if request.path == "/tokenize":
             return web.json_response({"count": 9000})
-        reserved.extend(one.tokens for one in cortex.gateway.ledger._committer.budgets.open.values())
+        reserved.extend(one.tokens for one in cortex.gateway.ledger._group_commit.budgets.open.values())
         return web.Response(body=COMPLETION, content_type="application/json")
 
     node.speak = observe
@@ -315,7 +315,7 @@ async def test_settings_are_reloaded(cortex: Cortex, server: ImageServer) -> Non
     gateway = cortex.gateway
     assert (await cortex.ask(messages=user(image(server.url))))[0] == 400
     images = gateway.config.images.model_validate(fetching(server)["images"])
-    gateway.configure(gateway.config.model_copy(update={"images": images}), gateway.catalogue)
+    gateway.configure(gateway.config.model_copy(update={"images": images}), gateway.catalog)
     assert (await cortex.ask(messages=user(image(server.url))))[0] == 200
 
 

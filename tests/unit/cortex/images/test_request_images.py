@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from cortex.images.image_server import PNG_URL
 from helexa.core.errors import ApiError
+from helexa.cortex.forwarding.request_limits import PromptImages
+from helexa.cortex.images.image_file import MIN_TOKENS
 from helexa.cortex.images.request_images import ImageLimits, RemoteImage, check_images, count_images, replace_urls
-from helexa.cortex.usage.image_tokens import MIN_TOKENS
-from helexa.cortex.usage.media_tokens import PromptImages
 
 LIMITS = ImageLimits(max_images=3, max_bytes=1000, fetches=True)
 NO_FETCHES = ImageLimits(max_images=3, max_bytes=1000, fetches=False)

@@ -3,34 +3,24 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from time import monotonic
+from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import pytest
 
 from cortex.fake_node import FakeNode
-from cortex.running_gateway import eventually
-from helexa.core.catalogue import Catalogue
+from cortex.running_gateway import eventually, open_client
+from helexa.core.catalog import Catalog
 from helexa.core.errors import ApiError
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.fleet.fleet import Fleet
-from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.poller import Poller
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
-from helexa.cortex.routing.router import WarmRoute
+from helexa.cortex.lifecycle.load_queue import WaitingRequest
+from helexa.cortex.routing import WarmRoute
 
 SIZES = {"A": 6000, "B": 7000, "C": 3000, "Pinned": 6000}
 MODELS: list[dict[str, Any]] = [{"id": model, "vram_mb": size} for model, size in SIZES.items()]
-
-
-@dataclass(frozen=True)
-class Waiter:
-    """A request that waits for its model."""
-
-    priority: int = 0
-    enqueued: float = field(default_factory=monotonic)
 
 
 @dataclass
@@ -43,7 +33,7 @@ class Stage:
     evicted: list[tuple[str, str]]
 
     def ask(self, model: str) -> asyncio.Task[WarmRoute]:
-        return asyncio.create_task(self.lifecycle.serve(model, Waiter()))
+        return asyncio.create_task(self.lifecycle.serve(model, WaitingRequest()))
 
     def holds(self, node: str) -> set[str]:
         return set(self.fleet.node(node).models)
@@ -76,13 +66,13 @@ async def stage(
     )
     loaded: list[tuple[str, str]] = []
     evicted: list[tuple[str, str]] = []
-    async with aiohttp.ClientSession() as session:
-        fleet, client = Fleet(config.neurons), NodeClient(session)
+    async with open_client() as client:
+        fleet = Fleet(config.neurons)
         lifecycle = Lifecycle(
             fleet,
             client,
             config,
-            Catalogue.model_validate({"models": models}),
+            Catalog.model_validate({"models": models}),
             loaded=lambda model, node: loaded.append((model, node)),
             evicted=lambda model, node: evicted.append((model, node)),
         )

@@ -138,6 +138,6 @@ async def test_explain_does_not_load_or_unload() -> None:
             "n1",
             ["A"],
         )
-        assert explanation["candidates"][0]["verdict"] == "needs 6000 MB, 2000 free, could evict A (never used)"
+        assert explanation["candidates"][0]["verdict"] == "needs 5.86 GB, 1.95 GB free, could evict A (never used)"
         assert (await cortex.get("/api/explain"))["error"]["code"] == "missing_model_field"
         assert (node.unloads, node.loads) == ([], [])

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from helexa.core.catalogue import Profile
+from helexa.core.catalog import Profile
 from helexa.core.fleet import Discovery
-from helexa.cortex.lifecycle.hardware_fit import DevicePool, device_pools, misfit
-from helexa.cortex.lifecycle.memory_estimator import HOST
+from helexa.cortex.lifecycle.memory import HOST, DevicePool, device_pools, misfit
 
 
 def facts(*gpus: str, ranks: int | None = None) -> Discovery:
@@ -47,14 +46,14 @@ def test_pools_of_devices_that_can_hold_the_model(node: Discovery, needed: Profi
         (facts(), profile(2), "needs 2 devices; the node can divide a model among 1"),
         (facts(ranks=2), profile(3), "needs 3 devices; the node can divide a model among 2"),
         (facts(ranks=2), profile(2, floor=1), "needs 2 devices of 1 MB; the node has no accelerator"),
-        (facts(), profile(1, floor=8000), "needs 1 device of 8000 MB; the node has no accelerator"),
+        (facts(), profile(1, floor=8000), "needs 1 device of 7.81 GB; the node has no accelerator"),
         (facts("A24", "A24", ranks=1), profile(2), "needs 2 devices; the node can divide a model among 1"),
         (
             facts("A24", "B24", "A12", ranks=2),
             profile(2, 20000),
-            "needs 2 devices of 20000 MB; the node has 1 that are alike",
+            "needs 2 devices of 19.5 GB; the node has 1 that are alike",
         ),
-        (facts("A24", "A24", ranks=2), profile(2, floor=30000), "needs 2 devices of 30000 MB; the node has none"),
+        (facts("A24", "A24", ranks=2), profile(2, floor=30000), "needs 2 devices of 29.3 GB; the node has none"),
         (facts("A24"), profile(2), "needs 2 devices; the node has 1"),
     ],
 )

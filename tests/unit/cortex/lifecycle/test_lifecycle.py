@@ -18,6 +18,12 @@ async def one_card(*resident: str, total_mb: int = 8000) -> AsyncIterator[FakeNo
         yield node
 
 
+async def polled_again(node: FakeNode) -> None:
+    """Wait for five more polls; each of them makes the gateway decide anew about loads and evictions."""
+    polls = node.polled_paths.count("/models")
+    await eventually(lambda: node.polled_paths.count("/models") >= polls + 5)
+
+
 async def test_concurrent_requests_load_once_and_models_load_in_parallel() -> None:
     async with one_card(total_mb=16000) as node, stage(node) as s:
         node.may_load.clear()
@@ -44,7 +50,7 @@ async def test_only_as_many_models_as_needed_are_evicted() -> None:
         assert node.unloads == ["A"]
 
 
-async def test_unreported_model_size_is_taken_from_the_catalogue() -> None:
+async def test_unreported_model_size_is_taken_from_the_catalog() -> None:
     async with one_card("A") as node, stage(node) as s:
         assert s.fleet.node("n1").models["A"].vram_used_mb is None
         await s.ask("B")
@@ -56,7 +62,7 @@ async def test_model_of_higher_rank_is_not_evicted() -> None:
     async with one_card("Pinned") as node, stage(node, models=models) as s:
         error = await s.refused("B")
         assert (error.status, error.code, error.retry_after) == (503, "service_unavailable", 30)
-        assert "it needs 7000 MB" in str(error)
+        assert "it needs 6.84 GB" in str(error)
         assert node.unloads == []
         assert s.settled()
 
@@ -67,8 +73,7 @@ async def test_busy_model_is_drained_before_eviction() -> None:
             ask_b = s.ask("B")
             await eventually(lambda: ("n1", "A") in s.fleet.view().draining)
             ask_a = s.ask("A")  # arrives during the drain: waits for a reload
-            for _ in range(20):
-                await asyncio.sleep(0.01)
+            await polled_again(node)
             assert node.unloads == []
         await ask_b
         await ask_a
@@ -80,8 +85,7 @@ async def test_busy_model_is_not_drained_within_swap_wait() -> None:
         with s.fleet.request("n1", "A"):
             ask_b = s.ask("B")
             await eventually(lambda: s.lifecycle.progress("B"))
-            for _ in range(20):
-                await asyncio.sleep(0.01)
+            await polled_again(node)
             progress = s.lifecycle.progress("B")
             assert progress is not None and progress.stage == "waiting for memory on n1"
             assert ("n1", "A") not in s.fleet.view().draining
@@ -146,6 +150,55 @@ async def test_failed_load_is_retried_on_another_node_with_back_off() -> None:
         assert error.retry_after in range(1, 6)
 
 
+@pytest.mark.parametrize("stated", [True, False])
+async def test_idle_model_is_evicted_within_the_memory_limit_of_a_node(stated: bool) -> None:
+    sizes = {"A": 700, "B": 600}
+    models = [{"id": model} | ({"vram_mb": size} if stated else {}) for model, size in sizes.items()]
+    async with FakeNode().with_memory_limit(1000, sizes).serving() as node, stage(node, models=models) as s:
+        for model in ("B", "A", "B"):
+            assert (await s.ask(model)).node == "n1"
+            assert s.holds("n1") == {model}
+            await eventually(lambda model=model: s.fleet.node("n1").models[model].granted_mb == sizes[model])
+
+
+async def test_rejected_load_that_the_node_has_reported_is_planned_again() -> None:
+    models = [{"id": "A"}, {"id": "B"}]
+    async with (
+        FakeNode().with_memory_limit(1000, {"A": 700, "B": 600}).serving() as node,
+        stage(node, models=models) as s,
+    ):
+        await s.ask("B")
+        await eventually(lambda: s.fleet.node("n1").models["B"].granted_mb == 600)
+        node.may_load.clear()
+        request = s.ask("A")
+        await eventually(lambda: "A" in s.holds("n1") and s.fleet.node("n1").models["A"].status == "loading")
+        node.may_load.set()
+        assert (await request).node == "n1"
+        assert (node.unloads, len(node.loads)) == (["B"], 3)
+
+
+async def test_model_beyond_the_memory_limit_is_rejected_for_good() -> None:
+    models = [{"id": "A"}, {"id": "B"}]
+    async with (
+        FakeNode().with_memory_limit(1000, {"A": 1001, "B": 600}).serving() as node,
+        stage(node, models=models) as s,
+    ):
+        await s.ask("B")
+        assert (await s.refused("A")).retry_after is None
+        assert node.unloads == []
+
+
+async def test_model_that_needs_the_memory_of_a_pinned_model_gets_a_retry_after() -> None:
+    models = [{"id": "A"}, {"id": "B", "residency_priority": 1000}]
+    async with (
+        FakeNode().with_memory_limit(1000, {"A": 700, "B": 600}).serving() as node,
+        stage(node, models=models) as s,
+    ):
+        await s.ask("B")
+        assert (await s.refused("A")).retry_after
+        assert node.unloads == []
+
+
 async def test_permanent_load_failure_has_no_retry_after() -> None:
     async with one_card() as node, stage(node) as s:
         node.load_error = (422, {"error": {"kind": "quant_not_found", "available": ["q8_0"]}})
@@ -190,7 +243,7 @@ async def test_long_wait_ends_with_retry_after() -> None:
         node.may_load.clear()
         error = await s.refused("A")
         assert (error.status, error.retry_after) == (503, 10)
-        assert str(error) == "model 'A' is still loading"
+        assert str(error) == "model 'A' is still loading; retry in 10 s"
         node.may_load.set()
         await eventually(lambda: "A" in s.holds("n1"))
 
@@ -217,9 +270,9 @@ async def test_wait_longer_than_the_limit_is_rejected_at_once() -> None:
 async def test_many_unloads_on_a_node_log_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with one_card("A") as node, stage(node, defrag_after_cycles=2) as s:
         await s.ask("B")
-        assert "has unloaded" not in caplog.text
+        assert "has unloaded many models" not in caplog.text
         await s.ask("A")
-        assert "node n1 has unloaded 2 models" in caplog.text
+        assert "node=n1 unloads=2" in caplog.text
 
 
 async def test_idle_models_are_unloaded_unless_pinned() -> None:
@@ -235,8 +288,7 @@ async def test_rejected_unload_is_not_repeated_at_once() -> None:
     async with one_card("A") as node, stage(node, idle_ttl_secs=0.1) as s:
         node.unload_error = (500, {"error": "busy"})
         await eventually(lambda: node.unloads)
-        for _ in range(20):
-            await asyncio.sleep(0.01)
+        await polled_again(node)
         assert node.unloads == ["A"] and s.evicted == []
         assert not s.fleet.view().draining
 

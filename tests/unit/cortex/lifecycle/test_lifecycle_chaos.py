@@ -8,9 +8,10 @@ from time import monotonic
 import pytest
 
 from cortex.fake_node import FakeNode
-from cortex.lifecycle.running_lifecycle import SIZES, Stage, Waiter, stage
+from cortex.lifecycle.running_lifecycle import SIZES, Stage, stage
 from cortex.running_gateway import eventually
 from helexa.core.errors import ApiError
+from helexa.cortex.lifecycle.load_queue import WaitingRequest
 
 ROUNDS = 150
 RESIDENCY_SECS = 0.1
@@ -26,7 +27,7 @@ async def client(s: Stage, rng: random.Random, nodes: list[FakeNode]) -> str:
     model = rng.choice(list(SIZES))
     try:
         async with asyncio.timeout(rng.choice((0.05, 0.5, 60))):
-            target = await s.lifecycle.serve(model, Waiter())
+            target = await s.lifecycle.serve(model, WaitingRequest())
     except TimeoutError:
         return "gone"
     except ApiError as error:

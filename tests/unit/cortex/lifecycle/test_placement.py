@@ -1,7 +1,7 @@
 """Placement and eviction decisions as pure functions of a fleet snapshot."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa.core.catalogue import Catalogue, Profile
+from helexa.core.catalog import Catalog, Profile
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, Health, ModelInfo
+from helexa.core.local_models import LocalModel, LocalModels
 from helexa.cortex.config import EvictionSection
-from helexa.cortex.fleet.fleet_view import FleetView, Node
+from helexa.cortex.fleet.fleet_view import FleetView, LocalIndex, Node
 from helexa.cortex.lifecycle.evictor import expired_models, plan_eviction
 from helexa.cortex.lifecycle.explain import explain
-from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
-from helexa.cortex.lifecycle.history import MAX_BACKOFF_SECS, History
-from helexa.cortex.lifecycle.memory_estimator import READING_LAG_SECS, MemoryChange, MemoryEstimator, additional_mb
+from helexa.cortex.lifecycle.fleet_snapshot import MAX_BACKOFF_SECS, Failure, FleetSnapshot, History
+from helexa.cortex.lifecycle.load_queue import QueuedModel as Queued
+from helexa.cortex.lifecycle.load_queue import decide
+from helexa.cortex.lifecycle.memory import READING_LAG_SECS, MemoryChange, MemoryEstimator, additional_mb
 from helexa.cortex.lifecycle.placement import ColdPlacement, DelayedPlacement, place
-from helexa.cortex.lifecycle.swap_queue import decide
 
 NOW = 1000.0
 
@@ -33,6 +34,7 @@ def node(name: str, *models: str, gpus: Sequence[int] = (24000,), free: Sequence
     return Node(
         name,
         f"http://{name}",
+        polled=True,
         healthy=fields.pop("healthy", True),
         discovery=Discovery.model_validate(facts),
         health=Health.model_validate({"devices": readings}) if free else None,
@@ -51,19 +53,17 @@ def with_ranks(node: Node, ranks: int, kinds: str = "") -> Node:
     return replace(node, discovery=node.discovery.model_copy(update=update))
 
 
-def catalogue(**sizes: int | dict[str, Any]) -> Catalogue:
-    """Return a catalogue from model ids with their size in MB or their whole profile."""
+def catalog(**sizes: int | dict[str, Any]) -> Catalog:
+    """Return a catalog from model ids with their size in MB or their whole profile."""
     profiles = [{"id": name} | (spec if isinstance(spec, dict) else {"vram_mb": spec}) for name, spec in sizes.items()]
-    return Catalogue.model_validate({"models": profiles})
+    return Catalog.model_validate({"models": profiles})
 
 
-KNOWN = catalogue(A=20000, B=20000, C=5000, S={"vram_mb": 20000, "residency_priority": 300})
+KNOWN = catalog(A=20000, B=20000, C=5000, S={"vram_mb": 20000, "residency_priority": 300})
 FAST = EvictionSection(min_residency_secs=0, swap_wait_secs=10)
 
 
-def snapshot_of(
-    *nodes: Node, known: Catalogue = KNOWN, settings: EvictionSection = FAST, **fields: Any
-) -> FleetSnapshot:
+def snapshot_of(*nodes: Node, known: Catalog = KNOWN, settings: EvictionSection = FAST, **fields: Any) -> FleetSnapshot:
     in_view = ("in_flight", "loading", "draining", "loaded_at", "used_at")
     view = FleetView(nodes, **{name: fields.pop(name) for name in in_view if name in fields})
     return FleetSnapshot(view, known, NOW, settings=settings, **fields)
@@ -82,7 +82,7 @@ def test_free_node_is_preferred_to_an_eviction() -> None:
 
 def test_cheapest_eviction_decides_between_full_nodes() -> None:
     used = {("a", "A"): NOW - 100, ("b", "B"): NOW - 900}
-    full = snapshot_of(node("a", "A"), node("b", "B"), known=catalogue(A=20000, B=20000, N=20000), used_at=used)
+    full = snapshot_of(node("a", "A"), node("b", "B"), known=catalog(A=20000, B=20000, N=20000), used_at=used)
     decision = place(full, "N")
     assert isinstance(decision, ColdPlacement) and (decision.node, decision.evict) == ("b", ("B",))
     slow = replace(full, load_secs={("b", "B"): 900.0, ("a", "A"): 10.0})  # a slow reload makes an eviction expensive
@@ -91,7 +91,7 @@ def test_cheapest_eviction_decides_between_full_nodes() -> None:
 
 
 def test_unused_model_is_evicted_first() -> None:
-    known = catalogue(X=8000, Y=8000, Z=8000, N=7000)
+    known = catalog(X=8000, Y=8000, Z=8000, N=7000)
     host = node("a", "X", "Y", "Z")
     times = {("a", "X"): NOW - 50, ("a", "Y"): NOW - 500}
     profile = known.profile("N")
@@ -102,7 +102,7 @@ def test_unused_model_is_evicted_first() -> None:
 
 
 def test_evictions_that_are_not_needed_are_dropped() -> None:
-    known = catalogue(small=2000, large=20000, N=20000)
+    known = catalog(small=2000, large=20000, N=20000)
     host = node("a", "small", "large")
     profile = known.profile("N")
     assert profile is not None
@@ -111,7 +111,7 @@ def test_evictions_that_are_not_needed_are_dropped() -> None:
 
 
 def test_priority_strategy_evicts_by_residency_priority() -> None:
-    known = catalogue(
+    known = catalog(
         low={"vram_mb": 12000, "residency_priority": 50}, high={"vram_mb": 12000, "residency_priority": 90}, N=12000
     )
     host, times = node("a", "low", "high"), {("a", "low"): NOW - 100, ("a", "high"): NOW - 900}
@@ -197,18 +197,18 @@ def test_model_is_placed_and_evicts_on_one_device() -> None:
     models = {"X": ModelInfo(id="X", devices=[0]), "Y": ModelInfo(id="Y", devices=[1])}
     full = replace(two, models=models, health=Health.model_validate(_readings(4000, 9000)))
     used = {("a", "X"): NOW - 900, ("a", "Y"): NOW - 100}
-    known = catalogue(X=5000, Y=12000, N=20000)
+    known = catalog(X=5000, Y=12000, N=20000)
     decision = place(snapshot_of(full, known=known, used_at=used), "N")
     assert isinstance(decision, ColdPlacement) and (decision.evict, decision.spec.devices) == (("Y",), [1])
 
 
 def test_multi_device_model_needs_memory_on_each_device() -> None:
-    known = catalogue(wide={"vram_mb": 30000, "min_devices": 2})
+    known = catalog(wide={"vram_mb": 30000, "min_devices": 2})
     assert isinstance(
         place(snapshot_of(node("a", gpus=[24000, 24000], free=[16000, 15000]), known=known), "wide"), ColdPlacement
     )
     narrow = replace(node("a", gpus=[24000, 24000], free=[23000, 9000]), models={"C": ModelInfo(id="C", devices=[0])})
-    with pytest.raises(ApiError, match="it needs 30000 MB on 2 devices"):
+    with pytest.raises(ApiError, match=r"it needs 29\.3 GB on 2 devices"):
         place(snapshot_of(narrow, known=known), "wide")
 
 
@@ -221,32 +221,32 @@ def test_oversized_model_is_tried_if_it_fits_nowhere() -> None:
 
 
 def test_node_without_accelerators_uses_system_memory() -> None:
-    known = catalogue(A=10000, B=10000)
+    known = catalog(A=10000, B=10000)
     assert isinstance(place(snapshot_of(node("a", gpus=[]), known=known), "A"), ColdPlacement)
     decision = place(snapshot_of(node("a", "A", gpus=[]), known=known), "B")
     assert isinstance(decision, ColdPlacement) and decision.evict == ("A",) and decision.spec.devices is None
 
 
 def test_ranks_share_the_memory_of_a_node_without_accelerators() -> None:
-    known = catalogue(A=10000, wide={"vram_mb": 10000, "min_devices": 2})
+    known = catalog(A=10000, wide={"vram_mb": 10000, "min_devices": 2})
     sockets = with_ranks(node("a", "A", gpus=[]), 2)
     snapshot = snapshot_of(sockets, known=known)
     decision = place(snapshot, "wide")
     assert isinstance(decision, ColdPlacement) and decision.evict == ("A",), "half of the model would fit"
     assert (decision.spec.tensor_parallel, decision.spec.devices) == (2, None)
-    (candidate,) = explain(snapshot, "wide")["candidates"]
-    assert candidate["verdict"] == "needs 10000 MB, 6000 free, could evict A (never used)"
+    (candidate,) = explain(snapshot, "wide").candidates
+    assert candidate.verdict == "needs 9.77 GB, 5.86 GB free, could evict A (never used)"
 
 
 def test_model_with_more_ranks_than_a_node_allows_is_placed_elsewhere() -> None:
-    known = catalogue(wide={"min_devices": 2})
+    known = catalog(wide={"min_devices": 2})
     one, two = with_ranks(node("a", gpus=[]), 1), with_ranks(node("b", gpus=[]), 2)
     snapshot = snapshot_of(one, two, known=known)
     decision = place(snapshot, "wide")
     assert isinstance(decision, ColdPlacement) and decision.node == "b"
-    verdict, _ = explain(snapshot, "wide")["candidates"]
+    verdict, _ = explain(snapshot, "wide").candidates
     reason = "needs 2 devices; the node can divide a model among 1"
-    assert verdict["verdict"] == f"cannot hold it: {reason}"
+    assert verdict.verdict == f"cannot hold it: {reason}"
     with pytest.raises(ApiError, match=f"no node can hold model 'wide': it {reason}"):
         place(snapshot_of(one, known=known), "wide")
 
@@ -260,14 +260,14 @@ def test_model_with_more_ranks_than_a_node_allows_is_placed_elsewhere() -> None:
     ],
 )
 def test_model_is_divided_among_devices_of_one_kind(kinds: str, free: list[int], chosen: list[int]) -> None:
-    known = catalogue(wide={"vram_mb": 30000, "min_devices": 2})
+    known = catalog(wide={"vram_mb": 30000, "min_devices": 2})
     devices = with_ranks(node("a", gpus=[48000] * 4, free=free), 2, kinds)
     decision = place(snapshot_of(devices, known=known), "wide")
     assert isinstance(decision, ColdPlacement) and decision.spec.devices == chosen
 
 
 def test_unknown_model_size_is_the_last_reported_one() -> None:
-    known, history = catalogue(A=20000, N={}), History()
+    known, history = catalog(A=20000, N={}), History()
     blind = snapshot_of(node("a", "A"), known=known, sizes_mb=history.sizes_mb)
     assert isinstance(decision := place(blind, "N"), ColdPlacement) and decision.evict == ()
     history.look(FleetView((replace(node("b"), models={"N": ModelInfo(id="N", vram_used_mb=9000)}),)))
@@ -307,7 +307,7 @@ def test_back_off_grows_to_a_limit_and_resets_after_a_load() -> None:
 
 
 def test_idle_models_expire_unless_pinned_busy_or_new() -> None:
-    known = catalogue(A=1, B=1, C=1, D=1, P={"vram_mb": 1, "pinned_on": ["a"]})
+    known = catalog(A=1, B=1, C=1, D=1, P={"vram_mb": 1, "pinned_on": ["a"]})
     ttl = EvictionSection(idle_ttl_secs=60)
     used = {("a", "A"): NOW - 70, ("a", "B"): NOW - 70, ("a", "P"): NOW - 500}
     idle = snapshot_of(
@@ -322,6 +322,21 @@ def test_idle_models_expire_unless_pinned_busy_or_new() -> None:
     assert expired_models(idle) == []  # the gateway has not run for this long
     assert expired_models(replace(idle, began=0.0)) == [("a", "A"), ("a", "D")]
     assert expired_models(replace(idle, began=0.0, settings=EvictionSection())) == []
+
+
+def test_time_that_a_client_has_set_replaces_the_idle_time_of_a_model() -> None:
+    known = catalog(A=1, B=1, C=1, P={"vram_mb": 1, "pinned_on": ["a"]})
+    keep_secs = {"A": inf, "B": 5.0, "C": 0.0, "P": 0.0, "unknown": 0.0, "other": 5.0}
+    idle = snapshot_of(
+        node("a", "A", "B", "C", "P", "unknown", "other"),
+        known=known,
+        settings=EvictionSection(idle_ttl_secs=60),
+        used_at=dict.fromkeys((("a", name) for name in keep_secs), NOW - 10),
+        keep_secs=keep_secs,
+    )
+    assert expired_models(idle) == [("a", "B"), ("a", "C"), ("a", "unknown")]
+    waiting = replace(idle, awaited={("a", "C"): NOW - 0.5})  # its requests may still be on their way to the node
+    assert expired_models(waiting) == [("a", "B"), ("a", "unknown")]
 
 
 def _readings(*free: int) -> dict[str, Any]:
@@ -357,22 +372,22 @@ def test_memory_of_victims_is_not_free_until_they_are_unloaded() -> None:
     assert memory.expected_free() == {"a": {0: 1000}}
 
 
-@dataclass(frozen=True)
-class Queued:
-    model: str
-    since: float
-    priority: int = 0
-    node: str | None = None
-
-
 def _order(*wanted: Queued, now: FleetSnapshot) -> list[str]:
     return [verdict.queued.model for verdict in decide(wanted, lambda: now, lambda queued, cold: None)]
 
 
 def test_queue_order_is_overdue_then_priority_then_age() -> None:
     now = snapshot_of(node("a", gpus=[96000]))
-    assert _order(Queued("A", NOW - 1), Queued("B", NOW - 2), Queued("C", NOW - 3, 5), now=now) == ["C", "B", "A"]
-    assert _order(Queued("A", NOW - 11), Queued("B", NOW - 12), Queued("C", NOW - 3, 5), now=now) == ["B", "A", "C"]
+    assert _order(Queued("A", NOW - 1), Queued("B", NOW - 2), Queued("C", NOW - 3, 5), now=now) == [
+        "C",
+        "B",
+        "A",
+    ]
+    assert _order(Queued("A", NOW - 11), Queued("B", NOW - 12), Queued("C", NOW - 3, 5), now=now) == [
+        "B",
+        "A",
+        "C",
+    ]
 
 
 def test_waiting_large_model_is_not_starved_by_small_ones() -> None:
@@ -383,7 +398,9 @@ def test_waiting_large_model_is_not_starved_by_small_ones() -> None:
     outcomes = decide(wanted, lambda: young, lambda queued, cold: started.append(queued.model))
     assert started == [] and all(isinstance(verdict.decision, DelayedPlacement) for verdict in outcomes)
     decide(
-        [Queued("A", NOW - 9), Queued("C", NOW - 1)], lambda: young, lambda queued, cold: started.append(queued.model)
+        [Queued("A", NOW - 9), Queued("C", NOW - 1)],
+        lambda: young,
+        lambda queued, cold: started.append(queued.model),
     )
     assert started == ["C"]
 
@@ -409,7 +426,7 @@ def snapshots(draw: st.DrawFn) -> FleetSnapshot:
 
     return snapshot_of(
         *nodes,
-        known=catalogue(**profiles),
+        known=catalog(**profiles),
         settings=EvictionSection(
             min_residency_secs=draw(st.floats(0, 60)),
             swap_wait_secs=draw(st.floats(0, 60)),
@@ -434,7 +451,7 @@ def test_any_decision_is_allowed_and_minimal(snapshot: FleetSnapshot, model: str
         assert error.status == 503
         return
     target = next(node for node in snapshot.view.nodes if node.name == decision.node)
-    profile = snapshot.catalogue.profile(model)
+    profile = snapshot.catalog.profile(model)
     assert not target.cordoned and profile is not None
     if isinstance(decision, DelayedPlacement):
         assert decision.until > NOW and decision.evict
@@ -461,29 +478,105 @@ def test_explanation_has_a_verdict_per_node() -> None:
         node("tiny", gpus=[4000]),
         node("old", "S", gpus=[24000], free=[1000]),
     ]
-    known = catalogue(
+    known = catalog(
         N={"vram_mb": 6500, "min_device_vram_mb": 8000}, X=6000, S={"vram_mb": 20000, "residency_priority": 300}
     )
     explanation = explain(snapshot_of(*nodes, known=known, used_at={("beast", "X"): NOW - 300}), "N")
-    assert (explanation["decision"], explanation["node"], explanation["evict"]) == ("load", "beast", ["X"])
-    assert explanation["reason"] == "loads after unloading X"
-    assert {entry["node"]: entry["verdict"] for entry in explanation["candidates"]} == {
-        "beast": "needs 6500 MB, 2300 free, could evict X (idle 300 s)",
+    assert (explanation.decision, explanation.node, explanation.evict) == ("load", "beast", ["X"])
+    assert explanation.reason == "loads after unloading X"
+    assert {entry.node: entry.verdict for entry in explanation.candidates} == {
+        "beast": "needs 6.35 GB, 2.25 GB free, could evict X (idle 300 s)",
         "down": "down",
         "shut": "cordoned",
-        "tiny": "cannot hold it: needs 1 device of 8000 MB; the node has none",
-        "old": "needs 6500 MB, 1000 free, and its models cannot be evicted: S ranks higher",
+        "tiny": "cannot hold it: needs 1 device of 7.81 GB; the node has none",
+        "old": "needs 6.35 GB, 1000 MB free, and its models cannot be evicted: S ranks higher",
     }
 
 
-def test_explanation_of_warm_waiting_and_unknown_models() -> None:
+def test_explanation_tells_warm_waiting_and_unknown_models_apart() -> None:
     busy = snapshot_of(node("a", "A"), in_flight={("a", "A"): 2})
     warm = explain(busy, "A")
-    assert (warm["decision"], warm["node"], warm["reason"]) == ("warm", "a", "warm: a has 2 in flight")
+    assert (warm.decision, warm.node, warm.reason) == ("warm", "a", "warm: a has 2 in flight")
     waiting = explain(busy, "B")
-    assert (waiting["decision"], waiting["evict"]) == ("wait", ["A"])
-    assert waiting["reason"] == "waits until A can be unloaded, at most 10 s"
-    assert waiting["candidates"][0]["verdict"] == "needs 20000 MB, 4000 free, could evict A (in use) in 10 s"
+    assert (waiting.decision, waiting.evict) == ("wait", ["A"])
+    assert waiting.reason == "waits until A can be unloaded, at most 10 s"
+    assert waiting.candidates[0].verdict == "needs 19.5 GB, 3.91 GB free, could evict A (in use) in 10 s"
     unknown = explain(busy, "nobody")
-    assert (unknown["decision"], unknown["node"]) == ("refuse", None)
-    assert "not found" in unknown["reason"]
+    assert (unknown.decision, unknown.node) == ("refuse", None)
+    assert "not found" in unknown.reason
+
+
+def cpu_node(name: str, *models: str, free: int, grantable: int | None = None, machine: str | None = None) -> Node:
+    """Return a node of 24,000 MB without accelerators, which reports its free memory."""
+    bare = node(name, *models, gpus=())
+    assert bare.discovery is not None
+    report = {"memory_free_mb": free, "memory_total_mb": 24000, "grantable_mb": grantable}
+    discovery = bare.discovery.model_copy(update={"machine": machine, "memory_total_mb": 24000})
+    return replace(bare, discovery=discovery, health=Health.model_validate(report), read_at=0.0)
+
+
+def on_disk(*nodes: Node, serves: bool = True, names: Sequence[str] = (), **sizes_mb: int | None) -> FleetView:
+    """Return a view of `nodes`, which have models of these estimated sizes on their disks, with other `names`."""
+    models = [
+        LocalModel(id=model, source=f"huggingface:{model}", memory_mb=mb, names=list(names))
+        for model, mb in sizes_mb.items()
+    ]
+    with_models = tuple(replace(node, local=LocalModels(models=models)) for node in nodes)
+    return FleetView(with_models, local=LocalIndex({node.name: models for node in nodes}), serves_local=serves)
+
+
+def test_model_larger_than_the_free_memory_of_an_empty_cpu_node_is_refused() -> None:
+    known = catalog(big={}, unknown={})
+    snapshot = snapshot_of(cpu_node("a", free=11_264), known=known, estimates_mb={"big": 63_000})
+    with pytest.raises(ApiError, match=r"it needs 61\.5 GB; a has 11\.0 GB free") as refused:
+        place(snapshot, "big")
+    assert refused.value.retry_after is not None
+    explanation = explain(snapshot, "big")
+    assert explanation.decision == "refuse"
+    unsure = explain(snapshot, "unknown")
+    assert unsure.reason.startswith("loads if its memory suffices")
+    assert unsure.candidates[0].verdict == "needs an unknown amount of memory, 11.0 GB free"
+
+
+def test_estimate_slightly_above_the_free_memory_is_tried_on_an_empty_node() -> None:
+    snapshot = snapshot_of(cpu_node("a", free=10_000), known=catalog(m={}), estimates_mb={"m": 11_000})
+    assert isinstance(place(snapshot, "m"), ColdPlacement)
+
+
+def test_model_on_a_disk_is_placed_by_the_estimate_from_its_headers() -> None:
+    view = on_disk(cpu_node("a", free=9000), cpu_node("b", free=20_000), M=15_000)
+    snapshot = FleetSnapshot(view, Catalog(), NOW, settings=FAST)
+    decision = place(snapshot, "M")
+    assert isinstance(decision, ColdPlacement)
+    assert (decision.node, decision.spec.source, decision.spec.download) == ("b", "huggingface:M", False)
+    verdicts = {entry.node: entry.verdict for entry in explain(snapshot, "M").candidates}
+    assert verdicts == {
+        "a": "needs 14.6 GB, 8.79 GB free: too little, although the node is empty",
+        "b": "needs 14.6 GB, 19.5 GB free",
+    }
+
+
+def test_files_on_a_disk_give_the_memory_of_a_catalog_entry_without_vram_mb() -> None:
+    view = on_disk(cpu_node("a", free=9000), serves=False, M=15_000, names=["pypi:m"])
+    known = catalog(renamed={"source": "pypi:m"}, stated={"source": "pypi:m", "vram_mb": 5000})
+    snapshot = FleetSnapshot(view, known, NOW, settings=FAST)
+    assert [snapshot.needs_mb(model) for model in ("renamed", "stated", "M")] == [15_000, 5000, 15_000]
+    with pytest.raises(ApiError, match="not found"):
+        place(snapshot, "M")  # this gateway serves only the catalog
+    assert "local_models = true" in explain(snapshot, "M").candidates[0].verdict
+
+
+def test_cpu_node_has_the_memory_that_it_reports_as_grantable_and_not_its_total() -> None:
+    assert snapshot_of(cpu_node("a", free=11_000)).free(cpu_node("a", free=11_000)) == {-1: 11_000}
+    promised = cpu_node("a", free=11_000, grantable=4000)
+    assert snapshot_of(promised).free(promised) == {-1: 4000}
+
+
+def test_memory_of_two_nodes_on_one_machine_is_not_promised_twice() -> None:
+    first = cpu_node("a", free=10_000, grantable=4000, machine="m1")
+    second = cpu_node("b", free=10_000, grantable=10_000, machine="m1")
+    elsewhere = cpu_node("c", free=10_000, grantable=10_000, machine="m2")
+    snapshot = snapshot_of(first, second, elsewhere)
+    assert [snapshot.free(node)[-1] for node in (first, second, elsewhere)] == [4000, 4000, 10_000]
+    loading = snapshot_of(first, second, elsewhere, reserved={"b": {-1: 3000}})
+    assert loading.free(first) == {-1: 1000}

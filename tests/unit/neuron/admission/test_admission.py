@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from helexa.core.errors import ApiError, shutting_down
-from helexa.core.wire.generation import GenerationRequest
+from helexa.core.wire.request import GenerationRequest
 from helexa.neuron.admission.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.events import Finished, Started
-from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.inference import run
 from neuron.fake_models import until
 from neuron.scripted_engine import Script, answer, endless, scripted_model
@@ -111,7 +111,7 @@ async def test_slot_timeout_and_memory_timeout_have_different_errors() -> None:
     model = model_with(endless(""), pages=10, kv_max_wait_secs=0)
     clients = Clients(model.admission)
     await clients.arrive("a1", 100)
-    with pytest.raises(ApiError, match="keys and values") as refused:
+    with pytest.raises(ApiError, match="of KV cache") as refused:
         await (await clients.arrive("b1", 100))
     assert (refused.value.status, refused.value.code) == (503, "insufficient_vram")
     assert refused.value.extras == {"free_mb": 3, "required_mb": 7}

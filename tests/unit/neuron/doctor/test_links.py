@@ -6,9 +6,9 @@ import pynvml
 import pytest
 
 from helexa.core.fleet import Discovery
-from helexa.neuron.doctor.links import describe_cpu_ranks, describe_devices, describe_gpu_ranks, describe_numa_nodes
-from helexa.neuron.hardware.device_links import DeviceLink, links_between
-from helexa.neuron.hardware.numa import CpuNode
+from helexa.neuron.doctor.machine import describe_cpu_ranks, describe_devices, describe_gpu_ranks, describe_numa_nodes
+from helexa.neuron.hardware.accelerators import DeviceLink, links_between
+from helexa.neuron.hardware.cpus import CpuNode
 
 
 class NvmlError(Exception):
@@ -91,7 +91,7 @@ def test_pairs_with_the_same_connection_share_a_finding() -> None:
 def test_numa_nodes_are_described_if_there_are_several() -> None:
     nodes = [CpuNode(0, (0, 1), 4096, {0: 10, 1: 21}), CpuNode(1, (2, 3), 4096, {0: 21, 1: 10})]
     (finding,) = describe_numa_nodes(nodes)
-    sizes = "NUMA nodes: 0 (2 CPUs, 4096 MiB), 1 (2 CPUs, 4096 MiB)"
+    sizes = "NUMA nodes: 0 (2 CPUs, 4.00 GB), 1 (2 CPUs, 4.00 GB)"
     assert finding.text == f"{sizes}; access to the memory of another NUMA node takes up to 2.1 times as long"
     (finding,) = describe_numa_nodes([CpuNode(0, (0, 1), 4096, {}), CpuNode(1, (2, 3), 4096, {})])
     assert finding.text == sizes

@@ -74,3 +74,21 @@ def test_import_of_torch_leaves_modules_deferred():
     )
     printed = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True).stdout
     assert set(IMPORTED_BY_TORCH) - set(printed.split()) <= {"pynvml"}  # may not be installed
+
+
+@pytest.mark.parametrize("process", ["rank_process", "stage_process"])
+def test_ranks_and_stages_defer_modules_too(process: str):
+    script = (
+        "import sys\n"
+        f"from helexa.neuron.engine.{process} import main\n"
+        "sys.argv = ['process', '--help']\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit:\n"
+        "    import torch\n"
+        "    print('modules:', *sys.modules)\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True).stdout
+    modules = printed.rpartition("modules:")[2].split()
+    assert "torch.nn" in modules
+    assert "torch.optim.adam" not in modules

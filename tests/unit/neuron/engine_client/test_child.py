@@ -1,14 +1,29 @@
 """The end of an engine process, with child processes that only sleep."""
 
+import asyncio
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import psutil
 import pytest
 
+from helexa.core.errors import HelexaError, ModelFileError
+from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine_client.child import Child
+from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.processes.diagnostics import exit_reason
+
+READS_A_TRUNCATED_FILE = """
+import mmap, os, sys, tempfile
+with tempfile.TemporaryFile() as file:
+    file.truncate(4 * mmap.PAGESIZE)
+    mapping = mmap.mmap(file.fileno(), 0)
+    file.truncate(0)
+    mapping[2 * mmap.PAGESIZE]
+"""
 
 
 @pytest.fixture
@@ -26,6 +41,23 @@ async def test_end_kills_the_process(child: Child):
     assert "was ended by SIG" in child.ending()
 
 
+async def test_process_that_cannot_start_is_an_error_with_the_reason():
+    with pytest.raises(HelexaError, match="no engine process can start: No such file or directory"):
+        await Child.spawn(("/no/such/program",))
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+async def test_canceled_start_leaves_no_process(turns: int):
+    before = {process.pid for process in psutil.Process().children()}
+    start = asyncio.create_task(Child.spawn((sys.executable, "-c", "import signal; signal.pause()")))
+    for _ in range(turns):
+        await asyncio.sleep(0)  # a turn of the event loop
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert {process.pid for process in psutil.Process().children()} <= before
+
+
 async def test_ended_process_id_gets_no_signal(child: Child, monkeypatch: pytest.MonkeyPatch):
     await child.end(grace=0.0)
     sent: list[tuple[int, int]] = []
@@ -33,3 +65,25 @@ async def test_ended_process_id_gets_no_signal(child: Child, monkeypatch: pytest
     await child.end(grace=0.0)
     child.signal(signal.SIGKILL)
     assert sent == []
+
+
+async def test_file_truncated_during_a_load_is_an_error_of_the_model_file(tmp_path: Path):
+    async def spawn() -> Child:
+        return await Child.spawn((sys.executable, "-c", READS_A_TRUNCATED_FILE))
+
+    with pytest.raises(ModelFileError, match="truncated while it was loaded"):
+        await EngineClient.start(tmp_path, EngineOptions(), spawn=spawn)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (3, "ended with exit code 3"),
+        (-signal.SIGSEGV, "was ended by SIGSEGV"),
+        (-signal.SIGKILL, "was ended by SIGKILL (out of memory?)"),
+        (-signal.SIGBUS, "was ended by SIGBUS (was a model file truncated while it was read?)"),
+        (-40, "was ended by signal 40"),
+    ],
+)
+def test_reason_names_the_signal_and_its_likely_cause(code: int, reason: str):
+    assert exit_reason(code) == reason

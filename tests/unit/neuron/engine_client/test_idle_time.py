@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helexa.neuron.engine_client.idle_time import IdleTime
+from helexa.neuron.engine_client.watchdog import IdleTime
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel has no schedstat")
 

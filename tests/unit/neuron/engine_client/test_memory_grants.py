@@ -52,6 +52,41 @@ def test_concurrent_loads_do_not_share_free_memory() -> None:
     assert [roomy.start(1).total, roomy.start(2).total] == [MOST, MOST]
 
 
+@pytest.mark.parametrize(
+    ("free_mb", "limit_mb", "permanent"),
+    [
+        (3000, 0, False),  # the first engine has the memory
+        (9000, 2000, False),
+        (9000, 2300, False),
+        (1300, 0, None),  # the second engine does not run alone either
+        (9000, 1200, None),
+    ],
+)
+def test_rejection_is_permanent_only_if_an_empty_node_is_too_small(
+    free_mb: int, limit_mb: int, permanent: bool | None
+) -> None:
+    machine = Machine(free_mb)
+    limit = limit_mb * MIB
+    if permanent is None:
+        machine.start(1, weights=100 * MIB, loading=0, step=0, context=64, limit=limit)
+    else:
+        machine.start(1, limit=limit)
+        machine.take(1, 900)
+    with pytest.raises(DoesNotFitError) as rejected:
+        machine.start(2, limit=limit)
+    assert rejected.value.details["permanent"] is (permanent is None)
+
+
+def test_available_memory_is_within_the_limit_of_all_engines() -> None:
+    machine = Machine(9000, reserve_mb=100)
+    granted = machine.start(1).total
+    assert machine.grants.available("cpu", machine.free) == machine.free - 100 * MIB - granted
+    assert machine.grants.available("cpu", machine.free, 2000 * MIB) == 2000 * MIB - granted
+    assert machine.grants.available("cpu", machine.free, 1 * MIB) == 0
+    assert machine.grants.available("cuda:0", machine.free, 2000 * MIB) == 2000 * MIB
+    assert (machine.grants.granted(1), machine.grants.granted(2)) == (granted, 0)
+
+
 def test_allocated_memory_is_not_counted_twice() -> None:
     machine = Machine(4000)
     granted_mb = machine.start(1).total // MIB

@@ -1,11 +1,11 @@
-"""Token streams: outputs are merged until they are read, and gathered for non-streaming requests."""
+"""Token streams: outputs are merged until they are read, and wake non-streaming requests seldom."""
 
 import asyncio
 
 import pytest
 
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams, TokenOutput
-from helexa.neuron.engine_client.token_stream import TokenStream
+from helexa.neuron.engine_client.client import TokenStream
 
 REQUEST = Generate(id=1, prompt=[1], max_tokens=9, sampling=SamplingParams())
 
@@ -23,9 +23,9 @@ class Client:
         self.cancelled.append(number)
 
 
-async def read(gather: int, tokens: int) -> list[list[int]]:
+async def read(wake_at: int, tokens: int) -> list[list[int]]:
     """Return the tokens that a consumer reads at each wake-up. Tokens arrive one by one."""
-    stream = TokenStream(Client(), REQUEST, gather)  # type: ignore[arg-type]
+    stream = TokenStream(Client(), REQUEST, wake_at)  # type: ignore[arg-type]
     reading = asyncio.create_task(_all(stream))
     for token in range(tokens):
         await asyncio.sleep(0)

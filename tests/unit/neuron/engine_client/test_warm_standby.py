@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine_client.child import Child
+from helexa.neuron.engine_client.child import Child, WarmStandby
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.engine_client.warm_standby import WarmStandby
+from http_listener import eventually
 from neuron.fake_models import ENGINE, make_model, starts
 
 
@@ -27,11 +27,18 @@ def engines() -> set[int]:
     return {child.pid for child in psutil.Process().children() if ENGINE[-1] in child.cmdline()}
 
 
+async def begun(standby: WarmStandby, existing: set[int]) -> int:
+    """Start a standby process, and return its pid as soon as it runs its program: a new process has its parent's."""
+    await standby.begin()
+    await eventually(lambda: engines() - existing)
+    (pid,) = engines() - existing
+    return pid
+
+
 async def test_standby_process_loads_the_first_model(standby: WarmStandby, tmp_path: Path):
     existing = engines()
+    pid = await begun(standby, existing)
     await standby.begin()
-    await standby.begin()
-    (pid,) = engines() - existing
     model = make_model(tmp_path)
     for expected in (True, False):
         client = await EngineClient.start(model, EngineOptions(), spawn=standby.take)
@@ -42,9 +49,7 @@ async def test_standby_process_loads_the_first_model(standby: WarmStandby, tmp_p
 
 
 async def test_dead_standby_process_is_replaced(standby: WarmStandby):
-    existing = engines()
-    await standby.begin()
-    (pid,) = engines() - existing
+    pid = await begun(standby, engines())
     os.kill(pid, signal.SIGKILL)
     psutil.Process(pid).wait(60)
     child = await standby.take()

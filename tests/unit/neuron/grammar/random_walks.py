@@ -9,7 +9,7 @@ import llguidance
 import numpy as np
 
 from helexa.neuron.grammar.limits import PARSER_LIMITS
-from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

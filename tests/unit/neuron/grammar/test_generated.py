@@ -16,7 +16,7 @@ from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar import for_schema, for_tools
 from helexa.neuron.text.model_text import ModelText
-from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizer import Tokenizer
 from neuron.grammar.schemas import Schema, schemas, tool_schemas
 from neuron.grammar.test_tools import SPELLED
 from neuron.parsers.piecewise_parsing import parse_pieces, parser

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.neuron.engine.ranks.cpu_binding import divide
-from helexa.neuron.hardware.numa import CpuNode, numa_nodes
+from helexa.neuron.hardware.cpus import CpuNode, numa_nodes
 from numa_folder import numa_folder
 
 ALL = range(64)

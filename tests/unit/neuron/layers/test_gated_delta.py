@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.layers.block import Step
 from helexa.neuron.layers.gated_delta import GatedDeltaNet
 from helexa.neuron.layers.loader import Loader
-from helexa.neuron.layers.step import Step
 from helexa.neuron.ops.batch import Span
-from helexa.neuron.ops.delta.delta_cache import DeltaCache
-from helexa.neuron.ops.delta.delta_rule import DeltaRule
+from helexa.neuron.ops.delta_rule import DeltaRule
 from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.state_cache import MatrixCache
 from helexa.neuron.weights.formats import Weight
-from helexa.neuron.weights.part import WHOLE, Part
+from helexa.neuron.weights.model_file import WHOLE, Part
 from neuron.ops import random_weights
 from neuron.ops.paging import batch_of_spans
 
@@ -87,7 +87,7 @@ def built(tensors: dict[str, Weight], heads: int = HEADS, key_dim: int = KEY) ->
     )
 
 
-def spoilt_cache(layer: GatedDeltaNet) -> DeltaCache:
+def spoilt_cache(layer: GatedDeltaNet) -> MatrixCache:
     """A cache whose slots start with NaN, to show that stale states are not read."""
     cache = layer.new_cache(0, SLOTS)
     cache.conv.fill_(torch.nan)

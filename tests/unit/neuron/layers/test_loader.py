@@ -8,12 +8,11 @@ from torch import Tensor
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.loader import Loader
-from helexa.neuron.ops.linear import LinearOp
-from helexa.neuron.ops.ranks.rank_group import RankGroup
-from helexa.neuron.ops.ranks.shares import Shares
+from helexa.neuron.ops.operators import LinearOp
+from helexa.neuron.ops.rank_group import RankGroup, Shares
 from helexa.neuron.ops.reference.reference import ReferenceOps
-from helexa.neuron.weights.part import WHOLE, Part
-from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
+from helexa.neuron.weights.model_file import WHOLE, Part
+from helexa.neuron.weights.quant_policy import QuantPolicy
 
 NAME = "model.layers.3.mlp.down_proj"
 
@@ -73,7 +72,7 @@ def loader_of(
 
 
 def exchanges_of(loader: Loader, ops: Recorder, shares: Shares) -> list[str]:
-    product: LinearOp = loader.reduced_linear(NAME, 64, shares)
+    product: LinearOp = loader.row_parallel_linear(NAME, 64, shares)
     product(torch.randn(2, len(shares.own)))
     return ops.exchanges
 
@@ -84,7 +83,7 @@ def test_partial_results_add_up_to_the_result_of_one_rank(ranks: int) -> None:
     for rank in range(ranks):
         loader, checkpoint, ops = loader_of(rank, ranks, 96, bias=True)
         shares = loader.input_shares(f"{NAME}.weight", 96)
-        total += loader.reduced_linear(NAME, 64, shares)(x[:, shares.own.start : shares.own.stop])
+        total += loader.row_parallel_linear(NAME, 64, shares)(x[:, shares.own.start : shares.own.stop])
         assert ops.exchanges == ["sum"]
     expected = x @ checkpoint.tensors[f"{NAME}.weight"].T + checkpoint.tensors[f"{NAME}.bias"]
     torch.testing.assert_close(total, expected, rtol=0, atol=1e-5)
@@ -96,7 +95,7 @@ def test_gated_inputs_of_a_rank_are_gated_before_the_sum() -> None:
     x = torch.randn(3, 2 * len(shares.own))
     gate, up = x.chunk(2, dim=1)
     weight = checkpoint.tensors[f"{NAME}.weight"][:, shares.own.start : shares.own.stop]
-    result = loader.reduced_linear(NAME, 64, shares, "silu")(x)
+    result = loader.row_parallel_linear(NAME, 64, shares, "silu")(x)
     torch.testing.assert_close(result, (torch.nn.functional.silu(gate) * up) @ weight.T)
 
 

@@ -10,15 +10,15 @@ import pytest
 from helexa.core.errors import HelexaError, TensorParallelError
 from helexa.core.fleet import Discovery
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.lifecycle import rank_check
-from helexa.neuron.lifecycle.rank_check import check_heads, devices_of_ranks, max_tensor_parallel
+from helexa.neuron.lifecycle import load_preparation
+from helexa.neuron.lifecycle.load_preparation import check_heads, devices_of_ranks, max_tensor_parallel
 
 CPUS = frozenset(range(16))
 
 
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_check, "usable_cpus", lambda: CPUS)
+    monkeypatch.setattr(load_preparation, "usable_cpus", lambda: CPUS)
 
 
 def facts(*gpus: tuple[str, str], numa_nodes: int = 1) -> Discovery:
@@ -87,7 +87,7 @@ def test_ranks_that_the_node_cannot_run_are_rejected(
 ) -> None:
     with pytest.raises(TensorParallelError) as rejected:
         devices_of(ranks, requested, device)
-    assert str(rejected.value) == f"tensor_parallel is {ranks}, but {reason}"
+    assert str(rejected.value) == f"tensor_parallel is {ranks}, but {reason}; set it to at most {most}"
     assert rejected.value.details == {
         "tp_size": ranks,
         "max_tensor_parallel": most,
@@ -104,10 +104,10 @@ def test_missing_devices_are_rejected() -> None:
     ("ranks", "requested", "problem"),
     [
         (0, [], "tensor_parallel is 0, expected at least 1"),
-        (1, [0, 1], "the request names 2 devices, but tensor_parallel is 1"),
-        (2, [0], "the request names 1 devices, but tensor_parallel is 2"),
-        (2, [0, 7], "this node has no device cuda:7"),
-        (2, [1, 1], "the request names device 1 twice"),
+        (1, [0, 1], "the request names 2 devices, but tensor_parallel is 1; name 1 or none"),
+        (2, [0], "the request names 1 devices, but tensor_parallel is 2; name 2 or none"),
+        (2, [0, 7], r"this node has no device cuda:7; its devices are \[.*\]"),
+        (2, [1, 1], "the request names device 1 twice; name each device once"),
     ],
 )
 def test_contradictory_request_is_an_error(ranks: int, requested: list[int], problem: str) -> None:

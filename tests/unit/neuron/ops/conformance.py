@@ -5,40 +5,42 @@ To test a new implementation, subclass `Conformance` and define the fixture `ops
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.execution.step_buffers import StepBuffers
 from helexa.neuron.engine.execution.step_builder import build_step
-from helexa.neuron.engine.ranks.connect import exchange_for
-from helexa.neuron.engine.step.step_input import StepInput
-from helexa.neuron.ops import sampling
-from helexa.neuron.ops.attention_kind import AttentionKind
-from helexa.neuron.ops.batch import Batch, Bucket, Capacity, Span
+from helexa.neuron.engine.ranks.rank import exchange_for
+from helexa.neuron.engine.step.step_input import StepBuffers, StepInput
+from helexa.neuron.ops.batch import AttentionKind, Batch, Bucket, Capacity, Span
 from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
-from helexa.neuron.ops.delta.delta_cache import DeltaCache
-from helexa.neuron.ops.delta.delta_rule import DeltaRule, DeltaSizes, DeltaWeights
-from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, Routing
-from helexa.neuron.ops.norm import HeadNorms
+from helexa.neuron.ops.convolution import ConvSizes, ConvWeights
+from helexa.neuron.ops.delta_rule import DeltaRule, DeltaSizes, DeltaWeights
+from helexa.neuron.ops.mixture import WITHOUT_GATE, BestGroups, Clamp, Expert, ExpertShares, Routing
+from helexa.neuron.ops.operators import HeadNorms, QueryTemperature
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.ranks.rank_group import SINGLE
-from helexa.neuron.ops.ranks.shared_memory import SharedMemory
-from helexa.neuron.ops.ranks.shares import RowRange, Shares
+from helexa.neuron.ops.rank_group import SINGLE, RowRange, SharedMemory, Shares
 from helexa.neuron.ops.reference.reference import ACTIVATIONS, GATES, RmsNorm
+from helexa.neuron.ops.sampling import Adjustments
+from helexa.neuron.ops.state_cache import MatrixCache
+from helexa.neuron.ops.state_space import ScanSizes, ScanWeights
 from helexa.neuron.weights.formats import Weight
-from helexa.neuron.weights.quantization.quant_form import FORMS
-from helexa.neuron.weights.quantization.quantize import quantize
+from helexa.neuron.weights.quant_policy import QUANT_FORMATS
+from helexa.neuron.weights.quantize import quantize
 from neuron.ops import float64, paging, random_weights
+from neuron.ops.drawn_rows import drawn
 from neuron.tensor_memory import tensor_bytes
 
 CAPACITY = Capacity(rows=128, sequences=4, pages_per_sequence=4)
 EPS = 1e-5
+OFF = (1.0, 0.0)  # top-p and min-p without effect
 
 
 @dataclass
@@ -48,6 +50,34 @@ class History:
     pages: list[int]
     keys: Tensor
     values: Tensor
+
+
+ATTENTION_KINDS = [AttentionKind(0.125), AttentionKind(0.2, window=40, sinks=torch.linspace(-3, 3, 4), cap=1.5)]
+PRODUCTS = list(
+    product([("Q4_0",), ("Q8_0", "Q8_0"), ("bfloat16", "bfloat16"), ("Q4_1", "bfloat16")], [None, *GATES]),
+)
+"""Formats of the matrices, and activation function, of a product."""
+FRAMES = list(product([(64, 64), (80, 72), (32, None)], [(64, 65), (1,), (3, 200, 63, 1), (600,)]))
+"""Head size and number of its rotated dimensions, and lengths of the frames."""
+RECURRENT_STEPS = [
+    ([Span(0, 1, 0, 1, 2), Span(1, 10, 0, 9, 0)], None),
+    ([Span(0, 1, 9, 1, 0), Span(1, 6, 1, 2, 2)], torch.tensor([5, 0], dtype=torch.int32)),
+    ([Span(0, 3, 3, 3, 2), Span(3, 83, 10, 80, 0)], torch.tensor([70, 2, 4], dtype=torch.int32)),
+]
+"""Spans of the steps of two sequences, and the rows that are returned."""
+MIXTURES = list(product(["shares", "normalized", "scores"], [True, False], [None, Clamp(1.702, 0.5)]))
+"""Weights of the chosen experts, whether all experts have one format, and limit of the activations."""
+
+_CHOICE = Routing(3, "normalized", "sigmoid", torch.ones(1), BestGroups(4, 2, 2), torch.linspace(0.5, 3, 12))
+ROUTINGS = {
+    "sigmoid": Routing(3, "shares", "sigmoid"),
+    "sigmoid, bias, groups, factors": _CHOICE,
+    "softmax, bias": Routing(3, "normalized", "softmax", torch.ones(1)),
+    "softmax, groups, factors": replace(
+        _CHOICE, weights="shares", scoring="softmax", bias=None, groups=BestGroups(3, 1, 1)
+    ),
+}
+"""Forms of the choice among 12 experts. The test sets the values of a bias."""
 
 
 class CacheConformance:
@@ -75,14 +105,12 @@ class CacheConformance:
         torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=atol)
 
     @pytest.mark.parametrize("rotated", [64, 32])
-    @pytest.mark.parametrize(
-        "kind", [AttentionKind(0.125), AttentionKind(0.2, window=40, sinks=torch.linspace(-3, 3, 4))]
-    )
+    @pytest.mark.parametrize("kind", ATTENTION_KINDS)
     def test_rotate_store_and_attend(self, ops: Ops, kind: AttentionKind, rotated: int) -> None:
         """Process two prompts in two chunks each, then single tokens, in one cache."""
         heads, kv_heads, dim = 4, 2, 64
         cache = ops.new_cache(kv_heads, 8, dim)
-        norms = HeadNorms(torch.rand(dim) + 0.5, torch.rand(dim) + 0.5, EPS)
+        norms = HeadNorms(torch.rand(dim) + 0.5, torch.rand(dim) + 0.5, EPS, last=rotated < dim)
         frequencies, none = 100.0 ** -torch.linspace(0, 1, rotated // 2), torch.empty(0, kv_heads, dim)
         sequences = {n: History(pages, none, none) for n, pages in ((1, [5, 2]), (2, [0, 1, 7]))}
         for counts in ({1: 40, 2: 3}, {1: 1, 2: 66}, {1: 1, 2: 1}, {1: 30, 2: 1}):
@@ -97,8 +125,13 @@ class CacheConformance:
 
             out = ops.run(forward, batch, capture=False)
             angles = batch.positions[:, None].double() * frequencies
-            queries = _rotated(_normalized(qkv[:, :heads], norms.query), angles)
-            keys = _rotated(_normalized(qkv[:, heads:-kv_heads], norms.key), angles)
+            queries, keys = qkv[:, :heads], qkv[:, heads:-kv_heads]
+            if norms.last:
+                queries = _normalized(_rotated(queries.double(), angles), norms.query)
+                keys = _normalized(_rotated(keys.double(), angles), norms.key)
+            else:
+                queries = _rotated(_normalized(queries, norms.query), angles)
+                keys = _rotated(_normalized(keys, norms.key), angles)
             for n, sequence in sequences.items():
                 rows = batch.tokens == n
                 sequence.keys = torch.cat((sequence.keys, keys[rows]))
@@ -109,6 +142,81 @@ class CacheConformance:
                         queries[row], sequence.keys[:length], sequence.values[:length], kind
                     )
                     self.near(out[row], expected, self.cache_tolerance)
+
+    @pytest.mark.parametrize("window", [None, 40])
+    def test_layer_shares_normalized_keys_and_values_of_wide_heads(self, ops: Ops, window: int | None) -> None:
+        """Keys before norm and RoPE are also the values. A second layer reads them with queries of its own."""
+        heads, kv_heads, dim, rows = 4, 2, 512, 70
+        norms = HeadNorms(torch.rand(dim) + 0.5, torch.rand(dim) + 0.5, EPS, values=True)
+        frequencies, kind = 100.0 ** -torch.linspace(0, 1, dim // 2), AttentionKind(0.05, window)
+        cache = ops.new_cache(kv_heads, 4, dim)
+        keys = values = torch.empty(0, kv_heads, dim)
+        for prefix, count in ((0, rows - 1), (rows - 1, 1)):
+            batch = paging.batch_of([paging.entry(0, prefix, count, [3, 1])], CAPACITY)
+            qk, others = torch.randn(count, heads + kv_heads, dim), torch.randn(count, heads, dim)
+
+            def forward(batch: Batch, qk: Tensor = qk, others: Tensor = others) -> Tensor:
+                rope = ops.rope_tables(batch.positions, frequencies)
+                own = ops.rotate_store(qk.clone(), heads, rope, cache, batch.slots, norms)
+                first = ops.attend(own, cache, batch, kind)
+                shared = ops.rotate_store(others.clone(), heads, rope, cache, batch.slots, norms)
+                return torch.stack((first, ops.attend(shared, cache, batch, kind)))
+
+            out = ops.run(forward, batch, capture=False)
+            angles = batch.positions[:, None].double() * frequencies
+            keys = torch.cat((keys, _rotated(_normalized(qk[:, heads:], norms.key), angles)))
+            values = torch.cat((values, _normalized(qk[:, heads:], torch.ones(dim))))
+            for queries, actual in zip((qk[:, :heads], others), out, strict=True):
+                queries = _rotated(_normalized(queries, norms.query), angles)
+                for row in {0, count // 2, count - 1}:
+                    end = prefix + row + 1
+                    expected, _ = float64.attention(queries[row], keys[:end], values[:end], kind)
+                    self.near(actual[row], expected, self.cache_tolerance)
+
+    @pytest.mark.parametrize("heads", [3, 34])
+    def test_attend_takes_keys_for_values_in_a_cache_without_values(self, ops: Ops, heads: int) -> None:
+        dim, rotated, kind = 96, 32, AttentionKind(0.2)
+        cache, frequencies = ops.new_cache(1, 4, dim, values=False), 100.0 ** -torch.linspace(0, 1, rotated // 2)
+        keys = torch.empty(0, 1, dim)
+        for prefix, count in ((0, 69), (69, 1), (70, 7)):
+            batch = paging.batch_of([paging.entry(0, prefix, count, [3, 1])], CAPACITY)
+            qk = torch.randn(count, heads + 1, dim)
+
+            def forward(batch: Batch, qk: Tensor = qk) -> Tensor:
+                rope = ops.rope_tables(batch.positions, frequencies)
+                queries = ops.rotate_store(qk.clone(), heads, rope, cache, batch.slots)
+                return ops.attend(queries, cache, batch, kind)
+
+            out = ops.run(forward, batch, capture=False)
+            rotated_heads = _rotated(qk.double(), batch.positions[:, None].double() * frequencies)
+            keys = torch.cat((keys, rotated_heads[:, heads:]))
+            for row in {0, count // 2, count - 1}:
+                end = prefix + row + 1
+                expected, _ = float64.attention(rotated_heads[row, :heads], keys[:end], keys[:end], kind)
+                self.near(out[row, :, rotated:], expected[:, rotated:], self.cache_tolerance)
+
+    def test_attend_sampled_equals_the_sampled_rows_of_attend(self, ops: Ops) -> None:
+        cache = ops.new_cache(2, 8, 64)
+        pages = {0: [3, 1], 1: [5], 2: [7, 0], 3: [2]}
+        for counts in ({0: 50, 1: 5, 2: 66}, {0: 1, 1: 20, 2: 2, 3: 9}):
+            prefixes = {0: 50, 1: 5, 2: 66} if 3 in counts else {}
+            plan = [paging.entry(n, prefixes.get(n, 0), count, pages[n]) for n, count in counts.items()]
+            batch = paging.batch_of(plan, CAPACITY)
+            qkv = torch.randn(len(batch.tokens), 8, 64)
+
+            def forward(batch: Batch, qkv: Tensor = qkv) -> Tensor:
+                no_rotation = torch.ones(len(qkv), 32), torch.zeros(len(qkv), 32)
+                queries = ops.rotate_store(qkv.clone(), 4, no_rotation, cache, batch.slots)
+                rows, kind = batch.sample_rows.long(), AttentionKind(0.125, 40)
+                whole, sampled = (
+                    ops.attend(queries, cache, batch, kind),
+                    ops.attend_sampled(queries[rows], cache, batch, kind),
+                )
+                return torch.stack((whole[rows], sampled))
+
+            whole, sampled = ops.run(forward, batch, capture=False)
+            assert 0 < len(sampled) < len(qkv)
+            assert torch.equal(whole, sampled)
 
     def test_attend_treats_equal_heads_alike(self, ops: Ops) -> None:
         cache, batch = ops.new_cache(1, 4, 64), paging.batch_of([paging.entry(0, 0, 20, [2])], CAPACITY)
@@ -122,11 +230,26 @@ class CacheConformance:
         out = ops.run(forward, batch, capture=False)
         assert torch.equal(out[:, 0], out[:, 1])
 
+    def test_causal_layer_ignores_attention_ends(self, ops: Ops) -> None:
+        cache, batch = ops.new_cache(1, 4, 64), paging.batch_of([paging.entry(0, 0, 20, [2])], CAPACITY)
+        no_rotation, qkv = (torch.ones(20, 32), torch.zeros(20, 32)), torch.randn(20, 4, 64)
+
+        def forward(batch: Batch, *, causal: bool) -> Tensor:
+            queries = ops.rotate_store(qkv.clone(), 2, no_rotation, cache, batch.slots)
+            return ops.attend(queries, cache, batch, AttentionKind(0.125, causal=causal)).clone()
+
+        expected = ops.run(partial(forward, causal=False), batch, capture=False)
+        image = replace(batch, attention_ends=np.full(20, 20, np.int32))
+        assert torch.equal(ops.run(partial(forward, causal=True), image, capture=False), expected)
+        if ops.kv_bits == 16:
+            assert not torch.equal(ops.run(partial(forward, causal=False), image, capture=False), expected)
+
+    @pytest.mark.parametrize("values", [True, False])
     @pytest.mark.parametrize("kv_heads", [1, 3])
-    def test_page_bytes_equal_size_of_a_new_cache(self, ops: Ops, kv_heads: int) -> None:
-        cache = ops.new_cache(kv_heads, 5, 64)
-        assert cache.nbytes == 5 * ops.page_bytes(kv_heads, 64)
-        assert ops.page_bytes(kv_heads, 64) >= 2 * kv_heads * 64 * PAGE_SIZE * ops.kv_bits // 8
+    def test_page_bytes_equal_size_of_a_new_cache(self, ops: Ops, kv_heads: int, values: bool) -> None:
+        cache = ops.new_cache(kv_heads, 5, 64, values)
+        assert cache.nbytes == 5 * ops.page_bytes(kv_heads, 64, values)
+        assert ops.page_bytes(kv_heads, 64, values) >= (1 + values) * kv_heads * 64 * PAGE_SIZE * ops.kv_bits // 8
         assert not cache.any()
 
     def test_new_cache_stores_pages_separately(self, ops: Ops) -> None:
@@ -165,8 +288,7 @@ class Conformance(CacheConformance):
         model = tmp_path / "model"
         model.mkdir()
         (model / "model.safetensors").write_bytes(b"weights")
-        store = ops.store(model, "q8_0")
-        assert store is None or store.get("weight", (32, 64)) is None
+        assert ops.store(model, "q8_0").get("weight", (32, 64)) is None
 
     @pytest.mark.parametrize("name", ["Q4_0", "Q6_K", random_weights.PLAIN])
     def test_matrix_embedding_is_exact(self, ops: Ops, name: str) -> None:
@@ -177,7 +299,7 @@ class Conformance(CacheConformance):
     @pytest.mark.parametrize("form", ["q8_0", "q4k"])
     def test_matrix_is_quantized_to_the_given_form(self, ops: Ops, form: str) -> None:
         weight, x = torch.randn(48, 256), torch.randn(3, 256)
-        out = ops.linear([ops.matrix(weight, FORMS[form])], None)(x)
+        out = ops.linear([ops.matrix(weight, QUANT_FORMATS[form])], None)(x)
         self.near(out, x.double() @ weight.double().T, 0.1)
 
     @pytest.mark.parametrize("rows", [45, 48])
@@ -186,11 +308,11 @@ class Conformance(CacheConformance):
         weight = random_weights.make(name, rows, 256)
         assert ops.matrix(weight).nbytes == ops.matrix_bytes(_on_meta(weight))
 
-    @pytest.mark.parametrize("form", FORMS)
+    @pytest.mark.parametrize("form", QUANT_FORMATS)
     def test_matrix_bytes_equal_size_of_quantized_matrix(self, ops: Ops, form: str) -> None:
         weight = torch.randn(48, 256)
-        quantized = quantize(_on_meta(weight), FORMS[form])
-        assert ops.matrix(weight, FORMS[form]).nbytes == ops.matrix_bytes(quantized)
+        quantized = quantize(_on_meta(weight), QUANT_FORMATS[form])
+        assert ops.matrix(weight, QUANT_FORMATS[form]).nbytes == ops.matrix_bytes(quantized)
 
     @pytest.mark.parametrize(
         "names", [("Q4_1",), ("Q8_0", "Q8_0"), ("bfloat16",), ("bfloat16",) * 3, ("Q6_K", "bfloat16")]
@@ -212,8 +334,7 @@ class Conformance(CacheConformance):
             expected, rel=0.01
         )  # tables of addresses take a little more
 
-    @pytest.mark.parametrize("gate", [None, *GATES])
-    @pytest.mark.parametrize("names", [("Q4_0",), ("Q8_0", "Q8_0"), ("bfloat16", "bfloat16"), ("Q4_1", "bfloat16")])
+    @pytest.mark.parametrize(("names", "gate"), PRODUCTS)
     def test_linear(self, ops: Ops, names: tuple[str, ...], gate: str | None) -> None:
         weights = [random_weights.make(name, 48, 64) for name in names]
         bias, x = torch.randn(48 * len(names)), torch.randn(5, 128 if gate else 64)
@@ -258,10 +379,10 @@ class Conformance(CacheConformance):
         assert connected.sum_ranks(torch.randn(0, 64)).shape == (0, 64)
 
     def test_mixture_divided_among_ranks_equals_the_whole_mixture(self, connected: Ops) -> None:
-        weights = [random_weights.make("Q8_0", *shape) for shape in ((64, 64), (64, 64), (64, 64)) * 4]
+        weights = [random_weights.make("Q8_0", *shape) for shape in ((64, 64), (64, 64), (64, 64)) * 3]
         matrices = [connected.matrix(weight) for weight in weights]
-        experts = [Expert(matrices[at : at + 2], matrices[at + 2]) for at in range(0, 12, 3)]
-        x, scores = torch.randn(5, 64), torch.randn(5, 4)
+        experts = [Expert(matrices[at : at + 2], matrices[at + 2]) for at in range(0, 9, 3)]
+        x, scores = torch.randn(5, 64), torch.randn(5, 3)
         shares = ExpertShares(Shares.split(64, 1, 0), Shares.split(64, 1, 0))
         divided = connected.mixture(experts, Routing(2, "shares"), None, shares)(x.clone(), scores)
         self.near(divided, connected.mixture(experts, Routing(2, "shares"))(x.clone(), scores).double())
@@ -287,10 +408,9 @@ class Conformance(CacheConformance):
         x[0, :5] = torch.tensor([-80.0, 80.0, 0.0, -300.0, 300.0])
         self.near(ops.activate(x.clone(), activation), ACTIVATIONS[activation](x.double()))
 
-    @pytest.mark.parametrize("lengths", [(1,), (64, 65), (3, 200, 63, 1), (600,)])
-    @pytest.mark.parametrize(("dim", "rotated"), [(64, 64), (80, 72), (32, None)])
-    def test_attend_frames(self, ops: Ops, dim: int, rotated: int | None, lengths: tuple[int, ...]) -> None:
-        rows, heads = sum(lengths), 3
+    @pytest.mark.parametrize(("size", "lengths"), FRAMES)
+    def test_attend_frames(self, ops: Ops, size: tuple[int, int | None], lengths: tuple[int, ...]) -> None:
+        (dim, rotated), rows, heads = size, sum(lengths), 3
         qkv = torch.randn(rows, 3 * heads, dim)
         qkv[:, :, rotated or dim :] = 0
         angles = torch.randn(rows, (rotated or 0) // 2) * 10
@@ -317,9 +437,7 @@ class Conformance(CacheConformance):
     def test_partials_bytes_grow_with_sequences(self, ops: Ops) -> None:
         assert 0 <= ops.partials_bytes(1, 8, 2, 64) <= ops.partials_bytes(8, 8, 2, 64)
 
-    @pytest.mark.parametrize("clamp", [None, Clamp(1.702, 0.5)], ids=str)
-    @pytest.mark.parametrize("alike", [True, False])
-    @pytest.mark.parametrize("weights", ["shares", "normalised", "scores"])
+    @pytest.mark.parametrize(("weights", "alike", "clamp"), MIXTURES)
     def test_mixture(self, ops: Ops, weights: str, alike: bool, clamp: Clamp | None) -> None:
         """Test experts that all have one format, and experts of mixed formats, for which no fused kernel exists."""
         routing = Routing(2, weights)  # type: ignore[arg-type]
@@ -342,6 +460,62 @@ class Conformance(CacheConformance):
                 expected[row] += share * (down @ _activated(gate_up, clamp) + biases[1])
         self.near(out, expected)
 
+    @pytest.mark.parametrize("name", ["Q8_0", random_weights.PLAIN])
+    def test_head_linear(self, ops: Ops, name: str) -> None:
+        weights, x = [random_weights.make(name, 48, 64) for _ in range(3)], torch.randn(5, 3, 96)
+        step_bytes = ops.step_bytes
+        product = ops.head_linear([ops.matrix(weight) for weight in weights])
+        assert ops.step_bytes > step_bytes
+        for first in (0, 32):
+            inputs = x[:, :, first : first + 64].double()
+            heads = [inputs[:, head] @ random_weights.plain(weight).T for head, weight in enumerate(weights)]
+            self.near(product(x.clone(), first), torch.stack(heads, dim=1))
+        assert product(x[:0]).shape == (0, 3, 48)
+
+    @pytest.mark.parametrize("name", ["Q8_0", random_weights.PLAIN])
+    def test_head_linear_bytes_equal_memory_of_the_product(self, ops: Ops, name: str) -> None:
+        weights = [random_weights.make(name, 48, 64) for _ in range(3)]
+        product = ops.head_linear([ops.matrix(weight) for weight in weights])
+        expected = ops.head_linear_bytes(weights).resident or sum(ops.matrix_bytes(weight) for weight in weights)
+        assert _unshared_bytes(ops, product) == pytest.approx(expected, abs=64)  # the table of addresses
+
+    @pytest.mark.parametrize("interleaved", [True, False])
+    def test_join_latent(self, ops: Ops, interleaved: bool) -> None:
+        queries, absorbed, latent = torch.randn(5, 3, 48), torch.randn(5, 3, 64), torch.randn(5, 80)
+        weight = torch.rand(64) + 0.5
+        out = ops.join_latent(queries.clone(), absorbed.clone(), latent.clone(), weight, EPS, interleaved)
+        order = [*range(0, 16, 2), *range(1, 16, 2)] if interleaved else list(range(16))
+        self.near(out[:, :3], torch.cat((queries[:, :, 32:][:, :, order], absorbed), dim=2))
+        key = torch.cat((latent[:, 64:][:, order].double(), _normalized(latent[:, :64], weight)), dim=1)
+        self.near(out[:, 3], key)
+
+    @pytest.mark.parametrize("form", ROUTINGS)
+    def test_mixture_chooses_experts_by_value_bias_and_group(self, ops: Ops, form: str) -> None:
+        """The bias and the groups change the choice of most rows, and the weights of no expert."""
+        count, x = 12, torch.randn(9, 64) / 8
+        routing = replace(ROUTINGS[form], bias=None if ROUTINGS[form].bias is None else torch.linspace(0.4, 0, count))
+        weights = [[random_weights.make("Q8_0", 64, 64) for _ in range(3)] for _ in range(count)]
+        experts = [Expert([ops.matrix(gate), ops.matrix(up)], ops.matrix(down)) for gate, up, down in weights]
+        scores = torch.stack([torch.randperm(count).float() for _ in x]) / 3 - 2
+        out, expected = ops.mixture(experts, routing)(x.clone(), scores.clone()), torch.zeros(9, 64).double()
+        for row, row_scores in enumerate(scores.double()):
+            for expert, share in _routed(row_scores, routing).items():
+                gate, up, down = (random_weights.plain(weight) for weight in weights[expert])
+                expected[row] += share * (down @ _activated(torch.cat((gate, up)) @ x[row].double(), None))
+        self.near(out, expected)
+
+    @pytest.mark.parametrize("form", ["Q8_0", "bfloat16"])
+    def test_mixture_of_experts_without_gates(self, ops: Ops, form: str) -> None:
+        x, scores = torch.randn(7, 64) / 8, torch.stack([torch.randperm(4).float() for _ in range(7)])
+        routing, weights = Routing(2, "normalized"), [[random_weights.make(form, 64, 64) for _ in "ud"] for _ in "abcd"]
+        experts = [Expert([ops.matrix(up)], ops.matrix(down)) for up, down in weights]
+        out, expected = ops.mixture(experts, routing, act=WITHOUT_GATE)(x.clone(), scores), torch.zeros(7, 64).double()
+        for row, (chosen, shares) in enumerate(zip(*routing(scores), strict=True)):
+            for expert, share in zip(chosen.tolist(), shares.tolist(), strict=True):
+                up, down = (random_weights.plain(weight) for weight in weights[expert])
+                expected[row] += share * (down @ (up @ x[row].double()).relu().square())
+        self.near(out, expected)
+
     def test_delta_rule_separates_states_of_sequences(self, ops: Ops) -> None:
         """A sequence gets equal outputs and states in one step, and in several steps next to another sequence."""
         sizes = DeltaSizes(key_heads=2, heads=4, key_dim=32, value_dim=32, kernel=4)
@@ -358,7 +532,7 @@ class Conformance(CacheConformance):
         one_step_cache, several_steps_cache = rule.new_cache(3), rule.new_cache(3)
         batch = paging.batch_of([_in_slot(1, 0, 9, 2)], CAPACITY)
 
-        def apply(rows: Tensor, cache: DeltaCache, batch: Batch, wanted: Tensor | None) -> Tensor:
+        def apply(rows: Tensor, cache: MatrixCache, batch: Batch, wanted: Tensor | None) -> Tensor:
             return ops.run(lambda batch: rule(*rows.split(widths, -1), cache, batch, wanted), batch, False)
 
         expected = apply(first, one_step_cache, batch, None)
@@ -403,10 +577,77 @@ class Conformance(CacheConformance):
             for slot in {span.slot for span in spans}:
                 self.near(caches[1].state[slot], caches[0].state[slot], 1e-5)
 
+    @pytest.mark.parametrize("biased", [False, True])
+    def test_short_convolution_of_sequences_in_several_steps(self, ops: Ops, biased: bool) -> None:
+        """The steps have new and continued sequences, draft tokens and selected rows."""
+        width, kernel, bias = 160, torch.randn(4, 160), torch.randn(160) if biased else None
+        sizes = ConvSizes(width, 4)
+        convolution = ops.short_convolution(sizes, ConvWeights(kernel, bias))
+        cache = convolution.new_cache(3)
+        cache.conv.fill_(torch.nan)
+        assert cache.conv.nbytes == 3 * ops.state_bytes(sizes)
+        sequences = {slot: torch.randn(100, 3 * width) for slot in (0, 2)}
+        expected = {slot: _convolved(x, kernel, bias) for slot, x in sequences.items()}
+        for spans, rows in RECURRENT_STEPS:
+            parts = [(span.slot, slice(span.prefix, span.prefix + span.stop - span.start)) for span in spans]
+            x = torch.cat([sequences[slot][part] for slot, part in parts])
+            call = partial(convolution, x, cache, rows=rows)
+            out = ops.run(lambda batch, call=call: call(batch=batch), paging.batch_of_spans(spans), False)
+            results = torch.cat([expected[slot][part] for slot, part in parts])
+            self.near(out, results if rows is None else results[rows], 1e-5)
+
+    @pytest.mark.parametrize(("groups", "head_dim"), [(2, 48), (1, 16)])
+    def test_scan_of_sequences_in_several_steps(self, ops: Ops, groups: int, head_dim: int) -> None:
+        """The steps have new and continued sequences, draft tokens and selected rows."""
+        sizes = ScanSizes(heads=4, groups=groups, head_dim=head_dim, state_dim=32, kernel=4)
+        convolution = ConvWeights(torch.randn(4, sizes.mixed) / 2, torch.randn(sizes.mixed) if groups > 1 else None)
+        weights = ScanWeights(convolution, torch.rand(4), torch.randn(4), torch.randn(4))
+        scan, widths = ops.scan(sizes, weights), (sizes.values, sizes.mixed, 4)
+        cache = scan.new_cache(3)
+        for memory in cache.parts():
+            memory.fill_(torch.nan)
+        assert sum(memory.nbytes for memory in cache.parts()) == 3 * ops.state_bytes(sizes)
+        sequences = {slot: torch.randn(100, sum(widths)) for slot in (0, 2)}
+        expected = {slot: _scanned(*x.double().split(widths, -1), sizes, weights) for slot, x in sequences.items()}
+        for spans, rows in RECURRENT_STEPS:
+            parts = [(span.slot, slice(span.prefix, span.prefix + span.stop - span.start)) for span in spans]
+            inputs = torch.cat([sequences[slot][part] for slot, part in parts]).split(widths, -1)
+            call = partial(scan, *inputs, cache, rows=rows)
+            out = ops.run(lambda batch, call=call: call(batch=batch), paging.batch_of_spans(spans), False)
+            results = torch.cat([expected[slot][part] for slot, part in parts])
+            self.near(out, results if rows is None else results[rows], 1e-5)
+
+    def test_group_norm(self, ops: Ops) -> None:
+        x, weight = torch.randn(5, 96), torch.randn(96)
+        groups = x.double().view(5, 3, 32)
+        scale = (groups.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        self.near(ops.group_norm(weight, 3, EPS)(x.clone()), (groups * scale).view(5, 96) * weight)
+
     def test_attention_with_output_gates(self, ops: Ops) -> None:
         gated, kv, x = torch.randn(5, 4, 2, 64), torch.randn(5, 4, 64), torch.randn(5, 4, 64)
         assert torch.equal(ops.join_queries(gated, kv), torch.cat((gated[:, :, 0], kv), 1))
-        self.near(ops.gate_heads(x.clone(), gated), x.double() * gated[:, :, 1].double().sigmoid())
+        expected = x.double() * gated[:, :, 1].double().sigmoid()
+        self.near(ops.gate_heads(x.clone(), gated), expected)
+        self.near(ops.gate_heads(x.clone(), gated[:, :, 1].contiguous()), expected)
+
+    def test_queries_are_scaled_by_their_position(self, ops: Ops) -> None:
+        qkv, positions = torch.randn(5, 8, 32), torch.tensor([0, 15, 16, 200, 0], dtype=torch.int32)
+        expected, slope, length = qkv.double(), 0.3, 16
+        expected[:, :4] *= 1 + slope * (1 + positions // length).double().log()[:, None, None]
+        self.near(ops.scale_queries(qkv.clone(), 4, positions, QueryTemperature(slope, length)), expected)
+
+    def test_norms_of_columns(self, ops: Ops) -> None:
+        x, weights = torch.randn(5, 256) * 3, (torch.randn(128), torch.randn(64))
+        first, second, rest = x.double().split((128, 64, 64), dim=1)
+        expected = torch.cat((_normalized(first, weights[0]), _normalized(second, weights[1]), rest), dim=1)
+        self.near(ops.norm_columns(x.clone(), weights, EPS), expected)
+
+    def test_without_norm_only_adds(self, ops: Ops) -> None:
+        x, delta = torch.randn(3, 64), torch.randn(3, 64)
+        hidden, add = x.clone(), ops.without_norm()
+        assert torch.equal(add(hidden), x)
+        assert torch.equal(add(hidden, delta), x + delta)
+        assert torch.equal(hidden, x + delta)
 
     def test_state_bytes_equal_size_of_a_slot(self, ops: Ops) -> None:
         sizes = DeltaSizes(key_heads=2, heads=4, key_dim=32, value_dim=32, kernel=4)
@@ -419,34 +660,123 @@ class Conformance(CacheConformance):
         expected = out.double() + x.double() * gate.double().sigmoid()
         self.near(ops.add_gated(out.clone(), x, gate), expected)
 
+    def test_add(self, ops: Ops) -> None:
+        out, x = torch.randn(2, 5, 64)
+        assert torch.equal(ops.add(out.clone(), x), out + x)
+
     def test_choose_rows(self, ops: Ops) -> None:
         x, rows = torch.randn(20, 48), torch.tensor([19, 0, 7, 7], dtype=torch.int32)
         assert torch.equal(ops.choose_rows(x, rows), x[rows])
         assert ops.choose_rows(x, rows[:0]).shape == (0, 48)
 
-    def test_choose_takes_the_largest(self, ops: Ops) -> None:
+    def test_add_scaled(self, ops: Ops) -> None:
+        x, delta = torch.randn(2, 3, 48)
+        expected = (x + delta) * 0.3
+        self.near(ops.add_scaled(x, delta, 0.3), expected)
+        self.near(x, expected)
+
+    @pytest.mark.parametrize("gate", GATES)
+    def test_gate_inputs_reads_some_columns(self, ops: Ops, gate: str) -> None:
+        x, inputs = torch.randn(3, 32), torch.randn(3, 96)
+        self.near(ops.gate_inputs(x, inputs, 64, gate), GATES[gate](x) * inputs[:, 64:])
+
+    @pytest.mark.parametrize("width", [48, 41])
+    @pytest.mark.parametrize("biased", [False, True])
+    def test_soft_cap_bounds_logits_before_the_bias(self, ops: Ops, width: int, biased: bool) -> None:
+        logits, bias = torch.randn(3, width) * 50, torch.randn(width) * 100 if biased else None
+        expected = 30 * (logits.double() / 30).tanh() + (0 if bias is None else bias)
+        self.near(ops.soft_cap(logits.clone(), 30.0, bias), expected)
+
+    @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+    def test_soft_cap_keeps_non_finite_logits_non_finite(self, ops: Ops, number: float) -> None:
+        logits = torch.zeros(2, 20)
+        logits[1, [3, 18]] = number
+        capped = ops.soft_cap(logits.clone(), 30.0)
+        assert torch.equal(capped.isfinite(), logits.isfinite())
+
+    def test_sample_takes_the_largest(self, ops: Ops) -> None:
         logits = torch.randn(4, 300)
         logits[1, 7] = logits[1, 9] = 50.0
         logits[2] = torch.nan
-        settings = _settings((0.0, 0, 0.5), (0.0, 0, 0.5), (0.0, 0, 0.5), (1.0, 1, 0.99))
+        sampling = drawn(*(3 * [(0.0, 0, *OFF, 0.5)]), (1.0, 1, *OFF, 0.99))
         expected = [int(logits[0].argmax()), 7, NON_FINITE, int(logits[3].argmax())]
-        assert ops.choose(logits.clone(), settings).tolist() == expected
+        assert ops.sample(logits.clone(), sampling).tolist() == expected
 
-    def test_choose_samples_by_probability(self, ops: Ops) -> None:
+    def test_sample_draws_by_probability(self, ops: Ops) -> None:
         logits = torch.tensor([0.2, 0.3, 0.5]).log().repeat(4, 1)
-        settings = _settings((1.0, 0, 0.1), (1.0, 0, 0.3), (1.0, 0, 0.6), (1.0, 2, 0.3))
-        assert ops.choose(logits, settings).tolist() == [0, 1, 2, 1]
+        sampling = drawn((1.0, 0, *OFF, 0.1), (1.0, 0, *OFF, 0.3), (1.0, 0, *OFF, 0.6), (1.0, 2, *OFF, 0.3))
+        assert ops.sample(logits, sampling).tolist() == [0, 1, 2, 1]
 
-    def test_choose_masked_respects_masks(self, ops: Ops) -> None:
+    def test_largest_random_number_draws_no_unlikely_token(self, ops: Ops) -> None:
+        logits, sampling = torch.zeros(1, 3000), drawn((1.0, 0, *OFF, 1 - 2**-53))
+        logits[:, 5:], logits[:, 2950] = -torch.inf, -80.0
+        assert ops.sample(logits, sampling).tolist() == [4]
+
+    def test_sample_masked_respects_masks(self, ops: Ops) -> None:
         logits = torch.arange(40.0).flip(0).repeat(3, 1)
         masks = {row: np.packbits(np.isin(np.arange(40), allowed), bitorder="little") for row, allowed in
-                 ((0, [5, 9]), (2, [39]))}  # fmt: skip
-        assert ops.choose_masked(logits, masks, _settings((0.0, 0, 0.0), (1.0, 0, 0.5))) == [5, 39]
+                 ((2, [5, 9]), (0, [39]))}  # fmt: skip
+        sampling = drawn((1.0, 0, *OFF, 0.5), (0.0, 0, *OFF, 0.0), (0.0, 0, *OFF, 0.0), again=True)
+        assert ops.sample_masked(logits, masks, sampling) == [5, 39]
+
+    def test_sample_masked_draws_in_proportion(self, ops: Ops) -> None:
+        logits = torch.tensor([0.1, 0.2, 0.4, 0.3]).log().repeat(3, 1)
+        masks = {row: np.array([0b1011], np.uint8) for row in range(3)}  # allowed: 1/6, 2/6, 3/6
+        rows = ((1.0, 0, *OFF, 0.1), (1.0, 0, *OFF, 0.4), (1.0, 0, *OFF, 0.6))
+        assert ops.sample_masked(logits, masks, drawn(*rows, again=True)) == [0, 1, 3]
+
+    def test_sample_adjusts_logits_and_restores_them(self, ops: Ops) -> None:
+        logits = torch.randn(4, 90).repeat(3, 1)
+        adjusted, before = logits.double(), logits.clone()
+        cells: list[list[tuple[int, float]]] = [[] for _ in range(36)]
+        for row in (1, 2, 7, 11):
+            cells[row] = [(row, 2.5), (40, -100.0), (89, 0.5)]
+            cells[12 + row] = [(3, 1.7), (row, 1.7), (3, 1.7), (88, 1.7), (-2, 1.7)]
+            cells[24 + row] = [(row, 0.3), (5, -1.25)]
+            for token, value in cells[row]:
+                adjusted[row, token] += value
+            for token in {3, row, 88, 60}:
+                adjusted[row, token] *= 1.7 if adjusted[row, token] <= 0 else 1 / 1.7
+            for token, value in cells[24 + row]:
+                adjusted[row, token] -= value
+        sampling = drawn(*((float(row % 2), 0, *OFF, row / 12) for row in range(12)), adjustments=_adjustments(cells))
+        drawn_again = drawn(*((float(row % 2), 0, *OFF, row / 12) for row in range(12)), again=True)
+        plain = drawn(*((float(row % 2), 0, *OFF, row / 12) for row in range(12)))
+        last = torch.tensor([7, 60, NON_FINITE])
+        masks = {row: np.full(12, 0b01010101, np.uint8) for row in (7, 2)}
+        assert ops.sample(logits, sampling, last).tolist() == ops.sample(adjusted.float(), plain).tolist()
+        of_masks = ops.sample_masked(adjusted.float(), masks, drawn_again)
+        again = msgspec.structs.replace(drawn_again, adjustments=sampling.adjustments)
+        assert ops.sample_masked(logits, masks, again, last) == of_masks
+        assert torch.equal(logits, before)
+
+    @pytest.mark.parametrize("width", [3, 90, 5000])
+    def test_log_probabilities(self, ops: Ops, width: int) -> None:
+        logits = torch.randn(5, width) * 4
+        logits[1, width // 2] = -torch.inf
+        logits[2, 1] = torch.nan
+        logits[3] = torch.inf
+        tokens = torch.tensor([2, width // 2, 1, 0, 0])
+        expected = logits.double().log_softmax(-1)
+        for rows in (None, np.array([4, 0, 3, 2, 1], np.int32)):
+            of_token, ids, values = ops.log_probabilities(logits, tokens, 20, rows)
+            places = torch.arange(5) if rows is None else torch.from_numpy(rows).long()
+            assert ids.shape == values.shape == (5, min(20, width))
+            ordinary = (places != 2) & (places != 3)
+            assert of_token[~ordinary].isnan().all()
+            assert values[~ordinary].isnan().all()
+            places, of_token, ids, values = (entry[ordinary] for entry in (places, of_token, ids, values))
+            torch.testing.assert_close(of_token.double(), expected[places, tokens[places]], rtol=0, atol=1e-5)
+            likeliest = expected[places].topk(min(20, width)).values
+            torch.testing.assert_close(values.double(), likeliest, rtol=0, atol=1e-5)
+            torch.testing.assert_close(expected[places].gather(1, ids), likeliest, rtol=0, atol=1e-5)
+            assert all(len(set(row)) == min(20, width) for row in ids.tolist())
+        assert ops.log_probabilities(logits, tokens, 0)[1].shape == (5, 0)
 
     def test_run_computes_each_batch(self, ops: Ops) -> None:
         """A graph captured for a shape also serves other tokens of the same shape."""
         forward = _Model(ops)
-        buffers = StepBuffers(CAPACITY, paging.CPU, ops.tabled)
+        buffers = StepBuffers(CAPACITY, paging.CPU, ops.fixed_addresses)
         for tokens in ((1, 2), (3, 4), (5, 6, 7), (8, 9), (1, 2)):
             batch = buffers.load(build_step([paging.entry(token, 0, 1, [place]) for place, token in enumerate(tokens)]))
             result = ops.run(forward, batch).clone()
@@ -457,7 +787,7 @@ class Conformance(CacheConformance):
         """Implementations without graph capture raise NotImplementedError."""
         forward, bucket = _Model(ops), Bucket(2, 2)
         buffers = StepBuffers(CAPACITY, paging.CPU, packed=True)
-        if not ops.tabled:
+        if not ops.fixed_addresses:
             with pytest.raises(NotImplementedError):
                 ops.capture(forward, buffers.load(StepInput.blank(bucket)))
             return
@@ -469,7 +799,7 @@ class Conformance(CacheConformance):
     def test_forget_drops_captured_graphs(self, ops: Ops) -> None:
         forward, bucket = _Model(ops), Bucket(2, 2)
         buffers = StepBuffers(CAPACITY, paging.CPU, packed=True)
-        if ops.tabled:
+        if ops.fixed_addresses:
             ops.capture(forward, buffers.load(StepInput.blank(bucket)))
         ops.forget()
         with pytest.raises(AssertionError, match="not captured"):
@@ -502,6 +832,33 @@ def _fails(batch: Batch) -> Tensor:
     raise AssertionError("not captured")
 
 
+def _scanned(z: Tensor, mixed: Tensor, steps: Tensor, sizes: ScanSizes, weights: ScanWeights) -> Tensor:
+    """Return the result of a Mamba-2 layer for one sequence, in float64, token by token."""
+    kernel, bias = weights.convolution.kernel, weights.convolution.bias
+    gates = torch.ones_like(mixed)
+    convolved = torch.nn.functional.silu(_convolved(torch.cat((gates, gates, mixed), -1), kernel, bias))
+    x, b, c = convolved.split((sizes.values, sizes.keys, sizes.keys), -1)
+    state = torch.zeros(sizes.heads, sizes.state_dim, sizes.head_dim, dtype=torch.float64)
+    out = []
+    for token, step in enumerate(torch.nn.functional.softplus(steps + weights.bias)):
+        inputs = x[token].view(sizes.heads, 1, -1)
+        keys, query = (
+            part[token].view(sizes.groups, -1).repeat_interleave(sizes.heads // sizes.groups, 0) for part in (b, c)
+        )
+        state = (-weights.rate * step).exp()[:, None, None] * state + keys[:, :, None] * inputs * step[:, None, None]
+        result = (query[:, :, None] * state).sum(1) + weights.skip[:, None] * inputs[:, 0]
+        out.append(result.flatten())
+    return torch.stack(out) * torch.nn.functional.silu(z)
+
+
+def _convolved(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the gated convolution of one sequence x [T, 3 * C] in float64."""
+    b, c, values = x.double().chunk(3, -1)
+    inputs = torch.cat((torch.zeros(len(kernel) - 1, b.shape[1]), b * values))
+    total = sum((inputs[tap : tap + len(x)] * row for tap, row in enumerate(kernel)), torch.zeros(()))
+    return c * (total if bias is None else total + bias)
+
+
 def _in_slot(number: int, computed: int, count: int, slot: int) -> paging.PlanEntry:
     entry = paging.entry(number, computed, count, [number])
     entry.sequence.slot = slot
@@ -525,9 +882,11 @@ def _unshared_bytes(ops: Ops, operator: object) -> int:
     return tensor_bytes(operator, counted)
 
 
-def _settings(*rows: tuple[float, int, float]) -> sampling.Settings:
-    """Settings of rows given as (temperature, top-k, random number)."""
-    return np.array([(t, k, 1.0, 0.0, u) for t, k, u in rows], np.float32).T.copy()
+def _adjustments(cells: list[list[tuple[int, float]]]) -> Adjustments:
+    """Return adjustments given as (token, value) by kind and row."""
+    starts = np.cumsum([0, *map(len, cells)]).astype(np.int32)
+    tokens, values = zip(*(cell for of_row in cells for cell in of_row), strict=True)
+    return Adjustments(starts, np.array(tokens, np.int32), np.array(values, np.float32))
 
 
 def _normalized(x: Tensor, weight: Tensor) -> Tensor:
@@ -546,6 +905,23 @@ def _rotated(x: Tensor, angles: Tensor) -> Tensor:
     half = angles.shape[1]
     first, second, unrotated = x.split((half, half, x.shape[-1] - 2 * half), -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, unrotated), -1)
+
+
+def _routed(scores: Tensor, routing: Routing) -> dict[int, float]:
+    """Return the weight of each expert that a row with these scores uses, in float64."""
+    values = (scores.sigmoid() if routing.scoring == "sigmoid" else scores.softmax(0)).tolist()
+    bias = [0.0] * len(values) if routing.bias is None else routing.bias.tolist()
+    rank = [value + added for value, added in zip(values, bias, strict=True)]
+    allowed = range(len(values))
+    if routing.groups is not None:
+        size, summed = len(values) // routing.groups.count, routing.groups.summed
+        of_group = {at: sum(sorted(rank[at : at + size])[-summed:]) for at in range(0, len(values), size)}
+        best = sorted(of_group, key=lambda at: of_group[at])[-routing.groups.top_groups :]
+        allowed = [expert for at in best for expert in range(at, at + size)]
+    chosen = sorted(allowed, key=lambda expert: rank[expert])[-routing.top_k :]
+    total = sum(values[expert] for expert in chosen) if routing.weights == "normalized" else 1.0
+    factors = [1.0] * len(values) if routing.factors is None else routing.factors.tolist()
+    return {expert: values[expert] / total * factors[expert] for expert in chosen}
 
 
 def _activated(gate_up: Tensor, clamp: Clamp | None) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import AttentionKind
 from helexa.neuron.ops.constants import MIXED
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from neuron.ops import random_weights
@@ -62,8 +62,8 @@ def product(x: Tensor, weight: Weight, bits: int = MIXED) -> Product:
 def _size_of_terms(x: Tensor, weight: GroupwiseTensor) -> Tensor:
     """Return the sum of the absolute values of the terms, [T, N]. Codes and offsets are separate terms."""
     groups, scale = x.unflatten(-1, (-1, weight.group_size)), weight.scale.values().double()
-    # With a table, or groups of fewer than 32, kernels subtract the zero in integer sums, which is exact.
-    exact_zero = weight.table is not None or weight.group_size < GROUP
+    # With a table, few bits, or groups of fewer than 32, kernels subtract the zero in integer sums, which is exact.
+    exact_zero = weight.table is not None or weight.bits < 4 or weight.group_size < GROUP
     numbers = weight.codes.double() if weight.table is None else weight.table.double()[weight.codes.int()]
     numbers = (numbers - exact_zero * weight.zero).unflatten(-1, (-1, weight.group_size))
     products = torch.einsum("tgk,ngk->tgn", groups, numbers * scale[..., None]).abs().sum(1)
@@ -106,6 +106,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, kind: AttentionKind |
     heads_per_kv = query.shape[0] // keys.shape[1]
     keys, values = (x[-(kind.window or 0) :].double().repeat_interleave(heads_per_kv, 1) for x in (keys, values))
     scores = torch.einsum("hd,lhd->hl", query.double(), keys) * kind.scale
+    scores = scores if kind.cap is None else kind.cap * (scores / kind.cap).tanh()
     sinks = torch.empty(len(query), 0) if kind.sinks is None else kind.sinks[:, None]
     weights = torch.cat((scores, sinks.double()), 1).softmax(-1)[:, : len(keys)]
     return torch.einsum("hl,lhd->hd", weights, values), torch.einsum("hl,lhd->hd", weights, values.abs())

@@ -1,4 +1,7 @@
-"""Random quantized matrices in every format that the native kernels support, with codes and scales as in real files."""
+"""Random quantized matrices in every format that the native kernels support, with codes and scales as in real files.
+
+The codes of formats with a codebook depend on each other. `weights/random_blocks.py` makes these formats.
+"""
 
 import torch
 from torch import Tensor
@@ -15,13 +18,14 @@ FORMATS = {
     "Q4_K": (4, 2, True, 0, 32),
     "Q5_K": (5, 2, True, 0, 32),
     "Q6_K": (6, 2, False, 32, 16),
-    "Q2_K": (4, 2, True, 0, 16),
+    "Q2_K": (2, 2, True, 0, 16),
     "IQ4_NL": (4, 1, False, 0, 32),
     "MXFP4": (4, 1, False, 0, 32),
     "IQ4_XS": (4, 2, False, 0, 32),
-    "Q3_K": (4, 2, False, 0, 16),
+    "Q3_K": (3, 2, False, 4, 16),
+    "TQ2_0": (2, 1, False, 1, 32),
 }
-TABLES = ("IQ4_NL", "MXFP4", "IQ4_XS", "Q3_K")
+TABLES = ("IQ4_NL", "MXFP4", "IQ4_XS")
 PLAIN = "bfloat16"
 ALL = [*FORMATS, PLAIN]
 STRETCH = 256
@@ -39,7 +43,7 @@ def make(name: str, outputs: int, columns: int) -> Weight:
         return _with_hard_rows(torch.randn(outputs, columns)).bfloat16()
     bits, _, has_minimum, zero, group = FORMATS[name]
     codes = _with_hard_rows(torch.randint(0, 1 << bits, (outputs, columns)).float(), lowest=0, highest=(1 << bits) - 1)
-    scale = _scale(name, outputs, columns, signed=name in ("Q6_K", *TABLES))
+    scale = _scale(name, outputs, columns, signed=name in ("Q6_K", "Q3_K", *TABLES))
     minimum = _scale(name, outputs, columns, signed=False) if has_minimum else None
     return GroupwiseTensor(codes.to(torch.uint8), scale, minimum, zero, bits, group, table_of(name))
 

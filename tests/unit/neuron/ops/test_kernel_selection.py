@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from helexa.neuron.ops.choice import accelerator_dtype, choose
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading.device import kernels_for
 from helexa.neuron.ops.constants import MIXED
+from helexa.neuron.ops.kernel_selection import accelerator_dtype, select_kernels
+from helexa.neuron.ops.native import native_kernels
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.machine_code import native_kernels
 from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.ops.torch_cpu import CpuOps
@@ -23,23 +25,47 @@ FALLBACK = CpuOps.name if CpuOps.available() else ReferenceOps.name
 
 
 def test_native_kernels_are_chosen_if_available(library: KernelLibrary) -> None:
-    choice = choose(CPU, None, SHAPE)
+    choice = select_kernels(CPU, None, SHAPE)
     assert choice.ops.name == NativeOps.name
-    assert choose(CPU, torch.bfloat16, SHAPE).ops.name == NativeOps.name
+    assert select_kernels(CPU, torch.bfloat16, SHAPE).ops.name == NativeOps.name
 
 
 @pytest.mark.parametrize(("arguments", "bits"), [({}, MIXED), ({"x_bits": 8}, 8), ({"x_bits": 16}, 16)])
 def test_activations_have_8_bits_except_for_outliers_by_default(
     library: KernelLibrary, arguments: dict[str, int], bits: int
 ) -> None:
-    ops = choose(CPU, None, SHAPE, **arguments).ops
+    ops = select_kernels(CPU, None, SHAPE, **arguments).ops
     assert isinstance(ops, NativeOps)
     assert ops.x_bits == bits
 
 
+@pytest.mark.parametrize(("kv_bits", "bits"), [(None, 8), (8, 8), (16, 16)])
+def test_native_kv_cache_has_8_bits_by_default(library: KernelLibrary, kv_bits: int | None, bits: int) -> None:
+    assert select_kernels(CPU, None, SHAPE, kv_bits=kv_bits).ops.kv_bits == bits
+    assert select_kernels(CPU, torch.float32, SHAPE, kv_bits=kv_bits).ops.kv_bits == 32
+
+
+@pytest.mark.parametrize(
+    ("options", "trained", "bits"),
+    [
+        ({}, 8192, 16),
+        ({}, 8193, 8),
+        ({"context_length": 4096}, 32768, 16),
+        ({"context_length": 32768}, 4096, 16),
+        ({"kv_dtype": "int8"}, 2048, 8),
+        ({"kv_dtype": "unquantized"}, 32768, 16),
+    ],
+)
+def test_kv_cache_keeps_16_bits_in_short_contexts(
+    library: KernelLibrary, options: dict[str, Any], trained: int, bits: int
+) -> None:
+    config = SHAPE | {"max_position_embeddings": trained}
+    assert kernels_for(CPU, EngineOptions(**options), config, half=True).kv_bits == bits
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_requested_dtype_selects_plain_torch(dtype: torch.dtype) -> None:
-    choice = choose(CPU, dtype, SHAPE)
+    choice = select_kernels(CPU, dtype, SHAPE)
     assert type(choice.ops) is ReferenceOps
     assert choice.ops.dtype == dtype
     assert choice.reason == f"{str(dtype).removeprefix('torch.')} was requested"
@@ -47,9 +73,9 @@ def test_requested_dtype_selects_plain_torch(dtype: torch.dtype) -> None:
 
 def test_float32_is_chosen_if_float16_overflows_and_no_bfloat16() -> None:
     device = torch.device("mps")
-    assert choose(device, None, SHAPE).ops.dtype == torch.float16
-    assert choose(device, None, SHAPE, half=False).ops.dtype == torch.float32
-    assert choose(device, torch.float16, SHAPE, half=False).ops.dtype == torch.float16
+    assert select_kernels(device, None, SHAPE).ops.dtype == torch.float16
+    assert select_kernels(device, None, SHAPE, half=False).ops.dtype == torch.float32
+    assert select_kernels(device, torch.float16, SHAPE, half=False).ops.dtype == torch.float16
 
 
 @pytest.mark.parametrize(
@@ -57,12 +83,11 @@ def test_float32_is_chosen_if_float16_overflows_and_no_bfloat16() -> None:
     [
         ({"hidden_size": 250}, "widths (250, 512, 64) are not all multiples of 16"),
         ({"intermediate_size": 500}, "widths (256, 500, 64) are not all multiples of 16"),
-        ({"head_dim": 320}, "heads of 320 in groups of 1 are too large"),
-        ({"num_attention_heads": 66, "num_key_value_heads": 2}, "heads of 64 in groups of 33 are too large"),
+        ({"head_dim": 608}, "heads of 608 are larger than 576"),
     ],
 )
 def test_unsupported_shapes_are_reported(library: KernelLibrary, change: dict[str, Any], reason: str) -> None:
-    choice = choose(CPU, None, SHAPE | change)
+    choice = select_kernels(CPU, None, SHAPE | change)
     assert (choice.ops.name, choice.reason) == (FALLBACK, reason)
 
 
@@ -74,7 +99,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Chosen:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(native_kernels, "native_kernels", native_kernels.native_kernels.__wrapped__)
-        choice = choose(CPU, None, SHAPE)
+        choice = select_kernels(CPU, None, SHAPE)
         return choice.ops.name, choice.reason
 
     return chosen
@@ -125,7 +150,7 @@ def test_engines_that_start_together_compile_once(tmp_path: Path, monkeypatch: p
         engines = [threads.submit(native_kernels.native_kernels.__wrapped__) for _ in range(3)]
     assert {type(engine.exception()) for engine in engines} == {native_kernels.Unavailable}
     arguments = calls.read_text().split()
-    assert (arguments.count("--version"), arguments.count("-shared")) == (3, 1)
+    assert (arguments.count("--version"), arguments.count("-shared")) == (0, 1)
 
 
 GARBAGE = 'while [ $# -gt 0 ]; do [ "$1" = -o ] && echo garbage > "$2"; shift; done'

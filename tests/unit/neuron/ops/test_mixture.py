@@ -18,7 +18,7 @@ HIDDEN, WIDE, COUNT = 256, 512, 20
 ROWS = 40
 ALIKE = ("Q4_0", "Q4_0", "Q4_0")
 MIXED = [("Q4_K", "Q4_K", "Q6_K"), ("Q4_0", "Q8_0", "bfloat16"), ("Q8_0", "bfloat16", "Q4_1")]
-ROUTINGS = [Routing(4, "shares"), Routing(4, "normalised"), Routing(1, "scores"), Routing(COUNT, "shares")]
+ROUTINGS = [Routing(4, "shares"), Routing(4, "normalized"), Routing(1, "scores"), Routing(COUNT, "shares")]
 
 
 def experts(native: NativeOps, formats: tuple[str, str, str], *, biased: bool = False) -> list[Expert]:
@@ -79,7 +79,7 @@ def test_experts_of_different_formats_fall_back(native: NativeOps) -> None:
 
 @pytest.mark.parametrize("formats", MIXED, ids="-".join)
 def test_row_does_not_depend_on_number_of_rows(native: NativeOps, formats: tuple[str, str, str]) -> None:
-    mixture = native.mixture(experts(native, formats), Routing(4, "normalised"), Clamp(1.702, 7.0))
+    mixture = native.mixture(experts(native, formats), Routing(4, "normalized"), Clamp(1.702, 7.0))
     x, scores = inputs()
     together = mixture(x, scores).clone()
     for first, end in ((0, 1), (0, 2), (7, 8), (3, 20), (13, ROWS)):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.neuron.ops.native.machine_code.compilation import KERNELS
+from helexa.neuron.ops.native.compilation import KERNELS
 from nightly import cases
 
 SOURCES = Path(__file__).with_name("pool")

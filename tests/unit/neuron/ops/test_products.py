@@ -14,7 +14,7 @@ from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from neuron.ops import float64, random_weights
 from neuron.ops.conftest import THREADS
 
-ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 33, 250, 513)  # around the 8 rows of a tile and the 240 rows per dequantization
+ROWS = (1, 2, 3, 5, 6, 7, 8, 9, 14, 16, 17, 33, 86, 250, 513)  # around the sizes of panels and of the rows of an item
 CASES = [
     (name, outputs, columns)
     for name in random_weights.ALL

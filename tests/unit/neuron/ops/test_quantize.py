@@ -6,19 +6,19 @@ from torch import Tensor
 
 from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.weights.formats import GroupwiseTensor
-from helexa.neuron.weights.quantization.quant_form import FORMS
-from helexa.neuron.weights.quantization.quantize import quantize
+from helexa.neuron.weights.quant_policy import QUANT_FORMATS
+from helexa.neuron.weights.quantize import quantize
 from neuron.weights.quantization_cases import HARD, heavy_tailed
 
 
 def read_back(ops: NativeOps, weight: Tensor, name: str) -> Tensor:
-    matrix = ops.matrix(weight, FORMS[name])
+    matrix = ops.matrix(weight, QUANT_FORMATS[name])
     assert matrix.number is not None
     return ops.embedding(matrix, torch.arange(len(weight), dtype=torch.int32)).clone()
 
 
 def expected(weight: Tensor, name: str) -> Tensor:
-    result = quantize(weight, FORMS[name])
+    result = quantize(weight, QUANT_FORMATS[name])
     assert isinstance(result, GroupwiseTensor)
     return result.dequantize()
 
@@ -32,20 +32,20 @@ def holds(ops: NativeOps, weight: Tensor, name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", QUANT_FORMATS)
 def test_tiles_match_torch(native: NativeOps, name: str, dtype: torch.dtype) -> None:
     for rows, columns in ((1, 256), (16, 512), (50, 1280)):
         holds(native, heavy_tailed(rows, columns).to(dtype), name)
 
 
 @pytest.mark.parametrize("columns", [32, 96, 288])
-@pytest.mark.parametrize("name", [form.name for form in FORMS.values() if form.stretch is None])
+@pytest.mark.parametrize("name", [form.name for form in QUANT_FORMATS.values() if form.stretch is None])
 def test_odd_numbers_of_rows_match_torch(native: NativeOps, name: str, columns: int) -> None:
     holds(native, heavy_tailed(50, columns).bfloat16(), name)
 
 
 @pytest.mark.parametrize("case", HARD)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", QUANT_FORMATS)
 def test_hard_groups_match_torch(native: NativeOps, name: str, case: str) -> None:
     weight = HARD[case]()
     result, reference = read_back(native, weight, name), expected(weight, name)
@@ -62,7 +62,7 @@ def test_hard_groups_match_torch(native: NativeOps, name: str, case: str) -> Non
 def test_unquantizable_matrices_stay_plain(native: NativeOps, dtype: torch.dtype, bad: float) -> None:
     weight = heavy_tailed(50, 512).to(dtype)
     weight[49, 3] = bad
-    matrix = native.matrix(weight, FORMS["q4k"])
+    matrix = native.matrix(weight, QUANT_FORMATS["q4k"])
     assert matrix.number is None
     result = native.embedding(matrix, torch.arange(50, dtype=torch.int32))
     assert torch.equal(result[:49], weight[:49].bfloat16().float())
@@ -71,6 +71,6 @@ def test_unquantizable_matrices_stay_plain(native: NativeOps, dtype: torch.dtype
 
 def test_product_of_quantized_weights(native: NativeOps) -> None:
     weight, x = heavy_tailed(40, 512).bfloat16(), torch.randn(7, 512)
-    product = native.linear([native.matrix(weight, FORMS["q6k"])], None)(x)
+    product = native.linear([native.matrix(weight, QUANT_FORMATS["q6k"])], None)(x)
     exact = x @ expected(weight, "q6k").T
     assert ((product - exact).square().mean().sqrt() / exact.square().mean().sqrt()) < 0.01

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.attention_kind import AttentionKind
-from helexa.neuron.ops.batch import Batch, Capacity
+from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.norm import FewPassRmsNorm, RmsNorm
+from helexa.neuron.ops.operators import FewPassRmsNorm, RmsNorm
 from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.ops.torch_cpu import CpuOps, Int4Linear
 from helexa.neuron.weights.formats import GroupwiseTensor
@@ -18,6 +17,7 @@ KINDS = [
     AttentionKind(0.1, window=64),
     AttentionKind(0.2, sinks=torch.tensor([0.0, 5.0, -5.0, 1.0, -1.0, 50.0])),
     AttentionKind(0.3, window=10, sinks=torch.linspace(-2, 2, 6)),
+    AttentionKind(0.3, cap=1.5),
 ]
 needs_bfloat16 = pytest.mark.skipif(not CpuOps.available(), reason="this CPU does not multiply bfloat16")
 

@@ -1,11 +1,15 @@
 """Memory of a step: a freed tensor's memory is reused, a referenced tensor's is not."""
 
 import gc
+from contextlib import nullcontext
 from itertools import pairwise
 
+import pytest
 import torch
 
-from helexa.neuron.ops.native.workspace import Workspace
+from helexa.neuron import tensors
+from helexa.neuron.ops.native.captured_graph import Workspace
+from numpy_tensors import numpy_tensors
 
 
 def test_freed_memory_is_reused() -> None:
@@ -52,3 +56,12 @@ def test_second_step_allocates_nothing() -> None:
         return {tensor.data_ptr() for tensor in (hidden, delta, *wide)}
 
     assert len({frozenset(step()) for _ in range(5)}) == 1
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_graph_keeps_only_tensors_outside_the_workspace(backend: str) -> None:
+    with numpy_tensors() if backend == "numpy" else nullcontext():
+        workspace = Workspace()
+        assert workspace.holds(workspace.take(4, 6)[1:].view(-1))
+        assert not workspace.holds(tensors.zeros(4, 6))
+        assert not Workspace().holds(workspace.take(4, 6))

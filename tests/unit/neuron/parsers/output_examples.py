@@ -1,5 +1,6 @@
 """Model output in each tool-call format, and the expected events."""
 
+from neuron.parsers.family_examples import FAMILIES
 from neuron.parsers.piecewise_parsing import JoinedEvent
 
 PARIS = ("call", "get_weather", '{"city": "Paris"}')
@@ -342,5 +343,6 @@ WRITTEN: dict[str | None, list[tuple[str, list[JoinedEvent]]]] = {
     "mistral": MISTRAL,
     "deepseek": DEEPSEEK,
     "harmony": HARMONY,
+    **FAMILIES,
     None: NONE,
 }

@@ -13,6 +13,15 @@ from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCal
 _e = re.escape
 _GAP = r"(?:\s|<think>\s*</think>|</think>{empty})*(?:<think>\s*\Z)?"
 _EMPTY_CALL = r"|<tool_call>\s*</tool_call>"
+_EMPTY = dict.fromkeys(("hermes", "hermes_strict", "qwen_xml", "glm"), _EMPTY_CALL) | {
+    "gemma4": r"|<\|tool_call>\s*<tool_call\|>",
+    "hunyuan": r"|<tool_calls>\s*</tool_calls>",
+    "minimax_m2": r"|<minimax:tool_call>\s*</minimax:tool_call>",
+    "nemotron": r"|<TOOLCALL>\s*</TOOLCALL>",
+    "olmo3": r"|(?:<function_calls>)?[\s,]*</function_calls>",
+    "phi4_mini": r"|<\|tool_call\|>\s*<\|/tool_call\|>",
+    "seed_oss": r"|<seed:tool_call>\s*</seed:tool_call>",
+}
 _HARMONY_ENDS = r"<\|message\|>|<\|end\|>|<\|call\|>|<\|return\|>"
 _HARMONY_GAP = (
     rf"(?:\s|<\|constrain\|>|{_HARMONY_ENDS}"
@@ -23,7 +32,7 @@ _HARMONY_GAP = (
 
 def respelling(format_name: str | None, events: Iterable[OutputEvent]) -> re.Pattern[str]:
     """Return a pattern that matches every text from which `events` may have been parsed."""
-    empty = _EMPTY_CALL if format_name in ("hermes", "hermes_strict", "qwen_xml") else ""
+    empty = _EMPTY.get(format_name or "", "")
     gap = _HARMONY_GAP if format_name == "harmony" else _GAP.format(empty=empty)
     parts: list[str] = []
     call: tuple[str, list[str]] | None = None
@@ -60,9 +69,30 @@ def _call(format_name: str | None, name: str, arguments: str) -> str:
         case "llama3_json":
             method = rf"{name}\.call\({_pairs(arguments, _KEYWORD, _BRACKET)}"
             return rf"(?:<\|python_tag\|>)?\s*(?:{json_call}{_SURPLUS}\s*;?|{method})"
-        case "pythonic":
-            start = rf"(?:(?:<\|python_start\|>)?\s*\[|,)?\s*{name}\("
-            return rf"{start}{_pairs(arguments, _KEYWORD, _BRACKET)}\s*\]?\s*(?:<\|python_end\|>)?"
+        case "pythonic" | "lfm2" | "olmo3":
+            first, last = _PYTHONIC_MARKS[format_name]
+            start = rf"(?:(?:{first})?\s*\[?|,)?\s*{name}\("
+            pythonic = rf"{start}{_pairs(arguments, _KEYWORD, _BRACKET)}\s*,?\s*\]?\s*(?:{last})?"
+            listed = (
+                rf"(?:{first}\s*(?:```(?:json)?\s*)?\[?\s*|,\s*)?{json_call}{_SURPLUS}\s*\]?(?:\s*```)?\s*(?:{last})?"
+            )
+            return rf"(?:{pythonic}|{listed})"
+        case "granite" | "hunyuan" | "nemotron" | "phi4_mini":
+            first, last = _JSON_MARKS[format_name]
+            begin = rf"(?:(?:{first})\s*(?:```(?:json)?\s*)?\[?|,|;)?"
+            return rf"{begin}\s*{json_call}{_SURPLUS}\s*;?\s*\]?(?:\s*```)?{_SURPLUS}\s*(?:{last})?"
+        case "glm" | "seed_oss" | "minimax_m2":
+            opener, head, pair, end, closer = _TAGGED[format_name]
+            tagged = rf"{head.format(name)}\s*{_pairs(arguments, pair, end)}"
+            listed = rf"(?:```(?:json)?\s*)?(?:\[|,)?\s*{json_call}{_SURPLUS}\s*;?\s*\]?(?:\s*```)?[\s}}]*"
+            return rf"(?:{opener})?\s*(?:{tagged}|{listed})\s*(?:{closer})?"
+        case "kimi_k2":
+            head = rf"(?:<\|tool_calls_section_begin\|>)?\s*<\|tool_call_begin\|>\s*(?:functions\.)?{name}(?::\d+)?"
+            tail = rf"{_SURPLUS}\s*(?:<\|tool_call_end\|>(?:\s*<\|tool_calls_section_end\|>)?)?"
+            return rf"{head}\s*<\|tool_call_argument_begin\|>\s*{written}{tail}"
+        case "gemma4":
+            given = rf"\s*(?:\{{{_pairs(arguments, _GEMMA, _GEMMA_END)}|{written}{_SURPLUS})"
+            return rf"<\|tool_call>\s*call:{name}{given}\s*(?:<tool_call\|>)?"
         case "mistral":
             listed = rf"(?:\[TOOL_CALLS\]\s*\[|,)\s*{json_call}{_SURPLUS}\s*\]?"
             name_member = rf"\[TOOL_CALLS\]\s*{name}(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*{written}{_SURPLUS}"
@@ -80,6 +110,43 @@ def _call(format_name: str | None, name: str, arguments: str) -> str:
 _PARAMETER = (r"<parameter={}>\n?", r"\n?(?:</parameter>)?")
 _KEYWORD, _BRACKET = (r",?\s*{}\s*=\s*", r"\s*"), r",?\s*\)"
 _SURPLUS = r"(?:\s*\}){0,3}"
+_GEMMA, _GEMMA_END = (r",?\s*(?:{0}|<\|\"\|>{0}<\|\"\|>|\"{0}\")\s*:\s*", r"\s*"), r",?\s*\}?"
+_PYTHONIC_MARKS = {
+    "pythonic": (r"<\|python_start\|>", r"<\|python_end\|>"),
+    "lfm2": (r"<\|tool_call_start\|>", r"<\|tool_call_end\|>"),
+    "olmo3": ("<function_calls>", "</function_calls>"),
+}
+_JSON_MARKS = {
+    "granite": (r"<\|tool_call\|>", ""),
+    "hunyuan": ("<tool_calls>", "</tool_calls>"),
+    "nemotron": ("<TOOLCALL>", "</TOOLCALL>"),
+    "phi4_mini": (r"<\|tool_call\|>|functools", r"<\|/tool_call\|>"),
+}
+# The opening tag, the text before the parameters, the texts around a parameter and after the parameters, and the
+# closing tag.
+_TAGGED = {
+    "glm": (
+        "<tool_call>",
+        r"{}\s*",
+        (r"<arg_key>{}</arg_key>\s*<arg_value>", r"(?:</arg_value>)?"),
+        "",
+        "</tool_call>",
+    ),
+    "seed_oss": (
+        "<seed:tool_call>",
+        "<function={}>",
+        (r"<parameter={}>", r"(?:</parameter>)?"),
+        "(?:</function>)?",
+        "</seed:tool_call>",
+    ),
+    "minimax_m2": (
+        "<minimax:tool_call>",
+        '<invoke name="{}">',
+        (r'<parameter name="{}">', r"(?:</parameter>)?"),
+        "(?:</invoke>)?",
+        "</minimax:tool_call>",
+    ),
+}
 
 
 def _json_call(name: str, arguments: str) -> str:
@@ -145,13 +212,29 @@ _NOTHING = r"(?!)"
 
 def _begun(text: str, form: tuple[str, str]) -> str:
     """Return a pattern for a missing value or an incomplete string."""
+    if form is _GEMMA and text:
+        return r'<\|"\|>' + _e(json.loads(text + '"'))
     try:
         return _string(json.loads(text + '"'), form) if text else ""
     except ValueError:
         return _NOTHING
 
 
+def _gemma_value(text: str) -> str:
+    """Return a pattern for Gemma's spelling of a JSON value: keys without quotes, and other quotes around strings."""
+    quote = r'(?:<\|"\|>|")?'
+    tokens = (
+        rf"\s*{quote}(?:{_e(json.loads(token))}|{_e(token[1:-1])}){quote}\s*"
+        if token.startswith('"')
+        else rf"\s*{_PYTHON.get(token, _e(token))}\s*"
+        for token in _TOKEN.findall(text)
+    )
+    return "".join(tokens)
+
+
 def _written(text: str, form: tuple[str, str]) -> str:
+    if form is _GEMMA:
+        return _gemma_value(text)
     forms = [_literal(text) if form is _KEYWORD else _PYTHON.get(text, _e(text))]
     if text.startswith('"'):
         forms.append(_string(json.loads(text), form))

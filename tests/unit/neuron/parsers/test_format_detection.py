@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS, find_tool_call_format
+from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS, find_tool_call_format
 from helexa.neuron.parsers.reasoning import find_reasoning_marks
-from helexa.neuron.text.templates.chat_template import ChatTemplate
+from helexa.neuron.text.chat_template import ChatTemplate
 from neuron.parsers.piecewise_parsing import TOOLS, parse_pieces, parser
 
 FORMATS = {
@@ -22,9 +22,9 @@ FORMATS = {
     "Qwen3.5-4B": "qwen_xml",
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "qwen_xml",
     "StepFun3.5-Flash": "qwen_xml",
-    "GLM-4.6": None,
-    "GLM-4.7-Flash": None,
-    "poolside-Laguna-XS.2": None,
+    "GLM-4.6": "glm",
+    "GLM-4.7-Flash": "glm",
+    "poolside-Laguna-XS.2": "glm",
     "meta-llama-Llama-3.1-8B-Instruct": "llama3_json",
     "meta-llama-Llama-3.2-3B-Instruct": "llama3_json",
     "meta-llama-Llama-3.3-70B-Instruct": "llama3_json",
@@ -37,12 +37,21 @@ FORMATS = {
     "llama-cpp-deepseek-r1": "deepseek",
     "openai-gpt-oss-120b": "harmony",
     "google-gemma-2-2b-it": None,
-    "google-gemma-4-31B-it": None,
+    "google-gemma-4-31B-it": "gemma4",
     "microsoft-Phi-3.5-mini-instruct": None,
+    "google-gemma-4-31B-it-interleaved": "gemma4",
+    "Kimi-K2-Thinking": "kimi_k2",
+    "LFM2-8B-A1B": "lfm2",
+    "LFM2.5-8B-A1B": "lfm2",
+    "MiniMax-M2": "minimax_m2",
     "MiniMax-M3": None,
-    "unsloth-Apriel-1.5": None,
-    "ByteDance-Seed-OSS": None,
-    "moonshotai-Kimi-K2": None,
+    "NVIDIA-Nemotron-Nano-v2": "nemotron",
+    "ibm-granite-granite-3.3-2B-Instruct": "granite",
+    "ibm-granite-granite-4.1": "hermes",
+    "inclusionai-ling-3.0-flash": "glm",
+    "unsloth-Apriel-1.5": "hunyuan",
+    "ByteDance-Seed-OSS": "seed_oss",
+    "moonshotai-Kimi-K2": "kimi_k2",
     "meetkai-functionary-medium-v3.2": None,
 }
 
@@ -58,7 +67,18 @@ def test_format_is_detected_from_the_template(templates: dict[str, str], model: 
 
 
 def test_format_is_detected_from_tokens_without_template_evidence():
-    for name in ("harmony", "deepseek", "mistral", "hermes"):
+    for name in (
+        "harmony",
+        "deepseek",
+        "mistral",
+        "hermes",
+        "glm",
+        "gemma4",
+        "kimi_k2",
+        "lfm2",
+        "granite",
+        "phi4_mini",
+    ):
         tool_call_format = find_tool_call_format(TOOL_CALL_FORMATS[name].markers.__contains__, "{{ messages }}")
         assert tool_call_format is TOOL_CALL_FORMATS[name]
 
@@ -69,6 +89,9 @@ def test_format_is_detected_from_tokens_without_template_evidence():
         ("Qwen-Qwen3-0.6B", "<think>"),
         ("mistralai-Ministral-3-14B-Reasoning-2512", "[THINK]"),
         ("ByteDance-Seed-OSS", "<seed:think>"),
+        ("GLM-4.7-Flash", "<think>"),
+        ("MiniMax-M2", "<think>"),
+        ("NVIDIA-Nemotron-Nano-v2", "<think>"),
         ("Qwen-Qwen2.5-7B-Instruct", None),
         ("openai-gpt-oss-120b", None),
     ],
@@ -97,14 +120,19 @@ CALL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "get_weather", "arguments": ARGUMENTS},
 }
-ENDS = r"<END>|<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>|<｜end▁of▁sentence｜>|<\|call\|>|</assistant>"
-# Models whose template renders past assistant messages in another format than the model's output.
-REFORMATTED = {"Qwen-QwQ-32B", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"}
-REFORMATTED |= {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "llama-cpp-deepseek-r1"}
+ENDS = r"<END>|<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>|<｜end▁of▁sentence｜>|<\|call\|>|</assistant>|<seed:eos>"
+ENDS += r"|<\|end\|>|\[e~\[|<turn\|>|<\|tool_response>|<SPECIAL_12>|<\|role_end\|>"
+# Models whose template renders past assistant messages in another format than the model's output, such as without the
+# marker that ends the reasoning.
+REFORMATTED = {"Qwen-QwQ-32B", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "NVIDIA-Nemotron-Nano-v2", "MiniMax-M2"}
+REFORMATTED |= {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "GLM-4.7-Flash"}
+REFORMATTED |= {"google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved", "unsloth-Apriel-1.5"}
+WITHOUT_CALLS = {"LFM2-8B-A1B", "ibm-granite-granite-3.3-2B-Instruct"}  # templates that omit tool calls
+WITHOUT_CALLS |= {"Kimi-K2-Thinking", "llama-cpp-deepseek-r1"}  # templates that transformers cannot render, either
 
 
 @pytest.mark.parametrize(
-    "model", [model for model, format_name in FORMATS.items() if format_name and model not in REFORMATTED]
+    "model", [model for model, format_name in FORMATS.items() if format_name and model not in WITHOUT_CALLS]
 )
 def test_call_rendered_by_the_template_is_parsed(templates: dict[str, str], model: str):
     source = templates[model]
@@ -114,10 +142,15 @@ def test_call_rendered_by_the_template_is_parsed(templates: dict[str, str], mode
     for tool in offered:
         tool["function"]["description"] = "A tool."
     message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-    prompt = template.render([ASK], tools=offered)
+    prompt = template.render([ASK], tools=offered).rstrip()
     conversation = template.render([ASK, message], tools=offered, add_generation_prompt=False)
-    assert conversation.startswith(prompt.rstrip())
-    output = re.split(ENDS, conversation[len(prompt.rstrip()) :])[0]
     assert tool_call_format is not None
+    call = ("call", "get_weather", ARGUMENTS)
+    if model in REFORMATTED:
+        events = parse_pieces(parser(tool_call_format.name), conversation.rpartition(ASK["content"])[2])
+        assert [event for event in events if event[0] == "call"] == [call]
+        return
+    assert conversation.startswith(prompt)
+    output = re.split(ENDS, conversation[len(prompt) :])[0]
     reader = parser(tool_call_format.name, in_reasoning=marks is not None and marks.opened_by(prompt))
-    assert parse_pieces(reader, output) == [("call", "get_weather", ARGUMENTS)]
+    assert parse_pieces(reader, output) == [call]

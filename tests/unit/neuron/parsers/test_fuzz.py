@@ -9,15 +9,23 @@ from hypothesis import strategies as st
 
 from helexa.neuron.engine.ipc.messages import TokenOutput
 from helexa.neuron.events import OutputEvent
-from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
+from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.parsers.values.json_text import strict_loads
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.text.model_text import ModelText
 from neuron.parsers.output_patterns import respelling
-from neuron.parsers.piecewise_parsing import TOOLS, JoinedEvent, join_events, parse_pieces, parser, pieces_at
+from neuron.parsers.piecewise_parsing import (
+    DAILY_FORMATS,
+    TOOLS,
+    JoinedEvent,
+    join_events,
+    parse_pieces,
+    parser,
+    pieces_at,
+)
 from neuron.scripted_engine import byte_tokenizer
-from nightly import NIGHTLY, cases
+from nightly import NIGHTLY, cases, daily
 
 FUZZ = cases(100, 3000, "HELEXA_FUZZ")
 RANDOM = NIGHTLY or "HELEXA_FUZZ" in os.environ
@@ -100,12 +108,40 @@ ALPHABETS = {
     * 3
     + JSON,
 }
+KIMI = ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"]
+KIMI += ["<|tool_call_begin|>functions.ping:0<|tool_call_argument_begin|>", "functions.rm:1", "ping:2"]
+ALPHABETS |= {
+    "gemma4": SHARED
+    + ["<|tool_call>", "<|tool_call>call:ping{", "<|tool_call>call:get_weather{", "<tool_call|>", "call:rm{"] * 2
+    + ['<|"|>'] * 4
+    + ["city:", "a:", "b:", "{", "}", "[", "]", ",", ":", "1", "true", "None", '"', "\\", '{"a": 1}', "{}"],
+    "glm": SHARED
+    + [*TAGS, "<tool_call>ping\n", "<tool_call>get_weather", "</tool_call>", "<arg_key>", "</arg_key>"] * 2
+    + ["<arg_value>", "</arg_value>", "<arg_key>city</arg_key>\n<arg_value>", "<arg_key>a</arg_key><arg_value>"] * 2
+    + ["1", "true", "[1, 2]", '{"name": "ping", "arguments": {}}'],
+    "kimi_k2": SHARED + [*KIMI, "<|tool_call_argument_begin|>"] * 3 + JSON,
+    "lfm2": SHARED + ["<|tool_call_start|>", "<|tool_call_end|>"] * 2 + KEYWORDS * 2 + JSON[:6],
+    "olmo3": SHARED + ["<function_calls>", "</function_calls>", "<function_calls>\nping("] * 2 + KEYWORDS * 2,
+    "seed_oss": SHARED + ["<seed:tool_call>", "</seed:tool_call>"] * 3 + XML * 2 + JSON[:6],
+    "minimax_m2": SHARED
+    + ["<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="ping">', '<invoke name="rm">', "</invoke>"] * 2
+    + ['<parameter name="city">', '<parameter name="a">', "</parameter>", "1", "true", "[1, 2]", *JSON[:6]] * 2,
+    **{
+        name: SHARED + [*marks] * 3 + JSON * 2 + ["```json\n", "```", ";"]
+        for name, marks in {
+            "granite": ("<|tool_call|>", "<|tool_call|>["),
+            "hunyuan": ("<tool_calls>", "</tool_calls>", "<tool_calls>["),
+            "nemotron": ("<TOOLCALL>", "</TOOLCALL>", "<TOOLCALL>["),
+            "phi4_mini": ("<|tool_call|>", "<|/tool_call|>", "functools[", "functools"),
+        }.items()
+    },
+}
 HEADS = {
     "llama3_json": [""], "pythonic": ["", "["], "harmony": ["", " to=functions.ping", "<|channel|>analysis<|message|>"],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("format_name", TOOL_CALL_FORMATS)
+@pytest.mark.parametrize("format_name", daily(DAILY_FORMATS, TOOL_CALL_FORMATS))
 def test_events_account_for_all_generated_text(format_name: str):
     @STREAMS
     @given(

@@ -14,6 +14,9 @@ BODIES = {
     "pythonic": ('[write_file(content="', '")]'),
     "mistral": ('[TOOL_CALLS]write_file[ARGS]{"content": "', '"}'),
     "deepseek": ('<｜tool▁call▁begin｜>write_file<｜tool▁sep｜>{"content": "', '"}<｜tool▁call▁end｜>'),
+    "gemma4": ('<|tool_call>call:write_file{content:<|"|>', '<|"|>}<tool_call|>'),
+    "glm": ("<tool_call>write_file<arg_key>content</arg_key><arg_value>", "</arg_value></tool_call>"),
+    "olmo3": ('<function_calls>write_file(content="', '")</function_calls>'),
     "harmony": ('<|channel|>commentary to=functions.write_file<|message|>{"content": "', '"}<|call|>'),
 }
 # The name follows the arguments, so the parser holds the arguments back.
@@ -67,3 +70,11 @@ def test_100_kb_of_arguments_by_character(format_name: str):
     events = [event for char in text for event in reader.push(char)] + reader.flush()
     assert sum(len(getattr(event, "arguments", "")) for event in events) > 100_000
     assert not reader.call_is_open
+
+
+def test_double_list_in_gemmas_notation_takes_double_work():
+    def of(count: int) -> int:
+        items = ",".join(['{a:<|"|>x,<|"|>,b:[1,null]}'] * count)
+        return work("gemma4", f"<|tool_call>call:write_file{{lines:[{items}]}}<tool_call|>", 1)[0]
+
+    assert of(120) < 2.2 * of(60)

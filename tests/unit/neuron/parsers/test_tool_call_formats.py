@@ -1,14 +1,21 @@
 """Parsing of each tool-call format; the result does not depend on how the text is split."""
 
+from collections.abc import Iterable
 from itertools import combinations
 
 import pytest
 
 from helexa.neuron.events import ToolCallStart
+from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.parser import OutputParser
+from helexa.neuron.parsers.reasoning import ReasoningMarks
 from neuron.parsers.output_examples import WRITTEN
 from neuron.parsers.output_patterns import respelling
-from neuron.parsers.piecewise_parsing import JoinedEvent, join_events, parse_pieces, parser, pieces_at
+from neuron.parsers.piecewise_parsing import TOOLS, JoinedEvent, join_events, parse_pieces, parser, pieces_at
+from nightly import cases
+
+SPACING = cases(11, 4)
+"""Characters between the places at which a text is cut twice."""
 
 CASES = [
     pytest.param(format_name, text, expected, id=f"{format_name}-{number}")
@@ -23,7 +30,7 @@ def test_events_do_not_depend_on_the_split(format_name: str | None, text: str, e
     assert parse_pieces(parser(format_name), text) == expected
     for cut in range(1, len(text)):
         assert parse_pieces(parser(format_name), pieces_at(text, [cut])) == expected, cut
-    for cuts in combinations(range(0, len(text), 5), 2):
+    for cuts in combinations(range(0, len(text), SPACING), 2):
         assert parse_pieces(parser(format_name), pieces_at(text, cuts)) == expected, cuts
     reader = parser(format_name)
     events = [*reader.push(text), *reader.flush()]
@@ -44,6 +51,10 @@ def test_events_do_not_depend_on_the_split(format_name: str | None, text: str, e
         ("mistral", '[TOOL_CALLS]write_file[ARGS]{"content": "'),
         ("deepseek", '<｜tool▁call▁begin｜>write_file<｜tool▁sep｜>{"content": "'),
         ("harmony", '<|channel|>commentary to=functions.write_file<|message|>{"content": "'),
+        ("gemma4", '<|tool_call>call:write_file{content:<|"|>'),
+        ("glm", "<tool_call>write_file<arg_key>content</arg_key><arg_value>"),
+        ("minimax_m2", '<minimax:tool_call><invoke name="write_file"><parameter name="content">'),
+        ("olmo3", "<function_calls>write_file(content='"),
     ],
 )
 def test_string_arguments_are_streamed(format_name: str, head: str):
@@ -132,3 +143,44 @@ def test_markers_include_format_and_reasoning_markers():
 def test_any_tool_name_is_accepted_without_known_tools():
     text = '<tool_call>{"name": "rm", "arguments": {}}</tool_call>'
     assert parse_pieces(parser("hermes", None), text) == [("call", "rm", "{}")]
+
+
+HUNYUAN = ReasoningMarks("<think>", "</think>", answer=("<answer>", "</answer>"))
+GEMMA = ReasoningMarks("<|channel>", "<channel|>", label="thought")
+
+
+@pytest.mark.parametrize(
+    ("format_name", "marks", "text", "expected"),
+    [
+        (
+            "hunyuan",
+            HUNYUAN,
+            "<think>\nHm.\n</think>\n<answer>\nHi.\n</answer>\n",
+            [("thought", "Hm."), ("text", "Hi.")],
+        ),
+        ("hunyuan", HUNYUAN, "<answer>Hi.</answer", [("text", "Hi.</answer")]),
+        ("hunyuan", HUNYUAN, "So <answer> it is.</answer>", [("text", "So <answer> it is.</answer>")]),
+        (
+            "hunyuan",
+            HUNYUAN,
+            '<think>Hm.</think><answer>\n<tool_calls>[{"name": "ping"}]</tool_calls>\n</answer>',
+            [("thought", "Hm."), ("call", "ping", "{}")],
+        ),
+        ("gemma4", GEMMA, "<|channel>thought\nHm.\n<channel|>Hi.", [("thought", "Hm."), ("text", "Hi.")]),
+        (
+            "gemma4",
+            GEMMA,
+            "<|channel>thought\n<channel|><|tool_call>call:ping{}<tool_call|>",
+            [("call", "ping", "{}")],
+        ),
+    ],
+)
+def test_labels_of_reasoning_and_marks_around_the_answer_are_dropped(
+    format_name: str, marks: ReasoningMarks, text: str, expected: list[JoinedEvent]
+):
+    def read(pieces: Iterable[str]) -> list[JoinedEvent]:
+        return parse_pieces(OutputParser(TOOL_CALL_FORMATS[format_name], reasoning=marks, tools=TOOLS), pieces)
+
+    assert read([text]) == expected
+    for cut in range(1, len(text)):
+        assert read(pieces_at(text, [cut])) == expected, cut

@@ -1,13 +1,67 @@
 """Random model outputs with tool calls in each tool-call format: valid calls, and calls with one mistake each."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
-from helexa.neuron.parsers.formats.choice import TOOL_CALL_FORMATS
+from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
 
 Arguments = dict[str, object]
+
+
+class Tags(NamedTuple):
+    """The texts before the parameters of a call, around a value, and after the parameters; and what ends a value."""
+
+    head: str
+    lead: str
+    tail: str
+    end: str
+    inside: tuple[str, ...]
+
+
+TAGGED = {
+    "qwen_xml": Tags(
+        "<tool_call>\n<function={}>",
+        "<parameter={}>\n",
+        "\n</parameter>",
+        "</function>\n</tool_call>",
+        ("</tool_call>", "<function=", "<tool_call>"),
+    ),
+    "seed_oss": Tags(
+        "<seed:tool_call>\n<function={}>",
+        "<parameter={}>",
+        "</parameter>",
+        "</function>\n</seed:tool_call>",
+        ("</parameter>", "</function>", "</seed:tool_call>", "<parameter="),
+    ),
+    "glm": Tags(
+        "<tool_call>{}",
+        "<arg_key>{}</arg_key>\n<arg_value>",
+        "</arg_value>",
+        "</tool_call>",
+        ("</arg_value>", "<arg_key>", "</tool_call>"),
+    ),
+    "minimax_m2": Tags(
+        '<minimax:tool_call>\n<invoke name="{}">',
+        '<parameter name="{}">',
+        "</parameter>",
+        "</invoke>\n</minimax:tool_call>",
+        ("</parameter>", "<parameter name=", "</invoke>", "</minimax:tool_call>"),
+    ),
+}
+PYTHONIC = {
+    "pythonic": ("<|python_start|>", "<|python_end|>"),
+    "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    "olmo3": ("<function_calls>", "</function_calls>"),
+}
+_JSON_MARKS = {
+    "granite": ("<|tool_call|>", ""),
+    "hunyuan": ("<tool_calls>", "</tool_calls>"),
+    "nemotron": ("<TOOLCALL>", "</TOOLCALL>"),
+    "phi4_mini": ("<|tool_call|>", "<|/tool_call|>"),
+}
 
 _MARKERS = sorted({marker for known in TOOL_CALL_FORMATS.values() for marker in (*known.markers, *known.openers)})
 _PIECES = [
@@ -72,18 +126,31 @@ def outputs(format_name: str, random: Random, count: int) -> list[Output]:
 def _valid(format_name: str, random: Random) -> Output:
     calls = [_call(format_name, random) for _ in range(random.choice((1, 1, 2, 3)))]
     indent = random.choice((None, None, 2))
-    written = [(name, json.dumps(given, ensure_ascii=random.random() < 0.3, indent=indent)) for name, given in calls]
-    if format_name == "pythonic":
-        return Output("", _pythonic([_keywords(name, given) for name, given in calls]), calls)
-    if format_name == "qwen_xml":
-        return Output("", "\n".join(_xml(name, given) for name, given in calls), calls)
-    return Output("", _framed(format_name, written), calls)
+    return Output("", written(format_name, calls, indent=indent, ensure_ascii=random.random() < 0.3), calls)
+
+
+def written(
+    format_name: str, calls: Sequence[tuple[str, Arguments]], *, indent: int | None = None, ensure_ascii: bool = False
+) -> str:
+    """Return the text of valid calls in the tool-call format `format_name`."""
+    if format_name in PYTHONIC:
+        return _pythonic(format_name, [_keywords(name, given) for name, given in calls])
+    if format_name == "gemma4":
+        return "".join(_gemma(name, given) for name, given in calls)
+    if format_name in TAGGED:
+        return "\n".join(_tagged(format_name, name, given) for name, given in calls)
+    texts = [(name, json.dumps(given, ensure_ascii=ensure_ascii, indent=indent)) for name, given in calls]
+    return _framed(format_name, texts)
 
 
 def _call(format_name: str, random: Random) -> tuple[str, Arguments]:
     text = "".join(random.choice(_PIECES) for _ in range(random.randrange(9)))
-    if format_name == "qwen_xml":  # other closing tags end a value
-        text = text.replace("</tool_call>", "").replace("<function=", "").replace("<tool_call>", "").strip("\n")
+    if format_name == "gemma4":
+        text = text.replace('<|"|>', "")
+    if format_name in TAGGED:  # other closing tags end a value
+        for tag in TAGGED[format_name].inside:
+            text = text.replace(tag, "")
+        text = text.strip("\n") if format_name == "qwen_xml" else text
         return "write_file", {"path": f"a{random.randrange(99)}", "content": text, "lines": [random.randrange(9), None]}
     content: Arguments = {"path": text, "content": text[::-1], "lines": [1.5, {text[:9]: [True, None, text]}, []]}
     weather: Arguments = {"city": text, "days": random.randrange(99), "metric": random.random() < 0.5}
@@ -99,6 +166,15 @@ def _framed(format_name: str, calls: list[tuple[str, str]]) -> str:
             return "\n".join(_object(*call) for call in calls)
         case "llama3_json":
             return "<|python_tag|>" + "; ".join(_object(*call, "parameters") for call in calls)
+        case "granite" | "hunyuan" | "nemotron" | "phi4_mini":
+            first, last = _JSON_MARKS[format_name]
+            return f"{first}[{', '.join(_object(*call) for call in calls)}]{last}"
+        case "kimi_k2":
+            inner = "".join(
+                f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>{text}<|tool_call_end|>"
+                for number, (name, text) in enumerate(calls)
+            )
+            return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
         case "mistral":
             return f"[TOOL_CALLS][{', '.join(_object(*call) for call in calls)}]"
         case "mistral_named":
@@ -121,18 +197,36 @@ def _object(name: str, text: str, key: str = "arguments") -> str:
     return f'{{"name": "{name}", "{key}": {text}}}'
 
 
-def _pythonic(calls: list[str]) -> str:
-    return f"<|python_start|>[{', '.join(calls)}]<|python_end|>"
+def _pythonic(format_name: str, calls: list[str]) -> str:
+    first, last = PYTHONIC[format_name]
+    return f"{first}\n{chr(10).join(calls)}\n{last}" if format_name == "olmo3" else f"{first}[{', '.join(calls)}]{last}"
 
 
 def _keywords(name: str, arguments: Arguments) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
-def _xml(name: str, arguments: Arguments) -> str:
+def _tagged(format_name: str, name: str, arguments: Arguments) -> str:
+    """Return the text of a call with one tag per argument."""
+    tags = TAGGED[format_name]
     written = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
-    parameters = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in written.items())
-    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+    parameters = "".join(f"{tags.lead.format(key)}{text}{tags.tail}\n" for key, text in written.items())
+    return f"{tags.head.format(name)}\n{parameters}{tags.end}"
+
+
+def _gemma(name: str, arguments: Arguments) -> str:
+    return f"<|tool_call>call:{name}{_gemma_value(arguments)}<tool_call|>"
+
+
+def _gemma_value(value: object) -> str:
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, list):
+        return f"[{','.join(map(_gemma_value, value))}]"
+    if isinstance(value, dict):
+        keys = {key: key if key.isidentifier() else f'<|"|>{key}<|"|>' for key in value}
+        return f"{{{','.join(f'{keys[key]}:{_gemma_value(item)}' for key, item in value.items())}}}"
+    return json.dumps(value)
 
 
 Mistake = tuple[str, str, Arguments]
@@ -175,8 +269,12 @@ def _mistakes(format_name: str) -> list[Callable[[Random], Output]]:
         return [
             lambda random, number=number: _wrong_xml(random)[number] for number in range(len(_wrong_xml(Random(0))))
         ]
-    if format_name == "pythonic":
-        return [lambda _, wrong=wrong: wrong for wrong in _wrong_pythonic()]
+    if format_name in TAGGED:
+        return [lambda _, wrong=wrong: wrong for wrong in _wrong_tagged(format_name)]
+    if format_name in PYTHONIC:
+        return [lambda _, wrong=wrong: wrong for wrong in _wrong_pythonic(format_name)]
+    if format_name == "gemma4":
+        return [lambda _, wrong=wrong: wrong for wrong in _WRONG_GEMMA]
 
     def wrong_arguments(random: Random, number: int) -> Output:
         mistake, text, arguments = _wrong_json(random)[number]
@@ -225,9 +323,9 @@ def _wrong_xml(random: Random) -> list[Output]:
     parameters = "<parameter=city>\nParis\n</parameter>\n<parameter=days>\n5\n</parameter>\n"
     head, tail = "<tool_call>\n<function=get_weather>\n", "</function>\n</tool_call>"
     file: Arguments = {"path": "a", "content": inner, "lines": [1, 2]}
-    lines = _xml("write_file", file).replace("[1, 2]", "[1, 2,]")
+    lines = _tagged("qwen_xml", "write_file", file).replace("[1, 2]", "[1, 2,]")
     return [
-        Output("tag_in_value", _xml("write_file", file), [("write_file", file)]),
+        Output("tag_in_value", _tagged("qwen_xml", "write_file", file), [("write_file", file)]),
         Output("trailing_comma", lines, [("write_file", file)]),
         Output("float", head + parameters.replace("5", "5.0") + tail, [weather]),
         Output("no_function_end", head + parameters + "</tool_call>", [weather]),
@@ -238,9 +336,46 @@ def _wrong_xml(random: Random) -> list[Output]:
     ]
 
 
-def _wrong_pythonic() -> list[Output]:
+def _wrong_tagged(format_name: str) -> list[Output]:
+    weather = ("get_weather", _WEATHER)
+    call = _tagged(format_name, *weather)
+    tags = TAGGED[format_name]
+    opener, closer = tags.head.split("\n")[0].removesuffix("{}"), tags.end.split("\n")[-1]
+    json_call = _object("get_weather", json.dumps(_WEATHER))
+    return [
+        Output("float", call.replace("5", "5.0"), [weather]),
+        Output("no_parameter_end", call.replace(f"{tags.tail}\n", ""), [weather]),
+        Output("no_block_end", call.removesuffix(closer).rstrip(), [weather]),
+        Output("one_line", call.replace("\n", ""), [weather]),
+        Output("json", f"{opener}\n{json_call}\n{closer}", [weather]),
+        Output("json_list", f"{opener}[{json_call}, {json_call}]{closer}", [weather, weather]),
+        Output("two_blocks", f"{call}{call}", [weather, weather]),
+        Output("unclosed_reasoning", f"<think>\nHm.\n{call}", [weather]),
+    ]
+
+
+_WRONG_GEMMA = [
+    Output(mistake, f"<|tool_call>call:get_weather{given}", [("get_weather", _WEATHER)])
+    for mistake, given in [
+        ("plain_quotes", '{city:"Paris",days:5}<tool_call|>'),
+        ("quoted_keys", '{<|"|>city<|"|>:<|"|>Paris<|"|>,<|"|>days<|"|>:5}<tool_call|>'),
+        ("spaces", '{ city: <|"|>Paris<|"|>, days: 5 }<tool_call|>'),
+        ("json", '{"city": "Paris", "days": 5}<tool_call|>'),
+        ("doubled_braces", '{{"city": "Paris", "days": 5}}<tool_call|>'),
+        ("bare", "{city:Paris,days:5}<tool_call|>"),
+        ("float", '{city:<|"|>Paris<|"|>,days:5.0}<tool_call|>'),
+        ("trailing_comma", '{city:<|"|>Paris<|"|>,days:5,}<tool_call|>'),
+        ("no_brace", '{city:<|"|>Paris<|"|>,days:5<tool_call|>'),
+        ("no_end", '{city:<|"|>Paris<|"|>,days:5}'),
+    ]
+]
+
+
+def _wrong_pythonic(format_name: str) -> list[Output]:
     def call(mistake: str, keywords: str, arguments: Arguments) -> Output:
-        return Output(mistake, _pythonic([f"get_weather({keywords})"]), [("get_weather", arguments)])
+        return Output(mistake, _pythonic(format_name, [f"get_weather({keywords})"]), [("get_weather", arguments)])
+
+    first, last = PYTHONIC[format_name]
 
     return [
         call("quotes", 'city="say "hi" to", days=5', {"city": 'say "hi" to', "days": 5}),
@@ -250,10 +385,12 @@ def _wrong_pythonic() -> list[Output]:
         call("bare", "city=Paris, days=5", _WEATHER),
         call("escape", r"city='C:\Users\me', days=5", {"city": r"C:\Users\me", "days": 5}),
         call("concatenation", "city='Pa' + 'ris', days=5", _WEATHER),
-        Output(
-            "no_bracket",
-            "<|python_start|>[get_weather(city='Paris', days=5)<|python_end|>",
-            [("get_weather", _WEATHER)],
+        *(
+            Output(mistake, first + text + last, [("get_weather", _WEATHER)])
+            for mistake, text in [
+                ("no_bracket", "[get_weather(city='Paris', days=5)"),
+                ("comma_after_call", "[get_weather(city='Paris', days=5),]"),
+            ]
+            if format_name != "olmo3"
         ),
-        Output("comma_after_call", _pythonic(["get_weather(city='Paris', days=5),"]), [("get_weather", _WEATHER)]),
     ]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from helexa.neuron.sources import transfer
-from helexa.neuron.sources.transfer import retry_delay
+from helexa.neuron.sources import download
+from helexa.neuron.sources.download import retry_delay
 from helexa.neuron.sources.web import WebError
 from neuron.fake_hub import FakeHub, Fault
 from neuron.sources.hub_node import FILE, WEIGHTS, Node
@@ -93,7 +93,7 @@ def test_pauses_grow_and_are_limited(failures: int, error: WebError, seconds: in
 
 
 async def test_huge_file_is_requested_in_ranges(hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(transfer, "_MAX_RANGE_BYTES", 1_200_000)
+    monkeypatch.setattr(download, "_MAX_RANGE_BYTES", 1_200_000)
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert [byte_range for _, byte_range in hub.ranges] == [
         "bytes=0-1199999",

@@ -9,8 +9,9 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
-from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizer import Tokenizer
 from helexa.neuron.weights.gguf.files import GgufFile
+from local_tokenizers import from_gguf
 
 OpenVocabulary = Callable[[str], Tokenizer]
 
@@ -21,14 +22,14 @@ def vocabulary(llama_cpp_models: Path) -> OpenVocabulary:
 
     @cache
     def open_vocabulary(name: str) -> Tokenizer:
-        return Tokenizer.from_gguf(GgufFile.open(llama_cpp_models / f"ggml-vocab-{name}.gguf").metadata)
+        return from_gguf(GgufFile.open(llama_cpp_models / f"ggml-vocab-{name}.gguf").metadata)
 
     return open_vocabulary
 
 
 @pytest.fixture(scope="session")
 def smollm2(smollm2_gguf: Path) -> Tokenizer:
-    return Tokenizer.from_gguf(GgufFile.open(smollm2_gguf).metadata)
+    return from_gguf(GgufFile.open(smollm2_gguf).metadata)
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,8 @@ import unicodedata
 
 import pytest
 
-from helexa.neuron.text.tokenizers.detokenizer import Detokenizer
-from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizer import Detokenizer, Tokenizer
+from local_tokenizers import from_gguf
 from neuron.text import multilingual
 
 SCRIPTS = "aé߿ࠀ中文한국어ไทยहिन्दीالعربيةРусский🚀👩‍👩‍👧‍👦🇨🇭\U0010ffff\x00\n\t end"
@@ -14,7 +14,7 @@ SCRIPTS = "aé߿ࠀ中文한국어ไทยहिन्दीالعربيةРу�
 @pytest.fixture
 def tokenizer(byte_metadata) -> Tokenizer:
     """Return a tokenizer with one token per byte, so that tokens split every character."""
-    return Tokenizer.from_gguf(byte_metadata)
+    return from_gguf(byte_metadata)
 
 
 def test_every_split_yields_the_same_text(tokenizer):

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.tokenizers.gguf_vocabulary import MAX_ADDED_LENGTH, MAX_MERGES, MAX_TOKENS
-from helexa.neuron.text.tokenizers.pre_tokenizers import PRE_TOKENIZERS
-from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.text.gguf_tokenizer import MAX_ADDED_LENGTH, MAX_MERGES, MAX_TOKENS
+from helexa.neuron.text.pre_tokenizers import PRE_TOKENIZERS
+from local_tokenizers import from_gguf
 from neuron.text import multilingual
 
 BYTE_LEVEL = [
@@ -50,7 +50,7 @@ def test_encoding_equals_llama_cpp_test_vectors(name, vocabulary, llama_cpp_mode
 
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
 def test_decoding_restores_the_encoded_text(pre, byte_metadata):
-    tokenizer = Tokenizer.from_gguf(byte_metadata | {"tokenizer.ggml.pre": pre})
+    tokenizer = from_gguf(byte_metadata | {"tokenizer.ggml.pre": pre})
     text = unicodedata.normalize("NFC", multilingual.TEXT)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -105,7 +105,7 @@ def test_deepseek_v3_encoding_equals_its_tokenizer_json(deepseek_v4):
     file, library = json.loads(path.read_text(encoding="utf-8")), Backend.from_file(str(path))
     tokens = {token_id: token for token, token_id in library.get_vocab(with_added_tokens=True).items()}
     types = dict.fromkeys(tokens, 1) | {token["id"]: 3 if token["special"] else 4 for token in file["added_tokens"]}
-    tokenizer = Tokenizer.from_gguf(
+    tokenizer = from_gguf(
         {
             "tokenizer.ggml.model": "gpt2",
             "tokenizer.ggml.pre": "deepseek-v3",
@@ -120,9 +120,9 @@ def test_deepseek_v3_encoding_equals_its_tokenizer_json(deepseek_v4):
 
 def test_missing_pre_tokenizer_uses_the_default_and_is_logged(byte_metadata, caplog):
     del byte_metadata["tokenizer.ggml.pre"]
-    unnamed = Tokenizer.from_gguf(byte_metadata)
+    unnamed = from_gguf(byte_metadata)
     assert "names no pre-tokenizer" in caplog.text
-    default = Tokenizer.from_gguf(byte_metadata | {"tokenizer.ggml.pre": "default"})
+    default = from_gguf(byte_metadata | {"tokenizer.ggml.pre": "default"})
     assert unnamed.encode(multilingual.TEXT) == default.encode(multilingual.TEXT)
 
 
@@ -137,7 +137,7 @@ def test_qwen_normalizes_to_nfc(vocabulary):
 
 
 def test_control_and_user_defined_tokens_are_encoded(byte_metadata):
-    tokenizer = Tokenizer.from_gguf(byte_metadata)
+    tokenizer = from_gguf(byte_metadata)
     ids = tokenizer.encode("he<|control|><mark é>")
     assert ids == [256, 257, 258]
     assert tokenizer.decode(ids) == "he<mark é>"
@@ -152,7 +152,7 @@ def test_control_and_user_defined_tokens_are_encoded(byte_metadata):
 
 
 def test_control_tokens_can_be_encoded_as_plain_text(byte_metadata):
-    tokenizer = Tokenizer.from_gguf(byte_metadata)
+    tokenizer = from_gguf(byte_metadata)
     ids = tokenizer.encode("he<|control|><mark é>", parse_special=False)
     assert 257 not in ids
     assert ids[-1] == 258
@@ -161,18 +161,18 @@ def test_control_tokens_can_be_encoded_as_plain_text(byte_metadata):
 
 
 def test_every_byte_has_a_token(byte_metadata):
-    tokenizer = Tokenizer.from_gguf(byte_metadata)
+    tokenizer = from_gguf(byte_metadata)
     assert {tokenizer.token_bytes(token_id) for token_id in range(256)} == {bytes([byte]) for byte in range(256)}
 
 
 def test_ids_outside_the_vocabulary_have_no_text(byte_metadata):
-    tokenizer = Tokenizer.from_gguf(byte_metadata)
+    tokenizer = from_gguf(byte_metadata)
     assert tokenizer.decode([-1, 260, 1 << 31]) == ""
     assert tokenizer.token_text(-1) is tokenizer.token_text(260) is tokenizer.token_text(None) is None
 
 
 def test_lone_surrogates_are_replaced(byte_metadata):
-    tokenizer = Tokenizer.from_gguf(byte_metadata)
+    tokenizer = from_gguf(byte_metadata)
     assert tokenizer.decode(tokenizer.encode("a\ud800b\U0001f680")) == "a\ufffdb\U0001f680"
 
 
@@ -182,10 +182,10 @@ def with_keys(metadata: dict[str, Any], **keys: Any) -> dict[str, Any]:
 
 def test_end_tokens_bos_and_eos_are_read_from_gguf_keys(byte_metadata):
     keys = {"eot_token_id": 3, "eom_token_id": 4, "fim_pad_token_id": 5, "add_bos_token": True}
-    tokenizer = Tokenizer.from_gguf(with_keys(byte_metadata, **keys))
+    tokenizer = from_gguf(with_keys(byte_metadata, **keys))
     assert tokenizer.eos_ids == {3, 4, 5, 257, 259}
     assert tokenizer.encode("he", add_special=True) == [257, 256]
-    tokenizer = Tokenizer.from_gguf(with_keys(byte_metadata, eos_token_id=259, add_eos_token=True))
+    tokenizer = from_gguf(with_keys(byte_metadata, eos_token_id=259, add_eos_token=True))
     assert tokenizer.encode("he", add_special=True) == [256, 259]
     assert tokenizer.encode("he") == [256]
 
@@ -210,7 +210,7 @@ def test_end_tokens_bos_and_eos_are_read_from_gguf_keys(byte_metadata):
 def test_end_tokens_are_recognized_by_name(byte_metadata, names, ends, kind):
     tokens, types = byte_metadata["tokenizer.ggml.tokens"][:257], byte_metadata["tokenizer.ggml.token_type"][:257]
     keys = {"tokens": [*tokens, *names], "token_type": [*types, *[kind] * len(names)], "eos_token_id": 0}
-    tokenizer = Tokenizer.from_gguf(with_keys(byte_metadata, **keys))
+    tokenizer = from_gguf(with_keys(byte_metadata, **keys))
     assert {tokenizer.token_text(token_id) for token_id in tokenizer.eos_ids - {0}} == set(ends)
 
 
@@ -230,7 +230,7 @@ def with_types(metadata: dict[str, Any], types: list[int] | None, template: str 
 
 @pytest.mark.parametrize("types", [[1] * 5, [5] * 5, [0] * 5, None])
 def test_control_tokens_with_a_wrong_type_are_corrected(byte_metadata, types, caplog):
-    tokenizer = Tokenizer.from_gguf(with_types(byte_metadata, types))
+    tokenizer = from_gguf(with_types(byte_metadata, types))
     assert tokenizer.eos_ids == {0, 258}
     assert tokenizer.encode("<|im_start|><|im_end|><think>") == [257, 258, 259]
     assert tokenizer.decode([257, 258, 259]) == "<think>"
@@ -240,26 +240,26 @@ def test_control_tokens_with_a_wrong_type_are_corrected(byte_metadata, types, ca
 
 
 def test_end_token_without_a_template_is_corrected(byte_metadata):
-    tokenizer = Tokenizer.from_gguf(with_types(byte_metadata, [1] * 5, ""))
+    tokenizer = from_gguf(with_types(byte_metadata, [1] * 5, ""))
     assert tokenizer.encode("<|im_end|>") == [258]
     assert len(tokenizer.encode("<|im_start|>")) > 1
     assert tokenizer.eos_ids == {0, 258}
 
 
 def test_user_defined_end_token_becomes_a_control_token(byte_metadata):
-    tokenizer = Tokenizer.from_gguf(with_types(byte_metadata, [4] * 5))
+    tokenizer = from_gguf(with_types(byte_metadata, [4] * 5))
     assert tokenizer.decode([257, 258]) == "<|im_start|>"
 
 
 def test_token_that_a_key_names_is_corrected_only_if_it_looks_like_a_control_token(byte_metadata):
     metadata = with_keys(with_types(byte_metadata, [1] * 5, ""), eos_token_id=260, bos_token_id=65)
-    tokenizer = Tokenizer.from_gguf(metadata)
+    tokenizer = from_gguf(metadata)
     assert tokenizer.encode("<|other|>") == [260]
     assert tokenizer.decode([65]) != ""
 
 
 def test_correct_types_are_kept_without_a_warning(byte_metadata, caplog):
-    tokenizer = Tokenizer.from_gguf(with_types(byte_metadata, [3, 3, 4, 3, 1]))
+    tokenizer = from_gguf(with_types(byte_metadata, [3, 3, 4, 3, 1]))
     assert tokenizer.decode([257, 258, 259, 260, 261]) == "<think>[TAG]"
     assert "types" not in caplog.text
 
@@ -267,7 +267,7 @@ def test_correct_types_are_kept_without_a_warning(byte_metadata, caplog):
 def test_several_empty_tokens_are_allowed(byte_metadata):
     tokens = [*byte_metadata["tokenizer.ggml.tokens"], "", ""]
     types = [*byte_metadata["tokenizer.ggml.token_type"], 5, 5]
-    tokenizer = Tokenizer.from_gguf(with_keys(byte_metadata, tokens=tokens, token_type=types))
+    tokenizer = from_gguf(with_keys(byte_metadata, tokens=tokens, token_type=types))
     assert tokenizer.vocab_size == 262
     assert tokenizer.encode("he") == [256]
 
@@ -306,16 +306,16 @@ def test_malformed_key_is_rejected(byte_metadata, key, value, problem):
     if value is None:
         del byte_metadata[f"tokenizer.ggml.{key}"]
     with pytest.raises(ModelFileError, match=problem) as caught:
-        Tokenizer.from_gguf(byte_metadata)
+        from_gguf(byte_metadata)
     assert "\n" not in str(caught.value)
 
 
 def test_empty_vocabulary_is_rejected(byte_metadata):
     with pytest.raises(ModelFileError, match="tokens is empty"):
-        Tokenizer.from_gguf(with_keys(byte_metadata, tokens=[], token_type=[], merges=[]))
+        from_gguf(with_keys(byte_metadata, tokens=[], token_type=[], merges=[]))
 
 
 def test_too_long_control_tokens_are_rejected(byte_metadata):
     byte_metadata["tokenizer.ggml.tokens"][257] = "<" * (MAX_ADDED_LENGTH + 1)
     with pytest.raises(ModelFileError, match="control tokens of more than 1048576 characters"):
-        Tokenizer.from_gguf(byte_metadata)
+        from_gguf(byte_metadata)

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.text.chat_template import CHATML, TemplateError
 from helexa.neuron.text.model_text import ModelText
-from helexa.neuron.text.templates.chat_template import CHATML, TemplateError
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -75,7 +75,7 @@ def test_unsupported_vocabulary_is_rejected_by_name(tmp_path, byte_metadata):
         ModelText.open(path)
 
 
-def test_templates_and_sampling_defaults_of_a_gguf_file(tmp_path, byte_metadata):
+def test_templates_and_sampling_defaults_are_read_from_a_gguf_file(tmp_path, byte_metadata):
     templates = [
         {"name": "default", "template": "{{ eos_token }}{{ unk_token is defined }}"},
         {"name": "tool_use", "template": "{{ bos_token }}{{ tools | length }}"},
@@ -88,7 +88,7 @@ def test_templates_and_sampling_defaults_of_a_gguf_file(tmp_path, byte_metadata)
     assert text.capabilities.tool_call
 
 
-def test_templates_and_sampling_defaults_of_a_directory(tmp_path, templates):
+def test_templates_and_sampling_defaults_are_read_from_a_directory(tmp_path, templates):
     path = write_directory(
         tmp_path,
         ["<think>", "</think>"],

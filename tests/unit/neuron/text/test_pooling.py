@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helexa.neuron.text.pooling import POOLING_FILE, pooling_in_directory, pooling_in_gguf
+from helexa.neuron.text.config_files import POOLING_FILE, pooling_in_directory, pooling_in_gguf
 
 
 def _directory(tmp_path: Path, content: str) -> Path:

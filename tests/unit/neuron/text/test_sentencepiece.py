@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.tokenizers import sentencepiece
-from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.text import gguf_tokenizer
 from helexa.neuron.weights.gguf.files import GgufFile
+from local_tokenizers import from_gguf
 from neuron.text import multilingual
 
 
@@ -53,7 +53,7 @@ def test_real_vocabulary_encodes_like_sentencepiece(vocabulary, llama_cpp_models
 
 
 def test_unknown_characters_become_byte_tokens():
-    tokenizer = Tokenizer.from_gguf(spm_metadata({"▁": -2.0, "a": -3.0, "▁a": -1.0}))
+    tokenizer = from_gguf(spm_metadata({"▁": -2.0, "a": -3.0, "▁a": -1.0}))
     assert tokenizer.encode("aé a") == [261, 3 + 0xC3, 3 + 0xA9, 261]
     assert tokenizer.decode([261, 3 + 0xC3, 3 + 0xA9, 261]) == " aé a"
 
@@ -61,22 +61,22 @@ def test_unknown_characters_become_byte_tokens():
 def test_unknown_characters_without_byte_tokens_become_unk():
     keys = {"tokens": ["?", "▁", "a"], "token_type": [2, 1, 1], "scores": [0.0, 0.0, 0.0]}
     del (metadata := spm_metadata({}, **keys))["tokenizer.ggml.bos_token_id"]
-    tokenizer = Tokenizer.from_gguf(metadata)
+    tokenizer = from_gguf(metadata)
     assert tokenizer.encode("aéé a") == [1, 2, 0, 1, 2]
     assert tokenizer.decode([2, 0, 2]) == "aa"
 
 
 def test_space_prefix_is_added_unless_the_file_disables_it():
     pieces = {"▁": -2.0, "a": -3.0, "▁a": -1.0}
-    tokenizer = Tokenizer.from_gguf(spm_metadata(pieces))
+    tokenizer = from_gguf(spm_metadata(pieces))
     assert tokenizer.encode("a<s>a</s>") == [261, 1, 261, 2]
     assert tokenizer.encode("", add_special=True) == [1]
-    tokenizer = Tokenizer.from_gguf(spm_metadata(pieces, add_space_prefix=False, add_bos_token=False))
+    tokenizer = from_gguf(spm_metadata(pieces, add_space_prefix=False, add_bos_token=False))
     assert tokenizer.encode("a<s>a a", add_special=True) == [260, 1, 260, 261]
 
 
 def test_text_that_continues_other_tokens_gets_no_space_prefix():
-    tokenizer = Tokenizer.from_gguf(spm_metadata({"▁": -2.0, "a": -3.0, "▁a": -1.0}))
+    tokenizer = from_gguf(spm_metadata({"▁": -2.0, "a": -3.0, "▁a": -1.0}))
     assert tokenizer.encode("a<s>a</s>", continues=True) == [260, 1, 260, 2]
     assert tokenizer.encode(" a a", continues=True) == [261, 261]
     literal = tokenizer.encode("a<s>", continues=True, parse_special=False)
@@ -88,7 +88,7 @@ def test_user_defined_tokens_are_not_merged_into_control_tokens():
     pieces = {"<": -4.0, "s": -4.0, ">": -4.0, "<s": -1.0, "s>": -1.0, "x": -4.0, "xx": -4.0, "  ": 0.0}
     metadata = spm_metadata(pieces, add_space_prefix=False)
     metadata["tokenizer.ggml.token_type"][259 + 5 : 259 + 8] = [1, 4, 4]
-    tokenizer = Tokenizer.from_gguf(metadata)
+    tokenizer = from_gguf(metadata)
     assert tokenizer.encode("xxx  <s>") == [265, 264, 266, 1]
     assert tokenizer.encode("<s>", parse_special=False) == [262, 261]
     assert tokenizer.decode([265, 266]) == "xx  "
@@ -96,19 +96,19 @@ def test_user_defined_tokens_are_not_merged_into_control_tokens():
 
 def test_gemma_4_uses_its_merges_and_no_space_prefix():
     pieces = dict.fromkeys(["▁", "a", "b", "ab", "▁a"], 0.0)
-    tokenizer = Tokenizer.from_gguf(spm_metadata(pieces, model="gemma4", merges=["▁ a", "a b"]))
+    tokenizer = from_gguf(spm_metadata(pieces, model="gemma4", merges=["▁ a", "a b"]))
     assert tokenizer.encode("ab ab") == [262, 263, 261]
     with pytest.raises(ModelFileError, match="merges do not fit"):
-        Tokenizer.from_gguf(spm_metadata(pieces, model="gemma4", merges=["a a"]))
+        from_gguf(spm_metadata(pieces, model="gemma4", merges=["a a"]))
 
 
 def test_pieces_with_equal_scores_merge_in_id_order():
     pieces = dict.fromkeys(["a", "b", "c", "bc", "ab", "abc"], -1000.0)
-    tokenizer = Tokenizer.from_gguf(spm_metadata(pieces, add_space_prefix=False))
+    tokenizer = from_gguf(spm_metadata(pieces, add_space_prefix=False))
     assert [tokenizer.token_text(token_id) for token_id in tokenizer.encode("abcab")] == ["abc", "ab"]
     assert [tokenizer.token_text(token_id) for token_id in tokenizer.encode("abbc")] == ["ab", "bc"]
     pieces = dict.fromkeys(["a", "b", "c", "bc", "ab"], -1000.0)
-    tokenizer = Tokenizer.from_gguf(spm_metadata(pieces, add_space_prefix=False))
+    tokenizer = from_gguf(spm_metadata(pieces, add_space_prefix=False))
     assert [tokenizer.token_text(token_id) for token_id in tokenizer.encode("abc")] == ["a", "bc"]
 
 
@@ -129,20 +129,20 @@ def test_malformed_key_is_rejected(key, value, problem):
     if value is None:
         del metadata[f"tokenizer.ggml.{key}"]
     with pytest.raises(ModelFileError, match=problem):
-        Tokenizer.from_gguf(metadata)
+        from_gguf(metadata)
 
 
 def test_too_long_pieces_are_rejected():
     with pytest.raises(ModelFileError, match="pieces that are far longer"):
-        Tokenizer.from_gguf(spm_metadata({"a" * 10_000: 0.0}))
+        from_gguf(spm_metadata({"a" * 10_000: 0.0}))
     with pytest.raises(ModelFileError, match="pieces that are far longer"):
-        Tokenizer.from_gguf(spm_metadata({f"{number:0500}": 0.0 for number in range(300)}))
+        from_gguf(spm_metadata({f"{number:0500}": 0.0 for number in range(300)}))
 
 
 def test_too_many_merges_are_rejected(monkeypatch):
     pieces = {"a" * length: 0.0 for length in range(1, 12)}  # these pieces have 55 splits
-    monkeypatch.setattr(sentencepiece, "MAX_MERGES", 55)
-    assert Tokenizer.from_gguf(spm_metadata(pieces, add_space_prefix=False)).encode("a" * 11) == [269]
-    monkeypatch.setattr(sentencepiece, "MAX_MERGES", 54)
+    monkeypatch.setattr(gguf_tokenizer, "MAX_MERGES", 55)
+    assert from_gguf(spm_metadata(pieces, add_space_prefix=False)).encode("a" * 11) == [269]
+    monkeypatch.setattr(gguf_tokenizer, "MAX_MERGES", 54)
     with pytest.raises(ModelFileError, match="more than 54 merges"):
-        Tokenizer.from_gguf(spm_metadata(pieces))
+        from_gguf(spm_metadata(pieces))

@@ -7,8 +7,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 from transformers import AutoTokenizer
 
-from helexa.neuron.text.tokenizers.special_tokens import special_tokens_in_directory, special_tokens_in_gguf
-from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.text.config_files import special_tokens_in_directory, special_tokens_in_gguf
+from local_tokenizers import from_gguf
 
 ADDED = {"__type": "AddedToken", "content": "<pad>", "lstrip": False, "rstrip": False, "single_word": False}
 
@@ -38,8 +38,8 @@ def test_malformed_values_are_ignored(tmp_path):
     assert special_tokens_in_directory(tmp_path) == {}
 
 
-def test_gguf_special_tokens(byte_metadata):
-    tokenizer = Tokenizer.from_gguf(byte_metadata)
+def test_invalid_special_tokens_of_gguf_are_omitted(byte_metadata):
+    tokenizer = from_gguf(byte_metadata)
     ids = {"bos_token_id": 257, "eos_token_id": 259, "padding_token_id": 258, "seperator_token_id": 10**6}
     odd = {"unknown_token_id": "<|control|>", "mask_token_id": True, "cls_token_id": -1}
     metadata = {f"tokenizer.ggml.{key}": value for key, value in (ids | odd).items()}

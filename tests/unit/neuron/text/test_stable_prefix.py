@@ -2,8 +2,8 @@
 
 import pytest
 
+from helexa.neuron.text.chat_template import TemplateError
 from helexa.neuron.text.model_text import ModelText
-from helexa.neuron.text.templates.chat_template import TemplateError
 from neuron.text.conversations import (
     CLOCK_CALL,
     HELLO,
@@ -118,3 +118,30 @@ def test_prefix_is_empty_without_user_message_or_stable_text(vocabulary):
     assert refusing.prompt_and_turn_start([HELLO, HI])[1] == 0
     with pytest.raises(TemplateError):
         refusing.prompt_and_turn_start([HELLO])[1]
+
+
+def first_difference(prompt, other):
+    return next(index for index, pair in enumerate(zip(prompt, other, strict=False)) if pair[0] != pair[1])
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+def test_position_belongs_to_the_message_that_was_edited(templates, vocabulary, conversation):
+    messages = CONVERSATIONS[conversation]
+    for name in ("Qwen-Qwen3-0.6B", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use"):
+        model = ModelText(vocabulary("qwen35"), templates[name], {})
+        prompt = model.prompt_ids(messages, TOOLS)
+        for index, message in enumerate(messages):
+            if not message.get("content"):
+                continue
+            edited = [*messages[:index], message | {"content": f"~~ {message['content']}"}, *messages[index + 1 :]]
+            position = first_difference(prompt, model.prompt_ids(edited, TOOLS))
+            assert model.part_at(prompt, position, messages, TOOLS) == (index, message["role"]), name
+        position = first_difference(prompt, model.prompt_ids(messages, TOOLS[:1]))
+        assert model.part_at(prompt, position, messages, TOOLS) == (None, "tools"), name
+        assert model.part_at(prompt, 0, messages, TOOLS)[0] in (None, 0), name
+
+
+def test_position_is_in_no_message_if_the_template_rejects_the_comparison(vocabulary):
+    source = "{% if '0' == messages[0].content %}{{ raise_exception('?') }}{% endif %}{{ messages[0].content }}"
+    model = ModelText(vocabulary("qwen35"), source, {})
+    assert model.part_at(model.prompt_ids([HELLO]), 0, [HELLO]) == (None, "")

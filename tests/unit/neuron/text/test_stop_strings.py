@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from helexa.neuron.text.stop_strings import StopStrings
+from helexa.neuron.text.output_format import StopStrings
 
 
 def stream(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
@@ -39,7 +39,7 @@ def test_stop_string_split_at_every_position(text):
             assert stream(["STOP"], [text[:first], text[first:second], text[second:]]) == expected(["STOP"], text)
 
 
-def test_random_text_in_random_pieces():
+def test_pieces_do_not_change_where_text_stops():
     chance = random.Random(7)
     for _ in range(3000):
         stops = ["".join(chance.choices("abc", k=chance.randint(0, 5))) for _ in range(chance.randint(0, 4))]

@@ -10,9 +10,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from helexa.neuron.text.templates import template_renderer
-from helexa.neuron.text.templates.chat_template import CHATML, ChatTemplate
-from helexa.neuron.text.templates.template_renderer import TemplateBoundsError, TemplateRenderer
+from helexa.neuron.text import chat_template
+from helexa.neuron.text.chat_template import CHATML, PROCESSES, ChatTemplate, TemplateBoundsError, TemplateRenderer
 
 LOOP = "{% for x in range(99999) %}"
 END = "{% endfor %}"
@@ -59,20 +58,20 @@ LARGE = {
 # Runs all templates in a new process, so that every child process belongs to the renderer.
 _SCRIPT = """
 import json, resource, sys
-from helexa.neuron.text.templates import template_renderer
-template_renderer.MAX_SECONDS = 0.3
+from helexa.neuron.text import chat_template
+chat_template.MAX_SECONDS = 0.3
 def peak(whose):
     return resource.getrusage(whose).ru_maxrss >> 10
-renderer = template_renderer.TemplateRenderer()
+renderer = chat_template.TemplateRenderer()
 renderer.render("x", {})
 peak_before = peak(resource.RUSAGE_SELF)
 texts = {}
 for name, source in json.load(sys.stdin).items():
     try:
         texts[name] = renderer.render(source, {})[:99]
-    except template_renderer.TemplateError as error:
+    except chat_template.TemplateError as error:
         texts[name] = str(error)
-renderer.close()
+chat_template.PROCESSES.close()
 growth = peak(resource.RUSAGE_SELF) - peak_before
 json.dump([texts, peak(resource.RUSAGE_CHILDREN), growth], sys.stdout)
 """
@@ -107,7 +106,7 @@ def test_internal_attribute_renders_empty_and_fails_when_used(read):
     renderer = TemplateRenderer()
     assert renderer.render(f"[{{{{ {read} }}}}]", {"x": "text"}) == "[]"
     for use in (".__mro__", "()", " + 'a'", "[0]"):
-        with pytest.raises(template_renderer.TemplateError, match=r"access to attribute '__class__' .* is unsafe"):
+        with pytest.raises(chat_template.TemplateError, match=r"access to attribute '__class__' .* is unsafe"):
             renderer.render(f"{{{{ {read}{use} }}}}", {"x": "text"})
 
 
@@ -118,7 +117,7 @@ def test_memory_grows_little(outcomes):
 
 
 def test_template_output_is_bounded():
-    with pytest.raises(template_renderer.TemplateError, match="writes more than"):
+    with pytest.raises(chat_template.TemplateError, match="writes more than"):
         ChatTemplate(LOOP + "{{ 'x' * 999 }}" + END).render([])
 
 
@@ -139,13 +138,14 @@ def test_long_conversation_is_within_the_bounds(templates):
 
 
 def test_endless_trial_rendering_is_stopped(monkeypatch):
-    monkeypatch.setattr(template_renderer, "MAX_SECONDS", 0.1)
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.1)
     template = ChatTemplate(ENDLESS["loops"])
     with pytest.raises(TemplateBoundsError, match="runs for too long"):
         template.render([{"role": "user", "content": [{"type": "text", "text": "x"}]}])
 
 
 def test_renderer_restarts_a_killed_process():
+    PROCESSES.close()
     existing = _rendering()
     renderer = TemplateRenderer()
     assert renderer.render("{{ x }}", {"x": 1}) == "1"
@@ -153,11 +153,12 @@ def test_renderer_restarts_a_killed_process():
     process.kill()
     process.wait()
     assert renderer.render("{{ x }}", {"x": 2}) == "2"
-    renderer.close()
+    PROCESSES.close()
     assert _rendering() == existing
 
 
 def test_many_threads_share_a_few_processes():
+    PROCESSES.close()
     existing = _rendering()
     renderer = TemplateRenderer()
     texts = {}
@@ -171,13 +172,33 @@ def test_many_threads_share_a_few_processes():
     for thread in threads:
         thread.join()
     assert texts == {n: str(n) * 9999 for n in range(16)}
-    assert 1 <= len(_rendering() - existing) <= 4
-    renderer.close()
+    assert 1 <= len(_rendering() - existing) <= 2
+    PROCESSES.close()
+
+
+def test_endless_templates_of_one_model_do_not_delay_another_model():
+    slow, ended = TemplateRenderer(), threading.Event()
+
+    def render_endlessly():
+        with pytest.raises(TemplateBoundsError):
+            slow.render(ENDLESS["loops"], {})
+        ended.set()
+
+    threads = [threading.Thread(target=render_endlessly) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert TemplateRenderer().render("{{ x }}", {"x": 1}) == "1"
+    assert not ended.is_set()
+    for thread in threads:
+        while thread.is_alive():
+            for process in _rendering():
+                process.kill()
+            thread.join(0.1)
 
 
 def test_renderer_process_ends_with_its_server():
     script = (
-        "import os, psutil; from helexa.neuron.text.templates.template_renderer import TemplateRenderer;"
+        "import os, psutil; from helexa.neuron.text.chat_template import TemplateRenderer;"
         "TemplateRenderer().render('x', {}); print(psutil.Process().children()[0].pid, flush=True);"
         "os.kill(os.getpid(), 9)"
     )
@@ -193,6 +214,6 @@ def _rendering() -> set[psutil.Process]:
     renderers = set()
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # the command line of a zombie is not readable
-            if "helexa.neuron.text.templates.template_process" in child.cmdline():
+            if "helexa.neuron.text.template_process" in child.cmdline():
                 renderers.add(child)
     return renderers

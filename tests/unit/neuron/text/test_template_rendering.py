@@ -5,9 +5,8 @@ import re
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from helexa.neuron.text.templates.chat_template import ChatTemplate
-from helexa.neuron.text.templates.template_renderer import TemplateError
-from helexa.neuron.text.templates.template_sources import TemplateSources
+from helexa.neuron.text.chat_template import ChatTemplate, TemplateError
+from helexa.neuron.text.config_files import TemplateSources
 from helexa.neuron.weights.gguf.files import GgufFile
 from neuron.text.conversations import CONVERSATIONS, on_the_wire, shapes, text
 
@@ -27,7 +26,15 @@ SINGLE_CALLS = (  # templates that reject or omit a second call in a message
     *("meta-llama-Llama-3.2-3B-Instruct", "meta-llama-Llama-3.3-70B-Instruct"),
 )
 WITHOUT_SYSTEM = ("google-gemma-2-2b-it", "ggml-vocab-phi-3.gguf")  # Gemma 2 rejects system messages, Phi 3 omits them
+WITH_CALLS = ("a result", "several steps", "parts of a tool")
+WITHOUT_CALLS = ("LFM2-8B-A1B", "ibm-granite-granite-3.3-2B-Instruct")  # templates that omit calls; we write them
 REPAIRED = {
+    *((name, conversation) for name in WITHOUT_CALLS for conversation in CONVERSATIONS if "call" in conversation),
+    *(
+        (name, conversation)
+        for name in WITHOUT_CALLS
+        for conversation in ("a result", "several steps", "parts of a tool")
+    ),
     *((name, "unusual order") for name in SYSTEM_FIRST),
     *((name, "parallel calls") for name in SINGLE_CALLS),
     ("ggml-vocab-command-r.gguf", "unusual order"),

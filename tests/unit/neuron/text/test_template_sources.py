@@ -9,8 +9,7 @@ from tokenizers import models
 from transformers import AutoTokenizer
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.templates.template_renderer import MAX_SOURCE_LENGTH
-from helexa.neuron.text.templates.template_sources import TemplateSources
+from helexa.neuron.text.config_files import MAX_SOURCE_LENGTH, TemplateSources
 
 NAMED_TEMPLATES = [{"name": "tool_use", "template": "tools of config"}, {"name": "default", "template": "config"}, "x"]
 
@@ -79,15 +78,15 @@ def test_unreadable_oversized_and_non_utf8_files(tmp_path):
     with pytest.raises(ModelFileError, match=r"chat_template\.json"):
         selected_templates(tmp_path)
     (tmp_path / "chat_template.jinja").rmdir()
-    (tmp_path / "chat_template.jinja").symlink_to("/dev/zero")
+    (tmp_path / "chat_template.jinja").write_text("x" * (MAX_SOURCE_LENGTH + 9))
     default, _ = selected_templates(tmp_path)
-    assert default == "\0" * (MAX_SOURCE_LENGTH + 1)
+    assert default == "x" * (MAX_SOURCE_LENGTH + 1)
     (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "chat_template.jinja").write_bytes(b"a\xff")
     assert selected_templates(tmp_path) == ("a\ufffd", None)
 
 
-def test_gguf_templates():
+def test_templates_of_gguf_files_are_found_by_name():
     def chosen(**metadata: object) -> tuple[str | None, str | None]:
         sources = TemplateSources.in_gguf({f"tokenizer.{name}": value for name, value in metadata.items()})
         return sources.default, sources.tool_use

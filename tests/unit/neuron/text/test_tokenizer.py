@@ -9,12 +9,12 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from local_tokenizers import from_directory
 from neuron.text import multilingual
 
 
 def test_real_directory_encodes_like_the_library(deepseek_v4):
-    tokenizer = Tokenizer.from_directory(deepseek_v4)
+    tokenizer = from_directory(deepseek_v4)
     library = Backend.from_file(str(deepseek_v4 / "tokenizer.json"))
     for text in multilingual.PIECES:
         ids = library.encode(text, add_special_tokens=False).ids
@@ -41,7 +41,7 @@ def test_smollm2_splits_digits(smollm2):
         assert smollm2.encode(text) == [token for digit in text for token in smollm2.encode(digit)]
 
 
-def test_smollm2_special_tokens(smollm2):
+def test_smollm2_has_its_special_tokens(smollm2):
     assert smollm2.vocab_size == 49152
     assert (smollm2.bos_id, smollm2.eos_id, smollm2.eos_ids) == (1, 2, {0, *range(2, 8)})  # 3 to 7: infilling
     assert smollm2.encode("x", add_special=True) == smollm2.encode("x")
@@ -65,14 +65,14 @@ def byte_level_backend() -> Backend:
     return backend
 
 
-def test_directory_special_tokens(tmp_path):
+def test_special_tokens_are_read_from_a_directory(tmp_path):
     path = write_directory(
         tmp_path,
         byte_level_backend(),
         tokenizer_config={"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": True},
         generation_config={"eos_token_id": [3, 257, 999, "x"]},
     )
-    tokenizer = Tokenizer.from_directory(path)
+    tokenizer = from_directory(path)
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.eos_ids) == (256, 257, {3, 257, 258})
     assert tokenizer.encode("é<think>", add_special=True)[0] == 256
     assert tokenizer.decode(tokenizer.encode("é<think></s>")) == "é<think>"
@@ -81,24 +81,24 @@ def test_directory_special_tokens(tmp_path):
     assert tokenizer.decode(literal) == "</s><think>"
 
 
-def test_directory_without_configuration_files(tmp_path):
+def test_directory_without_configuration_files_has_no_special_tokens(tmp_path):
     backend = byte_level_backend()
     backend.enable_truncation(2)
     backend.enable_padding(length=9)
-    tokenizer = Tokenizer.from_directory(write_directory(tmp_path, backend))
+    tokenizer = from_directory(write_directory(tmp_path, backend))
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.eos_ids) == (None, None, {258})
     assert len(tokenizer.encode("abc", add_special=True)) == 3
 
 
 def test_special_tokens_map_is_read(tmp_path):
     path = write_directory(tmp_path, byte_level_backend(), special_tokens_map={"eos_token": {"content": "</s>"}})
-    assert Tokenizer.from_directory(path).eos_id == 257
+    assert from_directory(path).eos_id == 257
 
 
 def test_bos_is_added_if_the_post_processor_adds_it(tmp_path):
     backend = byte_level_backend()
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
-    tokenizer = Tokenizer.from_directory(write_directory(tmp_path, backend, tokenizer_config={"bos_token": "<s>"}))
+    tokenizer = from_directory(write_directory(tmp_path, backend, tokenizer_config={"bos_token": "<s>"}))
     assert tokenizer.encode("a", add_special=True) == [256, *tokenizer.encode("a")]
 
 
@@ -109,10 +109,10 @@ def test_eos_is_added_according_to_the_files(tmp_path):
     )
     names = {"bos_token": "<s>", "eos_token": "</s>"}
     path = write_directory(tmp_path, backend, tokenizer_config=names)
-    tokenizer = Tokenizer.from_directory(path)
+    tokenizer = from_directory(path)
     assert tokenizer.encode("a", add_special=True) == [256, *tokenizer.encode("a"), 257]
     write_directory(tmp_path, backend, tokenizer_config=names | {"add_bos_token": False, "add_eos_token": False})
-    assert Tokenizer.from_directory(path).encode("a", add_special=True) == tokenizer.encode("a")
+    assert from_directory(path).encode("a", add_special=True) == tokenizer.encode("a")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_eos_is_added_according_to_the_files(tmp_path):
     ],
 )
 def test_end_tokens_come_from_the_first_configuration_that_has_any(tmp_path, files, ends):
-    assert Tokenizer.from_directory(write_directory(tmp_path, byte_level_backend(), **files)).eos_ids == ends
+    assert from_directory(write_directory(tmp_path, byte_level_backend(), **files)).eos_ids == ends
 
 
 def test_token_text_is_not_normalized(tmp_path):
@@ -134,7 +134,7 @@ def test_token_text_is_not_normalized(tmp_path):
     backend.normalizer = normalizers.Prepend("▁")
     backend.decoder = decoders.ByteFallback()
     backend.add_special_tokens([AddedToken("</s>", normalized=True)])
-    tokenizer = Tokenizer.from_directory(write_directory(tmp_path, backend, tokenizer_config={"eos_token": "</s>"}))
+    tokenizer = from_directory(write_directory(tmp_path, backend, tokenizer_config={"eos_token": "</s>"}))
     assert tokenizer.token_text(tokenizer.eos_id) == "</s>"
 
 
@@ -144,7 +144,7 @@ def test_added_tokens_of_spaces_decode_to_spaces(tmp_path):
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     backend.add_tokens([AddedToken("▁▁", normalized=False)])
-    tokenizer = Tokenizer.from_directory(write_directory(tmp_path, backend))
+    tokenizer = from_directory(write_directory(tmp_path, backend))
     assert tokenizer.encode("a  a") == [2, 1, 2]
     assert tokenizer.decode([2, 1, 2]) == "a  a"
 
@@ -154,7 +154,7 @@ def test_sentencepiece_byte_tokens_are_decoded(tmp_path):
     backend = Backend(models.BPE(vocabulary, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer = Tokenizer.from_directory(write_directory(tmp_path, backend))
+    tokenizer = from_directory(write_directory(tmp_path, backend))
     assert tokenizer.encode("aé a") == [5, 1, 2, 5]
     assert tokenizer.decode([5, 1, 2, 5, 6]) == " aé a<0xZZ>"
     assert tokenizer.token_bytes(1) == b"\xc3"
@@ -162,19 +162,19 @@ def test_sentencepiece_byte_tokens_are_decoded(tmp_path):
 
 def test_invalid_generation_config_is_ignored(tmp_path):
     path = write_directory(tmp_path, byte_level_backend(), generation_config="{")
-    assert Tokenizer.from_directory(path).eos_ids == {258}
+    assert from_directory(path).eos_ids == {258}
 
 
 def test_missing_or_malformed_files_are_rejected(tmp_path):
     with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
-        Tokenizer.from_directory(tmp_path)
+        from_directory(tmp_path)
     (tmp_path / "tokenizer.json").write_text("[]")
     with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
-        Tokenizer.from_directory(tmp_path)
+        from_directory(tmp_path)
     for config in ("{", "[]", "\x00"):
         write_directory(tmp_path, byte_level_backend(), tokenizer_config=config)
         with pytest.raises(ModelFileError, match=r"tokenizer_config\.json"):
-            Tokenizer.from_directory(tmp_path)
+            from_directory(tmp_path)
 
 
 def test_unsupported_decoder_is_rejected(tmp_path):
@@ -182,14 +182,14 @@ def test_unsupported_decoder_is_rejected(tmp_path):
     for decoder, problem in ((decoders.CTC(), "CTC is not supported"), (None, "none is not supported")):
         backend.decoder = decoder
         with pytest.raises(ModelFileError, match=problem):
-            Tokenizer.from_directory(write_directory(tmp_path, backend))
+            from_directory(write_directory(tmp_path, backend))
 
 
 def test_file_that_makes_the_library_panic_is_rejected(tmp_path: Path) -> None:
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"], "continuing_subword_prefix": "####"}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
     with pytest.raises(ModelFileError, match=r"^tokenizer\.json cannot be read: "):
-        Tokenizer.from_directory(tmp_path)
+        from_directory(tmp_path)
 
 
 def mutated(**replaced: Any) -> str:
@@ -233,7 +233,7 @@ def mutated(**replaced: Any) -> str:
 def test_hostile_file_is_rejected(tmp_path, text, problem):
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ModelFileError, match=problem) as caught:
-        Tokenizer.from_directory(tmp_path)
+        from_directory(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -241,12 +241,12 @@ def test_oversized_file_is_rejected(tmp_path):
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(ModelFileError, match=r"tokenizer\.json is larger than 64 MiB"):
-        Tokenizer.from_directory(tmp_path)
+        from_directory(tmp_path)
 
 
 def test_library_panic_during_encoding_raises_model_file_error(tmp_path):
     rules = {"type": "Replace", "pattern": {"String": ""}, "content": "b"}
     (tmp_path / "tokenizer.json").write_text(mutated(normalizer=rules))
-    tokenizer = Tokenizer.from_directory(tmp_path)
+    tokenizer = from_directory(tmp_path)
     with pytest.raises(ModelFileError, match="the tokenizer fails on this text"):
         tokenizer.encode("é🚀 a")

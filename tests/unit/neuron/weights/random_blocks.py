@@ -45,7 +45,7 @@ def random_blocks(kind: str, rows: int, blocks: int) -> np.ndarray:
     _, size = BLOCK_SIZES[GgmlType[kind]]
     stored = generator.integers(0, 256, (rows, blocks, size), dtype=np.uint8)
     scales = generator.normal(0, 3000, (rows, blocks, 2)).astype(np.float16)
-    scales[0, :5] = np.array([[0.0, -0.0, 6e-8, 65504.0, -65504.0]], np.float16).T
+    scales[0, :5] = np.array([[0.0, -0.0, 6e-8, 65504.0, -65504.0]], np.float16).T[:blocks]
     for index, at in enumerate(_HALVES[kind]):
         stored[:, :, at : at + 2] = scales[:, :, index : index + 1].view(np.uint8)
     if kind == "Q8_K":

@@ -42,7 +42,7 @@ def test_close_closes_the_file(smollm2_gguf: Path) -> None:
 
 
 def test_path_without_model_is_rejected_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"missing: no such file or folder$"):
+    with pytest.raises(ModelFileError, match=r"missing: no such file or folder; check the path of the model$"):
         open_checkpoint(tmp_path / "missing")
     with pytest.raises(ModelFileError, match=r"neither \.safetensors nor \.gguf files$"):
         open_checkpoint(tmp_path)

@@ -14,6 +14,8 @@ import pytest
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.ggml_type import GgmlType
+from helexa.neuron.weights.gguf.header import StringArray
+from helexa.neuron.weights.gguf.metadata import suppressed_tokens
 
 WriteGguf = Callable[..., Path]
 
@@ -89,9 +91,8 @@ def test_metadata_of_each_type_is_read(small: Path) -> None:
     assert file.version == 3
     assert file.architecture == "llama"
     assert file.metadata == {"general.architecture": "llama"} | VALUES
-    assert {key: type(value) for key, value in file.metadata.items()} == {
-        key: type(value) for key, value in ({"general.architecture": ""} | VALUES).items()
-    }
+    types = {key: type(value) for key, value in ({"general.architecture": ""} | VALUES).items()}
+    assert {key: type(value) for key, value in file.metadata.items()} == types | {"a.words": StringArray}
 
 
 def test_tensor_table_and_bytes_equal_the_reference_reader(small: Path) -> None:
@@ -118,6 +119,36 @@ def test_metadata_of_a_real_file_equals_the_reference_reader(
     fields = smollm2_reference.fields
     assert len(metadata["tokenizer.ggml.tokens"]) == 49152
     assert metadata == {key: field.contents() for key, field in fields.items() if not key.startswith("GGUF.")}
+
+
+def test_vocabulary_without_unused_tokens_is_not_decoded() -> None:
+    tokens = StringArray(text(b"\xff") * 3, 3, "model.gguf")
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1, 3, 1]}
+    assert suppressed_tokens(metadata, 5) == [3, 4]
+    with pytest.raises(ModelFileError, match="is not valid UTF-8"):
+        suppressed_tokens(metadata | {"tokenizer.ggml.token_type": [1, 3, 5]}, 5)
+
+
+def test_strings_longer_than_a_read_are_found(write_gguf: WriteGguf) -> None:
+    words = ["a" * 70_000, "", "語" * 50_000, "b"] * 3
+    path = write_gguf(
+        "llama",
+        {"one": np.zeros(8, np.float32)},
+        lambda writer: (writer.add_array("a.words", words), writer.add_string("a.last", "end")),
+    )
+    metadata = GgufFile.open(path).metadata
+    assert metadata["a.words"] == words
+    assert metadata["a.last"] == "end"
+
+
+def test_string_that_is_not_utf8_is_rejected_when_the_array_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "bad.gguf"
+    words = struct.pack("<IQ", 8, 2) + text(b"good") + text(b"\xff\xfe")
+    path.write_bytes(header(keys=1, body=entry(b"a.words", 9, words)))
+    array = GgufFile.open(path).metadata["a.words"]
+    assert len(array) == 2
+    with pytest.raises(ModelFileError, match=r"^bad\.gguf: key a\.words: is not valid UTF-8$"):
+        list(array)
 
 
 def test_reading_headers_does_not_import_torch() -> None:
@@ -310,7 +341,7 @@ def test_file_deleted_after_opening_is_detected(small: Path) -> None:
 def test_missing_file_or_folder_raises_model_file_error(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="cannot be read"):
         GgufFile.open(tmp_path / "none.gguf")
-    with pytest.raises(ModelFileError, match="cannot be read"):
+    with pytest.raises(ModelFileError, match="not a regular file"):
         GgufFile.open(tmp_path)
 
 

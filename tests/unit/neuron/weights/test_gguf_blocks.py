@@ -122,7 +122,6 @@ def assert_codes(decoded: GroupwiseTensor, shape: tuple[int, int]) -> None:
 
 TABLE_LAYOUTS = {
     # group size, dtype of the unit, units per 256 weights, scale codes per 256 weights, dtype of the scale codes
-    "Q3_K": (16, torch.float16, 1, 16, torch.int8),
     "IQ1_S": (32, torch.float32, 1, 8, torch.uint8),
     "IQ1_M": (16, torch.float32, 1, 16, torch.uint8),
     "IQ2_XXS": (32, torch.float32, 1, 8, torch.uint8),
@@ -132,9 +131,6 @@ TABLE_LAYOUTS = {
     "IQ3_S": (32, torch.float16, 1, 8, torch.uint8),
     "IQ4_NL": (32, torch.float16, 8, None, None),
     "IQ4_XS": (32, torch.float16, 1, 8, torch.int8),
-    "TQ1_0": (32, torch.float16, 8, None, None),
-    "TQ2_0": (32, torch.float16, 8, None, None),
-    "Q1_0": (32, torch.float16, 8, None, None),
     "MXFP4": (32, torch.float32, 8, None, None),
     "NVFP4": (16, torch.float16, 16, None, None),
 }
@@ -165,14 +161,42 @@ def test_types_with_a_table_decode_to_the_documented_layout(kind: str) -> None:
 
 def test_q2_k_decodes_to_the_documented_layout() -> None:
     decoded = decode_random("Q2_K", rows=32, blocks=24)
-    assert (decoded.bits, decoded.zero, decoded.group_size, decoded.table) == (4, 0, 16, None)
-    assert (int(decoded.codes.min()), int(decoded.codes.max())) == (0, 3)
+    assert (decoded.bits, decoded.zero, decoded.group_size, decoded.table) == (2, 0, 16, None)
+    assert_codes(decoded, (32, 24 * 256))
     assert decoded.minimum is not None
     for number in (decoded.scale, decoded.minimum):
         assert (number.unit.dtype, number.unit.shape) == (torch.float16, (32, 24))
         assert number.codes is not None
         assert (number.codes.dtype, number.codes.shape) == (torch.uint8, (32, 24 * 16))
         assert (int(number.codes.min()), int(number.codes.max())) == (0, 15)
+
+
+def test_q3_k_decodes_to_the_documented_layout() -> None:
+    decoded = decode_random("Q3_K", rows=32, blocks=24)
+    assert (decoded.bits, decoded.zero, decoded.group_size, decoded.minimum, decoded.table) == (3, 4, 16, None, None)
+    assert_codes(decoded, (32, 24 * 256))
+    assert (decoded.scale.unit.dtype, decoded.scale.unit.shape) == (torch.float16, (32, 24))
+    assert decoded.scale.codes is not None
+    assert (decoded.scale.codes.dtype, decoded.scale.codes.shape) == (torch.int8, (32, 24 * 16))
+
+
+@pytest.mark.parametrize(("kind", "groups", "highest"), [("TQ1_0", 8, 2), ("TQ2_0", 8, 3), ("Q1_0", 4, 2)])
+def test_ternary_and_binary_codes_have_two_bits(kind: str, groups: int, highest: int) -> None:
+    decoded = decode_random(kind, rows=32, blocks=24)
+    assert (decoded.bits, decoded.zero, decoded.group_size, decoded.minimum, decoded.table) == (2, 1, 32, None, None)
+    assert (int(decoded.codes.min()), int(decoded.codes.max())) == (0, highest)
+    assert (decoded.scale.unit.dtype, decoded.scale.unit.shape) == (torch.float16, (32, 24 * groups))
+    assert decoded.scale.codes is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BLOCKS if kind.startswith(("IQ1", "IQ2", "IQ3"))])
+def test_codes_of_iq_types_are_entries_of_their_codebook(kind: str) -> None:
+    decoded = decode_random(kind, rows=32, blocks=24)
+    assert decoded.codebook is not None
+    width = decoded.codebook.shape[1]
+    entries = {tuple(entry) for entry in decoded.codebook.tolist()}
+    assert {tuple(entry) for entry in (decoded.codes & 7).view(-1, width)[::5].tolist()} <= entries
+    assert decoded.rows(torch.tensor([3, 1])).codebook is decoded.codebook
 
 
 def test_mxfp4_scales_are_float16_if_no_weight_changes() -> None:
@@ -192,7 +216,9 @@ def test_mxfp4_scales_are_float16_if_no_weight_changes() -> None:
 
 
 def test_growth_is_memory_size_relative_to_file_size() -> None:
-    assert growth(GgmlType.IQ2_XXS) == (128 + 4 + 8) / 66
+    assert growth(GgmlType.IQ2_XXS) == (64 + 4 + 8) / 66  # per 8 weights, an index of 8 bits and 8 signs
+    assert growth(GgmlType.IQ3_S) == (104 + 2 + 8) / 110  # per 4 weights, an index of 9 bits and 4 signs
+    assert growth(GgmlType.IQ1_S) == (48 + 4 + 8) / 50  # per 8 weights, an index of 11 bits and a bit for the shift
     assert growth(GgmlType.Q6_K) == 1
     assert growth(GgmlType.F16) == 1
 

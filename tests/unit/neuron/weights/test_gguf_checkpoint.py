@@ -271,9 +271,9 @@ def test_qwen3_rows_keep_their_order_and_norms_are_translated(write_gguf: WriteG
 
 
 def test_unknown_architecture_is_named_in_the_error(write_gguf: WriteGguf) -> None:
-    supported = "llama, qwen2, qwen3, qwen3moe, qwen3next, qwen35, qwen35moe, gemma3, gpt-oss"
     with pytest.raises(
-        ModelFileError, match=rf"^model\.gguf: unsupported architecture 'mamba'; supported: {supported}$"
+        ModelFileError,
+        match=r"^model\.gguf: unsupported architecture 'mamba'; supported: llama, .*qwen35moe, .*gpt-oss$",
     ):
         GgufCheckpoint(write_gguf("mamba", tensors(), describe("mamba")))
 
@@ -284,7 +284,10 @@ def test_unsupported_type_is_rejected_when_the_file_is_opened(write_gguf: WriteG
     name = b"blk.0.attn_q.weight"
     kind = stored.index(name) + len(name) + 4 + 16
     path.write_bytes(stored[:kind] + bytes([9, 0, 0, 0]) + stored[kind + 4 :])
-    with pytest.raises(ModelFileError, match=r"^model\.gguf: unsupported tensor type Q8_1 in blk\.0\.attn_q\.weight$"):
+    with pytest.raises(
+        ModelFileError,
+        match=r"^model\.gguf: unsupported tensor type Q8_1 in blk\.0\.attn_q\.weight; load ",
+    ):
         GgufCheckpoint(path)
 
 

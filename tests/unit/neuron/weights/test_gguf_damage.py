@@ -16,6 +16,7 @@ from helexa.neuron.weights.formats import GroupwiseTensor
 from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
 from neuron.weights.hf_to_gguf import write_model
 from neuron.weights.test_gguf_families import tiny
+from nightly import daily
 
 CASES = 150
 NUMBERS = [0, 1, 2, 3, 8, 9, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
@@ -48,7 +49,11 @@ def damaged(original: bytes, header: int, chance: random.Random) -> bytes:
     return bytes(content[: chance.randrange(len(content))] if chance.random() < 0.05 else content)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3_5_text", "gemma3_text", "gpt_oss"])
+OFTEN = ("llama", "qwen3_5_text", "gemma3_text", "gpt_oss")
+NEWER = ("gemma4_text", "deepseek_v3", "glm4_moe", "lfm2_moe", "nemotron_h", "ministral3")
+
+
+@pytest.mark.parametrize("kind", daily(OFTEN, [*OFTEN, *NEWER]))
 def test_damaged_files_load_or_are_rejected(kind: str, tmp_path: Path) -> None:
     original = write_model(tmp_path / "original.gguf", *tiny(kind), some_strings).read_bytes()
     header = min(int(tensor.data_offset) for tensor in gguf.GGUFReader(tmp_path / "original.gguf").tensors)

@@ -83,7 +83,9 @@ def test_error_for_a_later_part_names_the_first_part(folder: Path) -> None:
 @pytest.mark.parametrize("number", [1, 2])
 def test_error_names_the_missing_part(folder: Path, number: int) -> None:
     (folder / NAMES[number]).unlink()
-    with pytest.raises(ModelFileError, match=f"^{NAMES[number]}: missing; it is part {number + 1} of 3 of the model$"):
+    with pytest.raises(
+        ModelFileError, match=f"^{NAMES[number]}: missing; it is part {number + 1} of 3 of the model; download it$"
+    ):
         open_checkpoint(folder)
 
 
@@ -116,7 +118,7 @@ def test_tensor_in_two_parts_is_rejected(folder: Path) -> None:
 
 def test_wrong_tensor_count_is_rejected(folder: Path) -> None:
     change(folder / NAMES[0], "split.tensors.count", 5, 6, "<i")
-    with pytest.raises(ModelFileError, match=f"^{NAMES[0]}: the parts hold 5 tensors, not 6$"):
+    with pytest.raises(ModelFileError, match=f"^{NAMES[0]}: the parts hold 5 tensors, not 6; download them again$"):
         open_checkpoint(folder)
 
 

@@ -19,8 +19,7 @@ from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
-from helexa.neuron.weights.part import WHOLE, Part
-from helexa.neuron.weights.tensor_file import TensorFile
+from helexa.neuron.weights.model_file import WHOLE, Part, TensorFile
 from neuron.weights.hf_to_gguf import write_model
 from neuron.weights.random_blocks import BLOCKS, random_blocks
 

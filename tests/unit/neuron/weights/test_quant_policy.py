@@ -3,15 +3,14 @@
 import pytest
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.weights.quantization.quant_form import FORMS, NAMES, quant_named
-from helexa.neuron.weights.quantization.quant_policy import QuantPolicy, automatic
+from helexa.neuron.weights.quant_policy import NAMES, QUANT_FORMATS, QuantPolicy, automatic, quant_named
 
 LAYER = "model.layers.{}."
 
 
 def form(name: str, quant: str = "q4k", columns: int = 1024, layers: int = 28) -> str | None:
-    quant_form = QuantPolicy(quant, layers).form(name, columns)
-    return None if quant_form is None else quant_form.name
+    quant_format = QuantPolicy(quant, layers).format_of(name, columns)
+    return None if quant_format is None else quant_format.name
 
 
 @pytest.mark.parametrize(
@@ -32,6 +31,8 @@ def form(name: str, quant: str = "q4k", columns: int = 1024, layers: int = 28) -
         "linear_attn.in_proj_qkv.weight",
         "linear_attn.in_proj_z.weight",
         "linear_attn.out_proj.weight",
+        "per_layer_input_gate.weight",
+        "per_layer_projection.weight",
     ],
 )
 def test_layer_matrices_are_quantized(suffix: str) -> None:
@@ -72,9 +73,9 @@ def test_first_and_last_layers_get_more_bits_for_some_matrices(suffix: str) -> N
     assert form(f"{LAYER.format(0)}x.up_proj.weight") == "q4k"
 
 
-@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight"])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.embed_tokens_per_layer.weight", "lm_head.weight"])
 def test_embeddings_and_head_get_at_least_q6k(name: str) -> None:
-    formats = {quant: form(name, quant) for quant in FORMS}
+    formats = {quant: form(name, quant) for quant in QUANT_FORMATS}
     assert formats.pop("q8_0") == "q8_0"
     assert set(formats.values()) == {"q6k"}
 
@@ -84,12 +85,12 @@ def test_indivisible_rows_get_a_format_of_at_least_equal_precision() -> None:
     assert [form(name, quant, columns=896) for quant in ("q4k", "q5k", "q6k")] == ["q4_1", "q5_1", "q8_0"]
     assert form("lm_head.weight", columns=896) == "q8_0"
     assert form(name, columns=880) is None
-    for quant, chosen in FORMS.items():
+    for quant, chosen in QUANT_FORMATS.items():
         for columns in (96, 256, 288, 1024):
-            quant_form = QuantPolicy(quant, 28).form(name, columns)
-            assert quant_form is not None
-            assert quant_form.fits(columns)
-            assert quant_form.weight_bits >= chosen.weight_bits
+            quant_format = QuantPolicy(quant, 28).format_of(name, columns)
+            assert quant_format is not None
+            assert quant_format.fits(columns)
+            assert quant_format.weight_bits >= chosen.weight_bits
 
 
 @pytest.mark.parametrize("quant", ["", "bf16", "f16", "f32"])

@@ -8,15 +8,15 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from helexa.neuron.weights.formats import GroupwiseTensor
-from helexa.neuron.weights.quantization.quant_form import FORMS
-from helexa.neuron.weights.quantization.quantize import LARGEST, quantize
+from helexa.neuron.weights.quant_policy import QUANT_FORMATS
+from helexa.neuron.weights.quantize import LARGEST, quantize
 from neuron.weights.quantization_cases import HARD, heavy_tailed
 
 BY_REFERENCE = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
 
 
 def quantized(rows: Tensor, name: str) -> Tensor:
-    matrix = quantize(rows, FORMS[name])
+    matrix = quantize(rows, QUANT_FORMATS[name])
     assert isinstance(matrix, GroupwiseTensor)
     return matrix.dequantize()
 
@@ -63,9 +63,9 @@ def exhaustive_search(groups: Tensor, most: int, widest: float, rounds: int) -> 
     return scale, minimum
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", QUANT_FORMATS)
 def test_every_weight_is_close_to_its_original(name: str) -> None:
-    rows, form = heavy_tailed(40, 768), FORMS[name]
+    rows, form = heavy_tailed(40, 768), QUANT_FORMATS[name]
     groups = rows.view(-1, form.group_size)
     step = groups.amax(1).clamp(min=0) - groups.amin(1).clamp(max=0)
     if not form.minimum:
@@ -74,7 +74,7 @@ def test_every_weight_is_close_to_its_original(name: str) -> None:
     assert (remaining_error <= 1.4 * step / (2**form.bits - 1)).all()
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", QUANT_FORMATS)
 @pytest.mark.parametrize("case", HARD)
 def test_hard_groups_stay_finite_and_close(name: str, case: str) -> None:
     """Finite weights stay finite and change by less than about one step, computed over 256 columns."""
@@ -82,13 +82,13 @@ def test_hard_groups_stay_finite_and_close(name: str, case: str) -> None:
     matrix = quantized(rows, name)
     assert matrix.isfinite().all()
     stretches = rows.view(len(rows), -1, 256)
-    step = stretches.abs().amax(-1, keepdim=True) * 2 / (2 ** FORMS[name].bits - 1)
+    step = stretches.abs().amax(-1, keepdim=True) * 2 / (2 ** QUANT_FORMATS[name].bits - 1)
     smallest = 2**-25 * 128 * 32  # half a float16 step of the unit, times the largest codes
     assert ((matrix.view_as(stretches) - stretches).abs() <= 1.1 * step + smallest).all()
 
 
 def test_zero_stays_zero() -> None:
-    for name in FORMS:
+    for name in QUANT_FORMATS:
         assert not quantized(torch.zeros(3, 256), name).any()
 
 
@@ -96,7 +96,7 @@ def test_zero_stays_zero() -> None:
 def test_non_finite_or_too_large_weights_are_not_quantized(bad: float) -> None:
     rows = heavy_tailed(600, 512)
     rows[-1, -1] = bad
-    for form in FORMS.values():
+    for form in QUANT_FORMATS.values():
         assert quantize(rows, form) is None
 
 
@@ -106,9 +106,9 @@ def test_source_dtype_does_not_change_the_result(dtype: torch.dtype) -> None:
     assert torch.equal(quantized(rows, "q4k"), quantized(rows.float(), "q4k"))
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", QUANT_FORMATS)
 def test_weight_bits_equal_the_stored_size(name: str) -> None:
-    form = FORMS[name]
+    form = QUANT_FORMATS[name]
     matrix = quantize(heavy_tailed(8, 1024), form)
     assert matrix is not None
     scales = [scale for scale in (matrix.scale, matrix.minimum) if scale is not None]

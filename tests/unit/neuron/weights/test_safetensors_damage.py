@@ -17,7 +17,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.load import load
 from helexa.neuron.weights.checkpoint import open_checkpoint
-from nightly import cases
+from nightly import cases, daily
 from tiny_models import tiny_model
 
 CASES = cases(60, 1000)
@@ -40,7 +40,46 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": SHAPE
     | {"model_type": "qwen3_5_text", "num_hidden_layers": 4, "linear_num_key_heads": 1, "linear_num_value_heads": 2}
     | {"linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    "gemma4_text": SHAPE
+    | {"model_type": "gemma4_text", "vocab_size_per_layer_input": 64, "num_hidden_layers": 4, "global_head_dim": 32}
+    | {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 16, "num_kv_shared_layers": 2}
+    | {"hidden_size_per_layer_input": 8, "use_double_wide_mlp": True},
+    "deepseek_v3": SHAPE
+    | {"model_type": "deepseek_v3", "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2}
+    | {"n_group": 2, "topk_group": 1, "moe_intermediate_size": 32, "kv_lora_rank": 32, "q_lora_rank": 16}
+    | {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 2},
+    "glm4_moe": SHAPE
+    | {"model_type": "glm4_moe", "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
+    | {"moe_intermediate_size": 32, "use_qk_norm": True, "first_k_dense_replace": 1},
+    "lfm2_moe": SHAPE
+    | {"model_type": "lfm2_moe", "layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 4}
+    | {"num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "granite": SHAPE | {"model_type": "granite", "residual_multiplier": 0.5, "logits_scaling": 2.0},
+    "ministral3": SHAPE | {"model_type": "ministral3"},
+    "nemotron_h": SHAPE
+    | {"model_type": "nemotron_h", "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]}
+    | {"num_hidden_layers": 4, "mamba_num_heads": 2, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1}
+    | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 2, "topk_group": 1},
 }
+MODELS |= {
+    "granitemoeshared": SHAPE
+    | {"model_type": "granitemoeshared", "num_local_experts": 4, "num_experts_per_tok": 2}
+    | {"shared_intermediate_size": 32},
+    "granite_swa": SHAPE | {"model_type": "granite_swa", "layer_rope_theta": [0, 500.0], "sliding_window": 16},
+    "olmo3": SHAPE | {"model_type": "olmo3", "sliding_window": 16},
+    "ernie4_5": SHAPE | {"model_type": "ernie4_5"},
+    "hunyuan_v1_dense": SHAPE
+    | {"model_type": "hunyuan_v1_dense"}
+    | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 50.0, "factor": 1.0}},
+    "phi3": SHAPE
+    | {"model_type": "phi3", "pad_token_id": None, "original_max_position_embeddings": 32}
+    | {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.5] * 8, "long_factor": [2.0] * 8}},
+    "exaone4": SHAPE
+    | {"model_type": "exaone4", "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
+    "stablelm": SHAPE | {"model_type": "stablelm"},
+}
+NEWER = ("gemma4_text", "deepseek_v3", "glm4_moe", "lfm2_moe", "granite", "ministral3", "nemotron_h")
+NEWER += ("granitemoeshared", "granite_swa", "olmo3", "ernie4_5", "hunyuan_v1_dense", "phi3", "exaone4", "stablelm")
 WRONG: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 3, 7, 2**16, 2**23, 2**31, 2**63, 10**40, 0.5, -0.5, 1e-300, 1e300),
     *("", "x", "fp8", "yarn", "\u0000", "full_attention", "x" * 5000, [], [1], [[[]]], ["x"] * 300, {}, {"a": {}}),
@@ -126,7 +165,7 @@ def rejection(attempt: Callable[[], object]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", daily(MODELS.keys() - NEWER, MODELS))
 def test_damaged_checkpoints_load_or_are_rejected(model: str, tmp_path: Path) -> None:
     original = tmp_path / "original"
     tiny_model(original, **MODELS[model])

@@ -1,6 +1,7 @@
 """The configuration of the vision part of models, from folders and from `mmproj` files."""
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.vision.preprocessing.settings import image_processor
-from helexa.neuron.weights.vision.checkpoint import open_vision_checkpoint
-from helexa.neuron.weights.vision.config import read_vision_config
-from helexa.neuron.weights.vision.mmproj import mmproj_beside
+from helexa.neuron.vision.image_processor import image_processor
+from helexa.neuron.weights.vision_checkpoint import open_vision_checkpoint
+from helexa.neuron.weights.vision_config import mmproj_beside, read_vision_config
 
 QWEN: dict[str, Any] = {"model_type": "qwen3_5", "vision_config": {"hidden_size": 64}}
 
@@ -25,6 +25,16 @@ def folder_with(folder: Path, config: dict[str, Any], **files: dict[str, Any]) -
     for name, content in {"config": config, **files}.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
+
+
+def test_long_header_of_an_mmproj_file_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "mmproj.gguf"
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k")
+        file.write(struct.pack("<IQ", 8, 9 << 20))  # a string of 9 MiB
+        file.truncate(1 << 30)
+    with pytest.raises(ModelFileError, match="the header is larger than 8 MiB"):
+        read_vision_config(tmp_path / "model.gguf")
 
 
 def test_missing_settings_have_the_defaults_of_transformers(tmp_path: Path) -> None:
@@ -138,7 +148,7 @@ def test_file_without_deepstack_layers_is_a_tower_of_qwen3_5(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"projector_type": "pixtral"}, "unsupported projector 'pixtral'; supported: qwen3vl_merger"),
+        ({"projector_type": "ultravox"}, "unsupported projector 'ultravox'; supported: "),
         ({"projector_type": None}, "unsupported projector 'none'"),
         ({"architecture": "llama"}, "architecture 'llama', expected 'clip'"),
         ({"vision__block_count": None}, r"key clip\.vision\.block_count is missing"),

@@ -4,7 +4,7 @@
 const root = document.documentElement;
 const drawn = new Map();
 
-const colour = (name) => {
+const color = (name) => {
   const probe = document.createElement("i");
   probe.style.color = `var(${name})`;
   document.body.append(probe);
@@ -30,11 +30,11 @@ function axisLabels(x) {
 }
 
 function options(spec, width) {
-  const ink = colour("--soft"), grid = { stroke: colour("--line"), width: 1 };
-  const palette = [0, 1, 2, 3, 4, 5].map((number) => colour(`--c${number}`));
+  const ink = color("--soft"), grid = { stroke: color("--line"), width: 1 };
+  const palette = [0, 1, 2, 3, 4, 5].map((number) => color(`--c${number}`));
   const series = [{}], bands = [], data = [spec.x.values];
   for (const band of spec.bands ?? []) {
-    const fill = faded(palette[band.colour], 0.16);
+    const fill = faded(palette[band.color], 0.16);
     for (const values of [band.high, band.low]) {
       data.push(values);
       series.push({ scale: "y", stroke: "transparent", width: 0, points: { show: false }, spanGaps: false });
@@ -42,14 +42,14 @@ function options(spec, width) {
     bands.push({ series: [series.length - 2, series.length - 1], fill });
   }
   for (const one of spec.series) {
-    const stroke = palette[one.colour % palette.length];
+    const stroke = palette[one.color % palette.length];
     const dots = one.style === "dots";
     data.push(one.values);
     series.push({
       scale: "y", stroke: dots ? undefined : stroke, width: one.style === "step" ? 1 : 2,
       dash: one.style === "dash" ? [6, 5] : one.style === "step" ? [2, 3] : undefined,
       paths: dots ? () => null : undefined, spanGaps: true,
-      points: { show: one.style !== "step" && one.style !== "dash", size: dots ? 8 : 6, stroke, fill: dots ? stroke : colour("--card") },
+      points: { show: one.style !== "step" && one.style !== "dash", size: dots ? 8 : 6, stroke, fill: dots ? stroke : color("--card") },
     });
   }
   const log = spec.x.kind === "log";
@@ -87,7 +87,7 @@ function marks(plot, spec, ink, font) {
   const ends = []; // of the labels in each row: one that would cover another goes a row below
   for (const mark of spec.marks ?? []) {
     const at = Math.round(plot.valToPos(mark.x, "x", true));
-    ctx.strokeStyle = ctx.fillStyle = mark.state ? colour(mark.state === "regressed" ? "--worse" : "--better") : ink;
+    ctx.strokeStyle = ctx.fillStyle = mark.state ? color(mark.state === "regressed" ? "--worse" : "--better") : ink;
     ctx.globalAlpha = mark.faint ? 0.35 : 1;
     ctx.setLineDash(mark.faint ? [] : [4 * scale, 3 * scale]);
     ctx.lineWidth = scale;

@@ -1,12 +1,52 @@
-"""Convert the Responses API's input items to chat messages."""
+"""Convert the Responses API's input items to chat messages.
 
+A conversation that began at another server may contain items of tools which are not functions: custom, local and hosted
+tools. A call becomes a tool call of the assistant, and the output becomes a tool message. Items that tell a model
+nothing without the state of the server are dropped.
+
+The summary of a compacted conversation is an item whose encoding is opaque to clients.
+"""
+
+import base64
+import binascii
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import to_json
 
 from helexa.core.errors import invalid_body, unsupported_parameter
-from helexa.core.wire.responses.compaction_item import summary_in
+
+_MARK = "helexa1."
+
+# Calls that are shown to the model, with the name of the field that has the input.
+_INPUTS = {
+    "custom_tool_call": "input",
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "apply_patch_call": "operation",
+    "code_interpreter_call": "code",
+    "mcp_call": "arguments",
+}
+
+_OUTPUTS = tuple(f"{kind}_output" for kind in _INPUTS)
+
+_DROPPED = (
+    "web_search_call",
+    "file_search_call",
+    "tool_search_call",
+    "tool_search_output",
+    "image_generation_call",
+    "computer_call",
+    "computer_call_output",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+)
+
+_PARTS = ("input_text", "output_text", "text", "input_image")
+
+HOSTED_ITEMS = frozenset({*_INPUTS, *_OUTPUTS, *_DROPPED})  # types of all items of tools that are not functions
 
 Item = Mapping[str, Any]
 Message = dict[str, Any]
@@ -14,6 +54,72 @@ Message = dict[str, Any]
 _SYSTEM_ROLES = ("system", "developer")
 _ROLES = ("user", "assistant", *_SYSTEM_ROLES)
 _TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def compaction_item(id: str, summary: str) -> dict[str, str]:
+    """Return the `compaction` item with the id `id` that contains `summary`."""
+    content = _MARK + base64.urlsafe_b64encode(summary.encode()).decode()
+    return {"type": "compaction", "id": id, "encrypted_content": content}
+
+
+def summary_in(item: Mapping[str, Any], field: str) -> str:
+    """Return the summary in a `compaction` item.
+
+    `field` is the JSON path of the item, used in the error message.
+
+    Raises:
+        ApiError: 400 `invalid_request_body`: the item was not created by `compaction_item`.
+    """
+    content = item.get("encrypted_content")
+    if isinstance(content, str) and content.startswith(_MARK):
+        try:
+            return base64.urlsafe_b64decode(content[len(_MARK) :]).decode()
+        except (binascii.Error, UnicodeDecodeError, ValueError):
+            pass
+    name = f"{field}.encrypted_content"
+    raise invalid_body(f"{name}: must be from this server's /v1/responses/compact", name)
+
+
+@dataclass(frozen=True)
+class HostedCall:
+    """What an item contains for the model."""
+
+    name: str | None = None  # name of the tool, or None if the item has no call
+    arguments: dict[str, Any] | str | None = None  # arguments of the call, as an object or its JSON text
+    output: str | list[Any] | None = None  # output of the tool as content, or None if the item has no output
+
+
+def hosted_call(kind: str, item: Mapping[str, Any]) -> HostedCall | None:
+    """Return the call or output of an item, or None if the item is dropped."""
+    if kind in _DROPPED:
+        return None
+    if kind in _OUTPUTS:
+        return HostedCall(output=_output(item.get("output")))
+    field = _INPUTS[kind]
+    name = item.get("name")
+    tool = name if isinstance(name, str) and name else kind.removesuffix("_call")
+    output = item.get("output", item.get("outputs"))
+    if item.get("error"):
+        output = item["error"]
+    return HostedCall(tool, _hosted_arguments(field, item.get(field)), None if output is None else _output(output))
+
+
+def _hosted_arguments(field: str, value: Any) -> dict[str, Any] | str:
+    """Return the input of a call as an object, or as the text of an object."""
+    if field == "arguments" and isinstance(value, str):
+        return value
+    return value if isinstance(value, dict) else {field: value if isinstance(value, str) else _as_text(value)}
+
+
+def _output(value: Any) -> str | list[Any]:
+    """Return the output of a tool: text, or content parts with text or images."""
+    if isinstance(value, list) and all(isinstance(part, dict) and part.get("type") in _PARTS for part in value):
+        return value
+    return value if isinstance(value, str) else _as_text(value)
+
+
+def _as_text(value: Any) -> str:
+    return "" if value is None else to_json(value, inf_nan_mode="null").decode()
 
 
 def chat_messages(instructions: str | None, items: Sequence[Item], *, known: int = 0) -> list[Message]:
@@ -26,7 +132,6 @@ def chat_messages(instructions: str | None, items: Sequence[Item], *, known: int
 
     Args:
         instructions: instructions of the request, or None.
-        items: items of the conversation.
         known: number of items at the beginning that come from earlier responses. In error messages, number 0 is the
             first item after them.
 
@@ -70,10 +175,13 @@ class _Conversation:
             case "function_call_output":
                 content = _content(_output_text(item.get("output")), f"{field}.output")
                 self._append({"role": "tool", **_call_id(item, "tool_call_id", field), "content": content})
+            case str() as kind if kind in HOSTED_ITEMS:
+                self._add_hosted(kind, item, field)
             case None:
                 raise invalid_body(f"{field}: must have a 'type'", field)
             case kind:
-                raise unsupported_parameter(field, f"'{field}': items of type {_type_name(kind)} are not supported")
+                message = f"'{field}': items of type {_type_name(kind)} are not supported; leave the item out"
+                raise unsupported_parameter(field, message)
 
     def _add_message(self, item: Item, field: str) -> None:
         role = item.get("role")
@@ -94,8 +202,26 @@ class _Conversation:
         message = self._messages[-1] if self._assistant_open else self._begin_assistant()
         message.setdefault("tool_calls", []).append(call)
 
+    def _add_hosted(self, kind: str, item: Item, field: str) -> None:
+        """Add an item of a tool that is not a function.
+
+        Items without content that a model can read are dropped.
+        """
+        hosted = hosted_call(kind, item)
+        if hosted is None:
+            return
+        call_id = _call_id(item if item.get("call_id") is not None else {"call_id": item.get("id")}, "id", field)
+        if hosted.name is not None:
+            function = {"name": hosted.name, "arguments": hosted.arguments}
+            message = self._messages[-1] if self._assistant_open else self._begin_assistant()
+            message.setdefault("tool_calls", []).append({**call_id, "type": "function", "function": function})
+        if hosted.output is not None:
+            content = _content(hosted.output, f"{field}.output")
+            named = {"tool_call_id": call_id["id"]} if "id" in call_id else {}
+            self._append({"role": "tool", **named, "content": content})
+
     def _begin_assistant(self) -> Message:
-        """Append an empty assistant message with the reasoning that precedes it, and return the message."""
+        """Append an empty assistant message with the preceding reasoning; return it."""
         message: Message = {"role": "assistant", "content": None}
         if thoughts := "\n\n".join([text for text in self._reasoning if text]):
             message["reasoning_content"] = thoughts
@@ -110,7 +236,7 @@ class _Conversation:
 
 
 def _content(value: Any, field: str) -> str | list[Message]:
-    """Convert the content of an item to the content of a chat message: a string, or a list of content parts."""
+    """Convert the content of an item to that of a chat message."""
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
@@ -119,10 +245,7 @@ def _content(value: Any, field: str) -> str | list[Message]:
 
 
 def _output_text(output: Any) -> Any:
-    """Return the output of a function call as content.
-
-    Text and lists are unchanged. Other values are converted to JSON.
-    """
+    """Return a function call's output: text and lists unchanged, other values as JSON."""
     return output if output is None or isinstance(output, str | list) else to_json(output).decode()
 
 
@@ -136,7 +259,8 @@ def _chat_part(part: Any, field: str) -> Message:
         return {"type": "refusal", "refusal": _string(part, "refusal", field)}
     if kind == "input_image":
         return _image_part(part, field)
-    raise unsupported_parameter(field, f"'{field}': parts of type {_type_name(kind)} are not supported")
+    message = f"'{field}': parts of type {_type_name(kind)} are not supported; send text or images"
+    raise unsupported_parameter(field, message)
 
 
 def _image_part(part: Mapping[str, Any], field: str) -> Message:
@@ -156,11 +280,9 @@ def _system_text(content: str | list[Message], field: str) -> str:
 
 
 def _reasoning_text(item: Item, field: str) -> str:
-    """Return the text of a reasoning item: its content, or its summary if it has no content.
-
-    Encrypted reasoning of other servers is ignored.
-    """
+    """Return the text of a reasoning item: its content, or else its summary."""
     texts: list[str] = []
+    # Encrypted reasoning of other servers cannot be read here.
     for name in ("content", "summary"):
         parts = item.get(name) or []
         if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
@@ -170,12 +292,14 @@ def _reasoning_text(item: Item, field: str) -> str:
 
 
 def _call_id(item: Item, name: str, field: str) -> Message:
-    """Return the id of a call as the field `name`. Without an id, results belong to calls by their order."""
+    """Return the id of a call as the field `name`."""
+    # Without an id, results belong to calls by their order.
     return {name: _string(item, "call_id", field)} if item.get("call_id") is not None else {}
 
 
 def _arguments(item: Item, field: str) -> Any:
-    """Return the arguments of a call. Some clients send an object in place of its JSON text, or null."""
+    """Return the arguments of a call."""
+    # Some clients send an object in place of its JSON text, or null.
     arguments = item.get("arguments")
     return arguments if arguments is None or isinstance(arguments, dict) else _string(item, "arguments", field)
 

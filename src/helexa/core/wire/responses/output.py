@@ -1,25 +1,30 @@
-"""Types in responses of the Responses API: content parts of items, log-probabilities and token usage."""
+"""The output of a Responses API response: items, their events, and usage."""
 
-from typing import Any, Literal, TypedDict
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, NotRequired, TypedDict
 
 import orjson
 
-from helexa.core.wire.usage import HelexaTiming
+from helexa.core.wire.reply import CacheMiss, Encoded, HelexaTiming
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-Event = dict[str, Any]
-"""Data of a server-sent event, without its `sequence_number`."""
+Event = dict[str, Any]  # data of a server-sent event, without its `sequence_number`
 
 
 class InputTokensDetails(TypedDict):
-    """The number of cached prompt tokens. `cache_write_tokens` is always 0, because caching is automatic and free."""
+    """The number of cached prompt tokens.
+
+    `cache_write_tokens` is always 0, because caching is automatic and free.
+    """
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokensDetails(TypedDict):
-    """The `output_tokens_details` object: the number of output tokens that belong to reasoning."""
+    """The `output_tokens_details` object: the number of reasoning tokens."""
 
     reasoning_tokens: int
 
@@ -33,6 +38,7 @@ class ResponseUsage(TypedDict):
     output_tokens_details: OutputTokensDetails
     total_tokens: int
     helexa_timing: HelexaTiming
+    helexa_cache_miss: NotRequired[CacheMiss]
 
 
 class TopLogprob(TypedDict):
@@ -44,13 +50,16 @@ class TopLogprob(TypedDict):
 
 
 class Logprob(TopLogprob):
-    """A token of the output with its log-probability, and the most likely tokens at the same position."""
+    """A token of the output, and the most likely tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class OutputText(TypedDict):
-    """The content part of an output message (there is only one). `logprobs` is a JSON-encoded list of `Logprob`."""
+    """The content part of an output message (there is only one).
+
+    `logprobs` is a JSON-encoded list of `Logprob`.
+    """
 
     type: Literal["output_text"]
     text: str
@@ -83,12 +92,13 @@ def response_usage(
     reasoning_tokens: int,
     prefill_ms: float,
     decode_ms: float,
+    miss: CacheMiss | None = None,
 ) -> ResponseUsage:
     """Return the `usage` object of a response.
 
     `input_tokens` includes cached tokens, and `output_tokens` includes reasoning tokens.
     """
-    return ResponseUsage(
+    result = ResponseUsage(
         input_tokens=input_tokens,
         input_tokens_details={"cached_tokens": cached_tokens, "cache_write_tokens": 0},
         output_tokens=output_tokens,
@@ -98,3 +108,247 @@ def response_usage(
             prefill_ms=round(prefill_ms), decode_ms=round(decode_ms), prefill_tokens=input_tokens - cached_tokens
         ),
     )
+    if miss is not None:
+        result["helexa_cache_miss"] = miss
+    return result
+
+
+def response_of(item: str) -> str:
+    """Return the id of the response that contains an item; unknown for an invalid id."""
+    return f"resp_{''.join(item.split('_')[1:2])}"
+
+
+class ResponseItem(ABC):
+    """Base class of the output items of a response in the Responses API.
+
+    Args:
+        stem: random string that the ids of the response and of all its items contain.
+        index: position of the item among the output items of the response.
+    """
+
+    prefix: ClassVar[str]
+
+    def __init__(self, stem: str, index: int) -> None:
+        self.id = f"{self.prefix}_{stem}_{index}"
+        self.index = index
+
+    @abstractmethod
+    def value(self, status: ItemStatus) -> dict[str, Any]:
+        """Return the item with its content so far, and the status `status`."""
+
+    @abstractmethod
+    def beginnings(self) -> list[Event]:
+        """Return the stream events that come directly after `response.output_item.added`."""
+
+    @abstractmethod
+    def endings(self) -> list[Event]:
+        """Return the stream events that come directly before `response.output_item.done`."""
+
+    def opening(self) -> list[Event]:
+        """Return the events that begin the item, `response.output_item.added` first."""
+        added = {"type": "response.output_item.added", "output_index": self.index, "item": self.value("in_progress")}
+        return [added, *self.beginnings()]
+
+    def closing(self, status: ItemStatus) -> tuple[list[Event], dict[str, Any]]:
+        """Return the events that end the item with `status`, and the complete item."""
+        value = self.value(status)
+        return [
+            *self.endings(),
+            {"type": "response.output_item.done", "output_index": self.index, "item": value},
+        ], value
+
+    def _event(self, kind: str, **members: Any) -> Event:
+        return {"type": f"response.{kind}", "item_id": self.id, "output_index": self.index, **members}
+
+
+class ReasoningItem(ResponseItem):
+    """An output item with the model's reasoning."""
+
+    prefix = "rs"
+
+    # It is sent as a summary, because clients display only summaries.
+    def __init__(self, stem: str, index: int) -> None:
+        super().__init__(stem, index)
+        self._texts: list[str] = []
+
+    def add(self, text: str) -> Event:
+        """Append a chunk of reasoning to the item and return its stream event."""
+        self._texts.append(text)
+        return self._event("reasoning_summary_text.delta", summary_index=0, delta=text)
+
+    def value(self, status: ItemStatus) -> dict[str, Any]:
+        """Return the item with the reasoning so far, and the status `status`."""
+        summary = [summary_text("".join(self._texts))] if self._texts else []
+        return {"id": self.id, "type": "reasoning", "summary": summary, "status": status}
+
+    def beginnings(self) -> list[Event]:
+        """Return the stream event that begins the summary."""
+        return [self._event("reasoning_summary_part.added", summary_index=0, part=summary_text(""))]
+
+    def endings(self) -> list[Event]:
+        """Return the stream events that end the summary."""
+        text = "".join(self._texts)
+        return [
+            self._event("reasoning_summary_text.done", summary_index=0, text=text),
+            self._event("reasoning_summary_part.done", summary_index=0, part=summary_text(text)),
+        ]
+
+
+class MessageItem(ResponseItem):
+    """An output item with the text of the answer."""
+
+    prefix = "msg"
+
+    def __init__(self, stem: str, index: int) -> None:
+        super().__init__(stem, index)
+        self._texts: list[str] = []
+        self._logprobs = Encoded()
+
+    @property
+    def text(self) -> str:
+        """The text that has been added to the message so far."""
+        return "".join(self._texts)
+
+    def add(self, text: str, logprobs: Iterable[Logprob] = ()) -> Event:
+        """Append text and its log-probabilities, and return the stream event."""
+        first_new = len(self._logprobs)
+        for entry in logprobs:
+            self._logprobs.add(entry)
+        self._texts.append(text)
+        new_logprobs = self._logprobs.fragment(first_new)
+        return self._event("output_text.delta", content_index=0, delta=text, logprobs=new_logprobs)
+
+    def value(self, status: ItemStatus) -> dict[str, Any]:
+        """Return the message as JSON with the status `status`, empty if in progress."""
+        content = [] if status == "in_progress" else [self._part()]
+        return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def beginnings(self) -> list[Event]:
+        """Return the stream event that begins the message's only content part."""
+        return [self._event("content_part.added", content_index=0, part=output_text("", Encoded().fragment()))]
+
+    def endings(self) -> list[Event]:
+        """Return the stream events that end the message's only content part."""
+        part = self._part()
+        return [
+            self._event("output_text.done", content_index=0, text=part["text"], logprobs=self._logprobs.fragment()),
+            self._event("content_part.done", content_index=0, part=part),
+        ]
+
+    def _part(self) -> Any:
+        return output_text(self.text, self._logprobs.fragment())
+
+
+class CallItem(ResponseItem):
+    """An output item with a tool call.
+
+    Its final status is `completed` if its arguments are a JSON object.
+    """
+
+    prefix = "fc"
+
+    def __init__(self, stem: str, index: int, call_id: str, name: str, namespace: str | None) -> None:
+        super().__init__(stem, index)
+        self._call = {"call_id": call_id, "name": name}
+        if namespace is not None:
+            self._call["namespace"] = namespace
+        self._arguments: list[str] = []
+
+    def add(self, arguments: str) -> Event:
+        """Append a chunk of the arguments to the call and return its stream event."""
+        self._arguments.append(arguments)
+        return self._event("function_call_arguments.delta", delta=arguments)
+
+    def value(self, status: ItemStatus) -> dict[str, Any]:
+        """Return the call as a JSON object, with the arguments so far.
+
+        If `status` is `in_progress`, the object has this status. Otherwise, its status is `completed` if the arguments
+        are a JSON object, else `incomplete`.
+        """
+        arguments = "".join(self._arguments)
+        if status != "in_progress":
+            status = "completed" if _is_object(arguments) else "incomplete"
+        return {"id": self.id, "type": "function_call", "status": status, **self._call, "arguments": arguments}
+
+    def beginnings(self) -> list[Event]:
+        """Return no events, because a tool call has no content parts."""
+        return []
+
+    def endings(self) -> list[Event]:
+        """Return the stream event that ends the arguments."""
+        arguments = "".join(self._arguments)
+        return [self._event("function_call_arguments.done", name=self._call["name"], arguments=arguments)]
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+class ResponseOutput:
+    """Builds the output items of a response one after the other."""
+
+    def __init__(self, stem: str, namespaces: Mapping[str, str]) -> None:
+        self.items: list[dict[str, Any]] = []  # the completed items, as JSON objects
+        self._stem = stem  # random string that the ids of the response and of all its items contain
+        self._namespaces = namespaces  # namespaces of the functions that have one, by function name
+        self._item: ResponseItem | None = None
+        self._answered = False  # there is a message or a call
+
+    def add_text(self, text: str, logprobs: Iterable[Logprob] = ()) -> list[Event]:
+        """Add text to the current or a new message, and return the events."""
+        if isinstance(self._item, MessageItem):
+            return [self._item.add(text, logprobs)]
+        message = MessageItem(self._stem, self._next)
+        return [*self._open(message), message.add(text, logprobs)]
+
+    def add_reasoning(self, text: str) -> list[Event]:
+        """Add reasoning to the current or a new item, and return the events."""
+        if isinstance(self._item, ReasoningItem):
+            return [self._item.add(text)]
+        reasoning = ReasoningItem(self._stem, self._next)
+        return [*self._open(reasoning), reasoning.add(text)]
+
+    def begin_call(self, call_id: str, name: str) -> list[Event]:
+        """Begin a tool call, and return the stream events for it."""
+        return self._open(CallItem(self._stem, self._next, call_id, name, self._namespaces.get(name)))
+
+    def add_arguments(self, arguments: str) -> list[Event]:
+        """Add arguments to the current tool call, and return the event."""
+        assert isinstance(self._item, CallItem)
+        return [self._item.add(arguments)]
+
+    def was_reasoning(self) -> None:
+        """Replace the current message by a reasoning item; not permitted in a stream."""
+        if isinstance(self._item, MessageItem):
+            reasoning = ReasoningItem(self._stem, self._item.index)
+            reasoning.add(self._item.text)
+            self._item = reasoning
+            self._answered = any(item["type"] != "reasoning" for item in self.items)
+
+    def end(self, status: ItemStatus) -> list[Event]:
+        """Complete the last item, and return the remaining events of the items."""
+        closed = self._close(status)
+        if self._answered:
+            return closed
+        return [*closed, *self._open(MessageItem(self._stem, self._next)), *self._close(status)]
+
+    @property
+    def _next(self) -> int:
+        return len(self.items) + (self._item is not None)
+
+    def _open(self, item: ResponseItem) -> list[Event]:
+        closed = self._close("completed")
+        self._item = item
+        self._answered = self._answered or not isinstance(item, ReasoningItem)
+        return [*closed, *item.opening()]
+
+    def _close(self, status: ItemStatus) -> list[Event]:
+        if self._item is None:
+            return []
+        events, value = self._item.closing(status)
+        self.items.append(value)
+        self._item = None
+        return events

@@ -1,18 +1,25 @@
-"""Request body of the Responses API, and its conversion to a chat request."""
+"""Request bodies of the Responses API, and their conversion to chat completions.
+
+In the Responses API, function tools are flat objects, which may be grouped in namespaces. In chat completions, each
+tool contains its function as a nested object.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, StringConstraints
 from pydantic_core import PydanticCustomError, to_json
 
 from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
-from helexa.core.wire.generation import GenerationRequest
 from helexa.core.wire.openai_chat import ChatRequest
-from helexa.core.wire.request import WireObject
+from helexa.core.wire.request import GenerationRequest, WireObject
 from helexa.core.wire.responses.input import Item, chat_messages
-from helexa.core.wire.responses.tools import chat_choice, chat_tools, functions
+
+Tool = dict[str, Any]
+
+_FUNCTION = ("name", "description", "parameters", "strict")
+_IGNORED = frozenset({"web_search", "web_search_preview"})  # agents offer these tools by default and work without them
 
 _UNSUPPORTED = ("background", "conversation", "context_management", "max_tool_calls", "moderation", "prompt")
 _LIMITS = ("max_tokens", "max_completion_tokens")
@@ -37,9 +44,99 @@ _PARAM_NAMES = {  # names of chat completions' parameters in this API
     "max_completion_tokens": "max_output_tokens",
 }
 
+_PROMPT = (
+    "Summarize this conversation for an assistant that will continue it and cannot see it. Keep every fact, name, "
+    "number, decision, open question and unfinished task. Write only the summary."
+)
+
+
+def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
+    """Return the function tools as pairs of a namespace (or None) and a function.
+
+    Web search tools are ignored.
+
+    Raises:
+        ApiError: 400 `unsupported_parameter`: a tool is neither a function nor a web search tool. 400
+            `invalid_request_body`: a tool is malformed, or two functions have the same name.
+    """
+    tool_functions = list(_functions(tools or (), "tools", None))
+    names: set[str] = set()
+    for _, function in tool_functions:
+        if function["name"] in names:
+            raise invalid_body(f"tools: there are several functions {function['name'][:80]!r}", "tools")
+        names.add(function["name"])
+    return tool_functions
+
+
+def _functions(tools: Sequence[Any], field: str, namespace: str | None) -> Iterable[tuple[str | None, Tool]]:
+    for index, tool in enumerate(tools):
+        path = f"{field}.{index}"
+        match tool:
+            case {"type": "function", "function": {"name": str()} as function}:  # the form of chat completions
+                yield namespace, _normalized(function)
+            case {"type": "function", "name": str()}:
+                yield namespace, _normalized(tool)
+            case {"type": "function"}:
+                raise invalid_body(f"{path}.name: must be a string", f"{path}.name")
+            case {"type": "namespace", "name": str(name), "tools": list(inner_tools)} if namespace is None:
+                yield from _functions(inner_tools, f"{path}.tools", name)
+            case {"type": str(kind)} if kind in _IGNORED:
+                continue
+            case {"type": str(kind)}:
+                message = f"'{path}': tools of type {kind[:80]!r} are not supported, functions are"
+                raise unsupported_parameter("tools", message)
+            case _:
+                raise invalid_body(f"{path}: must be an object with a 'type'", path)
+
+
+def _normalized(function: Tool) -> Tool:
+    return {"type": "function", **{key: function.get(key) for key in _FUNCTION}}
+
+
+def chat_tools(tools: Sequence[Tool] | None, allowed: set[str] | None = None) -> list[Tool]:
+    """Convert function tools to the format of chat completions.
+
+    If `allowed` is not None, return only the functions with these names.
+
+    Raises:
+        ApiError: 400: a tool is malformed or not supported, or two functions have the same name.
+    """
+    return [
+        {"type": "function", "function": {key: tool[key] for key in _FUNCTION if tool[key] is not None}}
+        for _, tool in functions(tools)
+        if allowed is None or tool["name"] in allowed
+    ]
+
+
+def chat_choice(choice: str | dict[str, Any] | None) -> tuple[str | dict[str, Any] | None, set[str] | None]:
+    """Convert `tool_choice` to the format of chat completions.
+
+    Returns:
+        The tool choice, and the names of the tools that the model may call. The names are None if all tools are
+        allowed.
+
+    Raises:
+        ApiError: 400: the choice is malformed (`invalid_request_body`) or not supported (`unsupported_parameter`).
+    """
+    if choice is None or isinstance(choice, str):
+        return choice, None
+    match choice:
+        case {"type": "function", "name": str(name)} | {"type": "function", "function": {"name": str(name)}}:
+            return {"type": "function", "function": {"name": name}}, None
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
+            return mode, {
+                tool["name"] for tool in tools if isinstance(tool, dict) and isinstance(tool.get("name"), str)
+            }
+        case {"type": "function" | "allowed_tools"}:
+            raise invalid_body("tool_choice: needs 'name', or 'mode' and a list of 'tools'", "tool_choice")
+        case _:
+            kind = repr(str(choice.get("type"))[:80])
+            message = f"'tool_choice' of type {kind} is not supported; use 'function' or 'allowed_tools'"
+            raise unsupported_parameter("tool_choice", message)
+
 
 def input_items(value: Any) -> list[dict[str, Any]]:
-    """Check the field `input`, and return it as a list of items. A string becomes one user message."""
+    """Return the field `input` as a list of items. A string becomes one user message."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list) or not value:
@@ -51,21 +148,30 @@ def input_items(value: Any) -> list[dict[str, Any]]:
 
 
 class TextConfig(WireObject):
-    """The field `text`: options of the text output. The type of `format` is `text`, `json_object` or `json_schema`."""
+    """The field `text`: options of the text output.
+
+    The type of `format` is `text`, `json_object` or `json_schema`.
+    """
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
 class ReasoningConfig(WireObject):
-    """The field `reasoning`: options of reasoning. Responses contain the complete reasoning in place of a summary."""
+    """The field `reasoning`: options of reasoning.
+
+    Responses contain the complete reasoning in place of a summary.
+    """
 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
 
 
 class ResponsesRequest(GenerationRequest):
-    """The body of `POST /v1/responses`. Undeclared parameters are handled as in a chat completion request."""
+    """The body of `POST /v1/responses`.
+
+    Undeclared parameters are handled as in a chat completion request.
+    """
 
     input: Annotated[
         list[dict[str, Any]],
@@ -95,7 +201,7 @@ class ResponsesRequest(GenerationRequest):
     prompt_cache_key: str | None = Field(None, max_length=512)
 
     def reject_unsupported(self) -> None:
-        """Raise an error for parameters of the Responses API that only OpenAI's servers support."""
+        """Reject parameters that only OpenAI's servers support."""
         if self.n not in (None, 1):
             raise unsupported_parameter("n", "'n' must be 1: a response has one answer")
         for name in _LIMITS:
@@ -107,7 +213,8 @@ class ResponsesRequest(GenerationRequest):
             raise unsupported_parameter("truncation", "'truncation' must be 'disabled': nothing is left out")
         for name in self.include or ():
             if name not in _INCLUDABLE:
-                raise unsupported_parameter("include", f"'include' of {name[:80]!r} is not supported")
+                message = f"'include' of {name[:80]!r} is not supported; leave it out"
+                raise unsupported_parameter("include", message)
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             raise unsupported_parameter("text.verbosity")
         if self.reasoning is not None:
@@ -116,7 +223,7 @@ class ResponsesRequest(GenerationRequest):
                     raise unsupported_parameter(f"reasoning.{name}")
 
     def chat(self, history: Sequence[Item] = ()) -> ChatRequest:
-        """Return the equivalent chat request. Its conversation begins with `history`, the items of earlier responses.
+        """Return the equivalent chat request, which begins with the items of `history`.
 
         Raises:
             ApiError: 400: a field is invalid or not supported. The error uses the field names of the Responses API.
@@ -143,16 +250,13 @@ class ResponsesRequest(GenerationRequest):
 
     @property
     def namespaces(self) -> dict[str, str]:
-        """The tool namespaces by function name. Functions without a namespace are not included."""
+        """The tool namespaces by function name, for functions that have one."""
         return {function["name"]: space for space, function in functions(self.tools) if space is not None}
 
     def shown(self, *, store: bool, temperature: float, top_p: float) -> bytes:
-        """Return the fields of a response that repeat the parameters of the request, as a JSON object.
+        """Return the response fields that repeat the request's parameters, as JSON.
 
-        Args:
-            store: True if the response is stored.
-            temperature, top_p: the sampling parameters in use. They must be numbers even if the request does not set
-                them, because the Open Responses specification requires numbers.
+        `temperature` and `top_p` are those in use.
         """
         effort, summary = (self.reasoning.effort, self.reasoning.summary) if self.reasoning else (None, None)
         shown = {
@@ -179,18 +283,20 @@ class ResponsesRequest(GenerationRequest):
             "user": self.user,
             "background": False,
         }
+        # They must be numbers even if the request does not set them, because the Open Responses specification requires
+        # numbers.
         return to_json(shown, inf_nan_mode="null")
 
 
 def _complete_format(format: dict[str, Any]) -> dict[str, Any]:
-    """Return the text format of a request in the form for a response. Keys that the API requires there are added."""
+    """Return the text format of a request with the keys that a response requires."""
     if format.get("type") != "json_schema":
         return format
     return {"description": None, **format, "strict": format.get("strict") is not False}
 
 
 def _response_format(format: dict[str, Any]) -> dict[str, Any]:
-    """Convert a text format of the Responses API to the `response_format` of a chat request."""
+    """Convert the field `text.format` to the `response_format` of a chat request."""
     match format.get("type"):
         case "text" | "json_object" as kind:
             return {"type": kind}
@@ -201,7 +307,7 @@ def _response_format(format: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_renamed_param(error: ApiError) -> ApiError:
-    """Convert an error about the chat request: replace its parameter names by those of the Responses API."""
+    """Return an error about the chat request with this API's parameter names."""
     param = error.param or ""
     for chat_name, responses_name in _PARAM_NAMES.items():
         if param == chat_name or param.startswith(f"{chat_name}."):
@@ -210,3 +316,32 @@ def with_renamed_param(error: ApiError) -> ApiError:
             kind, retry = error.type, error.retry_after
             return ApiError(error.status, error.code, text, type=kind, param=name, retry_after=retry, **error.extras)
     return error
+
+
+class CompactRequest(ResponsesRequest):
+    """The body of `POST /v1/responses/compact`: a conversation to summarize.
+
+    Tools in the body are ignored.
+    """
+
+    input: Annotated[
+        list[dict[str, Any]],
+        PlainValidator(
+            lambda value: [] if value is None else input_items(value),
+            json_schema_input_type=str | None | Annotated[list[dict[str, Any]], Field(min_length=1)],
+        ),
+    ] = Field(default_factory=list[dict[str, Any]])
+
+    def chat(self, history: Sequence[Item] = ()) -> ChatRequest:
+        """Return the chat request that lets the model summarize the conversation.
+
+        The conversation consists of `history`, the items of earlier responses, and the items of `input`.
+
+        Raises:
+            ApiError: 400: the conversation is empty, or a field is invalid or not supported.
+        """
+        if not self.input and not history:
+            raise invalid_body("input: must not be empty", "input")
+        summary_prompt = {"type": "message", "role": "user", "content": _PROMPT}
+        request = self.model_copy(update={"input": [*self.input, summary_prompt], "tools": None, "tool_choice": None})
+        return ResponsesRequest.chat(request, history)

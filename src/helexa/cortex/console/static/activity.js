@@ -8,7 +8,6 @@ import {
   duration,
   html,
   moment,
-  nameParts,
   plural,
   rate,
   useEffect,
@@ -18,7 +17,7 @@ import {
   useStore,
 } from "./lib.js";
 import { requests } from "./live.js";
-import { Badge, Dialog, Empty, Failed, Loading, Notice } from "./ui.js";
+import { Badge, Dialog, Empty, Failed, Loading, ModelName, Notice } from "./ui.js";
 
 const ROW = 30; // pixels, as in console.css
 const PAGE = 1000,
@@ -172,7 +171,7 @@ function Rows({ rows, open, more, all }) {
             }}>
           <span role="gridcell" class="c-time">${clock(row.started_ms)}</span>
           ${all && html`<span role="gridcell" class="c-account"><bdi>${row.account_id ?? "anonymous"}</bdi></span>`}
-          <span role="gridcell" class="c-model"><bdi title=${row.model}>${nameParts(row.model)[1]}</bdi></span>
+          <span role="gridcell" class="c-model"><${ModelName} id=${row.model} /></span>
           <span role="gridcell" class="c-node"><bdi>${row.node ?? "–"}</bdi></span>
           <span role="gridcell" class="c-status"><${Badge} kind=${kindOf(row)}>${statusWords(row)}</${Badge}></span>
           <span role="gridcell" class="c-in n">${compact(row.prompt)}</span>
@@ -188,6 +187,8 @@ const WHY = {
   only: "It was the only node with the model.",
   affinity: "It probably has the beginning of this prompt in its prefix cache.",
   overflow: "The node with the cached beginning of the prompt was too busy, so the next one was chosen.",
+  memory: "It had the beginning of the prompt in memory.",
+  disk: "It had the beginning of the prompt on its disk, and no less busy node had it in memory.",
   "least-busy": "It had the fewest requests.",
   loaded: "The model was loaded there for this request.",
 };

@@ -110,8 +110,9 @@ export async function sessionEnded(error) {
     signInRequest.set({ message: sentence(error.message) });
 }
 
-export async function signIn(key) {
-  const found = await (await send("/api/session", { method: "POST", body: { key } })).json();
+// Sign in with an API key, or with the token of a sign-in link: {key} or {link}.
+export async function signIn(credential) {
+  const found = await (await send("/api/session", { method: "POST", body: credential })).json();
   interrupted.set(false);
   session.set(found);
   return found;
@@ -130,9 +131,13 @@ export async function signOut() {
 // Return true if the user is an admin. Otherwise open the sign-in dialog and return false.
 export function requireAdmin(action) {
   if (session.get()?.role === "admin") return true;
-  signInRequest.set({ message: `${action} needs an admin's key.`, needsAdmin: true });
+  const how = session.get()?.links ? "an admin: open a sign-in link, or enter an admin's key." : "an admin's key.";
+  signInRequest.set({ message: `${action} needs ${how}`, needsAdmin: true });
   return false;
 }
+
+// The gateway's configuration file, with its path if this user may know it.
+export const configFile = () => session.get()?.config_file ?? "cortex.toml";
 
 // Return whether the page may see all nodes and requests: for admins, and for everyone if no keys are required.
 export const seesFleet = (value) => value?.role === "admin" || value?.require_auth === false;

@@ -3,7 +3,7 @@
 import { ApiError, events, send, sentence } from "./api.js";
 
 // Stream an answer. `update` is called with the answer so far, at most every `pause` milliseconds, and at its end.
-// The answer is {text, reasoning, calls, finish, usage, firstAt, lastAt, startedAt, error, progress, route}.
+// The answer is {text, reasoning, calls, finish, usage, pieces, firstAt, lastAt, startedAt, error, progress, route}.
 export async function ask(body, signal, update) {
   const answer = {
     text: "",
@@ -11,6 +11,7 @@ export async function ask(body, signal, update) {
     calls: [],
     finish: null,
     usage: null,
+    pieces: 0,
     startedAt: performance.now(),
     firstAt: null,
     lastAt: null,
@@ -60,6 +61,7 @@ export async function ask(body, signal, update) {
         if (call.function?.arguments) known.arguments += call.function.arguments;
       }
       if (reasoning || delta.content || delta.tool_calls) {
+        answer.pieces += 1;
         answer.lastAt = performance.now();
         answer.firstAt ??= answer.lastAt;
         answer.progress = "";
@@ -86,10 +88,14 @@ export async function ask(body, signal, update) {
   return answer;
 }
 
-// Time to first token in milliseconds, and tokens per second between the first and the last token.
+const CHARS_PER_TOKEN = 4.5; // of English text
+
+// Time to first token in milliseconds, and tokens per second between the first and the last token. While the answer runs,
+// the number of tokens is an estimate: most nodes send one piece per token.
 export function speed(answer) {
   if (answer.firstAt == null) return { first: null, rate: null, tokens: null };
-  const tokens = answer.usage?.completion_tokens ?? null,
+  const estimate = Math.max(answer.pieces ?? 0, (answer.text.length + answer.reasoning.length) / CHARS_PER_TOKEN);
+  const tokens = answer.usage?.completion_tokens ?? (answer.state === "running" ? Math.round(estimate) : null),
     seconds = (answer.lastAt - answer.firstAt) / 1000;
   return {
     first: answer.firstAt - answer.startedAt,

@@ -8,7 +8,7 @@ export function messagesOf(system, turns, vision) {
   for (const turn of turns) {
     if (turn.role === "user") {
       const parts = vision
-        ? (turn.images ?? []).map((image) => ({ type: "image_url", image_url: { url: image.url } }))
+        ? (turn.images ?? []).filter((image) => image.url).map((image) => ({ type: "image_url", image_url: { url: image.url } }))
         : [];
       messages.push({
         role: "user",

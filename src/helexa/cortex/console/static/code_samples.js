@@ -2,11 +2,24 @@
 
 const KEY = "HELEXA_API_KEY";
 
-const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+// Return a text as one word of a shell command.
+export const shell = (text) =>
+  /^[\w@%+:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+
+// Return a value as JSON in which invisible characters are escape sequences. A string is also a literal in Python, TOML
+// and YAML, because JSON.stringify leaves no control characters and the escape sequences are the same.
+export const json = (value, indent) =>
+  JSON.stringify(value, null, indent).replace(
+    /[\p{Cc}\p{Cf}\u2028\u2029]/gu,
+    (character) =>
+      character.length > 1 || character === "\n"
+        ? character
+        : `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`,
+  );
 
 export function asCurl(body, origin, needsKey) {
   const key = needsKey ? ` \\\n  -H "authorization: Bearer $${KEY}"` : "";
-  return `curl -N ${origin}/v1/chat/completions -H 'content-type: application/json'${key} \\\n  -d ${shell(JSON.stringify(body, null, 2))}`;
+  return `curl -N ${origin}/v1/chat/completions -H 'content-type: application/json'${key} \\\n  -d ${shell(json(body, 2))}`;
 }
 
 const OPENAI_FIELDS = new Set([
@@ -54,18 +67,13 @@ function python(value, indent) {
   if (value === true) return "True";
   if (value === false) return "False";
   if (typeof value === "number") return String(value);
-  if (typeof value === "string")
-    return JSON.stringify(value).replace(/[\u007f-\uffff]/g, (character) =>
-      /\p{Cc}|\p{Cf}|\p{Cs}|[\u2028\u2029]/u.test(character)
-        ? `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`
-        : character,
-    );
+  if (typeof value === "string") return json(value);
   if (Array.isArray(value))
     return value.length
       ? `[\n${value.map((one) => `${pad}    ${python(one, indent + 4)},`).join("\n")}\n${pad}]`
       : "[]";
   const entries = Object.entries(value);
   return entries.length
-    ? `{${entries.map(([name, one]) => `${JSON.stringify(name)}: ${python(one, indent + 4)}`).join(", ")}}`
+    ? `{${entries.map(([name, one]) => `${json(name)}: ${python(one, indent + 4)}`).join(", ")}}`
     : "{}";
 }

@@ -1,11 +1,12 @@
 // Settings of clients to copy, with the address of this gateway and the chosen model. docs/clients.md explains them.
 
 import { get, session } from "./api.js";
-import { asCurl } from "./code_samples.js";
+import { asCurl, json as literal, shell } from "./code_samples.js";
 import { html, useStore, useTabState } from "./lib.js";
 import { Code, Empty, Failed, Loading, Notice, useLoad } from "./ui.js";
 
-// Each client: name, what it is, and its files or commands as [title, text]. `v1` is the base URL with /v1.
+// Each client: name, what it is, and its files or commands as [title, text]. `v1` is the base URL with /v1. A node chooses
+// the id `model`, so each text quotes it.
 const CLIENTS = [
   {
     id: "curl",
@@ -22,7 +23,7 @@ const CLIENTS = [
     parts: ({ model, v1, key }) => [
       [
         "Python",
-        `from openai import OpenAI\n\nclient = OpenAI(base_url="${v1}", api_key="${key}")\nanswer = client.chat.completions.create(\n    model="${model}", messages=[{"role": "user", "content": "Hello"}]\n)\nprint(answer.choices[0].message.content)\n`,
+        `from openai import OpenAI\n\nclient = OpenAI(base_url="${v1}", api_key="${key}")\nanswer = client.chat.completions.create(\n    model=${literal(model)}, messages=[{"role": "user", "content": "Hello"}]\n)\nprint(answer.choices[0].message.content)\n`,
       ],
       ["environment", `export OPENAI_BASE_URL=${v1}\nexport OPENAI_API_KEY=${key}\n`],
     ],
@@ -34,7 +35,7 @@ const CLIENTS = [
     parts: ({ model, origin, key }) => [
       [
         "Python",
-        `from anthropic import Anthropic\n\nclient = Anthropic(base_url="${origin}", api_key="${key}")\nmessage = client.messages.create(\n    model="${model}", max_tokens=1024, messages=[{"role": "user", "content": "Hello"}]\n)\nprint(message.content[0].text)\n`,
+        `from anthropic import Anthropic\n\nclient = Anthropic(base_url="${origin}", api_key="${key}")\nmessage = client.messages.create(\n    model=${literal(model)}, max_tokens=1024, messages=[{"role": "user", "content": "Hello"}]\n)\nprint(message.content[0].text)\n`,
       ],
       ["environment", `export ANTHROPIC_BASE_URL=${origin}\nexport ANTHROPIC_API_KEY=${key}\n`],
     ],
@@ -47,7 +48,7 @@ const CLIENTS = [
     parts: ({ model, origin, key, context, output }) => [
       [
         "shell",
-        `export ANTHROPIC_BASE_URL=${origin}\nexport ANTHROPIC_AUTH_TOKEN=${key}\nexport ANTHROPIC_MODEL=${model}\nexport ANTHROPIC_DEFAULT_HAIKU_MODEL=${model}\nexport CLAUDE_CODE_MAX_CONTEXT_TOKENS=${context}\nexport CLAUDE_CODE_MAX_OUTPUT_TOKENS=${output}\nexport CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1\nexport CLAUDE_STREAM_IDLE_TIMEOUT_MS=3600000\nclaude\n`,
+        `export ANTHROPIC_BASE_URL=${origin}\nexport ANTHROPIC_AUTH_TOKEN=${key}\nexport ANTHROPIC_MODEL=${shell(model)}\nexport ANTHROPIC_DEFAULT_HAIKU_MODEL=${shell(model)}\nexport CLAUDE_CODE_MAX_CONTEXT_TOKENS=${context}\nexport CLAUDE_CODE_MAX_OUTPUT_TOKENS=${output}\nexport CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1\nexport CLAUDE_STREAM_IDLE_TIMEOUT_MS=3600000\nclaude\n`,
       ],
     ],
   },
@@ -59,7 +60,7 @@ const CLIENTS = [
     parts: ({ model, v1, context, key }) => [
       [
         "~/.codex/config.toml",
-        `model = "${model}"\nmodel_provider = "helexa"\nmodel_context_window = ${context}\ncheck_for_update_on_startup = false\n\n[model_providers.helexa]\nname = "helexa"\nbase_url = "${v1}"\nenv_key = "HELEXA_API_KEY"\nwire_api = "responses"\n\n[features]\napps = false\nplugins = false\n\n[analytics]\nenabled = false\n`,
+        `model = ${literal(model)}\nmodel_provider = "helexa"\nmodel_context_window = ${context}\ncheck_for_update_on_startup = false\n\n[model_providers.helexa]\nname = "helexa"\nbase_url = "${v1}"\nenv_key = "HELEXA_API_KEY"\nwire_api = "responses"\n\n[features]\napps = false\nplugins = false\n\n[analytics]\nenabled = false\n`,
       ],
       ["shell", `export HELEXA_API_KEY=${key}\ncodex\n`],
     ],
@@ -105,7 +106,7 @@ const CLIENTS = [
           },
         }),
       ],
-      ["shell", `pi --provider helexa --model ${model}\n`],
+      ["shell", `pi --provider helexa --model ${shell(model)}\n`],
     ],
   },
   {
@@ -143,7 +144,7 @@ const CLIENTS = [
     parts: ({ model, v1, key, context, output }) => [
       [
         "~/.continue/config.yaml",
-        `name: helexa\nversion: 0.0.1\nschema: v1\nmodels:\n  - name: helexa\n    provider: openai\n    model: ${JSON.stringify(model)}\n    apiBase: ${v1}\n    apiKey: ${key}\n    capabilities: [tool_use]\n    defaultCompletionOptions: {contextLength: ${context}, maxTokens: ${output}}\n`,
+        `name: helexa\nversion: 0.0.1\nschema: v1\nmodels:\n  - name: helexa\n    provider: openai\n    model: ${literal(model)}\n    apiBase: ${v1}\n    apiKey: ${key}\n    capabilities: [tool_use]\n    defaultCompletionOptions: {contextLength: ${context}, maxTokens: ${output}}\n`,
       ],
     ],
   },
@@ -152,7 +153,7 @@ const CLIENTS = [
     name: "Aider",
     about: "coding agent, without tools",
     parts: ({ model, v1, key }) => [
-      ["shell", `export OPENAI_API_BASE=${v1}\nexport OPENAI_API_KEY=${key}\naider --model openai/${model}\n`],
+      ["shell", `export OPENAI_API_BASE=${v1}\nexport OPENAI_API_KEY=${key}\naider --model ${shell(`openai/${model}`)}\n`],
     ],
   },
   {
@@ -162,7 +163,7 @@ const CLIENTS = [
     parts: ({ model, v1, key }) => [
       [
         "Python",
-        `from langchain_openai import ChatOpenAI\n\nmodel = ChatOpenAI(model="${model}", base_url="${v1}", api_key="${key}")\nprint(model.invoke("Hello").content)\n`,
+        `from langchain_openai import ChatOpenAI\n\nmodel = ChatOpenAI(model=${literal(model)}, base_url="${v1}", api_key="${key}")\nprint(model.invoke("Hello").content)\n`,
       ],
     ],
   },
@@ -179,7 +180,7 @@ const CLIENTS = [
   },
 ];
 
-const json = (value) => `${JSON.stringify(value, null, 2)}\n`;
+const json = (value) => `${literal(value, 2)}\n`;
 
 export default function Connect() {
   const value = useStore(session);

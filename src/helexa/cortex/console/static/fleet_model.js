@@ -1,5 +1,6 @@
 // What the fleet's state means: the state of nodes and models in words, and sums over nodes. No rendering.
 
+import { sentence } from "./api.js";
 import { memory, plural } from "./lib.js";
 
 // State of a node: {kind, word, detail}.
@@ -29,6 +30,8 @@ const STATUS = {
   loading: { kind: "wait", word: "loading" },
   recovering: { kind: "warned", word: "recovering" },
   poisoned: { kind: "failed", word: "quarantined" },
+  sleeping: { kind: "idle", word: "sleeping" },
+  waking: { kind: "wait", word: "waking" },
   unloaded: { kind: "idle", word: "cold" },
 };
 
@@ -46,7 +49,10 @@ function computeModels(node) {
   const failures = new Map(node.failures.map((one) => [one.model, one]));
   const poisoned = new Map((node.poisoned ?? []).map((one) => [one.model_id, one.error]));
   const rows = new Map();
-  for (const info of node.models) rows.set(info.id, { id: info.id, info, ...(STATUS[info.status] ?? STATUS.loaded) });
+  for (const info of node.models) {
+    const status = info.status === "sleeping" && info.stage ? "waking" : info.status;
+    rows.set(info.id, { id: info.id, info, ...(STATUS[status] ?? STATUS.loaded) });
+  }
   const activation = node.activation ?? { pending: [], failed: [] };
   for (const id of [activation.in_progress, ...activation.pending].filter(Boolean)) {
     if (!rows.has(id))
@@ -93,10 +99,23 @@ function computeModels(node) {
         word: "failing",
         detail: "requests failed; the node gets none for a moment",
       });
-    if (!node.healthy) Object.assign(result, { kind: "idle", word: "unreachable", progress: undefined });
+    else if (node.ejected.includes(row.id))
+      Object.assign(result, {
+        kind: "wait",
+        word: "ejected",
+        detail: "failed requests that other nodes served; the node gets few for a moment",
+      });
+    if (!node.healthy)
+      Object.assign(result, { kind: "idle", word: "unreachable", progress: undefined, load: undefined });
     return result;
   });
 }
+
+// The rows of a node's models that can be unloaded.
+export const loadedOn = (node) =>
+  node.kind === "neuron" && node.healthy
+    ? modelsOf(node).filter((row) => row.info && row.info.status !== "loading" && row.word !== "unloading")
+    : [];
 
 // The reason of a failed load, without the beginning that repeats the model and the node.
 export const reason = (message, model, node) =>
@@ -104,6 +123,7 @@ export const reason = (message, model, node) =>
 
 // Memory of a node: a list of {label, used, total} in MB, one entry per device, or one for the host.
 export function memoryOf(node) {
+  if (!node.healthy) return []; // the last report is out of date
   const total = new Map((node.discovery?.devices ?? []).map((device) => [device.index, device]));
   const devices = (node.devices ?? []).map((device) => ({
     label: total.get(device.index)?.name ?? `device ${device.index}`,
@@ -147,6 +167,7 @@ export function sums(nodes) {
     prompt: 0,
     cached: 0,
   };
+  const machines = new Set(); // nodes on one machine report the same memory
   for (const node of nodes) {
     if (node.healthy) result.up += 1;
     for (const row of modelsOf(node)) {
@@ -162,6 +183,9 @@ export function sums(nodes) {
       result.prompt += one.prompt_tokens_total;
       result.cached += one.cached_prompt_tokens_total;
     }
+    const machine = node.devices?.length ? null : node.discovery?.machine;
+    if (machines.has(machine)) continue;
+    if (machine) machines.add(machine);
     for (const one of memoryOf(node)) {
       result.used += one.used;
       result.total += one.total;
@@ -180,7 +204,7 @@ export function problems(nodes) {
         key: `n:${node.name}`,
         kind: state.kind,
         title: `${node.name} is ${state.word}.`,
-        text: state.detail,
+        text: sentence(state.detail),
         node: node.name,
       });
     if (!node.healthy) continue;
@@ -190,7 +214,7 @@ export function problems(nodes) {
           key: `m:${node.name}:${row.id}`,
           kind: row.kind,
           title: `${row.id} ${row.word === "failed" ? "failed to load" : `is ${row.word}`} on ${node.name}.`,
-          text: row.detail ?? "",
+          text: sentence(row.detail ?? ""),
           node: node.name,
           model: row.id,
           retry: row.word === "failed",

@@ -1,8 +1,9 @@
 // API keys: budgets as they are spent, and for admins: create, change and revoke.
 
-import { get, post, requireAdmin, send, session } from "./api.js";
+import { configFile, get, post, requireAdmin, send, session } from "./api.js";
 import { compact, count, day, duration, html, moment, plural, useEffect, useRef, useState, useStore } from "./lib.js";
 import { requests } from "./live.js";
+import { Table } from "./table.js";
 import { Badge, Bar, Code, Dialog, Empty, Failed, Loading, Notice, Menu, toast, useLoad } from "./ui.js";
 
 export default function Keys() {
@@ -60,29 +61,7 @@ export default function Keys() {
           ? html`<${Failed} error=${error} retry=${reload} />`
           : html`<${Loading} rows=${5} label="Loading the keys" />`
         : visible.length
-          ? html`<div class="scroll" tabindex="0" role="group" aria-label="Keys"><table class="keys"><thead><tr><th scope="col">Key</th><th scope="col">Account</th><th scope="col">Budget</th><th scope="col">Limits</th><th scope="col">Models</th><th scope="col">Expires</th>${admin && html`<th><span class="unseen">Actions</span></th>`}</tr></thead>
-        <tbody>${visible.map(
-          (
-            key,
-          ) => html`<tr key=${`${key.key_id} ${key.source} ${key.hint}`} class=${key.revoked_at == null ? "" : "ended"}>
-          <th scope="row"><bdi>${key.key_id}</bdi>${key.hint && html` <code class="soft">${key.hint}…</code>`}${key.role === "admin" && html` <${Badge}>admin</${Badge}>`}
-            ${key.revoked_at != null && html` <${Badge} kind="failed">revoked</${Badge}>`}${expired(key) && html` <${Badge} kind="warned">expired</${Badge}>`}</th>
-          <td><bdi>${key.account_id}</bdi></td><td><${Budget} budget=${key} /></td><td class="soft">${limitWords(key)}</td>
-          <td class="soft" title=${key.models?.join(", ")}>${key.models ? plural(key.models.length, "model") : "all"}</td>
-          <td class="soft" title=${key.created_at ? `created ${moment(key.created_at * 1000)}` : undefined}>${key.expires_at ? day(key.expires_at * 1000) : "never"}</td>
-          ${
-            admin &&
-            html`<td class="n">${
-              key.source === "config"
-                ? html`<span class="soft small" title="defined in cortex.toml; change it there">in cortex.toml</span>`
-                : key.revoked_at == null &&
-                  html`<${Menu} label=${`Actions for ${key.key_id}`} items=${[
-                    { label: "Change limits…", run: () => act({ kind: "edit", key }) },
-                    { label: "Revoke…", danger: true, run: () => act({ kind: "revoke", key }) },
-                  ]} />`
-            }</td>`
-          }</tr>`,
-        )}</tbody></table></div>`
+          ? html`<${Table} label="Keys" kind="keys" columns=${[...COLUMNS, admin && { title: "Actions", kind: "actions" }]} rows=${visible.map((key) => keyRow(key, act))} />`
           : html`<${Empty} title=${all.length ? "Nothing matches" : "No keys yet"} action=${admin && !all.length && html`<button type="button" class="button primary" onClick=${() => act({ kind: "edit" })}>Create the first key…</button>`}>${all.length ? "No key has these words in its name or account." : admin ? "A key gives an account access, with a budget and limits if you like." : "Your account has no keys in the gateway's database."}</${Empty}>`
     }</section>
     ${
@@ -100,6 +79,40 @@ export default function Keys() {
         setDialog(null);
       }} />`
     }`;
+}
+
+const COLUMNS = [
+  { title: "Key" },
+  { title: "Account", kind: "wrap" },
+  { title: "Budget" },
+  { title: "Limits", kind: "wrap" },
+  { title: "Models" },
+  { title: "Expires" },
+];
+
+function keyRow(key, act) {
+  const isRevoked = key.revoked_at != null;
+  return {
+    key: `${key.key_id} ${key.source} ${key.hint}`,
+    kind: isRevoked ? "ended" : "",
+    cells: [
+      html`<bdi>${key.key_id}</bdi>${key.hint && html` <code class="soft">${key.hint}…</code>`}${key.role === "admin" && html` <${Badge}>admin</${Badge}>`}
+        ${isRevoked && html` <${Badge} kind="failed">revoked</${Badge}>`}${expired(key) && html` <${Badge} kind="warned">expired</${Badge}>`}`,
+      html`<bdi>${key.account_id}</bdi>`,
+      html`<${Budget} budget=${key} />`,
+      html`<span class="soft">${limitWords(key)}</span>`,
+      html`<span class="soft" title=${key.models?.join(", ")}>${key.models ? plural(key.models.length, "model") : "all"}</span>`,
+      html`<span class="soft" title=${key.created_at ? `created ${moment(key.created_at * 1000)}` : undefined}>${key.expires_at ? day(key.expires_at * 1000) : "never"}</span>`,
+      key.source === "config"
+        ? html`<span class="soft small" title=${`defined in ${configFile()}; change it there`}>in cortex.toml</span>`
+        : isRevoked
+          ? ""
+          : html`<${Menu} label=${`Actions for ${key.key_id}`} items=${[
+              { label: "Change limits…", run: () => act({ kind: "edit", key }) },
+              { label: "Revoke…", danger: true, run: () => act({ kind: "revoke", key }) },
+            ]} />`,
+    ],
+  };
 }
 
 const expired = (key) => key.expires_at != null && key.expires_at * 1000 < Date.now();

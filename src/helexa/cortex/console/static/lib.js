@@ -68,8 +68,9 @@ export function useTabState(name, initial, limit = 400_000) {
       return initial;
     }
   });
-  useEffect(() => {
-    const timer = setTimeout(() => {
+  // A layout effect, because a reload may come before the next paint.
+  useLayoutEffect(() => {
+    const store = () => {
       const text = JSON.stringify(value);
       try {
         if (text.length <= limit) sessionStorage.setItem(name, text);
@@ -77,8 +78,13 @@ export function useTabState(name, initial, limit = 400_000) {
       } catch {
         /* full */
       }
-    }, 300);
-    return () => clearTimeout(timer);
+    };
+    const timer = setTimeout(store, 300);
+    addEventListener("pagehide", store);
+    return () => {
+      clearTimeout(timer);
+      removeEventListener("pagehide", store);
+    };
   }, [value]);
   return [value, setValue];
 }
@@ -95,6 +101,13 @@ export function compact(value) {
   if (value < 1_000_000) return `${plain.format(value / 1000)}k`;
   if (value < 1_000_000_000) return `${plain.format(value / 1e6)}M`;
   return `${plain.format(value / 1e9)}G`;
+}
+
+// An amount in US dollars. Small amounts have more digits.
+export function money(dollars) {
+  if (dollars >= 1000) return `$${whole.format(dollars)}`;
+  if (dollars >= 0.1 || dollars === 0) return `$${dollars.toFixed(2)}`;
+  return `$${dollars.toLocaleString("en", { maximumSignificantDigits: 2 })}`;
 }
 
 export function memory(megabytes) {

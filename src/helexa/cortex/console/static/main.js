@@ -1,9 +1,10 @@
 // The page: header, navigation, sign-in, and the view that the address names.
 
-import { interrupted, refreshSession, sentence, session, signIn, signInRequest, signOut } from "./api.js";
+import { configFile, interrupted, refreshSession, sentence, session, signIn, signInRequest, signOut } from "./api.js";
+import { shell } from "./code_samples.js";
 import { html, plural, render, useEffect, useRef, useState, useStore } from "./lib.js";
 import { live, startLive } from "./live.js";
-import { Dialog, Failed, Loading, Notice, Toasts } from "./ui.js";
+import { Code, Dialog, Failed, Loading, Notice, Toasts } from "./ui.js";
 
 // Modules of views are loaded when their view is opened for the first time.
 const VIEWS = [
@@ -13,14 +14,34 @@ const VIEWS = [
   { name: "keys", title: "Keys", load: () => import("./keys.js") },
   { name: "usage", title: "Usage", load: () => import("./usage.js") },
   { name: "connect", title: "Connect", load: () => import("./connect.js") },
+  { name: "log", title: "Log", load: () => import("./log.js"), isForAdmins: true },
 ];
 const loaded = new Map();
+const DEFAULT_PORT = "31313";
+const LINK = /^link\/(.+)$/;
+
+const readRoute = () => location.hash.replace(/^#\/?/, "").split("?");
+
+// Learn who the user is. If the address bar contains a sign-in link, remove the link and sign in with it first. A link that
+// the gateway rejects matters only to a user who is not an admin already.
+async function identify() {
+  const token = readRoute()[0].match(LINK)?.[1];
+  if (!token) return refreshSession();
+  history.replaceState(null, "", "#/fleet");
+  try {
+    await signIn({ link: token });
+    signInRequest.set(null);
+  } catch (error) {
+    const found = await refreshSession();
+    if (found.role !== "admin") signInRequest.set({ message: error.message, needsAdmin: !found.require_auth });
+  }
+  return session.get();
+}
 
 function useRoute() {
-  const read = () => location.hash.replace(/^#\/?/, "").split("?");
-  const [route, setRoute] = useState(read);
+  const [route, setRoute] = useState(readRoute);
   useEffect(() => {
-    const change = () => setRoute(read());
+    const change = () => setRoute(readRoute());
     addEventListener("hashchange", change);
     return () => removeEventListener("hashchange", change);
   }, []);
@@ -35,7 +56,9 @@ function Header({ current, gated }) {
     ${
       !gated &&
       html`<nav aria-label="Views">${VIEWS.map(
-        (view, index) => html`
+        (view, index) =>
+          (!view.isForAdmins || value?.role === "admin") &&
+          html`
       <a href=${`#/${view.name}`} aria-current=${view.name === current ? "page" : undefined} title=${`g ${index + 1}`}>${view.title}</a>`,
       )}
       ${value?.bench_url && html`<a href=${value.bench_url} rel="noreferrer">Bench ↗</a>`}</nav>`
@@ -62,7 +85,7 @@ function SignInForm({ message, needsAdmin, onDone }) {
     setBusy(true);
     setProblem("");
     try {
-      const found = await signIn(field.current.value);
+      const found = await signIn({ key: field.current.value });
       if (needsAdmin && found.role !== "admin") setProblem("This key is valid, but it is not an admin's key.");
       else onDone?.();
     } catch (error) {
@@ -70,7 +93,7 @@ function SignInForm({ message, needsAdmin, onDone }) {
         error.status === 401 && error.code === "invalid_api_key"
           ? sentence(
               error.message.replace(
-                /^Invalid API key\.$/,
+                /^Invalid API key;.*$/,
                 "This gateway does not know this key. Check that it is complete",
               ),
             )
@@ -82,7 +105,12 @@ function SignInForm({ message, needsAdmin, onDone }) {
   };
   return html`<form class="form" onSubmit=${submit}>
     ${message && html`<p class="callout notice" role="status">${message}</p>`}
-    <label>API key
+    ${
+      value?.links &&
+      html`<div class="link-hint"><p>Without a key: this command prints a link that signs this browser in as an admin. It needs to read <code>${configFile()}</code>.</p>
+      <${Code} title="terminal" text=${`helexa console${location.port === DEFAULT_PORT ? "" : ` --url ${location.origin}`}`} /></div>`
+    }
+    <label>${value?.links ? "Or with an API key" : "API key"}
       <input ref=${field} type="password" name="key" autocomplete="current-password" required spellcheck=${false} placeholder="hlx_…" aria-describedby="key-help" />
     </label>
     <p id="key-help" class="soft small">Any key of this gateway works. Admins see all accounts and may change the fleet.</p>
@@ -90,14 +118,14 @@ function SignInForm({ message, needsAdmin, onDone }) {
     <div class="actions"><button class="button primary" disabled=${busy}>${busy ? "Signing in…" : "Sign in"}</button>
       ${value?.providers?.includes("oidc") && html`<a class="button" href="/console/oidc/login">Sign in with your organization</a>`}</div>
     <details><summary>No key yet?</summary><p class="small">An administrator creates keys in this console, or on the gateway's machine:</p>
-      <pre tabindex="0"><code>cortex keys create -c cortex.toml --account ops --admin</code></pre></details>
+      <pre tabindex="0"><code>cortex keys create -c ${shell(configFile())} --account ops --admin</code></pre></details>
   </form>`;
 }
 
-function SignInPage({ failed }) {
+function SignInPage({ failed, request }) {
   return html`<main id="main" class="gate" tabindex="-1"><section class="card"><div class="head"><h1>Sign in to this gateway</h1></div><div class="body">
     ${failed && html`<p class="callout failed" role="alert">The sign-in with your organization failed. The gateway's log has the reason; an administrator can look it up.</p>`}
-    <${SignInForm} /></div></section></main>`;
+    <${SignInForm} ...${request} onDone=${() => signInRequest.set(null)} /></div></section></main>`;
 }
 
 function View({ route }) {
@@ -141,9 +169,12 @@ function App() {
   const [problem, setProblem] = useState(null);
   const start = () => {
     setProblem(null);
-    refreshSession().then(startLive, setProblem);
+    identify().then(startLive, setProblem);
   };
   useEffect(start, []);
+  useEffect(() => {
+    if (session.get() && LINK.test(readRoute()[0])) identify().catch(setProblem); // pasted into the open page
+  }, [route.name]);
   useEffect(() => {
     if (route.name === "" || (route.name === "sign-in-failed" && value?.signed_in))
       history.replaceState(null, "", "#/fleet");
@@ -156,7 +187,7 @@ function App() {
   let content;
   if (problem) content = html`<main id="main"><${Failed} error=${problem} retry=${start} /></main>`;
   else if (!value) content = html`<main id="main"><${Loading} /></main>`;
-  else if (gated && !kept) content = html`<${SignInPage} failed=${route.name === "sign-in-failed"} />`;
+  else if (gated && !kept) content = html`<${SignInPage} failed=${route.name === "sign-in-failed"} request=${request} />`;
   else content = html`<${View} key=${account.current} route=${route} />`;
   return html`
     <a class="skip" href="#main" onClick=${(event) => {
@@ -169,6 +200,7 @@ function App() {
     ${content}
     ${
       request &&
+      !(gated && !kept) &&
       html`<${Dialog} title=${request.needsAdmin ? "Sign in as an admin" : "Sign in"} onClose=${() => signInRequest.set(null)}>
       <div class="body"><${SignInForm} ...${request} onDone=${() => signInRequest.set(null)} /></div></${Dialog}>`
     }

@@ -1,14 +1,16 @@
 // Dialogs of administrators: each says what will happen, by the gateway's own dry run, before it acts.
 
 import { get, post, send } from "./api.js";
-import { html, plural, useMemo, useRef, useState, useStore } from "./lib.js";
-import { live } from "./live.js";
-import { modelsOf, runningOf } from "./fleet_model.js";
-import { Badge, Dialog, Failed, Loading, ModelName, Notice, toast, useLoad } from "./ui.js";
+import { Buttons, Decision, Gone, Verdicts, encode, explain, useAction, useNode } from "./dialog_parts.js";
+import { html, plural, useRef } from "./lib.js";
+import { loadedOn, modelsOf, runningOf } from "./fleet_model.js";
+import { LoadModel } from "./load_dialog.js";
+import { Dialog, Failed, Loading, ModelName, Notice, toast, useLoad } from "./ui.js";
 
 const TITLES = {
   load: "Load a model",
   unload: "Unload a model",
+  "unload-all": "Unload all models",
   drain: "Drain a node",
   cordon: "Cordon a node",
   uncordon: "Uncordon a node",
@@ -16,37 +18,10 @@ const TITLES = {
 };
 
 export function NodeDialog({ action, node, model, onClose }) {
-  const Content = { load: LoadModel, unload: UnloadModel, explain: Explain }[action] ?? ChangeNode;
+  const Content = { load: LoadModel, unload: UnloadModel, "unload-all": UnloadAll, explain: Explain }[action] ?? ChangeNode;
   return html`<${Dialog} title=${TITLES[action]} onClose=${onClose} wide=${action === "load" || action === "explain"}>
     <${Content} action=${action} name=${node} model=${model} onClose=${onClose} /></${Dialog}>`;
 }
-
-const useNode = (name) => useStore(live, (state) => state.nodes?.find((node) => node.name === name));
-const encode = (text) => text.split("/").map(encodeURIComponent).join("/");
-const explain = (model, extra = {}) => get(`/api/explain?${new URLSearchParams({ model, ...extra })}`);
-
-// Run an action and close the dialog. A failure stays in the dialog, with its reason.
-function useAction(run, onClose) {
-  const [state, setState] = useState({ busy: false, error: null });
-  const start = async (...args) => {
-    setState({ busy: true, error: null });
-    try {
-      await run(...args);
-      onClose();
-    } catch (error) {
-      setState({ busy: false, error });
-    }
-  };
-  return [state, start];
-}
-
-function Buttons({ label, busy, danger, disabled, run, onClose }) {
-  return html`<div class="actions end"><button type="button" class="button" onClick=${onClose}>Cancel</button>
-    <button type="button" class=${`button ${danger ? "danger" : "primary"}`} disabled=${busy || disabled} onClick=${run}>${busy ? "Working…" : label}</button></div>`;
-}
-
-const Gone = ({ name }) =>
-  html`<${Notice} kind="failed" title=${`${name} is not in the configuration any more.`}>Nothing can be done with it. Close this dialog.</${Notice}>`;
 
 // What happens to the models of a node when the node gets no more requests.
 function Consequences({ node }) {
@@ -147,24 +122,26 @@ function UnloadModel({ name, model, onClose }) {
     <${Buttons} label="Unload" danger busy=${state.busy} disabled=${unloading || gone} run=${start} onClose=${onClose} /></div>`;
 }
 
-function Verdicts({ data, chosen, picked, choose }) {
-  return html`<div class="scroll" tabindex="0" role="group" aria-label="Nodes"><table><thead><tr><th scope="col">Node</th><th scope="col">What it could do</th></tr></thead>
-    <tbody>${data.candidates.map(
-      (one) => html`<tr key=${one.node} class=${one.node === chosen ? "chosen" : ""}><th scope="row">${
-        choose
-          ? html`<label class="check"><input type="radio" name="node" checked=${one.node === picked} onChange=${() => choose(one.node)} /> ${one.node}</label>`
-          : one.node
-      }</th>
-      <td class="wrap" dir="auto">${one.verdict}</td></tr>`,
-    )}</tbody></table></div>`;
-}
-
-const DECISIONS = { warm: "good", load: "wait", wait: "warned", refuse: "failed" };
-const DECISION_WORDS = { warm: "warm", load: "would load", wait: "would wait", refuse: "rejected" };
-
-function Decision({ data }) {
-  return html`<p><${Badge} kind=${DECISIONS[data.decision]}>${DECISION_WORDS[data.decision]}</${Badge}> ${data.node && html`<strong>${data.node}</strong>: `}<span dir="auto">${data.decision === "load" || data.decision === "wait" ? `it ${data.reason}` : data.reason}</span></p>
-    ${data.evict.length > 0 && html`<${Notice} title="Other models leave the memory:">${data.evict.join(", ")}</${Notice}>`}`;
+function UnloadAll({ name, onClose }) {
+  const node = useNode(name);
+  const models = node ? loadedOn(node).map((row) => row.id) : [];
+  const [state, start] = useAction(async () => {
+    const requests = models.map((model) => post("/api/models/unload", { model, node: name }));
+    const all = Promise.allSettled(requests).then((outcomes) => {
+      const failed = outcomes.filter((outcome) => outcome.status === "rejected");
+      const done = outcomes.length - failed.length;
+      if (done) toast(`${plural(done, "model")} unloaded from ${name}.`);
+      if (failed.length) toast(`${plural(failed.length, "model")} not unloaded: ${failed[0].reason.message}`, { kind: "failed" });
+    });
+    await Promise.race([all, new Promise((resolve) => setTimeout(resolve, 400))]);
+  }, onClose);
+  if (!node) return html`<div class="body"><${Gone} name=${name} /></div>`;
+  const running = runningOf(node);
+  return html`<div class="body">
+    <p>${models.length ? `${plural(models.length, "model leaves", "models leave")} the memory of ` : "No model is loaded on "}<strong>${name}</strong>. ${running ? `${plural(running, "running request")} can finish first, for five minutes at most.` : "No request runs on it."} A new request loads its model again, if the catalog has the model.</p>
+    <ul class="consequences">${models.slice(0, 12).map((id) => html`<li key=${id}><${ModelName} id=${id} /></li>`)}${models.length > 12 && html`<li class="soft">and ${models.length - 12} more</li>`}</ul>
+    ${state.error && html`<${Notice} kind="failed" title="It did not work.">${state.error.message}</${Notice}>`}
+    <${Buttons} label="Unload all" danger busy=${state.busy} disabled=${!models.length} run=${start} onClose=${onClose} /></div>`;
 }
 
 function Explain({ model, onClose }) {
@@ -178,46 +155,4 @@ function Explain({ model, onClose }) {
           : html`<${Decision} data=${data} /><${Verdicts} data=${data} chosen=${data.node} />`
     }
     <div class="actions end"><button type="button" class="button" onClick=${onClose}>Close</button></div></div>`;
-}
-
-function LoadModel({ name, model, onClose }) {
-  const [id, setId] = useState(model ?? "");
-  const [node, setNode] = useState(name ?? "");
-  const models = useLoad(() => get("/v1/models"), []);
-  const catalogue = useMemo(() => (models.data?.data ?? []).map((one) => one.id), [models.data]);
-  const known = catalogue.includes(id) || id === model;
-  const plan = useLoad(async () => (known && id ? explain(id, node ? { node } : {}) : null), [id, node, known]);
-  const overview = useLoad(async () => (known && id ? explain(id) : null), [id, known]);
-  const exists = useNode(node);
-  const [state, start] = useAction(async () => {
-    const request = post("/api/models/load", { model: id, node: node || null });
-    request.then(
-      (result) => toast(`${result.model} is loaded on ${result.node}.`),
-      (error) => toast(`${id} was not loaded. ${error.message}`, { kind: "failed" }),
-    );
-    // Errors that are known at once stay in the dialog; the fleet view shows the progress of a load.
-    await Promise.race([request, new Promise((resolve) => setTimeout(resolve, 600))]);
-  }, onClose);
-  const chosenIsWarm = plan.data?.decision === "warm";
-  return html`<form class="body form" onSubmit=${(event) => {
-    event.preventDefault();
-    start();
-  }}>
-    <label class="wide-field">Model <input list="catalogue" value=${id} required spellcheck=${false} autocomplete="off" dir="auto" onInput=${(event) => setId(event.target.value)} /></label>
-    <datalist id="catalogue">${catalogue.map((one) => html`<option key=${one} value=${one} />`)}</datalist>
-    ${models.error && html`<p class="soft small">The list of models could not be loaded: ${models.error.message}</p>`}
-    ${id && !known && models.data && html`<p class="soft small">No model of the catalog has this name. Choose one of the list.</p>`}
-    ${node && !exists && html`<${Gone} name=${node} />`}
-    ${plan.data && html`<${Decision} data=${plan.data} />`}
-    ${plan.error && html`<${Notice} kind="failed" title="The dry run failed.">${plan.error.message}</${Notice}>`}
-    ${
-      overview.data &&
-      html`<fieldset><legend>On which node</legend>
-      <label class="check"><input type="radio" name="node" checked=${!node} onChange=${() => setNode("")} /> let the gateway choose</label>
-      <${Verdicts} data=${overview.data} chosen=${node || plan.data?.node} picked=${node} choose=${setNode} /></fieldset>`
-    }
-    ${chosenIsWarm && html`<p class="soft">The model is already loaded${node ? " there" : ""}; there is nothing to do.</p>`}
-    ${state.error && html`<${Notice} kind="failed" title="It did not work.">${state.error.message}</${Notice}>`}
-    <div class="actions end"><button type="button" class="button" onClick=${onClose}>Cancel</button>
-      <button class="button primary" disabled=${state.busy || !known || !id || chosenIsWarm}>${state.busy ? "Starting…" : "Load"}</button></div></form>`;
 }

@@ -36,7 +36,9 @@ export function Menu({ label, items }) {
   const entries = items.filter(Boolean);
   useEffect(() => {
     if (!open) return undefined;
-    ref.current.querySelector('[role="menuitem"]')?.focus();
+    const box = ref.current.querySelector('[role="menu"]');
+    if (box.getBoundingClientRect().bottom > innerHeight) box.classList.add("above");
+    box.querySelector('[role="menuitem"]')?.focus();
     const close = (event) => {
       if (!ref.current?.contains(event.target)) setOpen(false);
     };
@@ -132,9 +134,10 @@ export async function copyText(text) {
   }
 }
 
-export function Code({ text, language = "", title = "" }) {
+// Code with a button that copies it. `markup` is the same code as safe HTML with colors, or null.
+export function Code({ text, language = "", title = "", markup = null }) {
   return html`<div class="code"><div class="code-head"><span>${title || language}</span><${CopyButton} text=${text} className="plain small" /></div>
-    <pre tabindex="0"><code>${text}</code></pre></div>`;
+    <pre tabindex="0">${markup ? html`<code key="colored" dangerouslySetInnerHTML=${{ __html: markup }}></code>` : html`<code key="plain">${text}</code>`}</pre></div>`;
 }
 
 // A filled bar. `parts`: {share, kind}; `label` says the same in words.
@@ -158,7 +161,7 @@ export const Badge = ({ kind = "", title, children }) =>
 
 export function ModelName({ id }) {
   const [organization, name] = nameParts(id);
-  return html`<bdi class="model-name" title=${id}><span class="soft">${organization}</span>${name}</bdi>`;
+  return html`<bdi class="model-name" title=${id}><span class="soft">${organization}</span><span>${name}</span></bdi>`;
 }
 
 // Tiles of figures above a view.

@@ -1,17 +1,19 @@
-"""Database interface of the ledger: SQLite for a single gateway, PostgreSQL for several gateways with one ledger.
+"""Interface of the ledger's database, and retries of work on it.
 
 Both databases run the same SQL text: both understand `$1` placeholders, `ON CONFLICT` and `RETURNING`. helexa uses no
 SQL builder, because writing a request must cost only microseconds.
 """
 
+import asyncio
+import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from helexa.core.errors import ConfigError, HelexaError
 
@@ -19,44 +21,35 @@ Row = dict[str, Any]
 Args = Sequence[Any]
 Step = tuple[str, Sequence[Args]]  # one statement, and the arguments of each execution
 
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+FIRST_RETRY_SECS = 0.25  # doubles with every retry
+_LONGEST_RETRY_SECS = 2.0  # upper limit of the delay
+_FRESH_SECS = 1.0
+
 
 class DatabaseError(HelexaError):
-    """Raised if the database cannot be reached, or reports an error that may be temporary (locked, full, read-only)."""
+    """The database cannot be reached, or is locked, full or read-only."""
 
 
-class Sql(Protocol):
-    """Interface of an open transaction, in which SQL statements can be run."""
-
-    async def fetch(self, sql: str, *args: Any) -> list[Row]:
-        """Run one statement and return its rows.
-
-        Raises:
-            DatabaseError: the database does not answer.
-        """
-        ...
-
-    async def execute(self, sql: str, *args: Any) -> int:
-        """Run one statement and return how many rows it changed.
-
-        Raises:
-            DatabaseError: the database does not answer.
-        """
-        ...
-
-
-class Database(ABC):
-    """An open database. All methods raise `DatabaseError` when the database does not answer."""
+class Sql(ABC):
+    """Runs SQL statements: in an open transaction, or as a `Database`."""
 
     @abstractmethod
     async def fetch(self, sql: str, *args: Any) -> list[Row]:
-        """Run one read-only statement and return its rows.
-
-        A statement that writes and returns rows must run in a `transaction` instead.
-        """
+        """Run one statement and return its rows."""
 
     @abstractmethod
     async def execute(self, sql: str, *args: Any) -> int:
-        """Run one statement in its own transaction and return how many rows it changed."""
+        """Run one statement and return how many rows it changed."""
+
+
+class Database(Sql):
+    """An open database. Each statement outside of `transaction` is a transaction.
+
+    A statement that writes and returns rows must run in a `transaction`, because `fetch` may use a connection that only
+    reads. All methods raise `DatabaseError` when the database does not answer.
+    """
 
     @abstractmethod
     def transaction(self, *, durable: bool = False) -> AbstractAsyncContextManager[Sql]:
@@ -70,20 +63,20 @@ class Database(ABC):
 
     @abstractmethod
     async def write(self, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
-        """Run a batch of statements in one transaction with as few round trips as possible.
+        """Run a batch of statements in one transaction, with few round trips.
 
         Args:
-            guard: a statement and its arguments, run first. The batch is written only if the guard changes a row. This
-                prevents that a repeated batch is written twice.
+            guard: a statement and its arguments, run first. The batch is written only if the guard changes a row, so a
+                repeated batch is not written twice.
             steps: the statements of the batch, each with the arguments of all its executions.
 
         Returns:
-            True if the batch was written. False if the guard changed no row; nothing is written in this case.
+            True if the batch was written.
         """
 
     @abstractmethod
     async def claim(self) -> Path | None:
-        """Prevent other gateways from using the database, if the backend allows only one gateway.
+        """Reserve the database for this gateway, if the backend allows only one.
 
         Returns:
             The path of the database file, or None if the backend allows several gateways.
@@ -98,7 +91,7 @@ class Database(ABC):
 
     @abstractmethod
     def _dialect(self, statement: str) -> str:
-        """Translate a migration statement, which uses SQLite's types, to the SQL of this database."""
+        """Translate a migration from SQLite's types to those of this database."""
 
     @abstractmethod
     async def _lock_schema(self, sql: Sql) -> None:
@@ -108,9 +101,9 @@ class Database(ABC):
         """Create or upgrade the tables. Several processes may call this at the same time.
 
         Raises:
-            ConfigError: a newer version of helexa created or upgraded the database.
+            ConfigError: a newer version of helexa created or upgraded the database, or an unreleased one created it.
         """
-        known_migrations = _migrations()
+        migrations = _migrations()
         async with self.transaction() as sql:
             await self._lock_schema(sql)
             await sql.execute(
@@ -119,14 +112,20 @@ class Database(ABC):
                     "(version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at REAL NOT NULL) STRICT"
                 )
             )
-            applied_versions = {row["version"] for row in await sql.fetch("SELECT version FROM migrations")}
-            if unknown_versions := applied_versions - known_migrations.keys():
+            (row,) = await sql.fetch("SELECT MAX(version) AS version FROM migrations")
+            current = row["version"] or 0
+            if current > max(migrations):
                 raise ConfigError(
-                    f"the ledger's database is at version {max(unknown_versions)}, newer than this helexa knows "
-                    f"({max(known_migrations)}); upgrade helexa"
+                    f"the ledger's database is at version {current}, newer than this helexa knows "
+                    f"({max(migrations)}); upgrade helexa"
                 )
-            for version in sorted(known_migrations.keys() - applied_versions):
-                name, text = known_migrations[version]
+            if 0 < current < min(migrations):
+                raise ConfigError(
+                    f"the ledger's database is at version {current}, from an unreleased helexa; "
+                    "set ledger.url to a new database, and create the keys again with `cortex keys create`"
+                )
+            for version in sorted(version for version in migrations if version > current):
+                name, text = migrations[version]
                 for statement in _statements(text):
                     await sql.execute(self._dialect(statement))
                 await sql.execute("INSERT INTO migrations VALUES ($1, $2, $3)", version, name, time.time())
@@ -141,3 +140,74 @@ def _migrations() -> dict[int, tuple[str, str]]:
 def _statements(text: str) -> list[str]:
     without_comments = re.sub(r"--.*", "", text)
     return [statement.strip() for statement in without_comments.split(";") if statement.strip()]
+
+
+class Retry:
+    """Repeats database work until it succeeds, and records why it fails."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None  # why the database cannot be written, or None if the last attempt succeeded
+        self.written_at = float("-inf")  # when an attempt last succeeded (`time.monotonic`)
+
+    @property
+    def fresh(self) -> bool:
+        """True if work on the database succeeded within the last second."""
+        return time.monotonic() - self.written_at < _FRESH_SECS
+
+    async def until_done(
+        self,
+        work: Callable[[], Awaitable[T]],
+        failed: Callable[[float], None],
+        retried: type[Exception] = Exception,
+    ) -> T:
+        """Repeat `work` with increasing delays until it succeeds, and return its result.
+
+        Args:
+            failed: called after each failed attempt with the seconds since the first attempt began.
+            retried: exception type after which `work` is repeated; other exceptions are raised.
+        """
+        started_at, delay = time.monotonic(), FIRST_RETRY_SECS
+        while True:
+            try:
+                outcome = await work()
+            except retried as error:
+                self._record_problem(error)
+                failed(time.monotonic() - started_at)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _LONGEST_RETRY_SECS)
+            else:
+                if self.problem is not None:
+                    log.info("the ledger's database can be written again")
+                self.problem, self.written_at = None, time.monotonic()
+                return outcome
+
+    def _record_problem(self, error: Exception) -> None:
+        """Store why the database cannot be written, and log a new reason."""
+        message = str(error) if isinstance(error, DatabaseError) else f"unexpected {type(error).__name__}: {error}"
+        if message != self.problem:
+            log.error("%s; no budget can be reserved until the database can be written", message)
+        self.problem = message
+
+
+async def repeat(work: Callable[[], Awaitable[None]], interval_secs: float, problem: str) -> None:
+    """Call `work` again and again until cancelled, with pauses.
+
+    An exception of `work` does not stop the repetition. Of several failures in a row, only the first is logged. The
+    next success is logged too.
+
+    Args:
+        problem: log message for a failed call.
+    """
+    has_failed = False
+    while True:
+        await asyncio.sleep(interval_secs)
+        try:
+            await work()
+        except Exception as error:
+            if not has_failed:
+                log.warning("%s: %s", problem, error or type(error).__name__)
+            has_failed = True
+        else:
+            if has_failed:
+                log.info("solved: %s", problem)
+            has_failed = False

@@ -80,18 +80,16 @@ async def open_postgres(url: str) -> Database:
         )
         await pool.fetchval("SELECT 1")
     except ValueError as error:
-        raise DatabaseError("the ledger's PostgreSQL url is malformed") from error  # the URL holds a password
+        raise DatabaseError(
+            "the ledger's PostgreSQL url is malformed; write it like postgresql://USER@HOST/DATABASE"
+        ) from error  # the URL holds a password
     except _DRIVER_ERRORS as error:
         raise DatabaseError(_description(error)) from error
     return _Postgres(pool)
 
 
 def _check_certificates(url: str) -> None:
-    """Check the files that the parameters `sslcert`, `sslkey` and `sslrootcert` of a URL name.
-
-    Raises:
-        ConfigError: a file cannot be read or parsed, or the certificate does not match its key.
-    """
+    """Check the files that a URL's `ssl...` parameters name."""
     files = {name: values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
     certificate, root = files.get("sslcert"), files.get("sslrootcert")
     for file, name in ((certificate, "sslcert"), (files.get("sslkey"), "sslkey"), (root, "sslrootcert")):
@@ -116,19 +114,11 @@ def _check_certificates(url: str) -> None:
 
 
 async def _nothing_to_reset(connection: "PoolConnectionProxy") -> None:
-    """Do nothing when a connection returns to the pool.
-
-    asyncpg would otherwise send a reset query, which costs a round trip. helexa's transactions leave no state on a
-    connection that must be reset.
-    """
+    """Do nothing when a connection returns to the pool."""
 
 
 def _hosts(url: str) -> list[tuple[str, int | None]]:
-    """Return the hosts and ports that a URL lists.
-
-    Raises:
-        ValueError: a port is not a number.
-    """
+    """Return the hosts and ports that a URL lists."""
     split_url = urlsplit(url)
     query = parse_qs(split_url.query)
     hosts = (split_url.netloc.rpartition("@")[2] or query.get("host", [""])[-1]).split(",")
@@ -145,23 +135,15 @@ def _hosts(url: str) -> list[tuple[str, int | None]]:
 
 
 class _Connector:
-    """Connects to one of several hosts, beginning with the host that accepted the last connection.
-
-    asyncpg itself can try several hosts, but with one timeout for all hosts together. A first host that drops packets
-    would use up the whole timeout.
-    """
+    """Connects to the first host that accepts, beginning with the last used host."""
 
     def __init__(self, hosts: list[tuple[str, int | None]]) -> None:
         self._hosts = hosts
 
+    # asyncpg itself can try several hosts, but with one timeout for all hosts together. A first host that drops packets
+    # would use up the whole timeout.
     async def __call__(self, *args: Any, **options: Any) -> "asyncpg.Connection":
-        """Connect to the first host that accepts a connection, with the whole timeout for each host.
-
-        The arguments are those of `asyncpg.connect`.
-
-        Raises:
-            Exception: no host accepted the connection; this is asyncpg's exception for the last host.
-        """
+        """Connect to the first host that accepts, with the whole timeout for each."""
         last_error: Exception | None = None
         for host, port in self._hosts:
             try:
@@ -274,7 +256,7 @@ class _Postgres(Database):
         await sql.execute("SELECT pg_advisory_xact_lock($1)", _SCHEMA_LOCK)
 
 
-class _Transaction:
+class _Transaction(Sql):
     def __init__(
         self, connection: "PoolConnectionProxy", errors: Callable[[], AbstractAsyncContextManager[None]]
     ) -> None:
@@ -291,9 +273,6 @@ class _Transaction:
 
 
 def _row_count(status: str) -> int:
-    """Return the number of changed rows from PostgreSQL's command tag, such as `UPDATE 3`.
-
-    The result is 0 for the tag of a statement that changes no rows.
-    """
+    """Return the number of changed rows in a command tag such as `UPDATE 3`, else 0."""
     count = status.rpartition(" ")[2]
     return int(count) if count.isdigit() and not status.startswith("SELECT") else 0

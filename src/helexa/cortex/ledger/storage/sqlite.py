@@ -1,4 +1,4 @@
-"""SQLite backend of the ledger: one thread writes, another thread reads, each with its own connection.
+"""SQLite backend of the ledger, with one thread for writes and one for reads.
 
 Ordinary commits do not wait for the disk (`synchronous = NORMAL`), so a power failure may undo the last commits. Only
 the commit of a transaction with `durable=True` waits for the disk (`synchronous = FULL`).
@@ -22,7 +22,7 @@ from helexa.cortex.ledger.storage.database import Args, Database, DatabaseError,
 
 _NORMAL, _FULL = "PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"
 _BUSY_TIMEOUT_SECS = 5.0
-_ROWS_PER_INSERT = 32
+_ROWS_PER_INSERT = (32, 6)
 _INSERT = re.compile(r"(INSERT INTO .* VALUES )\(([$\d, ]+)\)((?: ON CONFLICT .*)?)")
 _PARAMETER_NAMES = [str(number) for number in range(1, 100)]  # in SQLite, `$1` is a parameter named "1"
 # Errors of one statement or of its values; the database stays usable.
@@ -33,7 +33,7 @@ _Job = tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]
 
 
 async def open_sqlite(path: str) -> Database:
-    """Open a SQLite database file. A missing file is created, readable by its owner only.
+    """Open a SQLite database file, created if missing, readable by its owner only.
 
     Raises:
         DatabaseError: the file cannot be opened.
@@ -65,12 +65,14 @@ def _create_file(path: str) -> Path:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
-        raise DatabaseError(f"cannot open the ledger {file}: {error.strerror}") from error
+        raise DatabaseError(
+            f"cannot open the ledger {file}: {error.strerror}; check ledger.url and the permissions of the folder"
+        ) from error
     return file
 
 
 class _Worker:
-    """A thread that owns one SQLite connection. It runs jobs (functions that take the connection) in order.
+    """A thread that owns one SQLite connection, and runs jobs with it in order.
 
     After an error that can leave the connection unusable (I/O, corruption), the next job gets a new connection.
     """
@@ -83,7 +85,9 @@ class _Worker:
         self._thread.start()
 
     async def run(self, job: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a job and return its result. The job completes even if the caller is cancelled.
+        """Run a job and return its result.
+
+        The job completes even if the caller is cancelled.
 
         Raises:
             DatabaseError: SQLite cannot use the database. An error of the job's own SQL is raised as `sqlite3.Error`.
@@ -95,7 +99,9 @@ class _Worker:
         except sqlite3.Error as error:
             if _is_statement_error(error):
                 raise
-            raise DatabaseError(f"the ledger {self._file} cannot be used: {error}") from error
+            raise DatabaseError(
+                f"the ledger {self._file} cannot be used: {error}; check the disk and the file"
+            ) from error
 
     async def close(self) -> None:
         self._jobs.put(None)
@@ -172,7 +178,7 @@ class _Sqlite(Database):
         except BlockingIOError as error:
             os.close(lock)
             raise HelexaError(
-                f"another gateway uses the ledger {self._file}; several gateways need one PostgreSQL"
+                f"another gateway uses the ledger {self._file}; stop it, or share a PostgreSQL (ledger.url)"
             ) from error
         self._lock_descriptor = lock
         return self._file
@@ -191,7 +197,7 @@ class _Sqlite(Database):
         """Do nothing, because SQLite allows only one writing transaction at a time."""
 
 
-class _Transaction:
+class _Transaction(Sql):
     def __init__(self, writer: _Worker) -> None:
         self._writer = writer
 
@@ -211,7 +217,7 @@ def _spoils_connection(error: sqlite3.Error) -> bool:
 
 
 def _result_code(error: sqlite3.Error) -> int | None:
-    """Return SQLite's primary result code of an error, or None if Python's sqlite3 module itself raised the error."""
+    """Return SQLite's result code, or None for an error of Python's sqlite3."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
@@ -260,26 +266,21 @@ def _write(connection: sqlite3.Connection, guard: tuple[str, Args], steps: Seque
 
 
 def _run_for_each(connection: sqlite3.Connection, sql: str, rows: Sequence[Args]) -> None:
-    """Run the statement `sql` once for each element of `rows`, with that element as the arguments.
-
-    INSERT statements are combined: one statement inserts many rows. The reason is that the driver releases the GIL once
-    per statement. Reacquiring the GIL from a busy event loop takes longer than inserting a row.
-    """
-    batched_rows = 0
-    insert = _multi_row_insert(sql)
-    if insert is not None:
-        batched_rows = len(rows) // _ROWS_PER_INSERT * _ROWS_PER_INSERT
-        for start in range(0, batched_rows, _ROWS_PER_INSERT):
-            connection.execute(insert, [value for row in rows[start : start + _ROWS_PER_INSERT] for value in row])
-    connection.executemany(sql, map(_named_args, rows[batched_rows:]))
+    """Run the statement `sql` once for each tuple of arguments in `rows`."""
+    written = 0
+    for count in _ROWS_PER_INSERT:
+        # One statement inserts many rows, because the driver releases the GIL once per statement. Reacquiring the GIL
+        # from a busy event loop takes longer than inserting a row.
+        if len(rows) - written >= count and (insert := _multi_row_insert(sql, count)) is not None:
+            while len(rows) - written >= count:
+                connection.execute(insert, [value for row in rows[written : written + count] for value in row])
+                written += count
+    connection.executemany(sql, map(_named_args, rows[written:]))
 
 
 @cache
-def _multi_row_insert(sql: str) -> str | None:
-    """Convert an INSERT statement for one row to an INSERT statement for `_ROWS_PER_INSERT` rows.
-
-    Return None if `sql` is not an INSERT statement for one row.
-    """
+def _multi_row_insert(sql: str, rows: int) -> str | None:
+    """Convert an INSERT statement for one row to one for `rows` rows, or return None."""
     match = _INSERT.fullmatch(sql)
     if match is None:
         return None
@@ -287,8 +288,8 @@ def _multi_row_insert(sql: str) -> str | None:
     count = row.count("$")
     if row != ", ".join(f"${number}" for number in range(1, count + 1)):
         return None
-    rows = ", ".join([f"({', '.join('?' * count)})"] * _ROWS_PER_INSERT)
-    return f"{head}{rows}{tail}"
+    values = ", ".join([f"({', '.join('?' * count)})"] * rows)
+    return f"{head}{values}{tail}"
 
 
 def _resolve(future: asyncio.Future[Any], outcome: Any) -> None:

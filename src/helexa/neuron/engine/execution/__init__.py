@@ -1,1 +1,1 @@
-"""Executes engine steps: builds the input of each step from its plan, and computes the step on a device."""
+"""Builds the input of each engine step from its plan, and computes the step."""

@@ -1,23 +1,18 @@
-"""Encodes the images of prompts with the vision tower, and collects the embeddings that a step needs."""
+"""Encodes images of prompts, and collects the embeddings that a step needs."""
 
 from collections import OrderedDict
 
 import numpy as np
-import torch
 
-from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron import tensors
 from helexa.neuron.engine.scheduling.prompt_images import ImageTraits
-from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
 from helexa.neuron.engine.step.step_input import Float32, Int32, int32
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
 
 
 class ImageEncoder:
-    """The vision tower of a model, and a cache of the embeddings of recent images (LRU).
-
-    Args:
-        tower: the vision tower.
-        max_bytes: maximum size of the cache. The cache always keeps the image that was encoded last.
+    """The vision tower of a model, with an LRU cache of image embeddings.
 
     Attributes:
         encoded: number of images that the tower has encoded.
@@ -27,6 +22,7 @@ class ImageEncoder:
     def __init__(self, tower: VisionTower, max_bytes: int) -> None:
         self.encoded = self.reused = 0
         self._tower = tower
+        # Maximum size of the cache. The cache always keeps the image that was encoded last.
         self._max_bytes = max_bytes
         self._cache: OrderedDict[bytes, ImageFeatures] = OrderedDict()
         self._cached_bytes = 0
@@ -43,13 +39,16 @@ class ImageEncoder:
 
     def features(self, sequence: Sequence, image: int) -> ImageFeatures:
         """Return the embeddings of image number `image` of a sequence."""
+        # A prompt may be computed in chunks that end inside an image, and the cache may have evicted the image since
+        # the last chunk.
         if sequence.encoded is not None and sequence.encoded[0] == image:
             return sequence.encoded[1]
         entry = sequence.request.images[image]
         features = self._cache.pop(entry.digest, None)
         if features is None:
-            with torch.inference_mode():
-                features = self._tower.encode(torch.from_numpy(sequence.pixels[image]), entry.layout).clone()
+            with tensors.inference_mode():
+                # The tower returns memory of the step's allocator, which replayed graphs of later steps overwrite.
+                features = self._tower.encode(tensors.from_numpy(sequence.pixels[image]), entry.layout).clone()
             self.encoded += 1
             self._cached_bytes += _size(features)
         else:
@@ -77,7 +76,7 @@ class ImageRows:
         return bool(self._rows or self._positions)
 
     def add(self, entry: PlanEntry, start: int, encoder: ImageEncoder) -> None:
-        """Add the rows of a sequence with images. Images that are not cached are encoded now.
+        """Add the rows of a sequence with images, and encode images that are not cached.
 
         Args:
             start: index of the sequence's first row in the step.
@@ -98,14 +97,15 @@ class ImageRows:
             self._rows += range(start + begin - first, start + end - first)
             self._embeddings.append(features.embeddings[part].cpu().numpy())
             if features.deepstack:
-                self._deepstack.append(torch.stack([layer[part] for layer in features.deepstack]).cpu().numpy())
+                self._deepstack.append(tensors.stack([layer[part] for layer in features.deepstack]).cpu().numpy())
+            # The next chunk may begin in this image, so its embeddings stay with the sequence.
             if end == stop:
                 encoded = (image_range.image, features)
         sequence.encoded = encoded
 
     @property
     def rows(self) -> Int32 | None:
-        """The rows whose embeddings are replaced, int32 [E]; None without image tokens."""
+        """Indexes of the E rows of image tokens, int32 [E]; None without image tokens."""
         return int32(self._rows) if self._rows else None
 
     @property
@@ -115,11 +115,14 @@ class ImageRows:
 
     @property
     def deepstack(self) -> Float32 | None:
-        """The numbers to add to the hidden states of the rows, float32 [D, E, H]; None without deepstack."""
+        """Values to add to the hidden states, float32 [D, E, H]; None without deepstack."""
         return np.concatenate(self._deepstack, axis=1) if self._deepstack else None
 
     def positions(self, positions: Int32) -> Int32:
-        """Return the positions of all rows, [T] or [3, T]. `positions`, [T], are correct except before or in images."""
+        """Return the positions of all rows, [T], or [3, T] for M-RoPE (three axes).
+
+        `positions`, [T], are correct except before or in images.
+        """
         if not self._positions:
             return positions
         axes = np.tile(positions, (3, 1))
@@ -128,11 +131,7 @@ class ImageRows:
         return axes
 
     def attention_ends(self, positions: Int32) -> Int32 | None:
-        """Return how many tokens each row attends to, int32 [T]; None for causal attention.
-
-        Args:
-            positions: [T], index of each row's token in its sequence.
-        """
+        """Return how many tokens each row attends to, int32 [T]; None if causal."""
         if not self._ends:
             return None
         ends = positions + 1

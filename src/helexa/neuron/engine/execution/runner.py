@@ -1,51 +1,133 @@
-"""The runner: a loaded model, its KV cache and its kernels. It runs one step at a time."""
+"""The runner: a loaded model with its KV cache and kernels. It runs single steps."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Protocol
 
-import torch
-from torch import Tensor
-
-from helexa.neuron.engine.execution.buckets import buckets
-from helexa.neuron.engine.execution.device_errors import OutOfStepError, is_device_fault
+from helexa.neuron import tensors
+from helexa.neuron.engine.execution.cache_bytes import CacheBytes
+from helexa.neuron.engine.execution.device import DeviceMemory, OutOfStepError, is_device_fault
 from helexa.neuron.engine.execution.image_encoder import ImageEncoder
-from helexa.neuron.engine.execution.model_facts import ModelFacts
-from helexa.neuron.engine.execution.other_processes import OtherProcesses
-from helexa.neuron.engine.execution.step_buffers import StepBuffers
-from helexa.neuron.engine.execution.step_in_flight import StepInFlight, begin_sums
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
-from helexa.neuron.engine.sampling.logprobs import Logprobs
-from helexa.neuron.engine.sampling.step_sampler import launch
-from helexa.neuron.engine.step.prompt_scores import MOST_ROWS, ScoresReadback, begin_scores
-from helexa.neuron.engine.step.readback import Readback
-from helexa.neuron.engine.step.step_input import Int32, StepInput, int32
-from helexa.neuron.engine.step.step_output import StepOutput
+from helexa.neuron.engine.kv_cache import CacheKind
+from helexa.neuron.engine.scheduling.draft_gate import DraftLimits
+from helexa.neuron.engine.step.step_input import Int32, Readback, StepBuffers, StepInput, buckets, int32
+from helexa.neuron.engine.step.step_output import (
+    MOST_ROWS,
+    Logprobs,
+    Sampled,
+    ScoresReadback,
+    StepInFlight,
+    begin_scores,
+    begin_sums,
+)
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.batch import Batch, Bucket, Capacity
 from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
 from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.processes import heartbeat
+from helexa.neuron.tensors import Tensor
 
 _log = logging.getLogger("helexa.neuron.engine")
 
 
+class OtherProcesses(Protocol):
+    """The other ranks (`RankProcesses`) or stages on other hosts (`RemoteStages`)."""
+
+    @property
+    def reads_caches(self) -> bool:
+        """Whether `read_cache` and `write_cache` work: not over a network."""
+        ...
+
+    def read_cache(self, kind: CacheKind, index: int) -> list[bytes]:
+        """Return the part of each process (see `Runner.read_cache`)."""
+        ...
+
+    def write_cache(self, kind: CacheKind, index: int, parts: Sequence[memoryview]) -> None:
+        """Write the part of each process (see `Runner.write_cache`)."""
+        ...
+
+    def allocate(self, request: MemoryRequest, grant: MemoryGrant, measure: bool) -> None:
+        """Allocate KV caches and buffers of the granted sizes in all processes, and wait."""
+        ...
+
+    def measured_memory(self) -> list[DeviceMemory]:
+        """Return the memory that the processes have measured since `allocate`."""
+        ...
+
+    def capture(self, bucket: Bucket) -> None:
+        """Start the capture of a bucket's graph in all processes (see `captured`)."""
+        ...
+
+    def captured(self) -> str | None:
+        """Wait for all processes; return why one cannot capture the graph, or None."""
+        ...
+
+    def forget_graphs(self) -> None:
+        """Make all processes release their captured graphs."""
+        ...
+
+    def run(self, step: StepInput) -> None:
+        """Make all processes compute a step."""
+        ...
+
+    def clear(self, pages: list[int]) -> None:
+        """Make all processes set the contents of KV pages to zero."""
+        ...
+
+    def touch_caches(self) -> None:
+        """Make all processes write to their whole KV caches."""
+        ...
+
+    def close(self) -> None:
+        """End all processes."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Sizes and limits of a loaded model, and the memory granted for it."""
+
+    model_type: str
+    vocab_size: int
+    context_length: int  # maximum number of positions (tokens) of a sequence
+    parameters: int  # number of the model's parameters
+    weight_bytes: int  # bytes of the tensors in the model's files
+    step_bytes: int  # bytes of weights that one decode step reads from memory, in the format of the kernels
+    token_bytes: int  # bytes of K and V of one token in all layers
+    # size of the whole KV cache, in bytes and in pages
+    kv_bytes: int
+    kv_pages: int
+    state_bytes: int  # bytes of the recurrent state of one sequence; 0 for a model without recurrent layers
+    snapshots: int  # number of snapshots of recurrent state for which memory is granted
+    max_sequences: int  # maximum number of running sequences for which memory is granted
+    memory_bytes: int  # bytes granted for the model, its caches and its steps
+    quant: str  # format to which unquantized weights were quantized while loading; empty for no quantization
+    token_seconds: float = 0.0  # duration of a step with one token, measured after loading
+    # largest sliding window of the layers, in positions; None if a sequence must keep all parts of its KV pages
+    window: int | None = None
+    drafts: DraftLimits | None = None  # limits of the draft model; None without a draft model
+    window_pages: int = 0  # number of window pages (see `WindowPages`); 0 if all layers have the same pages
+
+
 class Runner:
-    """Runs steps of a model on one device. The runner keeps no sequences: each step input is self-contained.
+    """Runs steps of a model on one device.
+
+    The runner keeps no sequences: each step input is self-contained.
 
     Args:
         ops: the kernels with which the model was built.
         request: the memory request of the model, from which the runner takes sizes.
         grant: the memory grant: number of KV pages, sequences and snapshots to allocate.
         others: the other ranks of this host and the stages on other hosts; only the engine process has them.
-
-    Attributes:
-        facts: sizes of the model, set after loading.
-        encoder: the encoder of images, set after loading; None if the model reads text only.
-        buckets: sizes of the graphs that `warm_up` captures or has captured.
     """
 
-    facts: ModelFacts
-    encoder: ImageEncoder | None = None
+    facts: ModelFacts  # sizes of the model, set after loading
+    encoder: ImageEncoder | None = None  # the encoder of images, set after loading; None if the model reads text only
+    draft: "Runner | None" = None  # the runner of the draft model, set after loading; None without a draft model
 
     def __init__(
         self,
@@ -59,25 +141,29 @@ class Runner:
         self.device = ops.device
         self._others = others
         self.ops = ops
-        self.buckets: list[Bucket] = []
+        self.buckets: list[Bucket] = []  # sizes of the graphs that `warm_up` captures or has captured
         self._model = model
         self._most_scored = min(MOST_ROWS, options.max_sequences)
         mixers = [block.mixer for block in model.blocks]
         slots = grant.sequences + grant.snapshots if request.state else 0
-        self._caches = [mixer.new_cache(grant.pages, slots) for mixer in mixers]
+        self._pages, self.window_pages = grant.pages, request.window_pages_of(grant.pages)
+        self._caches = model.new_caches(grant.pages, slots, self.window_pages or None)
+        self._windowed: set[int] = set()  # ids of the caches of window pages
+        if self.window_pages:
+            windows = zip(self._caches, model.windows(), strict=True)
+            self._windowed = {id(cache) for cache, window in windows if window is not None}
         self._states = [cache for mixer, cache in zip(mixers, self._caches, strict=True) if mixer.state_bytes]
+        # The largest step: its token budget or one token per sequence, with drafts for each sequence, and the rest of
+        # an image that must be computed in one step.
         rows = max(options.max_step_tokens, grant.sequences) + MAX_DRAFTS * grant.sequences + request.image_rows
         width = min(-(-request.context // PAGE_SIZE) + 1, grant.pages)
-        self._buffers = StepBuffers(Capacity(rows, grant.sequences, width), ops.device, packed=ops.tabled)
+        self._buffers = StepBuffers(Capacity(rows, grant.sequences, width), ops.device, packed=ops.fixed_addresses)
         self._is_whole_model = model.loader.stage.is_whole_model
         capturable = model.capturable or ops.captures_state
-        if ops.tabled and options.graphs and capturable and self._is_whole_model:
+        if ops.fixed_addresses and options.graphs and capturable and self._is_whole_model:
             drafting = options.speculation_max_sequences if options.speculation else 0
+            # A step with more decoding sequences has no drafts, so no bucket has rows for them.
             self.buckets = buckets(grant.sequences, drafting)
-
-    def run(self, step: StepInput) -> StepOutput:
-        """Run one step and return its output."""
-        return self.launch(step).read()
 
     @property
     def computes_alone(self) -> bool:
@@ -86,10 +172,10 @@ class Runner:
 
     @property
     def counts_kernels(self) -> bool:
-        """Whether the progress count grows within kernels, and no other process computes a part of the model."""
+        """Whether kernels count progress, and this process computes the whole model."""
         return self.computes_alone and self.ops.counts_items
 
-    @torch.inference_mode()
+    @tensors.inference_mode()
     def launch(self, step: StepInput, after: StepInFlight | None = None) -> StepInFlight:
         """Launch one step, and return a handle from which its results can be read.
 
@@ -100,70 +186,61 @@ class Runner:
             after: handle of the previous step; None if `step` has no negative tokens.
         """
         last = None if after is None or after.sampled is None else after.sampled.tokens
-        logits, sums, scores = self._advance_all(step, last)
+        logits, sums, scores = self._compute_on_all_ranks(step, last)
         if step.sampling is None:
             return StepInFlight(hidden=sums, scores=scores)
-        logprobs = Logprobs(logits, step.sampling.logprobs)
-        sampled = launch(self.ops, logits, step.sampling, last)
-        logprobs.begin(sampled.tokens)
+        sampled = Sampled(self.ops, logits, step.sampling, last)
+        logprobs = Logprobs(self.ops, logits, step.sampling.logprobs, sampled.tokens)
         return StepInFlight(sampled, logprobs, sums, scores)
 
-    @torch.inference_mode()
+    @tensors.inference_mode()
     def follow(self, step: StepInput) -> None:
-        """Compute a step of rank 0 in the process of another rank. Only rank 0 samples."""
-        self._advance(step, None)
+        """Compute this rank's part of a step that rank 0 planned. Only rank 0 samples."""
+        self._compute_with_states(step, None)
 
-    def _advance_all(
+    def _compute_on_all_ranks(
         self, step: StepInput, last: Tensor | None
     ) -> tuple[Tensor, dict[int, Readback], dict[int, ScoresReadback]]:
-        """Compute a step on all ranks, and return the results of `_advance` on this rank.
-
-        Raises:
-            OutOfStepError: this process, or the connection to another process, failed in a step of all processes.
-        """
+        """Run `_compute_with_states` on all ranks, and return the results of this rank."""
         if not self._others:
-            return self._advance(step, last)
+            return self._compute_with_states(step, last)
         try:
             for processes in self._others:
+                # The others start first, so that all processes compute at the same time.
                 processes.run(step)
-            return self._advance(step, last)
+            return self._compute_with_states(step, last)
         except Exception as error:  # the other processes wait for an exchange that this process has not reached
             reason = str(error).partition("\n")[0]
             raise OutOfStepError(f"rank 0 failed in a step of all ranks: {type(error).__name__}: {reason}") from error
 
-    def _advance(
+    def _compute_with_states(
         self, step: StepInput, last: Tensor | None
     ) -> tuple[Tensor, dict[int, Readback], dict[int, ScoresReadback]]:
-        """Compute a step without sampling: return its logits, sums of hidden states and prompt scores.
-
-        In a group, all ranks must call this method, because the output head exchanges logits.
-        """
+        """Compute a step without sampling: logits, sums of hidden states, prompt scores."""
+        # In a group, all ranks must call this method, because the output head exchanges logits.
         self._copy_states(step.restores)
         logits, hidden = self.compute(step, last)
+        # Snapshots are copied at the end, when the states contain all tokens of the step.
         self._copy_states(step.saves)
         if not self._model.loader.stage.is_first:
             return logits, {}, {}  # only stage 0 of a pipeline has hidden states of the last layer
         sums = begin_sums(step.hidden, hidden)
-        return logits, sums, begin_scores(step.hidden, hidden, self._model.head, self._most_scored)
+        return logits, sums, begin_scores(self.ops, step.hidden, hidden, self._model.head, self._most_scored)
 
-    def forward(self, step: StepInput) -> Tensor:
-        """Compute a step, and return the logits [S, vocabulary] of its S rows that sample.
-
-        The step writes K and V of all rows to the KV cache.
-        """
-        return self._advance_all(step, None)[0]
+    def logits_of(self, step: StepInput) -> Tensor:
+        """Compute a step on all ranks without sampling; return the logits [S, vocabulary]."""
+        return self._compute_on_all_ranks(step, None)[0]
 
     def close(self) -> None:
         """End the other processes that compute the model, if any."""
         for processes in self._others:
             processes.close()
 
-    @torch.inference_mode()
+    @tensors.inference_mode()
     def compute(self, step: StepInput, last: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Compute a step and return its logits and hidden states.
 
         Args:
-            step: input of the step.
             last: int64 [N], the N tokens that the previous step has sampled; None if `step` has no negative tokens.
 
         Returns:
@@ -184,32 +261,31 @@ class Runner:
         return logits[: batch.samples] if batch.bucket else logits, None
 
     def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Capture graphs for all buckets. The largest graph is captured first, because smaller graphs share its memory.
-
-        If a rank cannot capture a graph, all steps run without graphs on all ranks.
+        """Capture graphs for all buckets.
 
         Args:
             on_progress: called before each capture with the number of captured graphs and the number of all graphs.
         """
+        # The largest graph is captured first, because smaller graphs share its memory. If a rank cannot capture a
+        # graph, all steps run without graphs on all ranks.
         sizes = sorted(self.buckets, reverse=True)
         for done, bucket in enumerate(sizes):
             on_progress(done, len(sizes))
             for processes in self._others:
                 processes.capture(bucket)
-            refusal = self.capture(bucket)
+            error = self.capture(bucket)
             for processes in self._others:
-                refusal = processes.captured() or refusal
-            if refusal is not None:
-                _log.warning("the steps of this model cannot be captured as graphs, and are slower: %s", refusal)
+                error = processes.captured() or error
+            if error is not None:
+                _log.warning("the steps of this model cannot be captured as graphs, and are slower: %s", error)
                 self.forget_graphs()
                 return
 
-    @torch.inference_mode()
+    @tensors.inference_mode()
     def capture(self, bucket: Bucket) -> str | None:
-        """Capture the graph of a bucket on this rank. In a group, all ranks must capture the same buckets in turn.
+        """Capture the graph of a bucket on this rank; return an error text, or None.
 
-        Returns:
-            Why the graph cannot be captured; None if it was captured.
+        In a group, all ranks must capture the same buckets in turn.
 
         Raises:
             RuntimeError: the device failed.
@@ -231,43 +307,112 @@ class Runner:
         self.ops.forget()
 
     def touch_caches(self) -> None:
-        """Write to the whole KV cache, so that a lack of memory causes an error now and not during a request."""
+        """Write to the whole KV cache, so that a lack of memory fails before a request."""
         for processes in self._others:
             processes.touch_caches()
-        for cache in self._caches:
-            if isinstance(cache, Tensor):
-                cache.zero_()
+        for cache in self._kv_caches():
+            cache.zero_()
+            # Writing a large cache takes longer than the time after which the server kills a silent engine.
             heartbeat.beat()
 
     def clear(self, pages: list[int]) -> None:
-        """Set the contents of KV pages to zero. NaN in a page would affect later results even at masked positions."""
+        """Set the contents of KV pages to zero."""
+        # NaN in a page would affect later results even at masked positions.
         for processes in self._others:
             processes.clear(pages)
-        for cache in self._by_page():
-            cache[pages] = 0
+        if self.draft is not None:
+            self.draft.clear([page for page in pages if page < self._pages])
+        for windowed, first in ((False, 0), (True, self._pages)):
+            chosen = [page - first for page in pages if (page >= self._pages) == windowed]
+            for cache in self._by_page(windowed) if chosen else ():
+                cache[chosen] = 0
 
     def fill_with_nan(self, page: int) -> None:
         """Set the contents of a KV page on this rank to NaN, for fault injection."""
-        for cache in self._by_page():
-            cache[page] = 255 if cache.dtype == torch.uint8 else torch.nan  # 255: NaN in bfloat16 and in float32
+        for cache in self._by_page(windowed=False):
+            cache[page] = 255 if cache.dtype == tensors.uint8 else tensors.nan  # 255: NaN in bfloat16 and in float32
 
-    def _by_page(self) -> Iterator[Tensor]:
-        """Yield each layer's KV cache as a tensor whose first dimension is the page."""
-        for cache in self._caches:
-            if isinstance(cache, Tensor):  # int8 and native caches: [pages, ...]; others: [2, heads, slots, D]
-                yield cache if cache.dim() == 3 else cache.unflatten(2, (-1, PAGE_SIZE)).movedim(2, 0)
+    @property
+    def reads_caches(self) -> bool:
+        """Whether `read_cache` and `write_cache` reach the caches of all processes."""
+        return all(processes.reads_caches for processes in self._others)
 
-    @torch.inference_mode()
-    def computes_finite_logits(self, page: int, slot: int | None) -> bool:
-        """Test the device: compute one token, and return whether all of its logits are finite.
+    @cached_property
+    def page_parts(self) -> list[int]:
+        """Bytes of a KV page in each rank, without its window page."""
+        return [len(part) for part in self.read_cache("page", 0)]
+
+    @cached_property
+    def window_parts(self) -> list[int]:
+        """Bytes of a window page in each rank; empty if all layers have the same pages."""
+        return [len(part) for part in self.read_cache("window", 0)] if self.window_pages else []
+
+    @cached_property
+    def state_parts(self) -> list[int]:
+        """Bytes of a state slot in each rank; empty without recurrent layers."""
+        return [len(part) for part in self.read_cache("state", 0)] if self._states else []
+
+    def read_cache(self, kind: CacheKind, index: int) -> list[bytes]:
+        """Return each rank's bytes of a KV page or a state slot in all layers."""
+        own = self._cache_bytes[kind].read(index)
+        return [own, *(part for processes in self._others for part in processes.read_cache(kind, index))]
+
+    def write_cache(self, kind: CacheKind, index: int, contents: bytes) -> bool:
+        """Replace a KV page or a state slot by the joined bytes of `read_cache`.
+
+        Return False, and change nothing, if `contents` has another size.
+        """
+        sizes = {"page": self.page_parts, "window": self.window_parts, "state": self.state_parts}[kind]
+        if len(contents) != sum(sizes):
+            return False
+        ends = list(accumulate(sizes))
+        own, *others = (memoryview(contents)[end - size : end] for size, end in zip(sizes, ends, strict=True))
+        for processes in self._others:  # of this host, hence at most one group
+            processes.write_cache(kind, index, others)
+        self.write_own_cache(kind, index, own)
+        return True
+
+    def write_own_cache(self, kind: CacheKind, index: int, contents: bytes | memoryview) -> None:
+        """Replace this rank's part of a KV page or a state slot."""
+        self._cache_bytes[kind].write(index, contents)
+
+    @cached_property
+    def _cache_bytes(self) -> dict[CacheKind, CacheBytes]:
+        on_cpu = self.device.type == "cpu"
+        states = [part for state in self._states for part in state.parts()]
+        return {
+            "page": CacheBytes(list(self._by_page(windowed=False)), on_cpu),
+            "window": CacheBytes(list(self._by_page(windowed=True)), on_cpu),
+            "state": CacheBytes(states, on_cpu),
+        }
+
+    def _by_page(self, windowed: bool) -> Iterator[Tensor]:
+        """Yield each KV cache as a tensor whose first dimension is the page.
 
         Args:
-            page: a KV page whose contents are no longer needed. The test sets the page to zero.
+            windowed: whether to yield the caches of window pages, or the other caches.
+        """
+        for cache in self._kv_caches():  # int8 and native caches: [pages, ...]; others: [2, heads, slots, D]
+            if (id(cache) in self._windowed) == windowed:
+                yield cache if cache.dim() == 3 else cache.unflatten(2, (-1, PAGE_SIZE)).movedim(2, 0)
+
+    def _kv_caches(self) -> Collection[Tensor]:
+        # Layers without keys of their own read the cache of an earlier layer, which must be counted once.
+        return {id(cache): cache for cache in self._caches if isinstance(cache, Tensor)}.values()
+
+    @tensors.inference_mode()
+    def computes_finite_logits(self, parts: Sequence[int], slot: int | None) -> bool:
+        """Test the device: return whether the logits of one token are all finite.
+
+        Args:
+            parts: the parts of a KV page whose contents are no longer needed (see `PagePool.parts`). The test sets them
+                to zero.
             slot: a state slot whose contents are no longer needed; None for a model without recurrent layers.
         """
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the buffers may belong to a step in flight
-        logits = self.forward(
+            tensors.cuda.synchronize(self.device)  # the buffers may belong to a step in flight
+        page, window_page = parts[0], parts[-1] - self._pages
+        logits = self.logits_of(
             StepInput(
                 tokens=int32([self._model.bos_token]),
                 positions=int32([0]),
@@ -278,9 +423,11 @@ class Runner:
                 settled=int32([1]),
                 state_slots=int32([slot or 0]),
                 pages=int32([[page]]),
+                window_pages=int32([[window_page]]) if self.window_pages else None,
+                window_slots=int32([window_page * PAGE_SIZE]) if self.window_pages else None,
             )
         )
-        self.clear([page])
+        self.clear([*parts])
         return bool(logits.isfinite().all())
 
     def _forward(self, batch: Batch) -> Tensor:

@@ -1,31 +1,40 @@
-"""Builds the input of a step from its plan. The input contains no references to the scheduler's sequences."""
+"""Builds the input of a step from its plan. The input refers to no sequence."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
-from helexa.neuron.engine.execution.buckets import fitting
 from helexa.neuron.engine.execution.image_encoder import ImageEncoder, ImageRows
-from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
-from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step.step_input import Adjustments, HiddenRows, Int32, Sampling, StepInput, int32
+from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
+from helexa.neuron.engine.step.step_input import Float32, HiddenRows, Int32, StepInput, fitting, int32
+from helexa.neuron.engine.window_pages import WindowPages
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.sampling import Adjustments, Sampling
 
 _MASK64 = (1 << 64) - 1
 _NONE = Adjustments()
 
+_Row = tuple[Sequence, tuple[int, ...]]  # the sequence of a row of logits, and the drafts before the row
+_Cells = tuple[Int32, Float32]  # adjusted logits of a row: tokens, and operand of each adjustment
+_NO_CELLS: _Cells = (int32(), np.empty(0, np.float32))
 
-def build_step(plan: Plan, buckets: Rows[Bucket] = (), encoder: ImageEncoder | None = None) -> StepInput:
+
+def build_step(
+    plan: Plan,
+    buckets: Rows[Bucket] = (),
+    encoder: ImageEncoder | None = None,
+    windows: WindowPages | None = None,
+) -> StepInput:
     """Return the input of the step that `plan` describes.
 
     Args:
         plan: the plan, which must not be empty.
         buckets: batch sizes for which graphs are captured. If the step fits into one, the input names this bucket.
         encoder: encoder of the images in the plan; None for a model that reads text only.
+        windows: the window pages of the KV pages; None if all layers have the same pages.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -33,6 +42,8 @@ def build_step(plan: Plan, buckets: Rows[Bucket] = (), encoder: ImageEncoder | N
     ends: list[int] = []
     samples: dict[int, range] = {}  # sequence id -> rows whose logits are needed
     hidden: dict[int, range] = {}  # sequence id -> rows whose hidden states are needed
+    # Sequences with one row come first (see `Batch.singles`). Among them, sequences of similar length are neighbors,
+    # because attention in plain torch computes them in groups.
     order = sorted(plan, key=lambda e: (e.count + len(e.drafts) > 1, len(e.sequence.pages)))
     images = ImageRows()
     width = max(-(-(e.sequence.computed + e.count + len(e.drafts)) // PAGE_SIZE) for e in plan)
@@ -64,6 +75,8 @@ def build_step(plan: Plan, buckets: Rows[Bucket] = (), encoder: ImageEncoder | N
     pooled = [entry for entry in plan if entry.sequence.id in hidden] if hidden else []
     rows = chain(*(samples[entry.sequence.id] for entry in sampling), *(hidden[entry.sequence.id] for entry in pooled))
     longest = max(entry.count + len(entry.drafts) for entry in plan)
+    window_pages = None if windows is None else np.maximum(windows.numbers, 0)[pages]  # released ones are not read
+    window_slots = None if windows is None else windows.slots(int32(slots))
     return StepInput(
         tokens=int32(tokens),
         positions=images.positions(int32(positions)),
@@ -83,11 +96,13 @@ def build_step(plan: Plan, buckets: Rows[Bucket] = (), encoder: ImageEncoder | N
         embedding_rows=images.rows,
         deepstack=images.deepstack,
         attention_ends=images.attention_ends(int32(positions)),
+        window_pages=window_pages,
+        window_slots=window_slots,
     )
 
 
-def sampled_rows(sampling: Plan) -> Iterator[tuple[Sequence, tuple[int, ...]]]:
-    """Yield the sequence and the preceding drafts for each row of logits from which a token is sampled.
+def sampled_rows(sampling: Plan) -> Iterator[_Row]:
+    """Yield the sequence and the preceding drafts of each row of logits that samples.
 
     A plan entry with d drafts has d + 1 rows. The first row follows no drafts, and the last row follows all d drafts.
     """
@@ -96,57 +111,50 @@ def sampled_rows(sampling: Plan) -> Iterator[tuple[Sequence, tuple[int, ...]]]:
             yield entry.sequence, entry.drafts[:count]
 
 
-def sampling_of(rows: Rows[tuple[Sequence, tuple[int, ...]]]) -> Sampling:
-    """Return the sampling settings for rows of logits.
-
-    Args:
-        rows: the sequence and the preceding drafts of each row, as `sampled_rows` yields them.
-    """
+def sampling_of(rows: Rows[_Row]) -> Sampling:
+    """Return the sampling settings for rows of logits."""
     params = [sequence.request.sampling for sequence, _ in rows]
-    settings = np.array([(p.temperature, p.top_k, p.top_p, p.min_p) for p in params], np.float32).T
-    bias, repetition, presence = _Adjusting(), _Adjusting(), _Adjusting()
-    for row, ((sequence, drafts), p) in enumerate(zip(rows, params, strict=True)):
-        if p.logit_bias:
-            bias.add(row, list(p.logit_bias), list(p.logit_bias.values()))
-        if p.repetition_penalty != 1.0:
-            repetition.add(row, sequence.token_counts.distinct(), p.repetition_penalty)
-            repetition.add(row, [token for token in (sequence.tokens[-1],) if token < 0], p.repetition_penalty)
-            repetition.add(row, drafts, p.repetition_penalty)
-        if p.frequency_penalty or p.presence_penalty:
-            tokens, counts = sequence.output_counts.with_drafts(drafts)
-            presence.add(row, tokens, p.presence_penalty + p.frequency_penalty * counts)
     return Sampling(
-        *settings,
+        filters=np.array([(p.temperature, p.top_k, p.top_p, p.min_p) for p in params], np.float32),
         seeds=np.array([p.seed & _MASK64 for p in params], np.uint64),
         positions=np.array([len(sequence.tokens) + len(drafts) for sequence, drafts in rows], np.int64),
         logprobs={row: p.logprobs for row, p in enumerate(params) if p.logprobs is not None},
-        bias=bias.joined(),
-        repetition=repetition.joined(),
-        presence=presence.joined(),
+        adjustments=_adjustments(rows),
     )
 
 
-class _Adjusting:
-    """Collects adjustments of logits of one kind (biases, repetition penalties or presence penalties), row by row."""
+def _adjustments(rows: Rows[_Row]) -> Adjustments:
+    cells = [kind(*row) for kind in (_biases, _repetitions, _presences) for row in rows]
+    lengths = [len(tokens) for tokens, _ in cells]
+    # Most requests have no penalties and biases. All of their steps share one empty object.
+    if not any(lengths):
+        return _NONE
+    tokens, values = zip(*cells, strict=True)
+    return Adjustments(int32(np.cumsum([0, *lengths])), np.concatenate(tokens), np.concatenate(values))
 
-    def __init__(self) -> None:
-        self._adjustments: list[tuple[int, Int32, NDArray[np.float32]]] = []
 
-    def add(self, row: int, tokens: Rows[int] | Int32, values: Rows[float] | NDArray[np.floating] | float) -> None:
-        """Add adjustments of one row: `tokens` without duplicates, and one value per token or a common value."""
-        if len(tokens):
-            self._adjustments.append((row, int32(tokens), np.broadcast_to(np.array(values, np.float32), len(tokens))))
+def _biases(sequence: Sequence, _: tuple[int, ...]) -> _Cells:
+    return sequence.biases if sequence.request.sampling.logit_bias else _NO_CELLS
 
-    def joined(self) -> Adjustments:
-        """Return all collected adjustments as arrays."""
-        if not self._adjustments:
-            return _NONE
-        rows, tokens, values = zip(*self._adjustments, strict=True)
-        return Adjustments(
-            np.repeat(int32(rows), [len(row_tokens) for row_tokens in tokens]),
-            np.concatenate(tokens),
-            np.concatenate(values),
-        )
+
+def _repetitions(sequence: Sequence, drafts: tuple[int, ...]) -> _Cells:
+    penalty = sequence.request.sampling.repetition_penalty
+    if penalty == 1.0:
+        return _NO_CELLS
+    tokens = sequence.token_counts.distinct()
+    # The last token may still be computed by the step in flight. Its placeholder is not in the counts.
+    placeholders = [token for token in (sequence.tokens[-1],) if token < 0]
+    if drafts or placeholders:
+        tokens = np.concatenate((tokens, int32([*placeholders, *drafts])))
+    return tokens, np.full(len(tokens), penalty, np.float32)
+
+
+def _presences(sequence: Sequence, drafts: tuple[int, ...]) -> _Cells:
+    p = sequence.request.sampling
+    if not (p.frequency_penalty or p.presence_penalty):
+        return _NO_CELLS
+    tokens, counts = sequence.output_counts.with_drafts(drafts)
+    return tokens, np.asarray(p.presence_penalty + p.frequency_penalty * counts, np.float32)
 
 
 def _wanted(entry: PlanEntry) -> range:
@@ -164,5 +172,6 @@ def _hidden_rows(entry: PlanEntry) -> HiddenRows:
 
 
 def _copies(pairs: Iterator[tuple[int | None, int | None]]) -> Int32:
+    # A sequence without recurrent state has no slot.
     copies = [pair for pair in pairs if None not in pair]
     return int32(copies) if copies else np.empty((0, 2), np.int32)

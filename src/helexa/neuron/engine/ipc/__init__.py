@@ -1,1 +1,1 @@
-"""The protocol between the server process and an engine process. Does not import torch."""
+"""The protocol between the server process and an engine process, without torch."""

@@ -37,7 +37,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 class ChannelError(HelexaError):
-    """The other host closed the connection, or sent bytes that are not a frame of this group."""
+    """The other host closed the connection, or sent bytes that are not a frame."""
 
 
 class SecretError(ChannelError):
@@ -45,22 +45,19 @@ class SecretError(ChannelError):
 
 
 class ChannelState(msgspec.Struct, frozen=True):
-    """The state of a channel, with which another process can continue to use its connection.
+    """State with which another process can continue to use a channel's connection."""
 
-    Attributes:
-        key: key of the MACs.
-        connected: whether this end opened the connection. The other end accepted it.
-        sent, received: number of frames so far in each direction.
-    """
-
-    key: bytes
-    connected: bool
+    key: bytes  # key of the MACs
+    connected: bool  # whether this end opened the connection. The other end accepted it.
+    # number of frames so far in each direction
     sent: int
     received: int
 
 
 class Channel:
-    """One end of an authenticated connection. Methods block; only one thread may send, and only one may receive.
+    """One end of an authenticated connection.
+
+    Methods block; only one thread may send, and only one may receive.
 
     Args:
         connection: the connected socket, which the channel owns.
@@ -100,16 +97,14 @@ class Channel:
         header = _HEADER.pack(len(body), self._mac(self._connected, self._sent, body))
         self._sent += 1
         try:
+            # Two calls, because joining header and body would copy up to 64 MiB.
             self._connection.sendall(header)
             self._connection.sendall(body)
         except OSError as error:
             raise ChannelError(f"the connection failed: {error.strerror or error}") from None
 
     def receive(self, kind: type[T] | Any) -> T:
-        """Wait for the next message and return it.
-
-        Args:
-            kind: the expected message type, or a union of message types.
+        """Wait for the next message of type `kind`, which may be a union, and return it.
 
         Raises:
             ChannelError: the connection is closed, or the next frame is not a message of type `kind`.
@@ -127,17 +122,23 @@ class Channel:
             ChannelError: the connection is closed, or the frame is invalid.
         """
         length, mac = _HEADER.unpack(_exactly(self._connection, _HEADER.size))
+        # The MAC is checked after the body is read, so the length is not trusted before.
         if length > MAX_FRAME_BYTES:
             raise ChannelError(f"frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
         body = _exactly(self._connection, length)
+        # The other end's direction is in the code, so that its frames cannot be played back to it.
         if not hmac.compare_digest(mac, self._mac(not self._connected, self._received, body)):
             raise ChannelError("a frame has a wrong authentication code")
         self._received += 1
         return body
 
     def close(self) -> None:
-        """Close the connection. The other end notices it. A blocked call in another thread raises a ChannelError."""
+        """Close the connection. The other end notices it.
+
+        A blocked call in another thread raises a ChannelError.
+        """
         with suppress(OSError):
+            # `close` alone does not wake a thread that is blocked in `recv`.
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
@@ -149,7 +150,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class HostAddress:
-    """Address and port at which a host of the group accepts connections."""
+    """Where a host of the group accepts connections."""
 
     address: str
     port: int
@@ -175,6 +176,7 @@ def connect(to: HostAddress, secret: bytes, *, source: str, seconds: float) -> C
         raise ChannelError(f"cannot connect to {to}: {error.strerror or error}") from None
     try:
         _configure(connection)
+        # Each end chooses half of the nonces, so that no recorded handshake can be repeated.
         own = os.urandom(_NONCE_BYTES)
         connection.sendall(_MAGIC + own)
         reply = _exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
@@ -192,7 +194,9 @@ def connect(to: HostAddress, secret: bytes, *, source: str, seconds: float) -> C
 
 
 def accept(connection: socket.socket, secret: bytes, *, seconds: float) -> Channel:
-    """Authenticate a host that has connected, and return the channel. On an error, the connection is closed.
+    """Authenticate a host that has connected, and return the channel.
+
+    On an error, the connection is closed.
 
     Args:
         connection: the accepted socket.
@@ -223,9 +227,9 @@ def accept(connection: socket.socket, secret: bytes, *, seconds: float) -> Chann
 
 
 def wait_until_closed(fd: int, seconds: float | None = None) -> bool:
-    """Wait until the connection `fd` is closed or broken, and return True. Return False after `seconds` seconds.
+    """Wait until the connection `fd` is closed or broken, and return True.
 
-    Received bytes do not end the wait and are not read.
+    Return False after `seconds` seconds. Received bytes do not end the wait and are not read.
     """
     poll = select.poll()
     poll.register(fd, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
@@ -255,6 +259,7 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
             count = connection.recv_into(view)
         except OSError as error:
             raise ChannelError(f"the connection failed: {error.strerror or error}") from None
+        # An empty read means the end of the stream.
         if not count:
             raise ChannelError("the other host closed the connection")
         view = view[count:]

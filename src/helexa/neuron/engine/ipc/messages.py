@@ -1,4 +1,4 @@
-"""The messages between the server process and an engine process; `frames` sends them over a Unix socket.
+"""Messages between server and engine; `sockets` sends them over a Unix socket.
 
 The messages contain only numbers, token ids and grammars. The struct types in this module are the whole protocol: an
 engine accepts no other request.
@@ -10,108 +10,94 @@ import msgspec
 
 from helexa.neuron.engine.ipc.channel import HostAddress
 from helexa.neuron.ops.constants import Kernels
-from helexa.neuron.text.pooling import Pooling
-from helexa.neuron.vision.preprocessing.layout import ImageLayout
-from helexa.neuron.vision.prompt.image_range import ImageRange
+from helexa.neuron.text.config_files import Pooling
+from helexa.neuron.vision.layout import ImageLayout, ImageRange
 
-MAX_TRACED_STEPS = 64
-"""Maximum number of steps that the engine reports for a traced request."""
-
-DEBUG_FAULT = "NEURON_DEBUG_FAULT"
-"""The environment variable that injects faults into engines; see `debug_fault`."""
-
-PLAN_LOG = "NEURON_DEBUG_PLAN_LOG"
-"""The environment variable that names a folder for plan logs; see `recorded_scheduler`."""
+MAX_TRACED_STEPS = 64  # Maximum number of steps that the engine reports for a traced request
 
 FinishReason = Literal["stop", "length", "error"]
 Activations = Literal["auto", "int16", "int8"]
 PrefixReuse = Literal["principal", "all", "off"]
 TensorParallelMode = Literal["auto", "exact", "sum"]
 StepTiming = Literal["measured", "fixed"]
+# The log-probability of a token, and pairs (token, log-probability) of the likeliest tokens at its position.
 Logprob = tuple[float, list[tuple[int, float]]]
-"""The log-probability of a token, and pairs (token, log-probability) of the likeliest tokens at its position."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine runs its model.
+    """How an engine runs its model."""
 
-    Attributes:
-        device: `cpu`, `cuda:N` or `mps`.
-        devices: device of each rank, if the ranks run on several devices; the first one is `device`. Empty if all ranks
-            run on `device`.
-        dtype: activation dtype, `auto`, `float32`, `bfloat16` or `float16`.
-        kernels: `auto` for the fastest kernels that work, `torch` for plain torch only, `triton` for the GPU kernels.
-            On a CPU, the GPU kernels run in Triton's interpreter, slowly.
-        quant: format to which unquantized weights are quantized while they load, one of the names in
-            `weights.quant_form`; empty for no quantization.
-        threads: CPU threads of each rank. 0 for one per physical core: of the rank's CPUs if the rank is bound to CPUs
-            (see `ranks.cpu_binding`), else of the machine, whose cores the ranks share evenly.
-        max_step_tokens: token budget of one step, shared by all sequences. Decoding sequences get one token each even
-            beyond the budget.
-        max_prefill_beside_decode: maximum prompt tokens in a step that also has decoding sequences; 0 for no limit. The
-            engine uses fewer if the step would take much longer than decoding alone, because decoding waits for it.
-        max_sequences: maximum number of sequences in one step.
-        max_waiting: maximum number of waiting sequences; further requests are rejected.
-        context_length: positions per sequence, 0 for the length that the model was trained on.
-        kv_cache_mb: size of the KV cache in MiB, 0 to size the cache from free memory.
-        memory_limit_mb: MiB of the device's memory that all models of the node may take together, 0 for all free
-            memory.
-        snapshot_mb: MiB for snapshots of recurrent state; 0 for a part of free memory. A prompt with the same beginning
-            as an earlier prompt continues from a snapshot.
-        activations: integer type to which the native CPU kernels round the input of products with quantized weights:
-            `int16`, `int8`, or `auto` for 8 bits, with 16 bits for outliers.
-        kv_dtype: dtype of the KV cache: `auto` for the activation dtype, or `int8`, which plain torch does not support.
-        speculation: whether to use speculative decoding: draft tokens by repetition of parts of the prompt or output,
-            and verify several tokens in one step. The output does not change.
-        speculation_max_sequences: number of decoding sequences above which the engine drafts no tokens.
-        graphs: capture decode steps as graphs and replay them, if the kernels support it.
-        overlap: launch a step before the previous step is read; None to do so on GPUs only.
-        prefix_reuse: which prompts with a common beginning share KV pages: prompts of the same principal
-            (`principal`), all prompts (`all`), or none (`off`).
-        tensor_parallel: number of processes (ranks) that compute the model together. Each rank holds a part of the
-            weights and of the KV cache, and has its own `threads`.
-        tensor_parallel_mode: how ranks divide matrices whose inputs they have computed themselves, such as the output
-            projection of attention. `exact` divides all matrices by rows, so that no sum is divided. With native
-            kernels, the tokens are then those of one rank. `sum` divides these matrices by columns and adds the partial
-            results in the order of the ranks, which needs fewer exchanges. `auto` is `exact` on CPUs and `sum` on GPUs.
-        pipeline_parallel: number of hosts that compute the model together. Each host computes a part of the layers with
-            `tensor_parallel` ranks.
-        images: whether to load the vision tower of the model, if the model has one.
-        mmproj: path of the GGUF file with the vision tower of a GGUF model; empty to look for it beside the model.
-        max_image_tokens: maximum number of tokens of an image, for which the engine requests memory.
-        image_cache_mb: MiB for the embeddings of images that were encoded recently.
-        step_timing: `measured` limits steps by the time that earlier steps took. `fixed` assumes nominal times, so that
-            the same requests in the same order get the same plans.
-    """
-
-    device: str = "cpu"
+    device: str = "cpu"  # `cpu`, `cuda:N` or `mps`
+    # Device of each rank, if the ranks run on several devices; the first one is `device`. Empty if all ranks run on
+    # `device`.
     devices: list[str] = []
-    dtype: str = "auto"
+    dtype: str = "auto"  # activation dtype, `auto`, `float32`, `bfloat16` or `float16`
+    # `auto` for the fastest kernels that work, `torch` for plain torch only, `triton` for the GPU kernels. On a CPU,
+    # the GPU kernels run in Triton's interpreter, slowly.
     kernels: Kernels = "auto"
+    # format to which unquantized weights are quantized while they load, one of the names in `weights.quant_policy`;
+    # empty for no quantization
     quant: str = ""
+    # CPU threads of each rank. 0 for one per physical core: of the rank's CPUs if the rank is bound to CPUs (see
+    # `ranks.cpu_binding`), else of the machine, whose cores the ranks share evenly.
     threads: int = 0
+    # Token budget of one step, shared by all sequences. Decoding sequences get one token each even beyond the budget.
     max_step_tokens: int = 512
+    # Maximum prompt tokens in a step that also has decoding sequences; 0 for no limit. The engine uses fewer if the
+    # step would take much longer than decoding alone, because decoding waits for it.
     max_prefill_beside_decode: int = 128
-    max_sequences: int = 64
-    max_waiting: int = 256
-    context_length: int = 0
-    kv_cache_mb: int = 0
+    max_sequences: int = 64  # maximum number of sequences in one step
+    max_waiting: int = 256  # maximum number of waiting sequences; further requests are rejected
+    context_length: int = 0  # positions per sequence, 0 for the length that the model was trained on
+    kv_cache_mb: int = 0  # size of the KV cache in MiB, 0 to size the cache from free memory
+    # MiB of the device's memory that all models of the node may take together, 0 for all free memory
     memory_limit_mb: int = 0
+    # MiB for snapshots of recurrent state; 0 for a part of free memory. A prompt with the same beginning as an earlier
+    # prompt continues from a snapshot.
     snapshot_mb: int = 0
+    # integer type to which the native CPU kernels round the input of products with quantized weights: `int16`, `int8`,
+    # or `auto` for 8 bits, with 16 bits for outliers
     activations: Activations = "auto"
-    kv_dtype: Literal["auto", "int8"] = "auto"
+    # numbers in the KV cache: `int8`, which plain torch does not support; `unquantized` for the activation dtype, which
+    # is bfloat16 on CPUs; or `auto` for 8 bits with the native CPU kernels and a context of more than 8,192 tokens,
+    # otherwise unquantized
+    kv_dtype: Literal["auto", "int8", "unquantized"] = "auto"
+    # which prompts with a common beginning share KV pages: prompts of the same principal (`principal`), all prompts
+    # (`all`), or none (`off`)
     prefix_reuse: PrefixReuse = "principal"
+    # MiB of the disk for KV pages of earlier prompts, of all models together; 0 for none. The engine reads them instead
+    # of computing the same prompts again, for example after a restart. Models on several hosts
+    # save nothing.
+    prefix_disk_mb: int = 0
+    model_id: str = ""  # name of the model for the user, which is saved with its prompts
+    # Whether to use speculative decoding: draft tokens by repetition of parts of the prompt or output, and verify
+    # several tokens in one step. The output does not change.
     speculation: bool = True
-    speculation_max_sequences: int = 4
-    graphs: bool = True
-    overlap: bool | None = None
+    speculation_max_sequences: int = 4  # number of decoding sequences above which the engine drafts no tokens
+    # Path of a draft model's file or folder; empty for none. A draft model is a smaller model with the same vocabulary.
+    # It predicts tokens, which the engine verifies like the drafts of `speculation`. Only on CPUs, and only if one
+    # process computes the model.
+    draft_model: str = ""
+    graphs: bool = True  # capture decode steps as graphs and replay them, if the kernels support it
+    overlap: bool | None = None  # launch a step before the previous step is read; None to do so on GPUs only
+    # Number of processes (ranks) that compute the model together. Each rank holds a part of the weights and of the KV
+    # cache, and has its own `threads`.
     tensor_parallel: int = 1
+    # How ranks divide matrices whose inputs they have computed themselves, such as the output projection of attention.
+    # `exact` divides all matrices by rows, so that no sum is divided. With native kernels, the tokens are then those of
+    # one rank. `sum` divides these matrices by columns and adds the partial results in the order of the ranks, which
+    # needs fewer exchanges. `auto` is `exact` on CPUs and `sum` on GPUs.
     tensor_parallel_mode: TensorParallelMode = "auto"
+    # Number of hosts that compute the model together. Each host computes a part of the layers with `tensor_parallel`
+    # ranks.
     pipeline_parallel: int = 1
-    images: bool = False
+    images: bool = False  # whether to load the vision tower of the model, if the model has one
+    # path of the GGUF file with the vision tower of a GGUF model; empty to look for it beside the model
     mmproj: str = ""
-    max_image_tokens: int = 1024
-    image_cache_mb: int = 256
+    max_image_tokens: int = 1024  # maximum number of tokens of an image, for which the engine requests memory
+    image_cache_mb: int = 256  # MiB for the embeddings of images that were encoded recently
+    # `measured` limits steps by the time that earlier steps took. `fixed` assumes nominal times, so that the same
+    # requests in the same order get the same plans.
     step_timing: StepTiming = "measured"
 
     def device_of(self, rank: int) -> str:
@@ -119,248 +105,211 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.devices[rank] if self.devices else self.device
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tokens of one sequence are chosen. The defaults are plain softmax sampling at temperature 1.
+def no_draft_model(options: EngineOptions) -> str:
+    """Return why these options exclude a draft model; empty if they do not."""
+    if options.tensor_parallel > 1 or options.pipeline_parallel > 1:
+        return "several processes compute the model (tensor_parallel, pipeline_parallel)"
+    if options.device != "cpu":
+        return f"draft models run only on CPUs, not on {options.device}"
+    if not options.speculation or not options.speculation_max_sequences:
+        return "speculation is off (speculation, speculation_max_sequences)"
+    return ""
 
-    Attributes:
-        temperature: 0 is greedy.
-        top_p: sample from the likeliest tokens that together reach this probability; 1 is off.
-        min_p: sample from tokens with at least this fraction of the largest probability; 0 is off.
-        top_k: number of likeliest tokens to sample from; 0 is off.
-        repetition_penalty: penalty over prompt and output (Keskar et al., CTRL, 2019); 1 is off.
-        frequency_penalty, presence_penalty: penalties over the output, as OpenAI defines them.
-        seed: seed of the random draws. A draw depends only on the seed and the token's position, not on other sequences
-            in the batch. Logits may still differ in their last bits between batch sizes.
-        logit_bias: token id -> added logit.
-        logprobs: number of likeliest tokens to report with the log-probability of each output token; None reports no
-            log-probabilities.
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of one sequence are chosen.
+
+    The defaults are plain softmax sampling at temperature 1.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0  # sample from the likeliest tokens that together reach this probability; 1 is off
+    top_k: int = 0  # number of likeliest tokens to sample from; 0 is off
+    min_p: float = 0.0  # sample from tokens with at least this fraction of the largest probability; 0 is off
+    repetition_penalty: float = 1.0  # penalty over prompt and output (Keskar et al., CTRL, 2019); 1 is off
+    # penalties over the output, as OpenAI defines them
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    # Seed of the random draws. A draw depends only on the seed and the token's position, not on other sequences in the
+    # batch. Logits may still differ in their last bits between batch sizes.
     seed: int = 0
-    logit_bias: dict[int, float] = {}
+    logit_bias: dict[int, float] = {}  # token id -> added logit
+    # number of likeliest tokens to report with the log-probability of each output token; None reports no
+    # log-probabilities
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
 
 
 class PromptImage(msgspec.Struct, frozen=True):
-    """An image of a prompt. The server sends its pixels through the engine's socket for pixels (see `pixel_socket`).
+    """An image of a prompt.
 
-    Attributes:
-        digest: digest of the input of the vision tower (see `PreparedImage.digest`).
-        layout: tiles and patches of the image, and number of its tokens.
+    The server sends its pixels through the engine's socket for pixels (see `PixelReceiver`).
     """
 
-    digest: bytes
-    layout: ImageLayout
+    digest: bytes  # digest of the input of the vision tower (see `PreparedImage.digest`)
+    layout: ImageLayout  # tiles and patches of the image, and number of its tokens
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
-    """Server -> engine: generate at most `max_tokens` tokens after `prompt`. If it is 0, only compute the prompt.
+    """Server -> engine: generate at most `max_tokens` tokens after `prompt`.
 
-    If an end-of-sequence token ends the sequence, the last `TokenOutput` contains this token.
-
-    Attributes:
-        stop_ids: tokens that end the sequence.
-        salt: identifies the principal (API key owner) in one word; empty for anonymous clients. Principals get fair
-            shares of the engine. By default, only sequences of the same principal share pages of the KV cache.
-        turn: number of prompt tokens before the last user message, which the client may change in a later request; 0 if
-            unknown. A model with recurrent layers saves a snapshot of its state at the end of these tokens.
-        prior_output: number of tokens at the end of the prompt that are output of an earlier request. Penalties count
-            them as output.
-        grammar: grammar of the output as llguidance's JSON; empty for none. The sequence ends when the grammar is
-            complete.
-        prompt_logprobs: number of likeliest tokens to report with the log-probability of each prompt token. None
-            reports no log-probabilities of the prompt. If a number is set, the engine computes the whole prompt and
-            uses no cached prefix.
-        reports_start: whether to send a `TokenOutput` with `started` after the first step of a prompt that takes
-            several steps.
-        traced: whether the last `TokenOutput` reports the steps of the sequence.
-        images: the images of the prompt.
-        image_ranges: the image tokens of the prompt: the tokens whose embeddings are replaced with embeddings of the
-            images, in the order of the prompt.
+    With 0, the engine only computes the prompt. The last output contains the end-of-sequence token, if one was sampled.
     """
 
     id: int
     prompt: list[int]
     max_tokens: int
     sampling: SamplingParams
-    stop_ids: list[int] = []
+    stop_ids: list[int] = []  # tokens that end the sequence
+    # Identifies the principal (API key owner) in one word; empty for anonymous clients. Principals get fair shares of
+    # the engine. By default, only sequences of the same principal share pages of the KV cache.
     salt: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    # Number of prompt tokens before the last user message, which the client may change in a later request; 0 if
+    # unknown. A model with recurrent layers saves a snapshot of its state at the end of these tokens.
     turn: Annotated[int, msgspec.Meta(ge=0)] = 0
+    # Number of tokens at the end of the prompt that are output of an earlier request. Penalties count them as output.
     prior_output: Annotated[int, msgspec.Meta(ge=0)] = msgspec.field(default=0, name="said")
+    # Grammar of the output as llguidance's JSON; empty for none. The sequence ends when the grammar is complete.
     grammar: str = ""
+    # Number of likeliest tokens to report with the log-probability of each prompt token. None reports no
+    # log-probabilities of the prompt. If a number is set, the engine computes the whole prompt and uses no cached
+    # prefix.
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    # whether to send a `TokenOutput` with `started` after the first step of a prompt that takes several steps
     reports_start: bool = False
-    traced: bool = False
+    # names the beginning of the prompt to a gateway (see `CachedPrefixes`), in hexadecimal digits; empty for none
+    prefix_key: Annotated[str, msgspec.Meta(max_length=16)] = ""
+    traced: bool = False  # whether the last `TokenOutput` reports the steps of the sequence
     images: list[PromptImage] = []
+    # the image tokens of the prompt: the tokens whose embeddings are replaced with embeddings of the images, in the
+    # order of the prompt
     image_ranges: list[ImageRange] = []
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
-    """Server -> engine: compute the embedding of `prompt`. The engine returns the embedding in one `TokenOutput`.
-
-    Attributes:
-        pooling: which hidden states after the last norm form the vector: the mean of all tokens, the last token or the
-            first token (`cls`). The vector is not normalized.
-        salt: the principal as one word, as in `Generate`.
-    """
+    """Server -> engine: compute the embedding of `prompt` (in the reply's `vector`)."""
 
     id: int
     prompt: list[int]
+    # Which hidden states after the last norm form the vector: the mean of all tokens, the last token or the first token
+    # (`cls`). The vector is not normalized.
     pooling: Pooling = "mean"
-    salt: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    salt: Annotated[str, msgspec.Meta(max_length=64)] = ""  # the principal as one word, as in `Generate`
 
 
 class HostGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The other hosts that compute a model together with host 0 (pipeline parallelism).
+    """The other hosts that compute a model with host 0 (pipeline parallelism)."""
 
-    Attributes:
-        hosts: where the hosts accept connections, in the order of their stages.
-        own_address: address of host 0, from which the engine connects.
-        secret: the secret that all hosts of the group share.
-        version: version of the code of host 0 (see `code_version`).
-    """
-
-    hosts: list[HostAddress]
-    own_address: str
-    secret: bytes
-    version: str
+    hosts: list[HostAddress]  # where the hosts accept connections, in the order of their stages
+    own_address: str  # address of host 0, from which the engine connects
+    secret: bytes  # the secret that all hosts of the group share
+    version: str  # version of the code of host 0 (see `code_version`)
 
     def __repr__(self) -> str:
         return f"HostGroup({', '.join(map(str, self.hosts))})"  # without the secret
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """Server -> engine, as the first message: load this model, and run it with these options.
+    """Server -> engine, first message: load this model, and run it with `options`."""
 
-    Attributes:
-        model: path of the model's file or folder.
-        step_seconds: seconds without progress after which the server kills the engine. The engine limits the size of
-            its steps so that each takes a fraction of this time.
-        group: the other hosts that compute parts of the model; None if this host computes the whole model.
-    """
-
-    model: str
+    model: str  # path of the model's file or folder
     options: EngineOptions
+    # Seconds without progress after which the server kills the engine. The engine limits the size of its steps so that
+    # each takes a fraction of this time.
     step_seconds: float
+    # the other hosts that compute parts of the model; None if this host computes the whole model
     group: HostGroup | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Server -> engine: drop the sequence `id` and free its pages. The engine ignores unknown ids."""
+    """Server -> engine: drop the sequence `id`, if it exists, and free its pages."""
 
     id: int
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
-    """Server -> engine: finish the current step and exit."""
+    """Server -> engine: finish the current step and exit.
+
+    Attributes:
+        save_secs: longest time for saving pages of the prefix cache to disk, in seconds.
+    """
+
+    save_secs: float = 2.0
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """Engine -> server, while loading: progress of one stage of the load.
+    """Engine -> server, while loading: progress of one stage of the load."""
 
-    Attributes:
-        stage: `weights` (reading the weights) or `graphs` (capturing graphs).
-        done, total: finished and total amount of work in this stage: bytes for `weights`, number of graphs for
-            `graphs`.
-        taken: bytes of GPU memory that the engine holds now.
-    """
-
-    stage: str
+    stage: str  # `weights` (reading the weights) or `graphs` (capturing graphs)
+    # finished and total amount of work in this stage: bytes for `weights`, number of graphs for `graphs`
     done: int
     total: int
-    taken: int = 0
+    taken: int = 0  # bytes of GPU memory that the engine holds now
 
 
 class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
-    """Engine -> server: the memory that a model needs. All sizes are in bytes. The server replies with a `MemoryGrant`.
-
-    The request of several ranks on CPUs is for all ranks together. The request of ranks on several devices is for each
-    of the devices.
+    """Engine -> server: the memory that a model needs. All sizes are in bytes.
 
     The engine sends the request after it has read the headers of the model's files, before it reads the weights. On a
-    GPU, the engine sends a second request with measured sizes after the weights are loaded.
-
-    Attributes:
-        device: the device whose memory is requested.
-        devices: the devices of all ranks, if there are several, each of which takes the requested memory.
-        free: free memory of the device. Of several devices, the least.
-        limit: maximum memory of all models of the node together; 0 for no limit.
-        held: memory that the engine process uses at the time of the request. The server subtracts it from later
-            measurements to find how much of the grant is allocated.
-        weights: memory of the weights in the format of the kernels.
-        loading: peak memory during loading, minus `weights`.
-        step: maximum memory of a step, not counting `page_step` and `position_step`.
-        page_step: additional memory of a step per KV page in use.
-        position_step: additional memory of a step per position of one sequence.
-        page: memory of K and V of one KV page in all layers.
-        page_size: positions per page.
-        pages: requested number of KV pages.
-        share: maximum fraction that the KV cache may take of the memory that remains after weights, steps and states.
-        context: maximum number of positions (tokens) of a sequence.
-        state: memory of the recurrent state of one sequence; 0 for a model without recurrent layers.
-        sequences: requested maximum number of running sequences, each of which takes one `state`.
-        snapshots: requested number of snapshots of recurrent state, each of which takes one `state`.
-        image_rows: number of rows by which a step may exceed the token budget, because an image must be computed in one
-            step.
+    GPU, it sends a second request with measured sizes after the weights are loaded. Several ranks on CPUs send one
+    request for all of them. Ranks on several devices send a request for each device.
     """
 
-    device: str
-    free: int
-    limit: int
+    device: str  # the device whose memory is requested
+    free: int  # free memory of the device. Of several devices, the least.
+    limit: int  # maximum memory of all models of the node together; 0 for no limit
+    # Memory that the engine process uses at the time of the request. The server subtracts it from later measurements to
+    # find how much of the grant is allocated.
     held: int
-    weights: int
-    loading: int
-    step: int
-    page_step: int
-    position_step: int
-    page: int
-    page_size: int
-    pages: int
+    weights: int  # memory of the weights in the format of the kernels
+    loading: int  # peak memory during loading, minus `weights`
+    step: int  # maximum memory of a step, not counting `page_step` and `position_step`
+    page_step: int  # additional memory of a step per KV page in use
+    position_step: int  # additional memory of a step per position of one sequence
+    page: int  # memory of K and V of one KV page in all layers, without `window_page`
+    page_size: int  # positions per page
+    pages: int  # requested number of KV pages
+    # maximum fraction that the KV cache may take of the memory that remains after weights, steps and states
     share: float
-    context: int
-    state: int
-    sequences: int
-    snapshots: int
-    devices: list[str] = []
+    context: int  # maximum number of positions (tokens) of a sequence
+    state: int  # memory of the recurrent state of one sequence; 0 for a model without recurrent layers
+    sequences: int  # requested maximum number of running sequences, each of which takes one `state`
+    snapshots: int  # requested number of snapshots of recurrent state, each of which takes one `state`
+    kv_bits: int = 16  # bits of each number in the KV cache
+    devices: list[str] = []  # the devices of all ranks, if there are several, each of which takes the requested memory
+    # number of rows by which a step may exceed the token budget, because an image must be computed in one step
     image_rows: int = 0
+    # For models that have layers with and without a sliding window: memory of one KV page in the layers with a window,
+    # and the number of window pages that suffices for any number of KV pages.
+    window_page: int = 0
+    window_pages: int = 0
 
     def pages_for(self, positions: int) -> int:
         """Return how many KV pages are needed for `positions` positions."""
         return -(-positions // self.page_size)
 
+    def window_pages_of(self, pages: int) -> int:
+        """Return the number of window pages of a KV cache with `pages` pages.
+
+        Return 0 if the layers with a sliding window have the same pages as the other layers.
+        """
+        return self.window_pages if self.window_pages < pages else 0
+
+    def cache_bytes(self, pages: int) -> int:
+        """Return the bytes of a KV cache with `pages` pages."""
+        return pages * self.page + (self.window_pages_of(pages) or pages) * self.window_page
+
 
 class MemoryGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
-    """Server -> engine: the memory that the engine may use. This is the reply to a `MemoryRequest`.
+    """Server -> engine: the memory that the engine may use (reply to `MemoryRequest`)."""
 
-    Attributes:
-        total: bytes reserved for the engine.
-        pages: number of KV pages.
-        sequences: maximum number of running sequences.
-        snapshots: number of snapshots of recurrent state.
-    """
-
-    total: int
-    pages: int
-    sequences: int
-    snapshots: int
+    total: int  # bytes reserved for the engine
+    pages: int  # number of KV pages
+    sequences: int  # maximum number of running sequences
+    snapshots: int  # number of snapshots of recurrent state
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """Engine -> server: the model is loaded and the engine serves requests.
-
-    Attributes:
-        quant: format to which unquantized weights were quantized while loading; empty for no quantization.
-        memory_bytes: bytes granted to the engine.
-        max_sequences: maximum number of running sequences; 0 if the number in `EngineOptions` applies.
-        images: whether the engine has loaded the vision tower of the model.
-    """
+    """Engine -> server: the model is loaded and the engine serves requests."""
 
     model_type: str
     device: str
@@ -373,124 +322,145 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     weight_bytes: int
     kv_bytes: int
     state_bytes: int = 0
-    quant: str = ""
-    memory_bytes: int = 0
-    max_sequences: int = 0
-    images: bool = False
+    quant: str = ""  # format to which unquantized weights were quantized while loading; empty for no quantization
+    memory_bytes: int = 0  # bytes granted to the engine
+    max_sequences: int = 0  # maximum number of running sequences; 0 if the number in `EngineOptions` applies
+    images: bool = False  # whether the engine has loaded the vision tower of the model
 
 
 class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
-    """Engine -> server: the model could not be loaded. `message` says why, in one line."""
+    """Engine -> server: the model could not be loaded; `message` is one line."""
 
     kind: Literal["model_file", "does_not_fit", "out_of_memory", "device", "internal"]
     message: str
 
 
 class TracedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine step of a traced request.
+    """One engine step of a traced request."""
 
-    Attributes:
-        begun_ms: milliseconds from the sequence's arrival in the engine to the start of the step.
-        ms: duration of the step in milliseconds.
-        tokens: number of tokens of this sequence that the step computed.
-        batch: number of sequences in the step.
-    """
-
-    begun_ms: float
-    ms: float
-    tokens: int
-    batch: int
+    begun_ms: float  # milliseconds from the sequence's arrival in the engine to the start of the step
+    ms: float  # duration of the step in milliseconds
+    tokens: int  # number of tokens of this sequence that the step computed
+    batch: int  # number of sequences in the step
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Milliseconds that a sequence spent in the waiting queue, in prefill and in decode.
-
-    Attributes:
-        read_tokens: number of prompt tokens of the sequence that were computed in prefill-only steps (steps without
-            decoding sequences).
-        read_ms: duration of the prefill-only steps, divided among the sequences of each step by their tokens.
-            `read_tokens / read_ms` is the prefill speed without the influence of decoding sequences.
-        steps: the first `MAX_TRACED_STEPS` steps of a traced sequence; empty for other sequences.
-    """
+    """Milliseconds of a sequence in the waiting queue, in prefill and in decode."""
 
     queue_ms: float
     prefill_ms: float
     decode_ms: float
+    # number of prompt tokens of the sequence that were computed in prefill-only steps (steps without decoding
+    # sequences)
     read_tokens: int = 0
+    # Duration of the prefill-only steps, divided among the sequences of each step by their tokens. `read_tokens /
+    # read_ms` is the prefill speed without the influence of decoding sequences.
     read_ms: float = 0.0
-    steps: list[TracedStep] = []
+    steps: list[TracedStep] = []  # the first `MAX_TRACED_STEPS` steps of a traced sequence; empty for other sequences
+
+
+class PrefixMiss(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a long beginning of a prompt was computed again.
+
+    The prompt is compared with the most similar earlier prompt of the same principal.
+    """
+
+    position: int  # index of the first token that had to be computed again
+    # `changed`: the token at `position` differs from the earlier prompt. `evicted`: the KV pages from `position` were
+    # neither in memory nor read from disk. `no_state`: the recurrent state at `position` was not.
+    reason: Literal["changed", "evicted", "no_state"]
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of one step for one sequence. Only the last output has `finish`, `timing` and `error`.
+    """The result of one step for one sequence.
 
-    Attributes:
-        logprobs: log-probabilities of `tokens`, if the request sets `SamplingParams.logprobs`. They are computed at
-            temperature 1, without penalties, biases and grammars.
-        prompt_logprobs: log-probabilities of prompt tokens, if the request sets `Generate.prompt_logprobs`. Each output
-            contains the prompt tokens after those of the previous output. The first prompt token has no
-            log-probability.
-        cached_tokens: number of prompt tokens found in the KV cache. The number is set only in the output with the
-            first tokens or with `started`, and 0 in other outputs.
-        started: True in the output after the first step of a prompt that takes several steps, if the request sets
-            `reports_start`.
-        vector: the embedding, in the last output of an `Embed` request.
-        retry: whether the request may succeed if the client sends it again, because the request did not cause the
-            error.
-        bad_grammar: whether the request's grammar caused the error: the grammar cannot be compiled, or the matcher
-            exceeded a limit.
+    Only the last output has `finish`, `timing` and `error`.
     """
 
     id: int
     tokens: list[int] = []
+    # Log-probabilities of `tokens`, if the request sets `SamplingParams.logprobs`. They are computed at temperature 1,
+    # without penalties, biases and grammars.
     logprobs: list[Logprob] = []
+    # Log-probabilities of prompt tokens, if the request sets `Generate.prompt_logprobs`. Each output contains the
+    # prompt tokens after those of the previous output. The first prompt token has no log-probability.
     prompt_logprobs: list[Logprob] = []
+    # Number of prompt tokens found in the KV cache. The number is set only in the output with the first tokens or with
+    # `started`, and 0 in other outputs.
     cached_tokens: int = 0
+    miss: PrefixMiss | None = None  # why more tokens of the prompt were not found; in the same output
+    # True in the output after the first step of a prompt that takes several steps, if the request sets `reports_start`
     started: bool = False
-    vector: list[float] = []
+    vector: list[float] = []  # the embedding, in the last output of an `Embed` request
     finish: FinishReason | None = None
     timing: Timing | None = None
     error: str | None = None
+    # whether the request may succeed if the client sends it again, because the request did not cause the error
     retry: bool = False
+    # whether the request's grammar caused the error: the grammar cannot be compiled, or the matcher exceeded a limit
     bad_grammar: bool = False
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an `Embed` request.
-
-    Attributes:
-        vector: float32 values in the model's hidden size; empty after an error.
-        retry: whether the request may succeed if the client sends it again, because the request did not cause the
-            error.
-    """
+    """The result of an `Embed` request."""
 
     id: int
-    vector: list[float] = []
+    vector: list[float] = []  # float32 values in the model's hidden size; empty after an error
     error: str | None = None
+    # whether the request may succeed if the client sends it again, because the request did not cause the error
     retry: bool = False
 
 
-class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """Engine -> server: new outputs and current counts. Sent after each step and after messages to an idle engine.
+class Drafts(msgspec.Struct, frozen=True, array_like=True):
+    """Numbers of drafts (predicted tokens) of all sequences so far."""
 
-    Attributes:
-        running, waiting: number of running and of waiting sequences.
-        free_pages: number of KV pages that no sequence holds.
-        prompt_tokens: number of prompt tokens of all sequences that the engine has started.
-        cached_tokens: number of these prompt tokens that were found in the KV cache.
-        encoded_images: number of images that the vision tower has encoded.
-        reused_images: number of images whose embeddings were found in the cache of the encoder.
-    """
+    ngram: int = 0  # number of drafts by n-gram lookup that were verified
+    accepted_ngram: int = 0  # number of these drafts that were accepted
+    model: int = 0  # number of drafts of the draft model that were verified
+    accepted_model: int = 0  # number of these drafts that were accepted
+    # Speed of recent decode steps divided by their estimated speed without the draft model; 0 without a draft model.
+    gain: float = 0.0
+
+
+class ClearPrefixes(msgspec.Struct, frozen=True, kw_only=True, tag="clear_prefixes"):
+    """Server -> engine: forget all cached prefixes, in memory and on disk."""
+
+
+class CachedPrefixes(msgspec.Struct, frozen=True, array_like=True):
+    """The values of `Generate.prefix_key` whose prompts are cached, the latest last."""
+
+    memory: list[str] = []  # prompts of which at least the first half is in the KV cache
+    disk: list[str] = []  # other prompts of which at least the first half is on disk
+
+
+class DiskUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Prompts on disk: what an engine has read from them, and their size."""
+
+    tokens: int = 0  # number of tokens whose KV pages were read
+    prompts: int = 0  # number of prompts for which pages were read
+    read_bytes: int = 0
+    read_ms: int = 0
+    size: int = 0  # bytes of the records that this engine can use; 0 until the first long prompt
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """Engine -> server: outputs of a step, or the reply to messages to an idle engine."""
 
     outputs: list[TokenOutput]
+    # number of running and of waiting sequences
     running: int
     waiting: int
-    free_pages: int
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    encoded_images: int = 0
-    reused_images: int = 0
+    free_pages: int  # number of KV pages that no sequence holds
+    prompt_tokens: int = 0  # number of prompt tokens of all sequences that the engine has started
+    cached_tokens: int = 0  # number of these prompt tokens that were found in the KV cache
+    cached_prompts: int = 0  # number of started prompts whose beginning was found in the KV cache
+    disk: DiskUse = DiskUse()
+    prefixes: CachedPrefixes | None = None  # None if they are as in the last report
+    cleared: int = 0  # number of `ClearPrefixes` messages that the engine has handled
+    encoded_images: int = 0  # number of images that the vision tower has encoded
+    reused_images: int = 0  # number of images whose embeddings were found in the cache of the encoder
+    drafts: Drafts = Drafts()
 
 
-ToEngine = Load | MemoryGrant | Generate | Embed | Cancel | Shutdown
+ToEngine = Load | MemoryGrant | Generate | Embed | Cancel | ClearPrefixes | Shutdown
 FromEngine = MemoryRequest | Progress | Ready | LoadFailed | StepReport

@@ -1,1 +1,1 @@
-"""Loads a model: chooses the device, estimates and requests memory, and reads the weights."""
+"""Loads a model: device, memory estimate and request, weights."""

@@ -1,5 +1,6 @@
-"""Builds the part of a model that belongs to one process or one host, from an open checkpoint."""
+"""Builds the part of a model of one process or one host from a checkpoint."""
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -22,43 +23,44 @@ from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.stage import WHOLE_MODEL, Stage
 from helexa.neuron.models import model_class
 from helexa.neuron.models.decoder import Decoder
+from helexa.neuron.models.settings import SERVED_CONTEXT
 from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.weights.checkpoint import open_checkpoint
 
 _log = logging.getLogger("helexa.neuron.engine")
+# Time limit of an exchange over gloo or NCCL, by type of device. The server's limit for steps is usually shorter.
 _EXCHANGE_SECONDS = {"cpu": 60.0, "cuda": 600.0}
-"""Time limit of an exchange over gloo or NCCL, by type of device. The server's limit for steps is usually shorter."""
 _LAYER = "model.layers."
+_MAX_PROCESS_BYTES = 512 << 20  # of a rank's process without a model
 
 
 class Build:
-    """A checkpoint that is open for loading, with the kernels and the quantization that the model will use.
+    """An open checkpoint, with the kernels and quantization of the model to build.
 
     Args:
         path: a model file or folder (see `open_checkpoint`).
         rank: number of this process among the ranks of this host.
-
-    Attributes:
-        vision: the vision part of the model; None in ranks after rank 0, for models without vision, and if the options
-            do not ask for images.
-        stage: the decoder layers to build. The caller may set the stage before it calls `request` and `model`.
     """
 
     def __init__(self, path: Path, options: EngineOptions, rank: int = 0) -> None:
         self.path = path
         self.options = options
+        # The decoder layers to build. The caller may set them before `request` and `model`.
         self.stage: Stage = WHOLE_MODEL
         self.device = usable_device(options.device_of(rank))
         self.checkpoint = open_checkpoint(path)
         try:
             self.model_type = str(self.checkpoint.config.get("model_type"))
             self.architecture = model_class(self.model_type)
-            self._config = {**self.architecture.defaults, **self.checkpoint.config}
             with self._invalid_configuration():
+                self._config = self.architecture.standard_config(self.checkpoint.config)
+                if options.context_length:
+                    self._config[SERVED_CONTEXT] = options.context_length
                 self.ops = kernels_for(self.device, options, self._config, self.architecture.half)
                 self.ops.ranks = rank_group(options, rank, self.device)
                 self.layers = int(self._config.get("num_hidden_layers") or 0)
                 self.policy = policy_for(options, self.checkpoint, self.layers, self.ops)
+                # Only rank 0 encodes images, because the other ranks receive the embeddings with the step.
                 self.vision = None
                 if options.images and rank == 0:
                     self.vision = VisionPart.open(path, self.ops, self.policy.quant, options)
@@ -76,7 +78,8 @@ class Build:
 
     @property
     def final_options(self) -> EngineOptions:
-        """The options of the engine with the quantization that this process chose, for the other processes."""
+        """Options with the quantization that this process chose, for other processes."""
+        # Each process would choose `quant = "auto"` from its own free memory.
         return msgspec.structs.replace(self.options, quant=self.policy.quant)
 
     @property
@@ -85,7 +88,7 @@ class Build:
         return sum(math.prod(self.checkpoint.shape(name)) for name in self.checkpoint.names())
 
     def sizes(self) -> tuple[list[int], int]:
-        """Return the bytes of each decoder layer's tensors in the files, and the bytes of all other tensors."""
+        """Return the file bytes of each decoder layer, and of all other tensors."""
         layers, rest = [0] * self.layers, 0
         for name in self.checkpoint.names():
             size = self.checkpoint.on_meta(name, self.checkpoint.shape(name)).nbytes
@@ -97,12 +100,15 @@ class Build:
         return layers, rest
 
     def request(self) -> MemoryRequest:
-        """Return the memory request of this host: of all ranks together on CPUs, else of each device."""
+        """Return the memory request: of all ranks together on CPUs, else of one device."""
         with self._invalid_configuration():
             estimate = estimate_memory(
                 self.checkpoint, self.architecture, self._config, self.ops, self.policy, self.stage
             )
+            if not self.stage.is_whole_model:  # the other hosts may have fewer pages
+                estimate = dataclasses.replace(estimate, window_page=0)
             vision = self.vision_memory()
+        # An image that must be computed in one step may exceed the token budget.
         step_tokens = self.options.max_step_tokens + vision.image_rows
         options = msgspec.structs.replace(self.options, max_step_tokens=step_tokens)
         processes = 0
@@ -111,7 +117,8 @@ class Build:
         else:
             ranks = self.ops.ranks.count
             request = memory_request(of_all_ranks(estimate, ranks), options, self.ops)
-            processes = (ranks - 1) * request.held  # a process without a model holds about as much as this process now
+            # A process without a model holds about as much as this one now, if this one does not hold other things.
+            processes = (ranks - 1) * min(request.held, _MAX_PROCESS_BYTES)
         return msgspec.structs.replace(
             request,
             weights=request.weights + vision.weights,
@@ -129,7 +136,7 @@ class Build:
         return VisionMemory(0, 0, 0) if self.vision is None else self.vision.memory()
 
     def encoder(self, model: Decoder) -> ImageEncoder | None:
-        """Read the weights of the vision tower, and return the encoder of images; None without a vision tower."""
+        """Load the vision tower, and return its image encoder; None without a tower."""
         if self.vision is None:
             return None
         with self._invalid_configuration():
@@ -148,15 +155,14 @@ class Build:
                 self.checkpoint, self.ops, lambda done: on_progress(done, total), store, self.policy, self.stage
             )
             model = self.architecture(self._config, loader)
-        if store is not None:
-            store.save()
+        store.save()
         return model
 
     def _part(self) -> str:
-        """Return the name of the part of the model that this process computes; empty for the whole model."""
+        """Return the name of this process's part of the model; empty for the whole."""
         ranks, names = self.ops.ranks, []
         if ranks.count > 1:
-            names.append(f"rank {ranks.rank} of {ranks.count}{' sums' if ranks.sums else ''}")
+            names.append(f"rank {ranks.rank} of {ranks.count}{' sums' if ranks.adds_results else ''}")
         if not self.stage.is_whole_model:
             own = self.stage.layers(self.layers)
             names.append(f"layers {own.start} to {own.stop - 1}")
@@ -172,7 +178,7 @@ class Build:
 
 
 def load_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tuple[Decoder, Ops]:
-    """Load the part of a model that belongs to a rank after rank 0; return the model and its kernels.
+    """Load the part of a rank after rank 0; return the model and its kernels.
 
     Args:
         on_progress: called with (bytes read, total bytes) while the weights load.
@@ -194,7 +200,7 @@ def load_part(
     other_ranks: RankProcesses | None,
     on_progress: Callable[[int], None],
 ) -> tuple[Decoder, list[RankLoaded]]:
-    """Load the part of rank 0 while the other ranks of this host load theirs, and connect the ranks.
+    """Load the part of rank 0 while other ranks load theirs, and connect the ranks.
 
     Args:
         other_ranks: the processes of the other ranks; None if this host has one rank.
@@ -212,6 +218,7 @@ def load_part(
 
     def on_own_progress(done: int, total: int) -> None:
         if other_ranks is not None:
+            # A rank that failed is noticed now, not after rank 0 has read gigabytes.
             other_ranks.check()
         on_rank_progress(0, done)
 
@@ -228,7 +235,7 @@ def load_part(
 
 
 def _load_other_ranks(build: Build, other_ranks: RankProcesses, on_progress: Callable[[int, int], None]) -> None:
-    """Make the other ranks start to load their parts of the model. `RankProcesses.load` describes `on_progress`."""
+    """Make the other ranks start to load their parts of the model."""
     own = build.stage.layers(build.layers)
     layers = None if build.stage.is_whole_model else StageLayers(own.start, own.stop)
 

@@ -1,57 +1,106 @@
-"""Chooses the device, the kernels and the quantization policy of an engine."""
+"""Chooses the backend (numpy or torch), device, kernels and quantization."""
 
+import gc
+import importlib
 import logging
-from typing import Any
+import math
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
 
-import torch
-
-from helexa.neuron.engine.execution.device_errors import DeviceError
+from helexa.core.errors import ModelFileError, not_installed
+from helexa.neuron import tensors
+from helexa.neuron.engine.execution.device import DeviceError
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.memory_request import free_memory
 from helexa.neuron.engine.ranks.cpu_binding import cpus_for
-from helexa.neuron.hardware.cores import physical_cores
-from helexa.neuron.ops.choice import choose
+from helexa.neuron.hardware.cpus import cpu_limit, physical_cores
 from helexa.neuron.ops.constants import MIXED
+from helexa.neuron.ops.kernel_selection import select_kernels
+from helexa.neuron.ops.native.compilation import why_unavailable
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.ranks.rank_group import RankGroup
+from helexa.neuron.ops.rank_group import RankGroup
+from helexa.neuron.tensors import Device
 from helexa.neuron.weights.checkpoint import Checkpoint
-from helexa.neuron.weights.quantization.quant_form import AUTO, quant_named
-from helexa.neuron.weights.quantization.quant_policy import QuantPolicy, automatic
+from helexa.neuron.weights.quant_policy import AUTO, QuantPolicy, automatic, quant_named
 
 _log = logging.getLogger("helexa.neuron.engine")
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_T = TypeVar("_T")
+_SHORT_CONTEXT = 8192
 
 
-def usable_device(name: str) -> torch.device:
-    """Return the torch device `name` after a test that it works. A CUDA device becomes torch's current device.
+def choose_backend(options: EngineOptions, rank: int = 0) -> None:
+    """Choose numpy if native kernels may compute a model with `options`, else torch."""
+    native = (
+        options.device_of(rank).partition(":")[0] == "cpu"
+        and options.kernels == "auto"
+        and options.dtype in ("auto", "bfloat16")
+        and why_unavailable() is None
+    )
+    # Without torch, `kernels_for` rejects the options that need it, with a message that says so.
+    tensors.use("numpy" if native or not tensors.torch_is_installed() else "torch")
+
+
+def import_torch_for_gpu() -> None:
+    """Import torch now if this machine has a GPU, because a load will probably use it."""
+    if sys.platform == "darwin" or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists():
+        with suppress(ImportError, OSError):  # a load that uses torch reports the error
+            importlib.import_module("torch")
+
+
+def with_torch_if_required(name: str, load: Callable[[], _T]) -> _T:
+    """Return the result of `load`, which is called again with torch if it needs torch.
+
+    Raises:
+        ModelFileError: the model requires torch, and torch is not installed.
+    """
+    try:
+        return load()
+    except tensors.TorchRequired as error:
+        reason = str(error)
+    if not tensors.torch_is_installed():
+        raise ModelFileError(
+            f"{name}: the native kernels do not compute it ({reason}), and {not_installed('torch', 'gpu')}"
+        )
+    _log.info("the model is loaded with torch: %s", reason)
+    gc.collect()  # errors refer to what was loaded
+    threads = tensors.get_num_threads()
+    tensors.use("torch")
+    tensors.set_num_threads(threads)
+    return load()
+
+
+def usable_device(name: str) -> Device:
+    """Return the device `name` after a test. A CUDA device becomes the current device.
 
     Raises:
         DeviceError: the device cannot be used; the message says why.
     """
     try:
-        device = torch.device(name)
-        placed = torch.zeros(1, device=device).device  # runs a kernel; some torch builds lack a device's kernels
+        device = tensors.device(name)
+        placed = tensors.zeros(1, device=device).device  # runs a kernel; some torch builds lack a device's kernels
         if device.type == "cuda":
             device = placed  # torch requires an index, which the name `cuda` lacks
-            torch.cuda.set_device(device)  # kernels launch on the current device
+            tensors.cuda.set_device(device)  # kernels launch on the current device
     except (AssertionError, RuntimeError) as error:
         reason = str(error).partition("\n")[0].partition(". ")[0]  # torch appends a list of device types
         raise DeviceError(f"device '{name}' cannot be used: {reason}") from error
     return device
 
 
-def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, Any], half: bool) -> Ops:
-    """Return the kernels for this device, these options and this model (see `ops.choice.choose`).
+def kernels_for(device: Device, options: EngineOptions, config: dict[str, Any], half: bool) -> Ops:
+    """Return the kernels for a device, options and a model (see `select_kernels`).
 
     Args:
-        config: the model's configuration.
         half: whether the model's activations stay within the range of float16.
     """
-    kv_bits = 8 if options.kv_dtype == "int8" else 16
+    kv_bits = {"auto": _automatic_kv_bits(options, config), "int8": 8, "unquantized": 16}[options.kv_dtype]
     x_bits = {"auto": MIXED, "int16": 16, "int8": 8}[options.activations]
-    choice = choose(
+    choice = select_kernels(
         device,
-        _DTYPES.get(options.dtype),
+        None if options.dtype == "auto" else getattr(tensors, options.dtype),
         config,
         kv_bits=kv_bits,
         x_bits=x_bits,
@@ -59,44 +108,51 @@ def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, 
         kernels=options.kernels,
     )
     _log.info("kernels: %s (%s)", choice.ops.name, choice.reason)
-    if kv_bits == 8 and choice.ops.kv_bits != 8:
+    if options.kv_dtype == "int8" and choice.ops.kv_bits != 8:
         _log.warning("kv_dtype int8 needs native kernels or those of a GPU; K and V are kept in %s", choice.ops.dtype)
     return choice.ops
 
 
-def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: Ops) -> QuantPolicy:
-    """Return the policy for quantization during loading: which unquantized weights are quantized, and to which format.
+def _automatic_kv_bits(options: EngineOptions, config: dict[str, Any]) -> int | None:
+    """Return 16 for a short context, else None: the kernels choose."""
+    trained = config.get("max_position_embeddings")
+    context = min(filter(None, (options.context_length, trained)), default=0)
+    # In a short context, attention takes a small share of a step, so 8 bits would save little and round every answer.
+    return 16 if 0 < context <= _SHORT_CONTEXT else None
 
-    Args:
-        layers: number of layers of the model.
-    """
+
+def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: Ops) -> QuantPolicy:
+    """Return which weights are quantized during loading, for a model with `layers`."""
     quant = quant_named(options.quant) if options.quant else ""
+    # `auto` needs the free memory, so it is decided here and not when options are read.
     if quant == AUTO:
         shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
         free_bytes = free_memory(ops.device, options)
         free_bytes = min(free_bytes, options.memory_limit_mb * 2**20 or free_bytes) * max(len(options.devices), 1)
-        quant = automatic(shapes, layers, checkpoint.total_bytes, free_bytes) if ops.quantised else ""
+        quant = automatic(shapes, layers, checkpoint.total_bytes, free_bytes) if ops.quantized else ""
         _log.info("quant auto, with %d MiB of memory free: %s", free_bytes >> 20, quant or "as it is")
     policy = QuantPolicy(quant, layers)
-    if policy.quant and not ops.quantised:
+    if policy.quant and not ops.quantized:
         _log.warning("quant %s rounds weights, but these kernels keep them in %s", policy.quant, ops.dtype)
     return policy
 
 
 def threads_of_rank(options: EngineOptions, rank: int) -> int:
-    """Return the number of CPU threads of a rank of an engine.
-
-    By default, a rank that is bound to CPUs has one thread per physical core of its CPUs. Ranks that are not bound
-    share the physical cores evenly.
-    """
+    """Return the number of CPU threads of a rank: by default one per physical core."""
     if options.threads:
         return options.threads
+    # A rank that is bound to CPUs uses their cores. Otherwise the ranks share all cores evenly.
     own = cpus_for(options, rank)
-    return physical_cores(own) if own else max(physical_cores() // options.tensor_parallel, 1)
+    threads = physical_cores(own) if own else physical_cores() // options.tensor_parallel
+    # The operating system stops all threads of a container that has used up its CPU time.
+    limit = cpu_limit()
+    if limit is not None:
+        threads = min(threads, math.ceil(limit / options.tensor_parallel))
+    return max(threads, 1)
 
 
-def rank_group(options: EngineOptions, rank: int, device: torch.device) -> RankGroup:
+def rank_group(options: EngineOptions, rank: int, device: Device) -> RankGroup:
     """Return the position of rank number `rank` among the ranks of an engine."""
     mode = options.tensor_parallel_mode
-    sums = mode == "sum" or (mode == "auto" and device.type == "cuda")
-    return RankGroup(rank, options.tensor_parallel, sums and options.tensor_parallel > 1)
+    adds_results = mode == "sum" or (mode == "auto" and device.type == "cuda")
+    return RankGroup(rank, options.tensor_parallel, adds_results and options.tensor_parallel > 1)

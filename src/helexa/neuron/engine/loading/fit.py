@@ -1,12 +1,16 @@
-"""Divides free memory among a model's weights, KV cache and recurrent states. The functions have no side effects."""
+"""Divides free memory among a model's weights, KV cache and recurrent states.
+
+The functions have no side effects.
+"""
 
 from collections.abc import Sequence
 
+from helexa.core.display import memory_text
 from helexa.core.errors import DoesNotFitError
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 
+# Minimum number of positions in the KV cache, unless the context is shorter. With less memory, loading fails.
 LEAST_CONTEXT = 2048
-"""Minimum number of positions in the KV cache, unless the context is shorter. With less memory, loading fails."""
 
 _CONTEXT_SHARE = 0.5  # of the remaining memory, for one full context; `MemoryRequest.share` limits further contexts
 _SLOTS_SHARE = 0.5  # of the memory after weights and steps, for the recurrent state of running sequences
@@ -23,15 +27,18 @@ def divide(request: MemoryRequest, free: int) -> MemoryGrant:
     """
     min_pages = min(request.pages, request.pages_for(min(request.context, LEAST_CONTEXT)))
     fixed_bytes = request.weights + request.step
+    # While the weights load, the caches do not exist yet. The larger of both phases must fit.
     required = max(fixed_bytes + _cache(request, min_pages) + request.state, request.weights + request.loading)
     if required > free:
         raise _does_not_fit(request, required, free, _cache(request, min_pages) + request.state)
     remaining = free - fixed_bytes
     sequences = request.sequences
     if request.state:
+        # The KV cache keeps at least its smallest size.
         slots = min(int(remaining * _SLOTS_SHARE), remaining - _cache(request, min_pages)) // request.state
         sequences = min(sequences, max(slots, 1))
     remaining -= sequences * request.state
+    # One full context may take more than `share`, so that a request can use the whole context of the model.
     full_context_bytes = min(_cache(request, request.pages_for(request.context)), int(remaining * _CONTEXT_SHARE))
     pages = _pages(
         request, min_pages, max(int(remaining * request.share), full_context_bytes, _cache(request, min_pages))
@@ -44,37 +51,31 @@ def divide(request: MemoryRequest, free: int) -> MemoryGrant:
 
 
 def least_grant(grants: Sequence[tuple[MemoryGrant, int]]) -> MemoryGrant:
-    """Return the grant that fits all hosts of a model: the fewest pages, sequences and snapshots of all grants.
-
-    Args:
-        grants: the grant of each host, and the bytes of recurrent state in the host's layers. If it is 0, the host does
-            not limit the number of snapshots.
-    """
+    """Return the fewest pages, sequences and snapshots of all hosts of a model."""
     return MemoryGrant(
         total=grants[0][0].total,
         pages=min(grant.pages for grant, _ in grants),
         sequences=min(grant.sequences for grant, _ in grants),
+        # A host without recurrent layers has no snapshots, and does not limit their number.
         snapshots=min((grant.snapshots for grant, state in grants if state), default=0),
     )
 
 
 def divide_free_memory(request: MemoryRequest) -> MemoryGrant:
-    """Return the memory grant for an engine that may use all free memory of its device."""
+    """Return the grant of an engine that may use all free memory of its device."""
     return divide(request, min(request.free, request.limit or request.free))
 
 
 def _cache(request: MemoryRequest, pages: int) -> int:
-    """Return the bytes of `pages` KV pages, including the memory that a step allocates in proportion to them."""
+    """Return the bytes of `pages` KV pages, and of step memory proportional to them."""
     longest = min(pages * request.page_size, request.context)
-    return pages * (request.page + request.page_step) + longest * request.position_step
+    return request.cache_bytes(pages) + pages * request.page_step + longest * request.position_step
 
 
 def _pages(request: MemoryRequest, least: int, free: int) -> int:
-    """Return the largest number of KV pages that fit into `free` bytes, from `least` to `request.pages`.
-
-    The result is `least` even if `least` pages need more than `free` bytes.
-    """
+    """Return how many KV pages fit into `free` bytes: from `least` to `request.pages`."""
     low, high = least, max(request.pages, least)
+    # Bisection, because the memory of a step grows with the longest sequence and not only with the pages.
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if _cache(request, middle) <= free else (low, middle - 1)
@@ -85,16 +86,17 @@ def _does_not_fit(request: MemoryRequest, required: int, free: int, cache: int) 
     loading = max(required - request.weights - request.step - cache, 0)
     sizes = {"weights": request.weights, "kv": cache, "activations": request.step, "loading": loading}
     numbers = {f"{name}_mb": _mb(size) for name, size in sizes.items() if size}
-    breakdown = ", ".join(f"{name.removesuffix('_mb')} {number}" for name, number in numbers.items())
+    breakdown = ", ".join(f"{name.removesuffix('_mb')} {memory_text(number)}" for name, number in numbers.items())
     suggestions = ["a smaller quant"]
     if required - cache <= free:
-        suggestions += [f"a context_length below {min(request.context, LEAST_CONTEXT)}", 'kv_dtype = "int8"']
+        suggestions += [f"a context_length below {min(request.context, LEAST_CONTEXT)}"]
+        suggestions += ['kv_dtype = "int8"'] if request.kv_bits > 8 else []
     if request.weights + request.step > free >= request.weights:
         suggestions += ["fewer max_step_tokens", "fewer max_sequences"]
     suggestion = " or ".join([", ".join(suggestions[:-1]), suggestions[-1]] if len(suggestions) > 1 else suggestions)
     return DoesNotFitError(
-        f"the model does not fit: it needs {_mb(required)} MiB ({breakdown}) of {request.device}, "
-        f"{free >> 20} MiB are free for it; {suggestion} would help",
+        f"the model does not fit: it needs {memory_text(_mb(required))} ({breakdown}) of {request.device}, "
+        f"{memory_text(free >> 20)} are free for it; {suggestion} would help",
         required_mb=_mb(required),
         free_mb=free >> 20,
         **numbers,

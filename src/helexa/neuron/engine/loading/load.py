@@ -1,27 +1,39 @@
-"""Loads a model: requests memory, builds the model, and checks that its logits are finite."""
+"""Loads a model: requests memory, builds it, checks its logits."""
 
+import dataclasses
 import gc
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import msgspec
-import torch
 
-from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.execution.model_facts import ModelFacts
-from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup, MemoryGrant, MemoryRequest
+from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError, not_installed
+from helexa.neuron import tensors
+from helexa.neuron.engine.execution.device import DeviceError, is_out_of_memory
+from helexa.neuron.engine.execution.runner import ModelFacts, Runner
+from helexa.neuron.engine.ipc.messages import (
+    EngineOptions,
+    FromEngine,
+    HostGroup,
+    LoadFailed,
+    MemoryGrant,
+    MemoryRequest,
+    Progress,
+    Ready,
+)
+from helexa.neuron.engine.ipc.sockets import encode, receive
 from helexa.neuron.engine.loading.build import Build, load_part
+from helexa.neuron.engine.loading.device import choose_backend, threads_of_rank, with_torch_if_required
+from helexa.neuron.engine.loading.draft import DraftPart, require_same_vocabulary
 from helexa.neuron.engine.loading.fit import divide_free_memory, least_grant
-from helexa.neuron.engine.loading.loaded_model import LoadedModel
-from helexa.neuron.engine.loading.memory_measurement import measured_on_device
+from helexa.neuron.engine.loading.loaded_model import LoadedModel, measured_on_device
 from helexa.neuron.engine.loading.memory_request import usable_memory
-from helexa.neuron.engine.pipeline.layer_division import divide_layers
 from helexa.neuron.engine.pipeline.messages import StageGranted
-from helexa.neuron.engine.pipeline.remote_stages import RemoteStages
+from helexa.neuron.engine.pipeline.remote_stages import RemoteStages, divide_layers
 from helexa.neuron.engine.ranks.messages import RankLoaded
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses
 from helexa.neuron.layers.stage import Stage
@@ -29,6 +41,7 @@ from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.constants import PAGE_SIZE
 
 _log = logging.getLogger("helexa.neuron.engine")
+_PROGRESS_STEP = 8 << 20  # bytes between two progress messages
 
 
 class NotFiniteError(ModelFileError):
@@ -44,30 +57,36 @@ def load(
 ) -> Runner:
     """Load a model and return its runner.
 
-    If the model computes NaN or infinite logits in the dtype of the options, it is loaded again in float32.
-
     Args:
-        model_path: a model file or folder (see `open_checkpoint`).
         on_progress: called with the bytes read so far and the total bytes while the weights load.
-        ask: function that sends a memory request to the server and returns the grant. It is called before weights are
-            read. On a GPU, it is called again with measured sizes after the weights are loaded.
+        ask: function that sends a memory request to the server and returns the grant. On a GPU, it is called again with
+            measured sizes after the weights are loaded.
         group: the other hosts that compute parts of the model; None if this host computes the whole model.
 
     Raises:
         DoesNotFitError: the model needs more memory than is free; the message contains both sizes.
-        ModelFileError: the model cannot be loaded; the message says why.
+        ModelFileError: the model cannot be loaded; the message says why. For example, it requires torch, and torch is
+            not installed.
         NotFiniteError: the model computes NaN or infinite logits in float32, too.
         DeviceError: the device cannot be used.
     """
+
+    def load_in(options: EngineOptions) -> Runner:
+        return with_torch_if_required(model_path.name, lambda: load_once(model_path, options, on_progress, ask, group))
+
     try:
-        return load_once(model_path, options, on_progress, ask, group)
+        # Activations of some models overflow in 16 bits, so float32 is tried before the load fails.
+        return load_in(options)
     except NotFiniteError as error:
         if options.dtype == "float32":
             raise
+        if not tensors.torch_is_installed():
+            raise NotFiniteError(f"{error}; only torch can use float32, and {not_installed('torch', 'gpu')}") from None
         _log.warning("%s; it is loaded again in float32", str(error))  # the error itself would keep the model alive
     gc.collect()
-    torch.cuda.empty_cache()  # otherwise torch reserves the first model's memory, and the second does not fit
-    return load_once(model_path, msgspec.structs.replace(options, dtype="float32"), on_progress, ask, group)
+    if tensors.uses_torch():
+        tensors.cuda.empty_cache()  # otherwise torch reserves the first model's memory, and the second does not fit
+    return load_in(msgspec.structs.replace(options, dtype="float32"))
 
 
 def load_once(
@@ -77,20 +96,21 @@ def load_once(
     ask: Callable[[MemoryRequest], MemoryGrant] = divide_free_memory,
     group: HostGroup | None = None,
 ) -> Runner:
-    """Load a model in the dtype of the options, and return its runner.
-
-    `load` describes the arguments and the other errors.
+    """Load a model in the dtype of the options, and return its runner (see `load`).
 
     Raises:
         NotFiniteError: the model computes NaN or infinite logits in this dtype.
     """
     ranks = options.tensor_parallel
     with ExitStack() as opened, ExitStack() as on_error:
-        stages = None
-        if group is not None:  # connect first, because starting the stage processes takes seconds
-            stages = on_error.enter_context(closing(RemoteStages(group, model_path, options)))
         build = opened.enter_context(Build(model_path, options))
-        total = build.checkpoint.total_bytes
+        draft = opened.enter_context(DraftPart(options)) if options.draft_model else None
+        if draft is not None:
+            require_same_vocabulary(model_path, draft.path)
+        stages = None
+        if group is not None:
+            stages = on_error.enter_context(closing(RemoteStages(group, model_path, options)))
+        total = build.checkpoint.total_bytes + (0 if draft is None else draft.checkpoint.total_bytes)
         read = [0] * (1 + (0 if group is None else len(group.hosts)))
 
         def on_host_progress(host: int, done: int) -> None:
@@ -102,8 +122,11 @@ def load_once(
                 stages.check()
             on_host_progress(0, done)
 
+        # The layers of this host must be known before its memory request.
         layers = [] if stages is None else _divide_among_hosts(build, stages)
         request = build.request()
+        if draft is not None:
+            request = draft.added_to(request)
         grant = ask(request)
         granted: list[StageGranted] = []
         if stages is not None:
@@ -113,8 +136,10 @@ def load_once(
         decoder, loaded = load_part(build, other_ranks, on_own_progress)
         if stages is not None:
             loaded += stages.wait_until_loaded()
+        done = build.checkpoint.total_bytes
+        draft_decoder = None if draft is None else draft.model(lambda read, _: on_own_progress(done + read))
         on_progress(total, total)
-        others = [processes for processes in (other_ranks, stages) if processes is not None]
+        others = tuple(processes for processes in (other_ranks, stages) if processes is not None)
         encoder = build.encoder(decoder)
         model = LoadedModel(decoder, build.ops, options, others)
         if build.device.type == "cuda" and stages is None:
@@ -123,16 +148,17 @@ def load_once(
             grant = ask(request)
         runner, token_seconds = _start(build, model, request, grant)
         runner.encoder = encoder
-        runner.facts = _facts(build, decoder, request, grant, loaded, granted, token_seconds)
+        runner.facts = _facts(build, decoder, request, grant, loaded, granted, token_seconds, draft_decoder)
+        if draft is not None and draft_decoder is not None:
+            runner.draft, limits = draft.start(draft_decoder, grant, build.ops.step_bytes)
+            runner.facts = dataclasses.replace(runner.facts, drafts=limits)
+        # From here on, the runner owns the other processes and ends them.
         on_error.pop_all()
         return runner
 
 
 def _divide_among_hosts(build: Build, stages: RemoteStages) -> list[range]:
-    """Divide the layers among the hosts by their free memory, and return the layers of each host.
-
-    The function sets the stage of `build` to the layers of host 0.
-    """
+    """Divide the layers among the hosts by free memory; set the layers of `build`."""
     free_bytes = [usable_memory(build.device, build.options), *stages.free_memory()]
     layers = divide_layers(*build.sizes(), free_bytes)
     build.stage = Stage(layers[0], stages)
@@ -142,17 +168,14 @@ def _divide_among_hosts(build: Build, stages: RemoteStages) -> list[range]:
 
 
 def _start(build: Build, model: LoadedModel, request: MemoryRequest, grant: MemoryGrant) -> tuple[Runner, float]:
-    """Allocate the caches of all processes, and check that the model computes finite logits.
-
-    Returns:
-        The runner, and the duration of a step with one token.
-    """
+    """Allocate all caches, check the logits; return the runner and a step's seconds."""
     runner = model.runner(request, grant)
     if build.options.kv_cache_mb:  # missing memory shows now, not while serving
         runner.touch_caches()
     start_time = time.perf_counter()
-    if not runner.computes_finite_logits(0, 0):
-        dtype = str(build.ops.dtype).removeprefix("torch.")
+    first_page = [0, grant.pages] if runner.window_pages else [0]
+    if not runner.computes_finite_logits(first_page, 0):
+        dtype = tensors.dtype_name(build.ops.dtype)
         raise NotFiniteError(f"{build.path.name}: its logits are not finite numbers in {dtype}")
     return runner, time.perf_counter() - start_time
 
@@ -165,9 +188,16 @@ def _facts(
     loaded: Sequence[RankLoaded],
     granted: Sequence[StageGranted],
     token_seconds: float,
+    draft: Decoder | None,
 ) -> ModelFacts:
     devices = max(len(build.options.devices), 1)  # each of which has the granted memory
-    page = (request.page + sum(stage.page for stage in granted)) * devices
+    page = (request.page + request.window_page + sum(stage.page for stage in granted)) * devices
+    cache = (request.cache_bytes(grant.pages) + grant.pages * sum(stage.page for stage in granted)) * devices
+    window_pages = request.window_pages_of(grant.pages)
+    windows = model.windows()
+    if draft is not None and not window_pages:
+        windows += draft.windows()  # a sequence releases a page only if neither model reads it
+    releases = build.ops.skips_pages and not granted and (window_pages or None not in windows)
     state = (request.state + sum(stage.state for stage in granted)) * devices
     if state:
         _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state / 2**20, grant.snapshots)
@@ -179,7 +209,7 @@ def _facts(
         weight_bytes=build.total_bytes,
         step_bytes=sum(part.step_bytes for part in loaded),
         token_bytes=page // PAGE_SIZE,
-        kv_bytes=grant.pages * page,
+        kv_bytes=cache,
         kv_pages=grant.pages,
         state_bytes=state,
         snapshots=grant.snapshots,
@@ -187,4 +217,89 @@ def _facts(
         memory_bytes=grant.total * devices,
         quant=build.policy.quant,
         token_seconds=token_seconds,
+        window=max(window for window in windows if window) if releases else None,
+        window_pages=window_pages,
     )
+
+
+def load_reporting(
+    connection: socket.socket, model: Path, options: EngineOptions, group: HostGroup | None = None
+) -> Runner | None:
+    """Load a model, and send progress and the result to the server.
+
+    Returns:
+        The runner of the model, or None if loading failed.
+
+    Raises:
+        BrokenPipeError, ConnectionResetError: the server has closed the socket.
+    """
+    reported = 0
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal reported
+        # The loader reports each read, which is more often than the server needs.
+        if done - reported >= _PROGRESS_STEP or done == total:
+            reported = done
+            report("weights", done, total)
+
+    def report(stage: str, done: int, total: int) -> None:
+        reserved = tensors.cuda.memory_reserved() if options.device.startswith("cuda") else 0
+        _send(connection, Progress(stage=stage, done=done, total=total, taken=reserved))
+
+    def ask(request: MemoryRequest) -> MemoryGrant:
+        _send(connection, request)
+        return receive(connection, MemoryGrant)
+
+    choose_backend(options)
+    tensors.set_num_threads(threads_of_rank(options, rank=0))
+    try:
+        runner = load(model, options, on_progress, ask, group)
+        runner.warm_up(lambda done, total: report("graphs", done, total))
+    # The server is gone and reads no failure.
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        _send(connection, _load_failure(model, error))
+        return None
+    facts = runner.facts
+    _send(
+        connection,
+        Ready(
+            model_type=facts.model_type,
+            device=str(runner.device),
+            dtype=tensors.dtype_name(runner.ops.dtype),
+            kernels=runner.ops.name,
+            context_length=facts.context_length,
+            vocab_size=facts.vocab_size,
+            kv_pages=facts.kv_pages,
+            page_size=PAGE_SIZE,
+            weight_bytes=facts.weight_bytes,
+            kv_bytes=facts.kv_bytes,
+            state_bytes=facts.state_bytes,
+            quant=facts.quant,
+            memory_bytes=facts.memory_bytes,
+            max_sequences=facts.max_sequences,
+            images=runner.encoder is not None,
+        ),
+    )
+    return runner
+
+
+def _load_failure(model: Path, error: Exception) -> LoadFailed:
+    if isinstance(error, ModelFileError):
+        return LoadFailed(kind="model_file", message=str(error))
+    if isinstance(error, DoesNotFitError):
+        return LoadFailed(kind="does_not_fit", message=str(error))
+    if isinstance(error, DeviceError):
+        return LoadFailed(kind="device", message=str(error))
+    if is_out_of_memory(error):
+        which = f" ({error})" if isinstance(error, MemoryError) and str(error) else ""  # may name a rank
+        return LoadFailed(kind="out_of_memory", message=f"{model.name} does not fit into memory{which}")
+    _log.exception("loading %s failed", model)
+    if isinstance(error, HelexaError):
+        return LoadFailed(kind="internal", message=str(error))
+    return LoadFailed(kind="internal", message=f"loading {model.name} failed: {type(error).__name__}")
+
+
+def _send(connection: socket.socket, message: FromEngine) -> None:
+    connection.sendall(encode(message))

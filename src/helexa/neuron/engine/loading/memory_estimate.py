@@ -1,58 +1,92 @@
-"""Estimates the memory of a model before loading: builds the model without reading weights, and adds up the sizes."""
+"""Estimates a model's memory before loading, and rejects tensors no layer reads.
 
-from collections.abc import Callable, Sequence
+The model is built without reading weights, and the sizes are added up.
+"""
+
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from helexa.neuron.engine.loading.unread_tensors import require_all_read
-from helexa.neuron.layers.embedding import Embedding
+from helexa.core.errors import ModelFileError
+from helexa.neuron import tensors
 from helexa.neuron.layers.loader import Loader, own_part, require_shape
+from helexa.neuron.layers.parallel import Embedding
 from helexa.neuron.layers.stage import WHOLE_MODEL, Stage
 from helexa.neuron.models.decoder import Decoder
-from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.batch import AttentionShape
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
+from helexa.neuron.ops.operators import HeadLinearOp, LinearOp
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.ranks.shares import RowRange, Shares
+from helexa.neuron.ops.rank_group import RowRange, Shares
+from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.formats import Weight
-from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
-from helexa.neuron.weights.quantization.quantize import quantize
+from helexa.neuron.weights.quant_policy import QuantPolicy
+from helexa.neuron.weights.quantize import quantize
+
+_SHOWN = 3
+_LAYER = re.compile(r"model\.layers\.(\d+)\.", re.ASCII)
+_UNNEEDED = re.compile(
+    r"lm_head\.weight"  # a copy of the embedding: an output head that is not tied is always read
+    r"|.*\.rotary_emb\.(?:inv_freq|cos_cached|sin_cached)"  # buffers that follow from the configuration
+    r"|.*\.(?:self_attn|attn|attention)\.(?:masked_bias|bias)"  # constants of the causal mask in old checkpoints
+    r"|.*\.(?:input|activation)_scale"  # scale of quantized activations; the kernels here do not need the scale
+    r"|.*\.(?:[qkv]|kv|prob|attn)(?:_proj)?[._](?:output_)?scale|.*\.[kv]_proj\.[kv]_scale"  # scales of an fp8 KV cache
+)
+
+
+def require_all_read(
+    checkpoint: Checkpoint, read: Collection[str], stage: Stage, layers: int, architecture: str, unneeded: str = r"(?!)"
+) -> None:
+    """Check that the model reads every required tensor of the checkpoint.
+
+    Args:
+        read: names of the tensors that the model of this stage reads.
+        layers: number of decoder layers of the whole model.
+        architecture: name of the model's architecture, for the error message.
+        unneeded: regular expression of tensors that the architecture does not need (see `Decoder.unneeded`).
+
+    Raises:
+        ModelFileError: the model does not read a tensor. The message has the first names and what to do.
+    """
+    own, unneeded_names = stage.layers(layers), re.compile(f"{_UNNEEDED.pattern}|{unneeded}")
+    unread: list[str] = []
+    for name in checkpoint.names():
+        layer = _LAYER.match(name)
+        # Tensors of other stages are read there. A layer beyond the model's number of layers is an error on every
+        # stage.
+        elsewhere = int(layer[1]) not in own and int(layer[1]) < layers if layer else not stage.is_first
+        if not elsewhere and name not in read and not unneeded_names.fullmatch(name):
+            unread.append(checkpoint.stored_name(name))
+    if unread:
+        names = ", ".join(unread[:_SHOWN]) + (" .." if len(unread) > _SHOWN else "")
+        count = f"{len(unread)} tensors" if len(unread) > 1 else "a tensor"
+        raise ModelFileError(
+            f"the model has {count} that the architecture '{architecture}' does not read: {names}; without "
+            f"{'them' if len(unread) > 1 else 'it'}, the answers would be wrong. The file may state a wrong "
+            "architecture or number of layers: convert the original model again, or use another file of the model"
+        )
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Memory sizes and dimensions of a model, determined before its weights are loaded.
+    """Memory sizes and dimensions of a model before its weights are loaded."""
 
-    Attributes:
-        weights: bytes of the weights in the format of the kernels.
-        loading: peak bytes during loading, without `weights`.
-        page: bytes of K and V of one KV page in all layers.
-        state: bytes of the recurrent state of one sequence.
-        hidden: width of the residual stream.
-        widest: largest number of input and output values per row of a matrix product, without the output head.
-        heads, kv_heads, head_dim: number of query heads, number of KV heads, and size of a head in attention layers.
-        sinks: number of heads with an attention sink in one layer.
-        vocab_size: number of logits per row.
-        layers: number of layers that use KV pages.
-        context: number of positions that the model was trained for.
-    """
-
-    weights: int
-    loading: int
-    page: int
-    state: int
-    hidden: int
-    widest: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    sinks: int
-    vocab_size: int
-    layers: int
-    context: int
+    weights: int  # bytes of the weights in the format of the kernels
+    loading: int  # peak bytes during loading, without `weights`
+    page: int  # bytes of K and V of one KV page in all layers
+    state: int  # bytes of the recurrent state of one sequence
+    hidden: int  # width of the residual stream
+    widest: int  # largest number of values per row that a matrix product reads and writes, without the output head
+    largest_page: int  # bytes of K and V of one KV page in the layer with the largest pages
+    shapes: tuple[AttentionShape, ...]  # the different shapes of the attention layers
+    sinks: int  # number of heads with an attention sink in one layer
+    vocab_size: int  # number of logits per row
+    context: int  # number of positions that the model was trained for
+    # of the layers with a sliding window: the bytes in `page`, and the largest window in positions
+    window_page: int = 0
+    window: int = 0
 
 
 def estimate_memory(
@@ -63,7 +97,7 @@ def estimate_memory(
     policy: QuantPolicy,
     stage: Stage = WHOLE_MODEL,
 ) -> MemoryEstimate:
-    """Return the memory that a model needs with the kernels `ops`, without reading its weights.
+    """Return the memory that a model needs with `ops`, without reading weights.
 
     Raises:
         ModelFileError: the model cannot be built, or does not read all tensors of the checkpoint.
@@ -71,9 +105,10 @@ def estimate_memory(
     sizes = WeightSizes(checkpoint, ops, policy, stage)
     model = architecture(config, sizes)
     kind = str(checkpoint.config.get("model_type"))
-    require_all_read(checkpoint, sizes.read, stage, model.settings.layers, kind)
+    require_all_read(checkpoint, sizes.read, stage, model.settings.layers, kind, model.unneeded)
     mixers = [block.mixer for block in model.blocks]
     settings = model.settings
+    windows = model.windows()
     return MemoryEstimate(
         weights=sizes.allocated,
         loading=sizes.peak - sizes.allocated,
@@ -81,36 +116,31 @@ def estimate_memory(
         state=sum(mixer.state_bytes for mixer in mixers),
         hidden=settings.hidden,
         widest=sizes.widest,
-        heads=settings.heads,
-        kv_heads=settings.kv_heads,
-        head_dim=settings.head_dim,
+        largest_page=max(mixer.page_bytes for mixer in mixers),
+        shapes=model.attention_shapes(),
         sinks=settings.heads if any(name.endswith(".sinks") for name in checkpoint.names()) else 0,
         vocab_size=model.vocab_size,
-        layers=sum(mixer.page_bytes > 0 for mixer in mixers),
         context=settings.context,
+        window_page=sum(mixer.page_bytes for mixer, window in zip(mixers, windows, strict=True) if window),
+        window=max((window for window in windows if window), default=0),
     )
 
 
 @dataclass(frozen=True, eq=False)
 class _Matrix:
-    """Placeholder for a weight matrix in the format of the kernels. It has a size but no contents.
+    """Placeholder for a weight matrix: a size without contents."""
 
-    Attributes:
-        weight: the weight from which the matrix would be made, as a tensor on torch's meta device.
-        nbytes: bytes that the matrix would need.
-    """
-
-    weight: Weight
-    nbytes: int
+    weight: Weight  # the weight from which the matrix would be made, as a tensor on torch's meta device
+    nbytes: int  # bytes that the matrix would need
 
 
 class WeightSizes(Loader):
-    """A loader that reads no weights. It counts the bytes that loading the model would allocate and free.
+    """A loader that reads no weights and counts the bytes that loading would allocate.
 
     Attributes:
         allocated: bytes that loading would have allocated and not freed so far.
         peak: maximum memory during loading so far, including temporary arrays.
-        widest: largest number of input and output values per row of a matrix product so far, without the output head.
+        widest: largest number of values per row that a matrix product so far reads and writes, without the output head.
         read: names of the tensors that loading would have read so far.
     """
 
@@ -121,6 +151,15 @@ class WeightSizes(Loader):
         self._quantization = policy
         self._embedding: Embedding | None = None
 
+    def transposed(self, name: str, key: str, shape: tuple[int, int], rows: RowRange) -> _Matrix:
+        """Count a transposed matrix in the kernels' format, and return a placeholder."""
+        self.read.add(name)
+        require_shape(name, self.checkpoint.shape(name), shape)
+        stored = self.checkpoint.on_meta(name, (len(rows), shape[1]))
+        _require_numbers(name, stored)
+        plain = tensors.empty((shape[1], len(rows)), dtype=tensors.float32, device="meta")
+        return self._matrix(key, plain, stored.nbytes + plain.nbytes)
+
     def prepared(
         self,
         key: str,
@@ -129,15 +168,16 @@ class WeightSizes(Loader):
         ranges: Sequence[RowRange] = (),
         columns: RowRange | None = None,
     ) -> _Matrix:
-        """Count the bytes of a weight matrix in the kernels' format, and return a placeholder.
-
-        `read` is not called, so no weights are read.
-        """
+        """Count a weight matrix in the kernels' format, and return a placeholder."""
         name = key.partition("#")[0]
         self.read.add(name)
         weight = self.checkpoint.on_meta(name, own_part(shape, ranges, columns))
-        transient_bytes = weight.nbytes
-        quant_format = self._quantization.form(key, shape[-1])
+        _require_numbers(name, weight)
+        return self._matrix(key, weight, weight.nbytes)
+
+    def _matrix(self, key: str, weight: Weight, transient_bytes: int) -> _Matrix:
+        """Count a weight and `transient_bytes` that are allocated while it is read."""
+        quant_format = self._quantization.format_of(key, weight.shape[-1])
         if quant_format is not None and isinstance(weight, Tensor):
             weight = quantize(weight, quant_format) or weight
             transient_bytes += weight.nbytes
@@ -146,60 +186,70 @@ class WeightSizes(Loader):
         return matrix
 
     def plain(self, name: str, shape: tuple[int, ...], ranges: Sequence[RowRange] = ()) -> Tensor:
-        """Count the bytes of a tensor that kernels use unchanged. Return a placeholder that needs almost no memory."""
+        """Count the bytes of a tensor that kernels use unchanged; return a placeholder."""
         self.read.add(name)
         require_shape(name, self.checkpoint.shape(name), shape)
-        ones = torch.ones((), device=self.ops.device).expand(own_part(shape, ranges))
+        _require_numbers(name, self.checkpoint.on_meta(name, shape))
+        # One number that is expanded to the whole shape needs almost no memory.
+        ones = tensors.ones((), device=self.ops.device).expand(own_part(shape, ranges))
         self._take(ones.nbytes)
         return ones
 
     def embedding(self, name: str, width: int) -> Embedding:
-        """Return the embedding layer. Its matrix counts as allocated even if a matrix product copies it."""
+        """Return the embedding layer; its matrix stays allocated."""
         self._embedding = super().embedding(name, width)
         return self._embedding
 
     def product(self, matrices: Sequence[_Matrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Count the bytes of a product with concatenated matrices, and return a placeholder function."""
+        """Count a product with concatenated matrices; return a placeholder function."""
         outputs = _outputs(matrices)
+        # The output head has as many outputs as the embedding has rows. `memory_request` counts the logits.
         if self._embedding is None or outputs != len(self._embedding.shares.own):
             self.widest = max(self.widest, outputs + matrices[0].weight.shape[1])
         self._multiply(matrices)
         return lambda x: x
 
-    def gathered(self, product: LinearOp, shares: Shares) -> LinearOp:
+    def head_linear(self, matrices: Sequence[_Matrix]) -> HeadLinearOp:
+        """Count a product with a matrix per head; return a placeholder function."""
+        self.widest = max(self.widest, len(matrices) * sum(matrices[0].weight.shape))
+        if self._take(*self.ops.head_linear_bytes([matrix.weight for matrix in matrices])):
+            self.allocated -= sum(matrix.nbytes for matrix in matrices)
+        return lambda x, first=0: x
+
+    def gather_outputs(self, product: LinearOp, shares: Shares) -> LinearOp:
         """Count the width of a product whose result has the outputs of all ranks."""
         if self._embedding is None or shares.total != self._embedding.vocab_size:
             self.widest = max(self.widest, shares.total)
         return product
 
-    def summed(self, product: Callable[..., Tensor], outputs: int) -> Callable[..., Tensor]:
-        """Count the width of the partial results of all ranks, which are gathered before they are added."""
+    def sum_over_ranks(self, product: Callable[..., Tensor], outputs: int) -> Callable[..., Tensor]:
+        """Count the width of the partial results of all ranks."""
+        # The partial results are gathered before they are added.
         self.widest = max(self.widest, self.ranks * outputs)
         return product
 
     def mixture(
-        self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None, shares: ExpertShares | None
+        self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None, shares: ExpertShares | None, act: str
     ) -> MixtureOp:
-        """Count the bytes of a mixture of experts; return a placeholder function for the mixture."""
+        """Count a mixture of experts; return a placeholder function for it."""
         gate_ups, downs = (
             [matrix for expert in experts for matrix in expert.gate_up],
             [expert.down for expert in experts],
         )
-        self.widest = max(self.widest, routing.chosen * (_outputs(experts[0].gate_up) + _outputs(downs[:1])))
+        # Each row passes through `routing.top_k` experts at the same time.
+        self.widest = max(self.widest, routing.top_k * (_outputs(experts[0].gate_up) + _outputs(downs[:1])))
         self._multiply(gate_ups, downs)
         return lambda x, scores: x
 
     def _multiply(self, *products: Sequence[_Matrix]) -> None:
-        """Count the bytes of matrix products.
-
-        Matrices that a product copies are freed afterwards, except the embedding's matrix.
-        """
+        """Count the bytes of matrix products."""
         copied = [parts for parts in products if self._take(*self.ops.product_bytes([part.weight for part in parts]))]
         embedding_matrix = None if self._embedding is None else self._embedding.matrix
+        # A matrix that a product copies is freed. The embedding still reads its own matrix.
         self.allocated -= sum(part.nbytes for parts in copied for part in parts if part is not embedding_matrix)
 
     def _take(self, size: int, temporary: int = 0) -> int:
-        """Count `size` bytes as allocated, and `temporary` bytes as allocated only for a moment. Return `size`."""
+        """Count `size` allocated and `temporary` short-lived bytes, and return `size`."""
         self.allocated += size
         self.peak = max(self.peak, self.allocated + temporary)
         return size
@@ -207,3 +257,13 @@ class WeightSizes(Loader):
 
 def _outputs(parts: Sequence[_Matrix]) -> int:
     return sum(part.weight.shape[0] for part in parts)
+
+
+def _require_numbers(name: str, weight: Weight) -> None:
+    """Raise a ModelFileError if a tensor has integers, which are no weights."""
+    # For example, the codes of a quantization that the configuration does not state would be read as the weights.
+    if isinstance(weight, Tensor) and "float" not in tensors.dtype_name(weight.dtype):
+        raise ModelFileError(
+            f"tensor {name} has the dtype {tensors.dtype_name(weight.dtype)}, expected floating-point numbers; if the "
+            "model is quantized, its configuration must state the quantization"
+        )

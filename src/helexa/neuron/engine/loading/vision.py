@@ -7,34 +7,25 @@ from typing import NamedTuple, Self
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.image_encoder import ImageEncoder
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine.loading.memory_estimate import WeightSizes
-from helexa.neuron.engine.loading.unread_tensors import require_all_read
+from helexa.neuron.engine.loading.memory_estimate import WeightSizes, require_all_read
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.stage import WHOLE_MODEL
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.models.vision import tower_class
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.vision.preprocessing.image_processor import image_layout
-from helexa.neuron.vision.preprocessing.settings import image_processor
-from helexa.neuron.weights.vision.checkpoint import VisionCheckpoint, open_vision_checkpoint
-from helexa.neuron.weights.vision.quant_policy import VisionQuantPolicy
+from helexa.neuron.weights.quant_policy import VisionQuantPolicy
+from helexa.neuron.weights.vision_checkpoint import VisionCheckpoint, open_vision_checkpoint
 
 _LARGE_SIDE = 1 << 13  # pixels; larger than any image that is not shrunk
 _WHOLE_IMAGES = 2  # images by which a step may exceed the token budget, if images must be computed in one step
 
 
 class VisionMemory(NamedTuple):
-    """Memory of a vision tower in bytes.
+    """Memory of a vision tower in bytes."""
 
-    Attributes:
-        weights: weights in the format of the kernels.
-        step: memory to encode the largest image, and the cache of embeddings.
-        image_rows: see `MemoryRequest.image_rows`.
-    """
-
-    weights: int
-    step: int
-    image_rows: int
+    weights: int  # weights in the format of the kernels
+    step: int  # memory to encode the largest image, and the cache of embeddings
+    image_rows: int  # see `MemoryRequest.image_rows`
 
 
 class VisionPart:
@@ -54,7 +45,7 @@ class VisionPart:
 
     @classmethod
     def open(cls, path: Path, ops: Ops, quant: str, options: EngineOptions) -> Self | None:
-        """Open the vision part of the model at `path`; return None if the model has no vision part.
+        """Open the vision part of a model; return None if the model has none.
 
         Raises:
             ModelFileError: the files are invalid, or the architecture is not supported.
@@ -81,11 +72,15 @@ class VisionPart:
 
     def memory(self) -> VisionMemory:
         """Return the memory of the vision tower, without reading its weights."""
+        # These modules import Pillow, which engines of text models do not need.
+        from helexa.neuron.vision.image_processor import image_layout, image_processor
+
         sizes = WeightSizes(self._checkpoint, self._ops, self._policy, WHOLE_MODEL)
         tower = self._architecture(self._checkpoint.config, sizes)
         kind = self._checkpoint.config["model_type"]
         require_all_read(self._checkpoint, sizes.read, WHOLE_MODEL, tower.settings.layers, f"vision tower of {kind}")
         processor = image_processor(self._checkpoint.config, self._checkpoint.preprocessor)
+        # An image of this size is shrunk to the largest layout that a prompt may have.
         layout = image_layout(processor, _LARGE_SIDE, _LARGE_SIDE, self._options.max_image_tokens)
         values = 3 * sizes.widest + 6 * tower.settings.hidden + 2 * tower.patch_values
         embeddings = layout.tokens * tower.width * (1 + len(tower.deepstack_layers))
@@ -93,7 +88,7 @@ class VisionPart:
         return VisionMemory(sizes.allocated, step, _WHOLE_IMAGES * layout.tokens if tower.whole else 0)
 
     def load(self, model: Decoder) -> ImageEncoder:
-        """Read the weights of the vision tower, and return the encoder for images in prompts of `model`.
+        """Load the vision tower, and return the image encoder for prompts of `model`.
 
         Raises:
             ModelFileError: the vision tower does not fit the text model.

@@ -1,1 +1,1 @@
-"""Pipeline parallelism: the stages of a model, on several hosts, that compute its layers one after another."""
+"""Pipeline parallelism: stages on several hosts compute a model's layers in turn."""

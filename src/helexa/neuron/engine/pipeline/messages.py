@@ -1,13 +1,15 @@
-"""The messages between the engine on host 0 and the stage processes on the other hosts of a group.
+"""Messages between the engine on host 0 and the stage processes of other hosts.
 
 After the load, the messages of tensor parallelism follow (see `engine.ranks.messages`), and the hidden states of each
-step as raw frames.
+step as raw frames of float32 numbers.
 """
 
 from typing import Literal
 
 import msgspec
 
+from helexa.neuron import tensors
+from helexa.neuron.engine.ipc.channel import Channel, ChannelError
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant
 from helexa.neuron.engine.pipeline.model_path import ModelPath
 from helexa.neuron.engine.ranks.messages import (
@@ -18,76 +20,55 @@ from helexa.neuron.engine.ranks.messages import (
     RunStep,
     TouchCaches,
 )
+from helexa.neuron.tensors import Tensor
+
+_PIECE_BYTES = 16 << 20
 
 
 class OpenStage(msgspec.Struct, frozen=True, kw_only=True, tag="open_stage"):
-    """Engine -> stage, as the first message: open the model's files.
+    """Engine -> stage, as the first message: open the model's files."""
 
-    Attributes:
-        version: version of the engine's code (see `code_version`). The stage must have the same version.
-        model: the model's file or folder.
-        stage: number of the stage, from 1.
-        options: options of the engine. The stage uses the device and the number of threads of its own host instead.
-    """
-
-    version: str
-    model: ModelPath
-    stage: int
+    version: str  # version of the engine's code (see `code_version`). The stage must have the same version.
+    model: ModelPath  # the model's file or folder
+    stage: int  # number of the stage, from 1
+    # Options of the engine. The stage uses the device and the number of threads of its own host instead.
     options: EngineOptions
 
 
 class StageOpened(msgspec.Struct, frozen=True, kw_only=True, tag="stage_opened"):
-    """Stage -> engine: the stage's host has the model's files.
+    """Stage -> engine: the stage's host has the model's files."""
 
-    Attributes:
-        digest: digest of the files (see `model_digest`).
-        free: bytes of free memory for a part of the model.
-        hostname: name of the host.
-    """
-
-    digest: str
-    free: int
-    hostname: str
+    digest: str  # digest of the files (see `model_digest`)
+    free: int  # bytes of free memory for a part of the model
+    hostname: str  # name of the host
 
 
 class LoadStage(msgspec.Struct, frozen=True, kw_only=True, tag="load_stage"):
-    """Engine -> stage: load decoder layers.
+    """Engine -> stage: load decoder layers."""
 
-    Attributes:
-        start, stop: first layer, and the layer after the last layer.
-        options: as in `OpenStage`, with the dtype and the quantization that the engine chose.
-    """
-
+    # first layer, and the layer after the last layer
     start: int
     stop: int
-    options: EngineOptions
+    options: EngineOptions  # as in `OpenStage`, with the dtype and the quantization that the engine chose
 
 
 class StageGranted(msgspec.Struct, frozen=True, kw_only=True, tag="stage_granted"):
-    """Stage -> engine: the memory that the stage's host grants. The smallest grant of all stages applies.
+    """Stage -> engine: the memory that the stage's host grants."""
 
-    Attributes:
-        page: bytes of one KV page in the layers of this stage.
-        state: bytes of the recurrent state of one sequence in the layers of this stage.
-    """
-
+    # All stages then allocate the smallest grant.
     grant: MemoryGrant
-    page: int
-    state: int
+    page: int  # bytes of one KV page in the layers of this stage
+    state: int  # bytes of the recurrent state of one sequence in the layers of this stage
 
 
 class AllocateStage(msgspec.Struct, frozen=True, tag="allocate_stage"):
-    """Engine -> stage: allocate KV caches and buffers. The stage replies with `RankAllocated`.
+    """Engine -> stage: allocate KV caches and buffers (reply: `RankAllocated`)."""
 
-    Attributes:
-        grant: the smallest grant of all stages.
-    """
-
-    grant: MemoryGrant
+    grant: MemoryGrant  # the smallest grant of all stages
 
 
 class StageFailed(msgspec.Struct, frozen=True, tag="stage_failed"):
-    """Stage -> engine, instead of another reply: the stage cannot do what the engine sent. The message says why."""
+    """Stage -> engine, as a reply: why the stage cannot do what the engine sent."""
 
     kind: Literal["model_file", "device", "does_not_fit", "internal"]
     message: str
@@ -95,3 +76,38 @@ class StageFailed(msgspec.Struct, frozen=True, tag="stage_failed"):
 
 ToStage = OpenStage | LoadStage | AllocateStage | RunStep | ClearPages | TouchCaches
 FromStage = StageOpened | StageGranted | RankProgress | RankLoaded | RankAllocated | StageFailed
+
+
+def send_hidden(channel: Channel, hidden: Tensor) -> None:
+    """Send hidden states [rows, H].
+
+    Raises:
+        ChannelError: the connection is closed.
+    """
+    data = _bytes_of(hidden.to("cpu", tensors.float32).contiguous())
+    # Without rows, one empty frame is sent, because the receiver waits for a frame.
+    for start in range(0, max(len(data), 1), _PIECE_BYTES):
+        channel.send_bytes(data[start : start + _PIECE_BYTES])
+
+
+def receive_hidden(channel: Channel, rows: int, width: int) -> Tensor:
+    """Wait for hidden states [rows, width] that the other end sends.
+
+    Raises:
+        ChannelError: the connection is closed, or the other end has sent another number of rows.
+    """
+    hidden = tensors.empty(rows, width)
+    data = _bytes_of(hidden)
+    filled = 0
+    while True:
+        piece = channel.receive_bytes()
+        if len(piece) != min(len(data) - filled, _PIECE_BYTES):
+            raise ChannelError(f"the other stage sent {len(piece)} bytes of hidden states at {filled} of {len(data)}")
+        data[filled : filled + len(piece)] = piece
+        filled += len(piece)
+        if filled == len(data):
+            return hidden
+
+
+def _bytes_of(hidden: Tensor) -> memoryview:
+    return hidden.view(-1).view(tensors.uint8).numpy().data

@@ -1,20 +1,19 @@
-"""The stages of a model on the other hosts of a group, as the engine on host 0 uses them."""
+"""Stages of a pipeline on other hosts: their layers, their load, their steps."""
 
 import logging
 import selectors
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from torch import Tensor
-
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
-from helexa.neuron.engine.execution.device_errors import DeviceError
-from helexa.neuron.engine.execution.device_memory import DeviceMemory
+from helexa.neuron.engine.execution.device import DeviceError, DeviceMemory
 from helexa.neuron.engine.ipc.channel import Channel, ChannelError, connect, wait_until_closed
 from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup, MemoryGrant, MemoryRequest
-from helexa.neuron.engine.pipeline.hidden_states import receive_hidden, send_hidden
+from helexa.neuron.engine.kv_cache import CacheKind
 from helexa.neuron.engine.pipeline.messages import (
     AllocateStage,
     FromStage,
@@ -24,9 +23,10 @@ from helexa.neuron.engine.pipeline.messages import (
     StageGranted,
     StageOpened,
     ToStage,
+    receive_hidden,
+    send_hidden,
 )
-from helexa.neuron.engine.pipeline.model_digest import model_digest
-from helexa.neuron.engine.pipeline.model_path import ModelPath
+from helexa.neuron.engine.pipeline.model_path import ModelPath, model_digest
 from helexa.neuron.engine.ranks.messages import (
     ClearPages,
     RankAllocated,
@@ -41,6 +41,7 @@ from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.engine.step.step_input import encode as encode_step
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.processes import heartbeat
+from helexa.neuron.tensors import Tensor
 
 _log = logging.getLogger("helexa.neuron.engine")
 _CONNECT_SECONDS = 10.0
@@ -54,6 +55,46 @@ _ERRORS: dict[str, type[HelexaError]] = {
 Reply = TypeVar("Reply", bound=FromStage)
 
 
+def divide_layers(layer_bytes: Sequence[int], first_bytes: int, free_bytes: Sequence[int]) -> list[range]:
+    """Divide the layers so that the fullest host is as empty as possible.
+
+    Args:
+        first_bytes: bytes of the embedding and the output head, which host 0 has in addition to its layers.
+        free_bytes: free memory of each host.
+
+    Returns:
+        The contiguous layers of each host, at least one.
+
+    Raises:
+        HelexaError: there are more hosts than layers.
+    """
+    layers, hosts = len(layer_bytes), len(free_bytes)
+    if hosts > layers:
+        raise HelexaError(
+            f"a model of {layers} layers cannot be divided among {hosts} hosts; use at most {layers} hosts"
+        )
+    sums = [0, *accumulate(layer_bytes)]
+
+    def fullness(host: int, start: int, stop: int) -> float:
+        own_bytes = sums[stop] - sums[start] + (first_bytes if host == 0 else 0)
+        return own_bytes / max(free_bytes[host], 1)
+
+    @cache
+    def best(host: int, start: int) -> tuple[float, tuple[int, ...]]:
+        """Return the largest fullness from `host` on, and the end of each host's layers."""
+        if host == hosts - 1:
+            return fullness(host, start, layers), (layers,)
+        candidates = []
+        # Each later host needs at least one layer.
+        for stop in range(start + 1, layers - (hosts - host - 1) + 1):
+            later, bounds = best(host + 1, stop)
+            candidates.append((max(fullness(host, start, stop), later), (stop, *bounds)))
+        return min(candidates)
+
+    bounds = [0, *best(0, 0)[1]]
+    return [range(start, stop) for start, stop in pairwise(bounds)]
+
+
 class StageError(HelexaError):
     """A stage process or its host is gone, or sent an invalid message."""
 
@@ -61,15 +102,11 @@ class StageError(HelexaError):
 class RemoteStages:
     """The stages 1 to N - 1 of a model, one on each other host of the group.
 
-    All stages receive the input of each step. The hidden states of a step pass through the stages in order, and the
-    last stage returns its hidden states to this process (see `HiddenExchange`).
-
-    The constructor connects to the hosts, which then start their stage processes and open the model's files.
+    The hidden states of a step pass through the stages in order, and the last stage returns its hidden states to this
+    process (see `HiddenExchange`). The constructor connects to the hosts, which then start their stage processes and
+    open the model's files.
 
     Args:
-        group: the hosts of the stages.
-        model: path of the model's file or folder.
-        options: options of the engine.
         on_end: called in a thread with a message that says which host is gone, if a connection ends before `close`.
 
     Raises:
@@ -103,15 +140,17 @@ class RemoteStages:
             threading.Thread(target=self._watch, args=(stage, channel), name=f"stage-{stage}", daemon=True).start()
 
     def free_memory(self) -> list[int]:
-        """Wait until all stages have opened the model's files; return the free memory of each stage's host in bytes.
+        """Wait for all stages to open the model; return each host's free bytes.
 
         Raises:
             ModelFileError: a host does not have the model's files, or has other files.
             HelexaError: a host cannot run a stage; the message says why.
         """
+        # Computed while the stages compute theirs.
         digest = model_digest(self._model)
         opened = self._replies(StageOpened)
         for stage, reply in zip(self._stages(), opened, strict=True):
+            # Layers of different files would compute nonsense without an error.
             if reply.digest != digest:
                 raise ModelFileError(
                     f"{self._model.name} on host {stage} ({reply.hostname}) differs from the file on host 0; "
@@ -122,7 +161,7 @@ class RemoteStages:
     def load(
         self, layers: list[range], options: EngineOptions, on_progress: Callable[[int, int], None]
     ) -> list[StageGranted]:
-        """Make all stages request memory and load their layers. Return the memory that their hosts grant.
+        """Make all stages load their layers; return the memory that their hosts grant.
 
         Args:
             layers: the layers of each stage after stage 0.
@@ -138,13 +177,14 @@ class RemoteStages:
         return self._replies(StageGranted)
 
     def check(self) -> None:
-        """Handle the messages that stages have sent, without waiting. Called while stage 0 loads its own layers.
+        """Handle the messages that stages have sent, without waiting.
 
         Raises:
             HelexaError: a stage cannot load its layers; the message says why.
         """
         with selectors.DefaultSelector() as selector:
             for stage in self._stages():
+                # This stage has already sent its reply, and sends nothing more before the next request.
                 if stage not in self._early:
                     selector.register(self._channels[stage - 1], selectors.EVENT_READ, stage)
             for key, _ in selector.select(0) if selector.get_map() else ():
@@ -153,7 +193,7 @@ class RemoteStages:
                     self._early[key.data] = message
 
     def wait_until_loaded(self) -> list[RankLoaded]:
-        """Wait until all stages have loaded their layers, and return the sizes that the stages report.
+        """Wait until all stages have loaded their layers, and return their sizes.
 
         Raises:
             HelexaError: a stage cannot load its layers; the message says why.
@@ -161,13 +201,12 @@ class RemoteStages:
         return self._replies(RankLoaded)
 
     def allocate(self, request: MemoryRequest, grant: MemoryGrant, measure: bool) -> None:
-        """Make all stages allocate KV caches and buffers of the granted sizes, and wait until they have done so.
-
-        `request` is ignored, because each stage has its own memory request. Stages do not measure memory.
+        """Allocate KV caches and buffers of the granted sizes in all stages, and wait.
 
         Raises:
             HelexaError: a stage cannot allocate the memory.
         """
+        # Each stage has its own memory request, and measures no memory.
         self._send_all(AllocateStage(grant))
         self._replies(RankAllocated)
 
@@ -185,7 +224,7 @@ class RemoteStages:
         """Do nothing, because steps of a pipeline run without graphs."""
 
     def run(self, step: StepInput) -> None:
-        """Send the input of a step to all stages. The stages compute it as soon as they receive hidden states."""
+        """Send the input of a step to all stages, which then wait for hidden states."""
         data = encode_step(step)
         self._send_all(RunStep(self._steps, data, digest_of(data)))
         self._steps += 1
@@ -198,8 +237,21 @@ class RemoteStages:
         """Make all stages write to their whole KV caches."""
         self._send_all(TouchCaches())
 
+    @property
+    def reads_caches(self) -> bool:
+        """False: the caches of other hosts stay there."""
+        return False  # a network may be slower than a prefill
+
+    def read_cache(self, kind: CacheKind, index: int) -> list[bytes]:
+        """Not supported (see `reads_caches`)."""
+        raise NotImplementedError
+
+    def write_cache(self, kind: CacheKind, index: int, parts: Sequence[memoryview]) -> None:
+        """Not supported (see `reads_caches`)."""
+        raise NotImplementedError
+
     def send(self, hidden: Tensor, rows: int) -> Tensor:
-        """Pass hidden states [T, H] through all stages, and return the hidden states [rows, H] of the last stage."""
+        """Pass hidden states [T, H] through all stages; return the last's [rows, H]."""
         for stage in self._stages():
             is_last = stage == len(self._channels)
             try:
@@ -230,7 +282,7 @@ class RemoteStages:
             self._on_end(f"the connection to host {stage} of the group ({self._group.hosts[stage - 1]}) is gone")
 
     def _replies(self, kind: type[Reply]) -> list[Reply]:
-        """Wait until each stage has replied, and return the replies, of type `kind`, in the order of the stages."""
+        """Wait until each stage has replied; return the replies in the stages' order."""
         replies: list[Reply] = []
         for stage in self._stages():
             message = self._early.pop(stage, None)
@@ -242,11 +294,7 @@ class RemoteStages:
         return replies
 
     def _receive(self, stage: int) -> FromStage | None:
-        """Wait for the next message of a stage, and return it. Return None if it only reports progress.
-
-        Raises:
-            HelexaError: the stage has failed.
-        """
+        """Return the next message of a stage; None if it only reports progress."""
         try:
             message: FromStage = self._channels[stage - 1].receive(FromStage)
         except ChannelError as error:

@@ -1,1 +1,1 @@
-"""The other ranks of a tensor-parallel engine: processes that compute the steps which rank 0 sends to them."""
+"""Other ranks of a tensor-parallel engine, which compute the steps of rank 0."""

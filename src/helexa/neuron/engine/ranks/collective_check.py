@@ -1,4 +1,4 @@
-"""Verifies and times the exchanges between ranks; `neuron smoke` starts this module as a separate process.
+"""Verifies and times exchanges between ranks, in a process of `neuron smoke`.
 
     python -m helexa.neuron.engine.ranks.collective_check RANKS
 
@@ -17,20 +17,18 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-import torch
 
-from helexa.neuron.engine.ipc.collective_result import CollectiveResult
+from helexa.neuron import tensors
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.processes import CollectiveResult
 from helexa.neuron.engine.ranks import cpu_binding
-from helexa.neuron.engine.ranks.connect import exchange_for
-from helexa.neuron.ops.native.machine_code.native_kernels import Unavailable, native_kernels
+from helexa.neuron.engine.ranks.rank import exchange_for
 from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.native.native_kernels import Unavailable, native_kernels
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.ranks.rank_group import RankGroup
-from helexa.neuron.ops.ranks.shared_memory import SharedMemory
-from helexa.neuron.ops.ranks.shares import Shares
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.rank_group import RankGroup, SharedMemory, Shares
+from helexa.neuron.tensors import Tensor
 
 _COLUMNS = 1536
 _ROWS = (1, 16, 512)
@@ -39,36 +37,43 @@ _SECONDS = 30.0
 
 
 def check(group: RankGroup, memory_fd: int, rendezvous: Path) -> Iterator[CollectiveResult]:
-    """Run all collectives on this rank, and yield their results. All ranks must call this function.
+    """Run all collectives on this rank, and yield their results.
+
+    All ranks must call this function.
 
     Args:
         memory_fd: descriptor from `SharedMemory.create`.
         rendezvous: path of a file that does not exist yet, at which the ranks meet.
     """
     cpu_binding.bind(EngineOptions(tensor_parallel=group.count), group.rank)
-    torch.set_num_threads(1)
+    if not tensors.torch_is_installed():
+        tensors.use("numpy")
+    tensors.set_num_threads(1)
     for name, ops in _kernels():
         ops.ranks = group
         ops.connect(exchange_for(ops, group, memory_fd, rendezvous, _SECONDS))
         shares = Shares.split(_COLUMNS, group.count, group.rank, 16)
         for rows in _ROWS:
-            whole = torch.arange(rows * _COLUMNS, dtype=torch.float32).view(rows, _COLUMNS)
+            whole = tensors.arange(rows * _COLUMNS, dtype=tensors.float32).view(rows, _COLUMNS)
             own = whole[:, shares.own.start : shares.own.stop].contiguous()
-            verified = torch.equal(ops.gather(own, shares), whole)
+            verified = tensors.equal(ops.gather(own, shares), whole)
             seconds = [_timed(ops, own, shares) for _ in range(_TIMES)]
             yield CollectiveResult("gather", name, whole.nbytes, verified, median(seconds) * 1e6)
             total = whole * (group.count * (group.count + 1) // 2)
-            verified = torch.equal(ops.sum_ranks(whole * (group.rank + 1)), total)
+            verified = tensors.equal(ops.sum_ranks(whole * (group.rank + 1)), total)
             yield CollectiveResult("sum", name, whole.nbytes, verified, None)
 
 
 def _kernels() -> Iterator[tuple[str, Ops]]:
     with suppress(Unavailable):
         yield "shared memory", NativeOps(native_kernels(), 1)
-    yield "gloo", ReferenceOps(torch.device("cpu"), torch.float32)
+    if tensors.uses_torch():
+        from helexa.neuron.ops.reference.reference import ReferenceOps
+
+        yield "gloo", ReferenceOps(tensors.device("cpu"), tensors.float32)
 
 
-def _timed(ops: Ops, own: torch.Tensor, shares: Shares) -> float:
+def _timed(ops: Ops, own: Tensor, shares: Shares) -> float:
     begin = time.perf_counter()
     ops.gather(own, shares)
     return time.perf_counter() - begin

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.hardware.cores import cores, cpu_list, parse_cpu_list, usable_cpus
-from helexa.neuron.hardware.numa import CpuNode, numa_nodes
+from helexa.neuron.hardware.cpus import CpuNode, cores, cpu_list, numa_nodes, parse_cpu_list, usable_cpus
 
+# The environment variable in which rank 0 tells the other ranks which CPUs all ranks may use together. The processes of
+# the other ranks inherit the binding of rank 0, so they cannot find out from the operating system.
 RANK_CPUS = "HELEXA_RANK_CPUS"
-"""The environment variable in which rank 0 tells the other ranks which CPUs all ranks may use together.
-
-The processes of the other ranks inherit the binding of rank 0, so they cannot find out from the operating system.
-"""
 
 _log = logging.getLogger("helexa.neuron.engine")
 _THREADS = Path("/proc/self/task")
@@ -28,19 +25,19 @@ ItemT = TypeVar("ItemT")
 
 
 def bind(options: EngineOptions, rank: int) -> None:
-    """Bind all threads of this process to the CPUs of the rank (see `cpus_for`).
-
-    If the operating system refuses, the process logs a warning and runs on all CPUs.
-    """
+    """Bind all threads of this process to the CPUs of the rank (see `cpus_for`)."""
     cpus = cpus_for(options, rank)
     if not cpus:
         return
+    # The other ranks inherit the binding and could not find out which CPUs all ranks may use.
     os.environ.setdefault(RANK_CPUS, cpu_list(usable_cpus()))
     try:
+        # `sched_setaffinity` binds one thread, and libraries may have started others.
         for thread in _THREADS.iterdir():
             with suppress(ProcessLookupError):  # the thread has ended
                 os.sched_setaffinity(int(thread.name), cpus)
     except OSError as error:
+        # Without the binding, the rank works, but reads the memory of other NUMA nodes.
         _log.warning("could not bind rank=%d cpus=%s: %s", rank, cpu_list(cpus), error.strerror)
         return
     nodes = [str(node.number) for node in numa_nodes(cpus)]
@@ -48,11 +45,8 @@ def bind(options: EngineOptions, rank: int) -> None:
 
 
 def cpus_for(options: EngineOptions, rank: int) -> tuple[int, ...]:
-    """Return the CPUs of a rank of an engine.
-
-    Returns:
-        An empty tuple if the rank is not bound: the engine has one rank or uses no CPUs, or there is one NUMA node.
-    """
+    """Return the CPUs of a rank of an engine; none if the rank is not bound to CPUs."""
+    # A single rank uses all CPUs, and ranks on GPUs do not compute on CPUs.
     if options.device != "cpu" or options.tensor_parallel == 1:
         return ()
     shared = os.environ.get(RANK_CPUS)
@@ -61,13 +55,10 @@ def cpus_for(options: EngineOptions, rank: int) -> tuple[int, ...]:
 
 
 def divide(nodes: Sequence[CpuNode], rank: int, ranks: int) -> tuple[int, ...]:
-    """Return the CPUs of a rank if the NUMA nodes are divided among `ranks` ranks; empty if there is only one node.
-
-    Each rank gets adjacent NUMA nodes. If there are more ranks than NUMA nodes, adjacent ranks share a NUMA node and
-    divide its physical cores.
-    """
+    """Return the CPUs of a rank; none if there is only one NUMA node."""
     if len(nodes) < 2:
         return ()
+    # Each rank gets adjacent NUMA nodes. More ranks than nodes share nodes, and divide their cores.
     own = _part(nodes, rank, ranks)
     sharing = [other for other in range(ranks) if _part(nodes, other, ranks) == own]
     own_cores = cores([cpu for node in own for cpu in node.cpus])
@@ -75,6 +66,6 @@ def divide(nodes: Sequence[CpuNode], rank: int, ranks: int) -> tuple[int, ...]:
 
 
 def _part(items: Sequence[ItemT], index: int, parts: int) -> Sequence[ItemT]:
-    """Return part `index` of `items`, which are divided into contiguous parts with at least one item each."""
+    """Return contiguous part `index` of `parts` parts, with at least one item."""
     start = index * len(items) // parts
     return items[start : max(start + 1, (index + 1) * len(items) // parts)]

@@ -1,95 +1,74 @@
-"""The messages between rank 0, which is the engine process, and the processes of the other ranks."""
+"""Messages between rank 0, the engine process, and the processes of other ranks."""
 
 from hashlib import blake2b
 from typing import Literal
 
 import msgspec
 
-from helexa.neuron.engine.execution.device_memory import DeviceMemory
+from helexa.neuron.engine.execution.device import DeviceMemory
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
+from helexa.neuron.engine.kv_cache import CacheKind
 from helexa.neuron.ops.batch import Bucket
 
 RankErrorKind = Literal["model_file", "device", "out_of_memory", "internal"]
 
 
 class StageLayers(msgspec.Struct, frozen=True):
-    """The decoder layers of a host in a pipeline: the first layer, and the layer after the last layer."""
+    """Decoder layers of a host in a pipeline: the first, and the one after the last."""
 
     start: int
     stop: int
 
 
 class LoadRank(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
-    """Rank 0 -> rank, as the first message: load the rank's part of a model. The rank replies with `RankLoaded`.
+    """Rank 0 -> rank, first message: load a part of a model (reply: `RankLoaded`)."""
 
-    Attributes:
-        model: path of the model's file or folder.
-        options: options of the engine; `quant` is the format that rank 0 chose.
-        kernels: name of the kernels of rank 0 (see `Ops.name`). The rank must have the same kernels.
-        rank: number of the rank, from 1.
-        layers: the decoder layers of this host; None for all layers.
-    """
-
-    model: str
-    options: EngineOptions
-    kernels: str
-    rank: int
-    layers: StageLayers | None = None
+    model: str  # path of the model's file or folder
+    options: EngineOptions  # options of the engine; `quant` is the format that rank 0 chose
+    kernels: str  # name of the kernels of rank 0 (see `Ops.name`). The rank must have the same kernels.
+    rank: int  # number of the rank, from 1
+    layers: StageLayers | None = None  # the decoder layers of this host; None for all layers
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
-    """Rank 0 -> rank, when all ranks have loaded their weights: connect to the other ranks.
+    """Rank 0 -> rank, after all ranks have loaded: connect to the other ranks."""
 
-    Attributes:
-        rendezvous: path of the file at which ranks without shared memory meet.
-        seconds: time limit of the connection, and of one exchange, between ranks without shared memory.
-    """
-
-    rendezvous: str
-    seconds: float
+    rendezvous: str  # path of the file at which ranks without shared memory meet
+    seconds: float  # time limit of the connection, and of one exchange, between ranks without shared memory
 
 
 class Allocate(msgspec.Struct, frozen=True, tag="allocate"):
-    """Rank 0 -> rank: build a runner with a KV cache and buffers. The rank replies with `RankAllocated`.
+    """Rank 0 -> rank: build a runner with a KV cache (reply: `RankAllocated`).
 
     The new runner replaces an earlier runner, whose memory is released first.
-
-    Attributes:
-        request, grant: memory request and grant, from which the runner takes sizes.
-        measure: whether the rank measures the memory of the following steps, until `ReportMemory` arrives.
     """
 
+    # memory request and grant, from which the runner takes sizes
     request: MemoryRequest
     grant: MemoryGrant
-    measure: bool = False
+    measure: bool = False  # whether the rank measures the memory of the following steps, until `ReportMemory` arrives
 
 
 class ReportMemory(msgspec.Struct, frozen=True, tag="report_memory"):
-    """Rank 0 -> rank: end the measurement of steps. The rank replies with `RankMemory`."""
+    """Rank 0 -> rank: end the measurement of steps (reply: `RankMemory`)."""
 
 
 class CaptureGraph(msgspec.Struct, frozen=True, tag="capture"):
-    """Rank 0 -> rank: capture the graph of a bucket (batch size). The rank replies with `RankCaptured`."""
+    """Rank 0 -> rank: capture the graph of a bucket (reply: `RankCaptured`)."""
 
     bucket: Bucket
 
 
 class ForgetGraphs(msgspec.Struct, frozen=True, tag="forget"):
-    """Rank 0 -> rank: release all captured graphs, because a rank could not capture a graph."""
+    """Rank 0 -> rank: release all captured graphs, because a rank's capture failed."""
 
 
 class RunStep(msgspec.Struct, frozen=True, tag="step"):
-    """Rank 0 -> rank: compute a step.
+    """Rank 0 -> rank: compute a step."""
 
-    Attributes:
-        number: number of the step, from 0.
-        data: the encoded `StepInput`.
-        digest: digest of `data`.
-    """
-
-    number: int
-    data: bytes
-    digest: bytes
+    number: int  # number of the step, from 0
+    data: bytes  # the encoded `StepInput`
+    digest: bytes  # digest of `data`
 
 
 class ClearPages(msgspec.Struct, frozen=True, tag="clear"):
@@ -99,7 +78,25 @@ class ClearPages(msgspec.Struct, frozen=True, tag="clear"):
 
 
 class TouchCaches(msgspec.Struct, frozen=True, tag="touch"):
-    """Rank 0 -> rank: write to the whole KV cache, so that missing memory causes an error now."""
+    """Rank 0 -> rank: write to the whole KV cache, so that a lack of memory fails now."""
+
+
+class ReadCache(msgspec.Struct, frozen=True, tag="read_cache"):
+    """Rank 0 -> rank: send the contents of a KV page or a state slot.
+
+    The rank replies with `CacheContents`.
+    """
+
+    kind: CacheKind
+    index: int
+
+
+class WriteCache(msgspec.Struct, frozen=True, tag="write_cache"):
+    """Rank 0 -> rank: replace the contents of a KV page or a state slot."""
+
+    kind: CacheKind
+    index: int
+    contents: bytes
 
 
 class RankProgress(msgspec.Struct, frozen=True, tag="progress"):
@@ -109,15 +106,10 @@ class RankProgress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class RankLoaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """Rank -> rank 0: the rank has loaded its part of the weights.
+    """Rank -> rank 0: the rank has loaded its part of the weights."""
 
-    Attributes:
-        matrix_bytes: bytes of the weight matrices in the rank's memory.
-        step_bytes: bytes of weights that a decode step reads (see `Ops.step_bytes`).
-    """
-
-    matrix_bytes: int
-    step_bytes: int
+    matrix_bytes: int  # bytes of the weight matrices in the rank's memory
+    step_bytes: int  # bytes of weights that a decode step reads (see `Ops.step_bytes`)
 
 
 class RankAllocated(msgspec.Struct, frozen=True, tag="allocated"):
@@ -130,28 +122,29 @@ class RankMemory(msgspec.Struct, frozen=True, tag="memory"):
     memory: DeviceMemory
 
 
+class CacheContents(msgspec.Struct, frozen=True, tag="cache_contents"):
+    """Rank -> rank 0: the rank's part of a KV page or a state slot."""
+
+    contents: bytes
+
+
 class RankCaptured(msgspec.Struct, frozen=True, tag="captured"):
-    """Rank -> rank 0: the rank has tried to capture a graph.
+    """Rank -> rank 0: the rank has tried to capture a graph."""
 
-    Attributes:
-        refusal: why the graph cannot be captured; empty if it was captured.
-    """
-
-    refusal: str = ""
+    refusal: str = ""  # why the graph cannot be captured; empty if it was captured
 
 
 class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """Rank -> rank 0, instead of another reply: the rank cannot execute a message. Rank 0 then ends the rank."""
+    """Rank -> rank 0, instead of a reply: the rank failed. Rank 0 then ends it."""
 
     kind: RankErrorKind
     message: str
 
 
-Request = Allocate | ReportMemory | CaptureGraph
-"""The messages to which a rank that has loaded its weights replies."""
+Request = Allocate | ReportMemory | CaptureGraph | ReadCache  # a rank that has loaded its weights replies to these
 
-ToRank = LoadRank | Connect | Request | RunStep | ForgetGraphs | ClearPages | TouchCaches
-FromRank = RankProgress | RankLoaded | RankAllocated | RankMemory | RankCaptured | RankFailed
+ToRank = LoadRank | Connect | Request | RunStep | ForgetGraphs | ClearPages | TouchCaches | WriteCache
+FromRank = RankProgress | RankLoaded | RankAllocated | RankMemory | RankCaptured | CacheContents | RankFailed
 
 
 def digest_of(data: bytes) -> bytes:

@@ -1,17 +1,15 @@
-"""The part of a model that one rank after rank 0 computes, as rank 0 controls it by messages."""
+"""A rank after rank 0: computes its part of a model as rank 0 commands."""
 
 import gc
 from pathlib import Path
 
-import torch
-
-from helexa.neuron.engine.debug_fault import Faults
+from helexa.neuron import tensors
+from helexa.neuron.engine.execution.device import StepMemory
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.execution.step_memory import StepMemory
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine.ranks.connect import exchange_for
 from helexa.neuron.engine.ranks.messages import (
     Allocate,
+    CacheContents,
     CaptureGraph,
     ClearPages,
     Connect,
@@ -20,38 +18,54 @@ from helexa.neuron.engine.ranks.messages import (
     RankAllocated,
     RankCaptured,
     RankMemory,
+    ReadCache,
     ReportMemory,
     RunStep,
     ToRank,
     TouchCaches,
+    WriteCache,
     digest_of,
 )
 from helexa.neuron.engine.step.step_input import decode_input
 from helexa.neuron.models.decoder import Decoder
+from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.rank_group import Exchange, RankGroup, SharedMemory
+
+
+def exchange_for(ops: Ops, group: RankGroup, memory_fd: int, rendezvous: Path, seconds: float) -> Exchange:
+    """Return the exchange between the ranks: shared memory, NCCL or gloo.
+
+    NCCL and gloo wait until all ranks have called this function.
+
+    Args:
+        memory_fd: descriptor from `SharedMemory.create`.
+        rendezvous: path of a file that does not exist yet, at which the ranks meet.
+        seconds: time limit of one exchange.
+    """
+    if isinstance(ops, NativeOps):
+        return SharedMemory(memory_fd, group.rank)
+    from helexa.neuron.ops.distributed import Distributed  # imports torch
+
+    return Distributed(group, rendezvous, seconds, ops.device)
 
 
 class Rank:
-    """A rank that has loaded its part of a model. The rank executes the messages of rank 0, and makes no decisions.
+    """A rank that has loaded its part of a model. It executes the messages of rank 0."""
 
-    Args:
-        faults: injected faults of this rank.
-        memory_fd: descriptor of the memory that the ranks share (see `SharedMemory.create`); -1 if the kernels are
-            connected already.
-    """
-
-    def __init__(self, model: Decoder, ops: Ops, options: EngineOptions, faults: Faults, memory_fd: int = -1) -> None:
+    def __init__(self, model: Decoder, ops: Ops, options: EngineOptions, memory_fd: int = -1) -> None:
         self._model = model
         self._ops = ops
         self._options = options
-        self._faults = faults
+        # descriptor of the memory that the ranks share (see `SharedMemory.create`); -1 if the kernels are connected
+        # already
         self._memory_fd = memory_fd
         self._runner: Runner | None = None
         self._memory: StepMemory | None = None
         self._steps = 0
 
     def handle(self, message: ToRank) -> FromRank | None:
-        """Execute a message of rank 0. Return the reply, or None if the message has no reply.
+        """Execute a message of rank 0; return the reply, if the message has one.
 
         Raises:
             ValueError: a step is damaged or missing.
@@ -70,6 +84,10 @@ class Rank:
                 self._runner.clear(message.pages)
             case TouchCaches():
                 self._runner.touch_caches()
+            case ReadCache():
+                return CacheContents(self._runner.read_cache(message.kind, message.index)[0])
+            case WriteCache():
+                self._runner.write_own_cache(message.kind, message.index, message.contents)
             case ReportMemory():
                 assert self._memory is not None
                 return RankMemory(self._memory.read())
@@ -80,16 +98,17 @@ class Rank:
         return None
 
     def _run(self, runner: Runner, message: RunStep) -> None:
+        # A rank that computes another step than rank 0 would wait for it forever, or exchange wrong results.
         if message.number != self._steps or message.digest != digest_of(message.data):
             raise ValueError(f"step {message.number} arrived damaged or instead of step {self._steps}")
         self._steps += 1
         runner.follow(decode_input(message.data))
 
     def _allocate(self, message: Allocate) -> RankAllocated:
+        # The old caches are released first, because both may not fit.
         self._runner = None
-        gc.collect()  # faults refer to the runner in a circle
-        weights = torch.cuda.memory_allocated()
+        gc.collect()  # the runner of the measured steps can be in a circle of references
+        weights = tensors.cuda.memory_allocated() if message.measure else 0
         self._runner = Runner(self._model, self._ops, self._options, message.request, message.grant)
-        self._faults.afflict(self._runner)
         self._memory = StepMemory(weights) if message.measure else None
         return RankAllocated()

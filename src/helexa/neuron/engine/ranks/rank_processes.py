@@ -1,28 +1,27 @@
-"""Starts the processes of the other ranks, sends steps to them, and watches them. Used in rank 0."""
+"""Starts the processes of the other ranks, sends steps to them, and watches them."""
 
 import logging
 import os
 import selectors
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from helexa.core.errors import HelexaError, ModelFileError
-from helexa.neuron.engine.execution.device_errors import DeviceError
-from helexa.neuron.engine.execution.device_memory import DeviceMemory
+from helexa.neuron.engine.execution.device import DeviceError, DeviceMemory
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
-from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
-from helexa.neuron.engine.ranks.connect import exchange_for
+from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
+from helexa.neuron.engine.kv_cache import CacheKind
 from helexa.neuron.engine.ranks.messages import (
     Allocate,
+    CacheContents,
     CaptureGraph,
     ClearPages,
     Connect,
@@ -35,18 +34,22 @@ from helexa.neuron.engine.ranks.messages import (
     RankLoaded,
     RankMemory,
     RankProgress,
+    ReadCache,
     ReportMemory,
     RunStep,
     ToRank,
     TouchCaches,
+    WriteCache,
     digest_of,
 )
+from helexa.neuron.engine.ranks.rank import exchange_for
 from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.engine.step.step_input import encode as encode_step
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.ranks.shared_memory import SharedMemory
+from helexa.neuron.ops.rank_group import SharedMemory
 from helexa.neuron.processes import heartbeat
+from helexa.neuron.processes.diagnostics import exit_reason
 
 _log = logging.getLogger("helexa.neuron.engine")
 _ERRORS: Mapping[str, type[Exception]] = {
@@ -65,21 +68,19 @@ class RankError(HelexaError):
 
 
 def end_engine(message: str) -> None:
-    """End this engine process, because the process of a rank ended. Standard error gets the message."""
+    """End this engine process, because the process of a rank ended."""
     _log.error("%s: the engine ends", message)
     logging.shutdown()
+    # No orderly exit: the main thread may wait in an exchange for the rank that ended.
     os._exit(1)
 
 
 class RankProcesses:
-    """The processes of ranks 1 to `count` - 1.
-
-    They belong to the process group of this process, so that a signal to the group reaches all ranks. They end when
-    this process ends, and `on_end` is called if one of them ends before `close`.
+    """The processes of ranks 1 to `count` - 1, which end when this process ends.
 
     Args:
         count: number of ranks, including rank 0.
-        on_end: called in a thread with a message that says which rank ended and how.
+        on_end: called in a thread with a message that says which rank ended and how, if a rank ends before `close`.
     """
 
     def __init__(self, count: int, on_end: Callable[[str], None] = end_engine) -> None:
@@ -108,17 +109,14 @@ class RankProcesses:
             watcher.start()
 
     def load(self, message: Callable[[int], LoadRank], on_progress: Callable[[int, int], None]) -> None:
-        """Send the message `message(rank)` to each rank, which then starts to load.
-
-        Args:
-            on_progress: called with (rank, bytes read by this rank) by the methods that receive messages.
-        """
+        """Send the message `message(rank)` to each rank, which then starts to load."""
+        # The methods that receive messages call it.
         self._on_progress = on_progress
         for rank, connection in enumerate(self._connections, start=1):
             self._send(rank, connection, message(rank))
 
     def check(self) -> None:
-        """Handle the messages that ranks have sent, without waiting. Called while rank 0 loads its own part.
+        """Handle the messages that ranks have sent, without waiting.
 
         Raises:
             ModelFileError, DeviceError, MemoryError, HelexaError: a rank cannot load its part of the model.
@@ -126,7 +124,7 @@ class RankProcesses:
         self._receive(timeout=0)
 
     def wait_until_loaded(self) -> list[RankLoaded]:
-        """Wait until all ranks have loaded their weights, and return the sizes that the ranks after rank 0 report.
+        """Wait until all ranks have loaded; return the sizes of those after rank 0.
 
         Raises:
             ModelFileError, DeviceError, MemoryError, HelexaError: a rank cannot load its part of the model.
@@ -134,21 +132,13 @@ class RankProcesses:
         return self._wait(RankLoaded)
 
     def connect(self, ops: Ops, seconds: float) -> None:
-        """Connect all ranks, including rank 0, so that they can exchange results.
-
-        Args:
-            ops: the kernels of rank 0.
-            seconds: time limit of the connection, and of one exchange, between ranks without shared memory.
-        """
+        """Connect all ranks, including rank 0 with the kernels `ops`."""
         rendezvous = self._rendezvous / "store"
         self._send_all(Connect(str(rendezvous), seconds))
         ops.connect(exchange_for(ops, ops.ranks, self._memory_fd, rendezvous, seconds))
 
     def allocate(self, request: MemoryRequest, grant: MemoryGrant, measure: bool) -> None:
-        """Make all ranks build a runner with the granted sizes, and wait until they have built it.
-
-        Args:
-            measure: whether the ranks measure the memory of the following steps, until `measured_memory` is called.
+        """Build a runner with the granted sizes in all ranks, and wait.
 
         Raises:
             DeviceError, MemoryError, HelexaError: a rank cannot allocate the memory.
@@ -164,11 +154,11 @@ class RankProcesses:
         return [reply.memory for reply in self._wait(RankMemory)]
 
     def capture(self, bucket: Bucket) -> None:
-        """Make all ranks capture the graph of a bucket (batch size), without waiting (see `captured`)."""
+        """Start the capture of a bucket's graph in all ranks (see `captured`)."""
         self._send_all(CaptureGraph(bucket))
 
     def captured(self) -> str | None:
-        """Wait until all ranks have tried to capture a graph. Return why a rank cannot; None if all ranks have.
+        """Wait for all ranks; return why one cannot capture the graph, or None.
 
         Raises:
             DeviceError, MemoryError, HelexaError: the device of a rank failed.
@@ -185,6 +175,21 @@ class RankProcesses:
         data = encode_step(step)
         self._send_all(RunStep(self._steps, data, digest_of(data)))
         self._steps += 1
+
+    @property
+    def reads_caches(self) -> bool:
+        """Whether the processes can send parts of their caches."""
+        return True
+
+    def read_cache(self, kind: CacheKind, index: int) -> list[bytes]:
+        """Return the part of each rank of a KV page or a state slot."""
+        self._send_all(ReadCache(kind, index))
+        return [reply.contents for reply in self._wait(CacheContents)]
+
+    def write_cache(self, kind: CacheKind, index: int, parts: Sequence[memoryview]) -> None:
+        """Replace the part of each rank of a KV page or a state slot."""
+        for rank, (connection, part) in enumerate(zip(self._connections, parts, strict=True), start=1):
+            self._send(rank, connection, WriteCache(kind, index, bytes(part)))
 
     def relay(self, message: RunStep | ClearPages | TouchCaches) -> None:
         """Send a message of the engine on host 0 to all ranks of this host."""
@@ -215,6 +220,7 @@ class RankProcesses:
     def _start(self, rank: int) -> None:
         own_end, rank_end = socket.socketpair()
         with rank_end:
+            # In the process group of the engine, so that a signal to the group reaches all ranks.
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-m", "helexa.neuron.engine.rank_process"),
@@ -236,14 +242,10 @@ class RankProcesses:
             self._on_end(ending)
 
     def _ending(self, rank: int) -> str:
-        """Wait until the process of a rank has ended, and return how it ended."""
-        code = self._processes[rank - 1].wait()
-        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-        how = f"was ended by signal {-code}{hint}" if code < 0 else f"ended with exit code {code}"
-        return f"the process of rank {rank} {how}"
+        return f"the process of rank {rank} {exit_reason(self._processes[rank - 1].wait())}"
 
     def _wait(self, kind: type[Reply]) -> list[Reply]:
-        """Wait until each rank has replied, and return the replies, of type `kind`, in the order of the ranks."""
+        """Wait until each rank has replied; return the replies in the ranks' order."""
         while len(self._replies) < len(self._connections):
             self._receive(timeout=None)
         replies: list[Reply] = []
@@ -255,15 +257,13 @@ class RankProcesses:
         return replies
 
     def _receive(self, timeout: float | None) -> None:
-        """Receive messages of the ranks, and keep the replies. Wait at most `timeout` seconds, or without a limit.
-
-        Without a limit, the server ends this process if neither this process nor a rank makes progress.
-        """
+        """Receive messages of the ranks for `timeout` seconds (None: no limit)."""
         for key, _ in self._selector.select(timeout):
             rank = key.data
             data = self._connections[rank - 1].recv(1 << 16)
             if not data:
                 raise RankError(self._ending(rank))
+            # Progress of a rank counts as progress of the engine: rank 0 may only be waiting.
             heartbeat.beat()
             for message in self._decoders[rank - 1].feed(data):
                 if isinstance(message, RankFailed):

@@ -1,1 +1,1 @@
-"""Plans what each engine step computes, and applies the results of the step to the sequences."""
+"""Plans engine steps, and applies their results to the sequences."""

@@ -2,33 +2,40 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from helexa.neuron.engine.ipc.messages import FinishReason, Logprob, TokenOutput
-from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
+from helexa.neuron.engine.scheduling.draft_gate import ModelDrafter
 from helexa.neuron.engine.scheduling.queues import Queues
-from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step.prompt_scores import are_finite
+from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
 from helexa.neuron.engine.step.step_input import Float32
+from helexa.neuron.engine.step.step_output import are_finite
 from helexa.neuron.ops.constants import NON_FINITE
 
 _log = logging.getLogger("helexa.neuron.engine")
 
 
-class Committer:
-    """Advances the sequences of each finished step, and ends the sequences that are complete or have failed.
+@dataclass
+class DraftUse:
+    """Numbers of drafts that were verified and accepted, of one source of drafts."""
 
-    Args:
-        most_tokens: maximum number of tokens of a sequence, limited by the context length and the KV cache size.
-        recurrent: whether the model has recurrent layers. Recurrent state cannot be rolled back. Draft tokens therefore
-            do not change the state, and accepted draft tokens are computed again in the next step.
-    """
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Committer:
+    """Applies the results of a finished step: appends tokens, ends sequences."""
 
     def __init__(self, queues: Queues, most_tokens: int, recurrent: bool) -> None:
         self._queues = queues
         self._memory = queues.memory
+        # maximum number of tokens of a sequence, limited by the context length and the KV cache size
         self._most_tokens = most_tokens
+        # Whether the model has recurrent layers. Recurrent state cannot be rolled back. Draft tokens therefore do not
+        # change the state, and accepted draft tokens are computed again in the next step.
         self._recurrent = recurrent
         self._to_clear: list[int] = []
+        self.ngram_drafts, self.model_drafts = DraftUse(), DraftUse()
 
     def commit(
         self,
@@ -38,10 +45,7 @@ class Committer:
         hidden: Mapping[int, Float32],
         scores: Mapping[int, list[Logprob]],
     ) -> list[TokenOutput]:
-        """Apply the results of a finished step, and return the new outputs.
-
-        `Scheduler.commit` describes the arguments.
-        """
+        """Apply the results of a step; return the outputs (see `Scheduler.commit`)."""
         row = 0
         outputs: list[TokenOutput] = []
         for entry in plan:
@@ -71,7 +75,7 @@ class Committer:
         return outputs
 
     def take_pages_to_clear(self) -> list[int]:
-        """Return the free KV pages that may contain NaN or infinity, and clear the list of these pages.
+        """Return the free KV pages that may contain NaN or infinity, and forget them.
 
         The caller must set the contents of the pages to zero before the next step.
         """
@@ -79,57 +83,70 @@ class Committer:
         return pages
 
     def _advance_prompt(self, entry: PlanEntry, scored: list[Logprob]) -> TokenOutput | None:
-        """Record that a chunk of a prompt is computed, for an entry that samples no token. Return the output, if any.
-
-        If the prompt is complete, the sequence ends, because the request asks for no output tokens.
-        """
+        """Record that a chunk of a prompt is computed, for an entry that samples no token."""
         sequence = entry.sequence
         self._memory.advance(sequence, entry.count)
         if entry.completes:
+            self._queues.recent.remember(sequence)
+            # The request asks for no output tokens.
             self._queues.end(sequence)
             return TokenOutput(
                 id=sequence.id,
                 prompt_logprobs=scored,
                 cached_tokens=sequence.cached,
+                miss=sequence.miss,
                 finish="length",
                 timing=sequence.timing(),
             )
         if sequence.request.reports_start and not sequence.cached_reported:
             sequence.cached_reported = True
-            return TokenOutput(id=sequence.id, prompt_logprobs=scored, cached_tokens=sequence.cached, started=True)
+            return TokenOutput(
+                id=sequence.id,
+                prompt_logprobs=scored,
+                cached_tokens=sequence.cached,
+                miss=sequence.miss,
+                started=True,
+            )
         return TokenOutput(id=sequence.id, prompt_logprobs=scored) if scored else None
 
     def _append(
         self, entry: PlanEntry, sampled: list[int], logprobs: Mapping[int, Logprob], first: int, scored: list[Logprob]
     ) -> TokenOutput:
-        """Append the accepted tokens of a plan entry to its sequence, and return the output.
-
-        If one of the tokens ends the sequence, the tokens after it are dropped.
+        """Append the accepted tokens of a plan entry to its sequence; return the output.
 
         Args:
             sampled: the tokens sampled for the entry: one after its known tokens, and one after each draft.
             first: index of `sampled[0]` among all sampled tokens of the step.
         """
         sequence = entry.sequence
+        # The matcher may have failed on a draft. Later drafts are then not checked.
         ahead = len(entry.drafts) if sequence.matcher is None else sequence.matcher.ahead
         accepted = _accepted(entry.drafts[:ahead], sampled)
+        # The sequence has sampled a token alone, so it does not make steps fail.
         self._queues.clear_suspicion(sequence)
         if accepted[-1] == NON_FINITE:
             return self._end_non_finite(sequence)
         if entry.drafter is not None:
             entry.drafter.learn(len(entry.drafts), len(accepted) - 1)
-        cached = 0 if sequence.cached_reported else sequence.cached
+            use = self.model_drafts if isinstance(entry.drafter, ModelDrafter) else self.ngram_drafts
+            use.drafted += len(entry.drafts)
+            use.accepted += len(accepted) - 1
+        if sequence.generated == 0:
+            self._queues.recent.remember(sequence)
+        cached, miss = (0, None) if sequence.cached_reported else (sequence.cached, sequence.miss)
         sequence.cached_reported = True
         tokens: list[int] = []
         finish: FinishReason | None = None
         for token in accepted:
             tokens.append(token)
             finish = sequence.append(token) or ("length" if len(sequence.tokens) >= self._most_tokens else None)
+            # Accepted tokens after the end of the sequence are dropped.
             if finish is not None:
                 break
         if finish == "error":
-            return self._end_guide_error(sequence)
+            return self._end_grammar_error(sequence)
         sequence.fresh = len(tokens)
+        # Accepted drafts are computed already, except in recurrent layers.
         self._memory.advance(sequence, entry.count + (0 if self._recurrent else len(tokens) - 1))
         timing = None
         if finish is not None:
@@ -141,40 +158,38 @@ class Committer:
             logprobs=[logprobs[first + i] for i in range(len(tokens))] if first in logprobs else [],
             prompt_logprobs=scored,
             cached_tokens=cached,
+            miss=miss,
             finish=finish,
             timing=timing,
         )
 
     def _end_non_finite(self, sequence: Sequence) -> TokenOutput:
-        """End a sequence with an error because its results are NaN or infinite. Unregister its pages and snapshots."""
+        """End a sequence with an error because its results are NaN or infinite."""
+        # No later prompt may start from its pages and snapshots.
         self._to_clear += self._queues.discard(sequence)
         return sequence.failure("the logits of this request are not finite")
 
     def _end_pooled(self, sequence: Sequence, vector: list[float]) -> TokenOutput:
-        """End an embedding request with its `vector`. If the vector is empty, end it with an error.
-
-        The vector is empty if it would contain NaN or infinity.
-        """
+        """End an embedding request with its `vector`."""
+        # The vector is empty if it would contain NaN or infinity.
         if not vector:
             return self._end_non_finite(sequence)
         self._queues.end(sequence)
         return TokenOutput(id=sequence.id, vector=vector, finish="stop", timing=sequence.timing())
 
-    def _end_guide_error(self, sequence: Sequence) -> TokenOutput:
+    def _end_grammar_error(self, sequence: Sequence) -> TokenOutput:
         """End a sequence with the error of its grammar matcher."""
         matcher = sequence.matcher
         assert matcher is not None
         self._queues.end(sequence)
+        # Not the fault of the request, so the operator must see it.
         if not matcher.bad_grammar:
             _log.error("sequence failed id=%d error=%s", sequence.id, matcher.error)
         return sequence.failure(matcher.error, bad_grammar=matcher.bad_grammar)
 
 
 def _accepted(drafts: tuple[int, ...], sampled: list[int]) -> list[int]:
-    """Return the tokens to append to the sequence: the accepted drafts, and the token sampled after the last of them.
-
-    The leading drafts that equal the sampled tokens are accepted.
-    """
+    """Return the leading drafts that equal their sampled tokens, and the next token."""
     matched = 0
     while matched < len(drafts) and sampled[matched] == drafts[matched]:
         matched += 1

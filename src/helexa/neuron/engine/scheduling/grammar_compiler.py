@@ -1,4 +1,4 @@
-"""Compiles grammars of new sequences in a separate thread, before the sequences are queued."""
+"""Compiles grammars in a separate thread before their sequences are queued."""
 
 import queue
 import socket
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher, error_line
 from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher, error_line
 from helexa.neuron.processes import heartbeat
 
 if TYPE_CHECKING:
@@ -24,37 +24,27 @@ _MAX_CACHED = 8  # compiled grammars in the cache; some take tens of megabytes
 
 @dataclass(frozen=True)
 class GrammarFailure:
-    """The reason why no grammar matcher was made for a sequence.
-
-    Attributes:
-        bad_grammar: whether the failure is the fault of the request's grammar and not of the engine.
-    """
+    """The reason why no grammar matcher was made for a sequence."""
 
     error: str
-    bad_grammar: bool = False
+    bad_grammar: bool = False  # whether the failure is the fault of the request's grammar and not of the engine
 
 
 class Grammars:
-    """Compiles grammars in a separate thread.
-
-    The engine loop adds a sequence with `begin`. With `fetch`, it gets the sequence back when its grammar matcher is
-    ready.
-
-    Args:
-        model: the model's file or folder. Its vocabulary is read only when the first grammar arrives, because reading
-            takes seconds and as much memory as the weights of a small model.
-        width: number of logits per row.
-    """
+    """Compiles grammars in a separate thread, between `begin` and `fetch`."""
 
     def __init__(self, model: Path, width: int) -> None:
+        # The model's file or folder. Its vocabulary is read only when the first grammar arrives, because reading takes
+        # seconds and as much memory as the weights of a small model.
         self._model = model
-        self._width = width
+        self._width = width  # number of logits per row
         self._open: set[int] = set()
         self._changed = threading.Condition()  # guards `_new`, `_exhausted` and `_closed`
         self._new: dict[int, Sequence] = {}
         self._exhausted: set[str] = set()  # grammars whose matchers have reached a limit
         self._closed = False
         self._results: queue.SimpleQueue[tuple[Sequence, GrammarMatcher | GrammarFailure]] = queue.SimpleQueue()
+        # A socket and not an event, because the engine loop waits in `select`.
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
@@ -64,7 +54,7 @@ class Grammars:
         return len(self._open)
 
     def fileno(self) -> int:
-        """Return a file descriptor that becomes readable when `fetch` has results, for use with `select`."""
+        """Return a file descriptor for `select`, readable when `fetch` has results."""
         return self._ours.fileno()
 
     def begin(self, sequence: Sequence) -> None:
@@ -81,16 +71,16 @@ class Grammars:
             self._new.pop(sequence_id, None)
 
     def fetch(self) -> list[tuple[Sequence, GrammarFailure | None]]:
-        """Return the sequences whose grammars were compiled since the last call, without waiting.
+        """Return the sequences whose grammars were compiled, with the failure or None.
 
-        Each sequence comes with None if compilation succeeded, and otherwise with the failure. After a success, the
-        attribute `matcher` of the sequence is its grammar matcher.
+        After a success, the sequence's `matcher` is its grammar matcher.
         """
         with suppress(BlockingIOError):
             self._ours.recv(4096)
         ready: list[tuple[Sequence, GrammarFailure | None]] = []
         while not self._results.empty():
             sequence, result = self._results.get()
+            # The sequence was canceled while its grammar was compiled.
             if sequence.id not in self._open:
                 continue
             self._open.remove(sequence.id)
@@ -102,7 +92,7 @@ class Grammars:
         return ready
 
     def close(self) -> None:
-        """End the thread after the grammar that it is compiling, and close the file descriptors."""
+        """End the thread after its current grammar, and close the file descriptors."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -116,6 +106,7 @@ class Grammars:
             grammar = sequence.request.grammar
             try:
                 compiled = compiled or self._compiler()
+                # Reading the vocabulary and compiling take long, and no step runs that would count as progress.
                 heartbeat.beat()
                 matcher = cache.pop(grammar, None) or compiled(grammar)
                 heartbeat.beat()
@@ -135,34 +126,30 @@ class Grammars:
                 self._theirs.send(b"\0")
 
     def _compiler(self) -> "Callable[[str], LLMatcher]":
-        """Return a function that compiles a grammar and returns a matcher for it.
-
-        This method imports llguidance, because the import is slow and most engines never receive a grammar.
-        """
+        """Return a function that compiles a grammar and returns a matcher for it."""
+        # This method imports llguidance, because the import is slow and most engines never receive a grammar.
         from llguidance import LLMatcher, LLParserLimits
 
-        from helexa.neuron.engine.sampling.vocabulary import read_vocabulary
+        from helexa.neuron.engine.step.grammar_matcher import read_vocabulary
         from helexa.neuron.grammar.limits import PARSER_LIMITS
 
         tokenizer = read_vocabulary(self._model, self._width)
         return partial(LLMatcher, tokenizer, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
 
     def _discard(self, grammar: str) -> None:
-        """Drop the compiled `grammar` from the cache. It is compiled again for the next sequence that uses it."""
+        """Drop the compiled `grammar` from the cache, so that it is compiled again."""
         with self._changed:
             self._exhausted.add(grammar)
 
     def _next(self, cache: MutableMapping[str, "LLMatcher"]) -> Sequence | None:
-        """Wait for a sequence whose grammar must be compiled, and return it. Return None after `close`.
-
-        Sequences whose grammars are in `cache` come first.
-        """
+        """Wait for the next sequence to compile; return None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._new or self._closed)
             if self._closed:
                 return None
             while self._exhausted:
                 cache.pop(self._exhausted.pop(), None)
+            # A sequence whose grammar is compiled need not wait for the compilation of others.
             cached = (sequence for sequence in self._new.values() if sequence.request.grammar in cache)
             sequence = next(cached, None) or next(iter(self._new.values()))
             return self._new.pop(sequence.id)

@@ -15,27 +15,30 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine.scheduling.ngram import Drafter
-from helexa.neuron.engine.scheduling.overlap import foreseeable
-from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
+from helexa.neuron.engine.scheduling.draft_gate import Candidate, DraftGate, DraftLimits, ModelDrafter
 from helexa.neuron.engine.scheduling.prompt_images import PromptImages
 from helexa.neuron.engine.scheduling.queues import Queues
-from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence, allows_planning_ahead
 from helexa.neuron.engine.scheduling.step_controller import StepController, StepLimits
+from helexa.neuron.engine.scheduling.token_history import Drafter
 from helexa.neuron.ops.constants import MAX_DRAFTS
 
 
 class Planner:
-    """Plans steps within the limits of a step controller, and reports the durations of steps to the controller.
+    """Plans steps within the limits of a step controller, which learns from them."""
 
-    Args:
-        most_tokens: maximum number of tokens of a sequence, limited by the context length and the KV cache size.
-    """
-
-    def __init__(self, options: EngineOptions, queues: Queues, most_tokens: int, controller: StepController) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        queues: Queues,
+        most_tokens: int,
+        controller: StepController,
+        drafts: DraftLimits | None = None,
+    ) -> None:
         self._options = options
         self._queues = queues
         self._memory = queues.memory
+        # maximum number of tokens of a sequence, limited by the context length and the KV cache size
         self._most_tokens = most_tokens
         self._controller = controller
         self._suspect_turn = False  # whether the next step is for a suspect
@@ -44,16 +47,17 @@ class Planner:
         self._image_tokens = 0  # tokens of the images that begin in the plan
         self._room: int | None = None  # `Memory.room` of the running sequences; None until the plan needs it
         self._most_drafting = options.speculation_max_sequences if options.speculation else 0
+        self._draft_limits = drafts
+        self.gate = DraftGate(1.0 if drafts is None else drafts.ratio, options.step_timing == "fixed")
 
     def plan(self) -> Plan:
-        """Return the plan of the next step: tokens of decoding sequences, then prompt tokens up to the budget.
+        """Plan the next step: decode tokens, then prompt tokens up to the budget.
 
-        Prompts get the part of the token budget that the decoding sequences leave, at least one token. A plan omits
-        some decoding sequences if fair share among principals requires this, or after a failed step (see
-        `Scheduler.isolate`).
+        Prompts get the part of the token budget that the decoding sequences leave, at least one token.
         """
         self._left_out = False
         if self._queues.suspects:
+            # Steps of suspects alternate with steps of the others, so that suspects do not stop them.
             self._suspect_turn = not self._suspect_turn
             if not self._suspect_turn and (plan := self._plan_together()):
                 return plan
@@ -63,11 +67,10 @@ class Planner:
         return self._plan_together()
 
     def plan_after(self) -> Plan:
-        """Return the plan of the step that follows the step in flight, before that step's results are known.
+        """Plan the step after the step in flight, whose results are not known yet.
 
-        This method must be called within `overlap.as_after`. The plan may be empty. The planner preempts no sequence
-        for this plan. It omits sequences that need a new page if no page is free. After such an omission, `foresees`
-        returns False until the next call of `plan`.
+        Call this method within `sequence.as_after`. The plan may be empty. It omits sequences that need a new page if
+        no page is free. `may_plan_ahead` is then False until the next call of `plan`.
         """
         self._ahead = True
         try:
@@ -75,28 +78,24 @@ class Planner:
         finally:
             self._ahead = False
 
-    def foresees(self, plan: Plan) -> bool:
-        """Return whether `plan_after` may be called before the step of `plan` is committed.
-
-        This is the case if the next plan does not depend on the tokens that the step of `plan` samples.
-        """
-        if self._queues.suspects or self._left_out or not foreseeable(plan):
+    def may_plan_ahead(self, plan: Plan) -> bool:
+        """Return whether `plan_after` may be called before `plan` is committed."""
+        if self._queues.suspects or self._left_out or not allows_planning_ahead(plan):
             return False
+        # Drafts follow the sampled tokens, which are not known yet.
         decoding = [entry.sequence for entry in plan if entry.samples]
+        if self._draft_limits is not None and len(decoding) <= self._most_drafting:
+            return False
         return len(decoding) > self._most_drafting or not any(
             self._drafter(sequence).may_draft for sequence in decoding
         )
 
     def expected_seconds(self, plan: Plan) -> float:
-        """Return the expected duration of the step of `plan`, in seconds; 0 if it is unknown."""
+        """Return the expected seconds of the step of `plan`; 0 if unknown."""
         return self._controller.expected_seconds(sum(entry.count + len(entry.drafts) for entry in plan))
 
     def learn(self, plan: Plan, seconds: float) -> None:
-        """Record that the step of `plan` took `seconds`.
-
-        The step controller uses the duration to limit later steps. For a prefill-only step, the duration is also added
-        to the prefill statistics of its sequences (see `Timing`).
-        """
+        """Record that the step of `plan` took `seconds`."""
         by_principal: Counter[str] = Counter()
         for entry in plan:
             if not entry.decoding:
@@ -104,17 +103,16 @@ class Planner:
         prompts = by_principal.total()
         rows = sum(entry.count + len(entry.drafts) for entry in plan if entry.decoding)
         self._controller.learn(rows, by_principal, seconds)
+        if rows and not prompts:
+            self.gate.learn_step(rows, seconds)
+        # A prefill-only step shows the prefill speed without the influence of decoding (see `Timing`).
         if not rows:
             for entry in plan:
                 entry.sequence.read_tokens += entry.count
                 entry.sequence.read_seconds += seconds * entry.count / prompts
 
     def _plan_together(self) -> Plan:
-        """Return a plan that computes all kinds of sequences together.
-
-        If there are suspects, the plan contains only decoding sequences that are not suspects. Suspects are sequences
-        that may have caused a step to fail (see `Scheduler.isolate`).
-        """
+        """Return a plan that computes all kinds of sequences together, without suspects."""
         plan: dict[Sequence, int] = {}
         self._image_tokens = 0
         self._room = None
@@ -126,24 +124,36 @@ class Planner:
         ]
         for sequence in self._controller.choose(decoding, limits.rows):
             self._place(sequence, sequence.pending, plan)
+        # Suspects wait at the head of the waiting queue, and must not start together.
         if not self._queues.suspects:
             self._add_prompts(plan, limits)
+            # The fair-share limits may allow no token, for example if only heavy principals have prompts and nothing
+            # decodes. An empty plan would stop the engine although sequences wait, so this step has no limits.
             if not plan:
                 self._add_prompts(plan, StepLimits())
         drafts: dict[Sequence, tuple[tuple[int, ...], Drafter | None]] = {}
+        open_drafts: dict[Sequence, int] = {}
+        # Drafts make a step longer. With many sequences, this costs more than accepted drafts save.
         if len(decoding) <= self._most_drafting and not self._ahead:
             remaining = self._options.max_step_tokens - sum(plan.values())
+            rows = sum(plan.get(sequence, 0) for sequence in decoding)
             for sequence in decoding:
                 if sequence in plan and sequence.decoding:  # False if it was preempted and restarted
-                    drafts[sequence] = self._draft(sequence, remaining)
+                    drafts[sequence] = self._draft(sequence, remaining, rows, len(decoding))
+                    rows += len(drafts[sequence][0])
                     remaining -= len(drafts[sequence][0])
-        return [self._entry(sequence, count, *drafts.get(sequence, ((), None))) for sequence, count in plan.items()]
+            if self._draft_limits is not None:
+                undrafted = [sequence for sequence, (tokens, _) in drafts.items() if not tokens]
+                open_drafts = self._open_drafts(undrafted, rows, remaining)
+        entries = [self._entry(sequence, count, *drafts.get(sequence, ((), None))) for sequence, count in plan.items()]
+        for entry in entries:
+            entry.open_drafts = open_drafts.get(entry.sequence, 0)
+            if entry.open_drafts:
+                entry.drafter = entry.sequence.model_drafter
+        return entries
 
     def _plan_suspect(self) -> Plan:
-        """Return a plan with one suspect, the next in rotation. The plan is empty if no suspect gets enough pages.
-
-        Suspects are sequences that may have caused a step to fail (see `Scheduler.isolate`).
-        """
+        """Return a plan with the next suspect; empty if no suspect gets enough pages."""
         plan: dict[Sequence, int] = {}
         self._image_tokens = 0
         self._room = None
@@ -159,25 +169,28 @@ class Planner:
         return [self._entry(sequence, count, (), None) for sequence, count in plan.items()]
 
     def _add_prompts(self, plan: dict[Sequence, int], limits: StepLimits) -> None:
-        """Add prompts or chunks of prompts to `plan`, within `limits` and the token budget."""
+        """Add prompts, or chunks of prompts, within `limits` and the token budget."""
         width = min(len(self._queues.running) + len(self._queues.waiting), self._options.max_sequences)
         remaining = self._controller.prompt_tokens(sum(plan.values()), len(plan), width, limits)
         prompts = self._prompts(limits)
         while remaining > 0 and (sequence := next(prompts, None)):
             sequence_limit = limits.tokens_for(sequence)
             if sequence.pending > remaining and sequence_limit >= remaining:
+                # Half for other prompts, so that a short prompt does not wait for all chunks of a long one. The other
+                # half stays, so that short prompts that keep arriving never stop the oldest prompt.
                 limits.widen(sequence, remaining // 2)
                 remaining -= self._add_shortest(remaining // 2, sequence, plan, limits)
-                self._place(sequence, remaining, plan)
+                if remaining > 0:  # an image of another prompt may have taken more than its half
+                    self._place(sequence, remaining, plan)
                 break
             remaining -= self._take(sequence, min(sequence.pending, sequence_limit, remaining), plan, limits)
 
     def _prompts(self, limits: StepLimits) -> Iterator[Sequence]:
-        """Yield the sequences to prefill: first running sequences, then waiting sequences, each in order of arrival.
+        """Yield the sequences to prefill: first running, then waiting, by arrival.
 
-        A waiting sequence moves to the running sequences when it is yielded. If several principals have sequences, the
-        first sequence of each principal comes first, whether it is running or waiting.
+        A waiting sequence moves to the running sequences when it is yielded.
         """
+        # The first sequence of each principal comes first, whether it is running or waiting.
         sequence_counts: Counter[str] = Counter()
         prefilling: deque[tuple[int, Sequence]] = deque()
         for sequence in self._queues.running.values():
@@ -190,6 +203,7 @@ class Planner:
             newcomer = None if memory_full else self._newcomer(sequence_counts, limits)
             if newcomer is not None and (not prefilling or sequence_counts[newcomer.principal] < prefilling[0][0]):
                 if not self._start(newcomer):
+                    # A later, smaller sequence must not take the pages that this one waits for.
                     memory_full = True
                     continue
                 sequence_counts[newcomer.principal] += 1
@@ -202,49 +216,39 @@ class Planner:
                 return
 
     def _newcomer(self, places: Counter[str], limits: StepLimits) -> Sequence | None:
-        """Return the waiting sequence that should start next, or None if no waiting sequence may start.
-
-        This is a sequence of the principal with the fewest running sequences. If several sequences qualify, it is the
-        oldest.
+        """Return the waiting sequence to start next; None if none may start.
 
         Args:
             places: number of running sequences by principal.
-            limits: limits of the step. A sequence that gets no prompt tokens may not start.
         """
         candidates = (sequence for sequence in self._queues.waiting.firsts() if limits.tokens_for(sequence))
+        # The oldest of the principals with the fewest running sequences.
         return min(candidates, key=lambda sequence: (places[sequence.principal], sequence.place), default=None)
 
-    def _add_shortest(self, budget: int, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
-        """Add up to `budget` tokens of prompts other than `cut` to `plan`, the shortest prompts first.
-
-        Args:
-            cut: the prompt of which only a chunk fits into the step.
-
-        Returns:
-            The number of added tokens.
-        """
+    def _add_shortest(self, budget: int, chunked: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
+        """Add up to `budget` tokens of other prompts, shortest first; return the number."""
         remaining = budget
-        shortest = self._shortest(cut, plan, limits)
+        shortest = self._shortest(chunked, plan, limits)
         while remaining > 0 and (sequence := next(shortest, None)):
             remaining -= self._take(
                 sequence, min(sequence.pending, remaining, limits.tokens_for(sequence)), plan, limits
             )
         return budget - remaining
 
-    def _shortest(self, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> Iterator[Sequence]:
-        """Yield the prompts other than `cut` that are not in `plan`. The shortest remaining prompt comes first.
+    def _shortest(self, chunked: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> Iterator[Sequence]:
+        """Yield the prompts that are not in `plan`, without `chunked`, the shortest first.
 
-        A waiting prompt moves to the running sequences when it is yielded. If too few pages are free for the first
-        prompt in the waiting queue, no waiting prompt starts. Otherwise shorter prompts could take the pages that the
-        first prompt needs.
+        A waiting prompt moves to the running sequences when it is yielded.
         """
         prefilling = [
             other
             for other in self._queues.running.values()
-            if not other.decoding and other is not cut and other not in plan
+            if not other.decoding and other is not chunked and other not in plan
         ]
         first = self._queues.waiting.first
         may_start = first is not None and self._may_start(first)
+        # If too few pages are free for the first prompt of the queue, no waiting prompt starts. Otherwise shorter
+        # prompts could take the pages that it needs.
         missing = self._memory.missing(self._queues.waiting) if may_start else {}
         for sequence in sorted([*prefilling, *missing], key=lambda prompt: missing.get(prompt, prompt.pending)):
             if not limits.tokens_for(sequence):
@@ -254,7 +258,7 @@ class Planner:
             yield sequence
 
     def _start(self, sequence: Sequence, limit: int | None = None) -> bool:
-        """Move a waiting sequence to the running sequences. Return False if it cannot start now.
+        """Move a waiting sequence to the running ones; return False if it cannot start.
 
         Args:
             limit: see `_may_start`.
@@ -270,7 +274,7 @@ class Planner:
         return True
 
     def _may_start(self, sequence: Sequence, limit: int | None = None) -> bool:
-        """Return False if `max_sequences` sequences are running, or if too few pages are free to start `sequence`.
+        """Return whether a place and enough pages are free to start `sequence`.
 
         Args:
             limit: number of leading pages to look up in the prefix cache at most; None for all full pages.
@@ -280,25 +284,20 @@ class Planner:
         return self._memory.may_fit(sequence, self._free_room(), limit)
 
     def _free_room(self) -> int:
-        """Return `Memory.room` of the running sequences. Each plan computes it once, and again after preemptions."""
+        """Return `Memory.room` of the running sequences."""
+        # Each plan computes it once, and again after preemptions, because it reads all sequences.
         if self._room is None:
             self._room = self._memory.room(self._queues.running.values())
         return self._room
 
     def _take(self, sequence: Sequence, count: int, plan: dict[Sequence, int], limits: StepLimits) -> int:
-        """Add up to `count` tokens of a prompt to `plan`, and subtract them from `limits`.
-
-        Returns:
-            The number of added tokens.
-        """
+        """Place up to `count` prompt tokens within `limits`; return the number."""
         planned = self._place(sequence, count, plan)
         limits.take(sequence, planned)
         return planned
 
     def _place(self, sequence: Sequence, count: int, plan: dict[Sequence, int]) -> int:
         """Add up to `count` tokens of a sequence to `plan`, and allocate their pages.
-
-        If too few pages are free, the newest sequences are preempted. Within `plan_after`, no sequence is preempted.
 
         Returns:
             The number of added tokens. It is 0 if no pages are left, if the sequence itself is preempted, or if an
@@ -313,6 +312,7 @@ class Planner:
             if self._ahead:
                 self._left_out = True
                 return 0
+            # The newest, so that an older sequence is never preempted for a newer one.
             victim = next(reversed(self._queues.running.values()))
             plan.pop(victim, None)
             self._room = None
@@ -323,7 +323,7 @@ class Planner:
         return count
 
     def _until_image(self, sequence: Sequence, images: PromptImages, count: int) -> int:
-        """Return how many of the next `count` tokens of a sequence the step may compute, because of its images."""
+        """Return `count`, changed so that the images in the chunk fit into the step."""
         computed = sequence.computed
         for start, tokens in images.begun(computed, computed + count):
             if self._image_tokens and self._image_tokens + tokens > self._options.max_step_tokens:
@@ -336,27 +336,70 @@ class Planner:
         save = self._memory.place_for_snapshot(sequence, sequence.computed + count)
         return PlanEntry(sequence, count, drafts, restore, save, drafter)
 
-    def _draft(self, sequence: Sequence, budget: int) -> tuple[tuple[int, ...], Drafter | None]:
-        """Return draft tokens for a planned sequence, and allocate their pages.
+    def _draft(
+        self, sequence: Sequence, budget: int, rows: int, sequences: int
+    ) -> tuple[tuple[int, ...], Drafter | None]:
+        """Return at most `budget` drafts for a planned sequence, and allocate their pages.
 
-        There are at most `budget` drafts. If too few pages are free, there are none.
+        Args:
+            rows: number of rows of the `sequences` decoding sequences in the plan so far.
 
         Returns:
             The drafts, and the drafter that made them. The drafter is None if the grammar forces the drafts.
         """
-        tokens_left = min(self._tokens_left(sequence), sequence.request.max_tokens - sequence.generated)
-        limit = min(budget, tokens_left - 1, MAX_DRAFTS)  # the last token is sampled, so it needs no draft
+        limit = min(budget, self._useful_drafts(sequence), MAX_DRAFTS)
         if limit <= 0:
             return (), None
         drafts, drafter = () if sequence.matcher is None else sequence.matcher.forced(limit), None
+        # Only their tokenization can be wrong, so forced tokens come before guesses from n-grams.
         if not drafts:
             drafter = self._drafter(sequence)
             drafts = drafter.draft(limit)
+            count, gain = self.gate.ngram_drafts(drafter.acceptance, len(drafts), rows, sequences)
+            model, length = sequence.model_drafter, len(sequence.tokens)
+            if model is not None and self.gate.prefers_model(model, length - model.end, gain):
+                return (), None
+            drafts = drafts[:count]
             if sequence.matcher is not None:
                 drafts = sequence.matcher.fitting(drafts)
+        # Drafts are not worth a preemption.
         if not drafts or not self._memory.grow(sequence, sequence.pending + len(drafts)):
             return (), None
         return drafts, drafter
+
+    def _useful_drafts(self, sequence: Sequence) -> int:
+        tokens_left = min(self._tokens_left(sequence), sequence.request.max_tokens - sequence.generated)
+        return tokens_left - 1  # the last token is sampled, so it needs no draft
+
+    def _open_drafts(self, sequences: list[Sequence], rows: int, budget: int) -> dict[Sequence, int]:
+        """Return the number of drafts of the draft model by sequence; allocate pages.
+
+        Args:
+            rows: number of rows of the decoding sequences in the plan.
+            budget: maximum number of drafts of all sequences together.
+        """
+        assert self._draft_limits is not None
+        candidates: dict[ModelDrafter, tuple[Sequence, Candidate]] = {}
+        for sequence in sequences:
+            length = len(sequence.tokens)
+            # The last draft is never an input of the draft model.
+            limit = min(
+                budget // len(sequences), self._useful_drafts(sequence), self._draft_limits.context - length + 1
+            )
+            if limit <= 0 or sequence.images is not None:
+                continue
+            drafter = sequence.model_drafter = sequence.model_drafter or ModelDrafter(self.gate)
+            self._memory.prepare_drafts(sequence, drafter)
+            if max(sequence.tokens[drafter.end :]) < self._draft_limits.vocab_size:
+                candidate = Candidate(drafter, length - drafter.end, limit, sequence.generated)
+                candidates[drafter] = sequence, candidate
+        count, chosen = self.gate.choose([candidate for _, candidate in candidates.values()], rows)
+        drafts: dict[Sequence, int] = {}
+        for drafter in chosen:
+            sequence, candidate = candidates[drafter]
+            if self._memory.grow(sequence, sequence.pending + min(count, candidate.limit)):
+                drafts[sequence] = min(count, candidate.limit)
+        return drafts
 
     @staticmethod
     def _drafter(sequence: Sequence) -> Drafter:
@@ -364,10 +407,7 @@ class Planner:
         return sequence.drafter
 
     def _ends(self, sequence: Sequence) -> bool:
-        """Return whether the token that the step in flight samples ends the sequence because of a length limit.
-
-        Outside `plan_after`, the result is False.
-        """
+        """Return whether the step in flight ends the sequence by a length limit."""
         return self._ahead and (sequence.generated >= sequence.request.max_tokens or self._tokens_left(sequence) <= 0)
 
     def _tokens_left(self, sequence: Sequence) -> int:

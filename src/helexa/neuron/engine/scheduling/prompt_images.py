@@ -8,21 +8,18 @@ import msgspec
 
 from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine.step.step_input import Int32, int32
-from helexa.neuron.vision.prompt.image_range import ImageRange
-from helexa.neuron.vision.prompt.mrope_positions import mrope_positions
+from helexa.neuron.vision.layout import ImageRange
+from helexa.neuron.vision.token_positions import mrope_positions
 
 
 class ImageTraits(msgspec.Struct, frozen=True):
-    """How a model treats the image tokens of a prompt.
+    """How a model treats the image tokens of a prompt."""
 
-    Attributes:
-        merge: rows of patches, and columns of patches, that become one image token, if image tokens have positions with
-            three axes (M-RoPE). 0 if image tokens have the positions of text.
-        whole: whether an image token attends to all tokens of its image. All tokens of an image that are not computed
-            yet must then be computed in the same step.
-    """
-
+    # Rows of patches, and columns of patches, that become one image token, if image tokens have positions with three
+    # axes (M-RoPE). 0 if image tokens have the positions of text.
     merge: int = 0
+    # Whether an image token attends to all tokens of its image. All tokens of an image that are not computed yet must
+    # then be computed in the same step.
     whole: bool = False
 
 
@@ -30,18 +27,12 @@ TEXT_TRAITS = ImageTraits()
 
 
 class PromptImages:
-    """The image tokens of one prompt.
-
-    Attributes:
-        ranges: the image tokens of each tile, in the order of the prompt.
-        digests: digest of each image.
-        delta: number to add to the index of a token after the last image to get its position.
-    """
+    """The image tokens of one prompt."""
 
     def __init__(self, request: Generate, traits: ImageTraits) -> None:
-        self.ranges = request.image_ranges
+        self.ranges = request.image_ranges  # the image tokens of each tile, in the order of the prompt
         self.digests = [image.digest for image in request.images]
-        self.delta = 0
+        self.delta = 0  # number to add to the index of a token after the last image to get its position
         self._traits = traits
         self._tokens = [image.layout.tokens for image in request.images]
         self._ends = [image_range.end for image_range in self.ranges]
@@ -51,11 +42,11 @@ class PromptImages:
             self._positions, self.delta = mrope_positions(self._ends[-1], self.ranges, layouts, traits.merge)
 
     def positions(self, start: int, stop: int) -> Int32 | None:
-        """Return the positions of the tokens from index `start` to `stop` (exclusive), int32 [3, stop - start].
+        """Return the positions of tokens `start` to `stop` (exclusive), int32 [3, n].
 
-        Return None if the positions are the same on all axes, because no token is before the end of an image. The
-        position of a token is then its index plus `delta`.
+        Return None if the position of each token is its index plus `delta`, on all axes.
         """
+        # No token of the range is before the end of an image.
         if self._positions is None or start >= self._ends[-1]:
             return None
         after = int32(range(max(start, self._ends[-1]), stop)) + self.delta
@@ -70,7 +61,7 @@ class PromptImages:
             yield self.ranges[index]
 
     def attention_ends(self, start: int, stop: int) -> Int32 | None:
-        """Return how many tokens each token from index `start` to `stop` (exclusive) attends to, int32 [stop - start].
+        """Return how many tokens each of `start` to `stop` attends to, int32 [n].
 
         Return None if each token attends only to itself and to the tokens before it.
         """
@@ -83,31 +74,28 @@ class PromptImages:
         return ends
 
     def begun(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the index of the first token of each image that begins in a chunk, and the image's number of tokens."""
+        """Yield (first index, number of tokens) of each image that begins in a chunk."""
         for image_range in self.overlapping(start, stop):
+            # An image may have several ranges (tiles). Its first range has the image's first token.
             if not image_range.first and image_range.start >= start:
                 yield image_range.start, self._tokens[image_range.image]
 
     def chunk_end(self, start: int, stop: int) -> int:
-        """Return the end of a chunk from index `start` to about `stop` that cuts no image which must stay whole.
-
-        The result is smaller than `stop` if the chunk has tokens before the image, and otherwise larger.
-        """
+        """Return an end near `stop` for a chunk that cuts no indivisible image."""
         if not self._traits.whole:
             return stop
         for image_range in self.overlapping(stop - 1, stop):
             if image_range.start < stop < image_range.end:
+                # The chunk ends before the image, or contains all of it if it would be empty otherwise.
                 return image_range.start if image_range.start > start else image_range.end
         return stop
 
     def key(self, start: int, stop: int) -> bytes:
-        """Return bytes that identify the image tokens from index `start` to `stop` (exclusive); empty without images.
-
-        The bytes contain the digests of the images, and which embeddings of the images the tokens have.
-        """
+        """Return bytes that identify the image tokens from `start` to `stop` (exclusive)."""
         key = b""
         for image_range in self.overlapping(start, stop):
             first = max(image_range.start, start)
+            # Also where in the image the tokens are: two pages may have different parts of one image.
             place = image_range.first + first - image_range.start
             key += pack("<III", first - start, place, min(image_range.end, stop) - first)
             key += self.digests[image_range.image]

@@ -1,90 +1,94 @@
-"""One request inside the engine: its tokens, its KV pages, and how many of its tokens are computed."""
+"""A request inside the engine (a sequence), and the plan of a step.
+
+With overlap, the next step is planned and launched before the device has finished the previous step. The tokens that
+the previous step samples are not known at this time. If only the device needs these tokens, the next step is planned
+with placeholders, which the device replaces by the sampled tokens.
+
+Tokens are sampled without a grammar's mask first. The grammar then checks the sampled token, which takes microseconds.
+To compute a mask over the whole vocabulary takes about a hundred times as long: only rejected tokens need one.
+"""
 
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from helexa.neuron.engine.ipc.messages import (
     MAX_TRACED_STEPS,
     Embed,
     FinishReason,
     Generate,
+    PrefixMiss,
     SamplingParams,
     Timing,
     TokenOutput,
     TracedStep,
 )
-from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
-from helexa.neuron.engine.scheduling.ngram import Drafter
+from helexa.neuron.engine.scheduling.draft_gate import ModelDrafter
 from helexa.neuron.engine.scheduling.prompt_images import PromptImages
-from helexa.neuron.engine.scheduling.token_counts import TokenCounts
-from helexa.neuron.engine.step.pooling import PooledVector
-from helexa.neuron.engine.step.step_input import Float32
+from helexa.neuron.engine.scheduling.token_history import Drafter, TokenCounts
+from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher, Mask
+from helexa.neuron.engine.step.step_input import Float32, Int32, int32
+from helexa.neuron.engine.step.step_output import PooledVector
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A request inside the engine. Steps increase `computed` until all of its `tokens` are computed.
-
-    Attributes:
-        tokens: token ids of the prompt, then of the output.
-        computed: number of leading tokens whose K and V are in the KV cache.
-        cached: number of prompt tokens that were found in the KV cache when the sequence first started.
-        cached_reported: whether an output has reported `cached`.
-        pooled: the embedding of the prompt, as far as it is computed; None for a sequence that generates tokens.
-        matcher: grammar matcher of the output; None without a grammar.
-        chain: hashes of the leading full pages, preceded by the hash of the salt (see `page_hash`). The scheduler adds
-            the first hash. Page hashes are computed when they are needed.
-        scored: number of leading prompt tokens whose log-probabilities are computed, if the request asks for them.
-        drafter: source of draft tokens; created on first use.
-        fresh: number of tokens that the last step added to `tokens`. If at most these tokens are not computed, the
-            sequence counts as decoding.
-        slot: state slot of a running sequence; None if the model has no recurrent layers.
-        restore: pinned slot of the snapshot that the sequence's next step copies to `slot`; None if there is nothing to
-            copy.
-        stepped: number of the last step in which the sequence decoded.
-        follower: page hash of the latest snapshot that was taken in the output; the next snapshot replaces it.
-        read_tokens, read_seconds: see `Timing`.
-        steps: the first steps of a traced sequence.
-        images: the images of the prompt; None without images. The scheduler sets it.
-        pixels: the input of the vision tower for each image (see `PreparedImage.pixels`).
-        encoded: index and embeddings of the image of which the last step computed a part; None if the last step ended
-            outside of an image (see `ImageEncoder`).
-        arrived, started, first_token: times of these events in seconds of `time.perf_counter`; None before the event.
-        arrival: position of the sequence in the order of arrival.
-        place: position in the waiting queue; smaller positions start first.
-        matched: number of leading full pages that were in the prefix cache when `Memory.cached_pages` last looked.
-    """
+    """A request inside the engine. Steps advance `computed` to the end of `tokens`."""
 
     request: Generate
-    tokens: list[int] = field(default_factory=list[int])
-    computed: int = 0
+    tokens: list[int] = field(default_factory=list[int])  # token ids of the prompt, then of the output
+    computed: int = 0  # number of leading tokens whose K and V are in the KV cache
     pages: list[int] = field(default_factory=list[int])
-    cached: int = 0
-    cached_reported: bool = False
+    # Number of leading pages that the sequence has released, because they lie before the sliding window of its next
+    # token. Other sequences may use these pages, although `pages` still lists them.
+    unseen: int = 0
+    cached: int = 0  # number of prompt tokens that were found in the KV cache when the sequence first started
+    cached_reported: bool = False  # whether an output has reported `cached`
+    # hash of the page that ends the first half of a long prompt with a prefix key; None before the end of the prefill
+    half_page: bytes | None = None
+    miss: PrefixMiss | None = None  # why a long beginning that was computed before was not in the KV cache
+    # the embedding of the prompt, as far as it is computed; None for a sequence that generates tokens
     pooled: PooledVector | None = None
-    matcher: GrammarMatcher | None = None
+    matcher: GrammarMatcher | None = None  # grammar matcher of the output; None without a grammar
+    # Hashes of the leading full pages, preceded by the hash of the salt (see `extend_chain`). The scheduler adds the
+    # first hash. Page hashes are computed when they are needed.
     chain: list[bytes] = field(default_factory=list[bytes])
+    # number of leading prompt tokens whose log-probabilities are computed, if the request asks for them
     scored: int = 1  # the first token has no log-probability
-    drafter: Drafter | None = None
+    drafter: Drafter | None = None  # drafts by n-gram lookup; created on first use
+    # what the draft model has computed of the sequence; None if it has not drafted yet
+    model_drafter: ModelDrafter | None = None
+    # Number of tokens that the last step added to `tokens`. If at most these tokens are not computed, the sequence
+    # counts as decoding.
     fresh: int = 0
-    slot: int | None = None
+    slot: int | None = None  # state slot of a running sequence; None if the model has no recurrent layers
+    # pinned slot of the snapshot that the sequence's next step copies to `slot`; None if there is nothing to copy
     restore: int | None = None
-    stepped: int = 0
+    stepped: int = 0  # number of the last step in which the sequence decoded
+    # page hash of the latest snapshot that was taken in the output; the next snapshot replaces it
     follower: bytes | None = None
-    images: PromptImages | None = None
-    pixels: Rows[Float32] = ()
+    images: PromptImages | None = None  # the images of the prompt; None without images. The scheduler sets it.
+    pixels: Rows[Float32] = ()  # the input of the vision tower for each image (see `PreparedImage.pixels`)
+    # index and embeddings of the image of which the last step computed a part; None if the last step ended outside of
+    # an image (see `ImageEncoder`)
     encoded: tuple[int, Any] | None = None
+    # times of these events in seconds of `time.perf_counter`; None before the event
     arrived: float = field(default_factory=time.perf_counter)
     started: float | None = None
     first_token: float | None = None
+    # see `Timing`
     read_tokens: int = 0
     read_seconds: float = 0.0
-    steps: list[TracedStep] = field(default_factory=list[TracedStep])
-    arrival: int = 0
-    place: int = 0
+    steps: list[TracedStep] = field(default_factory=list[TracedStep])  # the first steps of a traced sequence
+    arrival: int = 0  # position of the sequence in the order of arrival
+    place: int = 0  # position in the waiting queue; smaller positions start first
+    # number of leading full pages that were in the prefix cache when `Memory.cached_pages` last looked
     matched: int = 0
 
     def __post_init__(self) -> None:
@@ -92,7 +96,7 @@ class Sequence:
 
     @classmethod
     def to_embed(cls, message: Embed) -> "Sequence":
-        """Return a sequence for an embedding request. The sequence ends when its prompt is computed."""
+        """Return a sequence for an embedding request, which ends after its prompt."""
         request = Generate(
             id=message.id, prompt=message.prompt, max_tokens=1, sampling=SamplingParams(), salt=message.salt
         )
@@ -105,11 +109,14 @@ class Sequence:
 
     @cached_property
     def output_counts(self) -> TokenCounts:
-        """The counts of the token ids in the output, including output of an earlier request that is part of the prompt.
-
-        `Generate.prior_output` is the number of these earlier tokens.
-        """
+        """Counts of the output's token ids, including the output of an earlier request."""
         return TokenCounts(self.tokens, max(len(self.request.prompt) - self.request.prior_output, 0))
+
+    @cached_property
+    def biases(self) -> tuple[Int32, Float32]:
+        """The tokens with a logit bias, and their biases."""
+        bias = self.request.sampling.logit_bias
+        return int32(list(bias)), np.array(list(bias.values()), np.float32)
 
     @property
     def id(self) -> int:
@@ -118,18 +125,16 @@ class Sequence:
 
     @property
     def principal(self) -> str:
-        """The principal (API key owner) that sent the request; empty for anonymous clients."""
+        """API key owner that sent the request; empty for anonymous clients."""
         return self.request.salt
 
     def wanted(self, start: int, stop: int) -> range:
-        """Return the positions from `start` to `stop` (exclusive) whose hidden states the request needs.
-
-        An embedding or log-probabilities of the prompt need hidden states. For other requests, the range is empty.
-        """
+        """Return the positions in [start, stop) whose hidden states the request needs."""
         if self.pooled is not None:
             return self.pooled.wanted(start, stop)
         if self.request.prompt_logprobs is None:
             return range(0)
+        # The hidden state of a token gives the log-probability of the next token.
         return range(max(start, self.scored - 1), min(stop, len(self.request.prompt) - 1))
 
     @property
@@ -139,10 +144,8 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """Whether the sequence has finished prefill.
-
-        This is the case if only the tokens that the last step added, or a single token, are not computed yet.
-        """
+        """Whether the sequence has finished prefill."""
+        # In models with recurrent layers, all tokens that the last step accepted are computed again.
         return self.pending == 1 or 0 < self.pending <= self.fresh
 
     @property
@@ -151,7 +154,7 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
     def append(self, token: int) -> FinishReason | None:
-        """Append a sampled token. Return the finish reason if the token ends the sequence, else None."""
+        """Append a sampled token; return the finish reason if it ends the sequence."""
         if self.first_token is None:
             self.first_token = time.perf_counter()
         self.tokens.append(token)
@@ -166,22 +169,21 @@ class Sequence:
         return None
 
     def trace_step(self, begun: float, seconds: float, tokens: int, batch: int) -> None:
-        """Record a finished step of a traced sequence. Do nothing after `MAX_TRACED_STEPS` steps.
+        """Record a finished step, at most `MAX_TRACED_STEPS` of them.
 
         Args:
             begun: start of the step in seconds of `time.perf_counter`.
-            seconds: duration of the step.
             tokens: number of tokens of this sequence that the step computed.
-            batch: number of sequences in the step.
         """
         if len(self.steps) < MAX_TRACED_STEPS:
             begun_ms = (begun - self.arrived) * 1e3
             self.steps.append(TracedStep(begun_ms=begun_ms, ms=seconds * 1e3, tokens=tokens, batch=batch))
 
     def timing(self) -> Timing:
-        """Return how long the sequence has spent in the waiting queue, in prefill and in decode until now."""
+        """Return the time in the waiting queue, in prefill and in decode until now."""
         now = time.perf_counter()
         started = self.started or now
+        # A request without output tokens has no first token.
         first = self.first_token or now
         return Timing(
             queue_ms=(started - self.arrived) * 1e3,
@@ -193,5 +195,95 @@ class Sequence:
         )
 
     def failure(self, error: str, *, bad_grammar: bool = False) -> TokenOutput:
-        """Return the output that reports `error` as the end of this sequence. The caller must remove the sequence."""
+        """Return the output that reports `error`; the caller must remove the sequence."""
         return TokenOutput(id=self.id, finish="error", error=error, bad_grammar=bad_grammar, timing=self.timing())
+
+
+@dataclass
+class PlanEntry:
+    """The tokens of one sequence that a step computes."""
+
+    sequence: Sequence  # the sequence that advances
+    count: int  # number of tokens of the sequence that the step computes, without drafts
+    # Draft tokens that the step computes after these `count` tokens. The leading drafts that equal the sampled tokens
+    # are accepted.
+    drafts: tuple[int, ...] = ()
+    # slot of the snapshot from which the sequence's recurrent state is copied before the step; None for no copy (see
+    # `StatePool`)
+    restore: int | None = None
+    save: int | None = None  # slot to which the sequence's recurrent state is copied after the step; None for no copy
+    drafter: Drafter | ModelDrafter | None = None  # source of the drafts; None if the grammar forces the drafts
+    open_drafts: int = 0  # number of drafts that the draft model shall add before the step is built
+    # whether all tokens of the sequence except the drafts are computed after the step
+    completes: bool = field(init=False)
+    samples: bool = field(init=False)  # whether the step yields a new token for the sequence
+    # whether the sequence has finished prefill, so that the step computes no chunk of its prompt
+    decoding: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.completes = self.count == self.sequence.pending
+        self.samples = self.completes and self.sequence.pooled is None and self.sequence.request.max_tokens > 0
+        self.decoding = self.sequence.decoding
+
+
+Plan = list[PlanEntry]
+
+
+def allows_planning_ahead(plan: Plan) -> bool:
+    """Return whether the next step can be planned before `plan` has results."""
+    return all(_allows_planning_ahead(entry) for entry in plan)
+
+
+@contextmanager
+def as_after(plan: Plan) -> Iterator[None]:
+    """Context in which the sequences of `plan` have their state after its commit.
+
+    `allows_planning_ahead(plan)` must be True. Sampled tokens are negative placeholders: indexes into the tokens that
+    the step samples. -1 is the last sampled token.
+    """
+    advanced = [entry for entry in plan if entry.sequence.pages]  # without canceled sequences
+    placeholder = -sum(entry.samples for entry in plan)
+    for entry in plan:
+        if entry.sequence.pages:
+            entry.sequence.computed += entry.count
+            if entry.samples:
+                entry.sequence.tokens.append(placeholder)
+        placeholder += entry.samples
+    try:
+        yield
+    finally:
+        for entry in advanced:
+            entry.sequence.computed -= entry.count
+            if entry.samples:
+                entry.sequence.tokens.pop()
+
+
+def _allows_planning_ahead(entry: PlanEntry) -> bool:
+    sequence, sampling = entry.sequence, entry.sequence.request.sampling
+    if sequence.request.prompt_logprobs is not None:
+        return False
+    # An entry that completes its prompt without sampling ends its sequence.
+    if not entry.samples:
+        return sequence.pooled is None and not entry.completes
+    penalties = sampling.frequency_penalty or sampling.presence_penalty
+    # The number of accepted drafts, the next allowed tokens and the counts of penalties depend on the sampled token.
+    return not (entry.drafts or sequence.matcher is not None or penalties)
+
+
+def rejection_masks(plan: Plan, tokens: list[int]) -> dict[int, Mask]:
+    """Return masks of the allowed tokens for the rows whose token violates a grammar.
+
+    Args:
+        tokens: the sampled token of each row of logits.
+    """
+    # Tokens after a rejected draft are not checked, because they are not used.
+    masks: dict[int, Mask] = {}
+    row = 0
+    for entry in plan:
+        count = len(entry.drafts) + 1 if entry.samples else 0
+        matcher = entry.sequence.matcher
+        if count and matcher is not None:
+            for offset, mask in matcher.rejection_masks(tokens[row : row + count], entry.drafts).items():
+                masks[row + offset] = mask
+        row += count
+    return masks

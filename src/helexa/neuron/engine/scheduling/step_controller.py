@@ -1,6 +1,7 @@
-"""The step controller: limits the prompt tokens and decode rows of each step, by the measured cost of earlier steps.
+"""Limits prompt tokens and decode rows of a step by the measured cost of steps.
 
-A decode row is one token of a decoding sequence. There are three limits:
+A decode row is one token of a decoding sequence. `StepCost` predicts the duration of a step: base + row * (decode rows)
++ token * (prompt tokens), with coefficients from the durations of finished steps. There are three limits:
 
 * Every step has a maximum duration, because new requests wait for the end of the current step. See
   `StepController.max_prompt_tokens`.
@@ -16,13 +17,19 @@ time that the decode rows leave. If a step exceeds the time limit for several pr
 excess time is compensated.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.scheduling.step_cost import StepCost
+
+# Cost model.
+_LINE_DECAY = 0.97  # factor by which each new decode-only step reduces the weight of earlier ones
+_MIN_SPREAD = 0.02  # ratio of the row counts' standard deviation to their mean below which the slope is unknown
+_MAX_OUTLIER = 3.0  # slower steps are clipped to this multiple of their prediction: the machine may have slept
+_EWMA_WEIGHT = 0.25  # of the latest step in moving averages
+_WORST_OF = 4  # number of latest steps; several, because the load from other processes varies
 
 # Duration of a step.
 _LIMIT_SHARE = 1 / 8  # maximum duration of a step, as a fraction of the time after which an engine counts as hung
@@ -49,50 +56,116 @@ _MAX_OVERRUN = 8.0  # maximum excess time, in durations of a fair step
 _FIXED_BASE, _FIXED_ROW, _FIXED_TOKEN = 0.01, 0.0005, 0.0002
 
 
-@dataclass
-class StepLimits:
-    """Limits of one step that give principals (API key owners) fair shares. By default, there are no limits.
+class StepCost:
+    """Cost model that learns from finished steps and predicts durations of steps.
 
-    Attributes:
-        rows: maximum number of decoding sequences in the step; None for no limit.
-        heavy: principals that have more sequences than the principal with the fewest sequences.
-        heavy_tokens: maximum number of prompt tokens of all `heavy` principals together.
-        prompt_tokens: maximum number of prompt tokens of all principals together; None for no limit.
+    `base` and `row` are learned from decode-only steps, `token` from steps with decode rows and prompt tokens.
     """
 
-    rows: int | None = None
+    def __init__(self, token_seconds: float = 0.0) -> None:
+        # seconds that one prompt token adds to a step with decode rows; None until measured
+        self.token: float | None = None
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, rows, seconds, rows * rows, rows * seconds
+        self._line: tuple[float, float] | None = None  # base and row
+        self._decode: float | None = None  # moving average of decode-only steps
+        # measured seconds of a step with one token, used as the first value of `worst_token`; 0 if unknown
+        self._first_worst = token_seconds
+        self._worst: deque[float] = deque(maxlen=_WORST_OF)
+
+    @property
+    def knows_rows(self) -> bool:
+        """Whether the cost of a decode row is known, from steps with different row counts."""
+        return self._line is not None
+
+    @property
+    def worst_token(self) -> float:
+        """Seconds per token in the slowest of the latest large steps with prompt tokens."""
+        return max(self._worst, default=self._first_worst)
+
+    def decode(self, rows: int) -> float | None:
+        """Return the predicted seconds of a decode-only step; None before the first one."""
+        # The average of all decode-only steps until the cost of a row is known.
+        return self._decode if self._line is None else self._line[0] + self._line[1] * rows
+
+    def rows(self, seconds: float) -> float:
+        """Return how many decode rows a decode-only step computes in `seconds`.
+
+        The caller must check `knows_rows` before.
+        """
+        assert self._line is not None
+        base, row = self._line
+        return (seconds - base) / row if row > 0 else float("inf")
+
+    def learn(self, rows: int, prompt_tokens: int, seconds: float) -> None:
+        """Learn from a finished step with decode rows that took `seconds`."""
+        if not prompt_tokens:
+            self._learn_decode(rows, seconds)
+        elif (decode := self.decode(rows)) is not None:
+            self.token = _averaged(self.token, max(seconds - decode, 0.0) / prompt_tokens)
+
+    def learn_worst(self, tokens: int, seconds: float) -> None:
+        """Learn `worst_token` from a finished step, which must be large or slow."""
+        self._worst.append(seconds / tokens)
+
+    def _learn_decode(self, rows: int, seconds: float) -> None:
+        self._decode = _averaged(self._decode, seconds)
+        if self._line is not None:
+            seconds = min(seconds, _MAX_OUTLIER * (self._line[0] + self._line[1] * rows))
+        new = (1.0, rows, seconds, rows * rows, rows * seconds)
+        # Least squares of seconds over rows, with weights that decay with the age of a step.
+        n, x, y, xx, xy = self._sums = tuple(  # type: ignore[assignment]
+            old * _LINE_DECAY + value for old, value in zip(self._sums, new, strict=True)
+        )
+        mean_x, mean_y = x / n, y / n
+        variance = xx / n - mean_x * mean_x
+        # Steps with nearly the same number of rows do not show the slope.
+        if variance <= (_MIN_SPREAD * mean_x) ** 2:
+            self._line = None
+        else:
+            # Noise must not yield a negative cost of a row or of an empty step.
+            row = min(max((xy / n - mean_x * mean_y) / variance, 0.0), mean_y / mean_x)
+            self._line = (mean_y - row * mean_x, row)
+
+
+def _averaged(average: float | None, latest: float) -> float:
+    return latest if average is None else average + _EWMA_WEIGHT * (latest - average)
+
+
+@dataclass
+class StepLimits:
+    """Limits of one step that give principals (API key owners) fair shares."""
+
+    rows: int | None = None  # maximum number of decoding sequences in the step; None for no limit
+    # principals that have more sequences than the principal with the fewest sequences
     heavy: frozenset[str] = frozenset()
-    heavy_tokens: int = 0
-    prompt_tokens: int | None = None
+    heavy_tokens: int = 0  # maximum number of prompt tokens of all `heavy` principals together
+    prompt_tokens: int | None = None  # maximum number of prompt tokens of all principals together; None for no limit
 
     def tokens_for(self, sequence: Sequence) -> int:
         """Return how many prompt tokens of `sequence` the limits still allow in this step."""
         return self.heavy_tokens if sequence.principal in self.heavy else sequence.pending
 
-    def widen(self, cut: Sequence, tokens: int) -> None:
+    def widen(self, chunked: Sequence, tokens: int) -> None:
         """Raise the limit on prompt tokens of heavy principals to at least `tokens`.
 
-        Do nothing if `cut` belongs to a heavy principal.
-
         Args:
-            cut: a prompt of which only a chunk fits into the step.
-            tokens: number of prompt tokens of the step that prompts other than `cut` may use.
+            chunked: a prompt of which only a chunk fits into the step. If it belongs to a heavy principal, do nothing.
+            tokens: number of prompt tokens of the step that prompts other than `chunked` may use.
         """
-        if cut.principal not in self.heavy:
+        if chunked.principal not in self.heavy:
             self.heavy_tokens = max(self.heavy_tokens, tokens)
 
     def take(self, sequence: Sequence, tokens: int) -> None:
-        """Subtract `tokens` prompt tokens, which are now planned for `sequence`, from the limits."""
+        """Subtract `tokens` planned prompt tokens of `sequence` from the limits."""
         if sequence.principal in self.heavy:
             self.heavy_tokens -= tokens
 
 
 class StepController:
-    """Limits the steps of one scheduler. It learns how long steps take from the durations of finished steps.
+    """Limits the steps of one scheduler by what it learns from finished steps.
 
     Args:
-        step_seconds: seconds without progress after which the server kills the engine as hung. Each step may take a
-            fraction of this time. If it is infinite, this limit does not apply.
+        step_seconds: seconds without progress after which the server kills the engine as hung; infinity for no limit.
         token_seconds: measured seconds of a step with one token; 0 if not measured.
     """
 
@@ -111,9 +184,9 @@ class StepController:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Maximum number of prompt tokens with which the next step is predicted to stay within its time limit.
+        """Most prompt tokens with which the next step should keep its time limit.
 
-        The number is a power of two or `max_step_tokens`, so that steps have few different sizes.
+        The number is a power of two or `max_step_tokens`.
         """
         timeout_tokens = max(self._within(self._max_seconds), _MIN_TOKENS)
         return min(timeout_tokens, max(self._within(_SHORT_SECONDS), _MIN_SHORT_TOKENS), self._max_step_tokens)
@@ -124,15 +197,15 @@ class StepController:
         Args:
             planned: number of tokens that the plan of the step already has.
             rows: number of decoding sequences that the plan already has.
-            width: number of sequences that will decode after all prompts are prefilled. The time limit of the step is a
-                multiple of the duration of a decode step with `width` rows. A limit based on `rows` would let a few
-                decoding sequences delay the prefill of many others.
+            width: number of sequences that will decode after all prompts are prefilled.
             limits: the limits by fair share among principals.
         """
         most = min(max(self._max_step_tokens - planned, 1), self.max_prompt_tokens)
         if not rows or not self._max_mixed_tokens:
             return most
         most = min(most, self._max_mixed_tokens)
+        # The time limit depends on `width`. With `rows`, a few decoding sequences would delay the prefill of many
+        # others.
         tokens = min(most, self._mixed_tokens(rows, width), limits.prompt_tokens or most)
         if tokens >= 2 * _ROW_MULTIPLE:  # round to the nearest multiple, so that prompts lose no tokens on average
             tokens = min(most, (rows + tokens + _ROW_MULTIPLE // 2) // _ROW_MULTIPLE * _ROW_MULTIPLE - rows)
@@ -141,10 +214,7 @@ class StepController:
     def limits(self, running: Collection[Sequence], waiting: Mapping[str, int]) -> StepLimits:
         """Return the limits that give each principal a fair share of the next step.
 
-        If all sequences belong to one principal, there are no limits.
-
         Args:
-            running: the running sequences.
             waiting: number of waiting sequences by principal.
         """
         self._step += 1
@@ -152,6 +222,7 @@ class StepController:
         prompts.update(waiting)
         sequence_counts = prompts + Counter(sequence.principal for sequence in running if sequence.decoding)
         self._fair_seconds, self._heavy = None, frozenset()
+        # One principal has nothing to share.
         if len(sequence_counts) < 2:
             self._overrun = 0.0
             return StepLimits()
@@ -163,6 +234,7 @@ class StepController:
             return StepLimits(fair_rows, heavy)
         light_step = self._step % _LIGHT_STEP_EVERY == 0
         if fair_seconds is None:
+            # The cost of a row is unknown, so the time is assumed to grow with the rows.
             self._rows = int(_FAIR_STRETCH * fair_rows)
             return StepLimits(self._rows, heavy, 0 if light_step else self._first_heavy_tokens())
         max_seconds = _FAIR_STRETCH * fair_seconds
@@ -170,21 +242,22 @@ class StepController:
             return StepLimits(
                 self._rows_within(max_seconds, fair_rows), heavy, prompt_tokens=self._tokens_within(fair_seconds)
             )
+        # Half of the time beyond a fair step is for decode rows of heavy principals, the rest for their prompts.
         rows = self._rows_within((max_seconds + fair_seconds) / 2, fair_rows)
         decode = self._cost.decode(min(rows, sum(sequence.decoding for sequence in running))) or fair_seconds
         tokens = max(self._tokens_within(max_seconds - decode), _MIN_HEAVY_TOKENS)
         return StepLimits(rows, heavy, tokens, self._tokens_within(fair_seconds))
 
     def choose(self, decoding: list[Sequence], rows: int | None) -> list[Sequence]:
-        """Return at most `rows` of the `decoding` sequences for the next step. Return all if `rows` is None.
+        """Return at most `rows` of the `decoding` sequences for the next step.
 
-        One sequence of each principal is chosen first, then a second sequence of each principal, and so on. Among the
-        sequences of one principal, the sequence that has not decoded for the most steps comes first.
+        One sequence of each principal comes first, then a second sequence of each principal, and so on.
         """
         chosen = decoding
         if rows is not None and len(decoding) > rows:
             sequence_counts: Counter[str] = Counter()
             order: list[tuple[int, Sequence]] = []
+            # Of one principal, the sequence that has not decoded for the most steps comes first.
             for sequence in sorted(decoding, key=lambda sequence: sequence.stepped):
                 order.append((sequence_counts[sequence.principal], sequence))
                 sequence_counts[sequence.principal] += 1
@@ -196,18 +269,17 @@ class StepController:
         return chosen
 
     def expected_seconds(self, tokens: int) -> float:
-        """Return a high estimate of the duration of a step with `tokens` tokens, in seconds; 0 if it is unknown."""
+        """Return a high estimate of a step's seconds with `tokens` tokens; 0 if unknown."""
         if self._fixed or self._cost.worst_token <= 0:
             return 0.0
         return max(self._cost.worst_token * tokens, self._cost.decode(tokens) or 0.0)
 
     def learn(self, rows: int, prompts: Mapping[str, int], seconds: float) -> None:
-        """Record the duration of a finished step, to predict and limit the durations of later steps.
+        """Learn the costs and the excess time of a finished step.
 
         Args:
             rows: number of decode rows of the step.
-            prompts: number of prompt tokens in the step by principal. If a light principal has prompt tokens in the
-                step, time beyond the duration of a fair step does not count as excess time.
+            prompts: number of prompt tokens in the step by principal.
             seconds: duration of the step.
         """
         tokens = sum(prompts.values())
@@ -217,6 +289,7 @@ class StepController:
         if tokens and (rows + tokens >= self.max_prompt_tokens // 2 or seconds > self._max_seconds):
             self._cost.learn_worst(rows + tokens, seconds)
         if self._fair_seconds is not None:
+            # Prompts of light principals made the step longer. Heavy principals do not owe this time.
             charged_seconds = min(seconds, self._fair_seconds) if prompts.keys() - self._heavy else seconds
             overrun = self._overrun + charged_seconds - _FAIR_STRETCH * self._fair_seconds
             self._overrun = min(max(overrun, 0.0), _MAX_OVERRUN * self._fair_seconds)
@@ -225,47 +298,39 @@ class StepController:
             self._cost.learn(rows, tokens, seconds)
 
     def _within(self, seconds: float) -> int:
-        """Return how many tokens a step can compute in `seconds`, rounded down to a power of two.
-
-        The result is at most `max_step_tokens`.
-        """
+        """Return how many tokens a step computes in `seconds`, at most `max_step_tokens`."""
         worst = self._cost.worst_token
         affordable = seconds / worst if worst > 0 else float("inf")
+        # A power of two, so that steps have few different sizes.
         return self._max_step_tokens if affordable >= self._max_step_tokens else 1 << int(affordable).bit_length() >> 1
 
     def _mixed_tokens(self, rows: int, width: int) -> int:
-        """Return how many prompt tokens can be added to a step with `rows` decode rows.
-
-        With these prompt tokens, the step is predicted to take `_MIXED_STRETCH` times as long as a decode step with
-        `width` rows.
-        """
+        """Return how many prompt tokens can be added to a step with `rows` decode rows."""
         if self._mixed_run >= _MAX_MIXED_RUN:
             return 0
         step_seconds, full_step_seconds = self._cost.decode(rows), self._cost.decode(width)
         if step_seconds is None or full_step_seconds is None or self._cost.token is None:
             return _FIRST_MIXED_TOKENS
+        # With these tokens, the step should take `_MIXED_STRETCH` times as long as a decode step of all sequences.
         return max(
             int((_MIXED_STRETCH * full_step_seconds - step_seconds) / max(self._cost.token, 1e-9)), _MIN_MIXED_TOKENS
         )
 
     def _tokens_within(self, seconds: float) -> int:
-        """Return how many prompt tokens lengthen a step by `seconds`. The result is at least one."""
+        """Return how many prompt tokens lengthen a step by `seconds`, at least one."""
         token = self._cost.token
         tokens = _FIRST_MIXED_TOKENS if token is None else int(seconds / max(token, 1e-9))
         return min(max(tokens, 1), self._max_mixed_tokens or tokens)
 
     def _first_heavy_tokens(self) -> int:
-        """Return the limit on prompt tokens of heavy principals for steps before the cost of a row is known."""
+        """Return the prompt-token limit of heavy principals while row cost is unknown."""
         average = self._cost.decode(0)
         if average is None or self._cost.token is None:
             return _FIRST_HEAVY_TOKENS
         return max(self._tokens_within((_FAIR_STRETCH - 1) * average), _FIRST_HEAVY_TOKENS)
 
     def _rows_within(self, seconds: float, fair_rows: int) -> int:
-        """Return how many decode rows a step can compute in `seconds`, at least `fair_rows`.
-
-        The result is at most twice the previous result, because predictions for row counts far from the measured counts
-        are unreliable.
-        """
+        """Return how many decode rows fit into `seconds`, at least `fair_rows`."""
+        # At most twice the previous result: predictions for row counts far from the measured counts are unreliable.
         self._rows = int(min(max(self._cost.rows(seconds), fair_rows), max(2 * self._rows, fair_rows)))
         return self._rows

@@ -1,1 +1,1 @@
-"""The input and output of one engine step as plain values. Also computes embeddings and prompt log-probabilities."""
+"""Inputs and results of one engine step, for the scheduler and the runner."""

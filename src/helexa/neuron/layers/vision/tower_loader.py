@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
+from helexa.neuron import tensors
 from helexa.neuron.layers.loader import Loader, require_shape
-from helexa.neuron.ops.linear import LinearOp
-from helexa.neuron.ops.norm import NormOp
+from helexa.neuron.ops.operators import LinearOp, NormOp
 from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
 CHANNELS = 3
@@ -19,17 +16,11 @@ _GROUP = 32  # the kernels compute inputs in groups of 32 numbers
 
 
 class Blocks(NamedTuple):
-    """Outputs of a linear layer: blocks of adjacent outputs, each padded to the same size.
-
-    Attributes:
-        number: number of blocks.
-        size: number of outputs of a block in the checkpoint.
-        padded: number of outputs of a block with padding. The weights and biases of the padding are 0.
-    """
+    """Outputs of a linear layer as blocks, each padded to the same size."""
 
     number: int
-    size: int
-    padded: int
+    size: int  # number of outputs of a block in the checkpoint
+    padded: int  # number of outputs of a block with padding. The weights and biases of the padding are 0.
 
 
 def padded_width(width: int) -> int:
@@ -38,14 +29,10 @@ def padded_width(width: int) -> int:
 
 
 class TowerLoader:
-    """Builds the layers of a vision tower. One rank computes the whole tower, so no weight is divided among ranks.
-
-    Args:
-        loader: loader of the checkpoint with the vision part.
-    """
+    """Builds the layers of a vision tower, which one rank computes as a whole."""
 
     def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+        self._loader = loader  # loader of the checkpoint with the vision part
 
     @property
     def ops(self) -> Ops:
@@ -61,25 +48,26 @@ class TowerLoader:
         return name in self._loader
 
     def linear(self, name: str, outputs: int, inputs: int) -> LinearOp:
-        """Return a linear layer with the weight `name.weight` [outputs, inputs] and the optional bias `name.bias`."""
+        """Return a linear layer: `name.weight` [outputs, inputs], optional `name.bias`."""
         return self.padded_linear([name], Blocks(1, outputs, outputs), inputs, inputs)
 
-    def padded_linear(self, names: Sequence[str], outputs: Blocks, inputs: int, padded_inputs: int) -> LinearOp:
-        """Return a linear layer that applies several weights to the same input and concatenates their padded outputs.
+    def padded_linear(
+        self, names: Sequence[str], outputs: Blocks, inputs: int, padded_inputs: int, order: Tensor | None = None
+    ) -> LinearOp:
+        """Return a linear layer that concatenates the padded outputs of several weights.
 
         Args:
             names: for each weight, its name. The tensor `name.weight` has the shape [number * size, inputs], and the
                 bias `name.bias` is optional.
-            outputs: outputs of each weight.
-            inputs: number of columns of each weight.
             padded_inputs: number of inputs. Inputs after the first `inputs` are multiplied by 0.
+            order: numbers of the rows of a block in the order of its outputs. Only for weights without a bias.
         """
-        matrices = [self._matrix(f"{name}.weight", outputs, inputs, padded_inputs) for name in names]
+        matrices = [self._matrix(f"{name}.weight", outputs, inputs, padded_inputs, order) for name in names]
         biases = [self._bias(f"{name}.bias", outputs) for name in names if f"{name}.bias" in self]
-        return self._loader.product(matrices, torch.cat(biases) if len(biases) == len(names) else None)
+        return self._loader.product(matrices, tensors.cat(biases) if len(biases) == len(names) else None)
 
     def transposed_linear(self, name: str, inputs: int) -> LinearOp:
-        """Return a linear layer without a bias whose weight is the tensor `name`, [inputs, outputs]."""
+        """Return a linear layer without a bias for the tensor `name` [inputs, outputs]."""
         outputs = self.width(name)
         matrix = self._loader.prepared(name, (outputs, inputs), lambda: self._read(name, (inputs, outputs)).T)
         return self._loader.product([matrix], None)
@@ -90,18 +78,21 @@ class TowerLoader:
         The inputs are the values of a patch in the order channel, row, column, padded to `padded_width`.
 
         Args:
-            name: the tensor `name.weight` is the kernel of a convolution, [outputs, channels, rows, columns].
-            outputs: width of the embeddings.
-            steps: number of time steps, if the kernel is [outputs, channels, steps, rows, columns]. A still image fills
-                all time steps, so the weights of the time steps are added. None if the kernel has no time steps.
+            name: the tensor `name.weight` is the kernel of a convolution, [outputs, channels, rows, columns], or
+                [outputs, channels, steps, rows, columns] if `steps` is given. It may also be a matrix whose columns are
+                in the order row, column, channel.
         """
         weight, values = f"{name}.weight", CHANNELS * patch_size**2
+        is_matrix = len(self._loader.checkpoint.shape(weight)) == 2
         shape = (outputs, CHANNELS, *([] if steps is None else [steps]), patch_size, patch_size)
+        shape = (outputs, values) if is_matrix else shape
 
         def read() -> Tensor:
             kernel = self._read(weight, shape)
-            kernel = kernel if steps is None else kernel.sum(dim=2)
-            return F.pad(kernel.flatten(1), (0, padded_width(values) - values))
+            if is_matrix:
+                kernel = kernel.view(outputs, patch_size**2, CHANNELS).transpose(1, 2)
+            kernel = kernel if steps is None else kernel.sum(dim=2)  # a still image fills all time steps
+            return tensors.pad(kernel.flatten(1), (0, padded_width(values) - values))
 
         require_shape(weight, self._loader.checkpoint.shape(weight), shape)
         matrix = self._loader.prepared(weight, (outputs, padded_width(values)), read)
@@ -117,32 +108,41 @@ class TowerLoader:
         return self._loader.checkpoint.shape(name)[0]
 
     def layer_norm(self, name: str, width: int, eps: float) -> NormOp:
-        """Return a layer norm with the tensors `name.weight` and `name.bias` of shape [width]."""
+        """Return a layer norm with `name.weight` and `name.bias`, each [width]."""
         return self.ops.layer_norm(self.vector(f"{name}.weight", width), self.vector(f"{name}.bias", width), eps)
 
     def rms_norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> NormOp:
-        """Return an RMS norm with the tensor `name.weight` of shape [width]. `offset` is added to the weight."""
+        """Return an RMS norm with the weight `name.weight` [width] plus `offset`."""
         return self._loader.norm(name, width, eps, offset)
 
     def vector(self, name: str, width: int) -> Tensor:
         """Return the tensor `name` of shape [width] in float32 on the device."""
         return self._loader.vector(name, width)
 
-    def table(self, name: str, rows: int, width: int) -> Tensor:
-        """Return the tensor `name` of shape [rows, width] in float32 on the device."""
-        return self._loader.plain(name, (rows, width))
+    def table(self, name: str, *shape: int) -> Tensor:
+        """Return the tensor `name` of the given shape in float32 on the device."""
+        return self._loader.plain(name, shape)
+
+    def scalar(self, name: str) -> float:
+        """Return the tensor `name`, which has one number and at most one dimension."""
+        shape = self._loader.checkpoint.shape(name)
+        require_shape(name, shape, () if not shape else (1,))
+        return float(self._loader.plain(name, shape).flatten()[0])
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         weight = self._loader.weight(name, shape)
         return weight.dequantize() if isinstance(weight, GroupwiseTensor) else weight.float()
 
-    def _matrix(self, name: str, outputs: Blocks, inputs: int, padded_inputs: int) -> Any:
+    def _matrix(self, name: str, outputs: Blocks, inputs: int, padded_inputs: int, order: Tensor | None) -> Any:
         shape = outputs.number * outputs.size, inputs
 
         def read() -> Weight:
             # Columns of a quantized weight are a multiple of the group size, so they need no padding.
             padding = padded_inputs - inputs
-            weight = F.pad(self._read(name, shape), (0, padding)) if padding else self._loader.weight(name, shape)
+            weight = tensors.pad(self._read(name, shape), (0, padding)) if padding else self._loader.weight(name, shape)
+            if order is not None:
+                rows = (tensors.arange(outputs.number)[:, None] * outputs.size + order).flatten()
+                weight = weight[rows] if isinstance(weight, Tensor) else weight.rows(rows)
             return _pad_blocks(weight, outputs)
 
         require_shape(name, self._loader.checkpoint.shape(name), shape)
@@ -155,13 +155,13 @@ class TowerLoader:
 
 
 def _pad_blocks(weight: Weight, blocks: Blocks) -> Weight:
-    """Return a weight or bias whose first dimension has blocks of `blocks.padded` rows. The new rows are 0."""
+    """Return a weight or bias with padded blocks of rows; the new rows are 0."""
     if blocks.size == blocks.padded:
         return weight
 
     def pad(tensor: Tensor) -> Tensor:
         rows = tensor.unflatten(0, (blocks.number, blocks.size))
         padding = rows.new_zeros((blocks.number, blocks.padded - blocks.size, *tensor.shape[1:]))
-        return torch.cat((rows, padding), dim=1).flatten(0, 1)
+        return tensors.cat((rows, padding), dim=1).flatten(0, 1)
 
     return pad(weight) if isinstance(weight, Tensor) else weight.each(pad)

@@ -1,4 +1,4 @@
-"""The supported vision towers, one module per architecture."""
+"""The supported vision towers."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -9,19 +9,21 @@ if TYPE_CHECKING:
     from helexa.neuron.models.vision.tower import VisionTower
 
 _CLASSES = {
-    "gemma3": ("gemma3", "Gemma3Tower"),
-    "idefics3": ("idefics3", "Idefics3Tower"),
-    "qwen2_5_vl": ("qwen2_5_vl", "Qwen25VlTower"),
-    "qwen3_5": ("qwen3_5", "Qwen35Tower"),
-    "qwen3_5_moe": ("qwen3_5", "Qwen35Tower"),
-    "qwen3_vl": ("qwen3_vl", "Qwen3VlTower"),
-    "qwen3_vl_moe": ("qwen3_vl", "Qwen3VlTower"),
-    "smolvlm": ("idefics3", "Idefics3Tower"),
+    "gemma3": ("siglip", "Gemma3Tower"),
+    "gemma4": ("gemma4", "Gemma4Tower"),
+    "idefics3": ("siglip", "Idefics3Tower"),
+    "mistral3": ("pixtral", "PixtralTower"),
+    "qwen2_5_vl": ("qwen", "Qwen25VlTower"),
+    "qwen3_5": ("qwen", "Qwen35Tower"),
+    "qwen3_5_moe": ("qwen", "Qwen35Tower"),
+    "qwen3_vl": ("qwen", "Qwen3VlTower"),
+    "qwen3_vl_moe": ("qwen", "Qwen3VlTower"),
+    "smolvlm": ("siglip", "Idefics3Tower"),
 }
 
 
 def tower_class(model_type: str) -> "type[VisionTower]":
-    """Import and return the class of the vision tower of the multimodal architecture `model_type`.
+    """Import and return the vision tower of the architecture `model_type`.
 
     Raises:
         ModelFileError: the architecture is not implemented. The message lists the implemented architectures.

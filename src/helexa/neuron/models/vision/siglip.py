@@ -1,20 +1,29 @@
-"""The vision transformer SigLIP, which several towers share (reference: transformers `modeling_siglip`)."""
+"""SigLIP, and the towers of Gemma 3 and Idefics3 (SmolVLM) that contain it.
+
+References: transformers `modeling_siglip`, `modeling_gemma3`, `modeling_idefics3`.
+"""
 
 from typing import ClassVar
 
-from torch import Tensor
-
-from helexa.neuron.layers.vision.block import EncoderBlock
-from helexa.neuron.layers.vision.frame_attention import FrameAttention, Frames
-from helexa.neuron.layers.vision.mlp import PlainMlp
-from helexa.neuron.models.vision.tower import VisionTower
-from helexa.neuron.ops.linear import LinearOp
+from helexa.core.errors import ModelFileError
+from helexa.neuron import tensors
+from helexa.neuron.layers.vision.encoder import EncoderBlock, FrameAttention, Frames, PlainMlp
+from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
+from helexa.neuron.ops.operators import LinearOp
+from helexa.neuron.tensors import Tensor
+from helexa.neuron.vision.layout import ImageLayout
 
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
+_GEMMA3_PROJECTION = "multi_modal_projector.mm_input_projection_weight"
+_NORM = "multi_modal_projector.mm_soft_emb_norm"
+_OFFSET = 1.0  # the weight of the norm is stored minus 1
+
+_IDEFICS3_PROJECTION = "connector.modality_projection.proj"
+
 
 class SiglipTower(VisionTower):
-    """A vision transformer with a learned position embedding for each patch of a square image."""
+    """A vision transformer with a learned position for each patch of a square image."""
 
     supported: ClassVar = {"hidden_act": tuple(_ACTIVATIONS), "num_channels": (3,)}
 
@@ -64,3 +73,61 @@ class SiglipTower(VisionTower):
         for index in range(self.settings.layers):
             delta = self.run(index, hidden, delta, Frames(lengths))
         return self._post_norm(hidden, delta)
+
+
+class Gemma3Tower(SiglipTower):
+    """SigLIP, an average of squares of patches, an RMS norm and a projection."""
+
+    whole = True
+
+    def prepare(self) -> None:
+        """Read the projector, after the work of `SiglipTower.prepare`."""
+        super().prepare()
+        hidden, tokens = self.settings.hidden, self.config.get("mm_tokens_per_image", 256)
+        self._tokens_per_side = int(tokens**0.5)
+        if self._tokens_per_side < 1 or self.side % self._tokens_per_side or self._tokens_per_side**2 != tokens:
+            raise ModelFileError(
+                f"config: {tokens} tokens per image do not divide {self.side} x {self.side} patches into squares"
+            )
+        self._norm = self.loader.rms_norm(_NORM, hidden, self.eps, _OFFSET)
+        self._projection = self.loader.transposed_linear(_GEMMA3_PROJECTION, hidden)
+        self.width = self.loader.width(_GEMMA3_PROJECTION)
+
+    def encode(self, pixels: Tensor, layout: ImageLayout) -> ImageFeatures:
+        """Return the embeddings of an image, whose patches are in the order of rows."""
+        hidden = self.encode_patches(pixels, self.table, (self.side**2,)).float()
+        side, square = self._tokens_per_side, self.side // self._tokens_per_side
+        pooled = hidden.view(side, square, side, square, -1).mean(dim=(1, 3)).view(side**2, -1)
+        return ImageFeatures(self._projection(self._norm(pooled)).float())
+
+
+class Idefics3Tower(SiglipTower):
+    """SigLIP for several tiles, and a projection of concatenated squares of patches."""
+
+    def prepare(self) -> None:
+        """Read the projection, after the work of `SiglipTower.prepare`."""
+        super().prepare()
+        self._square = self.config.get("scale_factor", 2)
+        if type(self._square) is not int or not 0 < self._square <= self.side:
+            raise ModelFileError(f"config: 'scale_factor' is {self._square!r}, expected a small positive number")
+        self.width = self.loader.rows(f"{_IDEFICS3_PROJECTION}.weight")
+        self._projection = self.loader.linear(_IDEFICS3_PROJECTION, self.width, self.settings.hidden * self._square**2)
+
+    def encode(self, pixels: Tensor, layout: ImageLayout) -> ImageFeatures:
+        """Return the embeddings of an image: those of all tiles, one tile after another."""
+        tile, square, count = layout.tiles[0], self._square, len(layout.tiles)
+        rows, columns = (_buckets(size, self.side) for size in tile)
+        places = (rows[:, None] * self.side + columns).flatten().to(self.table.device)
+        positions = self.table[places].repeat(count, 1)
+        hidden = self.encode_patches(pixels, positions, tuple(grid.size for grid in layout.tiles))
+        squares = hidden.view(count, tile.rows // square, square, tile.columns // square, square, -1)
+        joined = squares.transpose(2, 3).reshape(-1, square**2 * self.settings.hidden)
+        return ImageFeatures(self._projection(joined).float())
+
+
+def _buckets(size: int, side: int) -> Tensor:
+    """Return the table's row (or column) for each of `size` rows, int64 [size]."""
+    # As in transformers, with the same float32 numbers.
+    boundaries = tensors.arange(1 / side, 1.0, 1 / side)
+    places = tensors.arange(size, dtype=tensors.float32) * (1.0 / size)
+    return tensors.bucketize(places.clamp(max=1.0 - 1e-6), boundaries, right=True)

@@ -1,33 +1,28 @@
-"""The base class of all vision towers: patch embeddings, encoder layers, and a projection to the text model."""
+"""The base class of vision towers: patch embeddings, layers, projection."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
-import torch.nn.functional as F
-from torch import Tensor
-
 from helexa.core.errors import ModelFileError
+from helexa.neuron import tensors
 from helexa.neuron.layers.loader import Loader
-from helexa.neuron.layers.vision.block import EncoderBlock
-from helexa.neuron.layers.vision.frame_attention import Frames
+from helexa.neuron.layers.vision.encoder import EncoderBlock, Frames
 from helexa.neuron.layers.vision.tower_loader import CHANNELS, TowerLoader, padded_width
 from helexa.neuron.models.settings import Settings
 from helexa.neuron.processes import heartbeat
-from helexa.neuron.vision.preprocessing.layout import ImageLayout
+from helexa.neuron.tensors import Tensor
+from helexa.neuron.vision.layout import ImageLayout
 
 _VECTOR = 16  # the kernels compute hidden states in vectors of 16 numbers
 
 
 class ImageFeatures(NamedTuple):
-    """The output of a vision tower for an image.
+    """The output of a vision tower for an image."""
 
-    Attributes:
-        embeddings: float32 [T, H], the embeddings of the T tokens of the image. H is the hidden size of the text model.
-        deepstack: tensors of the same shape. The first tensor is added to the hidden states of the image's tokens after
-            the first decoder layer, the second tensor after the second decoder layer, and so on.
-    """
-
+    # float32 [T, H], the embeddings of the T tokens of the image. H is the hidden size of the text model.
     embeddings: Tensor
+    # Tensors of the same shape. The first tensor is added to the hidden states of the image's tokens after the first
+    # decoder layer, the second tensor after the second decoder layer, and so on.
     deepstack: tuple[Tensor, ...] = ()
 
     def clone(self) -> "ImageFeatures":
@@ -40,27 +35,21 @@ class VisionTower:
 
     Args:
         config: configuration of the checkpoint (see `VisionConfig.config`).
-        loader: loader of the checkpoint with the vision part.
-
-    Attributes:
-        settings: the checked settings of `vision_config`.
-        width: H, the width of the embeddings. It must be the hidden size of the text model.
-        merge: number of rows of patches, and of columns of patches, that become one token, if the text model has
-            positions with three axes (M-RoPE); 0 for other text models.
     """
 
+    # Implemented values of settings of `vision_config` that change the computation.
     supported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Implemented values of settings of `vision_config` that change the computation."""
 
-    whole: ClassVar[bool] = False
-    """Whether an image token attends to all tokens of its image in the text model."""
+    whole: bool = False  # whether an image token attends to all tokens of its image in the text model
 
-    width: int
+    width: int  # H, the width of the embeddings. It must be the hidden size of the text model.
+    # number of rows of patches, and of columns of patches, that become one token, if the text model has positions with
+    # three axes (M-RoPE); 0 for other text models
     merge: int = 0
 
     def __init__(self, config: Mapping[str, Any], loader: Loader) -> None:
         self.config = config
-        self.settings = Settings(self.normalized(config["vision_config"]))
+        self.settings = Settings(self.normalized(config["vision_config"]))  # the checked settings of `vision_config`
         self.settings.require(**self.supported)
         if self.settings.hidden % _VECTOR or self.settings.hidden % self.settings.heads:
             raise ModelFileError(
@@ -84,7 +73,7 @@ class VisionTower:
         return CHANNELS * self.patch_size**2
 
     def normalized(self, vision: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings `vision_config` with the keys that `Settings` checks."""
+        """Return `vision_config` under the key names that `Settings` expects."""
         return dict(vision)
 
     def patch_embedding(self) -> Any:
@@ -96,22 +85,32 @@ class VisionTower:
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Read the position embeddings and the projection to the text model, and set `width`."""
+        """Read the position embeddings and the projection, and set `width`."""
         raise NotImplementedError
 
     def encode(self, pixels: Tensor, layout: ImageLayout) -> ImageFeatures:
-        """Return the embeddings of an image.
-
-        Args:
-            pixels: float32 [P, values], the normalized patches of the image (see `PreparedImage.pixels`).
-            layout: tiles and patches of the image.
-        """
+        """Return the embeddings of an image from its patches, float32 [P, values]."""
         raise NotImplementedError
+
+    def rope_theta(self, default: float) -> float:
+        """Return the base of the rotary frequencies of both axes.
+
+        Raises:
+            ModelFileError: the settings of the rotary embedding are invalid or not supported.
+        """
+        config = self.settings.config
+        rope = config.get("rope_parameters") or {}
+        if not isinstance(rope, dict) or rope.get("rope_type", "axial") not in ("axial", "default"):
+            raise ModelFileError(f"config: 'rope_parameters' of the vision tower is {rope!r}, supported: type 'axial'")
+        theta = rope.get("rope_theta", config.get("rope_theta") or default)
+        if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 1:
+            raise ModelFileError(f"config: 'rope_theta' of the vision tower is {theta!r}, expected a number above 1")
+        return float(theta)
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return the embeddings of P patches, float32 [P, H], without position embeddings."""
         padding = padded_width(self.patch_values) - self.patch_values
-        padded = F.pad(pixels.to(self.loader.ops.device), (0, padding))
+        padded = tensors.pad(pixels.to(self.loader.ops.device), (0, padding))
         return self._embed(padded.to(self.loader.ops.activation_dtype)).float()
 
     def run(self, index: int, hidden: Tensor, delta: Tensor | None, frames: Frames) -> Tensor:

@@ -1,71 +1,126 @@
-"""Captured forward passes on the CPU: the recorded kernel calls of a step, replayed without Python between kernels."""
+"""Captured forward passes on the CPU, and the allocator of their tensors.
 
-from collections import OrderedDict
+A capture records the kernel calls of a step. A replay runs them without Python between kernels, on the same memory.
+"""
+
+import math
+import mmap
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+from helexa.neuron import tensors
+from helexa.neuron.ops.native.kernel_library import PLAIN, Argument, KernelLibrary
+from helexa.neuron.tensors import DType, Tensor
 
-from helexa.neuron.ops.native.kernel_library import Argument, KernelLibrary
-from helexa.neuron.ops.native.workspace import Workspace
+_LEAST = 64
+_CHUNK = 1 << 20  # smaller buffers are cut from chunks of this size
 
 _MAX_BYTES = 32 << 20  # about 500 graphs of a 30-layer model; a capture takes a tenth of the time of a small step
 
 
-@dataclass
-class CapturedGraph:
-    """A captured forward pass on the CPU.
+class Workspace:
+    """Allocator for temporary tensors.
 
-    The workspace is the allocator for the temporary tensors of a step.
-
-    Attributes:
-        calls: the recorded kernel calls, as concatenated instructions (see `KernelLibrary.run`).
-        address: address of the result. Between replays, the workspace uses this memory for other tensors, because
-            there are many graphs and logits are large.
-        shape: shape of the result.
-        inputs: tensors outside the workspace that the kernels read or write. The graph keeps these tensors allocated.
+    The memory of a tensor returns to a free list when its last view is freed. A captured graph uses the same memory in
+    each replay, also while the memory is in the free list. A tensor is therefore valid only until the next graph runs.
+    Copy a tensor that is needed in later steps.
     """
 
-    calls: bytes
+    def __init__(self) -> None:
+        self._free: dict[int, list[memoryview]] = defaultdict(list)
+        self._unused = memoryview(b"")
+        self._blocks: dict[int, memoryview] = {}
+
+    def take(self, *shape: int, dtype: DType | None = None) -> Tensor:
+        """Return an uninitialized tensor of `shape`, float32 by default."""
+        kind: DType = tensors.float32 if dtype is None else dtype
+        count = math.prod(shape)
+        size = max(_LEAST, 1 << max(count * kind.itemsize - 1, 0).bit_length())
+        free = self._free[size]
+        block = free.pop() if free else self._new(size)
+        tensor = self._lend(block, kind)
+        self._blocks[tensors.storage_address(tensor)] = block
+        return tensor[:count].view(shape)
+
+    def take_again(self, address: int, *shape: int) -> Tensor | None:
+        """Return an uninitialized float32 tensor at the address of an earlier tensor.
+
+        The result is None if the memory is in use, or if `address` is not that of an earlier tensor.
+        """
+        block = self._blocks.get(address)
+        if block is None:
+            return None
+        free = self._free[len(block)]
+        place = next((i for i, candidate in enumerate(free) if candidate is block), None)
+        return None if place is None else self._lend(free.pop(place), tensors.float32)[: math.prod(shape)].view(shape)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether the memory of `tensor` belongs to this workspace."""
+        return tensors.may_be_lent(tensor) and tensors.storage_address(tensor) in self._blocks
+
+    def spoil(self) -> None:
+        """Fill all free memory with NaN, so that reads of old data yield NaN."""
+        for size, blocks in self._free.items():
+            for block in blocks:
+                block[:] = b"\xff" * size
+
+    def _lend(self, block: memoryview, dtype: DType) -> Tensor:
+        return tensors.lent(block, dtype, self._free[len(block)].append)
+
+    def _new(self, size: int) -> memoryview:
+        if size >= _CHUNK:
+            return memoryview(mmap.mmap(-1, size))
+        if len(self._unused) < size:
+            self._unused = memoryview(mmap.mmap(-1, _CHUNK))
+        block, self._unused = self._unused[:size], self._unused[size:]
+        return block
+
+
+@dataclass
+class CapturedGraph:
+    """A captured forward pass on the CPU."""
+
+    calls: bytes  # the recorded kernel calls, as concatenated instructions (see `KernelLibrary.run`)
+    # Address of the result. Between replays, the workspace uses this memory for other tensors, because there are many
+    # graphs and logits are large.
     address: int
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # shape of the result
+    # Tensors outside the workspace that the kernels read or write. The graph keeps these tensors allocated.
     inputs: list[Tensor]
 
 
 class Graphs:
-    """The captured forward passes of a model. There is one graph per number of rows and number of sampled rows.
-
-    If the recorded kernel calls exceed 32 MiB, the least recently used graphs are removed.
-    """
+    """The captured forward passes, by number of rows, sampled rows and inputs."""
 
     def __init__(self, library: KernelLibrary, workspace: Workspace) -> None:
         self._library = library
         self._workspace = workspace
-        self._graphs: OrderedDict[tuple[int, int], CapturedGraph] = OrderedDict()
+        self._graphs: OrderedDict[tuple[int, int, int], CapturedGraph] = OrderedDict()
         self._instructions: list[bytes] | None = None
         self._inputs: list[Tensor] = []
         self._complete: bool | None = None
 
     @property
     def complete(self) -> bool | None:
-        """Whether captured graphs compute the whole forward pass of the model; None before the check.
+        """Whether graphs compute the whole forward pass; None before the check.
 
         The value is False if the model also computes outside the native kernels, for example in plain torch. A graph
-        does not record this work. The first `run` that returns logits checks whether a graph is complete.
+        does not record this work.
         """
         return self._complete
 
     def launch(self, kernel: str, waits: bool, arguments: Mapping[str, Argument]) -> None:
-        """Record a kernel call if a capture is in progress, else run the kernel (see `KernelLibrary.instruction`)."""
+        """Record the kernel call during a capture, else run the kernel."""
         instruction = self._library.instruction(kernel, arguments, waits)
         if self._instructions is None:
             self._library.run(instruction)
         else:
             self._instructions.append(instruction)
             # Keep tensors that torch allocated until the graph is removed; the workspace reuses its own memory.
-            tensors = (value for value in arguments.values() if isinstance(value, Tensor))
-            self._inputs += [tensor for tensor in tensors if not self._workspace.holds(tensor)]
+            given: list[Any] = [value for value in arguments.values() if value.__class__ not in PLAIN]  # tensors
+            self._inputs += [value for value in given if not self._workspace.holds(value)]
 
     def run(
         self,
@@ -74,28 +129,33 @@ class Graphs:
         forward: Callable[[], Tensor],
         save_states: Callable[[], Callable[[], None]],
     ) -> Tensor:
-        """Return the result of `forward`, by replay of a captured graph if possible. The next call may overwrite it.
+        """Return the result of `forward`, by replay of a captured graph if possible.
+
+        The next call may overwrite the result.
 
         Args:
             inputs: tensors that the forward pass reads, with one entry per row (token). Their addresses must be the
                 same in every run.
             samples: number of rows of the result, for which the engine samples tokens.
-            forward: function that runs the forward pass and returns logits.
             save_states: function that saves the recurrent states, which a forward pass changes, and returns a function
                 that restores them.
         """
+        # A batch with slots of window pages has another input, and its kernels read these slots.
+        shape = inputs[0].shape[0], samples, len(inputs)
         if self._complete is None and samples:
-            self._complete = self._check(inputs, forward, save_states())
+            graph, result, self._complete = self._check(inputs, forward, save_states())
+            if self._complete:
+                self._keep(shape, graph)
+                return result
         if not self._complete:
             return forward()
-        rows = inputs[0].shape[0]
-        graph = self._graphs.get((rows, samples))
+        graph = self._graphs.get(shape)
         result = None if graph is None else self._workspace.take_again(graph.address, *graph.shape)
         if graph is None or result is None:
             graph, result = self._capture(forward)
-            self._keep((rows, samples), graph)
+            self._keep(shape, graph)
         else:
-            self._graphs.move_to_end((rows, samples))
+            self._graphs.move_to_end(shape)
         self._library.run(graph.calls)
         return result
 
@@ -104,22 +164,21 @@ class Graphs:
         """Total number of bytes of the captured kernel calls."""
         return sum(len(graph.calls) for graph in self._graphs.values())
 
-    def _keep(self, shape: tuple[int, int], graph: CapturedGraph) -> None:
+    def _keep(self, shape: tuple[int, int, int], graph: CapturedGraph) -> None:
         self._graphs[shape] = graph
         self._graphs.move_to_end(shape)
+        # The least recently used graphs are removed.
         while self.call_bytes > _MAX_BYTES:
             self._graphs.popitem(last=False)
 
     def _check(
         self, inputs: Sequence[Tensor], forward: Callable[[], Tensor], restore_states: Callable[[], None]
-    ) -> bool:
-        """Return whether the replay of a captured graph computes the same result as `forward`.
-
-        If the model also computes outside the native kernels, the graph lacks this work. To make the result of the
-        replay differ in this case, the graph is captured with other inputs and with free memory filled with NaN.
-        """
+    ) -> tuple[CapturedGraph, Tensor, bool]:
+        """Return a new graph, its replay's result, and whether `forward` has this result."""
         expected = forward().clone()
         values = [tensor.clone() for tensor in inputs]
+        # If the model also computes outside the native kernels, the graph lacks this work. To make its result differ in
+        # this case, it is captured with other inputs and with free memory filled with NaN.
         for tensor, value in zip(inputs, values, strict=True):
             tensor.copy_(value == 0)
         self._workspace.spoil()
@@ -128,15 +187,13 @@ class Graphs:
             tensor.copy_(value)
         restore_states()
         self._library.run(graph.calls)
-        return torch.equal(result, expected)
+        return graph, result, tensors.equal(result, expected)
 
     def _capture(self, forward: Callable[[], Tensor]) -> tuple[CapturedGraph, Tensor]:
         self._instructions, self._inputs = [], []
         try:
             result = forward()
             calls = b"".join(self._instructions)
-            # `data_ptr()` of an empty tensor is always 0.
-            address = result.untyped_storage().data_ptr() + int(result.storage_offset()) * result.itemsize
-            return CapturedGraph(calls, address, tuple(result.shape), self._inputs), result
+            return CapturedGraph(calls, tensors.address(result), tuple(result.shape), self._inputs), result
         finally:
             self._instructions = None

@@ -2,51 +2,18 @@
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
+from helexa.neuron import tensors
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import LANES, MAX_DIM
-from helexa.neuron.ops.delta.delta_cache import DeltaCache
-from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.native.launcher import Launcher
-
-
-class SpanList:
-    """The spans (rows of each sequence) of the current batch, for native kernels.
-
-    The tensors have fixed addresses, because captured graphs contain these addresses.
-
-    Attributes:
-        count: int64 [1], number of spans of the current batch.
-        spans: int64 [.., 5], one struct `span` of kernels.h per line; only the first `count` lines are used.
-    """
-
-    def __init__(self) -> None:
-        self.count = torch.zeros(1, dtype=torch.int64)
-        self.spans = torch.zeros(0, 5, dtype=torch.int64)
-
-    def lay(self, batch: Batch) -> None:
-        """Replace the contents of both tensors with the spans of `batch`. All batches have the same `capacity`."""
-        spans = batch.span_list
-        if not len(self.spans):
-            self.spans = torch.zeros(batch.capacity.sequences, 5, dtype=torch.int64)
-        self.count.numpy()[0] = len(spans)
-        self.spans.numpy()[: len(spans)] = [
-            (span.start, span.stop - span.start, span.settled, span.slot, span.prefix == 0) for span in spans
-        ]
+from helexa.neuron.ops.native.recurrent import SpanList
+from helexa.neuron.ops.state_cache import MatrixCache
+from helexa.neuron.tensors import Tensor
 
 
 class NativeDelta:
-    """Operator of a Gated DeltaNet layer on native kernels; implements `DeltaOp`.
-
-    The kernels compute the tokens of a sequence one after another. The states of a few columns stay in the processor
-    cache meanwhile, so this takes fewer operations than chunks of tokens.
-
-    Args:
-        spans: the spans of the current batch.
-        register: function that `new_cache` calls with each new cache.
-    """
+    """Operator of a Gated DeltaNet layer on native kernels; implements `DeltaOp`."""
 
     def __init__(
         self,
@@ -54,7 +21,7 @@ class NativeDelta:
         sizes: DeltaSizes,
         weights: DeltaWeights,
         spans: SpanList,
-        register: Callable[[DeltaCache], None],
+        register: Callable[[MatrixCache], None],
     ) -> None:
         self._launcher = launcher
         self._sizes = sizes
@@ -63,28 +30,24 @@ class NativeDelta:
             x.float().contiguous() for x in (weights.rate, weights.bias, weights.norm)
         )
         self._eps = weights.eps
-        self._spans = spans
-        self._register = register
+        self._spans = spans  # the spans of the current batch
+        self._register = register  # function that `new_cache` calls with each new cache
 
     @staticmethod
     def fits(sizes: DeltaSizes) -> bool:
         """Return whether the kernels support heads of these sizes."""
         return sizes.key_dim % LANES == 0 and sizes.value_dim % LANES == 0 and sizes.key_dim <= MAX_DIM
 
-    def new_cache(self, slots: int) -> DeltaCache:
+    def new_cache(self, slots: int) -> MatrixCache:
         """Return a cache for `slots` recurrent states, with uninitialized memory."""
-        cache = DeltaCache(*(torch.empty(slots, *shape) for shape in self._sizes.state_shapes))
+        cache = MatrixCache(*(tensors.empty(slots, *shape) for shape in self._sizes.state_shapes))
         self._register(cache)
         return cache
 
     def __call__(
-        self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
+        self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: MatrixCache, batch: Batch, rows: Tensor | None
     ) -> Tensor:
-        """Apply the layer to the T rows of one step, and update the recurrent states in `cache` (see `DeltaOp`).
-
-        Returns:
-            float32 [S, Hv * Dv] for the S rows with the indexes `rows`, or [T, Hv * Dv] if `rows` is None.
-        """
+        """Apply the layer to the T rows of a step, and update `cache` (see `DeltaOp`)."""
         launcher, sizes, count = self._launcher, self._sizes, mixed.shape[0]
         heads, key_heads, stride = sizes.heads, sizes.key_heads, mixed.stride(0)
         assert stride == z.stride(0) == b.stride(0) == a.stride(0), "not the columns of one tensor"
@@ -94,6 +57,7 @@ class NativeDelta:
             "convolve",
             x=mixed,
             weights=self._kernel,
+            bias=None,
             state=cache.conv,
             out=qkv,
             width=sizes.mixed,
@@ -118,6 +82,8 @@ class NativeDelta:
             key_dim=sizes.key_dim,
         )
         results = launcher.take(count, sizes.values)
+        # The kernels compute one token of a sequence after another. The states of a few columns stay in the processor
+        # cache meanwhile, so this takes fewer operations than chunks of tokens.
         launcher.launch(
             "delta_rule",
             qkv=qkv,

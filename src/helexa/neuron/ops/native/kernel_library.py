@@ -5,53 +5,64 @@ which are called graphs.
 """
 
 import ctypes
+import struct
 from collections.abc import Mapping
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
+from helexa.neuron import tensors
+from helexa.neuron.ops.constants import (
+    ARGUMENT_BYTES,
+    BFLOAT16,
+    CONSTANTS,
+    FLOAT16,
+    FLOAT32,
+    FORMAT_COUNT,
+    LANES,
+    STRUCTS,
+    Field,
+)
+from helexa.neuron.ops.rank_group import RankGroup
+from helexa.neuron.processes import diagnostics, heartbeat
+from helexa.neuron.tensors import DType, Tensor
 
-from helexa.neuron.ops.constants import ARGUMENT_BYTES, BFLOAT16, FLOAT16, FLOAT32, FORMAT_COUNT, LANES
-from helexa.neuron.ops.kernel_header import CONSTANTS, STRUCTS
-from helexa.neuron.ops.ranks.rank_group import RankGroup
-from helexa.neuron.processes import heartbeat, stack_traces
-
+# Kernel argument: a tensor, which is passed by its address, a number, or None for a null pointer.
 Argument = Tensor | float | None
-"""Kernel argument: a tensor, which is passed by its address, a number, or None for a null pointer."""
 
-Form = tuple[int, int, bool, int, int, bool, torch.dtype]
-"""Format of a quantized matrix.
 
-The entries are: bits per code, levels of scales (1, or 2 for scales that are codes times a unit), whether groups have
-minimums, the code of zero, the group size, whether a table maps codes to values, and the dtype of the scale units.
-"""
+class Format(NamedTuple):
+    """Format of a quantized matrix, as in the struct `format` of kernels.h."""
 
-TYPES = {torch.float16: FLOAT16, torch.bfloat16: BFLOAT16, torch.float32: FLOAT32}
-"""Codes in the C code for the dtypes of plain weights and scale units."""
+    bits: int  # bits per code
+    levels: int  # 1, or 2 for scales that are codes times a unit
+    minimum: bool  # whether groups have minimums
+    zero: int  # the code of zero; 0 if a table maps codes to values
+    group: int  # group size
+    table: bool  # whether a table maps codes to values
+    entries: int  # number of entries of the codebook; 0 without a codebook
+    width: int  # number of codes per entry
+    unit: DType  # dtype of the scale units
+
 
 _NUMBERS: dict[str, type] = {"int": ctypes.c_int, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
+_CODES = {"int": "i", "int64_t": "q", "float": "f"}  # the same types in the module `struct`
+# Names of the dtypes of tensors to which a pointer in the C code may point. A pointer to `void` may point to any.
 _POINTEES = {
-    "float": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "uint8_t": torch.uint8,
-    "int32_t": torch.int32,
-    "int64_t": torch.int64,
-    "tile": torch.int64,
-    "split": torch.int64,
-    "span": torch.int64,
-    "void": None,  # a pointer to any type
+    "float": "float32",
+    "bfloat16": "bfloat16",
+    "uint8_t": "uint8",
+    "int32_t": "int32",
+    "int64_t": "int64",
+    "tile": "int64",
+    "split": "int64",
+    "span": "int64",
 }
 
 
 class KernelLibrary:
-    """The functions of the compiled kernels in `kernels/*.c`.
-
-    Attributes:
-        layout: digest of the C files that define the layout of packed weights.
-        origin: how the library was built, for the user.
-        formats: the supported formats of quantized matrices, each with its number in the C code.
-    """
+    """The functions of the compiled kernels in `kernels/*.c`."""
 
     def __init__(self, library: ctypes.CDLL, layout: str, origin: str) -> None:
+        # digest of the C files that define the layout of packed weights; and how the library was built, for the user
         self.layout, self.origin = layout, origin
         names = [name.removesuffix("_arguments") for name in STRUCTS if name.endswith("_arguments")]
         self._kernels = {name: _Kernel(name, ctypes.cast(getattr(library, name), ctypes.c_void_p)) for name in names}
@@ -64,9 +75,20 @@ class KernelLibrary:
         self._start_threads = library.start_threads
         self._start_threads.argtypes = (ctypes.c_int64,)
         library.known_formats.restype = ctypes.POINTER(structure("format") * FORMAT_COUNT)
-        units = list(TYPES)
-        self.formats: dict[Form, int] = {
-            (f.bits, f.levels, bool(f.minimum), 0 if f.table else f.zero, f.group, bool(f.table), units[f.unit]): number
+        units = list(type_codes())
+        # the supported formats of quantized matrices, each with its number in the C code
+        self.formats = {
+            Format(
+                f.bits,
+                f.levels,
+                bool(f.minimum),
+                0 if f.table else f.zero,
+                f.group,
+                bool(f.table),
+                f.entries,
+                f.width,
+                units[f.unit],
+            ): number
             for number, f in enumerate(library.known_formats().contents)
         }
         library.report_progress.argtypes = (ctypes.c_void_p,)
@@ -80,44 +102,38 @@ class KernelLibrary:
         self._rank_progress.restype = ctypes.c_void_p
         library.dump_stacks_on.argtypes = (ctypes.c_int64,)
         library.dump_stacks_on.restype = None
-        stack_traces.use_native(library.dump_stacks_on)
+        diagnostics.use_native(library.dump_stacks_on)
         self.start_threads(1)
 
     def start_threads(self, count: int) -> None:
-        """Increase the number of threads that run kernels to `count`. The number of threads never decreases."""
+        """Run kernels with at least `count` threads from now on."""
         self._start_threads(count)
 
     def join_ranks(self, memory: Tensor, ranks: RankGroup) -> None:
-        """Prepare this rank for exchanging results with the other ranks (processes) in shared memory.
+        """Prepare this rank for the exchange with other ranks in shared memory.
 
-        All ranks except rank 0 also count their progress in the shared memory. While rank 0 waits for another rank, it
-        reads the count of that rank.
-
-        Args:
-            memory: memory that the ranks share, uint8 in the layout of `kernels/ranks.c`.
-            ranks: position of this process among the ranks.
+        The memory is uint8 in the layout of `kernels/ranks.c`.
         """
         self._start_exchanges()
+        # Ranks other than 0 count their progress in the shared memory. While rank 0 waits for another rank, it reads
+        # the count of that rank.
         if ranks.rank > 0:
             self._report_progress(self._rank_progress(memory.data_ptr(), ranks.rank))
 
     def packed_bytes(self, number: int | None, outputs: int, columns: int) -> int:
         """Return the number of bytes of a packed matrix [outputs, columns].
 
-        The result is less than 1 if a matrix of this shape cannot be packed.
-
-        Args:
-            number: number of the quantization format; None for bfloat16.
+        `number` is that of the quantization format, or None for bfloat16. The result is less than 1 if a matrix of this
+        shape cannot be packed.
         """
         if number is None:
             return -(-outputs // LANES) * LANES * columns * 2
         return self._packed_bytes(number, outputs, columns)
 
     def instruction(self, kernel: str, arguments: Mapping[str, Argument], waits: bool = True) -> bytes:
-        """Return an instruction that calls a kernel. `run` takes a graph, which is concatenated instructions.
+        """Return an instruction that calls a kernel.
 
         Args:
-            kernel: name of the kernel.
             arguments: arguments by their names in the struct `<kernel>_arguments` of kernels.h.
             waits: whether the next instruction starts only after this instruction has ended.
 
@@ -127,19 +143,16 @@ class KernelLibrary:
         return self._kernels[kernel].instruction(arguments, waits)
 
     def run(self, graph: bytes) -> None:
-        """Run the concatenated instructions `graph`, and return after the last instruction has ended.
+        """Run the concatenated instructions `graph`, and wait for the last one.
 
         The memory of all arguments must still be allocated.
-
-        Raises:
-            ValueError: the graph has too many instructions.
         """
         count = len(graph) // INSTRUCTION_BYTES
         if self._run(graph, count):
             raise ValueError(f"a graph of {count} instructions exceeds the limit of {CONSTANTS['MAX_INSTRUCTIONS']}")
 
     def call(self, kernel: str, **arguments: Argument) -> None:
-        """Run one kernel with `arguments`, and return after the kernel has ended (see `instruction`)."""
+        """Run one kernel with `arguments` (see `instruction`), and wait for it."""
         self.run(self.instruction(kernel, arguments))
 
 
@@ -147,6 +160,18 @@ def structure(name: str) -> type[ctypes.Structure]:
     """Return a ctypes class for the struct `name` of kernels.h."""
     fields = [(field.name, ctypes.c_void_p if field.pointer else _NUMBERS[field.type]) for field in STRUCTS[name]]
     return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+def type_codes() -> dict[DType, int]:
+    """Return the codes in the C code for the dtypes of plain weights and scale units."""
+    return {tensors.float16: FLOAT16, tensors.bfloat16: BFLOAT16, tensors.float32: FLOAT32}
+
+
+PLAIN = frozenset({int, float, bool, type(None)})  # Classes of arguments that are no tensors
+
+
+def _pointee(field: Field) -> DType | None:
+    return None if field.type == "void" else getattr(tensors, _POINTEES[field.type])
 
 
 class Instruction(ctypes.Structure):
@@ -162,41 +187,39 @@ INSTRUCTION_BYTES = ctypes.sizeof(Instruction)
 
 
 class _Kernel:
-    """One kernel of the C library. Encodes calls with Python arguments as instructions."""
+    """One kernel of the C library, which encodes its calls as instructions."""
 
     def __init__(self, name: str, address: ctypes.c_void_p) -> None:
-        self._name, self._address = name, address
-        self._arguments = structure(f"{name}_arguments")
-        padding = ctypes.c_uint8 * (ARGUMENT_BYTES - ctypes.sizeof(self._arguments))
-        fields = [
-            ("run", ctypes.c_void_p),
-            ("waits", ctypes.c_int64),
-            ("arguments", self._arguments),
-            ("padding", padding),
-        ]
-        self._instruction = type(name, (ctypes.Structure,), {"_fields_": fields})
+        self._name, self._address = name, address.value
+        fields = STRUCTS[f"{name}_arguments"]
+        layout = "Pq" + "".join("P" if field.pointer else _CODES[field.type] for field in fields)
+        padding = INSTRUCTION_BYTES - struct.calcsize(layout)
+        self._instruction = struct.Struct(f"{layout}{padding}x")
         self._fields = {
-            field.name: (field.pointer, field.nullable, _POINTEES[field.type] if field.pointer else None)
-            for field in STRUCTS[f"{name}_arguments"]
+            field.name: (field.pointer, field.nullable, _pointee(field) if field.pointer else None) for field in fields
         }
 
     def instruction(self, arguments: Mapping[str, Argument], waits: bool) -> bytes:
-        """Return an instruction that calls this kernel with `arguments` (see `KernelLibrary.instruction`)."""
+        """Return an instruction for a call (see `KernelLibrary.instruction`)."""
         if arguments.keys() != self._fields.keys():
             odd = ", ".join(sorted(arguments.keys() ^ self._fields.keys()))
             raise TypeError(f"{self._name}: arguments that are missing or unknown: {odd}")
-        values: list[float | None] = []
+        values: list[Argument] = []
         for name, (pointer, nullable, dtype) in self._fields.items():
             value = arguments[name]
-            if isinstance(value, Tensor):
+            if value.__class__ in PLAIN:  # the frequent case, which needs no slow `isinstance` with an abstract class
+                if pointer and not (value is None and nullable):
+                    raise TypeError(f"{self._name}: {name} is {value}, not a tensor of {dtype}")
+                values.append(0 if pointer else value)
+            elif isinstance(value, Tensor):
                 if not pointer or (dtype is not None and value.dtype != dtype):
                     raise TypeError(f"{self._name}: {name} is a tensor of {value.dtype}")
                 values.append(value.data_ptr())
-            elif pointer and not (value is None and nullable):
+            elif pointer:
                 raise TypeError(f"{self._name}: {name} is {value}, not a tensor of {dtype}")
             else:
                 values.append(value)
         try:
-            return bytes(self._instruction(self._address, waits, self._arguments(*values)))
-        except TypeError as error:
+            return self._instruction.pack(self._address, waits, *values)
+        except struct.error as error:
             raise TypeError(f"{self._name}: {error} among {arguments}") from None

@@ -1,72 +1,67 @@
 """Launch of native kernels, and allocation of memory for their results."""
 
-import torch
-from torch import Tensor
-
-from helexa.neuron.ops.constants import BLOCK_BYTES, EXCHANGE_BYTES, GELU, GELU_TANH, GROUP, SILU, SPARE_BLOCKS
-from helexa.neuron.ops.native.captured_graph import Graphs
+from helexa.neuron import tensors
+from helexa.neuron.ops.constants import BLOCK_BYTES, EXCHANGE_BYTES, GELU, GELU_TANH, GROUP, RELU2, SILU, SPARE_BLOCKS
+from helexa.neuron.ops.native.captured_graph import Graphs, Workspace
 from helexa.neuron.ops.native.kernel_library import Argument
-from helexa.neuron.ops.native.workspace import Workspace
-from helexa.neuron.ops.ranks.rank_group import SINGLE, RankGroup
-from helexa.neuron.ops.ranks.shares import Shares
+from helexa.neuron.ops.rank_group import SINGLE, RankGroup, Shares
+from helexa.neuron.tensors import DType, Tensor
 
-GATES = {None: 0, "silu": SILU, "gelu_tanh": GELU_TANH}
-"""Codes of the gates in kernels.h, by name."""
+GATES = {None: 0, "silu": SILU, "gelu_tanh": GELU_TANH}  # Codes of the gates in kernels.h, by name
 
-ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH, "gelu": GELU}
-"""Codes of the activations in kernels.h, by name."""
+# Codes of the activations in kernels.h, by name.
+ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH, "gelu": GELU, "relu2": RELU2}
 
-NO_WINDOW = 1 << 40
-"""Sliding window of layers in which a query attends to all positions."""
+NO_WINDOW = 1 << 40  # Sliding window of layers in which a query attends to all positions
 
 
 class Launcher:
-    """Functions that the native operators share: kernel launches, and memory for results.
-
-    Attributes:
-        x_bits: bits to which products with quantized weights round activations: 16, 8 or MIXED.
-    """
+    """Launches kernels and takes memory for results, for all native operators."""
 
     def __init__(self, workspace: Workspace, graphs: Graphs, x_bits: int) -> None:
-        self.x_bits = x_bits
+        self.x_bits = x_bits  # bits to which products with quantized weights round activations: 16, 8 or MIXED
         self._workspace = workspace
         self._graphs = graphs
         self._ranks = SINGLE
-        self._shared = torch.empty(0, dtype=torch.uint8)
+        self._shared = tensors.empty(0, dtype=tensors.uint8)
 
     def share(self, memory: Tensor, ranks: RankGroup) -> None:
-        """Set the memory in which the ranks exchange results, uint8 in the layout of `kernels/ranks.c`."""
+        """Set the ranks' shared memory, uint8 in the layout of `kernels/ranks.c`."""
         self._shared, self._ranks = memory, ranks
 
-    def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return an uninitialized temporary tensor of `shape` for the result of a kernel."""
+    def take(self, *shape: int, dtype: DType | None = None) -> Tensor:
+        """Return an uninitialized temporary tensor, float32 by default."""
         return self._workspace.take(*shape, dtype=dtype)
 
     def take_rounded(self, rows: int, columns: int) -> Tensor:
         """Return uninitialized memory for the activations [rows, columns] after rounding."""
         blocks = rows * columns // GROUP + SPARE_BLOCKS
-        return self._workspace.take(blocks * BLOCK_BYTES, dtype=torch.uint8)
+        return self._workspace.take(blocks * BLOCK_BYTES, dtype=tensors.uint8)
 
     def launch(self, kernel: str, waits: bool = True, /, **arguments: Argument) -> None:
-        """Run a kernel, or record the call if a graph is being captured (see `KernelLibrary.instruction`)."""
+        """Run a kernel, or record the call during a capture."""
         self._graphs.launch(kernel, waits, arguments)
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I]. `gate` is `silu` or `gelu_tanh`."""
+        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I]."""
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self.take(rows, width)
         self.launch("gate_mul", x=gate_up, out=out, rows=rows, width=width, gate=GATES[gate])
         return out
 
-    def gather(self, x: Tensor, shares: Shares) -> Tensor:
-        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x (all-gather).
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        """Return the activation of each number of x [T, I], which is changed in place."""
+        rows, width = x.shape
+        self.launch("activate", x=x, rows=rows, width=width, activation=ACTIVATIONS[activation])
+        return x
 
-        If the rows do not fit into the shared memory at once, the ranks exchange them in several rounds.
-        """
+    def gather(self, x: Tensor, shares: Shares) -> Tensor:
+        """Return all ranks' columns [T, `shares.total`] from the own columns (all-gather)."""
         rows, stride = x.shape[0], shares.total
         out = self.take(rows, stride)
         at_once = EXCHANGE_BYTES // (4 * stride)
         x = x.contiguous()
+        # The rows may not fit into the shared memory at once.
         for start in range(0, rows, at_once):
             count = min(at_once, rows - start)
             size = {"shared": self._shared, "rows": count, "stride": stride}
@@ -77,20 +72,17 @@ class Launcher:
         return out
 
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Return the sum of x [T, H] over all ranks (all-reduce), added in the order of the ranks."""
+        """Return the sum of x [T, H] over all ranks, in their order (all-reduce)."""
         rows, count = x.shape[0], self._ranks.count
         everything = self.gather(x, Shares.split(count, count, self._ranks.rank).times(x.shape[1]))
-        places = torch.arange(rows * count).view(rows, count)
-        return self.sum_pairs(everything.view(rows * count, x.shape[1]), places, torch.ones(rows, count))
+        places = tensors.arange(rows * count).view(rows, count)
+        return self.sum_pairs(everything.view(rows * count, x.shape[1]), places, tensors.ones(rows, count))
 
     def sum_pairs(self, x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
         """Return weighted sums of rows of x [P, H], as [T, H].
 
-        Row t of the result is the sum of `weights[t, k] * x[places[t, k]]` over all k.
-
-        Args:
-            places: int64 [T, K], indexes of rows of x.
-            weights: float32 [T, K].
+        Row t of the result is the sum of `weights[t, k] * x[places[t, k]]` over all k. `places` is int64 [T, K], and
+        `weights` float32 [T, K].
         """
         rows, chosen = places.shape
         out = self.take(rows, x.shape[1])

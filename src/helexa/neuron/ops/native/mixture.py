@@ -1,18 +1,18 @@
-"""Mixtures of experts on the native kernels, with a few kernel calls for all experts together."""
+"""Mixtures of experts on the native kernels, with a few calls for all experts."""
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from helexa.neuron.ops.constants import MAX_EXPERTS, SILU
-from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, Routing
-from helexa.neuron.ops.native.launcher import Launcher
+from helexa.neuron import tensors
+from helexa.neuron.ops.constants import MAX_EXPERTS
+from helexa.neuron.ops.mixture import WITHOUT_GATE, BestGroups, Clamp, Expert, ExpertShares, Routing
+from helexa.neuron.ops.native.kernel_library import Argument
+from helexa.neuron.ops.native.launcher import GATES, Launcher
 from helexa.neuron.ops.native.packed import PackedMatrix
+from helexa.neuron.tensors import Tensor
 
 
 class NativeMixture:
-    """Mixture-of-experts operator on native kernels. Among equal scores, it selects the expert with the lower index."""
+    """Mixture operator on native kernels. The lower index wins among equal scores."""
 
     def __init__(
         self,
@@ -21,26 +21,33 @@ class NativeMixture:
         routing: Routing,
         clamp: Clamp | None,
         shares: ExpertShares | None,
+        act: str = "silu",
     ) -> None:
         self._launcher = launcher
+        self._act = act
         self._shares = shares
         self._count, self._routing, self._clamp = len(experts), routing, clamp
-        self._gate_up = _Products(launcher, [expert.gate_up for expert in experts], [e.gate_up_bias for e in experts])
-        self._down = _Products(launcher, [[expert.down] for expert in experts], [e.down_bias for e in experts])
+        self._gate_up = GroupedProducts(
+            launcher, [expert.gate_up for expert in experts], [e.gate_up_bias for e in experts]
+        )
+        self._down = GroupedProducts(launcher, [[expert.down] for expert in experts], [e.down_bias for e in experts])
 
     @staticmethod
     def fits(experts: Sequence[Expert]) -> bool:
-        """Return whether the kernels support the experts: at most 4096, all with the same formats and sizes."""
-        forms = {tuple((matrix.number, matrix.outputs) for matrix in (*e.gate_up, e.down)) for e in experts}
-        return len(forms) == 1 and len(experts) <= MAX_EXPERTS
+        """Return whether there are at most 4096 experts of equal formats and sizes."""
+        formats = {tuple((matrix.number, matrix.outputs) for matrix in (*e.gate_up, e.down)) for e in experts}
+        return len(formats) == 1 and len(experts) <= MAX_EXPERTS
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
-        """Return the mixture's output [T, H] for inputs x [T, H] and router scores [T, E] of E experts."""
-        launcher, rows, chosen, experts = self._launcher, x.shape[0], self._routing.chosen, self._count
+        """Return the output [T, H] for inputs x [T, H] and router scores [T, E]."""
+        launcher, rows, chosen, experts = self._launcher, x.shape[0], self._routing.top_k, self._count
         if rows == 0:
             return launcher.take(*x.shape)
-        pairs, places = launcher.take(rows * chosen, dtype=torch.int32), launcher.take(rows, chosen, dtype=torch.int64)
-        starts, weights = launcher.take(experts + 1, dtype=torch.int64), launcher.take(rows, chosen)
+        pairs, places = (
+            launcher.take(rows * chosen, dtype=tensors.int32),
+            launcher.take(rows, chosen, dtype=tensors.int64),
+        )
+        starts, weights = launcher.take(experts + 1, dtype=tensors.int64), launcher.take(rows, chosen)
         launcher.launch(
             "route",
             scores=scores,
@@ -51,25 +58,44 @@ class NativeMixture:
             rows=rows,
             experts=experts,
             chosen=chosen,
-            normalised=self._routing.weights != "shares",
+            normalized=self._routing.weights != "shares",
+            **_choice(self._routing),
         )
-        gate_up = self._gate_up(launcher.choose_rows(x, pairs), starts, gated=False)
+        gate_up = self._gate_up(launcher.choose_rows(x, pairs), starts)
         if self._clamp is not None:
             size = {"rows": len(gate_up), "width": gate_up.shape[1] // 2}
             launcher.launch("clamp_gate_up", gate_up=gate_up, **size, alpha=self._clamp.alpha, limit=self._clamp.limit)
-        if self._shares is None:
-            expert_outputs = self._down(gate_up, starts, gated=True)
+        if self._shares is None and self._act != WITHOUT_GATE:
+            expert_outputs = self._down(gate_up, starts, self._act)
         else:
-            hidden = launcher.gather(launcher.gate_mul(gate_up, "silu"), self._shares.intermediate)
-            expert_outputs = self._down(hidden, starts, gated=False)
+            combine = launcher.activate if self._act == WITHOUT_GATE else launcher.gate_mul
+            hidden = combine(gate_up, self._act)
+            if self._shares is not None:
+                hidden = launcher.gather(hidden, self._shares.intermediate)
+            expert_outputs = self._down(hidden, starts)
         out = launcher.sum_pairs(expert_outputs, places, weights)
         return out if self._shares is None else launcher.gather(out, self._shares.hidden)
 
 
-class _Products:
-    """A linear layer of all experts, which applies the weights of each expert to the rows that selected the expert.
+def _choice(routing: Routing) -> dict[str, Argument]:
+    """Return the arguments of the kernel `route` that describe the choice of experts."""
+    groups = routing.groups or BestGroups(1, 1, 1)
+    return {
+        "by_scores": routing.ranks_are_scores,
+        "sigmoids": routing.scoring == "sigmoid",
+        "bias": routing.bias,
+        "factors": routing.factors,
+        "groups": groups.count,
+        "chosen_groups": groups.top_groups,
+        "summed": groups.summed,
+    }
 
-    A pair is a row and one of its selected experts. The pairs are sorted by expert.
+
+class GroupedProducts:
+    """A linear layer of several matrices of one format, each for its own rows.
+
+    The rows are pairs of a row of the batch and an expert that the row selected, sorted by expert; or a head's numbers
+    in a row of the batch, sorted by head.
     """
 
     def __init__(
@@ -77,19 +103,18 @@ class _Products:
     ) -> None:
         self._launcher = launcher
         self._matrices_of_expert = matrices_of_expert  # also keeps the memory at these addresses allocated
-        self._addresses = torch.tensor(
+        self._addresses = tensors.tensor(
             [[matrix.data.data_ptr() for matrix in stack] for stack in zip(*matrices_of_expert, strict=True)]
         )
         self._widths = [matrix.outputs for matrix in matrices_of_expert[0]]
         present = [bias.float() for bias in biases if bias is not None]
-        self._biases = torch.stack(present).split(self._widths, dim=1) if present else [None] * len(self._widths)
+        self._biases = tensors.stack(present).split(self._widths, dim=1) if present else [None] * len(self._widths)
 
-    def __call__(self, x: Tensor, starts: Tensor, gated: bool) -> Tensor:
-        """Return the outputs, float32 [pairs, N], for inputs x, float32 [pairs, K]. A pair is a row and an expert.
+    def __call__(self, x: Tensor, starts: Tensor, gate: str | None = None) -> Tensor:
+        """Return outputs, float32 [pairs, N], for inputs x, float32 [pairs, K].
 
-        Args:
-            starts: int64 [experts + 1], index of each expert's first pair.
-            gated: True if x is [pairs, 2 * K]. The inputs are then `silu(first half of x) * second half of x`.
+        With the activation `gate`, x is [pairs, 2 * K] (see `Ops.linear`). `starts` is int64 [experts + 1], the index
+        of each expert's first pair.
         """
         launcher, pairs, experts, columns = (
             self._launcher,
@@ -102,19 +127,19 @@ class _Products:
         inputs: dict[bool, Tensor] = {}
         for plain in {matrix.number is None for matrix in self._matrices_of_expert[0]}:
             if plain:
-                inputs[plain] = launcher.take(pairs, columns, dtype=torch.bfloat16)
-                gated_x = launcher.gate_mul(x, "silu") if gated else x
+                inputs[plain] = launcher.take(pairs, columns, dtype=tensors.bfloat16)
+                gated_x = launcher.gate_mul(x, gate) if gate else x
                 launcher.launch("narrow", x=gated_x, out=inputs[plain], rows=pairs, columns=columns)
             else:
                 inputs[plain] = launcher.take_rounded(pairs, columns)
                 launcher.launch(
-                    "quantise_experts",
+                    "quantize_experts",
                     starts=starts,
                     x=x,
                     out=inputs[plain],
                     experts=experts,
                     columns=columns,
-                    gate=SILU if gated else 0,
+                    gate=GATES[gate],
                     x_bits=launcher.x_bits,
                 )
         targets = out.split(self._widths, dim=1)
@@ -135,4 +160,25 @@ class _Products:
                 stride=stride,
                 number=-1 if matrix.number is None else matrix.number,
             )
+        return out
+
+
+class NativeHeadLinear:
+    """Linear operator with a packed matrix [N, K] per head (see `Ops.head_linear`)."""
+
+    def __init__(self, launcher: Launcher, matrices: Sequence[PackedMatrix]) -> None:
+        self._launcher = launcher
+        self._columns = matrices[0].columns
+        self._products = GroupedProducts(launcher, [[matrix] for matrix in matrices], [None] * len(matrices))
+
+    def __call__(self, x: Tensor, first: int = 0) -> Tensor:
+        """Return [T, heads, N] for the K columns from `first` on of x [T, heads, W]."""
+        launcher, (rows, heads, width) = self._launcher, x.shape
+        inputs = launcher.take(heads * rows, self._columns)
+        starts = launcher.take(heads + 1, dtype=tensors.int64)
+        split = {"heads": heads, "width": width, "first": first, "count": self._columns}
+        launcher.launch("split_heads", x=x, out=inputs, starts=starts, rows=rows, **split)
+        outputs = self._products(inputs, starts)
+        out = launcher.take(rows, heads, outputs.shape[1])
+        launcher.launch("join_heads", x=outputs, out=out, rows=rows, heads=heads, width=outputs.shape[1])
         return out

@@ -1,29 +1,44 @@
 """Disk cache of packed weights, which makes later starts of a model faster.
 
 Packed weights are matrices in the tile layout of the native kernels. The cache has one file per model, version of the
-packing code, and quantization. The file name is a digest of all three. A file consists of one line of JSON and the
-packed matrices. The total size of the files is limited, and the least recently used files are removed first.
+packing code, and quantization. The file name has the name of the model, a digest of its files and the quantization, and
+a digest of the version. A file consists of one line of JSON and the packed matrices.
+
+The files take at most a tenth of the disk, except for a single larger file. Files of which there is a newer version are
+removed first, then the least recently used ones, and all that were not used for 30 days.
 """
 
 import hashlib
 import logging
 import os
+import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
+from helexa.core.version import __version__
+from helexa.neuron.cache_folder import PACKED_SUFFIX
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.packed import HugeMemory, PackedMatrix
+from helexa.neuron.ops.protocol import MatrixStore
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.weights.gguf.files import part_names
 
+_NEURON = Path(__file__).parents[2]
+_PACKAGES = ("layers", "models", "ops", "tensors", "weights")  # read, permute, quantize and pack weights
+
 _log = logging.getLogger("helexa.neuron.ops")
-_LIMIT = 64 << 30  # maximum total size of all files
+_LIMIT = 64 << 30  # maximum total size of all files, on any disk
+_DISK_SHARE = 10  # the files take at most this part of the disk
+_MAX_AGE_SECONDS = 30 * 86400
+_MAX_OLD_VERSION_SECONDS = 86400  # not 0, for two installations that are used in turns
 _SMALLEST = 16 << 20  # minimum size of a stored model; smaller models are packed quickly
 _RESERVED = 4 << 30  # disk space left free for other uses
 _MAX_HEADER = 16 << 20
@@ -34,21 +49,31 @@ _STALE_SECONDS = 3600
 _Entry = tuple[int, int, int, int | None]  # offset, outputs, columns, number of the format
 
 
-class PackedStore:
+@cache
+def loading_code_version() -> str:
+    """Return a digest of the version and of all code that affects packed weights."""
+    digest = hashlib.sha256(__version__.encode())
+    for package in _PACKAGES:
+        for path in sorted((_NEURON / package).rglob("*.py")):
+            digest.update(f"\0{path.relative_to(_NEURON).as_posix()}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class PackedStore(MatrixStore):
     """The packed weights of one model, in memory and in a file.
 
     The constructor reads the weights from the file. Without a file, the loader packs the weights of the checkpoint,
-    adds them with `add`, and then calls `save`.
-
-    Args:
-        folder: folder with the files of all models.
-        key: text that identifies the model files, the packing code and the quantization.
-        threads: number of threads that read the file.
+    adds them with `add`, and then calls `save`. `key` identifies the model files and the quantization, `version` the
+    packing code, and `model` is the name of the model for the user.
     """
 
-    def __init__(self, library: KernelLibrary, folder: Path, key: str, threads: int) -> None:
+    def __init__(
+        self, library: KernelLibrary, folder: Path, key: str, threads: int, version: str = "", model: str = "model"
+    ) -> None:
         self._library = library
-        self._path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.tiles"
+        self._all_versions = f"{_file_name(model)}.{_short_digest(key)}"
+        self._path = folder / f"{self._all_versions}.{_short_digest(version)}{PACKED_SUFFIX}"
         self._matrices: dict[str, PackedMatrix] = {}
         self._from_disk = False
         try:
@@ -62,20 +87,17 @@ class PackedStore:
             _log.warning("packed weights in %s cannot be used: %s", self._path.name, error)
 
     def get(self, name: str, shape: tuple[int, ...]) -> PackedMatrix | None:
-        """Return the matrix with the name `name`, or None if the store has no matrix of this name and shape."""
+        """Return the matrix `name`; None without a matrix of this name and shape."""
         matrix = self._matrices.get(name)
         return matrix if matrix is not None and (matrix.outputs, matrix.columns) == shape else None
 
     def add(self, name: str, matrix: PackedMatrix) -> None:
-        """Add a matrix that was packed from the checkpoint. Only `save` writes the matrix to disk."""
+        """Add a matrix that was packed from the checkpoint, for the next `save`."""
         self._matrices[name] = matrix
 
     def save(self) -> threading.Thread | None:
-        """Start a background thread that writes the added matrices to disk, and return the thread.
-
-        Returns:
-            The thread; None if the matrices came from disk, or if their total size is less than 16 MiB.
-        """
+        """Start and return a thread that writes the added matrices to disk, if useful."""
+        # Small models are packed quickly.
         if self._from_disk or sum(matrix.data.nbytes for matrix in self._matrices.values()) < _SMALLEST:
             return None
         thread = threading.Thread(target=self._write, name="packed-store", daemon=True)
@@ -83,11 +105,11 @@ class PackedStore:
         return thread
 
     def _read(self, threads: int) -> dict[str, PackedMatrix]:
-        with self._path.open("rb", buffering=0) as file:
+        with self._path.open("rb") as file:
             total = os.fstat(file.fileno()).st_size
-            line = os.pread(file.fileno(), min(total, _MAX_HEADER), 0).partition(b"\n")[0]
+            line = file.readline(_MAX_HEADER)
             header = msgspec.json.decode(line, type=dict[str, _Entry])
-            start = _aligned(len(line) + 1)
+            start = _aligned(len(line))
             if start > total:
                 raise ValueError("the file ends within its header")
             matrices: dict[str, PackedMatrix] = {}
@@ -135,32 +157,26 @@ class PackedStore:
             partial.unlink(missing_ok=True)
 
     def _free_space(self, size: int) -> None:
-        """Remove the least recently used files until there is space for a file of `size` bytes.
-
-        Raises:
-            OSError: the new file exceeds the size limit of the folder, or the disk has too little free space even
-                after the removal of all other files.
-        """
+        """Remove old files, and others until `size` bytes fit."""
         for stale in self._path.parent.glob("*.partial-*"):
             if time.time() - stale.stat().st_mtime > _STALE_SECONDS:
                 stale.unlink(missing_ok=True)
-        stored = sorted(_files(self._path.parent))
-        total = sum(bytes_ for _, bytes_, _ in stored)
-        while stored and (total + size > _LIMIT or shutil.disk_usage(self._path.parent).free < size + _RESERVED):
-            _, bytes_, oldest = stored.pop(0)
-            oldest.unlink(missing_ok=True)
-            total -= bytes_
+        now, limit = time.time(), min(_LIMIT, shutil.disk_usage(self._path.parent).total // _DISK_SHARE)
+        stored = _in_order_of_removal(self._path.parent, self._all_versions)
+        total = sum(file.size for file in stored)
+        for file in stored:
+            expired = now - file.used > (_MAX_AGE_SECONDS if file.newest else _MAX_OLD_VERSION_SECONDS)
+            if expired or total + size > limit or shutil.disk_usage(self._path.parent).free < size + _RESERVED:
+                file.path.unlink(missing_ok=True)
+                total -= file.size
         if shutil.disk_usage(self._path.parent).free < size + _RESERVED or size > _LIMIT:
-            raise OSError("too little disk space")
+            raise OSError(f"{size >> 20} MiB do not fit on the disk or in the limit of {_LIMIT >> 20} MiB")
 
 
 def fingerprint(model: Path) -> str:
     """Return a digest that identifies the current contents of a model's files.
 
-    The digest covers the name, size and modification time of each file, and samples of the file's bytes.
-
-    Args:
-        model: folder of the model, or path of a GGUF file.
+    `model` is a folder or the path of a GGUF file.
     """
     digest = hashlib.sha256()
     files = model.iterdir() if model.is_dir() else (model.with_name(name) for name in part_names(model.name))
@@ -170,15 +186,41 @@ def fingerprint(model: Path) -> str:
         status = path.stat()
         digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
         with path.open("rb", buffering=0) as file:
+            # only samples, because a model has many gigabytes
             for at in (0, *range(0, status.st_size, max(status.st_size // 64, 1))):
                 digest.update(os.pread(file.fileno(), 4096, at))
     return digest.hexdigest()
 
 
-def _files(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    for path in folder.glob("*.tiles"):
-        status = path.stat()
-        yield status.st_mtime, status.st_size, path
+class _StoredFile(NamedTuple):
+    newest: bool  # whether there is no file of the same model with another version that was used later
+    used: float  # time of last use, in seconds since 1970
+    size: int
+    path: Path
+
+
+def _in_order_of_removal(folder: Path, written: str) -> list[_StoredFile]:
+    """Return the stored files; `written` names the versions of the next file."""
+    found: list[tuple[float, int, Path]] = []
+    for path in folder.glob(f"*{PACKED_SUFFIX}"):
+        with suppress(FileNotFoundError):  # another engine has deleted it
+            status = path.stat()
+            found.append((status.st_mtime, status.st_size, path))
+    newer, files = {written}, list[_StoredFile]()
+    for used, size, path in sorted(found, reverse=True):
+        all_versions = path.stem.rpartition(".")[0] or path.stem
+        files.append(_StoredFile(all_versions not in newer, used, size, path))
+        newer.add(all_versions)
+    return sorted(files)
+
+
+def _file_name(model: str) -> str:
+    """Return the name of a model as a part of a file name."""
+    return re.sub(r"[^\w.-]", "_", model.replace("/", "--"))[:80]
+
+
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def _aligned(size: int) -> int:

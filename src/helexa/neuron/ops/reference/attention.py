@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache in plain torch.
+"""Attention over the paged KV cache, and within frames of images, in plain torch.
 
 A span is the rows of one sequence in a batch. Spans of one row (decode) are computed in groups, longer spans (prefill)
 one by one.
@@ -11,70 +11,49 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helexa.neuron.ops.attention_kind import AttentionKind
-from helexa.neuron.ops.batch import Batch
+from helexa.neuron.ops.batch import AttentionKind, Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
 
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Decode rows of B sequences with similar lengths, which are computed together.
+    """Decode rows of B sequences with similar lengths, which are computed together."""
 
-    Attributes:
-        rows: slice of these rows in the batch.
-        pages: [B, P], page numbers of each sequence. A sequence with fewer than P pages repeats its first page, which
-            `mask` hides.
-        lengths: [B], number of positions of each sequence, including the position of its row.
-        longest: the largest number in `lengths`.
-        contiguous: number of the first page if B is 1 and the page numbers ascend without a gap; else None. Attention
-            can read contiguous pages without a copy.
-    """
-
-    rows: slice
+    rows: slice  # slice of these rows in the batch
+    # [B, P], page numbers of each sequence. A sequence with fewer than P pages repeats its first page, which `mask`
+    # hides.
     pages: Tensor
-    lengths: Tensor
-    longest: int
+    lengths: Tensor  # [B], number of positions of each sequence, including the position of its row
+    longest: int  # the largest number in `lengths`
+    # Number of the first page if B is 1 and the page numbers ascend without a gap; else None. Attention can read
+    # contiguous pages without a copy.
     contiguous: int | None
 
     @cached_property
     def mask(self) -> Tensor:
-        """Mask [B, longest] to add to scores: 0 for the positions of a sequence, -inf after its last position."""
+        """Mask [B, longest] to add to scores: -inf after a sequence's last position."""
         beyond = torch.arange(self.longest, device=self.lengths.device) >= self.lengths[:, None]
         return torch.zeros(beyond.shape, device=beyond.device).masked_fill_(beyond, float("-inf"))
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Several rows of one sequence (a prefill chunk), which attend to earlier positions and to each other.
+    """Rows of one sequence that attend to earlier positions and to each other."""
 
-    Attributes:
-        rows: slice of these rows in the batch.
-        prefix: number of positions of the sequence before these rows.
-        pages: [P], page numbers of the sequence, up to the page of the last of these rows.
-        contiguous: number of the first page if the page numbers ascend without a gap; else None. Attention can read
-            contiguous pages without a copy.
-        ends: [N], number of positions that each row attends to; None for causal attention.
-    """
-
-    rows: slice
-    prefix: int
-    pages: Tensor
+    rows: slice  # slice of these rows in the batch
+    prefix: int  # number of positions of the sequence before these rows
+    pages: Tensor  # [P], page numbers of the sequence, up to the page of the last of these rows
+    # Number of the first page if the page numbers ascend without a gap; else None. Attention can read contiguous pages
+    # without a copy.
     contiguous: int | None
-    ends: Tensor | None = None
+    ends: Tensor | None = None  # [N], number of positions that each row attends to; None for causal attention
 
 
 class SpanGroups:
-    """The sequences of a batch, grouped for attention.
-
-    Decode rows of sequences with similar lengths form groups. Prefill chunks are computed one by one. All layers use
-    the same groups.
-
-    Attributes:
-        batch: the batch that contains the sequences.
-    """
+    """The sequences of a batch, grouped for attention; all layers use the same groups."""
 
     def __init__(self, batch: Batch) -> None:
-        self.batch = batch
+        self.batch = batch  # the batch that contains the sequences
         device = batch.tokens.device
         pages = [
             span_pages[: -(-(span.prefix + span.stop - span.start) // PAGE_SIZE)].tolist()
@@ -103,7 +82,7 @@ class SpanGroups:
         self._decodes = [_decode_group(group, device) for group in groups]
 
     def attend(self, queries: Tensor, cache: Tensor, kind: AttentionKind) -> Tensor:
-        """Return the causal attention output [T, heads, D] of queries [T, heads, D] over their sequences' KV pages."""
+        """Return causal attention [T, heads, D] of queries over the KV pages."""
         out = torch.empty_like(queries)
         for group in self._decodes:
             out[group.rows] = _decode(queries[group.rows], cache, group, kind)
@@ -135,13 +114,13 @@ def _decode(queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionK
     keys, values = _pages(cache, group.pages, group.contiguous)  # [kv_heads * B, L, D]
     keys, values = keys[:, : group.longest], values[:, : group.longest]
     window = kind.window if kind.window is not None and kind.window < group.longest else None
-    if rows == 1 and window is None and kind.sinks is None:
+    if rows == 1 and window is None and kind.sinks is None and kind.cap is None:
         queries = queries.reshape(1, kv_heads, -1, dim)
         out = F.scaled_dot_product_attention(queries, keys[None], values[None], scale=kind.scale)
         return out.view(1, heads, dim)
     # Fold the query heads of one KV head into the rows of one product.
     grouped = queries.reshape(rows, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads * rows, -1, dim)
-    scores = torch.bmm(grouped * kind.scale, keys.transpose(1, 2)).float()
+    scores = _scores(grouped, keys, kind)
     scores = scores.view(kv_heads, rows, -1, group.longest).add_(group.mask[:, None])
     if window is not None:
         places = torch.arange(group.longest, device=scores.device)
@@ -153,14 +132,7 @@ def _decode(queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionK
 
 
 def attend_chunk(queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKind) -> Tensor:
-    """Return the attention output [N, heads, D] of the N rows of a prefill chunk.
-
-    Args:
-        queries: [N, heads, D].
-        cache: KV cache of the layer, which already contains the keys and values of the N rows.
-        chunk: position and KV pages of the rows.
-        kind: attention parameters of the layer.
-    """
+    """Return the attention output [N, heads, D] of the N rows of a prefill chunk."""
     count, heads, _ = queries.shape
     kv_heads, length = cache.shape[1], chunk.prefix + count
     keys, values = _pages(cache, chunk.pages, chunk.contiguous)
@@ -169,16 +141,18 @@ def attend_chunk(queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKi
     queries = queries.transpose(0, 1)
     mask = None
     windowed = kind.window is not None and length > kind.window
-    if chunk.prefix or windowed or kind.sinks is not None or chunk.ends is not None:
+    explicit = kind.sinks is not None or kind.cap is not None
+    ends = None if kind.causal else chunk.ends
+    if chunk.prefix or windowed or explicit or ends is not None:
         rows = torch.arange(chunk.prefix, length, device=queries.device)[:, None]
         places = torch.arange(length, device=queries.device)
-        mask = places <= rows if chunk.ends is None else places < chunk.ends[:, None]
+        mask = places <= rows if ends is None else places < ends[:, None]
         if kind.window is not None:
             mask &= places > rows - kind.window
-    if kind.sinks is not None:
+    if explicit:
         assert mask is not None
-        scores = torch.bmm(queries * kind.scale, keys.transpose(1, 2)).float()
-        weights = _softmax(scores.masked_fill_(~mask, float("-inf")), kind.sinks.view(-1, 1, 1))
+        scores = _scores(queries, keys, kind).masked_fill_(~mask, float("-inf"))
+        weights = _softmax(scores, None if kind.sinks is None else kind.sinks.view(-1, 1, 1))
         return torch.bmm(weights.to(values.dtype), values).transpose(0, 1)
     out = F.scaled_dot_product_attention(
         queries[None], keys[None], values[None], attn_mask=mask, is_causal=mask is None, scale=kind.scale
@@ -186,32 +160,58 @@ def attend_chunk(queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKi
     return out[0].transpose(0, 1)
 
 
-def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the softmax of attention scores over the last dimension.
+def _scores(queries: Tensor, keys: Tensor, kind: AttentionKind) -> Tensor:
+    """Return the scores, float32 [B, N, L], of queries [B, N, D] and keys [B, L, D]."""
+    scores = torch.bmm(queries * kind.scale, keys.transpose(1, 2)).float()
+    return scores if kind.cap is None else (scores / kind.cap).tanh_() * kind.cap
 
-    Args:
-        scores: [..., positions].
-        sinks: attention sinks, which take part in the softmax as one more score, but are not part of the result. Their
-            shape can be broadcast to [..., 1]. None for no sinks.
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the softmax of scores [..., positions] over the last dimension.
+
+    The shape of `sinks` can be broadcast to [..., 1].
     """
     if sinks is None:
         return torch.softmax(scores, dim=-1)
+    # The sinks take part in the softmax as one more score, but are not part of the result.
     extended = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
     return torch.softmax(extended, dim=-1)[..., :-1]
 
 
 def _pages(cache: Tensor, pages: Tensor, contiguous: int | None) -> tuple[Tensor, Tensor]:
-    """Return the keys and the values in P KV pages of each of B sequences, each [kv_heads * B, P * PAGE_SIZE, D].
+    """Return keys and values of B sequences, each [kv_heads * B, P * PAGE_SIZE, D].
 
     Args:
         pages: page numbers, [B, P], or [P] if B is 1.
-        contiguous: number of the first page if B is 1 and the pages are contiguous in the cache; else None. The results
-            for contiguous pages are views of the cache instead of copies.
+        contiguous: as in `DecodeGroup`.
     """
     _, heads, _, dim = cache.shape
     width = pages.shape[-1] * PAGE_SIZE
     if contiguous is not None:
+        # views of the cache instead of copies
         span = cache[:, :, contiguous * PAGE_SIZE : contiguous * PAGE_SIZE + width]
-        return span[0], span[1]
-    paged = cache.view(2, heads, -1, PAGE_SIZE * dim).index_select(2, pages.flatten())
-    return paged[0].view(-1, width, dim), paged[1].view(-1, width, dim)
+        return span[0], span[-1]
+    paged = cache.view(len(cache), heads, -1, PAGE_SIZE * dim).index_select(2, pages.flatten())
+    return paged[0].view(-1, width, dim), paged[-1].view(-1, width, dim)
+
+
+def attend_frames(qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float) -> Tensor:
+    """Return attention of each row to all rows of its frame (see `Ops.attend_frames`)."""
+    query, key, value = qkv.chunk(3, dim=1)
+    if rope is not None:
+        query, key = rotated_by(query, rope), rotated_by(key, rope)
+    frames = zip(*(heads.transpose(0, 1).split(lengths, dim=1) for heads in (query, key, value)), strict=True)
+    outputs = [F.scaled_dot_product_attention(*(heads[None] for heads in frame), scale=scale)[0] for frame in frames]
+    return torch.cat(outputs, dim=1).transpose(0, 1).contiguous()
+
+
+def rotated_by(heads: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the first R numbers of each head [T, heads, D] after RoPE.
+
+    Number i forms a pair with number i + R / 2. The rotation uses float32, and the result has the dtype of `heads`.
+    """
+    cos, sin = (table[:, None] for table in rope)  # [T, 1, R / 2]
+    half = cos.shape[-1]
+    first, second, unrotated = heads.float().split((half, half, heads.shape[-1] - 2 * half), dim=-1)
+    rotated = (first * cos - second * sin, second * cos + first * sin, unrotated)
+    return torch.cat(rotated, dim=-1).to(heads.dtype)

@@ -1,4 +1,4 @@
-"""Kernels in Triton. Only the package `ops.gpu` imports this package, because this package requires Triton."""
+"""Kernels for GPUs, in Triton and plain torch."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Sampling of tokens from logits in Triton kernels, without sorting and without waiting for the device.
+"""Sampling of tokens in Triton kernels, without sorts and waits.
 
 The result is the same as in `ops.sampling`. The weight of a token is its unnormalized probability. A first kernel
 computes the largest logit and the sum of the weights of each block of tokens. In a second kernel, one program per row
@@ -15,17 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from helexa.neuron.ops.sampling import Masks, Settings
+from helexa.neuron.ops.sampling import Masks, Settings, upload
 from helexa.neuron.ops.triton.launch import launch
-from helexa.neuron.ops.upload import upload
 
 _BLOCK = 1024
 _CANDIDATES = 2048  # logits that `_draw` processes at once; more candidates are processed in pieces
 _NONE = tl.constexpr(0x7FFFFFFF)
 
 
-def choose(logits: Tensor, settings: Settings) -> Tensor:
-    """Return a sampled token for each row of logits, as int64 [S] on the device (see `ops.sampling.choose`).
+def sample(logits: Tensor, settings: Settings) -> Tensor:
+    """Return a sampled token per row, int64 [S] on the device (`ops.sampling.sample`).
 
     Args:
         logits: [S, V], any float dtype.
@@ -35,7 +34,7 @@ def choose(logits: Tensor, settings: Settings) -> Tensor:
     temperature, top_k, top_p, min_p, _ = settings
     draws = bool((temperature > 0).any())
     cuts = draws and bool(((top_k > 0) | (top_p < 1) | (min_p > 0))[temperature > 0].any())
-    on_device = upload(settings, logits.device) if draws else None
+    on_device = upload(np.ascontiguousarray(settings), logits.device) if draws else None
     blocks = triton.cdiv(vocabulary, _BLOCK)
     # Separate allocations, since Triton recompiles for pointers that are not aligned to 16 bytes.
     greatest, mass = (torch.empty((rows, blocks), device=logits.device) for _ in range(2))
@@ -64,7 +63,7 @@ def choose(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def masked(logits: Tensor, masks: Masks) -> Tensor:
-    """Return copies [R, V] of the R rows of logits [S, V] that have a mask. Tokens that are not allowed get -inf."""
+    """Return copies [R, V] of the rows with a mask, with -inf for other tokens."""
     device, vocabulary = logits.device, logits.shape[1]
     rows = upload(np.array(list(masks), np.int32), device)
     bits = upload(np.stack(list(masks.values())), device)
@@ -89,7 +88,7 @@ def _mask_rows(logits, stride, rows, masks, mask_stride, out, VOCABULARY, BLOCK:
 
 @triton.jit(do_not_specialize=["rows"])
 def _sum_up_blocks(logits, stride, settings, rows, VOCABULARY, greatest, mass, place, BLOCK: tl.constexpr):
-    """Write the largest logit of a block of tokens, the first token with this logit, and the sum of the token weights.
+    """Write a block's largest logit, its first token, and the sum of the weights.
 
     The weight of a token is exp((logit - largest logit of the block) / temperature).
     """
@@ -183,7 +182,7 @@ def _choose_token(
 
 @triton.jit
 def _key(x):
-    """Return int32 numbers with the same order as the float32 numbers x, for bisection."""
+    """Return int32 numbers in the order of the float32 numbers x, for bisection."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
 
@@ -200,7 +199,7 @@ def _between(low, high):
 
 @triton.jit
 def _kth(x, k, largest):
-    """Return the k-th largest number in x; -inf if x has fewer than k numbers above -inf."""
+    """Return the k-th largest number in x; -inf with fewer numbers above -inf."""
     low, high = _key(tl.full([], float("-inf"), tl.float32)), _key(largest)
     middle = _between(low, high)
     while middle > low:
@@ -213,7 +212,10 @@ def _kth(x, k, largest):
 
 @triton.jit
 def _above(source, size, bound, peak, scale, CANDIDATES: tl.constexpr):
-    """Return the number of logits above `bound`, and the sum of their weights `exp((logit - peak) * scale)`."""
+    """Return the count of logits above `bound`, and the sum of their weights.
+
+    The weight of a logit is `exp((logit - peak) * scale)`.
+    """
     count, mass = 0.0, 0.0
     for start in range(0, size, CANDIDATES):
         at = start + tl.arange(0, CANDIDATES)
@@ -225,9 +227,9 @@ def _above(source, size, bound, peak, scale, CANDIDATES: tl.constexpr):
 
 @triton.jit
 def _least(source, size, low, peak, scale, most, most_mass, CANDIDATES: tl.constexpr):
-    """Return the smallest x with fewer than `most` logits above x, whose weights sum up to less than `most_mass`.
+    """Return the smallest x with less than `most` logits and `most_mass` above it.
 
-    The x is at least `low`. Top-k and top-p keep the logits from x on.
+    The mass is the sum of the weights. The x is at least `low`. Top-k and top-p keep the logits from x on.
     """
     low, high = _key(low) - 1, _key(peak)
     middle = _between(low, high)
@@ -242,7 +244,9 @@ def _least(source, size, low, peak, scale, most, most_mass, CANDIDATES: tl.const
 
 @triton.jit
 def _draw(source, size, low, peak, scale, total, top_k, top_p, min_p, share, CANDIDATES: tl.constexpr):
-    """Return the index of the logit that the uniform random number `share` selects after top-k, top-p and min-p.
+    """Return the index of the logit that `share` selects after all filters.
+
+    `share` is a uniform random number; the filters are top-k, top-p and min-p.
 
     Args:
         source: address of all logits of the row, or of the candidates that may remain after the filters.

@@ -5,9 +5,8 @@ All output consists of messages in channels: `<|channel|>CHANNEL to=RECIPIENT<|m
 
 import re
 
-from helexa.neuron.parsers.markers import NO_MARKERS, Markers
 from helexa.neuron.parsers.output import Output
-from helexa.neuron.parsers.source import Reading, Source
+from helexa.neuron.parsers.source import NO_MARKERS, Markers, Reading, Source
 from helexa.neuron.parsers.values.json_call import read_arguments, take_surplus
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -24,7 +23,7 @@ _MAX_HEADER = 512
 
 
 class Harmony:
-    """The Harmony format, in which all output consists of messages with a header and a channel.
+    """The Harmony format: all output consists of messages with a header and a channel.
 
     * A message in the channel `analysis` is reasoning.
     * A message with a tool as its recipient is a tool call if the request has tools, and if the content is a JSON
@@ -50,6 +49,7 @@ class Harmony:
         header, _ = yield from source.short(_HEADER_ENDS, _MAX_HEADER)
         source.settle()
         if not (yield from source.marker(_MESSAGES)):
+            # A header is short and contains markers. Other text is an answer outside of a message.
             if len(header) > _MAX_HEADER or not _ANY.search(header):
                 for text in _ANY.split(header):  # otherwise the text is a header without a message
                     output.text(text)
@@ -57,6 +57,7 @@ class Harmony:
         channel = match.group(1) if (match := _CHANNEL_NAME.search(header)) else ""
         recipient = match.group(1) if (match := _RECIPIENT.search(header)) else ""
         source.settle()
+        # In the channel `analysis`, only a recipient with the prefix `functions.` is a tool of the request.
         if (recipient and channel != "analysis") or recipient.startswith(_FUNCTIONS):
             yield from _read_call(source, output, recipient.removeprefix(_FUNCTIONS))
         else:
@@ -66,6 +67,7 @@ class Harmony:
 def _read_call(source: Source, output: Output, name: str) -> Reading[None]:
     yield from source.space()
     empty = (yield from source.upcoming(_ENDS)) or source.complete
+    # Without tools in the request, or without JSON as its content, a message to a tool is text.
     if not output.may_call or not (empty or (yield from source.peek()) == "{"):
         output.text(source.give_back())
         yield from _read_text(source, output, reasoning=False)
@@ -84,6 +86,7 @@ def _read_call(source: Source, output: Output, name: str) -> Reading[None]:
 
 def _read_text(source: Source, output: Output, *, reasoning: bool, final: bool = False) -> Reading[None]:
     output.reasoning = reasoning
+    # In a structured final message, the grammar decides. A marker may be part of a JSON string.
     frames = NO_MARKERS if final and output.structured else _FRAMES
 
     def pass_on(chunk: str) -> None:

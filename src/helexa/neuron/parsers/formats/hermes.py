@@ -1,21 +1,16 @@
-"""Parse the Hermes format, which Qwen models also use: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+"""Parse `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-from helexa.neuron.parsers.formats.function_xml import CLOSE as FUNCTION_CLOSE
-from helexa.neuron.parsers.formats.function_xml import OPEN as FUNCTION
-from helexa.neuron.parsers.formats.function_xml import read_function
-from helexa.neuron.parsers.markers import Markers
+Qwen models also use this format, which is named after Nous Research's Hermes models.
+"""
+
+from helexa.neuron.parsers.formats.tagged_calls import FUNCTION_XML, read_tagged_call
 from helexa.neuron.parsers.output import Output
-from helexa.neuron.parsers.source import Reading, Source
+from helexa.neuron.parsers.source import Markers, Reading, Source
 from helexa.neuron.parsers.values.json_call import read_calls, take_surplus
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 TOOLS, _TOOLS_CLOSE = "<tools>", "</tools>"
-_OPEN, _TOOLS, _CLOSE, _FUNCTION = (
-    Markers([OPEN]),
-    Markers([TOOLS]),
-    Markers([CLOSE, _TOOLS_CLOSE]),
-    Markers([FUNCTION]),
-)
+_OPEN, _TOOLS, _CLOSE = Markers([OPEN]), Markers([TOOLS]), Markers([CLOSE, _TOOLS_CLOSE])
 _ENDS = Markers([CLOSE, _TOOLS_CLOSE, OPEN])
 _MAX_SURPLUS = 64  # surplus braces before a closing tag
 
@@ -34,12 +29,11 @@ class Hermes:
     markers = frozenset({OPEN, CLOSE})
     openers: tuple[str, ...] = (OPEN, TOOLS)
     leading: tuple[str, ...] = ()
-    closers: tuple[str, ...] = (CLOSE, _TOOLS_CLOSE, FUNCTION_CLOSE)
-    untagged = True
-    """Whether tool calls in the form of plain JSON without tags are accepted, if the caller allows this."""
+    closers: tuple[str, ...] = (CLOSE, _TOOLS_CLOSE, FUNCTION_XML.call_end)
+    untagged = True  # Whether tool calls in the form of plain JSON without tags are accepted, if the caller allows this
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse the calls in one pair of tags, in JSON or XML. The tags of a call in XML may be missing."""
+        """Parse the calls in one pair of tags, which may be missing around XML."""
         in_tools = yield from source.marker(_TOOLS)
         tags = 0
         while not in_tools and (yield from source.marker(_OPEN)):  # models also repeat the opening tag
@@ -54,8 +48,8 @@ class Hermes:
             source.settle()
             output.repairs.add("tag")
             return
-        if (yield from source.upcoming(_FUNCTION)):
-            yield from read_function(source, output, known=tagged != OPEN)
+        if (yield from source.upcoming(FUNCTION_XML.calls)):
+            yield from read_tagged_call(source, output, FUNCTION_XML, known=tagged != OPEN)
         else:
             yield from read_calls(source, output, _ENDS, known=tagged != OPEN)
         yield from take_surplus(source, _MAX_SURPLUS if tagged else None)
@@ -66,7 +60,14 @@ class Hermes:
 
 
 class HermesStrict(Hermes):
-    """The Hermes format, in which JSON without `<tool_call>` tags is text and not a tool call."""
+    """The Hermes format without calls in JSON that has no `<tool_call>` tags."""
 
     name = "hermes_strict"
     untagged = False
+
+
+class QwenXml(HermesStrict):
+    """The Hermes format without the opening tag, which Qwen models sometimes omit."""
+
+    name = "qwen_xml"
+    openers = (OPEN, TOOLS, FUNCTION_XML.call)

@@ -1,9 +1,8 @@
-"""Parse the Llama 3 format: `{"name": ..., "parameters": {...}}`, or `NAME.call()` after `<|python_tag|>`."""
+"""Parse Llama 3's `{"name": ..., "parameters": {...}}` and `NAME.call(...)`."""
 
 from helexa.neuron.parsers.formats.pythonic import read_keywords
-from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
-from helexa.neuron.parsers.source import NotACall, Reading, Source
+from helexa.neuron.parsers.source import Markers, NotACall, Reading, Source
 from helexa.neuron.parsers.values.json_call import read_call, read_calls, take_surplus
 
 _TAG, _OBJECT, _METHOD = "<|python_tag|>", "{", ".call"
@@ -27,7 +26,7 @@ class LlamaJson:
     closers: tuple[str, ...] = ()
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse consecutive JSON tool calls, or one call of a built-in tool such as `brave_search.call(...)`."""
+        """Parse consecutive JSON tool calls, or one call of a built-in tool."""
         tagged = yield from source.marker(_TAGS)
         yield from source.space()
         if tagged and (yield from source.upcoming(_JSON)):
@@ -39,6 +38,7 @@ class LlamaJson:
             yield from _read_built_in(source, output)
             return
         while True:
+            # Without the tag, the name is the only sign that the object is a call.
             yield from read_call(source, output, known=not tagged)
             yield from take_surplus(source)
             if (yield from source.marker(_SEMICOLON)):
@@ -50,7 +50,7 @@ class LlamaJson:
 
 
 def _read_built_in(source: Source, output: Output) -> Reading[None]:
-    """Parse a call of a tool that Llama was trained with, such as `brave_search.call(query="...")`."""
+    """Parse a call of a tool of the training, `brave_search.call(query="...")`."""
     name = yield from source.name()
     if not name.endswith(_METHOD):
         raise NotACall

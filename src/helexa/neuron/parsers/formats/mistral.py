@@ -1,11 +1,10 @@
-"""Parse Mistral's formats `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]` and `[TOOL_CALLS]NAME[ARGS]{...}`.
+"""Parse Mistral's tool-call formats.
 
-Models since 2025 use the second format.
+They are `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]` and, since 2025, `[TOOL_CALLS]NAME[ARGS]{...}`.
 """
 
-from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
-from helexa.neuron.parsers.source import Reading, Source
+from helexa.neuron.parsers.source import Markers, Reading, Source
 from helexa.neuron.parsers.values.json_call import read_arguments, read_calls, take_surplus
 
 _OPEN, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -27,7 +26,7 @@ class Mistral:
     closers: tuple[str, ...] = ()
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse a list of JSON tool calls, or one tool call in the newer format `NAME[ARGS]{...}`."""
+        """Parse a list of JSON tool calls, or one tool call `NAME[ARGS]{...}`."""
         yield from source.marker(_OPENS)
         yield from source.space()
         if (yield from source.upcoming(_JSON)):
@@ -42,6 +41,7 @@ def _read_named(source: Source, output: Output) -> Reading[None]:
     name = yield from source.name()
     output.check(name)
     yield from source.space()
+    # The server gives calls ids of its own.
     if (yield from source.marker(_IDS)):
         yield from source.name()
     yield from source.marker(_HEADS)

@@ -1,31 +1,30 @@
-"""Parse tool calls that models write as plain JSON in the text, with or without a code fence.
+"""Parse tool calls in plain JSON in the text, with or without a code fence.
 
 Coding models sometimes write plain JSON instead of their tool-call format.
 """
 
-from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
-from helexa.neuron.parsers.source import Reading, Source
+from helexa.neuron.parsers.source import Markers, Reading, Source
 from helexa.neuron.parsers.values.json_call import read_call, take_surplus
 
 _FENCE, _LANGUAGE = "```", "json"
-LEADING = ("{", "[", _FENCE)
-"""Strings that may begin an untagged tool call at the beginning of the output."""
+LEADING = ("{", "[", _FENCE)  # Strings that may begin an untagged tool call at the beginning of the output
+# Strings that may begin an untagged tool call later in the output, where it must be at the beginning of a line.
 LINES = tuple(f"\n{opener}" for opener in LEADING)
-"""Strings that may begin an untagged tool call later in the output, where it must be at the beginning of a line."""
 
 _BLOCKS, _LINE, _LANGUAGES = Markers(LEADING), Markers(["\n"]), Markers([_LANGUAGE])
 _FENCES, _LIST, _OBJECT, _COMMA, _LIST_END = (Markers([text]) for text in (_FENCE, "[", "{", ",", "]"))
 
 
 def read_untagged(source: Source, output: Output) -> Reading[None]:
-    """Parse consecutive tool calls in plain JSON, which may be in a list or in a code fence.
+    """Parse consecutive tool calls in plain JSON, also in a list or a code fence.
 
     Each call must name a tool of the request.
 
     Raises:
         NotACall: the text is not a tool call. `source.give_back` returns the text read so far.
     """
+    # The line break before the call is text of the answer.
     if (yield from source.marker(_LINE)):
         source.settle()
         output.text("\n")
@@ -39,7 +38,7 @@ def read_untagged(source: Source, output: Output) -> Reading[None]:
 def _read_calls(source: Source, output: Output) -> Reading[None]:
     """Parse adjacent tool calls or one list of tool calls, in plain JSON.
 
-    The calls may be enclosed in a code fence, and the end of the code fence may be missing.
+    The calls may be enclosed in a code fence, whose end may be missing.
     """
     fenced = yield from source.marker(_FENCES)
     if fenced:

@@ -4,9 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from helexa.neuron.parsers.markers import NO_MARKERS, Markers
 from helexa.neuron.parsers.output import Output
-from helexa.neuron.parsers.source import NotACall, Reading, Source
+from helexa.neuron.parsers.source import NO_MARKERS, Markers, NotACall, Reading, Source
 from helexa.neuron.parsers.values.json_text import dumps, strict_loads
 from helexa.neuron.parsers.values.json_value import read_json, read_json_text, repaired_json
 
@@ -23,15 +22,9 @@ _MAX_BARE_KEY = 32
 
 
 def read_arguments(source: Source, output: Output, name: str, ends: Markers = NO_MARKERS) -> Reading[None]:
-    """Parse a JSON object that contains the arguments for a call of the tool `name`. The arguments are streamed.
+    """Parse and stream the arguments for a call of the tool `name`, a JSON object.
 
-    Mistakes are repaired, as `JsonValue` describes.
-
-    Args:
-        source: the model's unread text.
-        output: receives the tool call.
-        name: name of the tool.
-        ends: markers that end the call even if brackets are open.
+    Mistakes are repaired, as `JsonValue` describes. The markers `ends` end the call even if brackets are open.
 
     Raises:
         NotACall: the text cannot be repaired. If arguments were already added to `output`, the call stays incomplete.
@@ -49,15 +42,10 @@ def read_arguments(source: Source, output: Output, name: str, ends: Markers = NO
 
 
 def read_calls(source: Source, output: Output, ends: Markers = NO_MARKERS, *, known: bool = False) -> Reading[None]:
-    """Parse one or several tool calls that are JSON objects, for example all calls between two tags.
+    """Parse one or several tool calls that are JSON objects.
 
-    The calls may be in a list or in a code fence. Surplus closing braces after each call are dropped.
-
-    Args:
-        source: the model's unread text.
-        output: receives the tool calls.
-        ends: markers that end a call even if brackets are open.
-        known: whether only the names of tools in the request are accepted.
+    The calls may be in a list or in a code fence. Surplus closing braces after each call are dropped. The arguments are
+    those of `read_call`.
 
     Raises:
         NotACall: the text is not a tool call, as in `read_call`.
@@ -70,6 +58,7 @@ def read_calls(source: Source, output: Output, ends: Markers = NO_MARKERS, *, kn
         yield from read_call(source, output, ends, known=known)
         yield from take_surplus(source)
         calls += 1
+        # Models also write several objects without a list, with semicolons or nothing between them.
         separator = yield from source.marker(_COMMA) if listed else source.marker(_SEMICOLON)
         yield from source.space()
         if not (yield from source.upcoming(_OPEN)):
@@ -85,7 +74,7 @@ def read_calls(source: Source, output: Output, ends: Markers = NO_MARKERS, *, kn
 
 
 def read_fence(source: Source) -> Reading[str]:
-    """Read the beginning of a code fence and the white space after it. Return the fence, or "" if there is none."""
+    """Read and return the beginning of a code fence, or ""."""
     fence = yield from source.marker(_FENCE)
     if fence:
         yield from source.marker(_LANGUAGE)
@@ -100,18 +89,12 @@ def read_call(
 
     Arguments are streamed if they follow the tool's name. Otherwise, they are added to `output` at the end of the call.
 
-    The parser accepts missing arguments, arguments written as a string, the tool's name inside the arguments, doubled
-    braces, surplus commas, and a missing closing brace. The keys `id` and `type` are dropped. Other keys are also
-    dropped if they follow the name or the arguments.
-
     Args:
-        source: the model's unread text.
-        output: receives the tool call.
         ends: markers that end the call even if brackets are open.
         known: whether only the names of tools in the request are accepted.
         untagged: whether the object is in plain text, without a tag that marks it as a tool call. In this case, the
             object must have `arguments` and the name of a tool in the request. Before the arguments, only the keys
-            `name`, `id` and `type` are allowed. Parsing stops at the first character that rules out a tool call.
+            `name`, `id` and `type` are allowed.
 
     Raises:
         NotACall: the text is not a tool call. If arguments were already added to `output`, the call stays incomplete.
@@ -130,6 +113,8 @@ def read_call(
             break
         key = yield from _key(source, _UNTAGGED_KEYS if untagged and not started else None)
         if key == "name" and name is None:
+            # Any JSON object in text comes here. The first sign that it is no call must end the attempt, so that the
+            # text is not delayed.
             if untagged and not (yield from source.upcoming(output.quoted_names)):
                 raise NotACall
             name = _loaded_name((yield from read_json_text(source, ends=ends)))
@@ -138,6 +123,7 @@ def read_call(
             if name is not None and (yield from source.peek()) == "{":
                 started, arguments = True, ""
                 yield from read_arguments(source, output, name, ends)
+            # an object in a string whose quotation marks were not escaped
             elif name is not None and (yield from source.upcoming(_QUOTED_OBJECT)):
                 source.take(source.at + 1)
                 started, arguments = True, ""
@@ -147,6 +133,7 @@ def read_call(
                 output.repairs.add("arguments_as_string")
             else:
                 arguments = yield from read_json_text(source, ends=ends)
+        # The keys `id` and `type` are dropped, and so are other keys after the name or the arguments.
         elif key in _IGNORED or name is not None or arguments is not None:
             has_other_keys |= key not in _IGNORED
             yield from read_json_text(source, ends=ends)
@@ -154,9 +141,11 @@ def read_call(
             raise NotACall
         yield from source.space()
         separator = (yield from source.marker(_COMMA)) or (yield from source.upcoming(_CLOSE))
+        # Once arguments have been streamed, the call can no longer become text.
         if not (separator or started or (yield from source.upcoming(ends))):
             raise NotACall
         yield from source.space()
+    # The arguments came before the name, were a string, or are missing.
     if not started:
         if (arguments is None and has_other_keys) or (untagged and None in (name, arguments)):
             raise NotACall
@@ -171,11 +160,7 @@ def read_call(
 
 
 def take_surplus(source: Source, limit: int | None = None) -> Reading[None]:
-    """Read white space and up to `limit` surplus closing braces after a tool call. The default is three braces.
-
-    If the caller then calls `source.settle`, the white space and the braces are dropped. Otherwise, they become plain
-    text of the response.
-    """
+    """Read white space and up to `limit` (3) surplus closing braces after a tool call."""
     yield from source.space()
     for _ in range(limit or _MAX_SURPLUS):
         if not (yield from source.marker(_CLOSE)):
@@ -184,11 +169,7 @@ def take_surplus(source: Source, limit: int | None = None) -> Reading[None]:
 
 
 def _key(source: Source, beginnings: Markers | None) -> Reading[str]:
-    """Read a key of a JSON object and the colon after it, and return the key. Its quotation marks may be missing.
-
-    Raises:
-        NotACall: the text does not begin with one of `beginnings`, or no colon follows the key.
-    """
+    """Read and return a key of a JSON object with the colon; it may have no quotes."""
     if beginnings is not None and not (yield from source.upcoming(beginnings)):
         raise NotACall
     if quote := (yield from source.marker(_QUOTE)):
@@ -211,27 +192,24 @@ def _loaded_name(text: str) -> str:
 
 
 def _repair(output: Output, name: str | None, arguments: str | None) -> tuple[str, str]:
-    """Return the tool name and the JSON text of the arguments, for a tool call in malformed JSON.
-
-    Arguments may be missing, written as a string or as the only item of a list, and the tool name may be inside the
-    arguments.
-
-    Raises:
-        NotACall: the call cannot be repaired.
-    """
+    """Return the tool name and the arguments' JSON text of a call in malformed JSON."""
     arguments = "null" if arguments is None else arguments
     try:
         value: Any = json.loads(arguments)
+        # arguments that were encoded as JSON twice
         if isinstance(value, str):
             output.repairs.add("arguments_as_string")
             arguments = repaired_json(value, _schema(output, name)) if value.strip() else "null"
             value = strict_loads(arguments)
             arguments = dumps(value)
+        # a single object in a list
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
             arguments = dumps(value)
+        # a tool without parameters
         if value is None:
             value, arguments = {}, "{}"
+        # The model wrote the name among the arguments. Only the name of a known tool shows that this was meant.
         if isinstance(value, dict) and name is None:
             name = value.pop("name", None)
             arguments = dumps(value)

@@ -1,14 +1,23 @@
-"""Parse one JSON string in streamed text, and repair its escapes and quotation marks."""
+"""Repair strings in JSON: escapes, and quotation marks inside the string."""
 
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.schema_types import schema_types
+from helexa.neuron.parsers.source import Markers
 from helexa.neuron.parsers.values.json_text import has_type, strict_loads, whole_number
-from helexa.neuron.parsers.values.string_end import ends_string
+
+_MAX_SPACE = 200
+_SPACE = re.compile(rf"[ \t\n\r]{{0,{_MAX_SPACE}}}")
+_KEY = re.compile(r'"(?:[^"\\\n]|\\.){0,128}"\s{0,9}:|\'[^\'\n]{0,128}\'\s{0,9}:|[A-Za-z_$][\w$.-]{0,128}\s{0,9}:')
+_PART_OF_KEY = re.compile(
+    r'"(?:[^"\\\n]|\\.){0,128}(?:\\|"\s{0,9})?\Z|\'[^\'\n]{0,128}(?:\'\s{0,9})?\Z|[A-Za-z_$][\w$.-]{0,128}\s{0,9}\Z'
+)
+_LONG_KEY = re.compile(r'"(?:[^"\\\n]|\\.){129}')
+_ITEM = re.compile(r"[\"'\[{\]0-9-]|true|false|null|True|False|None")
+_PART_OF_ITEM = re.compile(r"(?:t|tr|tru|f|fa|fal|fals|n|nu|nul|T|Tr|Tru|F|Fa|Fal|Fals|N|No|Non)\Z")
 
 _MAX_HELD = 1 << 16  # characters of a string that may turn out to be a number, an array or an object
 _PLAIN = {quote: re.compile(rf"[^\\\x00-\x1f{quote}]*") for quote in ('"', "'\"")}
@@ -16,27 +25,83 @@ _HEX = re.compile(r"[0-9a-fA-F]*")
 _BREAKS_PATH = re.compile(r"[^\w.:~-]")  # a character that ends a path with unescaped backslashes
 
 
+def ends_string(text: str, at: int, ended: bool, ends: Markers, depth: int, in_array: bool) -> bool | None:
+    """Return whether the quotation mark before position `at` ends a string value.
+
+    This is always the case if the text is valid JSON. The result is None if more text is needed to decide.
+
+    Args:
+        ends: markers that may follow the JSON text.
+        depth: number of open containers around the string.
+        in_array: whether the string is an item of an array.
+    """
+    wait = True if ended else None
+    # Streaming must not wait for more than 200 characters, so the mark ends the string.
+    if (after_space := _skip_space(text, at)) is None:
+        return True
+    at = after_space
+    if at == len(text):
+        return wait
+    if (marker := ends.at(text, at, ended)) or marker is None:
+        return True if marker else None
+    if text[at] in "}]":
+        return _after_brackets(text, at, wait, ends, depth)
+    if text[at] == ",":
+        after_comma = _skip_space(text, at + 1)
+        if after_comma is None:
+            return True
+        if after_comma == len(text):
+            return wait
+        if text[after_comma] in "}]":
+            return True
+        # An item must follow the comma. Other text belongs to the string.
+        if in_array:
+            return bool(_ITEM.match(text, after_comma)) or (None if _PART_OF_ITEM.match(text, after_comma) else False)
+        return _is_key(text, after_comma, wait)
+    # A key without a comma before it. A comma is missing more often than a quotation mark is followed by `word":`.
+    return not in_array and text[at] == '"' and _is_key(text, at, False if ended else None)
+
+
+def _is_key(text: str, at: int, wait: bool | None) -> bool | None:
+    if _KEY.match(text, at) or _LONG_KEY.match(text, at):
+        return True
+    return wait if _PART_OF_KEY.match(text, at) else False
+
+
+def _after_brackets(text: str, at: int, wait: bool | None, ends: Markers, depth: int) -> bool | None:
+    """Return whether brackets from position `at` end the containers around a string."""
+    brackets = 0
+    while text[at] in "}]":
+        brackets += 1
+        after = _skip_space(text, at + 1)
+        # Up to three surplus brackets are accepted.
+        if after is None or brackets > depth + 3:
+            return True
+        if after == len(text):
+            return wait
+        at = after
+    # A quotation mark after the brackets means that the brackets are inside the string.
+    if text[at] in "\"'":
+        return False
+    if text[at] == "," or brackets >= depth:
+        return True
+    marker = ends.at(text, at, wait is True)
+    return None if marker is None else bool(marker)
+
+
+def _skip_space(text: str, at: int) -> int | None:
+    """Return the position after white space, None if it is too long to look ahead."""
+    end = _SPACE.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess] - matches anything
+    return None if end - at == _MAX_SPACE else end
+
+
 class JsonString:
-    """State machine that converts a JSON string in streamed text to a valid JSON string and finds its end.
+    """State machine that finds the end of a JSON string and repairs it.
 
     * An invalid escape, such as `\\w`, represents a backslash and the character. `\\'` represents the character.
     * After an invalid escape in a path such as `C:\\Users\\new`, all backslashes of the path represent themselves.
     * Raw control characters are escaped.
     * A quotation mark ends the string only if the text after it can follow the string.
-
-    Args:
-        quote: the opening quotation mark, which was already read.
-        out: list to which the JSON text of the string is appended.
-        ends: markers that may follow the string.
-        schema: JSON Schema of the string; empty if it is unknown. If the schema forbids strings, the string is held
-            back, and replaced by the JSON value that it contains if the schema allows this value.
-        is_key: whether the string is a key of an object.
-        in_array: whether the string is an item of an array.
-        depth: number of open containers around the string.
-
-    Attributes:
-        ended: whether the end of the string was parsed.
-        repairs: names of the repaired mistakes.
     """
 
     def __init__(
@@ -50,16 +115,18 @@ class JsonString:
         in_array: bool,
         depth: int,
     ) -> None:
-        self.ended = False
-        self.repairs: set[str] = set()
-        self.is_key = is_key
-        self._quote = quote
+        self.ended = False  # whether the end of the string was parsed
+        self.repairs: set[str] = set()  # names of the repaired mistakes
+        self.is_key = is_key  # whether the string is a key of an object
+        self._quote = quote  # the opening quotation mark, which was already read
         self._plain = _PLAIN[quote if quote == '"' else "'\""]
-        self._out = out
-        self._ends = ends
+        self._out = out  # list to which the JSON text of the string is appended
+        self._ends = ends  # markers that may follow the string
+        # JSON Schema of the string; empty if it is unknown. If the schema forbids strings, the string is held back, and
+        # replaced by the JSON value that it contains if the schema allows this value.
         self._schema = schema
-        self._in_array = in_array
-        self._depth = depth
+        self._in_array = in_array  # whether the string is an item of an array
+        self._depth = depth  # number of open containers around the string
         types = schema_types(schema) if schema else frozenset[str]()
         self._types = types if types and "string" not in types else None
         self._kept: list[str] | None = [] if is_key or self._types else None
@@ -77,7 +144,7 @@ class JsonString:
         return json.loads(f'"{"".join(self._kept or ())}"')
 
     def advance(self, text: str, at: int, ended: bool) -> int:
-        """Parse `text` from position `at`. Return the end of the parsed text. The rest must be passed again."""
+        """Parse `text` from `at`. Return the end of the parsed text; pass the rest again."""
         while not self.ended:
             end = self._plain.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess]
             if end > at:
@@ -110,6 +177,7 @@ class JsonString:
             self._kept.append(text)
             self._kept_length += len(text)
             if self._types is not None:
+                # The string is too long to be held back.
                 if self._kept_length > _MAX_HELD:
                     self._release()
                 return
@@ -132,6 +200,8 @@ class JsonString:
                 self._had_valid = True
                 self._add(text[at : at + 6])
                 return at + 6
+        # In a path such as `C:\dir\"`, the backslash is the last character of the path, and the quotation mark ends the
+        # string.
         elif char == '"' and self._raw and self._quote == '"':
             follows = ends_string(text, at + 2, ended, self._ends, self._depth, self._in_array)
             if follows is None:
@@ -150,6 +220,7 @@ class JsonString:
             self._add("'")
             return at + 2
         self.repairs.add("escape")
+        # The first invalid escape in a path shows that its backslashes are not escaped at all.
         self._raw = self._raw or (not self._had_valid and char.isalnum())
         self._had_invalid = True
         self._add("\\\\")
@@ -196,6 +267,7 @@ class JsonString:
             value = strict_loads(number)
         except ValueError:
             value, number = text, ""
+        # The schema forbids strings, and the string contains an allowed value, such as "5".
         if any(has_type(value, kind) for kind in self._types):
             self._out.append(number)
             self.repairs.add("type")

@@ -12,6 +12,15 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
 _NUMBERS = {"integer": int, "number": (int, float)}
 
+# Maximum length of a value without quotation marks. Such a value is held back until later text shows its end.
+MAX_BARE = 400
+
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_LOOSE_NUMBER = re.compile(r"\+?(-?)(0|[1-9][0-9]*)?(?:\.([0-9]*))?")
+_LITERALS = ("true", "false", "null")
+_FOREIGN = {"True": "true", "False": "false", "None": "null", "undefined": "null"}
+_FOREIGN |= dict.fromkeys(("NaN", "Infinity", "-Infinity", "+Infinity", "nan", "inf", "-inf"), "null")
+
 
 def strict_loads(text: str) -> Any:
     """Parse JSON text and return the value.
@@ -33,23 +42,19 @@ def dumps(value: Any) -> str:
         ValueError: a number is NaN or infinite.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    # A half of a surrogate pair cannot be encoded as UTF-8, but as an escape sequence.
     return text if text.isascii() or not _has_surrogates(text) else json.dumps(value, allow_nan=False)
 
 
 def argument_text(bare: str, schema: Mapping[str, Any]) -> str:
-    """Convert an argument that the model wrote without JSON syntax to JSON text of a type that its schema allows.
+    """Convert an argument without JSON syntax, such as `New York`, to JSON text.
 
-    If the schema allows strings, the argument becomes a string. An argument `null` stays null if the schema also allows
-    null.
-
-    Otherwise, an argument that is valid JSON of an allowed type stays unchanged, and any other argument becomes a
-    string. If the schema restricts the type, Python's `True`, `False` and `None` are also accepted.
-
-    Args:
-        bare: the argument as the model wrote it, for example `5` or `New York`.
-        schema: JSON Schema of the parameter. A `$ref` refers to the definitions (`$defs`) in this schema.
+    If the schema allows strings, the argument becomes a string, except `null` if the schema allows null. Otherwise, an
+    argument that is valid JSON of an allowed type stays unchanged, and any other argument becomes a string. If the
+    schema restricts the type, Python's `True`, `False` and `None` are also accepted.
     """
     types = schema_types(schema)
+    # `5` is the string "5" if the schema allows strings.
     if "string" in types and not ("null" in types and bare == "null"):
         return dumps(bare)
     text = _PYTHON.get(bare.strip(), bare.strip()) if types else bare.strip()
@@ -57,6 +62,7 @@ def argument_text(bare: str, schema: Mapping[str, Any]) -> str:
         value = strict_loads(text)
     except ValueError:
         return dumps(bare)
+    # `5.0` is an integer in a schema without fractions.
     if types and not any(has_type(value, kind) for kind in types):
         whole = whole_number(text, schema)
         return dumps(bare) if whole == text else whole
@@ -64,7 +70,7 @@ def argument_text(bare: str, schema: Mapping[str, Any]) -> str:
 
 
 def whole_number(text: str, schema: Mapping[str, Any]) -> str:
-    """Return the JSON number `text` without its fraction if the fraction is 0 and `schema` allows only integers."""
+    """Return a number without a fraction of 0 if `schema` allows only integers."""
     match = _WHOLE.fullmatch(text)
     if match and "integer" in (types := schema_types(schema)) and "number" not in types:
         return match[1]
@@ -77,6 +83,7 @@ def has_type(value: Any, kind: str) -> bool:
         case "boolean":
             return isinstance(value, bool)
         case "integer" | "number":
+            # Python's booleans are integers, JSON's are not.
             return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
         case "object":
             return isinstance(value, dict)
@@ -94,3 +101,30 @@ def _reject_constant(constant: str) -> Any:
 
 def _has_surrogates(text: str) -> bool:
     return any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def bare_value(text: str, schema: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Convert a value without quotation marks to JSON text.
+
+    Python's and JavaScript's literals become JSON's literals, and `NaN` becomes `null`. Other words become strings.
+
+    Args:
+        schema: JSON Schema of the value; empty if it is unknown.
+
+    Returns:
+        The JSON text, and the name of the repaired mistake or "". None if `text` is empty or too long.
+    """
+    if not text or len(text) > MAX_BARE:
+        return None
+    if text in _LITERALS:
+        return text, ""
+    if _NUMBER.fullmatch(text):
+        whole = whole_number(text, schema)
+        return whole, "" if whole == text else "integer"
+    if text in _FOREIGN:
+        return _FOREIGN[text], "literal"
+    loose = _LOOSE_NUMBER.fullmatch(text)
+    if loose and (loose[2] or loose[3]):
+        number = f"{loose[1]}{loose[2] or '0'}" + (f".{loose[3]}" if loose[3] else "")
+        return whole_number(number, schema), "number"
+    return dumps(text), "bare_word"

@@ -1,14 +1,13 @@
-"""Parse one JSON value in streamed text, and repair the mistakes that models make in JSON."""
+"""Parse one JSON value in streamed text, and repair the mistakes of models."""
 
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from helexa.neuron.parsers.markers import NO_MARKERS, Markers
-from helexa.neuron.parsers.source import NotACall, Reading, Source
-from helexa.neuron.parsers.value_schema import child_schema
-from helexa.neuron.parsers.values.json_scalar import MAX_BARE, bare_value
+from helexa.neuron.parsers.schema_types import child_schema
+from helexa.neuron.parsers.source import NO_MARKERS, Markers, NotACall, Reading, Source
 from helexa.neuron.parsers.values.json_string import JsonString
+from helexa.neuron.parsers.values.json_text import MAX_BARE, bare_value
 
 MAX_DEPTH = 100
 
@@ -24,24 +23,17 @@ _VALUE, _FIRST_ITEM, _FIRST_KEY, _KEY, _COLON, _AFTER_VALUE = range(6)
 
 
 class _Container:
-    """An open object or array.
-
-    Attributes:
-        end: the closing bracket.
-        schema: JSON Schema of the container; empty if it is unknown.
-        key: the last key of the object.
-        doubled: whether the object began with two braces, as in the templates of some models.
-    """
+    """An open object or array."""
 
     def __init__(self, end: str, schema: Mapping[str, Any]) -> None:
-        self.end = end
-        self.schema = schema
-        self.key = ""
-        self.doubled = False
+        self.end = end  # the closing bracket
+        self.schema = schema  # JSON Schema of the container; empty if it is unknown
+        self.key = ""  # the last key of the object
+        self.doubled = False  # whether the object began with two braces, as in the templates of some models
 
 
 class JsonValue:
-    """State machine that converts one JSON value in streamed text to valid JSON text and finds its end.
+    """State machine that finds the end of one JSON value and repairs the value.
 
     Valid JSON stays unchanged. The state machine repairs mistakes with one obvious meaning: invalid escapes, raw
     control characters and unescaped quotation marks in strings, single quotation marks, missing, surplus and trailing
@@ -51,17 +43,12 @@ class JsonValue:
         schema: JSON Schema of the value. A value whose type the schema forbids is converted if its text has an allowed
             type: `5.0` to `5`, `"5"` to `5`.
         ends: markers that end the value even if brackets are open.
-
-    Attributes:
-        done: whether the value is complete.
-        failed: whether the text cannot be repaired.
-        repairs: names of the mistakes that were repaired.
     """
 
     def __init__(self, schema: Mapping[str, Any] | None = None, ends: Markers = NO_MARKERS) -> None:
-        self.done = False
-        self.failed = False
-        self.repairs: set[str] = set()
+        self.done = False  # whether the value is complete
+        self.failed = False  # whether the text cannot be repaired
+        self.repairs: set[str] = set()  # names of the mistakes that were repaired
         self._ends = ends
         self._bare_end = re.compile("|".join([_BARE_END, *map(re.escape, ends.strings)]))
         self._root = schema or {}
@@ -83,11 +70,6 @@ class JsonValue:
 
         The caller must pass the remaining text again, together with the text that follows. The remaining text is
         shorter than about 400 characters, because the state machine looks only so far ahead.
-
-        Args:
-            text: the buffered text.
-            at: position of the first character that was not parsed yet.
-            ended: whether no more text follows.
         """
         while not (self.done or self.failed):
             if self._string is not None:
@@ -126,6 +108,8 @@ class JsonValue:
             return at
         if (marker := self._ends.at(text, at, ended)) is None:
             return None
+        # The end marker of the call comes before the closing brackets. They are missing if the value is complete
+        # otherwise.
         if marker and self._open:
             self._finish(complete=self._state in (_AFTER_VALUE, _FIRST_KEY, _FIRST_ITEM, _KEY))
             return at
@@ -150,6 +134,7 @@ class JsonValue:
         if char == ",":
             self.repairs.add("comma")
             return at + 1
+        # Some templates show calls with doubled braces.
         if char == "{" and self._state == _FIRST_KEY and not self._open[-1].doubled:
             self._open[-1].doubled = True
             self.repairs.add("doubled_brace")
@@ -160,6 +145,7 @@ class JsonValue:
         if not (bare := _BARE_KEY.match(text, at)) or bare.end() - at > _MAX_KEY:
             self.failed = True
             return at
+        # The key may continue in the next chunk.
         if bare.end() == len(text) and not ended:
             return None
         self._open[-1].key = bare.group()
@@ -183,15 +169,18 @@ class JsonValue:
 
     def _after_value(self, at: int, char: str) -> int:
         skips_brace, self._skips_brace = self._skips_brace, False
+        # The object began with two braces, so its end has two.
         if skips_brace and char == "}":
             return at + 1
         if char in "}]":
             return self._close(at, char)
         in_object = self._open[-1].end == "}"
+        # The comma is held back, because it is surplus if a closing bracket follows.
         if char == ",":
             self._gap = ","
             self._state = _KEY if in_object else _VALUE
             return at + 1
+        # The next key or item follows without a comma.
         if (char in "\"'" or char.isidentifier()) if in_object else char in "\"'{[":
             self._gap = ", "
             self.repairs.add("comma")
@@ -218,6 +207,7 @@ class JsonValue:
             self._open.append(_Container("}" if char == "{" else "]", schema))
             self._state = _FIRST_KEY if char == "{" else _FIRST_ITEM
             return at + 1
+        # A word without quotation marks is complete only at a comma, bracket or line break.
         end = self._end_of_bare(text, at)
         if end is None and not ended and len(text) - at <= MAX_BARE:
             return None
@@ -234,9 +224,10 @@ class JsonValue:
         return at + len(word)
 
     def _end_of_bare(self, text: str, at: int) -> int | None:
-        """Return the end of a value without quotation marks. A comma between parentheses does not end the value."""
+        """Return the end of a value without quotation marks."""
         end = at
         while match := self._bare_end.search(text, end):
+            # A comma in parentheses is a part of the value, as in `f(a, b)`.
             if text.count("(", at, match.start()) <= text.count(")", at, match.start()):
                 return match.start()
             end = match.end()
@@ -271,9 +262,11 @@ class JsonValue:
             self.repairs.add("comma")
         if self._open[-1].end != bracket:
             self.repairs.add("bracket")
+            # The bracket closes nothing. It is dropped.
             if not any(container.end == bracket for container in self._open):
                 self._state = _AFTER_VALUE
                 return at + 1  # a closing bracket without an opening bracket
+            # Brackets inside are missing.
             while self._open[-1].end != bracket:
                 self._out.append(self._open.pop().end)
         self._out.append(bracket)
@@ -303,7 +296,7 @@ def read_json(
     schema: Mapping[str, Any] | None = None,
     ends: Markers = NO_MARKERS,
 ) -> Reading[set[str]]:
-    """Parse one JSON value and pass its text to `sink` as it arrives. The text is valid JSON if the value is complete.
+    """Parse one JSON value and pass its repaired text to `sink` as it arrives.
 
     Returns:
         The names of the mistakes that were repaired, as in `JsonValue`.
@@ -337,7 +330,7 @@ def read_json_text(source: Source, *, ends: Markers = NO_MARKERS) -> Reading[str
 
 
 def repaired_json(text: str, schema: Mapping[str, Any] | None = None) -> str:
-    """Return the JSON value in the complete text `text` as valid JSON, after the same repairs as `read_json`.
+    """Return the one JSON value in `text`, after the same repairs as `read_json`.
 
     Raises:
         NotACall: the text cannot be repaired, or is not exactly one value.

@@ -11,25 +11,17 @@ from helexa.neuron.parsers.values.json_value import repaired_json
 
 
 class KeyedArguments:
-    """Builds the JSON arguments of a tool call from key-value pairs, and adds them to the `Output` as they arrive.
+    """Builds the JSON arguments of a tool call from key-value pairs.
 
     The beginning of the tool call is added to the `Output` together with the first argument, or by `end` if the call
     has no arguments.
-
-    Args:
-        source: the model's unread text.
-        output: receives the tool call.
-        name: name of the tool.
-
-    Attributes:
-        begun: whether an argument was added.
     """
 
     def __init__(self, source: Source, output: Output, name: str) -> None:
-        self.begun = False
-        self._source = source
-        self._output = output
-        self._name = name
+        self.begun = False  # whether an argument was added
+        self._source = source  # the model's unread text
+        self._output = output  # receives the tool call
+        self._name = name  # name of the tool
 
     def key(self, key: str) -> None:
         """Add the name of the next argument. The caller must then add its value."""
@@ -43,7 +35,7 @@ class KeyedArguments:
         self._report(text)
 
     def quote(self) -> None:
-        """Begin or end a string value for the current argument, by adding a quotation mark."""
+        """Begin or end a string value for the current argument."""
         self._report('"')
 
     def text(self, chunk: str) -> None:
@@ -51,7 +43,7 @@ class KeyedArguments:
         self._report(dumps(chunk)[1:-1])
 
     def repaired(self, mistake: str) -> None:
-        """Record that a mistake in the text was repaired."""
+        """Count a repaired mistake in the text."""
         self._output.repairs.add(mistake)
 
     def end(self) -> None:
@@ -62,31 +54,33 @@ class KeyedArguments:
         self._output.end()
 
     def read_bare(
-        self, key: str, read_value: Callable[[Source, Callable[[str], None]], Reading[bool]]
+        self, key: str, read_value: Callable[[Source, Callable[[str], None]], Reading[bool]], *, lines: bool
     ) -> Reading[None]:
-        """Parse the value of the argument `key`, which the model wrote without JSON syntax.
+        """Parse the value of the argument `key`, written without JSON syntax.
 
-        The tool's schema determines the type of the value. The value is streamed if the schema allows strings and does
-        not allow null. One line break at the beginning and one at the end of the value belong to the format and are
-        dropped.
+        The tool's schema determines the type of the value.
 
         Args:
-            key: name of the argument.
             read_value: method that passes the text of the value to a function as it arrives, and returns whether the
                 value is complete.
+            lines: whether one line break at the beginning and one at the end of the value belong to the format, and are
+                dropped.
 
         Raises:
             NotACall: the value is incomplete.
         """
         self.key(key)
         schema = self._output.parameter(self._name, key)
+        # A value that is always a string can be streamed. Others need all their text for a conversion.
         if is_text(schema):
-            yield from self._read_text(read_value)
+            yield from self._read_text(read_value, lines)
             return
         pieces: list[str] = []
         if not (yield from read_value(self._source, pieces.append)):
             raise NotACall
-        value = "".join(pieces).removeprefix("\n").removesuffix("\n")
+        value = "".join(pieces)
+        if lines:
+            value = value.removeprefix("\n").removesuffix("\n")
         if schema_types(schema) and value.lstrip()[:1] in ("{", "["):
             with suppress(NotACall):  # otherwise, the value becomes a string
                 repaired = repaired_json(value, schema)
@@ -95,7 +89,9 @@ class KeyedArguments:
                 value = repaired
         self.value(argument_text(value, schema))
 
-    def _read_text(self, read_value: Callable[[Source, Callable[[str], None]], Reading[bool]]) -> Reading[None]:
+    def _read_text(
+        self, read_value: Callable[[Source, Callable[[str], None]], Reading[bool]], lines: bool
+    ) -> Reading[None]:
         first, held_break = True, ""  # a line break that may belong to the format
 
         def pass_on(chunk: str) -> None:
@@ -106,7 +102,7 @@ class KeyedArguments:
             self.text(chunk.removesuffix("\n") if held_break else chunk)
 
         self.quote()
-        if not (yield from read_value(self._source, pass_on)):
+        if not (yield from read_value(self._source, pass_on if lines else self.text)):
             raise NotACall
         self.quote()
 

@@ -1,22 +1,27 @@
-"""Decode the bytes of GGUF tensors to weights. Quantized types keep their exact codes and scales.
+"""Decode the bytes of GGUF tensors to weights.
 
-GGUF stores a quantized row as a sequence of blocks. A block contains the codes of adjacent columns and their scales.
+Quantized types keep their exact codes and scales. GGUF stores a quantized row as a sequence of blocks. A block contains
+the codes of adjacent columns and their scales.
 """
 
+import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
-from helexa.neuron.weights.gguf.bits import fields, half, nibbles
+from helexa.neuron import tensors
+from helexa.neuron.tensors import Tensor
+from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight, joined
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
-from helexa.neuron.weights.gguf.k_blocks import K_BLOCKS
+from helexa.neuron.weights.gguf.k_blocks import K_BLOCKS, fields, half, nibbles
 from helexa.neuron.weights.gguf.table_blocks import TABLE_BLOCKS
 
-PLAIN_TYPES = {GgmlType.F32: torch.float32, GgmlType.F16: torch.float16, GgmlType.BF16: torch.bfloat16}
-"""GGUF types read as plain tensors, with their torch dtypes."""
+# GGUF types read as plain tensors, with the names of their dtypes in torch.
+PLAIN_TYPES = {GgmlType.F32: "float32", GgmlType.F16: "float16", GgmlType.BF16: "bfloat16"}
+
+_FEW_WEIGHTS = 1 << 20  # one thread decodes a matrix with fewer weights
 
 
 def _q4_0(blocks: Tensor) -> GroupwiseTensor:
@@ -60,8 +65,7 @@ _BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
     **TABLE_BLOCKS,
 }
 
-SUPPORTED_TYPES = frozenset(PLAIN_TYPES) | frozenset(_BLOCKS)
-"""The types that `decode` supports."""
+SUPPORTED_TYPES = frozenset(PLAIN_TYPES) | frozenset(_BLOCKS)  # The types that `decode` supports
 
 
 def decode(kind: GgmlType, stored: np.ndarray, shape: tuple[int, ...]) -> Weight:
@@ -69,25 +73,46 @@ def decode(kind: GgmlType, stored: np.ndarray, shape: tuple[int, ...]) -> Weight
 
     Args:
         kind: a type in `SUPPORTED_TYPES`.
-        stored: the tensor's bytes as uint8, as returned by `GgufFile.read`. If the type is not quantized, the result
-            shares the memory of `stored`.
+        stored: the tensor's bytes as uint8. If the type is not quantized, the result shares the memory of `stored`.
         shape: shape of the tensor. Its last dimension must be a multiple of the type's block size.
     """
-    raw = torch.from_numpy(stored)
+    raw = tensors.from_numpy(stored)
     if kind in PLAIN_TYPES:
-        return raw.view(PLAIN_TYPES[kind]).view(shape)
-    blocks = _BLOCKS[kind](raw.view(-1, BLOCK_SIZES[kind][1]))
+        return raw.view(getattr(tensors, PLAIN_TYPES[kind])).view(shape)
+    blocks = _decoded(kind, raw.view(-1, BLOCK_SIZES[kind][1]))
     return blocks.each(lambda tensor: tensor.view(*shape[:-1], -1))
 
 
-def growth(kind: GgmlType) -> float:
-    """Return how many times larger a weight of type `kind` is in memory than in the GGUF file.
+def _decoded(kind: GgmlType, blocks: Tensor) -> GroupwiseTensor:
+    """Decode blocks [blocks, bytes] to a matrix with one row per block."""
+    decoder, count = _BLOCKS[kind], 1 if tensors.uses_torch() else tensors.get_num_threads()
+    if count == 1 or blocks.shape[0] * BLOCK_SIZES[kind][0] < _FEW_WEIGHTS:
+        return decoder(blocks)
+    # torch uses several threads itself, but numpy does not.
+    parts = blocks.split(-(-blocks.shape[0] // count))
+    with ThreadPoolExecutor(len(parts)) as threads:
+        # numpy's settings for infinity and NaN are part of the context.
+        results = [threads.submit(copy_context().run, decoder, part) for part in parts]
+        decoded = [result.result() for result in results]
+    if len({part.scale.unit.dtype for part in decoded}) > 1:  # MXFP4 chooses the dtype by all units
+        return decoder(blocks)
+    return joined(decoded)
 
-    The size in memory consists of the scales, the minimums, and the codes, packed to `GroupwiseTensor.bits` bits each.
+
+def growth(kind: GgmlType) -> float:
+    """Return the ratio of a weight's size in memory to its size in the file.
+
+    Kernels for GPUs store no indexes into codebooks, and take more memory.
     """
     elements, nbytes = BLOCK_SIZES[kind]
     block = decode(kind, np.zeros(nbytes, np.uint8), (1, elements))
     if isinstance(block, Tensor):
         return 1.0
     scale_bytes = sum(scale.nbytes for scale in (block.scale, block.minimum) if scale is not None)
-    return (elements * block.bits / 8 + scale_bytes) / nbytes
+    bits = block.bits
+    # Indexes of codebook entries take the place of the codes.
+    if block.codebook is not None:
+        entries, width = block.codebook.shape
+        signs = 1 if kind in (GgmlType.IQ1_S, GgmlType.IQ1_M) else width  # IQ1 has one shift per entry
+        bits = (math.log2(entries) + signs) / width
+    return (elements * bits / 8 + scale_bytes) / nbytes

@@ -1,4 +1,4 @@
-"""Open a GGUF model as a checkpoint with the tensor names, configuration and tensor layout of Hugging Face."""
+"""Open a GGUF model as a checkpoint with Hugging Face's names and layout."""
 
 import logging
 from dataclasses import replace
@@ -6,20 +6,19 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron import tensors
+from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.gguf.blocks import PLAIN_TYPES, SUPPORTED_TYPES, decode, growth
 from helexa.neuron.weights.gguf.config import gguf_config
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
 from helexa.neuron.weights.gguf.header import GgufTensor
-from helexa.neuron.weights.gguf.layout import GgufLayout
-from helexa.neuron.weights.gguf.names import hugging_face_name, layer_of
-from helexa.neuron.weights.part import WHOLE, Part, block_numbers
+from helexa.neuron.weights.gguf.layout import GgufLayout, hugging_face_name, layer_of
+from helexa.neuron.weights.model_file import WHOLE, Part, block_numbers
 
 _log = logging.getLogger("helexa.neuron.weights")
 _WARNING_GROWTH = 1.25
@@ -37,7 +36,7 @@ class GgufCheckpoint:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the GGUF file at `path`. If the model is split into several files, open all files.
+        """Open the GGUF file at `path`, and all other files of a split model.
 
         Raises:
             ModelFileError: the file is invalid, or a tensor type or the model architecture is not supported.
@@ -50,6 +49,7 @@ class GgufCheckpoint:
         self.total_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
         # by type, whether scaled, whether columns are in another order, and shape
         self._on_meta: dict[tuple[GgmlType, bool, bool, tuple[int, ...]], Weight] = {}
+        # A file that fits into memory may not fit when it is loaded.
         self._warn_of_growth()
 
     def __enter__(self) -> Self:
@@ -71,29 +71,31 @@ class GgufCheckpoint:
         return self._layout.shape(name, self._find(name).shape)
 
     def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Weight:
-        """Return tensor `name`, or a part of it, in Hugging Face's layout. With `index`, read one matrix of a stack.
-
-        Rows and columns are selected before the values are decoded. If the columns are not whole quantization blocks of
-        the file, all columns of the rows are decoded first.
-        """
+        """Return tensor `name`, or a part of it, in Hugging Face's layout."""
         tensor = self._find(name)
         shape = self.shape(name) if index is None else tensor.shape[1:]
         rows = _compose(self._layout.rows(name, shape), part.rows)
         columns = _compose(self._layout.columns(name, shape), part.columns)
         blocks = None if columns is None else block_numbers(columns, BLOCK_SIZES[tensor.type][0])
+        if index is None and len(shape) == 1 < len(tensor.shape):  # the file has a matrix instead of a vector
+            matrix = decode(tensor.type, self._file.read(tensor.name), tensor.shape)
+            vector = (matrix if isinstance(matrix, Tensor) else matrix.dequantize()).flatten()
+            return self._layout.restore(name, vector if rows is None else vector[rows])
         is_row = len(tensor.shape) == 1 < len(shape)  # the file has a vector instead of a matrix with one row
         stored = self._file.read(tensor.name, index, Part(blocks) if is_row else Part(rows, blocks))
         decoded = Part(rows, None if blocks is None else columns)
         weight = self._apply_scale(decode(tensor.type, stored, decoded.shape(shape)), tensor, index)
+        # The columns are not whole blocks of the file, so all columns were decoded.
         if columns is not None and blocks is None:
             weight = weight[:, columns] if isinstance(weight, Tensor) else weight.columns(columns)
         return self._layout.restore(name, weight)
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """Return a weight of `shape` on torch's meta device, in the format that `read` returns for tensor `name`."""
+        """Return a weight of `shape` on the meta device, in the format of `read(name)`."""
         tensor, columns = self._find(name), shape[-1]
         order = self._layout.columns(name, tensor.shape)
         key = (tensor.type, self._find_scale(tensor) is not None, order is not None, shape)
+        # One decoded row shows the format. Most tensors of a model share a few formats.
         if key not in self._on_meta:
             elements, nbytes = BLOCK_SIZES[tensor.type]
             if columns % elements and order is None:
@@ -106,11 +108,13 @@ class GgufCheckpoint:
             if order is not None and isinstance(row, GroupwiseTensor):
                 row = row.columns(order[:columns])
             plain = isinstance(row, Tensor)
-            self._on_meta[key] = torch.empty(shape, dtype=row.dtype, device="meta") if plain else row.on_meta(shape[0])
+            self._on_meta[key] = (
+                tensors.empty(shape, dtype=row.dtype, device="meta") if plain else row.on_meta(shape[0])
+            )
         return self._on_meta[key]
 
     def column_block(self, name: str) -> int:
-        """Return the number of adjacent columns of tensor `name` that must be read together."""
+        """Return how many adjacent columns of tensor `name` must be read together."""
         tensor = self._find(name)
         elements = BLOCK_SIZES[tensor.type][0]
         order = self._layout.columns(name, tensor.shape)
@@ -129,28 +133,34 @@ class GgufCheckpoint:
     def _translate_names(self) -> dict[str, GgufTensor]:
         architecture, layers = self._file.architecture, self.config["num_hidden_layers"]
         drafting = range(layers, layers + self.config.get("num_nextn_predict_layers", 0))
-        tensors: dict[str, GgufTensor] = {}
+        named: dict[str, GgufTensor] = {}
         skipped: list[str] = []
         for name, tensor in self._file.tensors.items():
             if layer_of(name) in drafting:
                 skipped.append(name)
             elif not self._is_scale(name):
                 # A tensor without a Hugging Face name keeps its name, so that loading the model reports it as unread.
-                tensors[hugging_face_name(architecture, name, layers) or name] = tensor
+                named[hugging_face_name(architecture, name, layers) or name] = tensor
         if skipped:
             names = ", ".join(skipped[:3]) + (" .." if len(skipped) > 3 else "")
             _log.info("%s: skipped %d tensors of multi-token prediction: %s", self._file.path.name, len(skipped), names)
-        return tensors
+        return named
 
     def _is_scale(self, name: str) -> bool:
-        """Return whether the tensor `name` has the scales of another tensor (NVFP4). `.input_scale` is not needed."""
+        """Return whether the tensor `name` has the scales of another tensor (NVFP4)."""
         stem, _, kind = name.rpartition(".")
-        return kind in ("scale", "input_scale") and f"{stem}.weight" in self._file.tensors
+        # `.input_scale` is only for kernels that quantize activations to NVFP4, too.
+        if kind not in ("scale", "input_scale") or f"{stem}.weight" not in self._file.tensors:
+            return False
+        # In Gemma 4, two tensors with this ending are parameters of the router.
+        return hugging_face_name(self._file.architecture, name, self.config["num_hidden_layers"]) is None
 
     def _require_supported(self) -> None:
         for tensor in self._tensors.values():
             if tensor.type not in SUPPORTED_TYPES:
-                problem = f"unsupported tensor type {tensor.type.name} in {tensor.name}"
+                problem = (
+                    f"unsupported tensor type {tensor.type.name} in {tensor.name}; load another file, such as Q4_K_M"
+                )
             elif len(tensor.shape) == 1 and tensor.type not in PLAIN_TYPES:
                 problem = f"tensor {tensor.name} is a vector of type {tensor.type.name}, expected a matrix"
             else:
@@ -158,21 +168,19 @@ class GgufCheckpoint:
             raise ModelFileError(f"{self._file.path.name}: {problem}")
 
     def _find_scale(self, tensor: GgufTensor) -> GgufTensor | None:
-        scale = self._file.tensors.get(f"{tensor.name.removesuffix('.weight')}.scale")
-        return None if scale is tensor else scale
+        name = f"{tensor.name.removesuffix('.weight')}.scale"
+        return self._file.tensors.get(name) if name != tensor.name and self._is_scale(name) else None
 
     def _apply_scale(self, weight: Weight, tensor: GgufTensor, index: int | None) -> Weight:
-        """Multiply `weight` by the tensor's `.scale` tensor, if the file contains one (NVFP4).
-
-        A `.scale` tensor has a single number, or one number per matrix of a stack of matrices.
-        """
+        """Multiply `weight` by the tensor's `.scale` tensor, if there is one (NVFP4)."""
         scale = self._find_scale(tensor)
         if scale is None:
             return weight
+        # One number, or one per matrix of a stack.
         count = tensor.shape[0] if len(tensor.shape) > 2 else 1
         if scale.type is not GgmlType.F32 or scale.shape != (count,):
             raise ModelFileError(f"{self._file.path.name}: tensor {scale.name} is not {count} numbers of float32")
-        numbers = torch.from_numpy(self._file.read(scale.name)).view(torch.float32)
+        numbers = tensors.from_numpy(self._file.read(scale.name)).view(tensors.float32)
         if index is not None:
             numbers = numbers[index : index + 1]
 
@@ -185,12 +193,12 @@ class GgufCheckpoint:
         return replace(weight, scale=replace(weight.scale, unit=times(weight.scale.unit)), minimum=minimum)
 
     def _warn_of_growth(self) -> None:
-        """Log a warning for each tensor type whose tensors are much larger in memory than in the file."""
+        """Log a warning for each tensor type that is much larger in memory."""
         for kind in sorted({tensor.type for tensor in self._tensors.values()}):
             factor = growth(kind)
             if factor > _WARNING_GROWTH:
                 _log.warning(
-                    "%s: weights of type %s take %.1f times as much memory as in the file",
+                    "%s: weights of type %s take at least %.1f times as much memory as in the file",
                     self._file.path.name,
                     kind.name,
                     factor,
@@ -198,5 +206,5 @@ class GgufCheckpoint:
 
 
 def _compose(order: NDArray[np.int64] | None, chosen: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
-    """Return the numbers in the file of the rows (or columns) `chosen`, if the file has the order `order`."""
+    """Return the numbers in a file of the order `order` of the rows `chosen`."""
     return chosen if order is None else order if chosen is None else order[chosen]

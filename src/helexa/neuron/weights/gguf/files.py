@@ -1,4 +1,4 @@
-"""Read GGUF models, in one file or split into several files: metadata, tensor table and the bytes of tensors.
+"""Read GGUF models: metadata, tensor table and the bytes of tensors.
 
 This module does not import torch.
 """
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES
-from helexa.neuron.weights.gguf.header import GgufHeader, GgufTensor, is_name, read_header
-from helexa.neuron.weights.part import WHOLE, Part
-from helexa.neuron.weights.tensor_file import TensorFile
+from helexa.neuron.weights.gguf.header import MAX_HEADER_BYTES, GgufHeader, GgufTensor, is_name, read_header
+from helexa.neuron.weights.model_file import WHOLE, Part, TensorFile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,38 +19,29 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", 
 
 
 class GgufFile:
-    """A GGUF model, in one file or split into several files. All headers are read and validated.
-
-    Attributes:
-        path: the GGUF file. Of a split model, the first file.
-        version: GGUF version, 2 or 3.
-        metadata: metadata by key: numbers, booleans, strings and lists. Of a split model, the metadata of the first
-            file.
-        tensors: type, shape and position of the tensors of all files, by name and in file order.
-    """
+    """A GGUF model, in one file or split into several files, with validated headers."""
 
     def __init__(self, path: Path, header: GgufHeader) -> None:
-        self.path = path
+        self.path = path  # the GGUF file. Of a split model, the first file.
         self.version = header.version
+        # Metadata by key: numbers, booleans, strings and lists. Of a split model, the metadata of the first file.
         self.metadata = header.metadata
+        # type, shape and position of the tensors of all files, by name and in file order
         self.tensors: dict[str, GgufTensor] = {}
         self._files: dict[str, TensorFile] = {}
         self._add(path, header)
 
     @classmethod
-    def open(cls, path: Path) -> "GgufFile":
-        """Read and validate the header of the GGUF file at `path`.
-
-        If the file is the first of a split model (`..-00001-of-00003.gguf`), the headers of the other files are read,
-        too. The files do not stay open. `read` opens them again.
+    def open(cls, path: Path, max_header_bytes: int = MAX_HEADER_BYTES) -> "GgufFile":
+        """Read and validate the headers of the GGUF model whose first file is `path`.
 
         Raises:
             ModelFileError: a file cannot be read or is not a valid GGUF file, or the files do not belong to one model.
         """
-        opened = cls(path, read_header(path))
+        opened = cls(path, read_header(path, max_header_bytes))
         count = opened._number("split.count", 1)
         if count > 1:
-            opened._add_parts(count)
+            opened._add_parts(count, max_header_bytes)
         return opened
 
     @property
@@ -67,7 +57,7 @@ class GgufFile:
         return architecture
 
     def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> "np.ndarray":
-        """Return the stored bytes of tensor `name`. With `index`, return only one matrix of a stack of matrices.
+        """Return the stored bytes of tensor `name`, or of one matrix of a stack (`index`).
 
         Args:
             part: the rows and columns to read. A column stands for a quantization block, or for a number of a type that
@@ -98,7 +88,7 @@ class GgufFile:
         for file in self._files.values():
             file.close()
 
-    def _add_parts(self, count: int) -> None:
+    def _add_parts(self, count: int, max_header_bytes: int) -> None:
         match = _PART.fullmatch(self.path.name)
         if match is None or int(match["count"]) != count:
             raise ModelFileError(f"{self.path.name}: one of {count} parts, so its name must end in -of-{count:05}.gguf")
@@ -110,14 +100,16 @@ class GgufFile:
         for number, name in enumerate(names[1:], start=1):
             path = self.path.with_name(name)
             if not path.exists():
-                raise ModelFileError(f"{name}: missing; it is part {number + 1} of {count} of the model")
-            header = read_header(path)
+                raise ModelFileError(f"{name}: missing; it is part {number + 1} of {count} of the model; download it")
+            header = read_header(path, max_header_bytes)
             if (header.metadata.get("split.no"), header.metadata.get("split.count")) != (number, count):
                 raise ModelFileError(f"{name}: its header does not say that it is part {number + 1} of {count}")
             self._add(path, header)
         total = self._number("split.tensors.count", len(self.tensors))
         if total != len(self.tensors):
-            raise ModelFileError(f"{self.path.name}: the parts hold {len(self.tensors)} tensors, not {total}")
+            raise ModelFileError(
+                f"{self.path.name}: the parts hold {len(self.tensors)} tensors, not {total}; download them again"
+            )
 
     def _add(self, path: Path, header: GgufHeader) -> None:
         file = TensorFile(path, header.size)
@@ -134,11 +126,7 @@ class GgufFile:
 
 
 def part_names(name: str) -> list[str]:
-    """Return the names of all files of a split GGUF model, given the `name` of one of its files.
-
-    The function does not check whether the files exist. If `name` is not the name of a split model, the result is
-    `[name]`.
-    """
+    """Return the names of all files of the GGUF model that has the file `name`."""
     match = _PART.fullmatch(name)
     if match is None:
         return [name]
@@ -146,13 +134,11 @@ def part_names(name: str) -> list[str]:
 
 
 def gguf_models(folder: Path) -> list[Path]:
-    """Return the GGUF models in `folder`, sorted by name. A split model is represented by its first file.
-
-    Files of vision and audio encoders (`mmproj..`) are skipped.
-    """
+    """Return the GGUF models in `folder` (their first files), sorted by name."""
     models: dict[str, Path] = {}
     for path in sorted(folder.glob("*.gguf")):
         match = _PART.fullmatch(path.name)
+        # Encoders of images and audio, which belong to another file.
         if not path.name.startswith("mmproj"):
             models.setdefault(match["stem"] + match["count"] if match else path.name, path)
     return list(models.values())

@@ -1,4 +1,4 @@
-"""Read the header of a GGUF file (version 2 or 3), which contains the metadata and the tensor table.
+"""Read the header of a GGUF file: the metadata and the tensor table.
 
 This module does not import torch. The file is untrusted input: each size, count and offset is checked against the file
 size before use.
@@ -7,20 +7,23 @@ size before use.
 import math
 import os
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeGuard
+from typing import Any, BinaryIO, NoReturn, TypeGuard, TypeVar, overload
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
+from helexa.neuron.weights.model_file import open_model_file
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 
 # Larger than any real header, and small enough that a malicious file cannot exhaust memory.
-_MAX_HEADER_BYTES = 128 << 20
+MAX_HEADER_BYTES = 128 << 20
 _MAX_ARRAY_ELEMENTS = 4 << 20
 _MAX_ARRAYS = 1 << 15
 _MAX_TENSORS = 1 << 16
@@ -30,73 +33,115 @@ _MAX_ARRAY_DEPTH = 4
 _MAX_DIMENSIONS = 4
 _MAX_ALIGNMENT = 1 << 16
 
+_FIRST_READ = 1 << 16
+_TRUNCATED = "truncated; download the file again"
+
+_T = TypeVar("_T")
+
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
+class StringArray(Sequence[str]):  # noqa: PLW1641  # like a list, it has no hash
+    """An array of strings in a header, decoded when one of them is first read."""
+
+    def __init__(self, data: bytes, count: int, where: str) -> None:
+        # Most of a header are the texts of a vocabulary, and an engine needs only their number.
+        self._data = data  # the strings, each after its length in 8 bytes
+        self._count = count
+        self._where = where  # file and key, for error messages
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._strings)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, StringArray | list) else NotImplemented
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        return self._strings[index]
+
+    @cached_property
+    def _strings(self) -> list[str]:
+        data, unpack, end = self._data, struct.Struct("<Q").unpack_from, 0
+        strings: list[str] = []
+        try:
+            for _ in range(self._count):
+                begin = end + 8
+                end = begin + unpack(data, end)[0]
+                strings.append(data[begin:end].decode())
+        except UnicodeDecodeError:
+            raise ModelFileError(f"{self._where}: is not valid UTF-8") from None
+        return strings
+
+
 @dataclass(frozen=True)
 class GgufTensor:
-    """Type, shape and position of one tensor, from the tensor table of a GGUF file.
+    """Type, shape and position of one tensor, from the tensor table of a GGUF file."""
 
-    Attributes:
-        name: the tensor's name in the file.
-        type: ggml type of the elements.
-        shape: dimensions in torch's order, slowest first. A linear layer with K inputs and N outputs has [N, K].
-        offset: first byte of the tensor, from the start of the file.
-        nbytes: number of bytes of the tensor in the file.
-    """
-
-    name: str
-    type: GgmlType
+    name: str  # the tensor's name in the file
+    type: GgmlType  # ggml type of the elements
+    # Dimensions in torch's order, slowest first. A linear layer with K inputs and N outputs has [N, K].
     shape: tuple[int, ...]
-    offset: int
-    nbytes: int
+    offset: int  # first byte of the tensor, from the start of the file
+    nbytes: int  # number of bytes of the tensor in the file
 
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The validated header of a GGUF file.
+    """The validated header of a GGUF file."""
 
-    Attributes:
-        size: size of the file, in bytes.
-        version: GGUF version, 2 or 3.
-        metadata: metadata by key: numbers, booleans, strings and lists.
-        tensors: the entries of the tensor table by tensor name, in file order.
-    """
-
-    size: int
+    size: int  # size of the file, in bytes
     version: int
-    metadata: dict[str, Any]
-    tensors: dict[str, GgufTensor]
+    metadata: dict[str, Any]  # metadata by key: numbers, booleans, strings, lists, and arrays of strings
+    tensors: dict[str, GgufTensor]  # the entries of the tensor table by tensor name, in file order
 
 
-def read_header(path: Path) -> GgufHeader:
-    """Return the header of the file at `path`.
+def read_header(path: Path, max_bytes: int = MAX_HEADER_BYTES) -> GgufHeader:
+    """Return the header of the file at `path`, of at most `max_bytes` bytes.
 
     Raises:
         ModelFileError: the file cannot be read or is not a valid GGUF file.
     """
     try:
-        with path.open("rb", buffering=1 << 18) as file:
+        with open_model_file(path) as file:
             size = os.fstat(file.fileno()).st_size
-            return _HeaderReader(file, path, size).parse()
+            return _HeaderReader(file, path, size, max_bytes).parse()
     except OSError as error:
         raise ModelFileError(f"{path.name}: cannot be read: {error.strerror or error}") from error
 
 
 def is_name(value: Any) -> TypeGuard[str]:
-    """Return whether a metadata value is a printable, short string, so that an error message can contain it."""
+    """Return whether a metadata value is a printable string, short enough for errors."""
     return isinstance(value, str) and len(value) <= _MAX_NAME_BYTES and value.isprintable()
 
 
-class _HeaderReader:
-    """Parser for the header of one GGUF file. It reads the file once, from the beginning."""
+def is_list_of(values: Any, *kinds: type[_T]) -> TypeGuard[Sequence[_T]]:
+    """Return whether a metadata value is a list with entries of the types `kinds`."""
+    if isinstance(values, StringArray):
+        return str in kinds
+    return isinstance(values, list) and all(issubclass(kind, kinds) for kind in set(map(type, values)))
 
-    def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
+
+class _HeaderReader:
+    """Parser for the header of one GGUF file, which it reads once from the beginning."""
+
+    def __init__(self, file: BinaryIO, path: Path, size: int, max_bytes: int) -> None:
         self._file = file
         self._path = path
         self._size = size
+        self._max_bytes = max_bytes
+        self._data = bytearray()
         self._position = 0
+        # Limits of all arrays together, so that many arrays cannot exhaust memory either.
         self._elements_left = _MAX_ARRAY_ELEMENTS
         self._arrays_left = _MAX_ARRAYS
         self._where = "header"
@@ -148,7 +193,7 @@ class _HeaderReader:
             if name in tensors:
                 self._fail("appears twice")
             if data + offset + nbytes > self._size:
-                self._fail("truncated: its data ends beyond the end of the file")
+                self._fail("truncated: its data ends beyond the end of the file; download the file again")
             tensors[name] = GgufTensor(name, kind, shape, data + offset, nbytes)
         # Reject overlapping tensors, with which a small file could describe a large model.
         for previous, following in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
@@ -186,7 +231,7 @@ class _HeaderReader:
             return self._array(depth + 1)
         return self._numbers(kind, 1)[0]
 
-    def _array(self, depth: int) -> list[Any]:
+    def _array(self, depth: int) -> list[Any] | StringArray:
         if depth > _MAX_ARRAY_DEPTH:
             self._fail("arrays are nested too deep")
         kind = self._integer("<I")
@@ -210,24 +255,23 @@ class _HeaderReader:
             self._fail(f"unknown value type {kind}")
         return list(struct.unpack(f"<{count}{code}", self._read_bytes(count * struct.calcsize(f"<{code}"))))
 
-    def _strings(self, count: int) -> list[str]:
-        # An inlined loop, since a vocabulary has several hundred thousand entries.
-        read, unpack = self._file.read, struct.Struct("<Q").unpack
-        position, limit = self._position, min(self._size, _MAX_HEADER_BYTES)
-        strings: list[str] = []
-        try:
-            for _ in range(count):
-                (length,) = unpack(read(8))
-                position += 8 + length
-                if position > limit:
-                    self._beyond(position)
-                strings.append(read(length).decode())
-        except struct.error:
-            self._fail("truncated")
-        except UnicodeDecodeError:
-            self._fail("is not valid UTF-8")
+    def _strings(self, count: int) -> StringArray:
+        """Return the next `count` strings without decoding them."""
+        # Only their lengths are read, because a vocabulary has up to a million strings.
+        unpack = struct.Struct("<Q").unpack_from
+        start = position = self._position
+        left = count
+        while left:
+            data = self._data
+            try:
+                for left in range(left, 0, -1):  # noqa: B007, B020  # an error leaves the number of strings to read
+                    position += 8 + unpack(data, position)[0]
+                left = 0
+            except (struct.error, OverflowError):
+                self._require(position + 8)
+        self._require(position)
         self._position = position
-        return strings
+        return StringArray(bytes(self._data[start:position]), count, f"{self._path.name}: {self._where}")
 
     def _name(self) -> str:
         length = self._integer("<Q")
@@ -245,17 +289,21 @@ class _HeaderReader:
         return struct.unpack(layout, self._read_bytes(struct.calcsize(layout)))[0]
 
     def _read_bytes(self, nbytes: int) -> bytes:
-        end = self._position + nbytes
-        if end > min(self._size, _MAX_HEADER_BYTES):
+        start, self._position = self._position, self._position + nbytes
+        self._require(self._position)
+        return bytes(self._data[start : self._position])
+
+    def _require(self, end: int) -> None:
+        """Read the file up to the byte `end`. Reads grow with the header."""
+        if end > min(self._size, self._max_bytes):
             self._beyond(end)
-        content = self._file.read(nbytes)
-        if len(content) != nbytes:
-            self._fail("truncated")
-        self._position = end
-        return content
+        if end > len(self._data):
+            self._data += self._file.read(max(end - len(self._data), len(self._data), _FIRST_READ))
+        if end > len(self._data):
+            self._fail(_TRUNCATED)
 
     def _beyond(self, end: int) -> NoReturn:
-        self._fail("truncated" if end > self._size else f"the header is larger than {_MAX_HEADER_BYTES >> 20} MiB")
+        self._fail(_TRUNCATED if end > self._size else f"the header is larger than {self._max_bytes >> 20} MiB")
 
     def _fail(self, problem: str) -> NoReturn:
         raise ModelFileError(f"{self._path.name}: {self._where}: {problem}")

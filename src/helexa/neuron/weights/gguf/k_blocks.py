@@ -2,34 +2,73 @@
 
 A block contains 256 codes in groups of 16 or 32. The scale of a group is the product of a small integer code and the
 block's scale.
+
+Arguments are uint8 tensors [blocks, n] with one row of n bytes per quantization block.
 """
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
+from helexa.neuron import tensors
+from helexa.neuron.tensors import DType, Tensor
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
-from helexa.neuron.weights.gguf.bits import half, nibbles, planes, reinterpret
 from helexa.neuron.weights.gguf.ggml_type import GgmlType
 
-_Q3_TABLE = torch.tensor([*range(-4, 4), *[0] * 8], dtype=torch.int8)
+
+def half(blocks: Tensor, at: int) -> Tensor:
+    """Return the float16 number at byte `at` of each block, as float16 [blocks, 1]."""
+    return reinterpret(blocks[:, at : at + 2], tensors.float16)
+
+
+def reinterpret(blocks: Tensor, dtype: DType) -> Tensor:
+    """Return the bytes [blocks, n] as numbers of `dtype`, [blocks, n / itemsize]."""
+    # `view` needs aligned memory, and even a contiguous slice may be unaligned.
+    return blocks.clone(memory_format=tensors.contiguous_format).view(dtype)
+
+
+def nibbles(packed: Tensor, run: int) -> Tensor:
+    """Unpack bytes [blocks, n] into 4-bit codes [blocks, 2n], one code per byte.
+
+    Each group of `run` adjacent bytes yields the low nibbles of all its bytes first, and then their high nibbles.
+    """
+    runs = packed.unflatten(-1, (-1, run))
+    return tensors.cat((runs & 0x0F, runs >> 4), dim=-1).flatten(1)
+
+
+def planes(packed: Tensor, width: int) -> Tensor:
+    """Unpack bit planes [blocks, 32n] into codes [blocks, 32n * 8 / width].
+
+    A code has `width` bits, and takes one byte of the result. Each group of 32 bytes holds bit planes. The lowest
+    `width` bits of the 32 bytes are the first 32 codes, the next `width` bits are the next 32 codes, and so on.
+    """
+    shifts = tensors.arange(0, 8, width, dtype=tensors.uint8).unsqueeze(-1)
+    runs = packed.unflatten(-1, (-1, 1, 32)) >> shifts
+    return runs.bitwise_and_((1 << width) - 1).flatten(1)
+
+
+def fields(packed: Tensor, width: int) -> Tensor:
+    """Unpack bytes [blocks, n] into codes of `width` bits [blocks, n * 8 / width].
+
+    A code takes one byte of the result. The codes of a byte are adjacent in the result. The lowest bits of the byte are
+    the first code.
+    """
+    shifts = tensors.arange(0, 8, width, dtype=tensors.uint8)
+    return (packed.unsqueeze(-1) >> shifts).bitwise_and_((1 << width) - 1).flatten(1)
 
 
 def _q2_k(blocks: Tensor) -> GroupwiseTensor:
     codes, small = planes(blocks[:, 16:80], 2), blocks[:, :16]
     # ggml subtracts the minimum; `GroupwiseTensor` adds it.
     scale, minimum = GroupScale(half(blocks, 80), small & 0x0F), GroupScale(-half(blocks, 82), small >> 4)
-    return GroupwiseTensor(codes, scale, minimum, zero=0, bits=4, group_size=16)
+    return GroupwiseTensor(codes, scale, minimum, zero=0, bits=2, group_size=16)
 
 
 def _q3_k(blocks: Tensor) -> GroupwiseTensor:
     codes = planes(blocks[:, 32:96], 2).bitwise_or_(planes(blocks[:, :32], 1).bitwise_left_shift_(2))
     # Twelve bytes hold 16 scales of 6 bits: low nibbles in the first eight bytes, upper two bits in the last four.
     low, high = nibbles(blocks[:, 96:104], 8), blocks[:, 104:108]
-    upper = torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
-    scale = GroupScale(half(blocks, 108), (low | upper << 4).view(torch.int8) - 32)
-    return GroupwiseTensor(codes, scale, None, zero=0, bits=4, group_size=16, table=_Q3_TABLE)
+    upper = tensors.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
+    scale = GroupScale(half(blocks, 108), (low | upper << 4).view(tensors.int8) - 32)
+    return GroupwiseTensor(codes, scale, None, zero=4, bits=3, group_size=16)
 
 
 def _q4_k(blocks: Tensor) -> GroupwiseTensor:
@@ -45,15 +84,16 @@ def _q5_k(blocks: Tensor) -> GroupwiseTensor:
 
 def _q6_k(blocks: Tensor) -> GroupwiseTensor:
     codes = nibbles(blocks[:, :128], 64).bitwise_or_(planes(blocks[:, 128:192], 2).bitwise_left_shift_(4))
-    scale = GroupScale(half(blocks, 208), reinterpret(blocks[:, 192:208], torch.int8))
+    scale = GroupScale(half(blocks, 208), reinterpret(blocks[:, 192:208], tensors.int8))
     return GroupwiseTensor(codes, scale, None, zero=32, bits=6, group_size=16)
 
 
 def _q8_k(blocks: Tensor) -> GroupwiseTensor:
-    unit = reinterpret(blocks[:, :4], torch.float32).expand(-1, 8).contiguous()  # one scale for eight groups
+    unit = reinterpret(blocks[:, :4], tensors.float32).expand(-1, 8).contiguous()  # one scale for eight groups
     return GroupwiseTensor(blocks[:, 4:260] ^ 0x80, GroupScale(unit), None, zero=128, bits=8, group_size=32)
 
 
+# Decoder of each K type. It converts the blocks uint8 [blocks, bytes] to a matrix [blocks, 256], one row per block.
 K_BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
     GgmlType.Q2_K: _q2_k,
     GgmlType.Q3_K: _q3_k,
@@ -62,7 +102,6 @@ K_BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
     GgmlType.Q6_K: _q6_k,
     GgmlType.Q8_K: _q8_k,
 }
-"""Decoder of each K type. It converts the blocks uint8 [blocks, bytes] to a matrix [blocks, 256], one row per block."""
 
 
 def _scale_and_minimum(blocks: Tensor) -> tuple[GroupScale, GroupScale]:
@@ -79,6 +118,6 @@ def _scale_and_minimum(blocks: Tensor) -> tuple[GroupScale, GroupScale]:
     ggml subtracts minimums. The returned minimums are negated, because `GroupwiseTensor` adds them.
     """
     scales, minima, rest = blocks[:, 4:16].unflatten(-1, (3, 4)).unbind(1)
-    scale = torch.cat((scales & 0x3F, rest & 0x0F | scales >> 6 << 4), dim=-1)
-    minimum = torch.cat((minima & 0x3F, rest >> 4 | minima >> 6 << 4), dim=-1)
+    scale = tensors.cat((scales & 0x3F, rest & 0x0F | scales >> 6 << 4), dim=-1)
+    minimum = tensors.cat((minima & 0x3F, rest >> 4 | minima >> 6 << 4), dim=-1)
     return GroupScale(half(blocks, 0), scale), GroupScale(-half(blocks, 2), minimum)

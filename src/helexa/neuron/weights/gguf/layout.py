@@ -1,4 +1,4 @@
-"""Convert tensors from the layout of GGUF files to Hugging Face's layout.
+"""Convert GGUF models to Hugging Face's names and layout of tensors.
 
 The order of rows and columns is expressed as the numbers of rows and columns in the file, so that a rank can read a
 part of a tensor. The conversions undo the changes that llama.cpp's converters make: `conversion/llama.py`, `gemma.py`
@@ -11,14 +11,256 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.formats import Weight
+from helexa.neuron.weights.gguf.config import INTERLEAVED
+
+_GLOBAL = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
+    "output.weight": "lm_head.weight",
+    "output.bias": "lm_head.bias",
+    "rope_freqs.weight": "rope_freqs.weight",
+    "rope_factors_long.weight": "rope_factors_long.weight",
+    "rope_factors_short.weight": "rope_factors_short.weight",
+}
+_LFM2_NORM = {"token_embd_norm.weight": "model.embedding_norm.weight"}
+_NEMOTRON_GLOBAL = {"token_embd.weight": "model.embeddings.weight", "output_norm.weight": "model.norm_f.weight"}
+_OTHER_GLOBAL = {
+    "lfm2": _LFM2_NORM,
+    "lfm2moe": _LFM2_NORM,
+    "gemma4": {
+        "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+        "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+        "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+    },
+    "nemotron_h": _NEMOTRON_GLOBAL,
+    "nemotron_h_moe": _NEMOTRON_GLOBAL,
+}
+_HEAD_BIAS, _WITH_HEAD_BIAS = "output.bias", {"qwen2"}  # as in llama.cpp
+_ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
+_DENSE = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_LINEAR = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_NORM = {"ffn_norm": "post_attention_layernorm"}
+_LATER_NORM = {"post_attention_norm": "post_attention_layernorm"}
+_FOUR_NORMS = {"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm", **_LATER_NORM}
+_POST_NORMS = {"post_ffw_norm": "post_feedforward_layernorm", **_LATER_NORM}
+_FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_HUNYUAN = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+_LFM2 = {
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+_LFM2_MOE = {
+    "ffn_gate_inp": "feed_forward.gate",
+    "ffn_gate_exps": "feed_forward.experts.w1",
+    "ffn_up_exps": "feed_forward.experts.w3",
+    "ffn_down_exps": "feed_forward.experts.w2",
+    "exp_probs_b.bias": "feed_forward.expert_bias",
+}
+_SHARED_EXPERTS = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
+_LATENT_ATTENTION = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",  # in older files, otherwise the next two
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+_GEMMA4 = {
+    "layer_output_scale.weight": "layer_scalar",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_exps": "experts.gate_proj",
+    "ffn_up_exps": "experts.up_proj",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_down_exps": "experts.down_proj",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
+_MAMBA = {
+    "ssm_in": "in_proj",
+    "ssm_conv1d": "conv1d",
+    "ssm_dt.bias": "dt_bias",
+    "ssm_a": "A_log",
+    "ssm_d": "D",
+    "ssm_norm": "norm",
+    "ssm_out": "out_proj",
+}
+_GRANITE_MOE = {
+    "ffn_gate_inp": "block_sparse_moe.router",
+    "ffn_gate_exps": "block_sparse_moe.experts.gate_proj",
+    "ffn_up_exps": "block_sparse_moe.experts.up_proj",
+    "ffn_down_exps": "block_sparse_moe.experts.down_proj",
+    **{f"ffn_{name}{kind}": f"shared_mlp.{name}_proj" for name in ("gate", "up", "down") for kind in ("", "_shexp")},
+}
+_GRANITE_HYBRID = {stem: f"mamba.{name}" for stem, name in _MAMBA.items()} | _GRANITE_MOE
+_NEMOTRON = {stem: f"mixer.{name}" for stem, name in _MAMBA.items()} | {
+    "attn_norm": "norm",
+    "attn_q": "mixer.q_proj",
+    "attn_k": "mixer.k_proj",
+    "attn_v": "mixer.v_proj",
+    "attn_output": "mixer.o_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+    "ffn_up_exps": "mixer.experts.up_proj",
+    "ffn_down_exps": "mixer.experts.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+}
+_MINIMAX = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.w2",
+    "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+}
+_GPT_OSS = {"ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"}
+
+# Names of a layer's tensors by architecture, without `.weight` or `.bias` if both names have the same suffix.
+_LAYER: dict[str, Mapping[str, str]] = {
+    "llama": _ATTENTION | _NORM | _DENSE,
+    "mistral3": _ATTENTION | _NORM | _DENSE,
+    "granite": _ATTENTION | _NORM | _DENSE,
+    "granitemoe": _ATTENTION | _NORM | _GRANITE_MOE,
+    "granite_swa": _ATTENTION | {"attn_sinks.weight": "self_attn.sinks"} | _NORM | _DENSE,
+    "smollm3": _ATTENTION | _NORM | _DENSE,
+    "olmo2": _ATTENTION | _POST_NORMS | _DENSE,
+    "exaone4": _ATTENTION | _POST_NORMS | _DENSE,
+    "ernie4_5": _ATTENTION | _NORM | _DENSE,
+    "hunyuan-dense": _ATTENTION | _HUNYUAN | _NORM | _DENSE,
+    "phi3": _ATTENTION | _NORM | _DENSE | _FUSED,
+    "stablelm": _ATTENTION | _NORM | _DENSE,
+    "seed_oss": _ATTENTION | _LATER_NORM | _DENSE,
+    "arcee": _ATTENTION | _NORM | _DENSE,
+    "qwen2": _ATTENTION | _NORM | _DENSE,
+    "qwen3": _ATTENTION | _NORM | _DENSE,
+    "qwen3moe": _ATTENTION | _NORM | _EXPERTS,
+    "qwen3next": _ATTENTION | _LATER_NORM | _EXPERTS | _LINEAR,
+    "qwen35": _ATTENTION | _LATER_NORM | _DENSE | _LINEAR,
+    "qwen35moe": _ATTENTION | _LATER_NORM | _EXPERTS | _LINEAR,
+    "lfm2": _ATTENTION | _LFM2,
+    "lfm2moe": _ATTENTION | _LFM2 | _LFM2_MOE,
+    "glm4moe": _ATTENTION | _LATER_NORM | _DENSE | _EXPERTS | _SHARED_EXPERTS,
+    "ernie4_5-moe": _ATTENTION
+    | _NORM
+    | _DENSE
+    | _EXPERTS
+    | _SHARED_EXPERTS
+    | {"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+    "minimax-m2": _ATTENTION | _NORM | _MINIMAX,
+    "deepseek2": _ATTENTION | _LATENT_ATTENTION | _NORM | _DENSE | _EXPERTS | _SHARED_EXPERTS,
+    "granitehybrid": _ATTENTION | _NORM | _GRANITE_HYBRID,
+    "nemotron_h": _NEMOTRON,
+    "nemotron_h_moe": _NEMOTRON,
+    "muse-glimmer": _ATTENTION | _FOUR_NORMS | _DENSE | {"attn_gate": "self_attn.gate_proj"},
+    "gemma2": _ATTENTION | _FOUR_NORMS | _DENSE,
+    "gemma3": _ATTENTION | _FOUR_NORMS | _DENSE,
+    "gemma4": _ATTENTION | _FOUR_NORMS | _DENSE | _GEMMA4,
+    "gpt-oss": _ATTENTION | _LATER_NORM | _EXPERTS | _GPT_OSS,
+}
+_NAME = re.compile(r"blk\.(?P<layer>0|[1-9]\d{0,5})\.(?P<stem>[\w.]+?)(?P<kind>\.weight|\.bias)?", re.ASCII)
+
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.", re.ASCII)
 
 _ROUND_ROBIN_HEADS = {"qwen35", "qwen35moe"}
-_SHIFTED_NORMS = {"gemma3", "qwen3next", *_ROUND_ROBIN_HEADS}
-_LAYER = re.compile(r"model\.layers\.\d+\.", re.ASCII)
+_SHIFTED_NORMS = {"gemma2", "gemma3", "qwen3next", *_ROUND_ROBIN_HEADS}
+_FLAT = re.compile(r"\.(?:mixer|mamba)\.(?:A_log|D|norm\.weight)$")  # vectors that are matrices in the file
+_LAYER_PREFIX = re.compile(r"model\.layers\.\d+\.", re.ASCII)
+
+
+def layer_of(name: str) -> int | None:
+    """Return the index of the layer of the GGUF tensor `name`; None without layer."""
+    match = _BLOCK.match(name)
+    return None if match is None else int(match[1])
+
+
+def hugging_face_name(architecture: str, name: str, layers: int) -> str | None:
+    """Return the Hugging Face name of the GGUF tensor `name`; None without such name.
+
+    The result is the tensor's name in a text-only model of transformers, with three exceptions:
+
+    * The matrices that the heads of latent attention have for keys and for values may be two tensors:
+      `self_attn.k_b_proj.weight` [heads, L, K] and `self_attn.v_b_proj.weight` [heads, N, L], with L the width of the
+      latent.
+    * The experts of a layer are three tensors for gate, up and down, such as `mlp.experts.gate_proj.weight`. Each
+      tensor has the shape [E, N, K] for E experts with N outputs and K inputs, and may have a bias [E, N].
+    * The frequency factors of the rotary embedding keep their GGUF names, such as `rope_freqs.weight`.
+
+    Args:
+        architecture: an architecture that `gguf_config` supports.
+        name: name of the tensor in the GGUF file.
+        layers: number of layers of the model. Tensors of later layers have no Hugging Face name.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None or int(match["layer"]) >= layers:
+        if name == _HEAD_BIAS and architecture not in _WITH_HEAD_BIAS:
+            return None
+        return _OTHER_GLOBAL.get(architecture, {}).get(name) or _GLOBAL.get(name)
+    names, stem, kind = _LAYER[architecture], match["stem"], match["kind"] or ""
+    module = names.get(stem + kind)
+    if module is None and stem in names and kind:
+        module = names[stem] + kind
+    return None if module is None else f"model.layers.{match['layer']}.{module}"
 
 
 class GgufLayout:
@@ -26,13 +268,16 @@ class GgufLayout:
 
     GGUF files differ from Hugging Face's checkpoints in the following ways:
 
-    * llama: the rows of q and k are interleaved in pairs for ggml's rotary embedding.
-    * gemma3, qwen3next, qwen35, qwen35moe: the weights of norms are stored as `1 + w`, except the norm inside linear
-      attention.
-    * Linear attention: `A_log` is stored as `-exp(A_log)`, and the convolution weight lacks the middle dimension of
-      size 1.
+    * llama, arcee, mistral3, muse-glimmer, smollm3 and the Granite models: the rows of q and k are interleaved in pairs
+      for ggml's rotary embedding.
+    * gemma2, gemma3, qwen3next, qwen35, qwen35moe: the weights of norms are stored as `1 + w`, except the norm inside
+      linear attention. muse-glimmer: only the norms before and after attention and feed-forward layer.
+    * Linear attention, Mamba-2: `A_log` is stored as `-exp(A_log)`.
+    * Mamba-2: `A_log` and `D` are matrices with one column, and the norm has one row per group.
+    * Linear attention, Mamba-2, lfm2: the convolution weight lacks the middle dimension of size 1.
     * qwen35, qwen35moe: value heads are ordered round-robin over the key heads. Hugging Face groups them by key head.
-    * The gate of a shared expert may be a vector [K] instead of a matrix [1, K].
+    * The gate of a shared expert, and in ernie4_5-moe the bias of the choice of experts, may be a vector [K] instead of
+      a matrix [1, K].
 
     Args:
         architecture: architecture of the GGUF file.
@@ -40,25 +285,29 @@ class GgufLayout:
     """
 
     def __init__(self, architecture: str, config: Mapping[str, Any]) -> None:
-        self._shifted_norms = architecture in _SHIFTED_NORMS
+        self._shifted_norms = "norm.weight" if architecture in _SHIFTED_NORMS else None
+        if architecture == "muse-glimmer":  # the final norm, and the norms of queries and keys are not shifted
+            self._shifted_norms = "layernorm.weight"
         self._interleaved_heads: dict[str, int] = {}
-        if architecture == "llama":
+        if architecture in INTERLEAVED:
             self._interleaved_heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
         self._value_heads = _ValueHeads(config) if architecture in _ROUND_ROBIN_HEADS else None
 
     def shape(self, name: str, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of tensor `name` in Hugging Face's layout. `stored` is its shape in the GGUF file."""
-        if name.endswith(".linear_attn.conv1d.weight") and len(stored) == 2:
+        """Return the shape of tensor `name`, whose shape in the file is `stored`."""
+        if name.endswith((".conv1d.weight", ".conv.conv.weight")) and len(stored) == 2:
             return (stored[0], 1, stored[1])
-        if name.endswith(".mlp.shared_expert_gate.weight") and len(stored) == 1:
+        if len(stored) == 2 and _FLAT.search(name):
+            return (stored[0] * stored[1],)
+        vectors = (".mlp.shared_expert_gate.weight", ".mlp.moe_statics.e_score_correction_bias")
+        if name.endswith(vectors) and len(stored) == 1:
             return (1, *stored)
         return stored
 
     def rows(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int64] | None:
-        """Return for each row of tensor `name` in Hugging Face's order the number of the row in the file.
+        """Return the row numbers in the file of tensor `name`, in Hugging Face's order.
 
         Args:
-            name: Hugging Face name of the tensor.
             shape: shape of the tensor in Hugging Face's layout.
 
         Returns:
@@ -67,33 +316,28 @@ class GgufLayout:
         Raises:
             ModelFileError: the number of rows does not match the configuration.
         """
-        module, _, rest = _LAYER.sub("", name).partition(".")
+        module, _, rest = _LAYER_PREFIX.sub("", name).partition(".")
         projection = rest.partition(".")[0]
         if module == "self_attn" and projection in self._interleaved_heads:
-            return _halves(name, shape[0], self._interleaved_heads[projection])
+            return halves(name, shape[0], self._interleaved_heads[projection])
         if module == "linear_attn" and self._value_heads is not None:
             return self._value_heads.rows(name, rest, shape[0])
         return None
 
     def columns(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int64] | None:
-        """Return for each column of tensor `name` in Hugging Face's order the number of the column in the file.
-
-        See `rows` for the arguments and errors.
-        """
-        if self._value_heads is not None and _LAYER.sub("", name) == "linear_attn.out_proj.weight":
+        """Return the numbers of columns in the file, as `rows` does."""
+        if self._value_heads is not None and _LAYER_PREFIX.sub("", name) == "linear_attn.out_proj.weight":
             return self._value_heads.columns(name, shape[-1])
         return None
 
     def restore(self, name: str, weight: Weight) -> Weight:
-        """Convert the values of tensor `name`, or of a part of the tensor, to the values in Hugging Face's checkpoint.
-
-        Args:
-            name: Hugging Face name of the tensor.
-        """
-        local_name = _LAYER.sub("", name)
-        if self._shifted_norms and local_name.endswith("norm.weight") and local_name != "linear_attn.norm.weight":
+        """Convert the values of tensor `name`, or of a part, to Hugging Face's values."""
+        local_name = _LAYER_PREFIX.sub("", name)
+        shifted = self._shifted_norms is not None and local_name.endswith(self._shifted_norms)
+        if shifted and local_name != "linear_attn.norm.weight":
             return _dequantized(weight) - 1
-        return _dequantized(weight).neg().log() if local_name == "linear_attn.A_log" else weight
+        # In float64, so that the result is rounded only once.
+        return _dequantized(weight).double().neg().log().float() if local_name.endswith(".A_log") else weight
 
 
 class _ValueHeads:
@@ -129,7 +373,7 @@ class _ValueHeads:
         return np.concatenate((np.arange(start), self._order(start, width)))
 
     def columns(self, name: str, count: int) -> NDArray[np.int64] | None:
-        """Return the columns of all heads in Hugging Face's order (see `GgufLayout.columns`)."""
+        """Return all heads' columns in Hugging Face's order (see `GgufLayout.columns`)."""
         if self._count == self._keys:
             return None
         if count != self._count * self._width:
@@ -141,17 +385,11 @@ class _ValueHeads:
         return numbers.reshape(-1, self._keys, width).swapaxes(0, 1).ravel()
 
 
-def _halves(name: str, count: int, heads: int) -> NDArray[np.int64]:
-    """Return the rows of attention heads in Hugging Face's order, which GGUF interleaves.
-
-    For a head of 2h rows, GGUF stores Hugging Face's rows in the order (0, h, 1, h + 1, ..). The result has the order
-    (0, 1, .., h, h + 1, ..).
-
-    Args:
-        count: number of rows of all heads.
-    """
+def halves(name: str, count: int, heads: int) -> NDArray[np.int64]:
+    """Return the rows of heads, which GGUF interleaves, in Hugging Face's order."""
     if count % (2 * heads):
         raise ModelFileError(f"the rows of {name} do not divide into {heads} heads")
+    # GGUF stores the 2h rows of a head as (0, h, 1, h + 1, ..).
     return np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
 
 

@@ -1,12 +1,14 @@
-"""Typed access to the metadata of a GGUF model. This module does not import torch."""
+"""Typed access to the metadata of a GGUF model, and the types of its tokens."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.gguf.files import GgufFile
-from helexa.neuron.weights.gguf.header import is_name
+from helexa.neuron.weights.gguf.header import StringArray, is_list_of, is_name
 
 _MAX_INTEGER = 2**31 - 1
 
@@ -16,9 +18,6 @@ class Metadata:
 
     For example, the key `block_count` means `llama.block_count` in a model of architecture `llama`.
 
-    Attributes:
-        architecture: the value of `general.architecture`.
-
     Raises:
         ModelFileError: a key without a default is missing, or a value is invalid. The message names the key. All
             methods raise this error.
@@ -26,23 +25,39 @@ class Metadata:
 
     def __init__(self, file: GgufFile) -> None:
         self._file = file
-        self.architecture = file.architecture
+        self.architecture = file.architecture  # the value of `general.architecture`
         self._read: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
         return f"{self.architecture}.{key}" in self._file.metadata
 
-    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """Return the integer at `key`, which must be at least `least`. Return `default` if the key is missing.
+    def is_set(self, key: str) -> bool:
+        """Return whether the value at `key` exists and is not 0."""
+        # llama.cpp ignores many keys whose value is 0.
+        return self._file.metadata.get(f"{self.architecture}.{key}", 0) != 0
 
-        A list with one integer per layer is accepted if all its integers are equal.
-        """
+    def has_tensor(self, name: str) -> bool:
+        """Return whether the file has the tensor `name`."""
+        return name in self._file.tensors
+
+    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """Return the integer at `key`, at least `least`; `default` for a missing key."""
         value = self._value(key, default)
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
+            # A list with one integer per layer is accepted if all are equal.
             value = value[0]
         if type(value) is not int or not least <= value <= _MAX_INTEGER:
             raise self.error(key, f"is not one whole number from {least} to {_MAX_INTEGER}")
         return value
+
+    def integers(self, key: str, layers: int, default: int | None = None) -> list[int]:
+        """Return the integer of each of the first `layers` layers, at least 0."""
+        value = self._value(key, default)
+        # The value is a list, or one integer for all layers.
+        values = value[:layers] if isinstance(value, list) else [value] * layers
+        if len(values) < layers or not all(type(one) is int and 0 <= one <= _MAX_INTEGER for one in values):
+            raise self.error(key, f"is not a whole number from 0 to {_MAX_INTEGER} for each of {layers} layers")
+        return values
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return the positive finite number at `key`, or `default` if the key is missing."""
@@ -59,33 +74,27 @@ class Metadata:
         return value
 
     def text(self, key: str, default: str) -> str:
-        """Return the string at `key`, or `default` if the key is missing.
-
-        The string must be printable and short, so that an error message can contain it.
-        """
+        """Return the printable string at `key`, or `default` if the key is missing."""
         value = self._value(key, default)
+        # Error messages contain the string, so it must be printable and short.
         if not is_name(value):
             raise self.error(key, "is not a name")
         return value
 
     def flags(self, key: str, layers: int) -> list[bool] | None:
-        """Return the booleans for the first `layers` layers from the list at `key`.
-
-        Return None if the key is missing or its value is not a list.
-        """
+        """Return the booleans of the first `layers` layers; None without a list at `key`."""
         value = self._value(key, False)
-        if not isinstance(value, list):
+        if not isinstance(value, list | StringArray):
             return None
         if len(value) < layers or not all(type(flag) in (bool, int) for flag in value):
             raise self.error(key, f"is not a list of a boolean for each of {layers} layers")
         return [bool(flag) for flag in value[:layers]]
 
     def require_neutral(self, neutral: Mapping[str, tuple[Any, ...]]) -> None:
-        """Check the values of keys that change the computation of a model but are not implemented.
+        """Check that keys which no method has read do not change the computation.
 
         Args:
-            neutral: for each key, the values that do not change the computation. Keys that another method has read are
-                not checked.
+            neutral: for each key, the values that do not change the computation.
         """
         for key, values in neutral.items():
             value = self._file.metadata.get(f"{self.architecture}.{key}", values[0])
@@ -94,11 +103,7 @@ class Metadata:
                 raise self.error(key, f"is {shown}, which is not supported for this architecture")
 
     def token(self, kind: str) -> int | None:
-        """Return the id of the `bos` or `eos` token, or None if the file does not specify it.
-
-        Args:
-            kind: `bos` or `eos`.
-        """
+        """Return the id of the `bos` or `eos` token; None if the file has none."""
         value = self._file.metadata.get(f"tokenizer.ggml.{kind}_token_id")
         if value is not None and (type(value) is not int or not 0 <= value <= _MAX_INTEGER):
             raise ModelFileError(f"{self._file.path.name}: key tokenizer.ggml.{kind}_token_id is not a token id")
@@ -114,3 +119,76 @@ class Metadata:
         if value is None:
             raise self.error(key, "is missing")
         return value
+
+
+class TokenType(IntEnum):
+    """Type of a token. The values are the numbers in GGUF files."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+_CONTROL = re.compile(
+    r"<\|[^\s<>]+>|<[^\s<>]+\|>|<｜[^\s<>]+｜>|</?s>|<(?:bos|eos|pad|unk)>|<(?:start|end)_of_\w+>|\[/?[A-Z_]+\]"
+)
+_VISIBLE = re.compile(r"</?(?:think|tool_call|tool_response|tools)>")
+_ENDS = re.compile(
+    r"<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text|return|call)\|>|<end_of_turn>|<｜end▁of▁sentence｜>"
+)
+_IDS = ("bos", "eos", "eot", "eom")
+
+
+def corrected_types(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int] | None) -> list[int]:
+    """Return the types of tokens, where converters wrote wrong ones corrected.
+
+    Args:
+        metadata: metadata of the GGUF file.
+        tokens: texts of the tokens, by id.
+        types: the types in the file; None if the file has no types.
+    """
+    normal, user_defined, control = int(TokenType.NORMAL), int(TokenType.USER_DEFINED), int(TokenType.CONTROL)
+    corrected = [normal] * len(tokens) if types is None else list(types)
+    named = {metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in _IDS}
+    template = "\n".join(
+        value for key, value in metadata.items() if key.startswith("tokenizer.chat_template") and isinstance(value, str)
+    )
+    # Nearly all tokens of a vocabulary begin with another character, and are not looked at one by one.
+    for token_id in [token_id for token_id, token in enumerate(tokens) if token.startswith(("<", "["))]:
+        token, kind = tokens[token_id], corrected[token_id]
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE):
+            continue
+        if kind == user_defined:
+            if _ENDS.fullmatch(token):
+                corrected[token_id] = control
+        elif types is None and _BYTE.fullmatch(token):
+            corrected[token_id] = int(TokenType.BYTE)
+        # Markers of reasoning and tool calls, which must stay in the text of an answer.
+        elif _VISIBLE.fullmatch(token) and token in template:
+            corrected[token_id] = user_defined
+        # It looks like a control token, and the file needs it. Otherwise, the tokenizer would split its text in
+        # prompts, and it would not end answers.
+        elif _ENDS.fullmatch(token) or (_CONTROL.fullmatch(token) and (token_id in named or token in template)):
+            corrected[token_id] = control
+    return corrected
+
+
+def suppressed_tokens(metadata: Mapping[str, Any], rows: int) -> list[int]:
+    """Return the ids below `rows` that a model must never generate."""
+    tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
+    # `GgufVocabulary` reports what is wrong with the vocabulary.
+    if not is_list_of(tokens, str) or not tokens:
+        return []
+    unused: list[int] = []
+    # Corrections make no token unused, so without unused tokens the texts of the vocabulary are not decoded.
+    if is_list_of(types, int) and len(types) == len(tokens) and TokenType.UNUSED in types:
+        corrected = corrected_types(metadata, tokens, types)
+        unused = [token_id for token_id, kind in enumerate(corrected) if kind == TokenType.UNUSED]
+    stated = metadata.get("tokenizer.ggml.suppress_tokens")
+    # Unused entries of the vocabulary, ids after its end, and ids that the file states.
+    never = {*unused, *range(len(tokens), rows), *(stated if is_list_of(stated, int) else ())}
+    return sorted(token_id for token_id in never if 0 <= token_id < rows)

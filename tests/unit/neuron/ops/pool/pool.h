@@ -1,6 +1,6 @@
 /* Shared by the programs that test the thread pool by itself. Programs include the pool's source, so that they
  * can read and set its figures. */
-#include "graph.c"
+#include "thread_pool.c"
 
 #include <sched.h>
 #include <stdio.h>

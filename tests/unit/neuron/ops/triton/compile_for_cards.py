@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from helexa.neuron.ops.gpu.gpu import GpuOps
-from helexa.neuron.ops.triton.gpu_properties import GpuProperties
+from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.ops.triton.launch import GpuProperties
 
 KIB = 1 << 10
 CARDS = {

@@ -3,20 +3,20 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.attention_kind import AttentionKind
-from helexa.neuron.ops.batch import Span
+from helexa.neuron.ops.batch import AttentionKind, Span
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
-from helexa.neuron.ops.gpu.gpu import GpuOps
-from helexa.neuron.ops.mixture import Clamp, Routing
-from helexa.neuron.ops.norm import HeadNorms
-from helexa.neuron.ops.triton.mixture import GpuMixture
+from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.mixture import BestGroups, Clamp, Routing
+from helexa.neuron.ops.operators import HeadNorms
+from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.ops.triton.mixture import GpuMixture, route
 from helexa.neuron.ops.triton.products.packed import PackedMatrix
 from neuron.ops import paging
+from neuron.ops.drawn_rows import drawn
+from nightly import NIGHTLY
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class Launch:
 
     def __call__(self, ops: GpuOps) -> None:
         self.call(ops)
+
+
+def _cards(*daily: str, nightly: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the cards for which a slow kernel is compiled: `nightly` ones only in `make nightly`."""
+    return (*daily, *nightly) if NIGHTLY else daily
 
 
 def _numbers(ops: GpuOps, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -80,7 +85,7 @@ def _experts_30b(ops: GpuOps, rows: int, form: str | None) -> None:
     """A mixture of experts as in Qwen3-30B-A3B."""
     shapes = ((128 * 1536, 2048), (128 * 2048, 768))
     gate_up, down = (_packed(ops, form, *shape) if form else _numbers(ops, *shape) for shape in shapes)
-    routing = Routing(8, "normalised")
+    routing = Routing(8, "normalized")
     mixture = GpuMixture(128, gate_up, down, (None, None), routing, None, ops.dtype, ops.gpu)
     mixture(_numbers(ops, rows, 2048), _numbers(ops, rows, 128))
 
@@ -92,6 +97,12 @@ def _experts_gpt_oss(ops: GpuOps, rows: int) -> None:
     routing, clamp = Routing(4, "scores"), Clamp(1.702, 7.0)
     mixture = GpuMixture(32, gate_up, down, biases, routing, clamp, ops.dtype, ops.gpu)
     mixture(_numbers(ops, rows, 2880), _numbers(ops, rows, 32))
+
+
+def _route(ops: GpuOps) -> None:
+    """The choice of experts as in DeepSeek-V3."""
+    bias, factors = (_numbers(ops, 256, dtype=torch.float32) for _ in range(2))
+    route(_numbers(ops, 4, 256), Routing(8, "normalized", "sigmoid", bias, BestGroups(8, 4, 2), factors))
 
 
 def _delta_rule(ops: GpuOps, *rows: int) -> None:
@@ -109,8 +120,7 @@ def _delta_rule(ops: GpuOps, *rows: int) -> None:
 
 
 def _choose(ops: GpuOps) -> None:
-    settings = np.array([[0.7], [20], [0.95], [0.05], [0.5]], np.float32)
-    ops.choose(_numbers(ops, 1, 151936), settings)
+    ops.sample(_numbers(ops, 1, 151936), drawn((0.7, 20, 0.95, 0.05, 0.5)))
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,7 @@ class _Heads:
 _QWEN3_8B = _Heads(32, 8, 128, 128)
 _QWEN3_27B = _Heads(24, 4, 256, 64)  # Qwen3.5's
 _GPT_OSS = _Heads(64, 8, 64, 64)
+_GEMMA4 = _Heads(8, 1, 512, 512)  # layers with full attention
 
 
 def _attend(ops: GpuOps, heads: _Heads, spans: list[Span], kind: AttentionKind | None = None, pages: int = 100) -> None:
@@ -174,7 +185,7 @@ def _caches(ops: GpuOps) -> None:
 # Each kernel for each card. Other models' shapes are included if they need the most registers or memory.
 LAUNCHES = {
     "rms_norm 8B": Launch(lambda ops: _rms_norm(ops, 4096)),
-    "W4 row 8B": Launch(lambda ops: _product(ops, "W4", 1), cards=("sm_86", "sm_90", "sm_120")),
+    "W4 row 8B": Launch(lambda ops: _product(ops, "W4", 1), cards=_cards("sm_90", nightly=("sm_86", "sm_120"))),
     "W4 rows 8B": Launch(lambda ops: _product(ops, "W4", 16), cards=("sm_75", "sm_86")),
     "W4 more rows 8B": Launch(lambda ops: _product(ops, "W4", 64), cards=("sm_120",)),
     "W4 many rows 8B": Launch(lambda ops: _product(ops, "W4", 512), cards=("sm_90",)),
@@ -186,8 +197,11 @@ LAUNCHES = {
     "experts 30B-A3B": Launch(lambda ops: _experts_30b(ops, 1, None), cards=("sm_90",)),
     "experts 30B-A3B, rows": Launch(lambda ops: _experts_30b(ops, 4096, None), cards=("sm_90",)),
     "experts gpt-oss, rows": Launch(lambda ops: _experts_gpt_oss(ops, 1024), cards=("sm_120",)),
+    "route DeepSeek-V3": Launch(_route, cards=("sm_75",)),
     "choose": Launch(_choose, cards=("sm_75", "sm_90")),
-    "delta_rule 27B": Launch(lambda ops: _delta_rule(ops, 1)),
+    "delta_rule 27B": Launch(
+        lambda ops: _delta_rule(ops, 1), cards=_cards("sm_75", "sm_90", nightly=("sm_86", "sm_120"))
+    ),
     "delta_rule 27B prompts": Launch(lambda ops: _delta_rule(ops, 200), cards=("sm_90",)),
     "gate_mul 8B": Launch(lambda ops: ops.gate_mul(_numbers(ops, 4, 2 * 12288), "silu")),
     "rotate_store 8B": Launch(lambda ops: _rotate_store(ops, _QWEN3_8B), cards=("sm_75", "sm_90")),
@@ -196,10 +210,21 @@ LAUNCHES = {
     "decode 27B": Launch(lambda ops: _decode(ops, _QWEN3_27B), cards=("sm_75",)),
     "attention 8B": Launch(lambda ops: _mixed(ops, _QWEN3_8B), cards=("sm_86", "sm_90")),
     "attention 27B": Launch(lambda ops: _mixed(ops, _QWEN3_27B), cards=("sm_86",)),
+    "attention of wide heads": Launch(
+        lambda ops: _mixed(ops, _GEMMA4), cards=_cards("sm_90", nightly=("sm_86", "sm_120"))
+    ),
+    "attention of wide heads in bytes": Launch(
+        lambda ops: _mixed(ops, _GEMMA4), kv_bits=8, cards=_cards("sm_86", nightly=("sm_90",))
+    ),
+    "rotate_store of wide heads": Launch(lambda ops: _rotate_store(ops, _GEMMA4), cards=("sm_75",)),
     "attention 8B in bytes": Launch(lambda ops: _mixed(ops, _QWEN3_8B), kv_bits=8, cards=("sm_86",)),
     "caches of any size": Launch(_caches, cards=("sm_90",)),
-    "vision tower 4B": Launch(lambda ops: _frames(ops, 16, 64, 64, (4096,)), cards=("sm_86", "sm_90", "sm_120")),
-    "vision tower 27B": Launch(lambda ops: _frames(ops, 16, 80, 72, (4096, 64)), cards=("sm_86", "sm_90", "sm_120")),
+    "vision tower 4B": Launch(
+        lambda ops: _frames(ops, 16, 64, 64, (4096,)), cards=_cards("sm_90", nightly=("sm_86", "sm_120"))
+    ),
+    "vision tower 27B": Launch(
+        lambda ops: _frames(ops, 16, 80, 72, (4096, 64)), cards=_cards("sm_120", nightly=("sm_86", "sm_90"))
+    ),
     "layer_norm 27B": Launch(lambda ops: _layer_norm(ops, 1152)),
     "gelu 27B": Launch(lambda ops: ops.activate(_numbers(ops, 4, 4608), "gelu"), cards=("sm_75", "sm_90")),
     "attention gpt-oss": Launch(lambda ops: _mixed(ops, _GPT_OSS, 128), cards=("sm_120",)),

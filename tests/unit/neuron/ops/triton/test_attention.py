@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.attention_kind import AttentionKind
-from helexa.neuron.ops.batch import Batch, Bucket, Capacity
+from helexa.neuron.ops.batch import AttentionKind, Batch, Bucket, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.reference.reference import ReferenceOps
-from helexa.neuron.ops.triton.attention import attention
-from helexa.neuron.ops.triton.gpu_properties import GpuProperties
+from helexa.neuron.ops.triton import attention
+from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.ops.triton.launch import GpuProperties
 from neuron.ops import float64, paging
 from neuron.ops.paging import CPU
 from neuron.ops.triton.compile_for_cards import CARDS
@@ -83,12 +82,15 @@ def test_one_query_of_each_sequence(kv_heads: int, group: int, dim: int, dtype: 
 
 
 @pytest.mark.parametrize(
-    ("group", "dim", "window", "sinks"), [(3, 64, None, False), (8, 80, 40, True), (5, 32, 64, False)]
+    ("group", "dim", "window", "sinks", "cap"),
+    [(3, 64, None, False, None), (8, 80, 40, True, None), (5, 32, 64, False, 1.5)],
 )
-def test_chunks_drafts_and_single_queries_in_one_batch(group: int, dim: int, window: int | None, sinks: bool) -> None:
+def test_chunks_drafts_and_single_queries_in_one_batch(
+    group: int, dim: int, window: int | None, sinks: bool, cap: float | None
+) -> None:
     spans = [(70, 1), (126, 5), (0, 70), (63, 33), (320, 1)]
     filled = Filled(spans, 1, group, dim)
-    kind = AttentionKind(dim**-0.5, window, torch.randn(group) if sinks else None)
+    kind = AttentionKind(dim**-0.5, window, torch.randn(group) if sinks else None, cap)
     for n, out in filled.attend(kind).items():
         filled.near_the_definition(n, out, kind, sorted({0, 1, 4, 31, 32, spans[n][1] - 1} & set(range(spans[n][1]))))
 
@@ -164,7 +166,7 @@ def test_padding_spans_are_ignored() -> None:
     assert torch.equal(out[:2], torch.cat((expected[1], expected[0])))
 
 
-@pytest.mark.parametrize(("dim", "gpu"), [(320, None), (32, CARDS["sm_75"])])
+@pytest.mark.parametrize(("dim", "gpu"), [(544, None), (32, CARDS["sm_75"])])
 def test_unsupported_heads_and_cards_use_torch(dim: int, gpu: GpuProperties | None) -> None:
     filled = Filled([(70, 1), (3, 18)], 1, 2, dim, torch.float32)
     kind, batch, queries = AttentionKind(dim**-0.5), filled.batch([0, 1]), torch.randn(19, 2, dim)
@@ -176,8 +178,8 @@ def test_unsupported_heads_and_cards_use_torch(dim: int, gpu: GpuProperties | No
 
 
 def test_unsupported_heads_are_not_captured() -> None:
-    filled = Filled([(3, 1)], 1, 2, 320)
-    with pytest.raises(RuntimeError, match="heads of 320"):
+    filled = Filled([(3, 1)], 1, 2, 544)
+    with pytest.raises(RuntimeError, match="heads of 544"):
         filled.ops.attend(
             filled.queries[0], filled.cache, replace(filled.batch([0]), bucket=Bucket(1, 1)), AttentionKind(1.0)
         )

@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from helexa.neuron.ops.choice import choose
+from helexa.neuron.ops.kernel_selection import select_kernels
 
 CPU = torch.device("cpu")
 
 
 def test_cpu_requires_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose(CPU, torch.float32, {}, kernels="triton").ops.name == "triton"
+    assert select_kernels(CPU, torch.float32, {}, kernels="triton").ops.name == "triton"
     monkeypatch.delenv("TRITON_INTERPRET")
-    refused = choose(CPU, torch.float32, {}, kernels="triton")
+    refused = select_kernels(CPU, torch.float32, {}, kernels="triton")
     assert refused.ops.name == "torch"
     assert "interpreter" in refused.reason
 
 
 def test_cpu_does_not_choose_triton_by_default() -> None:
-    assert choose(CPU, torch.float32, {}).ops.name == "torch"
+    assert select_kernels(CPU, torch.float32, {}).ops.name == "torch"

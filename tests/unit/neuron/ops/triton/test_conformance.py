@@ -1,12 +1,22 @@
-"""The Triton operations pass the conformance tests."""
+"""The Triton operations pass the conformance tests.
+
+The interpreter takes seconds for some cases, so `make test` covers each value of a parameter, not each combination.
+"""
+
+from itertools import product
 
 import pytest
 import torch
 
-from helexa.neuron.ops.gpu.gpu import GpuOps
+from helexa.neuron.ops.batch import AttentionKind
+from helexa.neuron.ops.mixture import Clamp
 from helexa.neuron.ops.protocol import Ops
-from neuron.ops.conformance import CacheConformance, Conformance
+from helexa.neuron.ops.triton.gpu import GpuOps
+from neuron.ops.conformance import ATTENTION_KINDS, FRAMES, MIXTURES, PRODUCTS, ROUTINGS, CacheConformance, Conformance
 from neuron.ops.paging import CPU
+from nightly import daily
+
+KINDS = list(product(ATTENTION_KINDS, (64, 32)))
 
 
 class TestTriton(Conformance):
@@ -17,6 +27,34 @@ class TestTriton(Conformance):
     def ops(self) -> Ops:
         return GpuOps(CPU, torch.float32)
 
+    @pytest.mark.parametrize("window", daily([40], [None, 40]))
+    def test_layer_shares_normalized_keys_and_values_of_wide_heads(self, ops: Ops, window: int | None) -> None:
+        super().test_layer_shares_normalized_keys_and_values_of_wide_heads(ops, window)
+
+    @pytest.mark.parametrize(("kind", "rotated"), daily([KINDS[0], KINDS[3]], KINDS, several=True))
+    def test_rotate_store_and_attend(self, ops: Ops, kind: AttentionKind, rotated: int) -> None:
+        super().test_rotate_store_and_attend(ops, kind, rotated)
+
+    @pytest.mark.parametrize(("names", "gate"), daily([*PRODUCTS[::4], PRODUCTS[-1]], PRODUCTS, several=True))
+    def test_linear(self, ops: Ops, names: tuple[str, ...], gate: str | None) -> None:
+        super().test_linear(ops, names, gate)
+
+    @pytest.mark.parametrize(("size", "lengths"), daily([FRAMES[case] for case in (0, 6, 9, 11)], FRAMES, several=True))
+    def test_attend_frames(self, ops: Ops, size: tuple[int, int | None], lengths: tuple[int, ...]) -> None:
+        super().test_attend_frames(ops, size, lengths)
+
+    @pytest.mark.parametrize(("weights", "alike", "clamp"), daily(MIXTURES[::5], MIXTURES, several=True))
+    def test_mixture(self, ops: Ops, weights: str, alike: bool, clamp: Clamp | None) -> None:
+        super().test_mixture(ops, weights, alike, clamp)
+
+    @pytest.mark.parametrize("form", daily(list(ROUTINGS)[1:3], ROUTINGS))
+    def test_mixture_chooses_experts_by_value_bias_and_group(self, ops: Ops, form: str) -> None:
+        super().test_mixture_chooses_experts_by_value_bias_and_group(ops, form)
+
+    @pytest.mark.parametrize("value_dim", daily([48], [64, 48]))
+    def test_delta_rule_equals_plain_torch(self, ops: Ops, value_dim: int) -> None:
+        super().test_delta_rule_equals_plain_torch(ops, value_dim)
+
 
 class TestTritonInBytes(CacheConformance):
     cache_tolerance = 4e-2
@@ -24,3 +62,11 @@ class TestTritonInBytes(CacheConformance):
     @pytest.fixture
     def ops(self) -> Ops:
         return GpuOps(CPU, torch.float32, kv_bits=8)
+
+    @pytest.mark.parametrize("window", daily([], [None, 40]))
+    def test_layer_shares_normalized_keys_and_values_of_wide_heads(self, ops: Ops, window: int | None) -> None:
+        super().test_layer_shares_normalized_keys_and_values_of_wide_heads(ops, window)
+
+    @pytest.mark.parametrize(("kind", "rotated"), daily(KINDS[3:], KINDS, several=True))
+    def test_rotate_store_and_attend(self, ops: Ops, kind: AttentionKind, rotated: int) -> None:
+        super().test_rotate_store_and_attend(ops, kind, rotated)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.batch import Batch, Span
-from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
-from helexa.neuron.ops.gpu.gpu import GpuOps
+from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.reference.reference import ReferenceOps
-from helexa.neuron.ops.triton.gpu_properties import GpuProperties
+from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.ops.triton.launch import GpuProperties
 from neuron.ops import paging
 
 SLOTS = 5

@@ -1,21 +1,28 @@
 """The fused Triton mixture of experts compared with computing one expert after another."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.mixture import Clamp, Expert, Mixture, Routing
-from helexa.neuron.ops.triton.mixture import GpuMixture, few
-from helexa.neuron.ops.triton.routing import arrange, route
+from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.ops.triton.mixture import GpuMixture, arrange, few, route
 from neuron.ops import random_weights
+from nightly import daily
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # from numpy, in the interpreter
 
 CPU = torch.device("cpu")
 HIDDEN, WIDE, COUNT = 32, 32, 4
-ROUTINGS = [Routing(2, "shares"), Routing(2, "normalised"), Routing(1, "scores"), Routing(COUNT, "shares")]
-FORMS = [("Q4_0", "Q4_0", "Q8_0"), ("bfloat16",) * 3, ("Q4_1", "Q5_0", "Q4_0"), ("bfloat16", "bfloat16", "Q4_0")]
+ROUTINGS = [Routing(2, "shares"), Routing(2, "normalized"), Routing(1, "scores"), Routing(COUNT, "shares")]
+FORMS = [
+    ("Q4_0", "Q4_0", "Q8_0"),
+    ("bfloat16",) * 3,
+    ("Q4_1", "Q5_0", "Q4_0"),
+    ("bfloat16", "bfloat16", "Q4_0"),
+]
 
 
 @pytest.fixture
@@ -63,8 +70,9 @@ def near(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize("formats", FORMS, ids="-".join)
+@pytest.mark.parametrize(
+    ("formats", "rows"), daily(list(zip(FORMS, (1, 5, 1, 5), strict=True)), product(FORMS, (1, 5)), several=True)
+)
 def test_mixture_matches_one_by_one(ops: GpuOps, formats: tuple[str, ...], rows: int) -> None:
     layer_experts, routing, (x, scores) = experts(ops, formats), ROUTINGS[1], inputs(rows)
     mixture = ops.mixture(layer_experts, routing)
@@ -99,7 +107,7 @@ def test_experts_of_different_formats_fall_back(ops: GpuOps) -> None:
 
 @pytest.mark.parametrize("rows", [2, 12])
 def test_row_does_not_depend_on_other_rows(ops: GpuOps, rows: int) -> None:
-    routing, (x, scores) = Routing(2, "normalised"), inputs(rows)
+    routing, (x, scores) = Routing(2, "normalized"), inputs(rows)
     mixture = ops.mixture(experts(ops, FORMS[1]), routing)
     together = mixture(x, scores)
     half = rows // 2
@@ -129,7 +137,7 @@ def test_ties_choose_the_first_experts() -> None:
 @pytest.mark.filterwarnings("ignore:invalid value")  # from numpy, in the interpreter
 def test_non_finite_scores_choose_existing_experts(ops: GpuOps) -> None:
     for bad in (float("nan"), float("inf")):
-        for weights in ("shares", "normalised", "scores"):
+        for weights in ("shares", "normalized", "scores"):
             scores = torch.tensor([[0.0, bad, 2.0, 1.0, -1.0], [bad] * 5, [0.0, 1.0, 2.0, 3.0, 4.0]])
             chosen, shares = route(scores, Routing(3, weights))
             assert all(len(set(row)) == 3 and max(row) < 5 for row in chosen.tolist())

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.gpu.gpu import GpuOps
-from helexa.neuron.ops.linear import LinearOp
-from helexa.neuron.ops.triton.gpu_properties import GpuProperties
+from helexa.neuron.ops.operators import LinearOp
+from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.ops.triton.launch import GpuProperties
 from helexa.neuron.ops.triton.products.gemm import multiply_tiles, tiles
 from helexa.neuron.ops.triton.products.linear import PackedLinear, kernel_for
 from helexa.neuron.ops.triton.products.packed import PackedMatrix, pack
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
-from helexa.neuron.weights.quantization.quant_form import FORMS
-from helexa.neuron.weights.quantization.quantize import quantize
+from helexa.neuron.weights.quant_policy import QUANT_FORMATS
+from helexa.neuron.weights.quantize import quantize
 from neuron.ops import random_weights
 
 CPU = torch.device("cpu")
@@ -202,16 +202,16 @@ def test_embeddings_are_rows_of_the_matrix(ops: GpuOps, name: str) -> None:
     assert ops.embedding(matrix, tokens[:0]).shape == (0, 256)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", QUANT_FORMATS)
 def test_plain_matrices_are_quantized_at_load(ops: GpuOps, name: str) -> None:
     weight = torch.randn(8, 256).bfloat16()
-    matrix = ops.matrix(weight, FORMS[name])
+    matrix = ops.matrix(weight, QUANT_FORMATS[name])
     assert isinstance(matrix, PackedMatrix)
-    expected = quantize(weight, FORMS[name])
+    expected = quantize(weight, QUANT_FORMATS[name])
     assert expected is not None
     torch.testing.assert_close(ops.dense(matrix), expected.dequantize(), rtol=2**-9, atol=2**-9)
     weight[3, 3] = float("nan")
-    assert isinstance(ops.matrix(weight, FORMS[name]), Tensor)
+    assert isinstance(ops.matrix(weight, QUANT_FORMATS[name]), Tensor)
 
 
 def test_step_bytes_equal_size_of_matrices(ops: GpuOps) -> None:

@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.attention_kind import AttentionKind
-from helexa.neuron.ops.batch import Capacity
+from helexa.neuron.ops.batch import AttentionKind, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.gpu.gpu import GpuOps
-from helexa.neuron.ops.norm import HeadNorms
+from helexa.neuron.ops.operators import HeadNorms
 from helexa.neuron.ops.reference.reference import ReferenceOps
-from helexa.neuron.ops.triton.attention import rotation
+from helexa.neuron.ops.triton import kv_cache
+from helexa.neuron.ops.triton.gpu import GpuOps
 from neuron.ops import float64, paging
 from neuron.ops.paging import CPU
 
@@ -89,7 +88,7 @@ def test_heads_are_normalized_rotated_and_stored(
 @pytest.mark.parametrize("dim", [24, 128, 384, 512])
 def test_number_of_warps_is_a_power_of_two(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, int] = {}
-    monkeypatch.setattr(rotation, "launch", lambda *arguments, **constants: given.update(constants))
+    monkeypatch.setattr(kv_cache, "launch", lambda *arguments, **constants: given.update(constants))
     ops = GpuOps(CPU, torch.float32)
     rope = torch.ones(1, dim // 2), torch.zeros(1, dim // 2)
     ops.rotate_store(torch.zeros(1, 3, dim), 1, rope, ops.new_cache(1, 1, dim), torch.tensor([0]))

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from helexa.neuron.ops import sampling
 from helexa.neuron.ops.constants import NON_FINITE
-from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.ops.triton import sampling as kernels
+from helexa.neuron.ops.triton.gpu import GpuOps
+from neuron.ops.drawn_rows import drawn
 
 CPU = torch.device("cpu")
 GPU, PLAIN = GpuOps(CPU, torch.float32), ReferenceOps(CPU, torch.float32)
@@ -16,35 +16,30 @@ OFF = (0, 1.0, 0.0)
 CUTS = [(20, 0.95, 0.0), (3, 1.0, 0.0), (0, 0.7, 0.0), (0, 1.0, 0.2), (50, 0.4, 0.4), (0, 1e-6, 0.0)]
 
 
-def settings(*rows: tuple[float, int, float, float, float]) -> sampling.Settings:
-    """Settings of rows given as (temperature, top-k, top-p, min-p, random number)."""
-    return np.array(rows, np.float32).T.copy()
-
-
-def drawn(cut: tuple[int, float, float], temperature: float = 0.8, count: int = 4) -> list[tuple[float, ...]]:
+def spread(cut: tuple[int, float, float], temperature: float = 0.8, count: int = 4) -> list[tuple[float, ...]]:
     return [(temperature, *cut, (i + 0.37) / count) for i in range(count)]
 
 
 @pytest.mark.parametrize("vocabulary", [5, 3000])
 def test_tokens_match_plain_torch(vocabulary: int) -> None:
-    rows = [(0.0, *OFF, 0.0), *drawn(OFF), *drawn(OFF, 0.01, 1)]
+    rows = [(0.0, *OFF, 0.0), *spread(OFF), *spread(OFF, 0.01, 1)]
     for cut in CUTS:
-        rows += drawn(cut, count=1)
+        rows += spread(cut, count=1)
     logits = 4 * torch.randn(len(rows), vocabulary)
-    chosen_settings = settings(*rows)
-    assert torch.equal(GPU.choose(logits, chosen_settings), PLAIN.choose(logits, chosen_settings))
+    chosen_settings = drawn(*rows)
+    assert torch.equal(GPU.sample(logits, chosen_settings), PLAIN.sample(logits, chosen_settings))
 
 
 def test_more_candidates_than_one_pass_covers() -> None:
     logits = torch.rand(2, 4000)
-    chosen_settings = settings((1.0, 0, 0.97, 0.0, 0.6), (1.0, 3000, 1.0, 0.0, 0.77))
-    assert torch.equal(GPU.choose(logits, chosen_settings), PLAIN.choose(logits, chosen_settings))
+    chosen_settings = drawn((1.0, 0, 0.97, 0.0, 0.6), (1.0, 3000, 1.0, 0.0, 0.77))
+    assert torch.equal(GPU.sample(logits, chosen_settings), PLAIN.sample(logits, chosen_settings))
 
 
 def test_kernel_pointers_are_aligned_for_any_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[object] = []
     monkeypatch.setattr(kernels, "launch", lambda kernel, grid, *arguments, **constants: given.extend(arguments))
-    GPU.choose(torch.zeros(1, 2100), settings(*drawn((20, 0.95, 0.0), count=1)))
+    GPU.sample(torch.zeros(1, 2100), drawn(*spread((20, 0.95, 0.0), count=1)))
     places = [argument.data_ptr() for argument in given if isinstance(argument, torch.Tensor)]
     assert len(places) > 8
     assert all(place % 16 == 0 for place in places), "others have kernels of their own to be compiled"
@@ -54,35 +49,35 @@ def test_ties_stay_together_and_argmax_is_the_first() -> None:
     logits = torch.full((4, 40), -9.0)
     logits[:, [7, 21, 30]] = 2.0
     logits[:, [3, 39]] = 1.0
-    chosen_settings = settings(
+    chosen_settings = drawn(
         (0.0, *OFF, 0.0), *((1.0, 2, 1.0, 0.0, share) for share in (0.4, 0.999)), (1.0, 4, 0.99, 0.0, 0.5)
     )
-    assert GPU.choose(logits, chosen_settings).tolist() == [
+    assert GPU.sample(logits, chosen_settings).tolist() == [
         7,
         21,
         30,
-        PLAIN.choose(logits, chosen_settings).tolist()[-1],
+        PLAIN.sample(logits, chosen_settings).tolist()[-1],
     ]
 
 
 def test_non_finite_rows_do_not_affect_other_rows() -> None:
     logits = torch.randn(8, 1500)
-    chosen_settings = settings(
+    chosen_settings = drawn(
         *((t, k, 1.0, 0.0, 0.5) for t, k in ((0, 0), (1, 0), (1, 3), (0, 0), (1, 3), (0, 0), (1, 5), (1, 0)))
     )
-    expected = GPU.choose(logits, chosen_settings)
+    expected = GPU.sample(logits, chosen_settings)
     for row, value in ((3, "nan"), (4, "nan"), (5, "inf"), (6, "-inf")):
         logits[row] = float(value)
     logits[7, 1499] = float("nan")
     expected[3:] = NON_FINITE
-    assert torch.equal(GPU.choose(logits, chosen_settings), expected)
+    assert torch.equal(GPU.sample(logits, chosen_settings), expected)
 
 
 def test_impossible_tokens_are_never_sampled() -> None:
     logits = torch.full((3, 2100), float("-inf"))
     logits[:, [5, 2050]] = 0.0
-    chosen_settings = settings((1.0, *OFF, 0.99999997), (1.0, 50, 1.0, 0.0, 0.99999997), (1.0, 0, 0.99, 0.0, 0.0))
-    assert GPU.choose(logits, chosen_settings).tolist() == [2050, 2050, 5]
+    chosen_settings = drawn((1.0, *OFF, 0.99999997), (1.0, 50, 1.0, 0.0, 0.99999997), (1.0, 0, 0.99, 0.0, 0.0))
+    assert GPU.sample(logits, chosen_settings).tolist() == [2050, 2050, 5]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -91,9 +86,9 @@ def test_masks_are_applied(dtype: torch.dtype) -> None:
     logits = torch.randn(3, vocabulary).to(dtype)
     allowed = np.random.default_rng(1).random((2, vocabulary + 18)) < 0.05
     masks = {2: np.packbits(allowed[0], bitorder="little"), 0: np.packbits(allowed[1], bitorder="little")}
-    chosen_settings = settings((0.0, *OFF, 0.0), (0.9, *OFF, 0.6))
+    chosen_settings = drawn((0.9, *OFF, 0.6), (0.0, *OFF, 0.0), (0.0, *OFF, 0.0), again=True)
     masked = kernels.masked(logits, masks)
     for row, place, may in ((0, 2, allowed[0]), (1, 0, allowed[1])):
         may = torch.from_numpy(may[:vocabulary])
         assert torch.equal(masked[row], torch.where(may, logits[place], float("-inf")))
-    assert GPU.choose_masked(logits, masks, chosen_settings) == PLAIN.choose_masked(logits, masks, chosen_settings)
+    assert GPU.sample_masked(logits, masks, chosen_settings) == PLAIN.sample_masked(logits, masks, chosen_settings)

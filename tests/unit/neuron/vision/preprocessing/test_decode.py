@@ -8,8 +8,8 @@ import pytest
 from PIL import Image, ImageOps
 from transformers.image_transforms import convert_to_rgb
 
-from helexa.neuron.vision.image_error import ImageError
-from helexa.neuron.vision.preprocessing.decode import ImageLimits, decode
+from helexa.neuron.vision.decode import ImageLimits, decode
+from helexa.neuron.vision.layout import ImageError
 from neuron.vision.images import encoded, noise
 
 LIMITS = ImageLimits()
@@ -44,7 +44,19 @@ def test_pixels_equal_those_of_transformers(mode: str, file_format: str) -> None
     image = image.convert(mode) if image.mode != mode else image
     data = encoded(image, file_format)
     expected = convert_to_rgb(Image.open(__import__("io").BytesIO(data)), return_numpy=True)
-    assert np.array_equal(pixels(data), expected)
+    assert np.array_equal(pixels(data), np.asarray(expected))
+
+
+def test_jpeg_with_many_scans_is_rejected_before_it_is_decoded() -> None:
+    progressive = encoded(noise(64, 64), "JPEG", progressive=True)
+    scans = progressive.count(b"\xff\xda")
+    assert scans > 2
+    begin = progressive.rindex(b"\xff\xda")
+    data = progressive[:begin] + progressive[begin:-2] * 40 + progressive[-2:]
+    small = ImageLimits(max_pixels=64 * 64)
+    assert decode(progressive, small).size == (64, 64)
+    with pytest.raises(ImageError, match=rf"has {scans + 39} scans of 64 x 64 pixels"):
+        decode(data, small)
 
 
 def test_transparency_becomes_white() -> None:

@@ -16,12 +16,11 @@ import psutil
 import pytest
 
 import nightly
-from helexa.neuron.vision.image_error import ImageError
-from helexa.neuron.vision.preprocessing import image_sandbox
-from helexa.neuron.vision.preprocessing.decode import ImageLimits
-from helexa.neuron.vision.preprocessing.image_processor import ImageProcessor, prepare
-from helexa.neuron.vision.preprocessing.image_sandbox import ImageSandbox
-from helexa.neuron.vision.preprocessing.settings import image_processor
+from helexa.neuron.vision import model_vision
+from helexa.neuron.vision.decode import ImageLimits
+from helexa.neuron.vision.image_processor import ImageProcessor, image_processor, prepare
+from helexa.neuron.vision.layout import ImageError
+from helexa.neuron.vision.model_vision import ImageSandbox
 from neuron.vision.images import encoded, noise
 
 LIMITS = ImageLimits()
@@ -63,7 +62,7 @@ def test_shared_image_equals_image_that_is_prepared_in_this_process(
 def test_another_process_can_map_the_pixels(sandbox: ImageSandbox) -> None:
     image = sandbox.prepare(encoded(noise(64, 64)), QWEN, 64)
     script = (
-        "from helexa.neuron.vision.preprocessing.shared_pixels import pixel_array; import sys;"
+        "from helexa.neuron.vision.shared_pixels import pixel_array; import sys;"
         "print(float(pixel_array(int(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3]))).sum()))"
     )
     command = [sys.executable, "-c", script, *map(str, (image.pixels.descriptor, *image.pixels.shape))]
@@ -102,7 +101,7 @@ def test_unusable_file_is_an_error_and_leaves_the_process_running(
 
 def test_image_that_takes_too_long_ends_its_process(sandbox: ImageSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     data = _blank(8000, 8000)
-    monkeypatch.setattr(image_sandbox, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(model_vision, "MAX_SECONDS", 0.05)
     with pytest.raises(ImageError, match="the image cannot be decoded: it runs for too long"):
         sandbox.prepare(data, QWEN, 1024)
     monkeypatch.undo()
@@ -243,6 +242,6 @@ def _processes() -> set[psutil.Process]:
     processes = set()
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
-            if "helexa.neuron.vision.preprocessing.image_process" in child.cmdline():
+            if "helexa.neuron.vision.image_process" in child.cmdline():
                 processes.add(child)
     return processes

@@ -7,14 +7,16 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from helexa.neuron.vision.image_error import ImageError
-from helexa.neuron.vision.preprocessing.decode import ImageLimits
-from helexa.neuron.vision.preprocessing.image_processor import ImageProcessor, PreparedImage, image_layout, prepare
-from helexa.neuron.vision.preprocessing.settings import image_processor
+from helexa.core.errors import ModelFileError
+from helexa.neuron.vision.decode import ImageLimits
+from helexa.neuron.vision.image_processor import ImageProcessor, PreparedImage, image_layout, image_processor, prepare
+from helexa.neuron.vision.layout import ImageError
 from neuron.vision.images import SIZES, encoded, noise
 
 ALL = 1 << 20
@@ -35,18 +37,22 @@ def near(actual: NDArray[Any], expected: NDArray[Any]) -> None:
     np.testing.assert_allclose(actual, expected.reshape(actual.shape), rtol=0, atol=1e-5)
 
 
-def patches_of(pixels: NDArray[Any], size: int) -> NDArray[Any]:
-    """Return the patches of tiles [tiles, 3, height, width], in the order of rows, [patches, 3 * size ** 2]."""
+def patches_of(pixels: NDArray[Any], size: int, merge: int = 1) -> NDArray[Any]:
+    """Return the patches of tiles [tiles, 3, height, width], [patches, 3 * size ** 2].
+
+    The blocks of `merge` x `merge` patches are in the order of rows, and so are the patches of a block.
+    """
     tiles, channels, height, width = pixels.shape
-    grid = pixels.reshape(tiles, channels, height // size, size, width // size, size)
-    return grid.transpose(0, 2, 4, 1, 3, 5).reshape(-1, channels * size**2)
+    block = size * merge
+    grid = pixels.reshape(tiles, channels, height // block, merge, size, width // block, merge, size)
+    return grid.transpose(0, 2, 5, 3, 6, 1, 4, 7).reshape(-1, channels * size**2)
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize(
     ("config", "reference"),
     [
-        (
+        pytest.param(
             {"model_type": model_type, **QWEN3},
             {
                 "patch_size": 16,
@@ -54,13 +60,20 @@ def patches_of(pixels: NDArray[Any], size: int) -> NDArray[Any]:
                 "image_mean": [0.5] * 3,
                 "image_std": [0.5] * 3,
             },
+            marks=marks,
         )
-        for model_type in ("qwen3_5", "qwen3_5_moe", "qwen3_vl")
+        for model_type, marks in (
+            ("qwen3_5", ()),
+            ("qwen3_5_moe", pytest.mark.nightly),
+            ("qwen3_vl", pytest.mark.nightly),
+        )
     ]
     + [(QWEN2_5, {"size": {"shortest_edge": 3136, "longest_edge": 12845056}})],
     ids=lambda config: config.get("model_type", ""),
 )
-def test_qwen_patches(config: dict[str, Any], reference: dict[str, Any], width: int, height: int) -> None:
+def test_qwen_patches_equal_those_of_transformers(
+    config: dict[str, Any], reference: dict[str, Any], width: int, height: int
+) -> None:
     image = noise(width, height)
     result = prepared(image, image_processor(config, {}))
     expected = Qwen2VLImageProcessorPil(**reference)(image, return_tensors="np")
@@ -74,7 +87,7 @@ def test_qwen_patches(config: dict[str, Any], reference: dict[str, Any], width: 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize(("size", "patch_size"), [(896, 14), (224, 14), (64, 16)])
-def test_gemma3_patches(size: int, patch_size: int, width: int, height: int) -> None:
+def test_gemma3_patches_equal_those_of_transformers(size: int, patch_size: int, width: int, height: int) -> None:
     config = {"model_type": "gemma3", "vision_config": {"image_size": size, "patch_size": patch_size}}
     image = noise(width, height)
     result = prepared(image, image_processor(config, {}))
@@ -83,13 +96,62 @@ def test_gemma3_patches(size: int, patch_size: int, width: int, height: int) -> 
     assert result.layout.tokens == 256
 
 
-@pytest.mark.parametrize(("width", "height"), [*SIZES, (5000, 300), (300, 5000), (1, 3000), (728, 364)])
-@pytest.mark.parametrize("splits", [True, False])
 @pytest.mark.parametrize(
-    ("model_type", "reference", "patch_size", "tile", "edge"),
-    [("idefics3", Idefics3ImageProcessorPil, 14, 364, 1456), ("smolvlm", SmolVLMImageProcessorPil, 16, 512, 2048)],
+    ("tokens", "width", "height"), [(280, *size) for size in (*SIZES[:5], (5000, 20), (10, 3000))] + [(70, 640, 480)]
 )
-def test_idefics3_tiles(
+def test_gemma4_patches_equal_those_of_transformers(tokens: int, width: int, height: int) -> None:
+    vision = {"patch_size": 16, "pooling_kernel_size": 3, "position_embedding_size": 10240}
+    processor = image_processor({"model_type": "gemma4", "vision_config": vision}, {"max_soft_tokens": tokens})
+    image = noise(width, height)
+    result = prepared(image, processor)
+    expected = Gemma4ImageProcessorPil(max_soft_tokens=tokens)(image, return_tensors="np")
+    rows, columns = result.layout.tiles[0]
+    patches = expected["pixel_values"][0, : rows * columns].reshape(1, rows, columns, 16, 16, 3)
+    pixels = patches.transpose(0, 5, 1, 3, 2, 4).reshape(1, 3, rows * 16, columns * 16)
+    near(result.pixels, patches_of(2 * pixels - 1, 16, 3))  # the tower of transformers normalizes
+    assert result.layout.tokens == expected["num_soft_tokens_per_image"][0] <= tokens
+    assert image_layout(processor, width, height, 16).tokens <= 16
+
+
+def test_gemma4_rejects_a_normalization_that_transformers_would_apply() -> None:
+    vision = {"patch_size": 16, "pooling_kernel_size": 3, "position_embedding_size": 10240}
+    for settings in ({"image_mean": [0.5] * 3}, {"image_std": [0.5] * 3, "do_normalize": True}):
+        with pytest.raises(ModelFileError, match="image_mean"):
+            image_processor({"model_type": "gemma4", "vision_config": vision}, settings)
+
+
+@pytest.mark.parametrize(("width", "height"), [*SIZES, (1540, 1541)])
+def test_pixtral_patches_equal_those_of_transformers(width: int, height: int) -> None:
+    config = {"model_type": "mistral3", "vision_config": {"image_size": 1540, "patch_size": 14}}
+    image = noise(width, height)
+    result = prepared(image, image_processor(config, {}))
+    expected = PixtralImageProcessorPil(size={"longest_edge": 1540}, patch_size=28)(image, return_tensors="np")
+    near(result.pixels, patches_of(expected["pixel_values"], 14, 2))
+    assert result.layout.tokens == len(result.pixels) // 4
+    assert result.layout.ranges == (result.layout.tiles[0].columns // 2,) * (result.layout.tiles[0].rows // 2)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4, 64, 256])
+@pytest.mark.parametrize(("width", "height"), [*SIZES, (20000, 10)])
+def test_pixtral_image_is_shrunk_to_the_maximum_number_of_tokens(width: int, height: int, max_tokens: int) -> None:
+    config = {"model_type": "mistral3", "vision_config": {"image_size": 1540, "patch_size": 14}}
+    layout, whole = (image_layout(image_processor(config, {}), width, height, tokens) for tokens in (max_tokens, ALL))
+    assert 0 < layout.tokens <= max_tokens
+    assert layout == whole if whole.tokens <= max_tokens else layout.rows <= whole.rows
+    assert sum(layout.ranges) == layout.tokens
+
+
+@pytest.mark.parametrize(("width", "height"), [*SIZES, (5000, 300), (300, 5000), (1, 3000), (728, 364)])
+@pytest.mark.parametrize(
+    ("model_type", "reference", "patch_size", "tile", "edge", "splits"),
+    [
+        ("idefics3", Idefics3ImageProcessorPil, 14, 364, 1456, True),
+        pytest.param("idefics3", Idefics3ImageProcessorPil, 14, 364, 1456, False, marks=pytest.mark.nightly),
+        pytest.param("smolvlm", SmolVLMImageProcessorPil, 16, 512, 2048, True, marks=pytest.mark.nightly),
+        ("smolvlm", SmolVLMImageProcessorPil, 16, 512, 2048, False),
+    ],
+)
+def test_idefics3_tiles_equal_those_of_transformers(
     model_type: str, reference: Any, patch_size: int, tile: int, edge: int, splits: bool, width: int, height: int
 ) -> None:
     config = {"model_type": model_type, "vision_config": {"image_size": tile, "patch_size": patch_size}}

@@ -3,12 +3,9 @@
 import pytest
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.vision.image_error import ImageError
-from helexa.neuron.vision.preprocessing.layout import Grid, ImageLayout
-from helexa.neuron.vision.prompt.attention_ends import attention_ends
-from helexa.neuron.vision.prompt.image_range import ImageRange, expanded_tokens
-from helexa.neuron.vision.prompt.image_text import image_text
-from helexa.neuron.vision.prompt.token_limit import token_limit
+from helexa.neuron.vision.layout import Grid, ImageError, ImageLayout, ImageRange, expanded_tokens
+from helexa.neuron.vision.model_vision import image_text, token_limit
+from helexa.neuron.vision.token_positions import attention_ends
 
 ONE = ImageLayout(((64, 96),), (Grid(6, 4),), 6)
 SPLIT = ImageLayout(((64, 32), (64, 32)), (Grid(4, 4),) * 3, 12, Grid(1, 2))

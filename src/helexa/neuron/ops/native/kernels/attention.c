@@ -3,132 +3,14 @@
  * positions. The result of each segment is merged into the result of the earlier segments. Pages and segments begin at
  * fixed positions, and masked positions add nothing. The result of a row therefore does not depend on the other rows of
  * the tile, or on whether one item or several items compute the segments. */
-#include "slices.h"
+#include "byte_pages.h"
 #include "graph.h"
-
-#if SLICE == LANES
-#define TOGETHER 6 /* queries whose sums stay in registers */
-#define SLICES 4    /* slices of sums per query */
-#else
-#define TOGETHER 4
-#define SLICES 2
-#endif
-#define LOG2_E 1.44269504f
-
-static const words INDICES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#include "page_products.h"
 
 /* Softmax over some positions: total = sum of 2^(score - peak). A peak of -inf means no positions yet. */
 typedef struct {
     float peak, total;
 } state;
-
-/* scores [rows, PAGE_SIZE] = queries [rows, dim] times keys [dim / 2, PAGE_SIZE, 2], for the first `slices` slices of
- * positions. */
-INLINE void score_rows(const bfloat16 *const *queries, const bfloat16 *keys, int64_t dim, float (*scores)[PAGE_SIZE],
-                       const int rows, const int slices) {
-    slice acc[TOGETHER][SLICES];
-    for (int r = 0; r < rows; r++)
-        for (int i = 0; i < slices; i++) acc[r][i] = (slice){0};
-    for (int64_t d = 0; d < dim; d += 2) {
-        slice_bits loaded[SLICES];
-        for (int i = 0; i < slices; i++) loaded[i] = slice_load(keys + d * PAGE_SIZE + 2 * SLICE * i);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            uint32_t pair;
-            memcpy(&pair, queries[r] + d, sizeof pair);
-            for (int i = 0; i < slices; i++) acc[r][i] = slice_dot2(acc[r][i], loaded[i], pair);
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int i = 0; i < slices; i++) memcpy(scores[r] + SLICE * i, acc[r] + i, sizeof acc[r][i]);
-}
-
-/* acc [rows, slices] += the weights at positions p and p + 1 times the values at these positions. `mask` clears the
- * value at p + 1 if no query sees it. */
-INLINE void weigh_pair(slice (*acc)[SLICES], bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_t p,
-                       int64_t dim, const uint32_t mask, const int rows, const int slices) {
-    slice_bits loaded[SLICES];
-    for (int i = 0; i < slices; i++) loaded[i] = slice_load(values + p * dim + 2 * SLICE * i) & mask;
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-        uint32_t pair;
-        memcpy(&pair, weights[r] + p, sizeof pair);
-#pragma GCC unroll 4
-        for (int i = 0; i < slices; i++) acc[r][i] = slice_dot2(acc[r][i], loaded[i], pair);
-    }
-}
-
-/* sums [rows, dim] = sums * keep + weights [rows, PAGE_SIZE] times values [PAGE_SIZE / 2, dim, 2], for the first
- * `slices` slices of `dim`. The function ignores values after the last visible position, because they may be NaN. */
-INLINE void weigh_rows(bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_t dim, float *sums,
-                       const float *keep, int64_t visible, const int rows, const int slices) {
-    slice acc[TOGETHER][SLICES];
-    for (int r = 0; r < rows; r++)
-        for (int i = 0; i < slices; i++) acc[r][i] = (slice)slice_load(sums + r * dim + SLICE * i) * keep[r];
-    for (int64_t p = 0; p + 1 < visible; p += 2) weigh_pair(acc, weights, values, p, dim, 0xffffffffu, rows, slices);
-    if (visible % 2) weigh_pair(acc, weights, values, visible - 1, dim, 0xffffu, rows, slices);
-    for (int r = 0; r < rows; r++)
-        for (int i = 0; i < slices; i++) memcpy(sums + r * dim + SLICE * i, acc[r] + i, sizeof acc[r][i]);
-}
-
-INLINE void score_parts(const bfloat16 *const *queries, const bfloat16 *keys, int64_t dim, float (*scores)[PAGE_SIZE],
-                        int rows, const int slices) {
-    for (; rows >= TOGETHER; rows -= TOGETHER, queries += TOGETHER, scores += TOGETHER)
-        score_rows(queries, keys, dim, scores, TOGETHER, slices);
-    if (rows >= 4) score_rows(queries, keys, dim, scores, 4, slices), rows -= 4, queries += 4, scores += 4;
-    if (rows == 3) score_rows(queries, keys, dim, scores, 3, slices);
-    if (rows == 2) score_rows(queries, keys, dim, scores, 2, slices);
-    if (rows == 1) score_rows(queries, keys, dim, scores, 1, slices);
-}
-
-/* Compute the scores of the first `visible` positions of a page, for all rows of queries. */
-static void score(const bfloat16 *const *queries, const bfloat16 *keys, int64_t dim, float (*scores)[PAGE_SIZE],
-                  int rows, int64_t visible) {
-    for (; visible > 0; visible -= SLICES * SLICE, keys += 2 * SLICES * SLICE) {
-        if (visible > 3 * SLICE && SLICES == 4) score_parts(queries, keys, dim, scores, rows, 4);
-        else if (visible > 2 * SLICE && SLICES == 4) score_parts(queries, keys, dim, scores, rows, 3);
-        else if (visible > SLICE) score_parts(queries, keys, dim, scores, rows, 2);
-        else score_parts(queries, keys, dim, scores, rows, 1);
-        scores = (float (*)[PAGE_SIZE])(*scores + SLICES * SLICE);
-    }
-}
-
-static void weigh(bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_t dim, float *sums, const float *keep,
-                  int rows, int64_t visible) {
-    int64_t d = 0;
-    for (; d + SLICES * SLICE <= dim; d += SLICES * SLICE) {
-        int r = 0;
-#define WEIGH(ROWS) weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, visible, ROWS, SLICES)
-        for (; rows - r >= TOGETHER; r += TOGETHER) WEIGH(TOGETHER);
-        if (rows - r >= 4) WEIGH(4), r += 4;
-        if (rows - r == 3) WEIGH(3);
-        if (rows - r == 2) WEIGH(2);
-        if (rows - r == 1) WEIGH(1);
-    }
-    for (; d < dim; d += SLICE)
-        for (int r = 0; r < rows; r++)
-            weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, visible, 1, 1);
-}
-
-/* Convert one page of an 8-bit cache to bfloat16. */
-static void widen(const uint8_t *block, int64_t dim, bfloat16 *to) {
-    const int8_t *keys = (const int8_t *)block, *values = keys + PAGE_SIZE * dim;
-    const float *scales = (const float *)(block + 2 * PAGE_SIZE * dim);
-    bfloat16 *wide_values = to + PAGE_SIZE * dim;
-    for (int64_t d = 0; d < dim; d += 2)
-        for (int p = 0; p < PAGE_SIZE; p += 8) {
-            lanes scale;
-            for (int i = 0; i < LANES; i++) scale[i] = scales[p + i / 2];
-            store_rounded(to + d * PAGE_SIZE + p * 2, load_signed(keys + (d * PAGE_SIZE + p * 2)) * scale);
-        }
-    for (int64_t p = 0; p < PAGE_SIZE; p += 2) {
-        lanes scale;
-        for (int i = 0; i < LANES; i++) scale[i] = scales[PAGE_SIZE + p + i % 2];
-        for (int64_t i = 0; i < 2 * dim; i += LANES) {
-            store_rounded(wide_values + p * dim + i, load_signed(values + p * dim + i) * scale);
-        }
-    }
-}
 
 /* Return the first position of the first page with a position that a query of the tile sees. */
 static int64_t first_seen(int64_t window, const tile *t) {
@@ -136,72 +18,176 @@ static int64_t first_seen(int64_t window, const tile *t) {
     return first < 0 ? 0 : first / PAGE_SIZE * PAGE_SIZE;
 }
 
-/* Compute the weights of one query for the positions of a page, and update the peak of the query's softmax `s`. Only
- * the positions [visible_begin, visible_end) of the page get a weight. Write the sum of the weights to `added_up`.
- * Return the factor for the sums of earlier pages, as an exponent of two. */
-INLINE float weights_of(const float *scores, float scale, int32_t visible_begin, int32_t visible_end, state *s,
-                        float *added_up, bfloat16 *weights) {
-    const int masked = visible_end < PAGE_SIZE || visible_begin > 0;
-    lanes score[4], peak = all(s->peak), added = {0};
-    words counts[4];
-    for (int i = 0; i < 4; i++) {
-        score[i] = load(scores + LANES * i) * scale;
-        counts[i] = (INDICES < visible_end - LANES * i) & (INDICES >= visible_begin - LANES * i);
-        if (masked) score[i] = where(counts[i], score[i], all(-INFINITY));
-        peak = larger(peak, score[i]);
+/* Return the number of bytes of the keys of one KV head in a page. The values have as many. */
+INLINE int64_t key_bytes(const attend_arguments *a) { return PAGE_SIZE * a->dim * (a->narrow ? 1 : 2); }
+
+/* Rearrange the keys [dim / 2, PAGE_SIZE, 2] of a page as values [PAGE_SIZE / 2, dim, 2], at least for the first `visible`
+ * positions. */
+INLINE void values_from_keys(const uint8_t *keys, int64_t dim, int64_t visible, uint8_t *values) {
+    for (int64_t position = 0; position < visible; position += LANES)
+        for (int64_t d = 0; d < dim; d += 2 * LANES) {
+            bits m[LANES]; /* a word has two numbers of a position */
+            for (int i = 0; i < LANES; i++) m[i] = load_bits(keys + 4 * ((d / 2 + i) * PAGE_SIZE + position));
+            transpose(m);
+            for (int i = 0; i < LANES; i += 2) {
+                bits even = (m[i] & 0xffff) | m[i + 1] << 16, odd = m[i] >> 16 | (m[i + 1] & 0xffff0000);
+                bits first = MIX(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+                bits second = MIX(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+                uint8_t *to = values + 4 * ((position + i) / 2 * dim + d);
+                memcpy(to, &first, sizeof first), memcpy(to + sizeof first, &second, sizeof second);
+            }
+        }
+}
+
+/* Return the keys of one KV head in the page with the position `position` of a tile's sequence. The values follow the
+ * keys. The scales and the base of an 8-bit cache follow the values. */
+INLINE const uint8_t *keys_of(const attend_arguments *a, const tile *t, int64_t kv_head, int64_t position) {
+    int64_t page = a->page_numbers[t->pages + position / PAGE_SIZE];
+    int64_t more = a->narrow ? 3 * PAGE_SIZE * (int64_t)sizeof(float) + a->dim * (int64_t)sizeof(bfloat16) : 0;
+    return a->cache + (page * a->cached_heads + kv_head * a->cached_heads / a->kv_heads) * ((a->keys_only ? 1 : 2) * key_bytes(a) + more);
+}
+
+/* Return the keys that the item `item` of `attend` reads first. */
+static const uint8_t *first_keys(const attend_arguments *a, int64_t item) {
+    const tile *t = a->tiles + item / a->kv_heads;
+    int64_t first = first_seen(a->window, t), from = t->first_segment * SEGMENT_POSITIONS;
+    return keys_of(a, t, item % a->kv_heads, from > first ? from : first);
+}
+
+/* The queries of a tile and one KV head in the type of the cache, and their work on one page. */
+typedef union {
+    uint16_t rounded[MAX_QUERIES * QUERY_STRIDE] __attribute__((aligned(64)));
+    byte_queries bytes;
+} tile_queries;
+typedef union {
+    page_work rounded;
+    byte_work bytes;
+} tile_work;
+
+static void load_queries(const attend_arguments *a, const tile *t, int64_t kv_head, tile_queries *to) {
+    int64_t group = a->heads / a->kv_heads, dim = a->dim;
+    for (int64_t q = 0; q < t->rows * group; q++) {
+        int64_t from = ((t->row + q / group) * a->heads + kv_head * group + q % group) * dim;
+        if (a->narrow) load_byte_query((const float *)a->queries + from, dim, &to->bytes, q);
+        else memcpy(to->rounded + q * QUERY_STRIDE, (const bfloat16 *)a->queries + from, dim * sizeof(bfloat16));
     }
-    float previous = s->peak, most = s->peak = largest(peak);
-    for (int i = 0; i < 4; i++) {
-        lanes weight = power_of_two(score[i] - most);
-        if (masked) weight = where(counts[i], weight, (lanes){0});
-        added += weight;
-        store_rounded(weights + LANES * i, weight);
+}
+
+/* The positions [begin, end) of a page that a row sees. */
+typedef struct {
+    int32_t begin, end;
+} range;
+
+INLINE int all_of(range seen) { return seen.begin == 0 && seen.end == PAGE_SIZE; }
+
+/* Return the positions that the row `row` of a tile sees of the page that begins at position `start`. */
+INLINE range seen_by(const attend_arguments *a, const tile *t, int64_t row, int64_t start) {
+    int64_t own = t->position + row + 1 - start, seen = t->seen ? t->seen - start : own;
+    return (range){own > a->window ? (int32_t)(own - a->window) : 0, seen > PAGE_SIZE ? PAGE_SIZE : (int32_t)seen};
+}
+
+/* Apply the soft cap to the scores of the queries [begin, end) of a page, which are not multiplied by the scale yet. */
+static void cap_scores(const attend_arguments *a, page_work *page, int begin, int end) {
+    for (int q = begin; q < end; q++)
+        for (float *score = page->scores[q]; score < page->scores[q] + PAGE_SIZE; score += LANES)
+            store(score, soft_capped(load(score), a->cap / a->scale));
+}
+
+/* Apply the soft cap to the scores of the queries [begin, end) of an 8-bit page, which are exponents of two. A score
+ * includes the logarithm of the value's scale. The capped scores include the products of the base. */
+static void cap_byte_scores(const attend_arguments *a, byte_work *page, const float *logarithms, int begin, int end) {
+    for (int q = begin; q < end; q++) {
+        lanes base = all(page->base[q] * a->scale * LOG2_E);
+        for (int i = 0; i < PAGE_SIZE; i += LANES) {
+            lanes more = load(logarithms + i), score = load(page->scores[q] + i) - more + base;
+            store(page->scores[q] + i, soft_capped(score, a->cap * LOG2_E) + more);
+        }
+        page->base[q] = 0;
     }
-    *added_up = sum(added);
-    return previous - most;
+}
+
+/* Attend to one page of bfloat16 numbers for the rows [skip, rows) of a tile. */
+INLINE void attend_page(const attend_arguments *a, const tile *t, const tile_queries *queries, int64_t start,
+                        const uint8_t *keys, const uint8_t *ahead, int64_t skip, int64_t rows, int64_t visible,
+                        page_work *page, state *states, float *sums) {
+    const int group = (int)(a->heads / a->kv_heads), begin = (int)skip * group, end = (int)rows * group;
+    const int64_t dim = a->dim, values = key_bytes(a);
+    const float scale = a->scale * LOG2_E; /* scores become exponents of two */
+    float totals[MAX_QUERIES];
+    score(queries->rounded + begin * QUERY_STRIDE, keys, ahead, dim, page->scores + begin, end - begin, visible);
+    if (a->cap > 0) cap_scores(a, page, begin, end);
+    for (int q = begin; q < end;) {
+        range seen = seen_by(a, t, q / group, start);
+        for (int last = q + group; q < last; q++)
+            totals[q] = all_of(seen) ? weights_of(page, q, scale, 0, PAGE_SIZE, &states[q].peak, 0)
+                                     : weights_of(page, q, scale, seen.begin, seen.end, &states[q].peak, 1);
+    }
+    for (int q = begin / LANES * LANES; q < end; q += LANES)
+        store(page->keep + q, power_of_two(load(page->keep + q)));
+    for (int q = begin; q < end; q++) states[q].total = states[q].total * page->keep[q] + totals[q];
+    static __thread uint8_t rearranged[2 * PAGE_SIZE * MAX_DIM] __attribute__((aligned(64)));
+    if (a->keys_only) values_from_keys(keys, dim, visible, rearranged);
+    weigh(page->weights[begin], a->keys_only ? rearranged : keys + values, a->keys_only ? ahead : ahead + values, dim,
+          sums + begin * dim, page->keep + begin, end - begin, visible);
+}
+
+/* Attend to one page of 8-bit integers. The largest scores of all queries are computed before their weights, so that the
+ * processor overlaps the work on several queries. */
+INLINE void attend_byte_page(const attend_arguments *a, const tile *t, const tile_queries *queries, int64_t start,
+                             const uint8_t *keys, const uint8_t *ahead, int64_t skip, int64_t rows, int64_t visible,
+                             byte_work *page, float *sums) {
+    const int group = (int)(a->heads / a->kv_heads), begin = (int)skip * group, end = (int)rows * group;
+    const int64_t dim = a->dim, values = key_bytes(a), more = 3 * PAGE_SIZE * sizeof(float) + dim * sizeof(bfloat16);
+    const float *scales = (const float *)(keys + 2 * values), *inverses = scales + 2 * PAGE_SIZE;
+    const float scale = a->scale * LOG2_E; /* scores become exponents of two */
+    prefetch_bytes(ahead + 2 * values, more);
+    base_scores(&queries->bytes, (const bfloat16 *)(scales + 3 * PAGE_SIZE), dim, end, page->base);
+    score_bytes(&queries->bytes, scale, keys, scales, ahead, dim, page, begin, end, visible);
+    if (a->cap > 0) cap_byte_scores(a, page, scales + PAGE_SIZE, begin, end);
+    for (int q = begin; q < end;) {
+        range seen = seen_by(a, t, q / group, start);
+        for (int last = q + group; q < last; q++)
+            if (all_of(seen)) largest_scores(page, q, 0, PAGE_SIZE, 0);
+            else largest_scores(page, q, seen.begin, seen.end, 1);
+    }
+    update_peaks(page, scale, begin, end);
+    for (int q = begin; q < end;) {
+        range seen = seen_by(a, t, q / group, start);
+        for (int last = q + group; q < last; q++)
+            if (all_of(seen)) weights_from(page, q, inverses, 0, PAGE_SIZE, 0);
+            else weights_from(page, q, inverses, seen.begin, seen.end, 1);
+    }
+    update_totals(page, begin, end);
+    weigh_bytes(page, keys + values, ahead + values, dim, sums, begin, end, visible);
 }
 
 /* Compute attention to the positions [from, to) for the queries of one tile and one KV head. Overwrites `states` and
- * `sums`. */
-static void attend_segment(const attend_arguments *a, const tile *t, int64_t kv_head, int64_t from, int64_t to,
-                        state *states, float *sums) {
-    static __thread float scores[MAX_QUERIES][PAGE_SIZE] __attribute__((aligned(64)));
-    static __thread bfloat16 weights[MAX_QUERIES][PAGE_SIZE] __attribute__((aligned(64)));
-    static __thread bfloat16 wide[2 * PAGE_SIZE * MAX_DIM] __attribute__((aligned(64)));
-    int64_t group = a->heads / a->kv_heads, dim = a->dim, window = a->window, first = first_seen(window, t);
-    float scale = a->scale * LOG2_E; /* scores become exponents of two */
-    const bfloat16 *queries[MAX_QUERIES];
-    float keep[MAX_QUERIES] = {0}, added_up[MAX_QUERIES];
+ * `sums`. `next` are the keys that this thread reads after these positions, and are prefetched. */
+INLINE void attend_segment(const attend_arguments *a, const tile *t, const tile_queries *queries, int64_t kv_head,
+                           int64_t from, int64_t to, const uint8_t *next, state *states, float *sums,
+                           const int narrow) {
+    static __thread tile_work page;
+    const int64_t group = a->heads / a->kv_heads, window = a->window, first = first_seen(window, t);
     for (int q = 0; q < t->rows * group; q++) {
-        queries[q] = a->queries + ((t->row + q / group) * a->heads + kv_head * group + q % group) * dim;
         states[q] = (state){-INFINITY, 0};
+        if (narrow) page.bytes.peaks[q] = -INFINITY, page.bytes.totals[q] = 0;
     }
-    memset(sums, 0, t->rows * group * dim * sizeof *sums);
-    int64_t bytes = a->narrow ? 2 * PAGE_SIZE * dim + 2 * PAGE_SIZE * 4 : 4 * PAGE_SIZE * dim;
+    memset(sums, 0, t->rows * group * a->dim * sizeof *sums);
     for (int64_t start = from > first ? from : first; start < to; start += PAGE_SIZE) {
-        int64_t page = a->page_numbers[t->pages + start / PAGE_SIZE];
-        const uint8_t *block = a->cache + (page * a->kv_heads + kv_head) * bytes;
-        const bfloat16 *keys = (const bfloat16 *)block;
-        if (a->narrow) widen(block, dim, wide), keys = wide;
+        const uint8_t *keys = keys_of(a, t, kv_head, start);
+        const uint8_t *ahead = start + PAGE_SIZE < to ? keys_of(a, t, kv_head, start + PAGE_SIZE) : next;
         /* Skip rows that see no position of this page: rows before the page, and rows whose window begins after it. */
         int64_t skip = start - t->position, rows = start + PAGE_SIZE + window - 1 - t->position;
         if (skip < 0 || t->seen) skip = 0;
         if (rows > t->rows) rows = t->rows;
         int64_t visible = (t->seen ? t->seen : t->position + rows) - start;
         if (visible > PAGE_SIZE) visible = PAGE_SIZE;
-        int begin = (int)(skip * group), end = (int)(rows * group), count = end - begin;
-        score(queries + begin, keys, dim, scores + begin, count, visible);
-        for (int q = begin; q < end; q++) {
-            int64_t own_end = t->position + q / group + 1 - start, visible_begin = own_end - window;
-            int64_t visible_end = t->seen ? t->seen - start : own_end;
-            keep[q] = weights_of(scores[q], scale, visible_begin < 0 ? 0 : (int32_t)visible_begin,
-                                 visible_end > PAGE_SIZE ? PAGE_SIZE : (int32_t)visible_end, states + q, added_up + q,
-                                 weights[q]);
-        }
-        for (int q = begin / LANES * LANES; q < end; q += LANES) store(keep + q, power_of_two(load(keep + q)));
-        for (int q = begin; q < end; q++) states[q].total = states[q].total * keep[q] + added_up[q];
-        weigh(weights + begin, keys + PAGE_SIZE * dim, dim, sums + begin * dim, keep + begin, count, visible);
+        if (narrow)
+            attend_byte_page(a, t, queries, start, keys, ahead, skip, rows, visible, &page.bytes, sums);
+        else attend_page(a, t, queries, start, keys, ahead, skip, rows, visible, &page.rounded, states, sums);
     }
+    for (int q = 0; narrow && q < t->rows * group; q++)
+        states[q] = (state){page.bytes.peaks[q], page.bytes.totals[q]};
 }
 
 /* Merge the result `from` of a range of positions into the result `into` of an earlier range. */
@@ -238,15 +224,20 @@ KERNEL(attend, item) {
     int64_t kv_head = item % a->kv_heads, group = a->heads / a->kv_heads, dim = a->dim;
     static __thread float sums[MAX_QUERIES * MAX_DIM] __attribute__((aligned(64)));
     static __thread float all_sums[MAX_QUERIES * MAX_DIM] __attribute__((aligned(64)));
+    static __thread tile_queries queries;
     state states[MAX_QUERIES], all_states[MAX_QUERIES];
     int count = (int)(t->rows * group);
     int64_t end = t->seen ? t->seen : t->position + t->rows, first = first_seen(a->window, t) / SEGMENT_POSITIONS;
     for (int q = 0; q < count; q++) all_states[q] = (state){-INFINITY, 0};
-    for (int64_t segment = t->first_segment; segment < t->first_segment + t->segments; segment++) {
+    load_queries(a, t, kv_head, &queries);
+    int64_t next_item = item + 1 < *a->tile_count * a->kv_heads ? item + 1 : item;
+    for (int64_t segment = t->first_segment, last = segment + t->segments; segment < last; segment++) {
         if (t->partial < 0 && segment < first) continue;
         int64_t from = segment * SEGMENT_POSITIONS;
         int64_t to = from + SEGMENT_POSITIONS < end ? from + SEGMENT_POSITIONS : end;
-        attend_segment(a, t, kv_head, from, to, states, sums);
+        const uint8_t *next = segment + 1 < last ? keys_of(a, t, kv_head, to) : first_keys(a, next_item);
+        if (a->narrow) attend_segment(a, t, &queries, kv_head, from, to, next, states, sums, 1);
+        else attend_segment(a, t, &queries, kv_head, from, to, next, states, sums, 0);
         for (int q = 0; q < count; q++) {
             if (t->partial < 0) {
                 merge(all_states + q, all_sums + q * dim, states + q, sums + q * dim, dim);

@@ -1,42 +1,10 @@
-/* Gated DeltaNet between its projections: the convolution, the gated delta rule, and the norm with the output gate.
- * `ops/delta/gated_delta.py` describes the rule. Every kernel computes the tokens of a sequence one after another with
+/* Gated DeltaNet between its convolution and its output projection: the gated delta rule, and the norm with the output
+ * gate. `ops/gated_delta.py` describes the rule. Every kernel computes the tokens of a sequence one after another with
  * the same operations, so the results do not depend on the division of a prompt into steps. */
-#include "lanes.h"
+#include "slices.h"
 #include "graph.h"
 
-#define CONVOLVED 128      /* columns per item of the convolution */
 #define BLOCK (2 * LANES)  /* columns of a state per item of the delta rule */
-
-KERNEL(convolve, item) {
-    int64_t width = a->width, past = a->taps - 1, blocks = (width + CONVOLVED - 1) / CONVOLVED;
-    if (item < 0) return *a->span_count * blocks;
-    const span *s = a->spans + item / blocks;
-    int64_t first = item % blocks * CONVOLVED, last = first + CONVOLVED < width ? first + CONVOLVED : width;
-    const float *x = a->x + s->row * a->stride, zeros[LANES] = {0};
-    float *state = a->state + s->slot * past * width, *out = a->out + s->row * width;
-    const float *inputs[a->taps];
-    for (int64_t t = 0; t < s->rows; t++) {
-        int64_t begin = s->initial && t < past ? past - t : 0; /* inputs before the first token are 0 */
-        for (int64_t tap = begin, token = t + tap - past; tap <= past; tap++, token++)
-            inputs[tap] = token >= 0 ? x + token * a->stride : state + (past + token) * width;
-        for (int64_t i = first; i < last; i += LANES) {
-            lanes total = {0};
-            for (int64_t tap = begin; tap <= past; tap++)
-                total = fused(load(inputs[tap] + i), load(a->weights + tap * width + i), total);
-            store(out + t * width + i, gated(total, SILU));
-        }
-    }
-    for (int64_t place = 0; place < past; place++) { /* in ascending order, because inputs move to lower places */
-        int64_t token = s->settled + place - past;
-        for (int64_t i = first; i < last; i += LANES) {
-            const float *input = token >= 0   ? x + token * a->stride + i
-                                 : s->initial ? zeros
-                                              : state + (past + token) * width + i;
-            store(state + place * width + i, load(input));
-        }
-    }
-    return 0;
-}
 
 /* Return 1 / the length of x. */
 static float inverse_length(const float *x, int64_t dim) {
@@ -64,7 +32,7 @@ KERNEL(delta_factors, item) {
     return 0;
 }
 
-/* Compute `count` vectors of adjacent columns of a head's state, for all tokens of a span. */
+/* Compute `count` slices of adjacent columns of a head's state, for all tokens of a span. */
 INLINE void advance(const delta_rule_arguments *a, const span *s, int64_t head, int64_t column, const int count) {
     int64_t heads = a->heads, key_heads = a->key_heads, dim = a->key_dim, value_dim = a->value_dim;
     int64_t key_head = head / (heads / key_heads), keys = key_heads * dim, width = 2 * keys + heads * value_dim;
@@ -73,33 +41,34 @@ INLINE void advance(const delta_rule_arguments *a, const span *s, int64_t head, 
     const float *v = a->qkv + s->row * width + 2 * keys + head * value_dim + column;
     const float *factors = a->factors + s->row * 2 * (heads + key_heads);
     float *out = a->out + (s->row * heads + head) * value_dim + column;
-    lanes state[MAX_DIM][2], stored[2] = {0}; /* `stored` is the product of the state and the next token's key */
+    slice state[MAX_DIM][BLOCK / SLICE];
+    slice stored[BLOCK / SLICE] = {0}; /* the product of the state and the next token's key */
     for (int64_t i = 0; i < dim; i++)
         for (int c = 0; c < count; c++) {
-            state[i][c] = s->initial ? all(0) : load(saved + i * value_dim + c * LANES);
-            stored[c] = fused(all(k[i]), state[i][c], stored[c]);
+            state[i][c] = s->initial ? fill(0) : (slice)slice_load(saved + i * value_dim + c * SLICE);
+            stored[c] = slice_fused(fill(k[i]), state[i][c], stored[c]);
         }
     for (int64_t t = 0; t < s->rows; t++) {
         float decay = factors[head], beta = factors[heads + head];
         float q_factor = factors[2 * heads + key_head], k_factor = factors[2 * heads + key_heads + key_head];
         const float *next = t + 1 < s->rows ? k + width : k;
-        lanes change[2], result[2] = {0}, read[2] = {0};
+        slice change[BLOCK / SLICE], result[BLOCK / SLICE] = {0}, read[BLOCK / SLICE] = {0};
         for (int c = 0; c < count; c++)
-            change[c] = (load(v + c * LANES) - stored[c] * (decay * k_factor)) * (beta * k_factor);
+            change[c] = ((slice)slice_load(v + c * SLICE) - stored[c] * (decay * k_factor)) * (beta * k_factor);
         for (int64_t i = 0; i < dim; i++)
             for (int c = 0; c < count; c++) {
-                lanes value = fused(all(k[i]), change[c], state[i][c] * decay);
+                slice value = slice_fused(fill(k[i]), change[c], state[i][c] * decay);
                 state[i][c] = value;
-                result[c] = fused(all(q[i]), value, result[c]);
-                read[c] = fused(all(next[i]), value, read[c]);
+                result[c] = slice_fused(fill(q[i]), value, result[c]);
+                read[c] = slice_fused(fill(next[i]), value, read[c]);
             }
         for (int c = 0; c < count; c++) {
-            store(out + c * LANES, result[c] * q_factor);
+            slice_store(out + c * SLICE, result[c] * q_factor);
             stored[c] = read[c];
         }
         if (t + 1 == s->settled)
             for (int64_t i = 0; i < dim; i++)
-                for (int c = 0; c < count; c++) store(saved + i * value_dim + c * LANES, state[i][c]);
+                for (int c = 0; c < count; c++) slice_store(saved + i * value_dim + c * SLICE, state[i][c]);
         q += width, k += width, v += width, factors += 2 * (heads + key_heads), out += heads * value_dim;
     }
 }
@@ -109,8 +78,8 @@ KERNEL(delta_rule, item) {
     if (item < 0) return *a->span_count * a->heads * blocks;
     int64_t head = item / blocks % a->heads, column = item % blocks * BLOCK;
     const span *s = a->spans + item / blocks / a->heads;
-    if (column + BLOCK <= a->value_dim) advance(a, s, head, column, 2);
-    else advance(a, s, head, column, 1);
+    if (column + BLOCK <= a->value_dim) advance(a, s, head, column, BLOCK / SLICE);
+    else advance(a, s, head, column, LANES / SLICE);
     return 0;
 }
 

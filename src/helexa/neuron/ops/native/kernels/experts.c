@@ -5,7 +5,7 @@
 #include "graph.h"
 
 int64_t multiply(const multiply_arguments *, int64_t), multiply_plain(const multiply_plain_arguments *, int64_t);
-int64_t quantise(const quantise_arguments *, int64_t);
+int64_t quantize(const quantize_arguments *, int64_t);
 
 /* Find the `chosen` experts with the largest scores, and write their indexes in ascending order. The lower index wins a
  * tie. */
@@ -26,20 +26,74 @@ static void choose(const float *scores, int64_t experts, int64_t chosen, int64_t
     }
 }
 
+/* Replace the ranks of all experts outside the best groups by -INFINITY. */
+static void keep_best_groups(const route_arguments *a, float *ranks) {
+    int64_t size = a->experts / a->groups, kept[a->groups], place = 0;
+    float best[a->groups];
+    for (int64_t group = 0; group < a->groups; group++) {
+        float first = -INFINITY, second = -INFINITY;
+        for (int64_t i = 0; i < size; i++) {
+            float rank = ranks[group * size + i];
+            if (rank > first) second = first, first = rank;
+            else if (rank > second) second = rank;
+        }
+        best[group] = a->summed == 1 ? first : first + second;
+    }
+    choose(best, a->groups, a->chosen_groups, kept);
+    for (int64_t group = 0; group < a->groups; group++) {
+        if (place < a->chosen_groups && kept[place] == group) {
+            place++;
+            continue;
+        }
+        for (int64_t i = 0; i < size; i++) ranks[group * size + i] = -INFINITY;
+    }
+}
+
+/* Write the value and the rank of each expert. Both arrays have MAX_EXPERTS elements. */
+static void rank_experts(const route_arguments *a, const float *scores, float *values, float *ranks) {
+    int64_t experts = a->experts;
+    float peak = -INFINITY, total = 0;
+    for (int64_t i = 0; i < experts; i++) values[i] = scores[i], peak = fmaxf(peak, scores[i]);
+    for (int64_t i = experts; i % LANES; i++) values[i] = 0;
+    for (int64_t i = 0; i < experts; i += LANES) {
+        lanes score = load(values + i);
+        lanes value = a->sigmoids ? sigmoid(score) : power_of_two(larger((score - peak) * LOG2_E, all(-126.0f)));
+        store(values + i, where(score == score, value, score));
+    }
+    for (int64_t i = 0; i < experts && !a->sigmoids; i++) total += values[i];
+    for (int64_t i = 0; i < experts; i++) {
+        if (!a->sigmoids) values[i] /= total;
+        ranks[i] = values[i] + (a->bias ? a->bias[i] : 0.0f);
+    }
+    if (a->groups > 1) keep_best_groups(a, ranks);
+}
+
 KERNEL(route, item) {
     int64_t *starts = a->starts, *places = a->places;
-    int64_t rows = a->rows, experts = a->experts, chosen = a->chosen, normalised = a->normalised, next[MAX_EXPERTS];
+    int64_t rows = a->rows, experts = a->experts, chosen = a->chosen, normalized = a->normalized, next[MAX_EXPERTS];
+    float values[MAX_EXPERTS], ranks[MAX_EXPERTS];
     if (item < 0) return 1;
     memset(starts, 0, (experts + 1) * sizeof *starts);
     for (int64_t row = 0; row < rows; row++) {
         const float *row_scores = a->scores + row * experts;
         int64_t *picked = places + row * chosen;
         float *weight = a->weights + row * chosen, peak = -INFINITY, total = 0;
-        choose(row_scores, experts, chosen, picked);
-        for (int64_t i = 0; i < chosen; i++) peak = fmaxf(peak, row_scores[picked[i]]);
-        for (int64_t i = 0; i < chosen; i++) weight[i] = expf(row_scores[picked[i]] - peak), total += normalised ? weight[i] : 0;
-        for (int64_t expert = 0; expert < experts && !normalised; expert++) total += expf(row_scores[expert] - peak);
-        for (int64_t i = 0; i < chosen; i++) weight[i] /= total, starts[picked[i] + 1]++;
+        if (a->by_scores) {
+            choose(row_scores, experts, chosen, picked);
+            for (int64_t i = 0; i < chosen; i++) peak = fmaxf(peak, row_scores[picked[i]]);
+            for (int64_t i = 0; i < chosen; i++) weight[i] = expf(row_scores[picked[i]] - peak), total += normalized ? weight[i] : 0;
+            for (int64_t expert = 0; expert < experts && !normalized; expert++) total += expf(row_scores[expert] - peak);
+        } else {
+            rank_experts(a, row_scores, values, ranks);
+            choose(ranks, experts, chosen, picked);
+            for (int64_t i = 0; i < chosen; i++) weight[i] = values[picked[i]], total += normalized ? weight[i] : 0;
+            total = normalized ? total + 1e-20f : 1; /* sigmoids may underflow to 0 */
+        }
+        for (int64_t i = 0; i < chosen; i++) {
+            weight[i] /= total;
+            if (a->factors) weight[i] *= a->factors[picked[i]];
+            starts[picked[i] + 1]++;
+        }
     }
     for (int64_t expert = 0; expert < experts; expert++) next[expert] = starts[expert], starts[expert + 1] += starts[expert];
     for (int64_t i = 0; i < rows * chosen; i++) {
@@ -76,9 +130,9 @@ INLINE int64_t each_expert(const int64_t *starts, int64_t experts, const void *a
     return total;
 }
 
-INLINE int64_t quantise_one(const void *arguments, int64_t expert, int64_t start, int64_t count, int64_t item) {
-    const quantise_experts_arguments *a = arguments;
-    quantise_arguments one_expert = {
+INLINE int64_t quantize_one(const void *arguments, int64_t expert, int64_t start, int64_t count, int64_t item) {
+    const quantize_experts_arguments *a = arguments;
+    quantize_arguments one_expert = {
         .x = a->x + start * a->columns * (a->gate ? 2 : 1),
         .out = a->out + start * a->columns / GROUP * BLOCK_BYTES,
         .rows = count,
@@ -87,10 +141,10 @@ INLINE int64_t quantise_one(const void *arguments, int64_t expert, int64_t start
         .x_bits = a->x_bits,
     };
     (void)expert;
-    return quantise(&one_expert, item);
+    return quantize(&one_expert, item);
 }
 
-KERNEL(quantise_experts, item) { return each_expert(a->starts, a->experts, a, item, quantise_one); }
+KERNEL(quantize_experts, item) { return each_expert(a->starts, a->experts, a, item, quantize_one); }
 
 INLINE int64_t multiply_one(const void *arguments, int64_t expert, int64_t start, int64_t count, int64_t item) {
     const multiply_experts_arguments *a = arguments;
@@ -157,7 +211,7 @@ KERNEL(add_gated, item) {
     float *out = a->out + item * width;
     const float *x = a->x + item * width;
     if (item < 0) return a->rows;
-    float share = 1.0f / (1.0f + expf(-a->gate[item]));
+    float share = a->gate ? 1.0f / (1.0f + expf(-a->gate[item])) : 1.0f;
     for (int64_t i = 0; i < width; i += LANES) store(out + i, fused(load(x + i), all(share), load(out + i)));
     return 0;
 }

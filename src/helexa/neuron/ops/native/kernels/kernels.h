@@ -13,8 +13,8 @@ typedef uint16_t bfloat16;
 #define PAGE_SIZE 64           /* positions per page of the KV cache */
 #define SEGMENT_POSITIONS 512  /* positions per partial result of attention */
 #define SPLIT_ROWS 8           /* maximum sequences in a batch whose decode rows are split into segments */
-#define MAX_DIM 256            /* largest head size */
-#define MAX_QUERIES 32         /* maximum queries of an attention tile: rows times query heads per KV head */
+#define MAX_DIM 576            /* largest head size */
+#define MAX_QUERIES 48         /* maximum queries of an attention tile: rows times query heads per KV head */
 #define GROUP 32               /* columns per group of a quantized matrix */
 #define STRETCH_GROUPS 8       /* groups of a stretch: they share a unit, in formats with two scale levels */
 #define BLOCK_BYTES 84         /* bytes of a block: GROUP rounded activations */
@@ -38,14 +38,16 @@ typedef uint16_t bfloat16;
 #define SILU 1
 #define GELU_TANH 2
 #define GELU 3
+#define RELU2 4
 
 /* A format of quantized matrices: bits per code; levels of scales (2 if scales are codes times a unit); whether groups
  * have minimums; code of the value 0; columns per scale; whether a table maps each 4-bit code to a value from 0 to 255
- * (the value 128 then represents 0); type of the scale units. */
+ * (the value 128 then represents 0); type of the scale units; number of entries of the codebook and codes per entry, or
+ * 0 if the matrix contains codes instead of indexes into a codebook. */
 typedef struct {
-    int bits, levels, minimum, zero, group, table, unit;
+    int bits, levels, minimum, zero, group, table, unit, entries, width;
 } format;
-#define FORMAT_COUNT 13
+#define FORMAT_COUNT 21
 
 /* A tile of attention: queries of consecutive rows of one sequence. */
 typedef struct {
@@ -94,12 +96,36 @@ typedef struct {
     int64_t rows, width, activation;
 } activate_arguments;
 
+/* x = (x + delta) * factor. */
+typedef struct {
+    float *x;           /* [rows, width] */
+    const float *delta; /* [rows, width] */
+    int64_t rows, width;
+    float factor;
+} add_scaled_arguments;
+
+/* Soft cap: x = cap * tanh(x / cap) + bias. */
+typedef struct {
+    float *x;                   /* [rows, width] */
+    const float *nullable bias; /* [width] */
+    int64_t rows, width;
+    float cap;
+} soft_cap_arguments;
+
 /* Gated activation: out = gate(first half of x) * second half of x. */
 typedef struct {
     const float *x; /* [rows, 2 * width] */
     float *out;     /* [rows, width] */
     int64_t rows, width, gate;
 } gate_mul_arguments;
+
+/* out = gate(x) * inputs, for the columns of `inputs` from `first` on. */
+typedef struct {
+    const float *x;      /* [rows, width] */
+    const float *inputs; /* [rows, stride] */
+    float *out;          /* [rows, width] */
+    int64_t rows, width, stride, first, gate;
+} gate_inputs_arguments;
 
 /* out = the rows of x with the indexes `chosen`. */
 typedef struct {
@@ -109,11 +135,34 @@ typedef struct {
     int64_t rows, width;
 } choose_rows_arguments;
 
+/* Choose a token for each row of logits. The lines of `filters` are temperature (0 for the first largest logit), top-k
+ * (0 for no limit), top-p and min-p. Adjustments change logits before the choice, and are undone after it. `starts` has
+ * the first adjustment of the biases of each row, of the repetition penalties and of the presence penalties. */
 typedef struct {
-    const float *x; /* [rows, width] */
-    int64_t *out;   /* [rows], column of each row's first maximum, or NON_FINITE */
-    int64_t rows, width;
-} argmax_arguments;
+    float *x;                          /* [samples, width] */
+    const float *filters;              /* [samples, 4] */
+    const int64_t *seeds, *positions;  /* [samples], which determine the random number of a row */
+    const int32_t *nullable starts;    /* [3 * samples + 1], or null without adjustments */
+    const int32_t *nullable tokens;    /* of the adjustments; a negative token is an index from the end of `last` */
+    const float *nullable values;
+    const int64_t *nullable last;      /* [last_count], tokens of the previous step */
+    const int32_t *nullable chosen;    /* [rows], or null for the first rows */
+    const uint8_t *nullable masks;     /* [rows, mask_bytes], bits of allowed tokens, with other random numbers */
+    int64_t *out;                      /* [rows], or NON_FINITE if the row's largest logit is NaN or infinite */
+    int64_t rows, samples, width, mask_bytes, last_count;
+} choose_tokens_arguments;
+
+/* Log-probabilities of a token of each row and of the `likeliest` tokens, in descending order. They are NaN if the
+ * row's largest logit is NaN or infinite. Of tokens with equal logits, the lowest ids come first. */
+typedef struct {
+    const float *x;                 /* [.., width] */
+    const int64_t *tokens;          /* [..] */
+    const int32_t *nullable chosen; /* [rows], or null for the first rows */
+    float *out;                     /* [rows] */
+    int64_t *ids;                   /* [rows, likeliest] */
+    float *values;                  /* [rows, likeliest] */
+    int64_t rows, width, likeliest;
+} log_probabilities_arguments;
 
 /* Compute the cosines and sines of RoPE, times `factor`, for the angles position * frequency. */
 typedef struct {
@@ -124,25 +173,79 @@ typedef struct {
     float factor;
 } rope_tables_arguments;
 
-/* Normalize queries and keys, apply RoPE, and store keys and values at `slots` of the cache. The cache contains, for
- * each page and KV head:
+/* Normalize queries and keys, apply RoPE (or RoPE first), and store keys and values at `slots` of the cache. A row of
+ * `qkv` has `width` heads: queries, keys and values; or queries and keys, which before norm and RoPE are the values, too; or only queries,
+ * and nothing is stored. The cache contains, for each page and KV head:
  *   bfloat16: keys [dim / 2, PAGE_SIZE, 2], values [PAGE_SIZE / 2, dim, 2]
- *   8 bits: the same layout in bytes, then key scales float32 [PAGE_SIZE], value scales float32 [PAGE_SIZE] */
+ *   8 bits: keys [dim / 4, PAGE_SIZE, 4], values [PAGE_SIZE / 4, dim, 4], then float32 [PAGE_SIZE] each: scales of keys,
+ *           base-2 logarithms of the scales of values, reciprocals of the scales of values; base of the keys bfloat16 [dim]
+ * For 8 bits, queries and keys are Hadamard transformed. The keys are differences from the base, plus 128. The base is
+ * the first key of the page, or 0 if this key is not finite. With `keys_only`, a cache of bfloat16 has no values. */
 typedef struct {
-    const float *qkv;             /* [rows, heads + 2 * kv_heads, dim] */
+    const float *qkv;             /* [rows, width, dim] */
     const float *cosines, *sines; /* [rows, half] */
-    bfloat16 *queries;            /* [rows, heads, dim] */
+    void *queries;                /* [rows, heads, dim], bfloat16, or float32 for a cache of 8 bits */
     uint8_t *cache;
-    const int32_t *slots;         /* [rows] */
+    const int32_t *slots;         /* [rows], ascending within the rows of a page */
     const float *nullable query_norm, *nullable key_norm; /* [dim] */
-    int64_t rows, heads, kv_heads, dim, half;
-    int64_t narrow;               /* whether the cache has 8 bits */
+    int64_t rows, heads, kv_heads, width, dim;
+    int half;
+    int narrow;                   /* whether the cache has 8 bits */
+    int norm_last;                /* whether the norms follow RoPE */
+    int keys_only;                /* whether the cache of 16 bits has no values, because the keys are the values */
+    int norm_values;              /* whether values are normalized, with a weight of 1 */
     float eps;
 } rotate_store_arguments;
 
+/* out = the `count` columns from `first` on of each head, with the rows of a head together. starts = index of the first
+ * row of each head in `out`, and of the end. */
+typedef struct {
+    const float *x;  /* [rows, heads, width] */
+    float *out;      /* [heads, rows, count] */
+    int64_t *starts; /* [heads + 1] */
+    int64_t rows, heads, width, first, count;
+} split_heads_arguments;
+
+/* out = x with the heads of a row together. */
+typedef struct {
+    const float *x; /* [heads, rows, width] */
+    float *out;     /* [rows, heads, width] */
+    int64_t rows, heads, width;
+} join_heads_arguments;
+
+/* The query heads and the key head of latent attention: first `rotated` numbers to rotate, then `rank` other numbers. The
+ * other numbers of the key are normalized. If `interleaved`, the numbers to rotate are reordered, so that number i forms
+ * a pair with number i + rotated / 2, instead of number 2i with number 2i + 1. */
+typedef struct {
+    const float *queries;  /* [rows, heads, width], each head's last numbers are those to rotate */
+    const float *absorbed; /* [rows, heads, rank] */
+    const float *latent;   /* [rows, rank + rotated] */
+    const float *norm;     /* [rank] */
+    float *out;            /* [rows, heads + 1, rotated + rank] */
+    int64_t rows, heads, width, rank, rotated, interleaved;
+    float eps;
+} join_latent_arguments;
+
+/* Multiply the first `width` columns of each row, its query heads, by 1 + slope * log(1 + position / length), with an
+ * integer division. */
+typedef struct {
+    float *x;                 /* [rows, stride] */
+    const int32_t *positions; /* [rows] */
+    int64_t rows, stride, width, length;
+    float slope;
+} scale_queries_arguments;
+
+/* Apply an RMS norm to the first columns of each row, and another one to the columns that follow. */
+typedef struct {
+    float *x;                    /* [rows, stride] */
+    const float *first, *second; /* weights [first_width] and [second_width] */
+    int64_t rows, stride, first_width, second_width;
+    float eps;
+} norm_columns_arguments;
+
 /* Compute attention for all tiles, as outputs or as partial results. */
 typedef struct {
-    const bfloat16 *queries;     /* [rows, heads, dim] */
+    const void *queries;         /* [rows, heads, dim], as `rotate_store` writes them */
     const uint8_t *cache;        /* as `rotate_store` writes it */
     const int64_t *tile_count;   /* [1] */
     const tile *tiles;           /* [tile_count] */
@@ -151,9 +254,11 @@ typedef struct {
     float *out;                  /* [rows, heads, dim] */
     const float *nullable sinks; /* [heads] */
     int64_t heads, kv_heads, dim;
-    int64_t narrow;              /* whether the cache has 8 bits */
+    int64_t cached_heads;        /* KV heads in the cache; less than kv_heads if several parts of the heads share one */
+    int narrow, keys_only;       /* as for `rotate_store` */
     int64_t window;              /* positions that a query attends to, including its own position */
     float scale;
+    float cap;                   /* soft cap of the scores: cap * tanh(score / cap); 0 for no cap */
 } attend_arguments;
 
 /* Merge the partial results of `attend`. */
@@ -211,11 +316,11 @@ typedef struct {
     const float *x; /* [rows, columns], or [rows, 2 * columns] with a gate */
     uint8_t *out;
     int64_t rows, columns, gate, x_bits;
-} quantise_arguments;
+} quantize_arguments;
 
 /* out = x times the transposed matrix of the format `number`, plus the bias. */
 typedef struct {
-    const uint8_t *x;           /* blocks of [rows, columns], from `quantise` */
+    const uint8_t *x;           /* blocks of [rows, columns], from `quantize` */
     const uint8_t *matrix;
     float *out;                 /* [rows, stride] */
     const float *nullable bias; /* [outputs] */
@@ -239,28 +344,36 @@ typedef struct {
 } multiply_plain_arguments;
 
 /* Choose experts for each row. A pair is an expert and a row that uses the expert. Pairs are sorted by expert, then by
- * row. */
+ * row.
+ *
+ * The value of an expert is its share of the softmax over all scores, or with `sigmoids` the sigmoid of its score. The
+ * experts with the largest values plus bias are chosen. With several groups of consecutive experts, the experts are
+ * chosen from the `chosen_groups` groups with the largest sums of `summed` (1 or 2) values plus bias. */
 typedef struct {
     const float *scores; /* [rows, experts] */
     int32_t *pairs;      /* [rows * chosen], the row of each pair */
     int64_t *starts;     /* [experts + 1], index of each expert's first pair */
     int64_t *places;     /* [rows, chosen], indexes of each row's pairs */
-    float *weights;      /* [rows, chosen], softmax over the chosen experts if `normalised`, else over all experts */
-    int64_t rows, experts, chosen, normalised;
+    float *weights;      /* [rows, chosen], values of the chosen experts, divided by their sum if `normalized` */
+    const float *nullable bias;    /* [experts] */
+    const float *nullable factors; /* [experts], the last factor of each expert's weights */
+    int64_t rows, experts, chosen, normalized;
+    int64_t by_scores; /* whether the experts with the largest scores are chosen: no bias, sigmoids or groups */
+    int64_t sigmoids, groups, chosen_groups, summed;
 } route_arguments;
 
-/* `quantise` for the pairs of each expert. */
+/* `quantize` for the pairs of each expert. */
 typedef struct {
     const int64_t *starts; /* [experts + 1] */
     const float *x;        /* [pairs, columns], or [pairs, 2 * columns] with a gate */
     uint8_t *out;
     int64_t experts, columns, gate, x_bits;
-} quantise_experts_arguments;
+} quantize_experts_arguments;
 
 /* `multiply` for the pairs of each expert, or `multiply_plain` if the format number is -1. */
 typedef struct {
     const int64_t *starts;      /* [experts + 1] */
-    const void *x;              /* blocks from `quantise_experts`, or bfloat16 [pairs, columns] */
+    const void *x;              /* blocks from `quantize_experts`, or bfloat16 [pairs, columns] */
     const int64_t *matrices;    /* [experts], addresses of packed matrices */
     float *out;                 /* [pairs, stride] */
     const float *nullable bias; /* [experts, stride] */
@@ -284,25 +397,39 @@ typedef struct {
     int64_t rows, chosen, width;
 } sum_pairs_arguments;
 
-/* out += x * sigmoid(gate). */
+/* out += x * sigmoid(gate), or out += x without a gate. */
 typedef struct {
-    float *out;        /* [rows, width] */
-    const float *x;    /* [rows, width] */
-    const float *gate; /* [rows] */
+    float *out;                 /* [rows, width] */
+    const float *x;             /* [rows, width] */
+    const float *nullable gate; /* [rows] */
     int64_t rows, width;
 } add_gated_arguments;
 
 /* Apply a causal convolution over `taps` tokens to each column, and then SiLU. Update the state of each sequence, which
  * is its last taps - 1 inputs. */
 typedef struct {
-    const float *x;            /* [rows, stride], of which the first `width` columns are the inputs */
-    const float *weights;      /* [taps, width] */
-    float *state;              /* [slots, taps - 1, width] */
-    const int64_t *span_count; /* [1] */
-    const span *spans;         /* [span_count] */
-    float *out;                /* [rows, width] */
+    const float *x;             /* [rows, stride], of which the first `width` columns are the inputs */
+    const float *weights;       /* [taps, width] */
+    const float *nullable bias; /* [width] */
+    float *state;               /* [slots, taps - 1, width] */
+    const int64_t *span_count;  /* [1] */
+    const span *spans;          /* [span_count] */
+    float *out;                 /* [rows, width] */
     int64_t width, stride, taps;
 } convolve_arguments;
+
+/* out = c * convolution(b * v): a causal convolution over `taps` tokens of each column, between two gates. Update the
+ * state of each sequence, which is its last taps - 1 products b * v. */
+typedef struct {
+    const float *x;             /* [rows, 3 * width]: b, c, v */
+    const float *weights;       /* [taps, width] */
+    const float *nullable bias; /* [width] */
+    float *state;               /* [slots, taps - 1, width] */
+    const int64_t *span_count;  /* [1] */
+    const span *spans;          /* [span_count] */
+    float *out;                 /* [rows, width] */
+    int64_t width, taps;
+} gated_convolve_arguments;
 
 /* Compute the factors of the gated delta rule for each row: the decay exp(-rate * softplus(decay + bias)) and
  * sigmoid(beta) of each value head, the factors that scale queries to the length 1 / sqrt(key_dim), and the factors
@@ -326,6 +453,37 @@ typedef struct {
     int64_t heads, key_heads, key_dim, value_dim;
 } delta_rule_arguments;
 
+/* Compute the factors of the scan of Mamba-2 for each row: the step size softplus(steps + bias) and the decay
+ * exp(-rate * step size) of each head. */
+typedef struct {
+    const float *steps;       /* [rows, stride], of which the first `heads` columns are the inputs */
+    const float *rate, *bias; /* [heads] */
+    float *factors;           /* [rows, 2 * heads] */
+    int64_t rows, stride, heads;
+} scan_factors_arguments;
+
+/* Apply the scan of Mamba-2 to each sequence, and update its state. Add a part of the inputs and apply the gate. */
+typedef struct {
+    const float *mixed;        /* [rows, heads * head_dim + 2 * groups * state_dim]: inputs, keys, queries */
+    const float *factors;      /* from `scan_factors` */
+    const float *skip;         /* [heads] */
+    const float *z;            /* [rows, stride], of which the first heads * head_dim columns are the gate's inputs */
+    float *state;              /* [slots, heads, state_dim, head_dim] */
+    const int64_t *span_count; /* [1] */
+    const span *spans;         /* [span_count] */
+    float *out;                /* [rows, heads, head_dim] */
+    int64_t heads, groups, head_dim, state_dim, stride;
+} scan_arguments;
+
+/* out = x / rms(x) * weight for each of `groups` groups of `width` columns. */
+typedef struct {
+    const float *x;      /* [rows, groups, width] */
+    const float *weight; /* [groups, width] */
+    float *out;          /* [rows, groups, width] */
+    int64_t rows, groups, width;
+    float eps;
+} group_norm_arguments;
+
 /* out = x / rms(x) * weight * silu(z) for each head of the rows `chosen`, or of all rows. */
 typedef struct {
     const float *x;                 /* [.., heads, dim] */
@@ -348,8 +506,9 @@ typedef struct {
 /* x *= sigmoid(gate) for the gate of each head. */
 typedef struct {
     float *x;           /* [rows, heads, dim] */
-    const float *gated; /* [rows, heads, 2, dim] */
+    const float *gated; /* [rows, heads, first + dim] */
     int64_t rows, heads, dim;
+    int64_t first;      /* numbers of a head before its gate */
 } gate_heads_arguments;
 
 /* Pack a quantized matrix into tiles. The rows of the last tile after row `outputs` become zero. */
@@ -360,6 +519,8 @@ typedef struct {
     const void *nullable minimum_unit; /* unit and codes of the minimums, or null */
     const void *nullable minimum;
     const uint8_t *nullable table;     /* [16] */
+    const uint8_t *nullable codebook;  /* codes [entries, width] */
+    const int32_t *nullable places;    /* index of the entry with the codes c0, c1, ..: at c0 + c1 * base + .. */
     uint8_t *matrix;
     int64_t outputs, columns, number;
 } pack_arguments;

@@ -4,11 +4,6 @@
 #include "graph.h"
 
 #define MAX_ROWS 6
-#if SLICE == LANES
-#define MAX_TILES 2
-#else
-#define MAX_TILES 1 /* limited by registers */
-#endif
 #define CACHED 262144 /* bytes of activations per item, which stay in the L2 cache */
 #define LEAST_ROWS 48 /* minimum rows per item */
 
@@ -18,48 +13,50 @@ INLINE uint32_t pair_at(const bfloat16 *from) {
     return pair;
 }
 
-/* out [rows, tiles] = x [rows, columns] times `tiles` adjacent tiles, for the slice of lanes from `lane` on. Prefetch
- * the weights that are `ahead` bytes after the read ones, unless `ahead` is 0. */
-INLINE void multiply_slice(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, int64_t ahead,
-                           int64_t lane, const int rows, const int tiles) {
-    slice even[MAX_ROWS][MAX_TILES], odd[MAX_ROWS][MAX_TILES];
+/* out [rows, tiles] = x [rows, columns] times `slices` slices of lanes: the slices from `lane` on of adjacent tiles, or
+ * adjacent slices of one tile. Prefetch the weights that are `ahead` bytes after the read ones, unless `ahead` is 0. */
+INLINE void multiply_slices(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, int64_t ahead,
+                            int64_t lane, const int rows, const int slices) {
+    const int64_t step = SLICE == LANES ? columns * LANES : 2 * SLICE; /* from a slice to the next one */
+    slice even[MAX_ROWS][MAX_SLICES], odd[MAX_ROWS][MAX_SLICES];
     for (int r = 0; r < rows; r++)
-        for (int t = 0; t < tiles; t++) even[r][t] = odd[r][t] = (slice){0};
+        for (int t = 0; t < slices; t++) even[r][t] = odd[r][t] = (slice){0};
     tile += 2 * lane;
     for (int64_t k = 0; k < columns; k += 4, tile += 4 * LANES) {
-        slice_bits first[MAX_TILES], second[MAX_TILES];
-        for (int t = 0; t < tiles; t++) {
-            first[t] = slice_load(tile + t * columns * LANES);
-            second[t] = slice_load(tile + t * columns * LANES + 2 * LANES);
-            if (ahead) {
-                const uint8_t *later = (const uint8_t *)(tile + t * columns * LANES) + ahead;
-                if (tiles > 1) prefetch_weights(later), prefetch_weights(later + 64);
+        slice_bits first[MAX_SLICES], second[MAX_SLICES];
+        for (int t = 0; t < slices; t++) {
+            first[t] = slice_load(tile + t * step);
+            second[t] = slice_load(tile + t * step + 2 * LANES);
+            if (ahead && (SLICE == LANES || t == 0)) {
+                const uint8_t *later = (const uint8_t *)(tile + t * step) + ahead;
+                if (SLICE == LANES && slices > 1) prefetch_weights(later), prefetch_weights(later + 64);
                 else __builtin_prefetch(later), __builtin_prefetch(later + 64); /* one tile takes too little time */
             }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             const bfloat16 *at = x + r * columns + k;
-            for (int t = 0; t < tiles; t++) even[r][t] = slice_dot2(even[r][t], first[t], pair_at(at));
-            for (int t = 0; t < tiles; t++) odd[r][t] = slice_dot2(odd[r][t], second[t], pair_at(at + 2));
+#pragma GCC unroll 4
+            for (int t = 0; t < slices; t++) even[r][t] = slice_dot2(even[r][t], first[t], pair_at(at));
+#pragma GCC unroll 4
+            for (int t = 0; t < slices; t++) odd[r][t] = slice_dot2(odd[r][t], second[t], pair_at(at + 2));
         }
     }
     for (int r = 0; r < rows; r++)
-        for (int t = 0; t < tiles; t++) {
+        for (int t = 0; t < slices; t++) {
             slice total = even[r][t] + odd[r][t];
-            memcpy((float *)(out + r * tiles + t) + lane, &total, sizeof total);
+            float *to = SLICE == LANES ? (float *)(out + r * slices + t) : (float *)(out + r) + t * SLICE;
+            memcpy(to + lane, &total, sizeof total);
         }
 }
 
-INLINE void multiply_tiles(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, int64_t ahead,
-                           const int rows, const int tiles) {
-    for (int64_t lane = 0; lane < LANES; lane += SLICE) multiply_slice(tile, x, columns, out, ahead, lane, rows, tiles);
-}
-
+#define MULTIPLY(COUNT, SLICES) \
+    for (int64_t lane = 0; lane < LANES; lane += SLICE == LANES ? LANES : (SLICES) * SLICE) \
+    multiply_slices(tile, x, columns, out, ahead, lane, COUNT, SLICES)
 #define ROWS(COUNT) \
     case COUNT: \
-        if (tiles == MAX_TILES) multiply_tiles(tile, x, columns, out, ahead, COUNT, MAX_TILES); \
-        else multiply_tiles(tile, x, columns, out, ahead, COUNT, 1); \
+        if (MAX_TILES > 1 && tiles == MAX_TILES) MULTIPLY(COUNT, MAX_TILES); \
+        else MULTIPLY(COUNT, COUNT > 2 ? MANY_ROWS_SLICES : FEW_ROWS_SLICES); \
         return;
 
 static void multiply_any(const bfloat16 *tile, const bfloat16 *x, int64_t columns, lanes *out, int64_t ahead,

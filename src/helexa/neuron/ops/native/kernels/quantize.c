@@ -1,6 +1,6 @@
 /* Quantization of plain weights into tiles while a model is loaded. Each group of a row gets a scale, and a minimum if
  * the format has minimums. Both are fitted by least squares from several starting points.
- * `weights/quantization/quantize.py` does the same in torch.
+ * `weights/quantize.py` does the same in torch.
  *
  * Each lane processes one row, so no sum crosses lanes. */
 #include "lanes.h"
@@ -11,55 +11,28 @@
 #define SCALES 16   /* maximum number of scales of a stretch */
 #define ROUNDS 4
 #define LARGEST 32768.0f /* larger weights would not fit float16 scales */
-#define MAGIC 12582912.0f /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
 
 /* Starting points: amounts added to the largest magnitude of a code to compute the first scale. */
 static const float STEPS[ROUNDS] = {-1.0f, -0.4f, 0.2f, 0.8f};
 
-#if defined(__clang__)
-#define MIX(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
+INLINE slice slice_smaller(slice a, slice b) {
+#if defined(__AVX512F__)
+    return (slice)_mm512_min_ps((__m512)a, (__m512)b);
 #else
-#define MIX(A, B, ...) __builtin_shuffle(A, B, (words){__VA_ARGS__})
+    return slice_where(a < b, a, b);
 #endif
-#define LIST(...) __VA_ARGS__
-
-/* One step of a transposition: for each pair of vectors i and i + BY, swap the lanes of vector i whose index has the
- * bit BY set with the other lanes of vector i + BY. */
-#define EXCHANGE(BY, FIRST, SECOND) \
-    for (int i = 0; i < LANES; i++) \
-        if (!(i & BY)) { \
-            bits a = m[i], b = m[i + BY]; \
-            m[i] = MIX(a, b, FIRST), m[i + BY] = MIX(a, b, SECOND); \
-        }
-
-/* Transpose 16 vectors of 16 words. */
-INLINE void transpose(bits *m) {
-#pragma GCC unroll 16
-    EXCHANGE(8, LIST(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
-             LIST(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
-#pragma GCC unroll 16
-    EXCHANGE(4, LIST(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
-             LIST(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
-#pragma GCC unroll 16
-    EXCHANGE(2, LIST(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
-             LIST(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
-#pragma GCC unroll 16
-    EXCHANGE(1, LIST(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
-             LIST(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
 }
 
 INLINE lanes smaller(lanes a, lanes b) {
-#if defined(__AVX512F__)
-    return (lanes)_mm512_min_ps((__m512)a, (__m512)b);
-#else
-    return where(a < b, a, b);
-#endif
+    slices x = {a}, y = {b};
+    EACH_SLICE x.each[i] = slice_smaller(x.each[i], y.each[i]);
+    return x.all;
 }
 
 INLINE lanes size_of(lanes x) { return (lanes)((bits)x & 0x7fffffff); }
 
 /* Round to the nearest integer, ties to even, for magnitudes below 2^22. */
-INLINE lanes rounded(lanes x) { return (x + MAGIC) - MAGIC; }
+INLINE lanes rounded(lanes x) { return (x + ROUNDER) - ROUNDER; }
 
 /* Return 1 / x, or 0 if x is 0. */
 INLINE lanes inverse(lanes x) { return where(x == 0.0f, all(0.0f), 1.0f / x); }
@@ -208,7 +181,7 @@ INLINE void encode(bits *quads, const lanes *x, lanes factor, lanes minimum, lan
         quads[j] = (bits){0};
         for (int i = 0; i < 4; i++) {
             lanes code = smaller(larger(fused(x[4 * j + i] - minimum, factor, zero), all(0.0f)), most);
-            quads[j] |= ((bits)(code + MAGIC) & 255) << (8 * i);
+            quads[j] |= ((bits)(code + ROUNDER) & 255) << (8 * i);
         }
     }
 }

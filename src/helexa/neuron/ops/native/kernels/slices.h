@@ -1,23 +1,49 @@
-/* A slice is the part of a vector of 16 lanes that fits one register of the processor. Loops that must keep values in
- * registers use slices, because the compiler keeps wider vectors in memory. With every slice width, each lane has the
- * same result. */
+/* Loads and dot products of slices (see lanes.h). */
 #ifndef SLICES_H
 #define SLICES_H
 
 #include "lanes.h"
 
-#if defined(__AVX512F__)
-#define SLICE 16
-#elif defined(__AVX2__)
-#define SLICE 8
+/* Whether the processor has 32 registers for slices. Otherwise it has 16. */
+#if SLICE == LANES || defined(__aarch64__)
+#define MANY_REGISTERS 1
 #else
-#define SLICE 4
+#define MANY_REGISTERS 0
 #endif
 
-/* VNNI: the processor has an instruction for the dot products of four bytes. */
-#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && SLICE == 8)
+/* VNNI: the processor has an instruction for the dot products of four bytes.
+ * SIGNED_CODES: this instruction takes only signed bytes.
+ * MATRIX_PRODUCTS: the processor has an instruction for the products of two rows with two lanes, of eight bytes each. */
+#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && SLICE == 8) || defined(__ARM_FEATURE_DOTPROD)
 #define VNNI
 #endif
+#if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
+#define SIGNED_CODES 1
+#else
+#define SIGNED_CODES 0
+#endif
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#define MATRIX_PRODUCTS 1
+#else
+#define MATRIX_PRODUCTS 0
+#endif
+
+/* Slices that products multiply at once: of up to MAX_TILES adjacent tiles if a slice has all lanes, or several slices of
+ * one tile. The sums stay in registers. */
+#if SLICE == LANES
+#define MAX_TILES 2
+#define FEW_ROWS_SLICES 1
+#define MANY_ROWS_SLICES 1
+#elif MANY_REGISTERS
+#define MAX_TILES 1
+#define FEW_ROWS_SLICES 4
+#define MANY_ROWS_SLICES 2
+#else
+#define MAX_TILES 1
+#define FEW_ROWS_SLICES 1
+#define MANY_ROWS_SLICES 1
+#endif
+#define MAX_SLICES (MAX_TILES > FEW_ROWS_SLICES ? MAX_TILES : FEW_ROWS_SLICES)
 
 /* Products of one tile prefetch weights this many bytes ahead. The processor itself prefetches too few. */
 #define AHEAD 6144
@@ -25,34 +51,21 @@
 /* Prefetch 64 bytes of weights into the L2 cache. The L1 cache can wait for too few reads from memory at once. */
 INLINE void prefetch_weights(const uint8_t *at) { __builtin_prefetch(at, 0, 2); }
 
-typedef float slice __attribute__((vector_size(4 * SLICE)));
-typedef int32_t slice_words __attribute__((vector_size(4 * SLICE)));
-typedef uint32_t slice_bits __attribute__((vector_size(4 * SLICE)));
-
-/* See `all`. */
-INLINE slice fill(float value) { return value - (slice){0}; }
-
 INLINE slice_bits slice_load(const void *from) {
     slice_bits value;
     memcpy(&value, from, sizeof value);
     return value;
 }
 
-/* Return a * b + c, rounded once if the processor supports it. */
-INLINE slice slice_fused(slice a, slice b, slice c) {
-#if defined(__AVX512F__)
-    return (slice)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__) && SLICE == 8
-    return (slice)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-    return a * b + c;
-#endif
-}
+INLINE void slice_store(float *to, slice value) { memcpy(to, &value, sizeof value); }
 
 /* Return, for each lane, acc + the dot product of the lane's two bfloat16 numbers in `pairs` and the two in `pair`. */
 INLINE slice slice_dot2(slice acc, slice_bits pairs, uint32_t pair) {
 #if defined(__AVX512BF16__)
     return (slice)_mm512_dpbf16_ps((__m512)acc, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32((int)pair));
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    slice_bits same = (slice_bits){0} + pair;
+    return (slice)vbfdotq_f32((float32x4_t)acc, (bfloat16x8_t)pairs, (bfloat16x8_t)same);
 #else
     slice_bits same = (slice_bits){0} + pair;
 #if SLICE == 8
@@ -69,11 +82,14 @@ INLINE slice slice_of_halves(const uint8_t *from) {
     return (slice)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
 #elif defined(__F16C__) && SLICE == 8
     return (slice)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#elif defined(__aarch64__)
+    float16x4_t stored;
+    memcpy(&stored, from, sizeof stored);
+    return (slice)vcvt_f32_f16(stored);
 #else
-    uint16_t stored[SLICE];
-    slice_bits wide;
-    memcpy(stored, from, sizeof stored);
-    for (int i = 0; i < SLICE; i++) wide[i] = stored[i];
+    slice_halves stored;
+    memcpy(&stored, from, sizeof stored);
+    slice_bits wide = __builtin_convertvector(stored, slice_bits);
     slice size = (slice)((wide & 0x7fff) << 13) * 0x1p112f;
     return (slice)((slice_bits)size | (wide & 0x8000) << 16);
 #endif
@@ -81,11 +97,13 @@ INLINE slice slice_of_halves(const uint8_t *from) {
 
 /* Load bfloat16 numbers as float32, exactly. */
 INLINE slice slice_of_bfloats(const uint8_t *from) {
-    uint16_t stored[SLICE];
-    slice_bits wide;
-    memcpy(stored, from, sizeof stored);
-    for (int i = 0; i < SLICE; i++) wide[i] = stored[i];
-    return (slice)(wide << 16);
+    slice_halves stored;
+    memcpy(&stored, from, sizeof stored);
+#if defined(__aarch64__)
+    return (slice)vshll_n_u16((uint16x4_t)stored, 16);
+#else
+    return (slice)(__builtin_convertvector(stored, slice_bits) << 16);
+#endif
 }
 
 /* Load integers from 0 to 255 as float32. */
@@ -94,6 +112,10 @@ INLINE slice slice_of_unsigned(const uint8_t *from) {
     return (slice)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
 #elif SLICE == 8
     return (slice)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#elif defined(__aarch64__)
+    uint32_t stored;
+    memcpy(&stored, from, sizeof stored);
+    return (slice)vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(stored)))));
 #else
     slice_words wide;
     for (int i = 0; i < SLICE; i++) wide[i] = from[i];
@@ -107,6 +129,10 @@ INLINE slice slice_of_signed(const uint8_t *from) {
     return (slice)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
 #elif SLICE == 8
     return (slice)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#elif defined(__aarch64__)
+    uint32_t stored;
+    memcpy(&stored, from, sizeof stored);
+    return (slice)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(stored)))));
 #else
     slice_words wide;
     for (int i = 0; i < SLICE; i++) wide[i] = (int8_t)from[i];
@@ -138,17 +164,55 @@ INLINE slice_words dot_pair(slice_words acc, slice_bits numbers, int32_t pair) {
 }
 #endif
 
-/* Return, for each lane, acc + the dot product of the lane's four codes (0 to 255) and the four numbers in `four`. */
-INLINE slice_words dot4(slice_words acc, slice_bits codes, const quad *four) {
+/* Return, for each lane, acc + the dot product of the lane's four codes (0 to 255, or -128 to 127 if SIGNED_CODES) and
+ * the four numbers in quad `q` of eight. */
+INLINE slice_words dot4(slice_words acc, slice_bits codes, const quad *quads, int q) {
 #if defined(__AVX512VNNI__)
-    return (slice_words)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, _mm512_set1_epi32(four->bytes));
-#elif defined(VNNI)
-    return (slice_words)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)codes, _mm256_set1_epi32(four->bytes));
+    return (slice_words)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, _mm512_set1_epi32(quads[q].bytes));
+#elif defined(__AVXVNNI__) && SLICE == 8
+    return (slice_words)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)codes, _mm256_set1_epi32(quads[q].bytes));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    int8x16_t four; /* quads; the instruction takes one by its index, which must be constant */
+    memcpy(&four, quads + q / 4 * 4, sizeof four);
+#if SIGNED_CODES
+#define DOT4(INDEX) (slice_words)vdotq_laneq_s32((int32x4_t)acc, (int8x16_t)codes, four, INDEX)
 #else
-    acc = dot_pair(acc, codes & 0x00ff00ffu, four->pairs[0]);
-    return dot_pair(acc, codes >> 8 & 0x00ff00ffu, four->pairs[1]);
+#define DOT4(INDEX) (slice_words)vusdotq_laneq_s32((int32x4_t)acc, (uint8x16_t)codes, four, INDEX)
+#endif
+    return q % 4 == 0 ? DOT4(0) : q % 4 == 1 ? DOT4(1) : q % 4 == 2 ? DOT4(2) : DOT4(3);
+#else
+    acc = dot_pair(acc, codes & 0x00ff00ffu, quads[q].pairs[0]);
+    return dot_pair(acc, codes >> 8 & 0x00ff00ffu, quads[q].pairs[1]);
 #endif
 }
+
+#if MATRIX_PRODUCTS
+/* Two sums of each of two lanes: of the products with one row of activations, and with another row. */
+typedef slice_words lane_pairs;
+
+/* Put the codes of two quads side by side: in `pairs[0]` for the first two lanes of a slice, in `pairs[1]` for the other
+ * two lanes. */
+INLINE void join_quads(slice_bits first, slice_bits second, slice_bits *pairs) {
+    pairs[0] = (slice_bits)vzip1q_u32((uint32x4_t)first, (uint32x4_t)second);
+    pairs[1] = (slice_bits)vzip2q_u32((uint32x4_t)first, (uint32x4_t)second);
+}
+
+/* Return two adjacent quads of one row and the same quads of another row. */
+INLINE slice_bits load_quads(const quad *row, const quad *other) {
+    return (slice_bits)vcombine_s8(vld1_s8((const int8_t *)row), vld1_s8((const int8_t *)other));
+}
+
+/* Add the products of the codes of two lanes, eight of each, and the eight numbers of each of two rows in `quads`. */
+INLINE lane_pairs dot8(lane_pairs acc, slice_bits codes, slice_bits quads) {
+    return (lane_pairs)vusmmlaq_s32((int32x4_t)acc, (uint8x16_t)codes, (int8x16_t)quads);
+}
+
+/* Change the sums of the first two lanes and of the other two lanes to the sums of one row and of the other row. */
+INLINE void part_rows(slice_words *first, slice_words *second) {
+    int32x4_t low = (int32x4_t)*first, high = (int32x4_t)*second;
+    *first = (slice_words)vuzp1q_s32(low, high), *second = (slice_words)vuzp2q_s32(low, high);
+}
+#endif
 
 /* Load a table of 16 bytes for `look_up`. */
 INLINE slice_bits load_table(const void *from) {

@@ -7,8 +7,10 @@
  *   stretch: unit float16 [16] and the minimums' unit float16 [16], or unit float32 [16]; scale codes
  *     [8 * halves * 16]; minimum codes of the same shape, if present; codes of 8 groups
  * `halves` is the number of scales per group: 1, or 2 if each half of a group has its own scale. Codes of a group: the
- * columns 4 j to 4 j + 3 of all rows form quad j, 64 bytes. With up to 6 bits per code, the low four bits of the quads
- * j and j + 4 share 64 bytes, and planes with the upper bits follow.
+ * columns 4 j to 4 j + 3 of all rows form quad j, 64 bytes. With 4 to 6 bits per code, the low four bits of the quads
+ * j and j + 4 share 64 bytes, and planes with the upper bits follow. With 2 or 3 bits per code, the low two bits of the
+ * quads 0 to 3, or 4 to 7, share 64 bytes, and a plane with the third bits follows. In formats with a codebook, a group
+ * contains indexes of codebook entries instead (see codebooks.h).
  *
  * weight = scale * (code - zero) + minimum. */
 #ifndef TILES_H
@@ -17,6 +19,7 @@
 #include "slices.h"
 
 #define QUADS 8
+#define SIGNED_TABLES 256 /* bytes of the tables of a format with a codebook (see codebooks.h) */
 
 static const format FORMATS[FORMAT_COUNT] = {
     {4, 1, 0, 8, 32},                /* Q4_0 */
@@ -30,16 +33,51 @@ static const format FORMATS[FORMAT_COUNT] = {
     {4, 1, 0, 128, 32, 1},           /* IQ4_NL */
     {4, 1, 0, 128, 32, 1, BFLOAT16}, /* MXFP4 */
     {4, 2, 0, 128, 32, 1, FLOAT32},  /* IQ4_XS */
-    {4, 2, 0, 128, 16, 1, FLOAT32},  /* Q3_K */
-    {4, 2, 1, 0, 16},                /* Q2_K */
+    {3, 2, 0, 4, 16},                /* Q3_K */
+    {2, 2, 1, 0, 16},                /* Q2_K */
+    {2, 1, 0, 1, 32},                /* TQ1_0, TQ2_0, Q1_0 */
+    {4, 2, 0, 128, 32, 1, FLOAT32, 2048, 8}, /* IQ1_S */
+    {4, 2, 0, 128, 16, 1, FLOAT32, 2048, 8}, /* IQ1_M */
+    {4, 2, 0, 128, 32, 1, FLOAT32, 256, 8},  /* IQ2_XXS */
+    {4, 2, 0, 128, 16, 1, FLOAT32, 512, 8},  /* IQ2_XS */
+    {4, 2, 0, 128, 16, 1, FLOAT32, 1024, 8}, /* IQ2_S */
+    {4, 2, 0, 128, 32, 1, FLOAT32, 256, 4},  /* IQ3_XXS */
+    {4, 2, 0, 128, 32, 1, FLOAT32, 512, 4},  /* IQ3_S */
 };
-#define EACH_FORMAT(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12)
+#define EACH_FORMAT_OF_CODES(DO) \
+    DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12) DO(13)
+#define EACH_FORMAT_OF_INDEXES(DO) DO(14) DO(15) DO(16) DO(17) DO(18) DO(19) DO(20)
+
+/* Return the format whose bytes are 128 less than those of `f`, for the instructions that take signed bytes. */
+INLINE format with_signed_codes(format f) {
+    if (f.table || f.bits == 8) f.zero -= 128;
+    return f;
+}
 
 INLINE int64_t halves_of(const format f) { return GROUP / f.group; }
 
-INLINE int64_t head_bytes(const format f) { return f.table ? 64 : 0; }
+/* Return whether a bit per entry shifts its values. The matrix then contains the codes of the entries, because lookups of
+ * indexes in a large codebook take too long. In the other formats with a codebook, each weight has a sign. */
+INLINE int is_shifted(const format f) { return f.entries == 2048; }
 
-INLINE int64_t code_bytes(const format f) { return f.bits == 8 ? 512 : 256 + (f.bits - 4) * 64; }
+/* Return the number of bits of an index after the first eight. */
+INLINE int more_bits(const format f) { return f.entries > 512 ? 2 : f.entries > 256; }
+
+/* Return the number of bytes before the first tile: the table, and the values and codes of the codebook. */
+INLINE int64_t head_bytes(const format f) {
+    if (!f.table) return 0;
+    int64_t codebook = is_shifted(f) ? 0 : f.entries * (f.width + 2);
+    return f.entries ? 64 + SIGNED_TABLES + codebook : 64;
+}
+
+INLINE int64_t code_bytes(const format f) {
+    if (f.bits == 8) return 512;
+    if (f.entries) {
+        int64_t indexes = LANES * GROUP / f.width, signs = LANES * GROUP / 8;
+        return is_shifted(f) ? 2 * signs + indexes / 8 : indexes + indexes / 8 * more_bits(f) + signs;
+    }
+    return f.bits > 3 ? 256 + (f.bits - 4) * 64 : 64 * f.bits;
+}
 
 INLINE int64_t scale_bytes(const format f) {
     return f.levels == 1 ? 32 + 32 * f.minimum : halves_of(f) * 16 * (1 + f.minimum);
@@ -65,6 +103,12 @@ INLINE const uint8_t *codes_of(const format f, const uint8_t *tile, int64_t g) {
 /* Return the codes of quad `j` of a group, for the lanes from the lane on that `from` points to (see `lane_codes`). */
 INLINE slice_bits quad_codes(const format f, const uint8_t *from, const int j) {
     if (f.bits == 8) return slice_load(from + 64 * j);
+    if (f.bits < 4) {
+        slice_bits codes = slice_load(from + 64 * (j / 4)) >> 2 * (j % 4) & 0x03030303u;
+        if (f.bits == 2) return codes;
+        slice_bits plane = slice_load(from + 128);
+        return codes | ((j <= 2 ? plane << (2 - j) : plane >> (j - 2)) & 0x04040404u);
+    }
     slice_bits both = slice_load(from + 64 * (j % 4));
     slice_bits codes = (j < 4 ? both : both >> 4) & 0x0f0f0f0fu;
     if (f.bits == 5) {
@@ -88,14 +132,12 @@ INLINE slice load_unit(const format f, const uint8_t *from, int64_t lane) {
     return f.unit == FLOAT32 ? (slice)slice_load(from + 4 * lane) : slice_of_halves(from + 2 * lane);
 }
 
-/* Return the scale and the minimum of each half of group `g`, for the lanes from `lane` on. In formats with one scale
- * level and neither minimums nor a table, the minimum is -zero * scale. In the other formats without minimums,
- * `minimum` is not set, because `multiply` subtracts `zero` from sums of integers instead. */
+/* Return the scale of each half of group `g`, and the minimum if the format has minimums, for the lanes from `lane` on. */
 INLINE void unpack_scales(const format f, const uint8_t *tile, int64_t g, int64_t lane, slice *scale, slice *minimum) {
     if (f.levels == 1) {
         const uint8_t *at = codes_of(f, tile, g) + code_bytes(f);
         scale[0] = load_unit(f, at, lane);
-        if (!f.table) minimum[0] = f.minimum ? slice_of_halves(at + 32 + 2 * lane) : scale[0] * (float)-f.zero;
+        if (f.minimum) minimum[0] = slice_of_halves(at + 32 + 2 * lane);
         return;
     }
     const uint8_t *stretch = tile + g / STRETCH_GROUPS * stretch_bytes(f), *at = stretch + 64 + lane;

@@ -1,5 +1,5 @@
-"""Kernels that dequantize rows of packed matrices: the rows of given tokens, or consecutive rows for cuBLAS."""
-# pyright: reportArgumentType=false
+"""Dequantize rows of packed matrices, for embeddings and cuBLAS, and tiles."""
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 import triton
 import triton.language as tl
@@ -8,18 +8,73 @@ from triton.language import constexpr
 
 from helexa.neuron.ops.triton.launch import launch
 from helexa.neuron.ops.triton.products.packed import LANES, PackedMatrix, fields
-from helexa.neuron.ops.triton.products.weight_tile import weight_tile
+
+_LANES = constexpr(LANES)
 
 _ROWS, _COLUMNS = 16, 256
 
 
+@triton.jit
+def weight_tile(
+    words, high, scale, minimum, table, rows, first, pieces, dtype: constexpr,
+    COLUMNS: constexpr, BITS: constexpr, GROUP: constexpr, ZERO: constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Return a dequantized tile [R, COLUMNS] of R rows, from column `first` on.
+
+    Columns after the last column of the matrix are 0.
+
+    Args:
+        words: `PackedMatrix.words`; if BITS is 16, the plain matrix.
+        rows: int32 [R], indexes of the rows, which must exist.
+        first: index of the first column, a multiple of COLUMNS.
+        pieces: number of 16-byte pieces per matrix row, which tells the compiler that rows are aligned to 16 bytes.
+    """
+    if BITS == 16:
+        columns = first + tl.arange(0, COLUMNS)
+        at = rows[:, None] * (pieces * 8) + columns[None, :]
+        tile = tl.load(words + at, (columns < pieces * 8)[None, :], 0.0).to(dtype)
+    else:
+        tile = _unpacked(words, high, scale, minimum, table, rows, first, pieces, COLUMNS, BITS, GROUP, ZERO).to(dtype)
+    return tile
+
+
+@triton.jit
+def _unpacked(
+    words, high, scale, minimum, table, rows, first, pieces,
+    COLUMNS: constexpr, BITS: constexpr, GROUP: constexpr, ZERO: constexpr,
+):  # fmt: skip
+    FIELDS: constexpr = 4 if BITS == 8 else 8
+    K = pieces * (_LANES * FIELDS)
+    WIDTH: constexpr = 32 // FIELDS
+    CHUNKS: constexpr = COLUMNS // (_LANES * FIELDS)
+    GROUPS: constexpr = COLUMNS // GROUP if COLUMNS > GROUP else 1
+    word = first // FIELDS + tl.arange(0, COLUMNS // FIELDS)
+    at = rows[:, None] * (pieces * _LANES) + word[None, :]
+    within = (word < pieces * _LANES)[None, :]
+    shape: constexpr = [rows.shape[0], CHUNKS, 1, _LANES]
+    field = tl.arange(0, FIELDS)[None, None, :, None]
+    codes = (tl.reshape(tl.load(words + at, within, 0), shape) >> (WIDTH * field)) & ((1 << WIDTH) - 1)
+    if BITS == 6:
+        upper = tl.reshape(tl.load(high + at, within, 0).to(tl.int32), shape)
+        codes = codes | (((upper >> (2 * field)) & 3) << 4)
+    codes = tl.reshape(codes, [rows.shape[0], GROUPS, COLUMNS // GROUPS])
+    numbers = tl.load(table + codes) if table is not None else (codes - ZERO).to(tl.float32)
+    group = first // GROUP + tl.arange(0, GROUPS)
+    at = ((rows // _LANES)[:, None] * (K // GROUP) + group[None, :]) * _LANES + (rows % _LANES)[:, None]
+    within = (group < K // GROUP)[None, :]
+    numbers *= tl.load(scale + at, within, 0.0).to(tl.float32)[:, :, None]
+    if minimum is not None:
+        numbers += tl.load(minimum + at, within, 0.0).to(tl.float32)[:, :, None]
+    return tl.reshape(numbers, [rows.shape[0], COLUMNS])
+
+
 def dequantize(matrix: PackedMatrix, first: int, out: Tensor) -> None:
-    """Dequantize R consecutive rows of a matrix [N, K], starting at row `first`, to `out` [R, K]."""
+    """Dequantize R rows of a matrix [N, K], from row `first` on, to `out` [R, K]."""
     _launch(matrix, None, first, 1.0, out, _ROWS)
 
 
 def dequantize_rows(matrix: PackedMatrix, rows: Tensor, factor: float, out: Tensor) -> None:
-    """Dequantize the R rows of a matrix [N, K] with the indexes `rows` [R], times `factor`, to `out` [R, K]."""
+    """Dequantize the rows `rows` [R] of a matrix, times `factor`, to `out` [R, K]."""
     _launch(matrix, rows, 0, factor, out, 1)
 
 
@@ -28,8 +83,8 @@ def _launch(matrix: PackedMatrix, rows: Tensor | None, first: int, factor: float
     pieces = columns // (LANES * fields(matrix.bits))
     grid = (-(-columns // _COLUMNS) * -(-count // block),)  # one dimension: the others allow only 65535 blocks
     tensors = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
-    form = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
-    launch(_dequantize, grid, *tensors, rows, first, factor, out, count, pieces, warps=4, ROWS=block, **form,
+    constants = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
+    launch(_dequantize, grid, *tensors, rows, first, factor, out, count, pieces, warps=4, ROWS=block, **constants,
            COLUMNS=_COLUMNS)  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Matrix products of several rows on tensor cores. Tiles of a packed matrix are dequantized in registers.
+"""Matrix products of several rows on tensor cores, dequantized in registers.
 
 Programs that read the same rows of the matrix are adjacent, so that they share loads in the GPU's cache. If the matrix
 has too few tiles to use the full memory bandwidth, the K columns are split among several programs, and a second kernel
@@ -14,10 +14,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from helexa.neuron.ops.triton.gpu_properties import GpuProperties
-from helexa.neuron.ops.triton.launch import launch
+from helexa.neuron.ops.triton.launch import GpuProperties, launch
+from helexa.neuron.ops.triton.products.dequantize import weight_tile
 from helexa.neuron.ops.triton.products.packed import LANES, PackedMatrix, fields
-from helexa.neuron.ops.triton.products.weight_tile import weight_tile
 
 _PER_PROCESSOR = 4  # programs per multiprocessor (SM) that read a matrix, to keep enough loads in flight
 _LEAST_SPLIT = 512  # minimum columns per split
@@ -26,55 +25,38 @@ _SUM_BLOCK = 1024
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tile shape of a matrix product.
+    """Tile shape of a matrix product."""
 
-    Attributes:
-        rows: number of input rows in a tile.
-        outputs: number of matrix rows in a tile.
-        columns: number of matrix columns per loop iteration.
-        splits: number of programs among which the columns of a tile are split.
-        warps: number of warps per program.
-        stages: number of loop iterations for which memory loads are in flight at the same time.
-    """
-
-    rows: int
-    outputs: int
-    columns: int
-    splits: int
-    warps: int
-    stages: int
+    rows: int  # number of input rows in a tile
+    outputs: int  # number of matrix rows in a tile
+    columns: int  # number of matrix columns per loop iteration
+    splits: int  # number of programs among which the columns of a tile are split
+    warps: int  # number of warps per program
+    stages: int  # number of loop iterations for which memory loads are in flight at the same time
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The output rows of a mixture's product, sorted by expert and divided into blocks with one expert each.
+    """The output rows of a mixture's product, in blocks with one expert each.
 
     Each output row belongs to a pair: an input row and one of its selected experts. `arrange` creates the blocks.
-
-    Attributes:
-        order: int32 [T], indexes of the T output rows, sorted by expert.
-        bounds: int32 [3, B]. For each block: its expert, the index in `order` of its first row, and the index after its
-            last row. Unused blocks have no rows.
     """
 
-    order: Tensor
+    order: Tensor  # int32 [T], indexes of the T output rows, sorted by expert
+    # int32 [3, B]. For each block: its expert, the index in `order` of its first row, and the index after its last row.
+    # Unused blocks have no rows.
     bounds: Tensor
 
 
 def on_tensor_cores(dtype: torch.dtype, gpu: GpuProperties) -> bool:
-    """Return whether Triton multiplies activations of this dtype on the tensor cores of this GPU."""
+    """Return whether Triton multiplies this dtype on this GPU's tensor cores."""
     return dtype.itemsize == 2 and gpu.tensor_cores
 
 
 def tiles(rows: int, matrix: PackedMatrix | Tensor, dtype: torch.dtype, gpu: GpuProperties) -> Tiles:
-    """Return the tile shape for a product of `rows` input rows with a matrix.
-
-    Up to 16 rows, reading the matrix takes most of the time, so many small programs are best. From 65 rows on, reuse of
-    loaded tiles matters. Without tensor cores, tiles are in registers and must be small.
-
-    Args:
-        dtype: dtype of the input rows.
-    """
+    """Return the tile shape for a product of `rows` input rows with a matrix."""
+    # Up to 16 rows, reading the matrix takes most of the time, so many small programs are best. From 65 rows on, reuse
+    # of loaded tiles matters. Without tensor cores, tiles are in registers and must be small.
     if not on_tensor_cores(dtype, gpu):
         return Tiles(16, 32, 32, 1, 4, 1)
     outputs, columns = matrix.shape
@@ -98,14 +80,9 @@ def multiply_tiles(
     cut: Tiles,
     blocks: Blocks | None = None,
 ) -> None:
-    """Compute `out = x @ matrix.T + bias`.
+    """Compute `out = x @ matrix.T + bias` (see `multiply_rows`).
 
     Args:
-        x: [T, K], contiguous. In a mixture with n selected experts per row, x may have T / n rows. Each row of x is
-            then used for n consecutive rows of `out`, one per selected expert.
-        matrix: [N, K]; with `blocks`, [E * N, K], the stacked matrices of E experts.
-        bias: float32, one number per row of the matrix; None for no bias.
-        out: [T, N]; each row must be contiguous.
         cut: tile shape. With `blocks`, `cut.splits` must be 1, and `cut.rows` is the maximum number of rows of a block.
         blocks: rows of `out` by expert; None if one matrix is used for all rows.
     """
@@ -113,11 +90,11 @@ def multiply_tiles(
     columns = x.shape[1]
     if isinstance(matrix, Tensor):
         tensors = (matrix, None, None, None, None)
-        form = {"BITS": 16, "GROUP": 1, "ZERO": 0}
+        constants = {"BITS": 16, "GROUP": 1, "ZERO": 0}
         piece_columns = 8
     else:
         tensors = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
-        form = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
+        constants = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
         piece_columns = LANES * fields(matrix.bits)
     to, added = out, bias
     if cut.splits > 1:
@@ -146,7 +123,7 @@ def multiply_tiles(
         *arguments,
         warps=cut.warps,
         stages=cut.stages,
-        **form,
+        **constants,
         ROWS=cut.rows,
         OUTPUTS=cut.outputs,
         COLUMNS=cut.columns,

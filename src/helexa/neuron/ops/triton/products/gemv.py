@@ -1,7 +1,8 @@
-"""Matrix products of single input rows, for decode steps. The memory bandwidth of the GPU limits their speed.
+"""Matrix products of single input rows, for decode steps.
 
-A program computes four outputs from four complete rows of a matrix, so no second kernel must add partial sums. The
-threads of the program divide the columns, and each thread reads 16 bytes of each row at a time.
+The memory bandwidth of the GPU limits their speed. A program computes four outputs from four complete rows of a matrix,
+so no second kernel must add partial sums. The threads of the program divide the columns, and each thread reads 16 bytes
+of each row at a time.
 
 A quantized code is converted to float32 without a conversion instruction: its bits become the mantissa of a subnormal
 number, which equals the code times a power of two. GPUs multiply subnormal numbers exactly and at full speed. Compiled
@@ -21,8 +22,8 @@ from helexa.neuron.ops.triton.products.packed import PackedMatrix, fields
 LANES = constexpr(_LANES)
 ROWS = constexpr(4)  # matrix rows per program: the rows whose scales are adjacent
 
+# Factor of partial sums. With it, sums up to about 2 ** 64 do not overflow, and usual sums do not underflow.
 TINY = constexpr(2.0**-85)
-"""Factor of partial sums. With it, sums up to about 2 ** 64 do not overflow, and usual sums do not underflow."""
 
 _MOST_WARPS = 4
 _PLAIN = 8  # 16-bit numbers that a thread reads at a time
@@ -59,15 +60,14 @@ def multiply_rows(
     warps = _warps(pieces)
     tensors = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
     arguments = (x, *tensors, bias, experts, out, out.stride(0), rows, outputs, pieces, share)
-    form = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
-    launch(_packed, grid, *arguments, warps=warps, CHUNKS=32 * warps, **form)
+    constants = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
+    launch(_packed, grid, *arguments, warps=warps, CHUNKS=32 * warps, **constants)
 
 
 def _warps(threads: int) -> int:
-    """Return the number of warps per program for which few threads are idle in the last loop iteration.
+    """Return the number of warps with few idle threads in the last iteration.
 
-    Args:
-        threads: number of 16-byte pieces of a matrix row. A thread reads one piece per loop iteration.
+    A thread reads one of the `threads` 16-byte pieces of a matrix row per loop iteration.
     """
     warps = _MOST_WARPS
     while warps > 1 and -(-threads // (32 * warps)) * 32 * warps > _WASTE * threads:

@@ -1,18 +1,18 @@
-"""Linear operators with quantized weights. The number of input rows determines the kernel."""
+"""Linear operators with quantized weights; the number of rows sets the kernel."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.triton.gpu_properties import GpuProperties
+from helexa.neuron.ops.triton.launch import GpuProperties
 from helexa.neuron.ops.triton.products.dequantize import dequantize
 from helexa.neuron.ops.triton.products.gemm import multiply_tiles, on_tensor_cores, tiles
 from helexa.neuron.ops.triton.products.gemv import multiply_rows
 from helexa.neuron.ops.triton.products.packed import PackedMatrix, alike, join
 
+# Number of bytes of the scratch memory into which products of many rows dequantize some matrix rows at a time.
 SCRATCH_BYTES = 64 << 20
-"""Number of bytes of the scratch memory into which products of many rows dequantize some matrix rows at a time."""
 
 _MANY = 512  # maximum rows for `tiles`, which dequantizes the matrix once per 128 rows (estimated, not measured)
 _FEW = 8  # maximum rows for `rows` on GPUs without tensor cores in Triton; each row reads the matrix again
@@ -23,7 +23,7 @@ def kernel_for(rows: int, dtype: torch.dtype, gpu: GpuProperties) -> str:
 
     The names are `rows` (each row separately), `tiles` (several rows on tensor cores) and `plain` (dequantize the
     matrix, then cuBLAS). With `rows` and `tiles`, the result of a row depends only on this row, the kernel and the tile
-    shape. With cuBLAS, the result of a row may also depend on the other rows.
+    shape. With cuBLAS, it may also depend on the other rows.
     """
     if on_tensor_cores(dtype, gpu):
         return "rows" if rows == 1 else "tiles" if rows <= _MANY else "plain"
@@ -31,13 +31,9 @@ def kernel_for(rows: int, dtype: torch.dtype, gpu: GpuProperties) -> str:
 
 
 class PackedLinear:
-    """Linear operator `x @ weight.T + bias` with packed matrices. The outputs of all matrices are concatenated.
+    """Linear operator `x @ weight.T + bias` with packed matrices (see `Ops.linear`).
 
-    Args:
-        matrices: weights. Adjacent matrices of the same format are joined into one matrix.
-        bias: float32, for the concatenated outputs; None for no bias.
-        scratch: uint8 [SCRATCH_BYTES], memory for dequantized rows, shared by all operators.
-        gpu: properties of the GPU.
+    The operators share `scratch`, uint8 [SCRATCH_BYTES], memory for dequantized rows.
     """
 
     def __init__(
@@ -58,7 +54,7 @@ class PackedLinear:
         return sum(matrix.nbytes for matrix in self._matrices)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply the linear operator to T rows of K inputs x [T, K], and return N outputs per row, [T, N]."""
+        """Return N outputs [T, N] for each of T rows x [T, K]."""
         x = x.contiguous()
         out = torch.empty((x.shape[0], self._outputs), dtype=x.dtype, device=x.device)
         first = 0
@@ -92,7 +88,7 @@ class PackedLinear:
 
 
 def joined(matrices: Sequence[PackedMatrix]) -> list[PackedMatrix]:
-    """Return the matrices with adjacent matrices of the same format joined into one matrix."""
+    """Return the matrices, with adjacent ones of the same format joined into one."""
     runs: list[list[PackedMatrix]] = []
     for matrix in matrices:
         if runs and alike([*runs[-1], matrix]):

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from helexa.neuron.weights.formats import GroupwiseTensor
 
-LANES = 4
-"""Number of 32-bit words that a thread reads at a time; also the number of rows with adjacent scales."""
+LANES = 4  # Number of 32-bit words that a thread reads at a time; also the number of rows with adjacent scales
 
 _LARGEST_GROUP = 128
 _ROUNDING = 2.0**-11  # relative rounding error of float16
@@ -26,28 +25,19 @@ class PackedMatrix:
     Codes are packed into 32-bit words: 8 codes of 4 bits, the lower 4 bits of 8 codes of 6 bits, or 4 codes of 8 bits.
     In each chunk of four words, code i of word w belongs to column 4 * i + w of the chunk. A thread that reads a chunk
     (16 bytes) therefore has the codes of adjacent columns.
-
-    Attributes:
-        words: int32 [N, K / codes per word].
-        high: int16 [N, K / 8], the upper 2 bits of 6-bit codes, 8 codes per number in the same order; None for other
-            codes.
-        scale: float [ceil(N / 4), G, 4], one scale per row and group of columns, for G groups. The scales of four rows
-            are adjacent.
-        minimum: minimums in the layout of `scale`; None in formats without minimums.
-        zero: code of the value 0 in formats without minimums.
-        bits: bits per code: 4, 6 or 8.
-        group_size: number of columns that share a scale: 16, 32, 64 or 128.
-        table: float32 [16], values of the 4-bit codes; None in formats without a table.
     """
 
-    words: Tensor
+    words: Tensor  # int32 [N, K / codes per word]
+    # int16 [N, K / 8], the upper 2 bits of 6-bit codes, 8 codes per number in the same order; None for other codes
     high: Tensor | None
+    # Float [ceil(N / 4), G, 4], one scale per row and group of columns, for G groups. The scales of four rows are
+    # adjacent.
     scale: Tensor
-    minimum: Tensor | None
-    zero: int
-    bits: int
-    group_size: int
-    table: Tensor | None
+    minimum: Tensor | None  # minimums in the layout of `scale`; None in formats without minimums
+    zero: int  # code of the value 0 in formats without minimums
+    bits: int  # bits per code: 4, 6 or 8
+    group_size: int  # number of columns that share a scale: 16, 32, 64 or 128
+    table: Tensor | None  # float32 [16], values of the 4-bit codes; None in formats without a table
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -66,14 +56,10 @@ def fields(bits: int) -> int:
 
 
 def pack(weight: GroupwiseTensor) -> PackedMatrix | None:
-    """Return a quantized weight in the layout of the Triton kernels, with the same codes.
+    """Return a quantized weight in the Triton kernels' layout, with the same codes.
 
-    If the weight stores scales as codes with a shared unit, the result contains the products of codes and units. The
-    dtype of the scales is bfloat16 if it represents all of them exactly, else float16 if it is precise enough, else
-    float32.
-
-    Returns:
-        The packed matrix, on the weight's device; None if the kernels do not support the weight's shape or group size.
+    The result is on the weight's device. It is None if the kernels do not support the weight's shape or group size. If
+    the weight stores scales as codes with a shared unit, the result contains the products of codes and units.
     """
     layout = _layout(weight)
     if layout is None:
@@ -97,12 +83,9 @@ def pack(weight: GroupwiseTensor) -> PackedMatrix | None:
 
 
 def packed_bytes(weight: GroupwiseTensor) -> int | None:
-    """Return the number of bytes of the matrix that `pack` returns for a weight, assuming 16-bit scales.
+    """Return the bytes of the matrix that `pack` returns; None if it returns None.
 
-    The weight may be on torch's meta device.
-
-    Returns:
-        The number of bytes; None if the weight cannot be packed.
+    The weight may be on torch's meta device. The result assumes 16-bit scales.
     """
     layout = _layout(weight)
     if layout is None:
@@ -113,9 +96,9 @@ def packed_bytes(weight: GroupwiseTensor) -> int | None:
 
 
 def _layout(weight: GroupwiseTensor) -> tuple[int, int] | None:
-    """Return the bits per code and the columns per scale after packing; None if `weight` cannot be packed."""
+    """Return bits per code and columns per scale after packing; None if impossible."""
     columns = weight.shape[1]
-    bits = {4: 4, 5: 6, 6: 6, 8: 8}[weight.bits]
+    bits = {2: 4, 3: 4, 4: 4, 5: 6, 6: 6, 8: 8}[weight.bits]
     if columns % (LANES * fields(bits)):
         bits = 8
     group = math.gcd(weight.group_size, _LARGEST_GROUP)
@@ -125,18 +108,16 @@ def _layout(weight: GroupwiseTensor) -> tuple[int, int] | None:
 
 
 def alike(matrices: Sequence[PackedMatrix]) -> bool:
-    """Return whether `join` can stack the matrices into one matrix.
-
-    The matrices must have the same format. All matrices except the last one must have a multiple of 4 rows.
-    """
+    """Return whether `join` can stack the matrices, which must have the same format."""
     first, *remaining = matrices
+    # The scales of four rows are adjacent, so all matrices except the last must have a multiple of 4 rows.
     return all(matrix.shape[0] % LANES == 0 for matrix in matrices[:-1]) and all(
-        _same_form(first, matrix) for matrix in remaining
+        _same_format(first, matrix) for matrix in remaining
     )
 
 
 def join(matrices: Sequence[PackedMatrix]) -> PackedMatrix:
-    """Return one matrix with the rows of all given matrices. `alike(matrices)` must be True."""
+    """Return one matrix with the rows of all matrices, which must be `alike`."""
     first = matrices[0]
     if len(matrices) == 1:
         return first
@@ -152,13 +133,13 @@ def join(matrices: Sequence[PackedMatrix]) -> PackedMatrix:
     )
 
 
-def _same_form(first: PackedMatrix, second: PackedMatrix) -> bool:
-    def form(matrix: PackedMatrix) -> tuple[object, ...]:
+def _same_format(first: PackedMatrix, second: PackedMatrix) -> bool:
+    def format_of(matrix: PackedMatrix) -> tuple[object, ...]:
         return matrix.shape[1], matrix.bits, matrix.group_size, matrix.zero, matrix.minimum is not None
 
     if first.table is None or second.table is None:
-        return form(first) == form(second) and first.table is second.table
-    return form(first) == form(second) and torch.equal(first.table, second.table)
+        return format_of(first) == format_of(second) and first.table is second.table
+    return format_of(first) == format_of(second) and torch.equal(first.table, second.table)
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
@@ -180,7 +161,7 @@ def _high(codes: Tensor) -> Tensor:
 
 
 def _by_fours(values: Tensor, repeats: int, dtype: torch.dtype) -> Tensor:
-    """Return scales or minimums [N, G] in the layout of `PackedMatrix.scale`, [ceil(N / 4), G * repeats, 4].
+    """Return scales [N, G] as in `PackedMatrix.scale`, [ceil(N / 4), G * repeats, 4].
 
     Each number is repeated for the `repeats` smaller groups into which packing divides a group.
     """
@@ -189,10 +170,8 @@ def _by_fours(values: Tensor, repeats: int, dtype: torch.dtype) -> Tensor:
 
 
 def _dtype(numbers: Sequence[Tensor]) -> torch.dtype:
-    """Return the dtype for scales and minimums.
-
-    The dtype is bfloat16 if it represents all numbers exactly, else float16 if it is precise enough, else float32.
-    """
+    """Return the dtype for scales and minimums: bfloat16, float16 or float32."""
+    # bfloat16 if it represents all numbers exactly, else float16 if it is precise enough, else float32
     if all(torch.equal(tensor.bfloat16().float(), tensor) for tensor in numbers):
         return torch.bfloat16
     for tensor in numbers:

@@ -1,0 +1,1 @@
+"""Emulates third-party backends whose chat completions differ from OpenAI's specification."""

@@ -1,1 +1,0 @@
-"""Tools that read and change files."""

@@ -1,1 +1,0 @@
-"""Tools that search the files in a folder and its subfolders."""

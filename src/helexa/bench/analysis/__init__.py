@@ -1,1 +1,0 @@
-"""Statistics on the measurements of many builds."""

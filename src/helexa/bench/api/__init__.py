@@ -1,1 +1,0 @@
-"""The read-only HTTP API that returns benchmark results from the database."""

@@ -1,1 +1,0 @@
-"""API formats of servers: building of request bodies, and parsing of streamed responses."""

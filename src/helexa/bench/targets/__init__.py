@@ -1,1 +1,0 @@
-"""Servers to measure: reading their build, hardware and models, and loading models."""

@@ -1,0 +1,165 @@
+"""`helexa load`, `unload` and `stop`: models of a running gateway."""
+
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from helexa.cli.commands.status import node_reports
+from helexa.cli.flags import GatewayUrl, ModelName, Quiet
+from helexa.cli.gateway import Gateway
+from helexa.cli.local.state_folder import local_gateway, only_running, running_ups
+from helexa.cli.terminal import MODEL_NOT_FOUND, USAGE, CommandError, Progress, note, printable
+from helexa.core.display import memory_text
+from helexa.core.source import bare_id, is_path, typed_source
+
+_LOAD_SECONDS = 630.0  # the gateway answers after 600 s at the latest
+_UNLOAD_SECONDS = 330.0  # the gateway waits 300 s for running requests
+_POLL_SECONDS = 0.3
+
+
+def load(
+    model: ModelName, /, *models: ModelName, node: str | None = None, url: GatewayUrl = None, quiet: Quiet = False
+) -> None:
+    """Load models on a running gateway before their first request.
+
+    Args:
+        model: Model name, as in `helexa list`.
+        models: Further models.
+        node: Node to load on. Default: the gateway chooses.
+        quiet: Print nothing.
+    """
+    gateway = local_gateway(url)
+    for name in (model, *models):
+        answer = _load(gateway, name, node, quiet)
+        if not quiet:
+            note(printable(f"{answer['model']} is loaded on {answer['node']}{_memory(gateway, answer)}"))
+
+
+def unload(
+    *models: ModelName,
+    all_models: Annotated[bool, Parameter(name="--all", negative="")] = False,
+    node: str | None = None,
+    url: GatewayUrl = None,
+    quiet: Quiet = False,
+) -> None:
+    """Unload models from a running gateway. Running requests end first.
+
+    The files of the models stay on the disk.
+
+    Args:
+        models: Model names, as in `helexa ps`.
+        all_models: Unload all models.
+        node: Node to unload from. Default: all nodes.
+        quiet: Print nothing.
+    """
+    if bool(models) == all_models:
+        raise CommandError("name the models to unload, or use --all", USAGE)
+    gateway = local_gateway(url)
+    for name in models or _loaded(gateway, node):
+        unload_one(gateway, name, node)
+        if not quiet:
+            note(printable(f"{name} is unloaded"))
+
+
+def unload_one(gateway: Gateway, name: str, node: str | None = None) -> None:
+    """Unload a model from a node, or from all nodes of a gateway.
+
+    Raises:
+        CommandError: the model is not loaded, or the gateway rejects the request.
+    """
+    typed = typed_source(name)
+    body = {"model": bare_id(typed) if is_path(typed) else typed, **({} if node is None else {"node": node})}
+    try:
+        gateway.post("/api/models/unload", body, _UNLOAD_SECONDS)
+    except CommandError as error:
+        if error.exit_code != MODEL_NOT_FOUND:
+            raise
+        loaded = ", ".join(_loaded(gateway, node)) or "none"
+        raise CommandError(
+            printable(f"model '{name}' is not loaded; loaded models: {loaded}"), MODEL_NOT_FOUND
+        ) from None
+
+
+def _load(gateway: Gateway, name: str, node: str | None, quiet: bool) -> dict[str, Any]:
+    """Load a model, show the progress, and return the gateway's answer."""
+    typed = typed_source(name)
+    typed = str(Path(typed.removeprefix("file:")).expanduser().absolute()) if is_path(typed) else typed
+    body = {"model": typed, **({} if node is None else {"node": node})}
+    answers: list[dict[str, Any] | Exception] = []
+
+    def ask() -> None:
+        try:
+            answers.append(gateway.post("/api/models/load", body, _LOAD_SECONDS))
+        except Exception as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)  # Ctrl-C ends the command, and the load goes on
+    thread.start()
+    with Progress() as progress:
+        while thread.is_alive():
+            thread.join(_POLL_SECONDS)
+            if thread.is_alive() and sys.stderr.isatty() and not quiet:
+                progress.show(*_progress(gateway, name))
+    answer = answers[0]
+    if isinstance(answer, CommandError) and answer.exit_code == MODEL_NOT_FOUND:
+        message = f"model '{name}' is on no node; download it with `helexa pull {name}`"
+        raise CommandError(printable(message), MODEL_NOT_FOUND)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _progress(gateway: Gateway, name: str) -> tuple[str, float | None]:
+    try:
+        loads = [load for node in node_reports(gateway) for load in node.loads]
+    except CommandError:
+        loads = []
+    current = next((load for load in loads if load.model == name), loads[0] if len(loads) == 1 else None)
+    stage = (current.stage if current else None) or "loading"
+    return printable(f"{name}: {stage}"), current.fraction if current else None
+
+
+def _memory(gateway: Gateway, answer: dict[str, Any]) -> str:
+    for node in node_reports(gateway):
+        for info in node.models:
+            size = info.vram_used_mb if info.granted_mb is None else info.granted_mb
+            if (node.name, info.id) == (answer["node"], answer["model"]) and size is not None:
+                return f", {memory_text(size)}"
+    return ""
+
+
+def _loaded(gateway: Gateway, node: str | None) -> list[str]:
+    reports = [report for report in node_reports(gateway) if node in (None, report.name) and report.kind == "neuron"]
+    return list(dict.fromkeys(info.id for report in reports for info in report.models))
+
+
+def stop(
+    *models: ModelName,
+    port: int | None = None,
+    all_running: Annotated[bool, Parameter(name="--all", negative="")] = False,
+    url: str | None = None,
+    quiet: Quiet = False,
+) -> None:
+    """Stop the `helexa up` of this machine, or unload the named models.
+
+    Args:
+        models: Models to unload, as `helexa unload` does. Default: stop `helexa up`.
+        port: Port of the gateway of the `helexa up` to stop, if several run.
+        all_running: Stop all of them.
+        url: Gateway from which to unload the models.
+        quiet: Print nothing.
+    """
+    if models:
+        if port is not None or all_running:
+            raise CommandError("--port and --all stop `helexa up`, and are not for models; use --url", USAGE)
+        unload(*models, url=url, quiet=quiet)
+        return
+    if url is not None:
+        raise CommandError("`helexa stop` stops a `helexa up` of this machine; choose it with --port", USAGE)
+    for up in running_ups() if all_running and running_ups() else [only_running(port)]:
+        up.stop()
+        if not quiet:
+            note(f"stopped the `helexa up` of {up.url}")

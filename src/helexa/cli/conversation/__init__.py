@@ -1,1 +1,0 @@
-"""A conversation with a model on the terminal."""

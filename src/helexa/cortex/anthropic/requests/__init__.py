@@ -1,1 +1,0 @@
-"""Translates requests of the Messages API to chat requests."""

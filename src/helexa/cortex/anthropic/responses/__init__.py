@@ -1,1 +1,0 @@
-"""Translates chat completions to complete messages, or to stream events, of the Messages API."""

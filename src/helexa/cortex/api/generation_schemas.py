@@ -1,0 +1,318 @@
+"""Bodies in OpenAI's and Anthropic's formats, for the OpenAPI document.
+
+The routes build and forward these bodies as dicts and bytes. Requests in OpenAI's formats are in `helexa.core.wire`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0)]
+Name = Annotated[str, Field(min_length=1)]
+Blocks = str | list[dict[str, Any]]
+
+
+def _never_null(schema: dict[str, Any]) -> None:
+    for name, value in schema["properties"].items():
+        if name not in schema.get("required", ()) and value.get("default", "") is None:
+            del value["default"]
+            kinds = [kind for kind in value.pop("anyOf") if kind != {"type": "null"}]
+            value |= kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+
+
+class Body(BaseModel):
+    """A body of the gateway.
+
+    A field with the default None is absent if it has no value.
+    """
+
+    # The classes are only for the document and for tests: a gateway does not pay for their validators when it starts.
+    model_config = ConfigDict(defer_build=True, json_schema_extra=_never_null)
+
+
+class ForwardedBody(BaseModel):
+    """A body that may come from a third-party node.
+
+    Its optional fields may be null, and it may have other fields.
+    """
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class ErrorDetail(ForwardedBody):
+    """What went wrong."""
+
+    message: str
+    type: str
+    code: str | None = None
+    param: str | None = None
+
+
+class Error(ForwardedBody):
+    """An error in OpenAI's format."""
+
+    error: ErrorDetail
+
+
+class AnthropicErrorDetail(Body):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(Body):
+    """An error in Anthropic's format."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str | None
+
+
+class PromptTokensDetails(Body):
+    """Parts of the prompt tokens."""
+
+    cached_tokens: Count | None = None
+
+
+class CompletionTokensDetails(Body):
+    """Parts of the completion tokens."""
+
+    reasoning_tokens: Count | None = None
+
+
+class Usage(Body):
+    """Token counts of a request."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
+
+
+class AnswerMessage(Body):
+    """The message of a choice."""
+
+    role: str
+
+
+class ChatChoice(ForwardedBody):
+    """One answer to a chat request."""
+
+    message: AnswerMessage
+    index: Count = 0
+    finish_reason: str | None = None
+
+
+class ChatCompletion(Body):
+    """A chat completion."""
+
+    id: str
+    object: Literal["chat.completion"]
+    model: str
+    choices: list[ChatChoice]
+    created: int | None = None
+    usage: Usage | None = None
+
+
+class CompletionChoice(ForwardedBody):
+    """One answer to a text completion request."""
+
+    text: str
+    index: Count = 0
+    finish_reason: str | None = None
+
+
+class Completion(Body):
+    """A text completion."""
+
+    id: str
+    object: Literal["text_completion"]
+    model: str
+    choices: list[CompletionChoice]
+    created: int | None = None
+    usage: Usage | None = None
+
+
+class ResponsesAnswer(Body):
+    """A response of the Responses API."""
+
+    id: str
+    object: Literal["response"]
+    output: list[dict[str, Any]]
+
+
+class IoTokens(Body):
+    """Token counts of a request."""
+
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+
+
+class Compaction(Body):
+    """The summary of a conversation."""
+
+    id: str
+    object: Literal["response.compaction"]
+    output: list[dict[str, Any]]
+    created_at: int | None = None
+    usage: IoTokens | None = None
+
+
+class ItemList(ForwardedBody):
+    """Input items of a stored response."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    has_more: bool
+    first_id: str | None = None
+    last_id: str | None = None
+
+
+class DeletedResponse(Body):
+    """Confirms that a stored response was deleted."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class Embedding(Body):
+    """The embedding of one input."""
+
+    index: Count
+    embedding: list[float] | str
+
+
+class Embeddings(Body):
+    """The embeddings of all inputs."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+
+
+class ImageRequest(ForwardedBody):
+    """A request to create images."""
+
+    model: Name
+    prompt: str
+    n: int | None = None
+    size: str | None = None
+
+
+class Image(Body):
+    """One image."""
+
+    url: str | None = None
+    b64_json: str | None = None
+
+
+class Images(Body):
+    """Created images."""
+
+    data: list[Image]
+    created: int | None = None
+
+
+class Turn(Body):
+    """A message of the prompt."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Blocks
+
+
+class MessagesTool(Body):
+    """A tool that the model may call."""
+
+    name: Name
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class MessagesToolChoice(Body):
+    """Which tools the model may or must call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+
+
+class CountRequest(Body):
+    """A request to count the tokens of a prompt."""
+
+    model: Name
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    system: Blocks | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: MessagesToolChoice | None = None
+
+
+class MessagesRequest(CountRequest):
+    """A request of Anthropic's Messages API."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stream: bool | None = None
+    stop_sequences: list[Name] | None = None
+    temperature: float | None = None
+
+
+class ContentBlock(Body):
+    """A block of a message's content."""
+
+    type: Literal["text", "thinking", "tool_use"]
+
+
+class MessageUsage(Body):
+    """Token counts of a message."""
+
+    input_tokens: Count
+    output_tokens: Count
+    cache_read_input_tokens: Count | None = None
+
+
+class Message(Body):
+    """A message in Anthropic's format."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class Tokens(Body):
+    """The tokens of a text or a conversation."""
+
+    count: Count
+    max_model_len: Count
+    tokens: list[Count]
+
+
+class Detokenized(Body):
+    """The text of tokens."""
+
+    prompt: str
+
+
+class TokenizerInfo(ForwardedBody):
+    """Settings of a model's tokenizer."""
+
+    bos_token: str | None = None
+    eos_token: str | None = None
+    chat_template: str | None = None
+
+
+class InputTokens(Body):
+    """The number of input tokens of a response."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: Count
+
+
+class TokenCount(Body):
+    """The number of tokens of a prompt."""
+
+    input_tokens: Count

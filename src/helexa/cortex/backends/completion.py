@@ -1,0 +1,279 @@
+"""Whole completions of a backend: choices, token counts and errors."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from helexa.core.errors import ApiError
+from helexa.core.sse import DONE, frame
+from helexa.cortex.backends.choice import FAILED, Choice
+from helexa.cortex.upstream.response_body import as_json, malformed, read_error_value, read_json
+
+_MAX_DIGITS = 12
+
+
+def reported_usage(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the token counts of an answer or a chunk as `usage`, or None."""
+    # Counts of 0 for both prompt and answer are treated as missing: some backends send them until the end, or always. A
+    # `usage` object that is well-formed is returned unchanged.
+    choices = body.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    groq = body.get("x_groq")
+    sources = (body, choice, groq)
+    for source in sources:
+        usage = source.get("usage") if isinstance(source, dict) else None
+        if isinstance(usage, dict) and (converted := _converted(usage)):
+            return converted
+    return None
+
+
+def other_counts(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return token counts that llama.cpp or Ollama report outside of `usage`, or None."""
+    timings = body.get("timings")
+    if isinstance(timings, dict) and "prompt_n" in timings:
+        cached = _count(timings.get("cache_n")) or 0
+        prompt = cached + (_count(timings["prompt_n"]) or 0)
+        return _usage(prompt, _count(timings.get("predicted_n")) or 0, cached)
+    if "prompt_eval_count" in body or "eval_count" in body:
+        return _usage(_count(body.get("prompt_eval_count")) or 0, _count(body.get("eval_count")) or 0)
+    return None
+
+
+def _converted(usage: dict[str, Any]) -> dict[str, Any] | None:
+    prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    cached = None
+    if prompt is None and (prompt := _count(usage.get("input_tokens"))) is not None:
+        # Anthropic's `input_tokens` do not include cached tokens; OpenAI's Responses API has `input_tokens_details`.
+        cached = _count(usage.get("cache_read_input_tokens"))
+        prompt += (cached or 0) + (_count(usage.get("cache_creation_input_tokens")) or 0)
+    if completion is None:
+        completion = _count(usage.get("output_tokens"))
+    if not prompt and not completion:
+        return None
+    prompt, completion = prompt or 0, completion or 0
+    total = _count(usage.get("total_tokens")) or prompt + completion
+    counts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
+    if cached:
+        counts["prompt_tokens_details"] = {"cached_tokens": cached}
+    well_formed = all(usage.get(name) == count and type(usage.get(name)) is int for name, count in counts.items())
+    return usage if well_formed else usage | counts
+
+
+def _usage(prompt: int, completion: int, cached: int = 0) -> dict[str, Any] | None:
+    if not prompt and not completion:
+        return None
+    counts: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+    return counts | {"prompt_tokens_details": {"cached_tokens": cached}} if cached else counts
+
+
+def _count(value: Any) -> int | None:
+    """Return a token count that may be a float or a string of digits, or None."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS:
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 10**_MAX_DIGITS:
+        return None
+    return int(value)
+
+
+_REASON_CHARS = 64
+_UNKNOWN = 500
+_STATUSES = {
+    "invalid_request_error": 400,
+    "badrequesterror": 400,
+    "rate_limit_error": 429,
+    "exceed_context_size_error": 400,
+    "overloaded_error": 503,
+}
+_MINIMAX_STATUSES = {1002: 429, 1026: 400, 1027: 400, 1039: 400, 1041: 429, 2013: 400}
+
+
+def error_in(value: Mapping[str, Any], *, named: bool = False) -> ApiError | None:
+    """Return the error in a whole answer or an event of a stream, or None.
+
+    Args:
+        value: the JSON object.
+        named: True if the event has the name `error`. Any object is then an error.
+    """
+    if value.get("error"):
+        return _error(value["error"])
+    base = value.get("base_resp")
+    if isinstance(base, dict) and base.get("status_code") not in (None, 0):
+        code = base["status_code"]
+        return read_error_value(_MINIMAX_STATUSES.get(code, _UNKNOWN) if isinstance(code, int) else _UNKNOWN, base)
+    if value.get("object") == "error" or named:
+        return _error(value)
+    choices = value.get("choices")
+    if choices is None and "detail" in value:
+        return _error(value["detail"])
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and choice.get("error"):
+            return _error(choice["error"])
+    return None
+
+
+def failed_answer(reason: Any) -> ApiError:
+    """Return the 502 error for an answer whose finish reason means a failure."""
+    shown = str(reason)[:_REASON_CHARS]
+    return ApiError(502, "upstream_error", f"the node ended its answer with '{shown}'; try again", type="api_error")
+
+
+def _error(error: Any) -> ApiError:
+    """Return the `ApiError` for an error object or text."""
+    fields = error if isinstance(error, dict) else {}
+    code, kind = fields.get("code"), fields.get("type")
+    if type(code) is not int:
+        code = _STATUSES.get(kind.lower(), _UNKNOWN) if isinstance(kind, str) else _UNKNOWN
+    # A backend's 401 or 403 is about the gateway's own key, and 404 about a model that the gateway has found there.
+    status = 502 if code in (401, 402, 403, 404) or not 400 <= code < 600 else code
+    return read_error_value(status, {"error": error})
+
+
+Json = dict[str, Any]
+NewChoice = Callable[[], Choice]
+
+
+def convert_completion(body: bytes, new_choice: NewChoice, *, chat: bool) -> bytes:
+    """Return an answer in OpenAI's form. A well-formed answer does not change.
+
+    Raises:
+        ApiError: the answer is an error, malformed (502), or contains no choice (502).
+    """
+    completion, strict_body = read_completion(body)
+    converted = converted_completion(completion, new_choice, chat=chat)
+    return strict_body if is_unchanged(converted, completion) else as_json(converted)
+
+
+def is_unchanged(converted: Json, original: Json) -> bool:
+    """Return whether a conversion changed nothing. In `usage`, 1 and 1.0 differ."""
+    return converted.get("usage") is original.get("usage") and converted == original
+
+
+def read_completion(body: bytes) -> tuple[Json, bytes]:
+    """Parse a whole answer. Return its fields, and its bytes as strict JSON.
+
+    Raises:
+        ApiError: the answer is an error, or not a JSON object (502).
+    """
+    if not body.strip():
+        raise malformed("it is empty")
+    try:
+        completion, strict_body = read_json(body)
+    except ValueError:
+        raise malformed("it is not JSON") from None
+    if not isinstance(completion, dict):
+        raise malformed("it is not a JSON object")
+    if (error := error_in(completion)) is not None:
+        raise error
+    return completion, strict_body
+
+
+def converted_completion(completion: Json, new_choice: NewChoice, *, chat: bool) -> Json:
+    """Return a parsed answer in the form of OpenAI's specification.
+
+    Raises:
+        ApiError: 502: the answer contains no choice, or a choice says that it is not complete.
+    """
+    choices = completion.get("choices")
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
+        raise malformed("it has no choices")
+    convert = _chat_choice if chat else _text_choice
+    converted = completion | {"choices": [convert(choice, index, new_choice()) for index, choice in enumerate(choices)]}
+    converted.setdefault("id", f"chatcmpl-{secrets.token_hex(12)}")
+    converted.setdefault("created", int(time.time()))
+    converted.setdefault("object", "chat.completion" if chat else "text_completion")
+    if usage := reported_usage(completion) or other_counts(completion):
+        converted["usage"] = usage
+    else:
+        converted.pop("usage", None)
+    return converted
+
+
+def _chat_choice(choice: Json, index: int, state: Choice) -> Json:
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        text = choice.get("text")
+        if not isinstance(text, str):
+            raise malformed("it has no message")
+        message = {"content": text}
+    message = {"role": "assistant", "content": None} | {
+        name: value for name, value in state.convert(message, whole=True).items() if name != "role"
+    }
+    if calls := message.get("tool_calls"):
+        message["tool_calls"] = [{name: value for name, value in call.items() if name != "index"} for call in calls]
+    reason = _whole_reason(choice, state)
+    others = {name: value for name, value in choice.items() if name not in ("text", "usage", "delta")}
+    return {"index": index, **others, "message": message, "finish_reason": reason}
+
+
+def _text_choice(choice: Json, index: int, state: Choice) -> Json:
+    return {"index": index, **choice, "text": choice.get("text") or "", "finish_reason": _whole_reason(choice, state)}
+
+
+def _whole_reason(choice: Json, state: Choice) -> str:
+    state.end(choice.get("finish_reason"))  # a missing reason is no error, because the body is complete
+    if state.reason == FAILED:
+        raise failed_answer(state.shown_reason)
+    return state.last_reason() or ("tool_calls" if state.has_calls() else "stop")
+
+
+def as_stream(completion: Json) -> bytes:
+    """Return the stream of chunks that contains a whole answer to a chat request."""
+    head = {name: completion.get(name) for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    events: list[Json] = []
+    for choice in completion["choices"]:
+        delta = dict(choice["message"])
+        if calls := delta.get("tool_calls"):
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+        shown = {"index": choice["index"], "delta": delta, "finish_reason": choice["finish_reason"]}
+        events.append(head | {"choices": [shown]})
+    if usage := completion.get("usage"):
+        events.append(head | {"choices": [], "usage": usage})
+    return b"".join([frame(as_json(event)) for event in events]) + DONE
+
+
+def joined(chunks: Iterable[Json]) -> Json:
+    """Return the whole answer that the well-formed chunks of a chat stream contain.
+
+    Raises:
+        ApiError: 502: there are no choices.
+    """
+    completion: Json = {"object": "chat.completion", "choices": []}
+    choices: dict[int, Json] = {}
+    for chunk in chunks:
+        completion |= {name: chunk[name] for name in ("id", "created", "model") if chunk.get(name) is not None}
+        if usage := chunk.get("usage"):
+            completion["usage"] = usage
+        for part in chunk["choices"]:
+            choice = choices.setdefault(part["index"], {"message": {"role": "assistant", "content": None}})
+            _add_delta(choice["message"], part["delta"])
+            choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
+    if not choices:
+        raise malformed("it has no choices")
+    completion["choices"] = [{"index": index, **choice} for index, choice in sorted(choices.items())]
+    return completion
+
+
+def _add_delta(message: Json, delta: Json) -> None:
+    for name in ("content", "reasoning_content", "reasoning", "refusal"):
+        if isinstance(text := delta.get(name), str):
+            message[name] = (message.get(name) or "") + text
+    calls: list[Json] = message.setdefault("tool_calls", []) if delta.get("tool_calls") else []
+    for call in delta.get("tool_calls") or ():
+        while len(calls) <= call["index"]:
+            calls.append({"type": "function", "function": {"arguments": ""}})
+        shown = calls[call["index"]]
+        shown.update({name: value for name, value in call.items() if name not in ("index", "function")})
+        function = call.get("function") or {}
+        shown["function"]["arguments"] += function.get("arguments") or ""
+        if "name" in function:
+            shown["function"]["name"] = function["name"]
+
+
+def incomplete() -> ApiError:
+    """Return the 502 error for an answer that ended without a finish reason."""
+    return malformed("it ended without a finish reason")

@@ -1,0 +1,229 @@
+"""A chat completion of a backend, converted to a response of the Responses API."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from helexa.core.sse import LineSplitter
+from helexa.core.wire.responses.output import Event
+from helexa.core.wire.responses.request import ResponsesRequest
+from helexa.core.wire.responses.writer import ResponseWriter
+from helexa.cortex.backends.answer import NodeResponse
+from helexa.cortex.upstream.response_body import malformed, parse_arguments
+
+MAX_WAITING_CHARS = 4 << 20
+
+_COMPLETE = ("stop", "tool_calls")
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_KEEP_ALIVE = b":\n\n"
+_REASON_CHARS = 64
+
+
+@dataclass(eq=False)
+class _Call:
+    """A tool call that is sent when all earlier calls are complete."""
+
+    index: int
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list[str])
+    waiting: list[str] = field(default_factory=list[str])
+
+    def is_complete(self) -> bool:
+        """Return whether the arguments are a whole JSON object."""
+        if not self.arguments or not self.arguments[-1].rstrip().endswith("}"):
+            return False
+        return parse_arguments("".join(self.arguments)) is not None
+
+
+class ResponsesAnswer:
+    """A well-formed chat completion, read as a response of the Responses API.
+
+    Args:
+        answer: the chat completion. It is a stream if the client requests a stream.
+        input_tokens: estimated number of prompt tokens, for a backend that counts no tokens.
+        on_estimate: called if the response contains an estimate of its token counts.
+    """
+
+    def __init__(
+        self,
+        answer: NodeResponse,
+        request: ResponsesRequest,
+        *,
+        model: str,
+        input_tokens: int,
+        on_estimate: Callable[[], None],
+    ) -> None:
+        self.status, self.headers = answer.status, answer.headers
+        self._answer = answer
+        self._streamed = request.stream is True
+        self._input_tokens = input_tokens
+        self._on_estimate = on_estimate
+        self._writer = ResponseWriter(
+            model,
+            request,
+            stored=False,
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_p=1.0 if request.top_p is None else request.top_p,
+        )
+        self._lines = LineSplitter()
+        self._calls: deque[_Call] = deque()  # the first call is being sent, the others wait
+        self._ended_calls = set[int]()
+        self._waiting_chars = 0
+        self._reason: str | None = None
+        self._usage: dict[str, Any] = {}
+        self._delta_count = 0
+        self._ended = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole response has been read."""
+        return self._ended
+
+    async def chunk(self) -> bytes:
+        """Return the next bytes of the response, or empty bytes at its end.
+
+        Raises:
+            ApiError: the answer is an error, malformed or incomplete.
+            UpstreamError: the connection to the backend failed.
+        """
+        if not self._streamed:
+            return b"" if self._ended else await self._whole()
+        while data := await self._answer.chunk():
+            if events := self._read_lines(data):
+                return events
+        return b""
+
+    def close(self) -> None:
+        """Release the connection to the backend."""
+        self._answer.close()
+
+    def _read_lines(self, data: bytes) -> bytes:
+        out: list[bytes] = []
+        for line in self._lines.feed(data):
+            if line == b"data: [DONE]":
+                items, kind, response = self._end()
+                out.append(self._writer.frames(items) + self._writer.event(f"response.{kind}", response))
+            elif line.startswith(b"data: "):
+                if not self._writer.begun:
+                    out.append(self._writer.beginnings())
+                out.append(self._writer.frames(self._read_chunk(orjson.loads(line[6:]), "delta")))
+            elif line.startswith(b":"):
+                out.append(_KEEP_ALIVE)
+        return b"".join(out)
+
+    async def _whole(self) -> bytes:
+        body = bytearray()
+        while data := await self._answer.chunk():
+            body += data
+        self._read_chunk(orjson.loads(body), "message")
+        _, _, response = self._end()
+        return response
+
+    def _read_chunk(self, chunk: dict[str, Any], name: str) -> list[Event]:
+        """Add a chunk (`name` is `delta`) or a whole chat completion (`message`)."""
+        self._usage = chunk.get("usage") or self._usage
+        if not chunk["choices"]:
+            return []
+        choice = chunk["choices"][0]
+        self._reason = choice.get("finish_reason") or self._reason
+        return self._read_delta(choice[name])
+
+    def _read_delta(self, delta: dict[str, Any]) -> list[Event]:
+        events: list[Event] = []
+        output = self._writer.output
+        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+            events += [*self._end_calls(), *output.add_reasoning(reasoning)]
+            self._delta_count += 1
+        for text in (delta.get("content"), delta.get("refusal")):
+            if text:
+                events += [*self._end_calls(), *output.add_text(text)]
+                self._delta_count += 1
+        for index, call in enumerate(delta.get("tool_calls") or ()):
+            events += self._read_call({"index": index, **call})
+            self._delta_count += 1
+        return events
+
+    def _read_call(self, delta: dict[str, Any]) -> list[Event]:
+        function = delta.get("function") or {}
+        call = next((call for call in self._calls if call.index == delta["index"]), None)
+        events: list[Event] = []
+        if call is None and delta["index"] in self._ended_calls:
+            if (function.get("arguments") or "").strip():
+                raise malformed("a tool call continues after other output")
+            return []
+        is_new = call is None
+        if call is None:
+            call = _Call(delta["index"], delta.get("id") or "", function.get("name") or "")
+            self._calls.append(call)
+            if len(self._calls) == 1:
+                events += self._writer.output.begin_call(call.id, call.name)
+        if arguments := function.get("arguments"):
+            call.arguments.append(arguments)
+            if call is self._calls[0]:
+                events += self._writer.output.add_arguments(arguments)
+            else:
+                # The Responses API has one item at a time, but chat completions may interleave their calls.
+                call.waiting.append(arguments)
+                self._waiting_chars += len(arguments)
+                if self._waiting_chars > MAX_WAITING_CHARS:
+                    raise malformed("too much output waits for an incomplete tool call")
+        if is_new or call is self._calls[0]:  # otherwise the first call has not changed
+            while len(self._calls) > 1 and self._calls[0].is_complete():
+                events += self._next_call()
+        return events
+
+    def _next_call(self) -> list[Event]:
+        """End the call that is being sent, and begin the next one."""
+        self._ended_calls.add(self._calls.popleft().index)
+        if not self._calls:
+            return []
+        call = self._calls[0]
+        events = self._writer.output.begin_call(call.id, call.name)
+        if call.waiting:
+            text = "".join(call.waiting)
+            self._waiting_chars -= len(text)
+            events += self._writer.output.add_arguments(text)
+        return events
+
+    def _end_calls(self) -> list[Event]:
+        events: list[Event] = []
+        while self._calls:
+            events += self._next_call()
+        return events
+
+    def _end(self) -> tuple[list[Event], str, bytes]:
+        """Return the last events of the items, the status and the body of the response."""
+        if self._reason in _COMPLETE:
+            status, details = "completed", None
+        elif self._reason in _INCOMPLETE:
+            status, details = "incomplete", {"reason": _INCOMPLETE[self._reason]}
+        else:
+            raise malformed(f"the finish reason '{str(self._reason)[:_REASON_CHARS]}' is unknown")
+        events = [*self._end_calls(), *self._writer.output.end(status)]
+        self._ended = True
+        return events, status, self._writer.body(status, incomplete_details=details, usage=self._response_usage())
+
+    def _response_usage(self) -> dict[str, Any]:
+        usage = self._usage
+        prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        # Some servers send no usage, or zeros. The response and the charge then contain estimates.
+        if not prompt or not completion:
+            self._on_estimate()
+        prompt, completion = prompt or self._input_tokens, completion or max(self._delta_count, 1)
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": _detail(usage, "prompt", "cached"), "cache_write_tokens": 0},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": _detail(usage, "completion", "reasoning")},
+            "total_tokens": prompt + completion,
+        }
+
+
+def _detail(usage: dict[str, Any], part: str, name: str) -> int:
+    details = usage.get(f"{part}_tokens_details")
+    count = details.get(f"{name}_tokens") if isinstance(details, dict) else None
+    return count if type(count) is int and count > 0 else 0

@@ -1,0 +1,234 @@
+"""The stream of a backend's chat or text completion."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from helexa.core.errors import ApiError
+from helexa.core.sse import DONE, MAX_EVENT_BYTES, LineSplitter, frame
+from helexa.cortex.backends.choice import FAILED, Choice
+from helexa.cortex.backends.completion import (
+    error_in,
+    failed_answer,
+    incomplete,
+    is_unchanged,
+    other_counts,
+    reported_usage,
+)
+from helexa.cortex.upstream.response_body import BYTE_ORDER_MARK, as_json, malformed, read_json
+
+MAX_CHOICES = 128
+MAX_LINES = 1000  # Maximum number of lines of an event. The lines so far are parsed again with each line.
+
+_KEEP_ALIVE = b":\n\n"
+_DONE_MARK = b"[DONE]"
+_MOVED = (
+    "message",
+    "usage",
+    "error",
+    "text",
+)  # fields of a backend's choice that are not copied: `delta` gets their content
+
+Json = dict[str, Any]
+
+
+class BackendStream:
+    """Converts the bytes of a backend's stream to the form of OpenAI's, without I/O.
+
+    * Each event has one line of data, an id, and a list of choices. Events that are well-formed keep their bytes.
+    * The finish reason of a choice and the token counts are held back until the stream has ended. The first finish
+      reason counts.
+    * An error in any form ends the stream with `failure`.
+    """
+
+    def __init__(self, new_choice: Callable[[], Choice], *, model: str, chat: bool) -> None:
+        self.ended = False  # True once the whole answer was returned. Later bytes of the backend have no effect.
+        self.failure: ApiError | None = None  # the error that ended the stream, or None
+        self._new_choice = new_choice  # function that returns a new `Choice`
+        self._model = model  # name of the model, for chunks that do not name it
+        self._chat = chat  # True for a chat completion, False for a text completion
+        self._lines = LineSplitter()
+        self._at_start = True
+        self._data: list[bytes] = []  # lines of an event that is not complete yet
+        self._data_bytes = 0
+        self._event = b""
+        self._choices: dict[int, Choice] = {}
+        self._held: dict[int, _LastChunk] = {}  # chunks with the finish reason, by index of the choice
+        self._usage_chunk: Json | None = None
+        self._has_usage = False
+        self._other_counts: Json | None = None
+        self._id = f"chatcmpl-{secrets.token_hex(12)}"
+        self._created = int(time.time())
+
+    def feed(self, data: bytes) -> bytes:
+        """Convert the next bytes of the stream, and return the bytes for the client."""
+        out: list[bytes] = []
+        try:
+            for line in self._lines.feed(data):
+                if self.ended:
+                    break
+                if self._at_start:
+                    self._at_start, line = False, line.removeprefix(BYTE_ORDER_MARK)
+                out.extend(self._read_line(line))  # keeps the events before an error
+            if self._lines.partial_bytes + self._data_bytes > MAX_EVENT_BYTES:
+                raise malformed(f"an event is over the limit of {MAX_EVENT_BYTES} bytes")
+        except ApiError as error:
+            self.failure, self.ended = error, True
+        return b"".join(out)
+
+    def finish(self) -> bytes:
+        """Convert the end of the stream, and return the last bytes for the client."""
+        if self.ended:
+            return b""
+        last_bytes = self.feed(b"\n\n")  # the last event may lack its end
+        if not self.ended:
+            try:
+                last_bytes += b"".join(self._end())
+            except ApiError as error:
+                self.failure, self.ended = error, True
+        return last_bytes
+
+    def _read_line(self, line: bytes) -> Iterator[bytes]:
+        field, colon, value = line.partition(b":")
+        if field == b"data":
+            yield from self._read_data(value.removeprefix(b" "))
+        elif field == b"error":  # older servers of llama.cpp send errors in a field of this name
+            self._event = b"error"
+            yield from self._read_data(value.removeprefix(b" "))
+        elif field == b"event":
+            self._event = value.strip()
+        elif not line:
+            if self._data:
+                raise malformed("an event is not JSON")
+            self._event = b""
+        elif not field and colon:
+            yield _KEEP_ALIVE
+
+    def _read_data(self, line: bytes) -> Iterator[bytes]:
+        # A JSON value is read at once, before the empty line: some servers send no empty lines.
+        data = b"\n".join([*self._data, line])
+        if data.strip() == _DONE_MARK:
+            yield from self._end()
+            return
+        try:
+            value, data = read_json(data)
+        except ValueError:
+            if self._event == b"error":
+                value = {"message": data.decode("utf-8", "replace")}
+            else:
+                self._data.append(line)
+                self._data_bytes += len(line)
+                if len(self._data) > MAX_LINES:
+                    raise malformed(f"an event has more than {MAX_LINES} lines") from None
+                return
+        if self._data:
+            data = as_json(value)  # on one line
+        self._data, self._data_bytes = [], 0
+        if not isinstance(value, dict):
+            raise malformed("an event is not an object")
+        if (error := error_in(value, named=self._event == b"error")) is not None:
+            raise error
+        yield from self._read_chunk(value, data)
+
+    def _read_chunk(self, chunk: Json, data: bytes) -> Iterator[bytes]:
+        usage = reported_usage(chunk)
+        self._has_usage = self._has_usage or usage is not None
+        self._other_counts = other_counts(chunk) or self._other_counts
+        choices = chunk.get("choices")
+        parts = [part for part in choices if isinstance(part, dict)] if isinstance(choices, list) else []
+        head = self._head(chunk, usage)
+        if usage is not None and not parts:
+            self._usage_chunk = {**head, "choices": []}
+        for part in parts:
+            yield from self._read_part(part, head, _Origin(chunk, data) if len(parts) == 1 else None)
+
+    def _read_part(self, part: Json, head: Json, origin: "_Origin | None") -> Iterator[bytes]:
+        """Convert one choice of a chunk to a chunk of its own."""
+        index = part["index"] if type(part.get("index")) is int else 0
+        choice = self._choice(index)
+        if self._chat:
+            others = {name: value for name, value in part.items() if name not in _MOVED}
+            shown = {**others, "index": index, "delta": choice.delta(part)}
+            has_output = any(shown["delta"].values())
+        else:
+            shown = {**part, "index": index, "text": part.get("text") or ""}
+            has_output = bool(shown["text"])
+        had_ended = choice.reason is not None
+        choice.end(part.get("finish_reason"))
+        last = _LastChunk({**head, "choices": [shown]}, origin)
+        if choice.reason is not None and choice.reason != FAILED:
+            if had_ended and not has_output:
+                self._held[index].add_usage(head)
+                return
+            if had_ended and index in self._held:  # a backend that sends a finish reason in each chunk
+                yield self._held[index].released(None)
+            self._held[index] = last  # held back until the stream ends
+            return
+        if has_output or choice.reason is None:
+            yield last.released(None)
+        if choice.reason == FAILED:
+            raise failed_answer(choice.shown_reason)
+
+    def _choice(self, index: int) -> Choice:
+        if index not in self._choices:
+            if len(self._choices) >= MAX_CHOICES:
+                raise malformed(f"more than {MAX_CHOICES} choices")
+            self._choices[index] = self._new_choice()
+        return self._choices[index]
+
+    def _head(self, chunk: Json, usage: Json | None) -> Json:
+        """Return the chunk with all required fields, and with `usage` as its token counts."""
+        head = dict(chunk)
+        for name, value in (("id", self._id), ("created", self._created), ("model", self._model)):
+            if not head.get(name):
+                head[name] = value
+        head["object"] = "chat.completion.chunk" if self._chat else "text_completion"
+        if "usage" in chunk or usage is not None:
+            head["usage"] = usage
+        return head
+
+    def _end(self) -> Iterator[bytes]:
+        """Return the chunks that were held back, and `[DONE]`."""
+        if not self._choices or any(choice.reason is None for choice in self._choices.values()):
+            # Even with `[DONE]`: llama-cpp-python ends an interrupted answer so.
+            raise incomplete()
+        for index, choice in sorted(self._choices.items()):
+            last = self._held[index]
+            if not self._has_usage and self._other_counts is not None:
+                last.add_usage({"usage": self._other_counts})
+            yield last.released(choice.last_reason())
+        if self._usage_chunk is not None:
+            yield frame(as_json(self._usage_chunk))
+        self.ended = True
+        yield DONE
+
+
+@dataclass
+class _Origin:
+    """A chunk as the backend sent it, and its bytes."""
+
+    chunk: Json
+    data: bytes
+
+
+@dataclass
+class _LastChunk:
+    """A chunk with one choice. Its finish reason is set when the chunk is released."""
+
+    chunk: Json
+    origin: _Origin | None
+
+    def add_usage(self, head: Json) -> None:
+        """Replace the token counts by the counts of a later chunk, if it has any."""
+        if head.get("usage") is not None:
+            self.chunk["usage"] = head["usage"]
+
+    def released(self, reason: str | None) -> bytes:
+        """Return the chunk with the finish reason `reason` as a server-sent event."""
+        (part,) = self.chunk["choices"]
+        part["finish_reason"] = reason
+        if self.origin is not None and is_unchanged(self.chunk, self.origin.chunk):
+            return frame(self.origin.data)
+        return frame(as_json(self.chunk))

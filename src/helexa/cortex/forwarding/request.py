@@ -1,0 +1,355 @@
+"""A client request: its body, and the fields of the body that the gateway needs."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+
+import msgspec
+import orjson
+from msgspec.structs import replace
+from starlette.types import Receive
+
+from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
+from helexa.core.fleet import Limit
+from helexa.cortex.forwarding.request_limits import (
+    CHAT,
+    COMPLETIONS,
+    LIMIT_ALIASES,
+    MULTIPLIERS,
+    NO_IMAGES,
+    OUTPUT_LIMITS,
+    Fields,
+    PromptImages,
+    TokenLimit,
+    read_token_limit,
+)
+from helexa.cortex.upstream.meter import BYTES_PER_TOKEN
+from helexa.http.headers import Headers, require_json
+from helexa.http.request_cycle import ClientDisconnected
+
+
+class _ModelName:
+    """The value, of any JSON type, of the key `model` in a request body."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class _CheckedFields(Fields, kw_only=True):
+    model: _ModelName = cast(_ModelName, None)  # not optional: an optional type would accept null without the hook
+
+
+class _FieldsReader:
+    r"""Reads fields of a request body, and rejects a body with the key `model` twice.
+
+    The JSON decoder calls a hook for each key `model`, also if its letters are escaped, as in `\u006dodel`.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(_CheckedFields, dec_hook=self._count_model)
+        self._model_count = 0
+
+    def read(self, body: bytes) -> Fields:
+        """Return the fields of the body that the gateway needs.
+
+        Raises:
+            ApiError: 400 if the body contains the key `model` twice.
+            msgspec.DecodeError: the body is not a JSON object.
+        """
+        self._model_count = 0
+        fields: Fields = self._decoder.decode(body)
+        if fields.model is not None:
+            fields.model = fields.model.value
+        return fields
+
+    def _count_model(self, value_type: type, value: Any) -> _ModelName:
+        self._model_count += 1
+        # Of a repeated key, some decoders use the first value and others the last. A node could use another model than
+        # the model that the gateway has authorized.
+        if self._model_count > 1:
+            raise invalid_body("'model' must be given once", "model")
+        return _ModelName(value)
+
+
+read_fields = _FieldsReader().read
+
+
+_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def rewrite(
+    body: bytes,
+    changes: Mapping[str, Any],
+    drop: Collection[str] = (),
+    known: Collection[str] = (),
+    rejected: Collection[str] = (),
+) -> bytes:
+    """Return `body` with the fields in `changes` set and those in `drop` removed.
+
+    Of a repeated field, the last value is kept. Fields whose names differ only by letter case from a name in `changes`,
+    `drop` or `known` are removed, because some servers ignore letter case: Go's JSON decoder reads `MAX_TOKENS` as
+    `max_tokens`.
+
+    Raises:
+        ApiError: 400 because `body` is not a JSON object, or because a field name differs only by letter case from a
+            name in `rejected`.
+    """
+    try:
+        fields = _raw_fields.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise malformed_json(str(error)) from None
+    if rejected:
+        for name in fields:
+            if name not in rejected and name.casefold() in rejected:
+                raise invalid_body(f"'{name.casefold()}' must be written in lower case", name.casefold())
+    replaced = {*changes, *drop}
+    remaining_fields: dict[str, Any] = {
+        name: value
+        for name, value in fields.items()
+        if name in known or ((folded := name.casefold()) not in replaced and folded not in known)
+    }
+    for name in drop:
+        remaining_fields.pop(name, None)
+    return msgspec.json.encode(remaining_fields | dict(changes))
+
+
+MAX_JSON_BYTES = 256 << 10  # maximum length of the body of an administration request
+
+_MIN_CHUNK_BYTES = 8 << 10
+_TYPICAL_OUTPUT = 4096
+_THIRD_PARTY_FIELDS = frozenset(Fields.__struct_fields__) | OUTPUT_LIMITS | LIMIT_ALIASES | {"messages"}
+_REJECTED_SPELLINGS = ("model",)
+
+
+_fields = msgspec.json.Decoder(Fields)
+
+
+class ClientRequest(msgspec.Struct, frozen=True):
+    """One client request for a model."""
+
+    path: str  # API path of the request. It is the same on the gateway and on the node.
+    headers: Headers  # the client's headers
+    # JSON body in the node's API format. If the gateway did not translate the request, these are the client's bytes.
+    body: bytes
+    model: str  # requested model name: a model id or an alias
+    spending: TokenLimit  # the settings of the request that limit how many tokens it can use
+    stream: bool = False  # True if the client requests an event stream
+    # Id of the stored response that the request continues, or None. The response is stored on one node.
+    previous: str | None = None
+    translated: bool = False  # True if the gateway translated a chat request from another API
+    stream_options: Mapping[str, Any] | None = None  # the client's stream options, or None
+    metered: bool = False  # True if the gateway needs the response's token counts, because it charges them to a key
+    # Maximum number of output tokens that was reserved from the key's budget. The gateway sends this limit to the node.
+    # None if no output limit is enforced.
+    enforced: int | None = None
+    large: bool = False  # True if the body is large. Worker processes then parse and rewrite the body.
+    images: PromptImages = NO_IMAGES
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether the client requested a usage chunk in the stream."""
+        return self.stream_options is not None and self.stream_options.get("include_usage") is True
+
+    @property
+    def streams_chunks(self) -> bool:
+        """Whether the response is a stream of chat or text completion chunks."""
+        return self.stream and self.path in (CHAT, COMPLETIONS)
+
+    @property
+    def requests_usage(self) -> bool:
+        """Whether the gateway requests usage although the client did not."""
+        return self.metered and self.streams_chunks and not self.includes_usage
+
+    @property
+    def adds_stream_options(self) -> bool:
+        """Whether the gateway adds `stream_options`, which some backends do not have."""
+        return self.requests_usage and self.stream_options is None
+
+    @property
+    def text_bytes(self) -> int:
+        """Length of the body in bytes, without the data URLs of images."""
+        return len(self.body) - self.images.url_bytes
+
+    @property
+    def prompt_estimate(self) -> int:
+        """Estimated prompt tokens, without the tokens of a stored conversation."""
+        return max(1, self.text_bytes // BYTES_PER_TOKEN + self.images.tokens)
+
+    def with_images(self, body: bytes, images: PromptImages) -> "ClientRequest":
+        """Return the request with a body whose images were checked or fetched.
+
+        The data URLs of the images no longer count as text of the prompt.
+        """
+        added_bytes = len(body) - images.url_bytes - self.text_bytes
+        spending = replace(self.spending, prompt=self.spending.prompt + added_bytes)
+        return replace(self, body=body, images=images, spending=spending, large=is_large(body))
+
+    def tokens(self, limit: Limit | None) -> int:
+        """Return the estimated number of tokens of the prompt and all completions.
+
+        `limit` has the model's token limits. Its output limit is used if the request has none, and its input limit as
+        the prompt's length if the request continues a stored conversation.
+        """
+        prompt, spending = self.prompt_estimate, self.spending
+        if spending.continues and limit is not None:
+            prompt = max(prompt, limit.input or limit.context)
+        output = (limit and limit.output) or _TYPICAL_OUTPUT if spending.output is None else spending.output
+        return prompt + spending.completions * output
+
+    def body_for(self, model: str, kind: str = "neuron") -> bytes:
+        """Return the body to send to a node of `kind`, with `model` as the model's name.
+
+        * A helexa node (kind `neuron`) receives the client's bytes, except for the model name and the reserved output
+          limit.
+        * A third-party backend receives each field once and in one spelling, so it cannot use another model or limit
+          than the gateway has checked. A reserved output limit is sent in one field only. If the stream's tokens are
+          charged, the gateway also requests a usage chunk.
+
+        Raises:
+            ApiError: 400: the body cannot be serialized again, or contains `model` in other letter case.
+        """
+        changes: dict[str, Any] = {}
+        removed: set[str] = set()
+        is_neuron, limit_field = kind == "neuron", self.spending.limit_field
+        if (
+            self.enforced is not None
+            and limit_field is not None
+            and not (is_neuron and self.spending.output is not None)
+        ):
+            changes[limit_field] = self.enforced
+        if not is_neuron:
+            if self.requests_usage:
+                changes["stream_options"] = {**(self.stream_options or {}), "include_usage": True}
+            if self.enforced is not None:
+                removed = {*OUTPUT_LIMITS, *LIMIT_ALIASES, *MULTIPLIERS} - {limit_field} - self.spending.multipliers
+            return rewrite(self.body, {"model": model, **changes}, removed, _THIRD_PARTY_FIELDS, _REJECTED_SPELLINGS)
+        return rewrite(self.body, {"model": model, **changes}) if changes else self._with_model(model)
+
+    def _with_model(self, model: str) -> bytes:
+        if model == self.model:
+            return self.body
+        model_pattern = re.compile(rb'("model"\s*:\s*)' + re.escape(orjson.dumps(self.model)))
+        match = model_pattern.search(self.body)
+        if match is not None and model_pattern.search(self.body, match.end()) is None:
+            renamed_body = b"%b%b%b" % (self.body[: match.end(1)], orjson.dumps(model), self.body[match.end() :])
+            if _fields.decode(renamed_body).model == model:  # otherwise the match was a nested `model`
+                return renamed_body
+        return rewrite(self.body, {"model": model})
+
+
+def parse_request(path: str, headers: Headers, body: bytes) -> ClientRequest:
+    """Parse the fields of a body that the gateway needs, and return the request.
+
+    Raises:
+        ApiError: 400 if the body is not a JSON object, names no model, or has an invalid value in a field that the
+            gateway reads.
+    """
+    try:
+        if not body.isascii():
+            body.decode()  # the decoder does not check the UTF-8 of skipped values
+        fields = read_fields(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _parse_error(body, error) from None
+    if not isinstance(fields.model, str) or not fields.model:
+        raise missing_model()
+    return ClientRequest(
+        path,
+        headers,
+        body,
+        fields.model,
+        read_token_limit(path, fields, body),
+        fields.stream is True,
+        fields.previous_response_id if isinstance(fields.previous_response_id, str) else None,
+        stream_options=fields.stream_options if isinstance(fields.stream_options, dict) else None,
+    )
+
+
+def _parse_error(body: bytes, error: Exception) -> ApiError:
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as decode_error:
+        return malformed_json(str(decode_error))
+    if not isinstance(content, dict):
+        return invalid_body("the request body must be a JSON object")
+    return malformed_json(str(error))
+
+
+async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
+    """Receive the whole body of a request, and return its bytes.
+
+    Raises:
+        ApiError: 413: longer than `limit` bytes. 408: the client stops sending. 503: the memory for bodies is used up.
+        ClientDisconnected: the client disconnected before the end of the body.
+    """
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            message = await receive()
+        except TimeoutError:
+            raise ApiError(408, "request_timeout", "the request body stopped arriving; send it again") from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        chunk = message["body"]
+        if size + len(chunk) > limit:
+            raise _too_large(limit)
+        size += len(chunk)
+        if chunks and len(chunks[-1]) < _MIN_CHUNK_BYTES:  # many small chunks use much more memory
+            chunks[-1] += chunk
+        else:
+            chunks.append(chunk)
+        if not message["more_body"]:
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def read_json_body(receive: Receive, headers: Headers) -> bytes:
+    """Receive the body of an administration request, at most `MAX_JSON_BYTES` bytes.
+
+    Raises:
+        ApiError: 400 if the client disconnects, 415 if the headers do not describe uncompressed JSON, or as for
+            `read_body`.
+    """
+    require_json(headers)
+    return await read_small_body(receive, headers)
+
+
+async def read_small_body(receive: Receive, headers: Headers) -> bytes:
+    """Receive a body of at most `MAX_JSON_BYTES` bytes, whatever its content type.
+
+    Raises:
+        ApiError: 400 if the client disconnects, or as for `read_body`.
+    """
+    try:
+        return await read_body(receive, headers, MAX_JSON_BYTES)
+    except ClientDisconnected:
+        raise ApiError(400, "client_disconnected", "the client disconnected while sending its request") from None
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        "request_too_large",
+        f"the request body is larger than {limit} bytes; shorten it, or raise gateway.max_body_mb",
+    )
+
+
+_SMALL_BYTES = 256 << 10
+
+
+_MEDIUM_BYTES = 4 << 20
+
+
+_MEDIUM_COMMAS = 10_000
+
+
+def is_large(body: bytes) -> bool:
+    """Return whether parsing `body` would block the event loop for too long."""
+    size = len(body)
+    # A body of few long strings, such as an image, is parsed fast even if it has megabytes. Many commas mean many
+    # values, which take much longer.
+    return size > _SMALL_BYTES and (size > _MEDIUM_BYTES or body.count(b",") > _MEDIUM_COMMAS)

@@ -1,0 +1,266 @@
+"""Upper bounds of the tokens that a request can use: prompt, files and output.
+
+For each API, one function reads the request fields that limit the tokens in this API. The gateway reserves the bound,
+`TokenLimit.most_tokens`, from the key's budget before it forwards the request. A request cannot use more tokens:
+
+* Prompt: a token has at least one byte of text, and the JSON around a message is longer than the text that a chat
+  template adds to the message. `PROMPT_OVERHEAD` covers the text that a template adds once per conversation. Images and
+  other files can have more tokens than their URL has bytes; `media_tokens` bounds their tokens.
+* Output: the gateway forwards the request with the output limit that it has reserved (`ClientRequest.body_for`), so the
+  node enforces this limit.
+
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from helexa.core.errors import invalid_body
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
+IMAGES = "/v1/images/generations"
+RESPONSES = "/v1/responses"
+COMPACT = "/v1/responses/compact"
+
+MAX_OUTPUT = 1 << 31
+MAX_COMPLETIONS = 128
+PROMPT_OVERHEAD = 512
+DRAWN_IMAGE_TOKENS = 8192  # tokens of one generated image
+UNKNOWN_CONTEXT = 131_072  # assumed prompt tokens of a stored conversation if the model's context length is unknown
+
+OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
+MULTIPLIERS = frozenset({"n", "best_of"})
+# Names under which some third-party backends read an output limit.
+LIMIT_ALIASES = frozenset({"n_predict", "num_predict", "max_new_tokens", "max_length", "options"})
+
+_LIST_OF_TEXTS = re.compile(rb'\[\s*["\[]')
+_MAX_COUNTED = 100_000
+_NULL = msgspec.Raw(b"null")
+_elements = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class Fields(msgspec.Struct):
+    """The fields of a request body that the gateway reads. The node checks the others."""
+
+    model: Any = None
+    stream: Any = None
+    stream_options: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    n: Any = None
+    best_of: Any = None
+    previous_response_id: Any = None
+    prompt: msgspec.Raw = _NULL
+    input: msgspec.Raw = _NULL
+
+
+class TokenLimit(msgspec.Struct, frozen=True):
+    """The values in a request that limit how many tokens the request can use."""
+
+    prompt: int  # upper bound of the tokens of all prompts in the request body, without images and other files
+    prompts: int = 1  # number of prompts in the request body
+    completions: int = 1  # number of completions of all prompts together; 0 if the API generates nothing
+    output: int | None = None  # maximum number of tokens of each completion; None if the request sets no limit
+    # the request field that limits the output in this API; None if the API has no such field
+    limit_field: str | None = "max_tokens"
+    # the request fields with which this API produces several completions
+    multipliers: frozenset[str] = frozenset({"n"})
+    continues: bool = False  # True if the prompt also includes a conversation that is stored on a node
+
+    def fills(self, context: int | None) -> bool:
+        """Return whether the bound of the prompts' tokens reaches the context length."""
+        # A higher bound, for example because of images, then does not change the result of `most_tokens`.
+        limited = self.limit_field is not None or not self.completions
+        return context is not None and limited and self.prompt >= self.prompts * context
+
+    def most_tokens(self, output: int, context: int | None) -> int:
+        """Return the maximum number of tokens of all prompts and completions together.
+
+        `context` is the model's context length, or None if unknown.
+        """
+        prompt = self.prompt
+        if self.continues:
+            prompt = max(prompt, context or UNKNOWN_CONTEXT)
+        if not self.completions:
+            return prompt if context is None else min(prompt, self.prompts * context)
+        if context is not None and self.limit_field is not None:
+            output = min(output, context)
+            prompt = min(prompt, self.prompts * (context - output))
+        return prompt + self.completions * output
+
+
+def read_token_limit(path: str, fields: Fields, body: bytes) -> TokenLimit:
+    """Return the values that limit the tokens of a request to the API `path`.
+
+    Raises:
+        ApiError: 400 `invalid_request_body` if such a value in the request has the wrong type or is out of range.
+    """
+    return _READERS.get(path, _without_output)(fields, len(body) + PROMPT_OVERHEAD)
+
+
+def _chat(fields: Fields, prompt: int) -> TokenLimit:
+    return TokenLimit(prompt, completions=_completion_count(fields), output=_chat_limit(fields))
+
+
+def _completions(fields: Fields, prompt: int) -> TokenLimit:
+    prompts = _text_count(fields.prompt)
+    limit = _chat_limit(fields, minimum=0)
+    candidates = max(_completion_count(fields), _number("best_of", fields.best_of, MAX_COMPLETIONS) or 1)
+    completions = prompts * candidates
+    return TokenLimit(prompt, prompts, completions, limit, multipliers=MULTIPLIERS)
+
+
+def _responses(fields: Fields, prompt: int) -> TokenLimit:
+    return TokenLimit(
+        prompt,
+        output=_number("max_output_tokens", fields.max_output_tokens),
+        limit_field="max_output_tokens",
+        multipliers=frozenset(),
+        continues=isinstance(fields.previous_response_id, str),
+    )
+
+
+def _embeddings(fields: Fields, prompt: int) -> TokenLimit:
+    return TokenLimit(prompt, _text_count(fields.input), completions=0, limit_field=None)
+
+
+def _images(fields: Fields, prompt: int) -> TokenLimit:
+    return TokenLimit(prompt, completions=_completion_count(fields), output=DRAWN_IMAGE_TOKENS, limit_field=None)
+
+
+def _without_output(fields: Fields, prompt: int) -> TokenLimit:
+    return TokenLimit(prompt, completions=0, limit_field=None)
+
+
+_READERS: dict[str, Callable[[Fields, int], TokenLimit]] = {
+    CHAT: _chat,
+    COMPLETIONS: _completions,
+    RESPONSES: _responses,
+    COMPACT: _responses,
+    EMBEDDINGS: _embeddings,
+    IMAGES: _images,
+}
+
+
+def _chat_limit(fields: Fields, minimum: int = 1) -> int | None:
+    """Return the output limit of a request, or None if it sets none."""
+    legacy_limit = _number("max_tokens", fields.max_tokens, minimum=minimum)
+    return _number("max_completion_tokens", fields.max_completion_tokens) or legacy_limit
+
+
+def _completion_count(fields: Fields) -> int:
+    return _number("n", fields.n, MAX_COMPLETIONS) or 1
+
+
+def _number(name: str, value: Any, maximum: int | None = None, minimum: int = 1) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int:
+        raise invalid_body(f"{name}: must be a whole number", name)
+    if value < minimum or (maximum is not None and value > maximum):
+        raise invalid_body(f"{name}: must be at least {minimum}" + (f" and at most {maximum}" if maximum else ""), name)
+    return min(value, MAX_OUTPUT)
+
+
+def _text_count(value: msgspec.Raw) -> int:
+    """Return the number of texts in the JSON value of a `prompt` or `input` field.
+
+    A string or a list of token ids is one text. A list of strings or of token id lists contains several texts. For very
+    long lists, the result is an upper bound.
+    """
+    text = memoryview(value)
+    if _LIST_OF_TEXTS.match(text) is None:
+        return 1
+    max_texts = bytes(text).count(b",") + 1
+    return len(_elements.decode(value)) if max_texts <= _MAX_COUNTED else max_texts
+
+
+IMAGE_TOKENS = 4096  # maximum number of tokens of one image or other file in a prompt
+
+_LONG_BODY_BYTES = 16 << 10
+_SEARCHED_QUOTES = 64
+_MEDIA = ("image_url", "input_image", "image", "video_url", "audio_url", "input_file", "file")
+_MEDIA_MEMBERS = ("image_url", "video_url", "audio_url", "file_url")
+
+
+class PromptImages(msgspec.Struct, frozen=True):
+    """The images of one prompt."""
+
+    count: int = 0
+    url_bytes: int = 0  # number of bytes of all data URLs in the request body. These bytes are not text of the prompt.
+    tokens: int = 0  # estimated number of tokens of all images
+
+
+NO_IMAGES = PromptImages()
+
+
+def media_tokens(body: bytes) -> int:
+    """Return the maximum number of tokens of images and other files in a body."""
+    return IMAGE_TOKENS * _media_parts(body)
+
+
+def has_media(body: bytes) -> bool:
+    """Return whether a body may contain an image or a file. False is certain."""
+    return _media_parts(body) > 0
+
+
+def _media_parts(body: bytes) -> int:
+    """Return an upper bound of the number of images and other files in a request body.
+
+    Some servers recognize a file by the value of the key `type` in a content part. Other servers recognize a file by a
+    key such as `image_url` in the content part. The function counts both, and returns the larger count.
+    """
+    matches = _find_all(_MEDIA_OR_ESCAPE, body)
+    media_members = [name for name in matches if name]
+    if any(b"\\" in name for name in media_members):
+        matches = _ESCAPED_MEDIA.findall(body)
+        media_members = [name for name in matches if name]
+    return max(len(matches) - len(media_members), len(media_members))
+
+
+def _find_all(pattern: re.Pattern[bytes], body: bytes) -> list[bytes]:
+    """Return the result of `pattern.findall(body)`, but faster for long bodies."""
+    matches: list[bytes] = []
+    end = 0
+    # Each match begins with a quotation mark, which `bytes.find` finds faster than the pattern does.
+    for _ in range(_SEARCHED_QUOTES if len(body) > _LONG_BODY_BYTES else 0):
+        start = body.find(b'"', end)
+        if start < 0:
+            return matches
+        match = pattern.match(body, start)
+        if match is not None:
+            matches.append(match[1] or b"")
+        end = start + 1 if match is None else match.end()
+    return matches + pattern.findall(body, end)
+
+
+def _escapable(name: str) -> str:
+    """Return a regular expression for `name` in JSON, also with escaped letters."""
+    return "".join(rf"(?:{letter}|\\u00(?i:{ord(letter):x}))" for letter in name)
+
+
+def _media_pattern(name_pattern: Callable[[str], str], alternative: str = "") -> re.Pattern[bytes]:
+    """Return a pattern that finds images and other files in a request body.
+
+    A match is either the type of a content part, such as `"type": "image_url"`, or a JSON key, such as `"image_url":`.
+    For a type, group 1 of the match is empty. For a key, group 1 contains the key and the colon.
+
+    Args:
+        name_pattern: function that returns the regular expression for a type or key.
+        alternative: `|` and a regular expression that group 1 may match instead of a key, or an empty string.
+    """
+    types, members = ("|".join(map(name_pattern, names)) for names in (_MEDIA, _MEDIA_MEMBERS))
+    initials = r"(?=[tivaf\\])"  # first letters of all names: most strings are rejected quickly
+    return re.compile(
+        rf'"{initials}(?:{name_pattern("type")}"\s*:\s*"(?:{types})"|((?:{members})"\s*:{alternative}))'.encode()
+    )
+
+
+_ESCAPED_MEDIA = _media_pattern(_escapable)
+# Also matches strings with an escaped letter; if there are any, the slower pattern `_ESCAPED_MEDIA` is used.
+_MEDIA_OR_ESCAPE = _media_pattern(str, r"|[a-z_]{0,11}+\\u00[4-7]")

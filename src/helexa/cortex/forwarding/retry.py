@@ -1,0 +1,122 @@
+"""Retry on another node: how an attempt failed, whether to retry, and the error."""
+
+from collections.abc import Sequence
+from typing import Literal, NoReturn
+
+from helexa.core.errors import ApiError
+from helexa.cortex.backends.answer import NodeResponse
+from helexa.cortex.fleet.fleet import Fleet
+from helexa.cortex.observability.request_record import UPSTREAM_TIMEOUT, RequestRecord
+from helexa.cortex.upstream.connection import ConnectError, ReadTimeoutError, UpstreamError
+from helexa.cortex.upstream.response_body import CONTEXT_LENGTH_EXCEEDED
+
+BUSY_STATUSES = (429, 503, 529)
+# Statuses of errors in the request's content. Another node would probably give the same error.
+CONTENT_ERRORS = frozenset({400, 409, 415, 422})
+
+_FAST_SECS = 5.0  # a 504 within this time is not the result of a long computation
+
+Outcome = Literal["unreached", "broken", "silent", "busy", "gone", "unfit", "declined", "failed"]
+"""How an attempt to forward a request failed before the first byte of a response.
+
+* `unreached`: the connection failed.
+* `broken`: the connection ended, or the bytes were not HTTP.
+* `silent`: a timeout expired.
+* `busy`: the node answered 429, 503 or 529.
+* `gone`: the node does not have the model any more.
+* `unfit`: the prompt is longer than the context of the model on this node, which is nobody's fault.
+* `declined`: the node gave an error response without processing the request, such as 401 or 413.
+* `failed`: the node gave another error response, such as 500, but not about the request's content.
+"""
+
+
+class NoResponse(Exception):
+    """The node failed or was busy before the client got anything: a retry may follow."""
+
+    def __init__(self, reason: str, outcome: Outcome, error_response: ApiError) -> None:
+        super().__init__(reason)
+        self.outcome: Outcome = outcome  # kind of failure. It decides whether a retry is allowed.
+        # error to send to the client if the request is not retried on another node
+        self.error_response = error_response
+
+
+def may_retry(outcomes: Sequence[Outcome]) -> bool:
+    """Return whether another node may get the request after the failed `outcomes`.
+
+    The result depends on how the last attempt failed:
+
+    * `unreached`, `busy`, `gone`, `unfit`, `declined`: True, because the node has not processed the request.
+    * `broken`, `failed`: True after the first such failure, False after the second. The request may crash nodes, so it
+      must not reach a third node.
+    * `silent`: False, because the node may still be working on the request.
+    """
+    last_outcome = outcomes[-1]
+    if last_outcome in ("unreached", "busy", "gone", "unfit", "declined"):
+        return True
+    return last_outcome != "silent" and outcomes.count("broken") + outcomes.count("failed") == 1
+
+
+def no_connection(error: UpstreamError, node: str) -> NoResponse:
+    """Return the failure of an attempt in which the connection to a node failed."""
+    if isinstance(error, ReadTimeoutError):
+        return NoResponse(reason(error), "silent", timed_out(node))
+    return NoResponse(reason(error), "unreached" if isinstance(error, ConnectError) else "broken", unreachable(node))
+
+
+def error_outcome(status: int, error: ApiError) -> Outcome | None:
+    """Return how an attempt with an error response failed.
+
+    None means that the error is about the request's content, so no other node can help.
+    """
+    if error.code == CONTEXT_LENGTH_EXCEEDED:
+        return "unfit"  # the context of the model may be larger on another node
+    if status in CONTENT_ERRORS:
+        return None
+    if status == 503 and error.code == "service_unavailable":
+        return "failed"  # perhaps the request crashed the node's engine
+    if status in BUSY_STATUSES:
+        return "busy"
+    return "declined" if status < 500 or status == 501 else "failed"
+
+
+def retry_after(node_response: NodeResponse) -> int | None:
+    """Return the seconds of a response's `Retry-After` header, or None."""
+    text = next((value for name, value in node_response.headers if name == b"retry-after"), b"")
+    return int(text) if text.isdigit() and len(text) < 6 else None
+
+
+def reason(error: UpstreamError) -> str:
+    """Return the text of an error for the log."""
+    return f"{type(error).__name__} ({error})"
+
+
+def timed_out(node: str) -> ApiError:
+    """Return the 504 error for a node that sent nothing within a timeout."""
+    return ApiError(504, UPSTREAM_TIMEOUT, f"node '{node}' sent no bytes for too long; try again", type="api_error")
+
+
+def unreachable(node: str) -> ApiError:
+    """Return the 502 error for a node that is not reached, or speaks no HTTP."""
+    return ApiError(502, "upstream_connection_error", f"node '{node}' did not respond; try again", type="api_error")
+
+
+def reject_proxy_response(fleet: Fleet, node_response: NodeResponse, record: RequestRecord) -> NoReturn:
+    """Raise `NoResponse` for a response of a proxy or another server."""
+    node, status = record.node, node_response.status
+    text = f"HTTP {status} from a proxy or another server"
+    if status != 504:
+        count_failure(fleet, record, silent=False)
+        raise NoResponse(text, "broken", unreachable(node))
+    if (record.answered or 0.0) < _FAST_SECS:
+        fleet.busy(node, record.model)
+        raise NoResponse(text, "failed", timed_out(node))
+    count_failure(fleet, record, silent=True)
+    raise NoResponse(text, "silent", timed_out(node))
+
+
+def count_failure(fleet: Fleet, record: RequestRecord, *, silent: bool) -> None:
+    """Report a transport failure to the circuit breaker of node, model and client."""
+    # A timeout (`silent`) of a node that still responds to polls is not reported, because perhaps only this request is
+    # slow.
+    if not (silent and fleet.is_alive(record.node)):
+        fleet.transport_failed(record.node, record.model, record.requester.client)

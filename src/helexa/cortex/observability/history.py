@@ -1,0 +1,314 @@
+"""The last hour of the fleet and the newest log lines, in memory, for the console.
+
+The size of the history is bounded: one number per interval and field for the fleet, for each of at most `MAX_NAMES`
+nodes, and for each of at most `MAX_NAMES` models.
+"""
+
+import asyncio
+import logging
+import math
+import re
+import time
+from array import array
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, TypeAlias
+
+import orjson
+from pydantic import BaseModel, SecretStr
+
+from helexa.core.logs import one_line, request_id
+from helexa.cortex.fleet.fleet_view import FleetView, Node, machine_of
+from helexa.cortex.ledger.activity import Activity
+
+INTERVAL_SECS = 15
+INTERVALS = 240
+SAMPLE_SECS = 5.0
+MAX_NAMES = 500
+
+By = Literal["fleet", "node", "model"]
+Ring: TypeAlias = "array[float]"
+
+MAX_LINES = 1000
+MAX_CHARS = 2000
+_MAX_EXCEPTION_CHARS = 8000
+_MIN_SECRET_CHARS = 8  # shorter texts occur in ordinary words
+_HIDDEN = "[hidden]"
+_SECRETS = (
+    (re.compile(r"\bhlx_\w+"), _HIDDEN),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]+"), rf"\1 {_HIDDEN}"),
+    (re.compile(r"(\w://)[^/\s:@]*:[^/\s@]*@"), rf"\1{_HIDDEN}@"),
+    (
+        re.compile(r"(?i)((?:password|secret|token|api[_-]?key|authorization)[\"']?\s*[=:]\s*)[\"']?[^\s\"',&]+"),
+        rf"\1{_HIDDEN}",
+    ),
+)
+
+
+class _Series:
+    """The intervals of the fleet, a node or a model, as rings.
+
+    Attributes:
+        tokens: output tokens of finished requests, spread over the time in which a request generated them.
+        first_token_ms, first_tokens: sum of the times to first token, and their number.
+        queued, running: largest number of waiting and of running requests among the samples of an interval.
+        memory_used, memory_total: last sampled memory of the interval in MiB. NaN if it is unknown.
+        used_at: number of the last interval with a value.
+    """
+
+    def __init__(self) -> None:
+        self.tokens, self.first_token_ms, self.first_tokens, self.queued, self.running = (_ring(0.0) for _ in range(5))
+        self.memory_used, self.memory_total = _ring(math.nan), _ring(math.nan)
+        self.used_at = 0
+
+    def forget(self, place: int) -> None:
+        """Remove the values of an interval."""
+        for ring in (self.tokens, self.first_token_ms, self.first_tokens, self.queued, self.running):
+            ring[place] = 0.0
+        self.memory_used[place] = self.memory_total[place] = math.nan
+
+
+class History:
+    """Collects the last hour of a fleet in `INTERVALS` intervals."""
+
+    def __init__(self, view: Callable[[], FleetView], clock: Callable[[], float] = time.time) -> None:
+        self._view, self._clock = view, clock
+        self._series: dict[By, dict[str, _Series]] = {"fleet": {}, "node": {}, "model": {}}
+        self._first = self._current = int(clock()) // INTERVAL_SECS  # numbers of intervals
+
+    async def run(self) -> None:
+        """Sample the nodes until cancelled."""
+        while True:
+            self.sample()
+            await asyncio.sleep(SAMPLE_SECS)
+
+    def sample(self) -> None:
+        """Add the current requests and memory of all nodes."""
+        place = self._advance()
+        view = self._view()
+        running, queued = dict(view.in_flight), dict[tuple[str, str], int]()
+        memory: defaultdict[tuple[By, str], list[tuple[float, float]]] = defaultdict(list)
+        machines: set[str] = set()
+        for node in view.nodes:
+            if not node.healthy or node.health is None:
+                continue
+            for load in node.health.models:
+                pair = (node.name, load.id)
+                running[pair] = max(running.get(pair, 0), load.in_flight)
+                queued[pair] = load.queue_depth
+            if (found := _memory(node)) is not None:
+                machine = machine_of(node)
+                if machine is None or machine not in machines:  # the nodes of a machine report the same memory
+                    memory["fleet", ""].append(found)
+                machines |= {machine} if machine is not None else set()
+                memory["node", node.name].append(found)
+        for field, counts in (("running", running), ("queued", queued)):
+            sums: defaultdict[tuple[By, str], int] = defaultdict(int)
+            for (node_name, model), count in counts.items():
+                if count:
+                    for key in _keys(node_name, model):
+                        sums[key] += count
+            for key, count in sums.items():
+                for series in self._find(*key):
+                    ring: Ring = getattr(series, field)
+                    ring[place] = max(ring[place], count)
+        for key, known in memory.items():
+            for series in self._find(*key):
+                series.memory_used[place] = sum(used for used, _ in known)
+                series.memory_total[place] = sum(total for _, total in known)
+
+    def observe(self, activity: Activity) -> None:
+        """Add the tokens and the time to first token of a finished request."""
+        if activity.node is None or not (activity.completion or activity.ttft_ms is not None):
+            return
+        place = self._advance()
+        end = min(self._clock(), (activity.started_ms + activity.duration_ms) / 1000)
+        start = min(end, (activity.started_ms + (activity.ttft_ms or 0.0)) / 1000)
+        shares = [
+            (interval % INTERVALS, share)
+            for interval, share in _shares(start, end)
+            if self._current - INTERVALS < interval <= self._current
+        ]
+        for by, name in _keys(activity.node, activity.model):
+            for series in self._find(by, name):
+                if activity.ttft_ms is not None:
+                    series.first_token_ms[place] += activity.ttft_ms
+                    series.first_tokens[place] += 1
+                for at, share in shares:
+                    series.tokens[at] += activity.completion * share
+
+    def report(self, by: By, limit: int) -> dict[str, Any]:
+        """Return the complete intervals as JSON, oldest first.
+
+        The `limit` nodes or models with the most output tokens come first. The last element, with the name None, has
+        the sums of all others. Values before the start of the gateway and of intervals without a measurement are None.
+        """
+        self._advance()
+        ranked = sorted(self._series[by].items(), key=lambda item: (-sum(item[1].tokens), item[0]))
+        series = [{"name": name, **self._values([one])} for name, one in ranked[:limit]]
+        if others := [one for _, one in ranked[limit:]]:
+            series.append({"name": None, **self._values(others)})
+        return {"interval_secs": INTERVAL_SECS, "end": self._current * INTERVAL_SECS, "by": by, "series": series}
+
+    def _values(self, series: list[_Series]) -> dict[str, list[float | None]]:
+        """Return the fields of the sum of some series."""
+        tokens, waits, counted, queued, running = (
+            self._sums(getattr(one, name) for one in series)
+            for name in ("tokens", "first_token_ms", "first_tokens", "queued", "running")
+        )
+        unknown: list[float | None] = [None] * max(0, self._first - (self._current - INTERVALS + 1))
+        fields: dict[str, list[float | None]] = {
+            "tokens_per_second": [round(value / INTERVAL_SECS, 1) for value in tokens],
+            "queued": [round(value) for value in queued],
+            "running": [round(value) for value in running],
+            "first_token_ms": [
+                round(wait / count, 1) if count else None for wait, count in zip(waits, counted, strict=True)
+            ],
+        }
+        for name in ("memory_used", "memory_total"):
+            sums = self._sums(getattr(one, name) for one in series)
+            fields[f"{name}_mb"] = [None if math.isnan(value) else round(value) for value in sums]
+        return {name: unknown + values[len(unknown) :] for name, values in fields.items()}
+
+    def _sums(self, rings: Iterable[Ring]) -> list[float]:
+        """Return the sums of rings for all complete intervals, oldest first.
+
+        A sum without known values is NaN.
+        """
+        place = self._current % INTERVALS
+        first, *others = ([*ring[place + 1 :], *ring[:place]] for ring in rings)
+        if not others:
+            return first
+        return [_sum_of_known(values) for values in zip(first, *others, strict=True)]
+
+    def _find(self, by: By, name: str) -> Iterator[_Series]:
+        """Yield the series of a name; nothing for a new name if there are too many."""
+        known = self._series[by]
+        series = known.get(name)
+        if series is None and len(known) < MAX_NAMES:
+            series = known[name] = _Series()
+        if series is not None:
+            series.used_at = self._current
+            yield series
+
+    def _advance(self) -> int:
+        """Forget the intervals before the last hour, and return the current place."""
+        now = int(self._clock()) // INTERVAL_SECS
+        for interval in range(max(self._current + 1, now - INTERVALS + 1), now + 1):
+            for known in self._series.values():
+                for series in known.values():
+                    series.forget(interval % INTERVALS)
+        if now > self._current:
+            self._current = now
+            for known in self._series.values():
+                for name in [name for name, one in known.items() if one.used_at <= now - INTERVALS]:
+                    del known[name]
+        return self._current % INTERVALS
+
+
+def _sum_of_known(values: Iterable[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) if known else math.nan
+
+
+def _keys(node: str, model: str) -> tuple[tuple[By, str], ...]:
+    return ("fleet", ""), ("node", node), ("model", model)
+
+
+def _ring(value: float) -> Ring:
+    return array("f", [value]) * INTERVALS
+
+
+def _shares(start: float, end: float) -> Iterator[tuple[int, float]]:
+    """Yield the intervals between two Unix times, with the share of each."""
+    first, last = int(start // INTERVAL_SECS), int(end // INTERVAL_SECS)
+    if first == last:
+        yield first, 1.0
+        return
+    for interval in range(max(first, last - INTERVALS), last + 1):
+        inside = min(end, (interval + 1) * INTERVAL_SECS) - max(start, interval * INTERVAL_SECS)
+        yield interval, inside / (end - start)
+
+
+def _memory(node: Node) -> tuple[float, float] | None:
+    """Return the used and the total memory of a node in MiB."""
+    health = node.health
+    if health is None:
+        return None
+    if health.devices:
+        used = sum(device.vram_used_mb for device in health.devices)
+        return used, used + sum(device.vram_free_mb for device in health.devices)
+    if health.memory_total_mb is None or health.memory_free_mb is None:
+        return None
+    return health.memory_total_mb - health.memory_free_mb, health.memory_total_mb
+
+
+class LogLines(logging.Handler):
+    """Logging handler that keeps the newest `MAX_LINES` lines, without secrets.
+
+    A line is hidden where it contains a configured secret, or text that looks like a key, a password or a token. The
+    gateway writes no secrets to its log, but a line may quote a URL or an error message of another program.
+    """
+
+    def __init__(self, secrets: Callable[[], Iterable[str]]) -> None:
+        super().__init__()
+        self._secrets = secrets
+        self._lines: deque[bytes] = deque(maxlen=MAX_LINES)
+        self._count = 0
+
+    @property
+    def first(self) -> int:
+        """Number of the oldest line that is kept; the first line ever has the number 0."""
+        return self._count - len(self._lines)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the line of a log record. `logging` holds the handler's lock."""
+        try:
+            line = self._line(record)
+        except Exception:  # as in other handlers, a wrong log call must not fail the code that logs
+            self.handleError(record)
+            return
+        self._lines.append(line)
+        self._count += 1
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        line: dict[str, object] = {
+            "at_ms": int(record.created * 1000),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": self._hide(one_line(record.getMessage()))[:MAX_CHARS],
+        }
+        if current_id := request_id.get():
+            line["request"] = current_id
+        if record.exc_info:
+            text = (self.formatter or logging.Formatter()).formatException(record.exc_info)
+            line["exception"] = self._hide(text)[-_MAX_EXCEPTION_CHARS:]
+        return orjson.dumps(line)
+
+    def since(self, number: int) -> list[bytes]:
+        """Return the lines from the line `number` on as JSON, oldest first."""
+        self.acquire()
+        try:
+            new = min(self._count - number, len(self._lines))
+            return [self._lines[-place] for place in range(new, 0, -1)]
+        finally:
+            self.release()
+
+    def _hide(self, text: str) -> str:
+        for secret in self._secrets():
+            if len(secret) >= _MIN_SECRET_CHARS:
+                text = text.replace(secret, _HIDDEN)
+        for pattern, replacement in _SECRETS:
+            text = pattern.sub(replacement, text)
+        return text
+
+
+def secrets_of(section: BaseModel) -> Iterator[str]:
+    """Yield all secrets in a configuration."""
+    for value in vars(section).values():
+        for item in value if isinstance(value, list) else [value]:  # pyright: ignore[reportUnknownVariableType]
+            if isinstance(item, SecretStr):
+                if not (secret := item.get_secret_value()).startswith("sqlite:"):
+                    yield secret
+            elif isinstance(item, BaseModel):
+                yield from secrets_of(item)

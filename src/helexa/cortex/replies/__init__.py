@@ -1,1 +1,0 @@
-"""Send responses to clients, as streams or as complete bodies."""

@@ -1,1 +1,0 @@
-"""Parses, limits and rewrites request bodies and headers, and builds error responses."""

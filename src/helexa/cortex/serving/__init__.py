@@ -1,1 +1,0 @@
-"""Serves a parsed request: authorization, rate limits, budget reservation, forwarding and charging."""

@@ -1,1 +1,0 @@
-"""Token counts: reads the token limits of requests and the token usage of responses."""

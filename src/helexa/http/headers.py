@@ -1,0 +1,79 @@
+"""Headers of requests: request ids, content types, hosts and origins.
+
+A browser lets every web page send requests to any address, including addresses of this machine. The header `Origin`
+names the page's site, so a comparison with `Host` detects such requests. DNS rebinding defeats this comparison: an
+attacker's domain name resolves to this machine, and both headers contain that name. A check of the name in `Host`
+detects DNS rebinding.
+"""
+
+import ipaddress
+import random
+import re
+
+from helexa.core.errors import ApiError, unsupported_media_type
+from helexa.http.content_coding import ACCEPTED
+
+Headers = list[tuple[bytes, bytes]]  # headers of a request or response: names in lower case, and values
+
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+def request_id(headers: Headers) -> str:
+    """Return the header `x-request-id` if it is valid, else a new random id."""
+    for name, value in headers:
+        if name == b"x-request-id" and _ID.fullmatch(value):
+            return value.decode()
+    return f"{random.getrandbits(128):032x}"  # must be unique, not secret
+
+
+def require_json(headers: Headers) -> None:
+    """Raise ApiError 415 if the headers announce another body than plain JSON."""
+    content_types = [value for name, value in headers if name == b"content-type"]
+    # A body without a content type is rejected, too: a browser sends it for any page without asking the server first
+    # (CORS preflight), as it does for forms and plain text, but not for JSON.
+    if not content_types or not all(map(_is_json, content_types)):
+        raise unsupported_media_type(b", ".join(content_types)[:200].decode("latin-1"))
+    for name, value in headers:
+        # A connection decodes supported encodings, and removes the header.
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            shown = value[:100].decode("latin-1")
+            message = f"the content-encoding {shown!r} is not supported; use one of {ACCEPTED}, or none"
+            raise ApiError(415, "unsupported_content_encoding", message, accept_encoding=ACCEPTED)
+
+
+def _is_json(content_type: bytes) -> bool:
+    media_type = content_type.partition(b";")[0].strip().lower()
+    return media_type == b"application/json" or media_type.endswith(b"+json")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a server that listens on `host`."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"  # any other name may resolve to any address
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def host_and_origin(headers: Headers) -> tuple[bytes, bytes]:
+    """Return the headers `Host` and `Origin` in lower case. A missing header is empty."""
+    host = origin = b""
+    for name, value in headers:
+        if name == b"host":
+            host = value.lower()
+        elif name == b"origin":
+            origin = value.lower()
+    return host, origin
+
+
+def without_port(host: bytes) -> bytes:
+    """Return a `Host` header without its port, but with the brackets of IPv6."""
+    name, colon, port = host.rpartition(b":")
+    return name if colon and port.isdigit() else host
+
+
+def is_same_origin(origin: bytes, host: bytes) -> bool:
+    """Return whether the header `Origin` names the host and port of the header `Host`."""
+    scheme, _, authority = origin.partition(b"://")
+    return scheme in (b"http", b"https") and authority == host  # a reverse proxy may terminate TLS

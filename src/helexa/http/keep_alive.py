@@ -1,0 +1,129 @@
+"""Keep-alive: how long idle connections stay open, and whether peers still exist."""
+
+import asyncio
+import select
+import socket
+import sys
+from collections.abc import Callable
+
+# Longer than the 60 s after which nginx and many load balancers close an idle connection. The client should close
+# first: a request that it sends while the server closes the connection fails.
+KEEP_ALIVE_SECS = 75
+
+EVICTABLE_SECS = 1.0  # a younger idle connection may belong to a client that is about to send its next request
+
+# A dead peer is detected after 30 + 4 * 15 = 90 s. The default of Linux is two hours.
+PROBE_AFTER_SECS = 30
+INTERVAL_SECS = 15
+PROBES = 4
+
+
+class DeadlineTimer:
+    """Calls a function at a deadline that is often postponed and seldom reached."""
+
+    # A postponed deadline keeps the current timer. If the timer fires too early, it is started again. A new timer at
+    # each change of the deadline would be more expensive.
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback: Callable[[], None] | None = callback
+        self._deadline: float | None = None
+        self._timer_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, secs: float) -> None:
+        """Set the deadline to `secs` seconds from now. An earlier deadline is replaced."""
+        self._deadline = deadline = self._loop.time() + secs
+        if self._timer is None or deadline < self._timer_at:
+            self._cancel()
+            self._start_timer(deadline)
+
+    def clear(self) -> None:
+        """Remove the deadline."""
+        self._deadline = None
+
+    def stop(self) -> None:
+        """Disable the object permanently, and release the reference to the function."""
+        self._deadline = self._callback = None
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _start_timer(self, deadline: float) -> None:
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        if self._deadline is None or self._callback is None:
+            return
+        if self._deadline > self._loop.time():
+            self._start_timer(self._deadline)
+        else:
+            self._deadline = None
+            self._callback()
+
+
+class IdleConnections:
+    """Connections that wait for a request, the longest idle first."""
+
+    def __init__(self) -> None:
+        # start of the idle time on the event loop's clock, client address, and the function that closes the connection
+        self._entries: dict[object, tuple[float, str, Callable[[], bool]]] = {}
+
+    def add(self, connection: object, address: str, evict: Callable[[], bool], now: float) -> None:
+        """Register a connection that became idle at `now`.
+
+        `evict` closes the connection, or returns False if the connection is needed after all.
+        """
+        self._entries[connection] = now, address, evict
+
+    def remove(self, connection: object) -> None:
+        """Remove a connection that has a request or is closed."""
+        self._entries.pop(connection, None)
+
+    def evict(self, address: str | None, now: float) -> bool:
+        """Close the longest idle connection (of `address`); return whether one was closed.
+
+        A connection that has been idle for less than `EVICTABLE_SECS` stays open.
+        """
+        for since, client, evict in self._entries.values():
+            # The dict is in the order of the times, so all later ones have been idle for less.
+            if since > now - EVICTABLE_SECS:
+                return False
+            if address in (None, client) and evict():
+                return True
+        return False
+
+
+def enable_tcp_keep_alive(connection: socket.socket) -> None:
+    """Enable TCP keep-alive probes on a socket, and on connections accepted from it.
+
+    Probes are sent after `PROBE_AFTER_SECS` without traffic. The connection fails after `PROBES` probes without a
+    reply.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", PROBE_AFTER_SECS), ("TCP_KEEPINTVL", INTERVAL_SECS), ("TCP_KEEPCNT", PROBES)):
+        if hasattr(socket, name):  # some systems lack some of these options
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def is_gone(socket: int) -> bool:
+    """Return whether the peer has closed its side of the TCP connection `socket`.
+
+    Unread data may still be buffered. Outside Linux, the result is always False.
+    """
+    if sys.platform != "linux":
+        return False
+    poll = select.poll()
+    poll.register(socket, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def has_input(socket: int) -> bool:
+    """Return whether data, or the end, of the connection `socket` waits to be read."""
+    poll = select.poll()
+    poll.register(socket, select.POLLIN)
+    return bool(poll.poll(0))

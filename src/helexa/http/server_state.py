@@ -1,0 +1,151 @@
+"""State that the connections of a server share: memory for bodies, and the drain."""
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from types import TracebackType
+from typing import Protocol
+
+from starlette.types import ASGIApp
+
+from helexa.core.errors import overloaded, shutting_down
+from helexa.http.keep_alive import IdleConnections
+
+DEFAULT_BYTES = 512 << 20
+
+_RETRY_SECS = 2
+
+
+class BodyBudget:
+    """Memory limit for the request bodies of all connections of a server."""
+
+    def __init__(self, total: int = DEFAULT_BYTES) -> None:
+        self.total = total  # the limit in bytes. It may be changed at any time.
+        self.reserved = 0  # number of bytes that are reserved at present
+        self._by_address: dict[str, int] = {}
+
+    # One client address may use at most half of the memory, so one client cannot block all others.
+    def reserve(self, address: str, size: int) -> None:
+        """Reserve `size` bytes for a body from `address`; ApiError 503 above the limit."""
+        address_bytes = self._by_address.get(address, 0) + size
+        if self.reserved + size > self.total or address_bytes > self.total // 2:
+            raise overloaded("the memory for request bodies is used up; try again", _RETRY_SECS)
+        self.reserved += size
+        self._by_address[address] = address_bytes
+
+    def release(self, address: str, size: int) -> None:
+        """Release `size` bytes that were reserved for the client address `address`."""
+        self.reserved -= size
+        remaining_bytes = self._by_address[address] - size
+        if remaining_bytes:
+            self._by_address[address] = remaining_bytes
+        else:
+            del self._by_address[address]
+
+
+class OpenConnection(Protocol):
+    """What the server and the requests of a connection use of `ClientConnection`."""
+
+    address: str  # IP address of the client
+    # None if more data may be sent now. Otherwise an event that is set as soon as more data may be sent.
+    writable: asyncio.Event | None
+    service: "Service"  # state that all connections of the server share
+
+    def write(self, data: bytes) -> None:
+        """Send `data` to the client."""
+        ...
+
+    def body_consumed(self, size: int) -> None:
+        """Notify the connection that the application has received `size` bytes of a body."""
+        ...
+
+    def response_done(self, *, keep_alive: bool) -> None:
+        """Notify the connection that the response to its first request is complete."""
+        ...
+
+    def end(self) -> None:
+        """Send buffered data and close the connection. A client may first finish its body."""
+        ...
+
+    def stop(self) -> None:
+        """Close the connection after the responses to its requests."""
+        ...
+
+    def close(self) -> None:
+        """Send buffered data, then close the connection."""
+        ...
+
+
+@dataclass
+class Service:
+    """An ASGI application with its open connections and running requests."""
+
+    app: ASGIApp  # the ASGI application
+    keep_alive_secs: float  # seconds after which an idle connection is closed
+    bodies: BodyBudget = field(default_factory=BodyBudget)  # memory limit for request bodies
+    connections: set[OpenConnection] = field(default_factory=set)
+    idle: IdleConnections = field(default_factory=IdleConnections)  # connections that wait for a request
+    # Asyncio tasks of requests. A task may still run after its connection has closed.
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    stopping: bool = False  # True during shutdown. Each connection then closes after its current requests.
+    # event that is set when the last connection closes during shutdown
+    all_gone: asyncio.Event = field(default_factory=asyncio.Event)
+    _date: bytes = b""
+    _second: int = 0
+
+    def is_stopping(self) -> bool:
+        """Return whether the server is shutting down."""
+        return self.stopping
+
+    def date(self) -> bytes:
+        """Return the `date` header line for the current time."""
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._date = b"date: %s\r\n" % formatdate(second, usegmt=True).encode()
+        return self._date
+
+    def remove(self, connection: OpenConnection) -> None:
+        """Unregister a connection that has been closed."""
+        self.connections.discard(connection)
+        self.idle.remove(connection)
+        if self.stopping and not self.connections:
+            self.all_gone.set()
+
+
+class Drain:
+    """Counts running requests (as context manager), and waits for their end."""
+
+    def __init__(self) -> None:
+        self.begun = False  # True once the server rejects new requests, because it shuts down
+        self.running = 0  # number of running requests
+        self._idle = asyncio.Event()
+
+    def __enter__(self) -> None:
+        self.running += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.running -= 1
+        if self.begun and not self.running:
+            self._idle.set()
+
+    def check(self) -> None:
+        """Raise an `ApiError` if the server rejects new requests."""
+        if self.begun:
+            raise shutting_down()
+
+    async def run(self, secs: float) -> int:
+        """Reject new requests, and wait at most `secs` seconds until no request runs.
+
+        Return the number of requests that still run.
+        """
+        self.begun = True
+        if self.running:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(secs):
+                    await self._idle.wait()
+        return self.running

@@ -1,0 +1,246 @@
+"""Files with KV pages and state snapshots.
+
+A *namespace* is a folder for everything that changes the contents of a page: the model's files, the kernels, the format
+of the KV cache (see `namespace`). It contains append-only *segments*. A segment is a series of records, and a record is
+a page, a window page or a snapshot with its key and a checksum. An engine writes to segments of its own, so
+several engines can use one namespace. The index of the records is in memory, and is rebuilt from the segments when the
+namespace is opened.
+
+A record that is torn, changed or missing is not found; the prompt is then computed.
+"""
+
+import logging
+import os
+import shutil
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+_log = logging.getLogger("helexa.neuron.engine")
+
+_HEADER = struct.Struct("<4sIQ17s15x")  # magic, checksum of key and contents, bytes of the contents, key
+_MAGIC = b"hxp2"
+_SEGMENT_BYTES = 64 << 20
+_RESERVED_BYTES = 1 << 30  # disk space left free for other uses
+_MAX_AGE_SECS = 30 * 86400
+_TOUCH_SECS = 60
+_MOST_NAMES = 256
+_NAME = ".segment"
+
+MODEL_FILE = "model"  # File of a namespace with the name of the model
+
+# First byte of a key: the kind of the record. The hash of the page follows. The key of a `NAME` record is a prefix key
+# instead, and its contents are the hash of a page.
+PAGE, STATE, WINDOW, NAME = b"p", b"s", b"w", b"n"
+
+
+class _Record(NamedTuple):
+    segment: Path
+    offset: int  # of the contents
+    length: int
+    checksum: int
+
+
+class PrefixDisk:
+    """The records of one namespace. Thread-safe.
+
+    Args:
+        folder: folder of the namespace. Its parent folder contains all namespaces.
+        limit_bytes: maximum size of the segments in all namespaces.
+        model: name of the model, for the user.
+
+    Raises:
+        PermissionError: `folder` belongs to another user, or other users can change its files.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int, model: str = "") -> None:
+        self._folder, self._limit_bytes, self._model = folder, limit_bytes, model
+        self._lock = threading.Lock()
+        self._index: dict[bytes, _Record] = {}
+        self._touched: dict[Path, float] = {}  # when the modification time of a segment was last set
+        self._segment = folder  # the segment that is being written, once `_file` is open
+        self._file: BinaryIO | None = None
+        self._writes = True
+        self.size = 0  # bytes of the known records
+        with suppress(FileNotFoundError):
+            state = folder.stat()
+            # Who can write these files decides what the model answers, and who can read them learns the prompts.
+            if state.st_uid != os.geteuid() or state.st_mode & 0o022:
+                raise PermissionError(f"{folder} belongs to another user, or others can write to it; delete it")
+        for segment in sorted(folder.glob(f"*{_NAME}")):
+            with suppress(OSError, struct.error):  # deleted or truncated in the meantime
+                self._index |= dict(_records(segment))
+        self.size = sum(record.length for record in self._index.values())
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._index
+
+    def names(self) -> dict[str, bytes]:
+        """Return the page hashes of the `NAME` records, by prefix key."""
+        keys = [key for key in self._index if key[:1] == NAME][-_MOST_NAMES:]
+        return {key[1:9].hex(): contents for key in keys if (contents := self.read(key)) is not None}
+
+    @property
+    def writes(self) -> bool:
+        """Whether records can be added: False after an error of the disk."""
+        return self._writes
+
+    def read(self, key: bytes) -> bytes | None:
+        """Return the contents of a record; None if it is missing or damaged."""
+        record = self._index.get(key)
+        if record is None:
+            return None
+        try:
+            with record.segment.open("rb", buffering=0) as file:
+                contents = os.pread(file.fileno(), record.length, record.offset)
+        except OSError as error:
+            return self._miss(key, f"cannot be read: {error.strerror}")
+        if len(contents) != record.length or _checksum(key, [contents]) != record.checksum:
+            return self._miss(key, "is damaged")
+        self._touch(record.segment)
+        return contents
+
+    def write(self, key: bytes, parts: Sequence[bytes | memoryview]) -> None:
+        """Add a record with the concatenated `parts`, unless the disk has failed."""
+        if key in self._index or not self._writes:
+            return
+        length, checksum = sum(len(part) for part in parts), _checksum(key, parts)
+        try:
+            file = self._file
+            # Whole segments are deleted to free disk space, so segments must stay small.
+            if file is None or file.tell() + length > _SEGMENT_BYTES:
+                file = self._begin_segment(length)
+            file.write(_HEADER.pack(_MAGIC, checksum, length, key))
+            offset = file.tell()
+            for part in parts:
+                file.write(part)
+            file.flush()
+        except OSError as error:
+            # A full disk would fail at every page. Requests go on without it.
+            self._writes = False
+            _log.warning(
+                "prompts are no longer saved to disk: %s; free disk space, or set prefix_disk_mb to 0: folder=%s",
+                error.strerror or error,
+                self._folder,
+            )
+            return
+        with self._lock:
+            self._index[key] = _Record(self._segment, offset, length, checksum)
+            self.size += length
+
+    def clear(self) -> None:
+        """Delete the segments of this namespace. Later records begin a new one."""
+        self.close()
+        for segment in self._folder.glob(f"*{_NAME}"):
+            with suppress(OSError):
+                segment.unlink()
+        with self._lock:
+            self._index, self.size = {}, 0
+
+    def close(self) -> None:
+        """Close the segment that is being written."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # on NFS, an error of an earlier write; the checksum of its record does not match
+                file.close()
+
+    def _begin_segment(self, length: int) -> BinaryIO:
+        self.close()
+        self._folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._make_room(max(length, _SEGMENT_BYTES))
+        try:
+            self._file = self._create_segment()
+        except FileNotFoundError:  # another engine has just deleted the last segment, and the folder with it
+            self._file = self._create_segment()
+        return self._file
+
+    def _create_segment(self) -> BinaryIO:
+        self._folder.mkdir(exist_ok=True, mode=0o700)
+        (self._folder / MODEL_FILE).write_text(self._model)
+        # Names sort by age. The process id separates engines that begin at the same time.
+        self._segment = self._folder / f"{time.time_ns():020d}-{os.getpid()}{_NAME}"
+        descriptor = os.open(self._segment, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        return os.fdopen(descriptor, "wb")
+
+    def _make_room(self, size: int) -> None:
+        """Delete the least recently used segments until `size` bytes fit."""
+        root, now = self._folder.parent, time.time()
+        segments = sorted(_sizes(root))
+        total = sum(bytes_ for _, bytes_, _ in segments)
+        # Least recently used first (modification time, see `_touch`).
+        while segments and (
+            total + size > self._limit_bytes
+            or shutil.disk_usage(root).free < size + _RESERVED_BYTES
+            or now - segments[0][0] > _MAX_AGE_SECS
+        ):
+            _, bytes_, oldest = segments.pop(0)
+            self._delete(oldest)
+            total -= bytes_
+        if total + size > self._limit_bytes:
+            raise OSError(f"the limit of {self._limit_bytes >> 20} MiB is too small for one segment")
+        if shutil.disk_usage(root).free < size + _RESERVED_BYTES:
+            raise OSError("the disk is nearly full")
+
+    def _delete(self, segment: Path) -> None:
+        segment.unlink(missing_ok=True)
+        if not any(segment.parent.glob(f"*{_NAME}")):
+            with suppress(OSError):  # another engine has just begun a segment there
+                (segment.parent / MODEL_FILE).unlink(missing_ok=True)
+                segment.parent.rmdir()
+        with self._lock:
+            self._index = {key: record for key, record in self._index.items() if record.segment != segment}
+            self.size = sum(record.length for record in self._index.values())
+
+    def _miss(self, key: bytes, reason: str) -> None:
+        with self._lock:
+            record = self._index.pop(key, None)
+            self.size -= 0 if record is None else record.length
+        if record is not None:
+            _log.warning("a saved page of a prompt %s; it is computed again: file=%s", reason, record.segment)
+
+    def _touch(self, segment: Path) -> None:
+        """Mark a segment as used, at most once a minute."""
+        now = time.monotonic()
+        # A prompt reads many records of one segment.
+        if now - self._touched.get(segment, -_TOUCH_SECS) >= _TOUCH_SECS:
+            self._touched[segment] = now
+            with suppress(OSError):
+                os.utime(segment)
+
+
+def _records(segment: Path) -> list[tuple[bytes, _Record]]:
+    """Return the keys and records of a segment, up to the first torn record."""
+    records: list[tuple[bytes, _Record]] = []
+    with segment.open("rb", buffering=0) as file:
+        size, offset = os.fstat(file.fileno()).st_size, 0
+        while offset + _HEADER.size <= size:
+            magic, checksum, length, key = _HEADER.unpack(os.pread(file.fileno(), _HEADER.size, offset))
+            offset += _HEADER.size
+            # The engine was killed while it wrote this record. Nothing follows it.
+            if magic != _MAGIC or length > size - offset:
+                break
+            records.append((key, _Record(segment, offset, length, checksum)))
+            offset += length
+    return records
+
+
+def _checksum(key: bytes, parts: Sequence[bytes | memoryview]) -> int:
+    checksum = zlib.crc32(key)
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return checksum
+
+
+def _sizes(root: Path) -> list[tuple[float, int, Path]]:
+    """Return time of last use, size and path of all segments in all namespaces."""
+    found: list[tuple[float, int, Path]] = []
+    for path in root.glob(f"*/*{_NAME}"):
+        with suppress(OSError):  # another engine has deleted it; ESTALE on NFS
+            status = path.stat()
+            found.append((status.st_mtime, status.st_size, path))
+    return found

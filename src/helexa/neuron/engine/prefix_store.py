@@ -1,0 +1,448 @@
+"""Moves KV pages and state snapshots between the KV cache and the disk.
+
+A page is saved after its sequence has ended: the engine loop copies a few pages between two steps, or many while the
+engine is idle, and a thread writes the copies. A page that leaves the KV cache before it was saved is lost. A new
+prompt whose beginning is on disk waits until a thread has read the pages, while other sequences go on. The pages are
+then in the prefix cache as if they had just been computed.
+"""
+
+import hashlib
+import logging
+import queue
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from helexa.neuron.cache_folder import PROMPTS_FOLDER, cache_root
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import DiskUse, EngineOptions
+from helexa.neuron.engine.ipc.sockets import MAX_FRAME_BYTES
+from helexa.neuron.engine.kv_cache import PagePool, StatePool
+from helexa.neuron.engine.prefix_disk import NAME, PAGE, STATE, WINDOW, PrefixDisk
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.scheduling.sequence_memory import Memory
+from helexa.neuron.ops.native.compilation import processor_flags, sources
+from helexa.neuron.ops.native.packed_store import fingerprint, loading_code_version
+
+_log = logging.getLogger("helexa.neuron.engine")
+
+_LEAST_PAGES = 2  # a shorter beginning is computed: that takes about as long as the way through the reader
+_PAGES_BESIDE_STEPS = 2  # pages that are copied between two steps, in each direction
+_PAGES_WHILE_IDLE = 16
+_QUEUED_BYTES = 64 << 20  # copies that wait for the disk, and records that wait for the KV cache, each
+_MOST_UNSAVED = 1 << 16
+_MOST_HELD = 256
+_OPEN_SECS = 1.0
+
+# Options that change when tokens are computed, and not what is computed.
+_NEUTRAL = (
+    *("device", "devices", "threads", "max_step_tokens", "max_prefill_beside_decode", "max_sequences", "max_waiting"),
+    *("kv_cache_mb", "memory_limit_mb", "snapshot_mb", "prefix_reuse", "prefix_disk_mb", "speculation"),
+    "model_id",
+    *("speculation_max_sequences", "graphs", "overlap", "image_cache_mb", "step_timing", "draft_model"),
+)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A record that was read for a sequence; without a key, the end of its records."""
+
+    sequence: Sequence
+    key: bytes = b""
+    contents: bytes = b""
+    pages: int = 0  # number of pages up to the page or snapshot; at the end, up to the last one that was read
+
+
+class PrefixStore:
+    """The disk as a second level of an engine's prefix cache.
+
+    All methods are called by the engine loop, between two steps.
+
+    Args:
+        open_disk: opens the records. It is called in a thread at the first long prompt, because it reads the headers of
+            all records.
+        memory: allocates `pages` and `states`.
+        states: the state pool; None for a model without recurrent layers.
+        runner: the owner of the KV cache.
+    """
+
+    def __init__(
+        self,
+        open_disk: Callable[[], PrefixDisk],
+        memory: Memory,
+        pages: PagePool,
+        states: StatePool | None,
+        runner: Runner,
+    ) -> None:
+        # numbers of tokens and prompts whose pages were read from disk, and bytes and duration of these reads
+        self._read_tokens = self._read_prompts = self._read_bytes = 0
+        self._read_secs = 0.0
+        self._memory, self._pages, self._states, self._runner = memory, pages, states, runner
+        self._windows = pages.windows
+        self._disk: PrefixDisk | None = None
+        page_bytes = max(sum([*runner.page_parts, *runner.window_parts]), 1)
+        self._depth = max(2, _QUEUED_BYTES // page_bytes)
+        self._unsaved: OrderedDict[bytes, None] = OrderedDict()  # keys, in the order in which they are saved
+        # keys and contents that the writer writes; without a key, it deletes all records
+        self._copies: queue.Queue[tuple[bytes, list[bytes]] | None] = queue.Queue(self._depth)
+        self._wanted: queue.SimpleQueue[tuple[Sequence, list[tuple[bytes, int]]] | None] = queue.SimpleQueue()
+        self._read: queue.Queue[_Read] = queue.Queue(self._depth)
+        self._names: dict[bytes, bytes] = {}  # contents of the `NAME` records in `_unsaved`
+        self.saved_prefixes: dict[str, bytes] = {}  # page hashes by prefix key, of earlier engines
+        self._held: set[int] = set()  # ids of the sequences that wait for pages from disk
+        self._stale: set[int] = set()  # ids of the held sequences whose records were cleared
+        self._read_bytes_per_sec = self._token_secs = 0.0  # measured; 0: unknown
+        self._page_bytes = page_bytes
+        self._closed = threading.Event()
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._theirs.setblocking(False)
+        memory.on_release = self._note
+        self._opened, self._opens_by = threading.Event(), 0.0
+        self._writer = threading.Thread(target=self._write, args=(open_disk,), name="prefix-writer", daemon=True)
+        self._reader = threading.Thread(target=self._read_wanted, name="prefix-reader", daemon=True)
+
+    def __len__(self) -> int:
+        """Return the number of sequences that wait for pages from disk."""
+        return len(self._held)
+
+    def fileno(self) -> int:
+        """Return a file descriptor for `select`, readable when `move` has work."""
+        return self._ours.fileno()
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        """Take note of the duration of a step with `tokens` prompt tokens."""
+        if tokens < self._pages.page_size:  # its duration is that of reading the weights
+            return
+        latest = seconds / tokens
+        self._token_secs = latest if not self._token_secs else 0.8 * self._token_secs + 0.2 * latest
+
+    def begin(self, sequence: Sequence) -> bool:
+        """Start to read the beginning of a new sequence, if it is on disk.
+
+        Return True if the sequence must wait until `move` returns it.
+        """
+        # The logits of the last token are needed, so it is always computed.
+        full_pages = (len(sequence.tokens) - 1) // self._pages.page_size
+        if full_pages < _LEAST_PAGES or not self._memory.may_reuse(sequence):
+            return False
+        self.start()
+        # On a slow disk, the engine waits once, and computes prompts until the records are known.
+        self._opened.wait(max(self._opens_by - time.monotonic(), 0.0))
+        disk = self._disk
+        if disk is None or len(self._held) >= _MOST_HELD:
+            return False
+        cached = self._memory.cached_pages(sequence)
+        self._memory.extend_chain(sequence, full_pages)
+        chain = sequence.chain
+        end = 0
+        while end < full_pages and (self._pages.holds(chain[end + 1]) or PAGE + chain[end + 1] in disk):
+            end += 1
+        if self._states is not None:  # a sequence starts only where there is a snapshot
+            while end > cached and not (self._holds(STATE + chain[end]) or STATE + chain[end] in disk):
+                end -= 1
+        wanted = [(PAGE + chain[n], n) for n in range(1, end + 1) if not self._pages.holds(chain[n])]
+        if self._windows is not None:
+            keys = [WINDOW + page_hash for page_hash in chain[1 : end + 1]]
+            end = self._windows.usable(end, lambda index: self._holds(keys[index]) or keys[index] in disk)
+            wanted = [(key, n) for key, n in wanted if n <= end]
+            first = self._windows.first_needed(end * self._pages.page_size)
+            needed = [(WINDOW + chain[n], n) for n in range(first + 1, end + 1)]
+            wanted += [(key, n) for key, n in needed if not self._holds(key)]
+        if self._states is not None and end > cached and not self._holds(STATE + chain[end]):
+            wanted.append((STATE + chain[end], end))
+        if end < cached + _LEAST_PAGES or len(wanted) > self._pages.free or not self._pays(len(wanted), end - cached):
+            return False
+        self._touch(chain[1 : end + 1])
+        self._held.add(sequence.id)
+        self._wanted.put((sequence, wanted))
+        return True
+
+    def cancel(self, sequence_id: int) -> None:
+        """Drop a sequence, if it waits for pages."""
+        self._held.discard(sequence_id)
+        self._stale.discard(sequence_id)
+
+    def move(self, *, idle: bool) -> list[Sequence]:
+        """Move pages in both directions; return the sequences that need not wait.
+
+        Args:
+            idle: whether no sequence waits for the next step; otherwise only few pages are moved.
+        """
+        limit = _PAGES_WHILE_IDLE if idle else _PAGES_BESIDE_STEPS
+        with suppress(BlockingIOError):
+            self._ours.recv(4096)
+        ready: list[Sequence] = []
+        for _ in range(limit):
+            if self._read.empty():
+                break
+            record = self._read.get()
+            # The sequence was canceled.
+            if record.sequence.id not in self._held:
+                continue
+            if record.key:
+                if record.sequence.id not in self._stale:
+                    self._insert(record)
+            else:
+                self._held.remove(record.sequence.id)
+                self._stale.discard(record.sequence.id)
+                self._read_prompts += record.pages > 0
+                self._touch(record.sequence.chain[1:])
+                ready.append(record.sequence)
+        self._save(limit)
+        return ready
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `move` could move pages now."""
+        return not self._read.empty() or (bool(self._unsaved) and not self._copies.full())
+
+    @property
+    def started(self) -> bool:
+        """Whether the records are known, or are being read."""
+        return bool(self._writer.ident)
+
+    def on_disk(self, page_hash: bytes) -> bool:
+        """Return whether the page with this hash is on disk."""
+        return self._disk is not None and PAGE + page_hash in self._disk
+
+    def start(self) -> None:
+        """Begin to read the headers of all records, unless it has begun."""
+        if not self._writer.ident:
+            self._opens_by = time.monotonic() + _OPEN_SECS
+            self._writer.start()
+            self._reader.start()
+
+    @property
+    def _accepts(self) -> bool:
+        """Whether pages can be saved, as far as is known."""
+        return not self._opened.is_set() or (self._disk is not None and self._disk.writes)
+
+    @property
+    def use(self) -> DiskUse:
+        """What the store has read, and the size of the records."""
+        return DiskUse(
+            tokens=self._read_tokens,
+            prompts=self._read_prompts,
+            read_bytes=self._read_bytes,
+            read_ms=round(self._read_secs * 1000),
+            size=0 if self._disk is None else self._disk.size,
+        )
+
+    def clear(self) -> None:
+        """Forget what is saved or read, and let the writer delete all records."""
+        self._unsaved.clear()
+        self._names.clear()
+        self.saved_prefixes = {}
+        self._stale |= self._held
+        with suppress(queue.Empty):
+            while True:
+                self._copies.get_nowait()
+        if self._writer.ident:  # otherwise the caller deletes the files, and this engine knows none
+            self._copies.put_nowait((b"", []))
+
+    def close(self, secs: float) -> None:
+        """Save pages for at most `secs` seconds, and end the threads."""
+        end = time.monotonic() + secs
+        while self._unsaved and time.monotonic() < end:
+            self._save(self._depth)
+            if self._copies.full():
+                time.sleep(0.001)
+        self._closed.set()
+        self._wanted.put(None)
+        if self._writer.is_alive():
+            with suppress(queue.Full):
+                self._copies.put(None, timeout=max(end - time.monotonic(), 0.0))
+            self._writer.join(max(end - time.monotonic(), 0.1))
+        self._ours.close()
+        self._theirs.close()
+
+    def _note(self, sequence: Sequence) -> None:
+        """Queue the pages and snapshots of a sequence that ends or is preempted."""
+        chain = sequence.chain
+        last = min(sequence.computed // self._pages.page_size, len(chain) - 1)
+        if last < _LEAST_PAGES or not self._accepts:
+            return
+        for page_hash in chain[1 : last + 1]:
+            for key in (PAGE + page_hash, WINDOW + page_hash, STATE + page_hash):
+                saved = self._disk is not None and key in self._disk
+                if self._holds(key) and not saved and len(self._unsaved) < _MOST_UNSAVED:
+                    self._unsaved[key] = None
+
+        if (half := sequence.half_page) is not None:
+            key = NAME + bytes.fromhex(sequence.request.prefix_key).ljust(16, b"\0")
+            if len(self._names) < _MOST_UNSAVED and (self._disk is None or key not in self._disk):
+                self._unsaved[key], self._names[key] = None, half
+
+    def _holds(self, key: bytes) -> bool:
+        """Return whether the KV cache has the page, window page or snapshot of a record."""
+        kind, page_hash = key[:1], key[1:]
+        if kind == STATE:
+            return self._states is not None and self._states.holds(page_hash)
+        return self._pages.holds(page_hash) if kind == PAGE else self._pages.has_window_page(page_hash)
+
+    def _save(self, limit: int) -> None:
+        """Copy up to `limit` pages and snapshots for the writer."""
+        if not self._unsaved:
+            return
+        self.start()
+        if not self._accepts:
+            self._unsaved.clear()
+            self._names.clear()
+        while limit and self._unsaved and not self._copies.full():
+            key, _ = self._unsaved.popitem(last=False)
+            contents = self._contents(key)
+            if contents is not None:  # otherwise it has left the cache
+                self._copies.put_nowait((key, contents))
+                limit -= 1
+
+    def _contents(self, key: bytes) -> list[bytes] | None:
+        kind, page_hash = key[:1], key[1:]
+        if kind == NAME:
+            return [self._names.pop(key)]
+        if not self._holds(key):
+            return None
+        page = self._pages.page_of(page_hash)
+        if kind == WINDOW and self._windows is not None:
+            return self._runner.read_cache("window", int(self._windows.numbers[page]))
+        if kind == PAGE and page is not None:
+            return self._runner.read_cache("page", page)
+        assert self._states is not None
+        # Only `pin` returns the slot of a snapshot. The engine loop copies it before the next step.
+        slot = self._states.pin(page_hash)
+        self._states.unpin(slot)
+        return self._runner.read_cache("state", slot)
+
+    def _insert(self, record: _Read) -> None:
+        """Put a record into the cache; drop it if there is no room."""
+        kind, page_hash = record.key[:1], record.key[1:]
+        if kind == PAGE:
+            if self._pages.holds(page_hash) or not self._pages.free:
+                return
+            (page,) = self._pages.take(1)
+            if self._runner.write_cache("page", page, record.contents):
+                self._pages.register(page, page_hash)
+                self._read_tokens += self._pages.page_size
+            self._pages.give_back([page])
+        elif kind == WINDOW:
+            page = self._pages.page_of(page_hash)
+            if self._windows is None or page is None or self._windows.holds(page) or not self._windows.free:
+                return
+            self._windows.take([page])
+            written = self._runner.write_cache("window", int(self._windows.numbers[page]), record.contents)
+            self._windows.give_back([page])
+            if not written:
+                self._windows.drop(page)
+        elif self._states is not None and not self._states.holds(page_hash):
+            slot = self._states.reserve()
+            if slot is None:
+                return
+            if self._runner.write_cache("state", slot, record.contents):
+                self._states.register(slot, page_hash, record.pages)
+            else:
+                self._states.unreserve(slot)
+
+    def _touch(self, hashes: list[bytes]) -> None:
+        """Mark pages as recently used, so that the first page is evicted last."""
+        pages = self._pages.match(hashes)
+        self._pages.share(pages)
+        self._pages.give_back(pages)
+
+    def _pays(self, records: int, pages: int) -> bool:
+        """Return whether reading `records` is faster than computing `pages`."""
+        if not self._read_bytes_per_sec or not self._token_secs:
+            return True
+        read_secs = records * self._page_bytes / self._read_bytes_per_sec
+        return read_secs < pages * self._pages.page_size * self._token_secs
+
+    # In the threads.
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # closed, or full: the loop wakes anyway
+            self._theirs.send(b"\0")
+
+    def _write(self, open_disk: Callable[[], PrefixDisk]) -> None:
+        try:
+            disk = open_disk()
+        except Exception as error:  # the engine works without a disk
+            _log.warning("prompts are not saved to disk: %s", error)
+            self._opened.set()
+            return
+        self._disk = disk
+        self._opened.set()
+        self.saved_prefixes = disk.names()
+        self._wake()
+        while (copied := self._copies.get()) is not None:
+            if copied[0]:
+                disk.write(*copied)
+            else:
+                disk.clear()
+            self._wake()
+        disk.close()
+
+    def _read_wanted(self) -> None:
+        while (wanted := self._wanted.get()) is not None:
+            sequence, keys = wanted
+            begun, total, read = time.monotonic(), 0, 0
+            assert self._disk is not None
+            for key, pages in keys:
+                if self._closed.is_set() or sequence.id not in self._held:
+                    break
+                contents = self._disk.read(key)
+                if contents is None:
+                    break  # the pages after a gap are of no use
+                total, read = total + len(contents), pages
+                self._hand_over(_Read(sequence, key, contents, pages))
+            if total:
+                seconds = max(time.monotonic() - begun, 1e-6)
+                self._read_bytes, self._read_secs = self._read_bytes + total, self._read_secs + seconds
+                latest = total / seconds
+                self._read_bytes_per_sec = (self._read_bytes_per_sec or latest) * 0.8 + 0.2 * latest
+            self._hand_over(_Read(sequence, pages=read))
+
+    def _hand_over(self, record: _Read) -> None:
+        while not self._closed.is_set():
+            with suppress(queue.Full):
+                self._read.put(record, timeout=1.0)
+                self._wake()
+                return
+
+
+def open_store(
+    model: Path, options: EngineOptions, runner: Runner, memory: Memory, pages: PagePool, states: StatePool | None
+) -> PrefixStore | None:
+    """Return the store of a model's prompts; None if it is off or impossible."""
+    if not options.prefix_disk_mb or options.prefix_reuse == "off" or not runner.reads_caches:
+        return None
+    largest = max([*runner.page_parts, *runner.window_parts, *runner.state_parts])
+    if not runner.computes_alone and largest > MAX_FRAME_BYTES // 2:  # the other ranks send their parts in frames
+        _log.warning("prompts are not saved to disk: a page or state is too large: mib=%d", largest >> 20)
+        return None
+    return PrefixStore(partial(_disk, model, options, runner), memory, pages, states, runner)
+
+
+def _disk(model: Path, options: EngineOptions, runner: Runner) -> PrefixDisk:
+    folder = cache_root(None) / PROMPTS_FOLDER / _namespace(model, options, runner)
+    return PrefixDisk(folder, options.prefix_disk_mb << 20, options.model_id or model.name)
+
+
+def _namespace(model: Path, options: EngineOptions, runner: Runner) -> str:
+    """Return a digest of everything except its tokens that changes a page."""
+    digest = hashlib.sha256(fingerprint(model).encode())
+    if options.mmproj:
+        digest.update(fingerprint(Path(options.mmproj)).encode())
+    digest.update(loading_code_version().encode())
+    for path in sources():
+        digest.update(path.read_bytes())
+    layout = [runner.page_parts, runner.window_parts, runner.state_parts]
+    chosen = {name: value for name, value in msgspec.structs.asdict(options).items() if name not in _NEUTRAL}
+    digest.update(msgspec.json.encode([runner.ops.name, sorted(processor_flags()), runner.ops.kv_bits, layout, chosen]))
+    return digest.hexdigest()[:40]

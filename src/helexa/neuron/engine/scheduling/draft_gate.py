@@ -1,0 +1,348 @@
+"""Decides how many tokens to draft, and from where, by cost and acceptance.
+
+The engine verifies drafts (predicted tokens) of a sequence in one step. They come from n-gram lookup (see
+`token_history`), or from a draft model: a smaller model with the same vocabulary. The gate compares the expected number
+of tokens per second for each number of drafts, from three measurements:
+
+* the duration of a step by its number of rows (tokens)
+* the duration of a pass of the draft model by its number of rows
+* the acceptance: how many of the verified drafts were accepted, by source and sequence
+
+Until measurements show a gain, the draft model runs only on credit. The credit grows by `_CREDIT_SHARE` of the time of
+decode steps and by the time that accepted drafts save. A draft model that never helps therefore costs at most this
+share of the time, and `_FIRST_CREDIT` steps once.
+
+The draft model computes the tokens of a sequence late: when the sequence is about to draft, and only a few of the
+tokens before. A long prompt therefore costs the draft model nothing, and starts no later.
+"""
+
+from bisect import bisect_left
+from collections.abc import Collection
+from dataclasses import dataclass
+
+# Maximum number of drafts of a draft model for one sequence in a step.
+MOST_MODEL_DRAFTS = 3
+
+# Maximum number of rows in a pass of the draft model.
+MOST_DRAFT_ROWS = 128
+
+_COUNTS = (3, 1)  # numbers of drafts: native kernels pad the rows of a step to 1, 2, 4 or 6
+_LEAST_CONTEXT, _MOST_MISSING = 32, 96  # tokens that the draft model computes before it drafts
+_CREDIT_SHARE = 0.01
+_FIRST_CREDIT, _MOST_CREDIT = 8.0, 16.0  # in durations of a step without drafts
+_TRIALS = 4  # steps with drafts for which the credit must suffice before the draft model computes missing tokens
+_LEAST_GAIN = 1.02
+_LEAST_TESTED = 8  # verified drafts before a gain counts as measured
+_REFRESH_EVERY = 64  # steps with drafts after which a step without drafts measures the duration of such a step
+
+_PRIOR_NGRAM_ACCEPTANCE = 0.8
+_PRIOR_ACCEPTANCE, _PRIOR_WEIGHT, _SEQUENCE_WEIGHT = 0.6, 4.0, 8.0  # weights in verified drafts
+_MODEL_DECAY, _SEQUENCE_DECAY = 0.99, 0.95  # factor of the counts after each step with drafts
+_EWMA_WEIGHT, _MOST_OUTLIER = 0.2, 2.0  # slower passes are clipped: the machine may have been busy
+
+# Relative duration of a pass by its number of rows until it is measured: as the native kernels with 4-bit weights.
+_ROWS = (1, 2, 4, 6, 8, 16, 64)
+_DURATIONS = (1.0, 1.05, 1.45, 2.2, 3.0, 5.5, 20.0)
+
+# Nominal seconds with `step_timing = "fixed"`.
+_FIXED_STEP, _FIXED_DRAFT = 0.01, 0.002
+
+
+@dataclass(frozen=True)
+class DraftLimits:
+    """Limits of a draft model."""
+
+    context: int  # maximum number of positions of a sequence
+    vocab_size: int  # number of tokens; a larger token id cannot be an input
+    ratio: float  # bytes of the draft model's weights in a step, divided by those of the model
+
+
+class PassCost:
+    """Duration of a pass of a model by its number of rows.
+
+    Args:
+        seconds: assumed seconds of a pass with one row.
+        fixed: whether the assumed duration is never replaced by measurements.
+    """
+
+    def __init__(self, seconds: float, fixed: bool) -> None:
+        self._assumed, self._fixed = seconds, fixed
+        self._measured: dict[int, float] = {}
+        self._rows: list[int] = []  # the measured row counts in ascending order
+
+    def seconds(self, rows: int) -> float:
+        """Return the expected seconds of a pass with `rows` rows."""
+        known, measured = self._rows, self._measured
+        if rows in measured:
+            return measured[rows]
+        if not known:
+            return self._assumed * _relative(rows)
+        index = bisect_left(known, rows)
+        if 0 < index < len(known):
+            low, high = known[index - 1], known[index]
+            share = (rows - low) / (high - low)
+            return measured[low] * (1 - share) + measured[high] * share
+        nearest = known[min(index, len(known) - 1)]
+        if nearest == known[0]:
+            return measured[nearest] * _relative(rows) / _relative(nearest)
+        # The curve of `_DURATIONS` through the measurements with the fewest and the most rows.
+        growth = (measured[nearest] - measured[known[0]]) / (_relative(nearest) - _relative(known[0]))
+        return measured[nearest] + max(growth, 0.0) * (_relative(rows) - _relative(nearest))
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Record the duration of a pass."""
+        if self._fixed:
+            return
+        old = self._measured.get(rows)
+        if old is None:
+            self._rows.insert(bisect_left(self._rows, rows), rows)
+            self._measured[rows] = seconds
+        else:
+            self._measured[rows] = old + _EWMA_WEIGHT * (min(seconds, _MOST_OUTLIER * old) - old)
+
+
+class Acceptance:
+    """Accepted share of the verified drafts. Later drafts weigh more.
+
+    Args:
+        decay: factor of the counts after each step with drafts.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self._decay = decay
+        self.tested = self.accepted = 0.0
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        """Record a step. Drafts after the first rejected one were not verified."""
+        self.tested = self.tested * self._decay + min(accepted + 1, drafted)
+        self.accepted = self.accepted * self._decay + accepted
+
+    def rate(self, prior: float, weight: float) -> float:
+        """Return the acceptance, with `prior` as the result of `weight` earlier drafts."""
+        return (self.accepted + prior * weight) / (self.tested + weight)
+
+
+class ModelDrafter:
+    """What a draft model has computed of one sequence, and its acceptance."""
+
+    def __init__(self, gate: "DraftGate") -> None:
+        self._gate = gate
+        self.acceptance = Acceptance(_SEQUENCE_DECAY)
+        self.debt = 0.0  # seconds of the computation of missing tokens so far
+        self.forget()
+
+    def forget(self) -> None:
+        """Record that the sequence has other pages now."""
+        # The draft model has computed K and V of the positions from `start` to `end`. It attends to no positions before
+        # `start`, which is the begin of a page.
+        self.start = self.end = 0
+        self.marked = 0  # number of leading pages that are marked as computed, or lie before `start`
+        self.passes = 0  # number of passes of the draft model before the step that is planned
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        """Record how many of the drafts in a step were accepted."""
+        # The last pass yields a draft, but does not compute K and V of this draft.
+        self.end += min(accepted, max(self.passes - 1, 0))
+        if drafted:
+            self.acceptance.learn(drafted, accepted)
+            self._gate.learn_result(drafted, accepted)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A decoding sequence that may draft."""
+
+    drafter: ModelDrafter
+    missing: int  # number of tokens that the draft model must compute for the first draft
+    limit: int  # maximum number of drafts
+    generated: int  # number of output tokens of the sequence
+
+
+def first_position(length: int, page_size: int) -> int:
+    """Return where a draft model begins to read a sequence of `length` tokens."""
+    return max(length - _LEAST_CONTEXT, 0) // page_size * page_size
+
+
+def is_behind(length: int, end: int) -> bool:
+    """Return whether too many tokens are missing from `end` to `length`."""
+    return length - end > _MOST_MISSING
+
+
+class DraftGate:
+    """Chooses the number of drafts in each step (see the module).
+
+    Args:
+        ratio: bytes of the draft model's weights divided by those of the model, from which the duration of a pass is
+            assumed until it is measured. Without a draft model, it has no effect.
+        fixed: whether durations are nominal, so that the same requests get the same plans.
+    """
+
+    def __init__(self, ratio: float = 1.0, fixed: bool = False) -> None:
+        self._step = PassCost(_FIXED_STEP, fixed)
+        self._pass = PassCost(_FIXED_DRAFT if fixed else _FIXED_STEP * ratio, fixed)
+        self._ratio, self._fixed = ratio, fixed
+        self._acceptance = Acceptance(_MODEL_DECAY)
+        self._credit: float | None = None  # seconds; None until the duration of a step is known
+        self._sequences = 1  # number of decoding sequences in the last step
+        self._in_a_row = 0
+        self.gain = 1.0  # estimated tokens per second in the last decode steps, divided by those without drafts
+
+    def choose(self, candidates: Collection[Candidate], rows: int) -> tuple[int, list[ModelDrafter]]:
+        """Return the number of drafts per sequence, and the sequences that draft.
+
+        Args:
+            candidates: the sequences that may draft.
+            rows: number of rows of the step without drafts of the draft model.
+        """
+        self._sequences = max(len(candidates), 1)
+        if self._credit is None:  # the first steps measure the duration of a step without drafts
+            return 0, []
+        self._in_a_row += 1
+        if self._in_a_row > _REFRESH_EVERY:
+            self._in_a_row = 0
+            return 0, []
+        gains = self._acceptance.tested >= _LEAST_TESTED
+        chosen: list[Candidate] = []
+        budget = MOST_DRAFT_ROWS
+        for candidate in candidates:
+            if candidate.missing <= budget and (self._is_ready(candidate) or self._may_catch_up(candidate, gains)):
+                chosen.append(candidate)
+                budget -= candidate.missing
+        best, best_gain = 0, _LEAST_GAIN
+        for count in _COUNTS if chosen and gains else ():
+            if (gain := self._gain(chosen, count, rows)) > best_gain:
+                best, best_gain = count, gain
+        if best:
+            self._learn_gain(best_gain)
+        elif chosen and self._credit >= (cost := self._cost(chosen, 1, rows)):
+            self._credit -= cost
+            best = 1
+        if not best:
+            self._in_a_row = 0
+            self._learn_gain(1.0)
+            return 0, []
+        for candidate in chosen:
+            if not self._is_ready(candidate):
+                candidate.drafter.debt += self._pass.seconds(candidate.missing)
+        return best, [candidate.drafter for candidate in chosen]
+
+    def ngram_drafts(self, acceptance: Acceptance, most: int, rows: int, sequences: int) -> tuple[int, float]:
+        """Return how many of `most` n-gram drafts of a sequence to verify, and their gain.
+
+        Args:
+            acceptance: acceptance of earlier n-gram drafts of the sequence.
+            rows: number of rows of the step without these drafts.
+            sequences: number of decoding sequences in the step.
+        """
+        if self._credit is None:
+            return most, 1.0  # durations are not known yet
+        rate = acceptance.rate(_PRIOR_NGRAM_ACCEPTANCE, _PRIOR_WEIGHT)
+        plain = self._step.seconds(rows)
+        gains: dict[int, float] = {}
+        for count in (1, 3, most):
+            tokens = 1 + (_tokens(rate, min(count, most)) - 1) / sequences
+            gains[min(count, most)] = tokens * plain / self._step.seconds(rows + min(count, most))
+        # Repetitions are long if they continue, so the number is reduced only where all drafts together do not gain.
+        best = most if gains[most] > 1.0 else max(gains, key=lambda count: gains[count])
+        if gains[best] > 1.0:
+            return best, gains[best]
+        cost = self._step.seconds(rows + 1) - plain
+        if most and self._credit > cost:
+            self._credit -= cost
+            return 1, 1.0
+        return 0, 1.0
+
+    def prefers_model(self, drafter: ModelDrafter, missing: int, gain: float) -> bool:
+        """Return whether drafts of the draft model gain more than `gain` for a sequence."""
+        if missing > MOST_MODEL_DRAFTS + 1 or self._acceptance.tested < _LEAST_TESTED:
+            return False
+        rate = self._rate(drafter)
+        return max(self._speedup(rate, count) for count in _COUNTS) > gain
+
+    def learn_step(self, rows: int, seconds: float) -> None:
+        """Record the duration of a step without prompt tokens.
+
+        Args:
+            rows: number of rows of the step, with drafts.
+        """
+        if self._fixed:
+            seconds = self._step.seconds(rows)
+        self._step.learn(rows, seconds)
+        if self._credit is None:
+            self._credit = _FIRST_CREDIT * seconds
+            if not self._fixed:
+                self._pass = PassCost(self._step.seconds(1) * self._ratio, fixed=False)
+        self._add_credit(_CREDIT_SHARE * seconds)
+
+    def learn_pass(self, rows: int, seconds: float) -> None:
+        """Record the duration of a pass of the draft model with `rows` rows."""
+        self._pass.learn(rows, seconds)
+
+    def learn_result(self, drafted: int, accepted: int) -> None:
+        """Record how many of the drafts of a sequence were accepted in a step."""
+        self._acceptance.learn(drafted, accepted)
+        self._add_credit(accepted * self._step.seconds(self._sequences) / self._sequences)
+
+    def _add_credit(self, seconds: float) -> None:
+        if self._credit is not None:
+            self._credit = min(self._credit + seconds, _MOST_CREDIT * self._step.seconds(1))
+
+    def _is_ready(self, candidate: Candidate) -> bool:
+        return candidate.missing <= MOST_MODEL_DRAFTS + 1
+
+    def _may_catch_up(self, candidate: Candidate, gains: bool) -> bool:
+        """Return whether the draft model may compute the missing tokens of a sequence.
+
+        As in the ski rental problem, it may if drafts would have saved the same time in the output so far.
+        """
+        cost = self._pass.seconds(candidate.missing)
+        if gains:
+            rate = self._rate(candidate.drafter)
+            gain = max(self._speedup(rate, count) for count in _COUNTS)
+            saved = (1 - 1 / gain) * candidate.generated * self._step.seconds(1)
+            if gain > _LEAST_GAIN and saved >= candidate.drafter.debt + cost:
+                return True
+        trial = self._pass.seconds(1) + self._step.seconds(2) - self._step.seconds(1)
+        return self._credit is not None and self._credit >= cost + _TRIALS * trial
+
+    def _rate(self, drafter: ModelDrafter) -> float:
+        return drafter.acceptance.rate(self._acceptance.rate(_PRIOR_ACCEPTANCE, _PRIOR_WEIGHT), _SEQUENCE_WEIGHT)
+
+    def _speedup(self, rate: float, count: int) -> float:
+        """Return the gain of `count` drafts for one sequence with the acceptance `rate`."""
+        seconds = self._step.seconds(count + 1) + count * self._pass.seconds(1)
+        return _tokens(rate, count) * self._step.seconds(1) / seconds
+
+    def _gain(self, chosen: Collection[Candidate], count: int, rows: int) -> float:
+        """Return the gain of a step with `count` drafts in tokens per second."""
+        others = max(self._sequences - len(chosen), 0)
+        tokens = others + sum(_tokens(self._rate(each.drafter), min(count, each.limit)) for each in chosen)
+        plain = self._step.seconds(rows)
+        # Missing tokens are an investment, which `_may_catch_up` has admitted.
+        return tokens / self._sequences * plain / (plain + self._cost(chosen, count, rows, caught_up=True))
+
+    def _cost(self, chosen: Collection[Candidate], count: int, rows: int, caught_up: bool = False) -> float:
+        """Return the seconds by which `count` drafts lengthen a step with `rows` rows."""
+        drafts = sum(min(count, each.limit) for each in chosen)
+        missing = sum(1 if caught_up else each.missing for each in chosen)
+        verification = max(self._step.seconds(rows + drafts) - self._step.seconds(rows), 0.0)
+        return verification + self._pass.seconds(missing) + (count - 1) * self._pass.seconds(len(chosen))
+
+    def _learn_gain(self, gain: float) -> None:
+        self.gain += _EWMA_WEIGHT * (gain - self.gain)
+
+
+def _tokens(rate: float, count: int) -> float:
+    """Return the expected tokens of a sequence in a step with `count` drafts."""
+    return sum(rate**index for index in range(count + 1))
+
+
+def _relative(rows: int) -> float:
+    index = bisect_left(_ROWS, rows)
+    if index == len(_ROWS):
+        return _DURATIONS[-1] * rows / _ROWS[-1]
+    if _ROWS[index] == rows:
+        return _DURATIONS[index]
+    low, high = _ROWS[index - 1], _ROWS[index]
+    share = (rows - low) / (high - low)
+    return _DURATIONS[index - 1] * (1 - share) + _DURATIONS[index] * share

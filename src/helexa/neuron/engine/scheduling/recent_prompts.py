@@ -1,0 +1,116 @@
+"""Explains why a prompt was computed again although an earlier one is similar."""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from itertools import count
+
+import numpy as np
+
+from helexa.neuron.engine.ipc.messages import CachedPrefixes, PrefixMiss
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.scheduling.sequence_memory import Memory
+from helexa.neuron.engine.step.step_input import Int32
+
+# Number of tokens that must be computed again before a miss is reported.
+LEAST_MISSED = 512
+
+_MOST_TOKENS = 1 << 20  # 4 MiB
+_MOST_PROMPTS = 64
+_MOST_KEYS = 256
+
+
+class RecentPrompts:
+    """The latest long prompts of an engine, of all principals.
+
+    A prompt is compared only with earlier prompts of the same principal, so a report says nothing about others.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._prompts: OrderedDict[int, tuple[str, Int32]] = OrderedDict()  # principal and tokens, oldest first
+        self._numbers = count()
+        self._tokens = 0
+        self._keys: OrderedDict[str, bytes] = OrderedDict()  # page that ends the first half of a prompt, by its key
+
+    def explain(self, sequence: Sequence) -> PrefixMiss | None:
+        """Return why a sequence that starts must compute so many tokens again.
+
+        Return None if it computes fewer than `LEAST_MISSED` tokens that an earlier prompt has.
+        """
+        length, cached = len(sequence.tokens), sequence.computed
+        if length - cached < LEAST_MISSED or not self._memory.may_reuse(sequence):
+            return None
+        others = [tokens for principal, tokens in self._prompts.values() if principal == sequence.principal]
+        if not others:
+            return None
+        prompt = _marked(sequence)
+        common, similar = max(((_common(prompt, other), len(other)) for other in others), key=lambda pair: pair[0])
+        if common - cached >= self._memory.most_lost(LEAST_MISSED):
+            return PrefixMiss(position=cached, reason="no_state" if self._memory.has_page(sequence) else "evicted")
+        if common and min(length, similar) - common >= LEAST_MISSED:
+            return PrefixMiss(position=common, reason="changed")
+        return None
+
+    def remember(self, sequence: Sequence) -> None:
+        """Record the prompt of a sequence whose prefill has ended."""
+        if len(sequence.request.prompt) < LEAST_MISSED or not self._memory.may_reuse(sequence):
+            return
+        if key := sequence.request.prefix_key:
+            sequence.half_page = self._memory.half_page(sequence)
+            self._keys[key] = sequence.half_page
+            self._keys.move_to_end(key)
+            if len(self._keys) > _MOST_KEYS:
+                self._keys.popitem(last=False)
+        prompt = _marked(sequence)
+        for number, (principal, other) in list(self._prompts.items()):
+            if principal == sequence.principal and _common(prompt, other) == len(other):
+                self._forget(number)  # this prompt continues the other one
+        self._prompts[next(self._numbers)] = sequence.principal, prompt
+        self._tokens += len(prompt)
+        while self._tokens > _MOST_TOKENS or len(self._prompts) > _MOST_PROMPTS:
+            self._forget(next(iter(self._prompts)))
+
+    def prefixes(self, saved: Mapping[str, bytes], on_disk: Callable[[bytes], bool]) -> CachedPrefixes:
+        """Return which prefix keys have cached prompts.
+
+        Args:
+            saved: keys of prompts on disk, of earlier engines.
+            on_disk: returns whether the page with a hash is on disk.
+        """
+        tiers = CachedPrefixes()
+        for key, page_hash in {**saved, **self._keys}.items():
+            if self._memory.holds(page_hash):
+                tiers.memory.append(key)
+            elif on_disk(page_hash):
+                tiers.disk.append(key)
+        return CachedPrefixes(tiers.memory[-_MOST_KEYS:], tiers.disk[-_MOST_KEYS:])
+
+    def clear(self) -> None:
+        """Forget all prompts."""
+        self._prompts.clear()
+        self._keys.clear()
+        self._tokens = 0
+
+    def _forget(self, number: int) -> None:
+        self._tokens -= len(self._prompts.pop(number)[1])
+
+
+def _marked(sequence: Sequence) -> Int32:
+    """Return the prompt, int32 [n], with a digest in the place of each image."""
+    tokens = array("i", sequence.request.prompt)
+    if sequence.images is not None:
+        for image_range in sequence.images.ranges:
+            key = sequence.images.key(image_range.start, image_range.end)
+            tokens[image_range.start] = int.from_bytes(blake2b(key, digest_size=4).digest(), signed=True)
+    return np.frombuffer(tokens, np.int32)
+
+
+def _common(prompt: Int32, other: Int32) -> int:
+    """Return the number of equal leading tokens."""
+    shorter = min(len(prompt), len(other))
+    if prompt[0] != other[0]:
+        return 0
+    equal = prompt[:shorter] == other[:shorter]
+    return shorter if equal.all() else int(equal.argmin())

@@ -1,0 +1,178 @@
+"""Which JSON Schemas are supported: rejects others, adapts schemas to llguidance.
+
+llguidance finds keywords that it cannot enforce when a grammar is compiled (`checker.py`). `rejection` converts its
+errors to API errors.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from helexa.core.errors import ApiError
+from helexa.neuron.grammar.limits import CompileResult
+from helexa.neuron.parsers.schema_types import DEFINITIONS
+
+MAX_DEPTH = 100
+_MAX_STEPS = 150
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMAS = ("items", "additionalItems", "prefixItems", "contains", "additionalProperties", "anyOf", "allOf", "oneOf")
+# llguidance's names. JSON Schema says: implementations ignore formats that they do not know.
+_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+
+# Largest absolute value of a number whose schema has no bounds; near the largest bound that llguidance supports.
+LARGEST = 10**18
+
+# Value of `multipleOf` for a number whose schema has none: the smallest value that llguidance supports.
+DECIMALS = 1e-10
+
+_LEAST_RANGE = 1e-6  # a smaller range may contain no multiple of a step
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_NUMERIC = frozenset({"integer", "number"})
+# Additional bounds may contradict these keywords.
+_ELSEWHERE = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
+
+_OVERLAPPING, _UNSUPPORTED = "oneOf constraints are not supported", "Unimplemented keys"  # llguidance's errors
+_WITH_STRICT = ("response_format", "tools", "tool_choice")  # request fields with the option `strict`
+_MAX_ERROR = 300
+_MAX_POINTER = 200
+
+
+def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
+    """Return `schema`, or `{}` if it is `true`. `label` names it in error messages.
+
+    Raises:
+        ApiError: 400 `invalid_schema`: `schema` is not an object, or has more than `MAX_DEPTH` levels.
+    """
+    if schema is True:
+        return {}
+    if not isinstance(schema, Mapping):
+        raise ApiError(400, "invalid_schema", f"{label} must be an object, and is of type {type(schema).__name__}")
+    level: list[Any] = [schema]
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return schema
+        level = [item for value in level for item in _inside(value)]
+    raise ApiError(400, "invalid_schema", f"{label} is nested too deeply: more than {MAX_DEPTH} levels")
+
+
+def rejection(result: CompileResult, param: str) -> ApiError:
+    """Return the 400 error for a grammar or a JSON Schema in it that does not compile."""
+    place = result.rule.replace("_", " ") + (f" at {result.pointer[:_MAX_POINTER]}" if result.pointer else "")
+    error = " ".join(result.error.split())[:_MAX_ERROR]
+    if error.startswith(_OVERLAPPING):
+        error = "several schemas of 'oneOf' may accept the same value; use 'anyOf'"
+    if result.error.startswith((_OVERLAPPING, _UNSUPPORTED)) and param in _WITH_STRICT:
+        error += "; with 'strict': false, the server ignores what it cannot enforce"
+    code = "invalid_schema" if result.rule else "invalid_grammar"
+    return ApiError(400, code, f"{param}: {place}{': ' if place else ''}{error}", param=param)
+
+
+def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return a copy of `schema` with the result of `change` for each subschema.
+
+    `change` gets a subschema whose own subschemas are already changed. Subschemas of `not` and `if` are not changed.
+    """
+    if isinstance(schema, list):
+        return [rewritten(item, change) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    result = dict(schema)
+    for key in _BY_NAME:
+        if isinstance(subschemas := schema.get(key), Mapping):
+            result[key] = {name: rewritten(subschema, change) for name, subschema in subschemas.items()}
+    for key in _SCHEMAS:
+        if key in schema:
+            result[key] = rewritten(schema[key], change)
+    return change(result)
+
+
+def without_ineffective(schema: Any) -> Any:
+    """Return a copy of `schema` without unknown formats and `"uniqueItems": false`."""
+    # These keywords have no effect, but llguidance rejects them.
+    return rewritten(schema, _without_ineffective)
+
+
+def _without_ineffective(schema: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(name := schema.get("format"), str) and name not in _FORMATS:
+        del schema["format"]
+    if schema.get("uniqueItems") is False:
+        del schema["uniqueItems"]
+    return schema
+
+
+def type_names(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Return the type names in the schema's `type` keyword."""
+    types = schema.get("type")
+    return frozenset(name for name in (types if isinstance(types, list) else [types]) if isinstance(name, str))
+
+
+def definitions(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the definitions of `$ref` by their keyword, `$defs` or `definitions`."""
+    return {key: schema[key] for key in DEFINITIONS if isinstance(schema.get(key), Mapping)}
+
+
+def ends_somewhere(subschema: Any, schema: Mapping[str, Any]) -> bool:
+    """Return whether references in `subschema` lead to `schema` without a cycle."""
+    return _ends(subschema, schema, {}, 0)
+
+
+def _ends(subschema: Any, schema: Mapping[str, Any], known: dict[str, bool], steps: int) -> bool:
+    if steps > _MAX_STEPS:
+        return False
+    if isinstance(subschema, Mapping):
+        if "$dynamicRef" in subschema:
+            return False
+        reference = subschema.get("$ref")
+        if isinstance(reference, str):
+            if reference not in known:
+                known[reference] = False  # marks the reference during its own check
+                target = _target(reference, schema)
+                known[reference] = target is not None and _ends(target, schema, known, steps + 1)
+            if not known[reference]:
+                return False
+    return all(_ends(inner, schema, known, steps + 1) for inner in _inside(subschema))
+
+
+def _target(reference: str, schema: Mapping[str, Any]) -> Any:
+    for key, defined in definitions(schema).items():
+        if reference.startswith(f"#/{key}/"):
+            return defined.get(reference.removeprefix(f"#/{key}/"))
+    return None
+
+
+def _inside(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else []
+
+
+def bounded(schema: Any) -> Any:
+    """Return a copy of `schema` that limits the number of digits of numbers.
+
+    Bounds of `LARGEST` and 10 decimal places (`DECIMALS`) are added to numbers without a limit.
+    """
+    return rewritten(schema, _with_bounds)
+
+
+def _with_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    numeric = _NUMERIC & type_names(schema)
+    if not numeric or schema.keys() & _ELSEWHERE:
+        return schema
+    return schema | _bounds(schema, integer="number" not in numeric)
+
+
+def _bounds(schema: Mapping[str, Any], *, integer: bool) -> dict[str, Any]:
+    """Return the bounds to add to the schema of a number, which has no such limit.
+
+    The result is empty if a bound in `schema` is not a number or has an absolute value above `LARGEST`.
+    """
+    stated = [schema[key] for key in (*_LOWER, *_UPPER) if key in schema]
+    if not all(isinstance(bound, int | float) and abs(bound) <= LARGEST for bound in stated):
+        return {}
+    lower = [schema[key] for key in _LOWER if key in schema] or [-LARGEST]
+    upper = [schema[key] for key in _UPPER if key in schema] or [LARGEST]
+    bounds: dict[str, Any] = {}
+    if lower == [-LARGEST]:
+        bounds["minimum"] = -LARGEST
+    if upper == [LARGEST]:
+        bounds["maximum"] = LARGEST
+    if not integer and "multipleOf" not in schema and min(upper) - max(lower) >= _LEAST_RANGE:
+        bounds["multipleOf"] = DECIMALS
+    return bounds

@@ -1,0 +1,118 @@
+"""Multi-head latent attention (MLA; DeepSeek-V2, 2024) over the paged KV cache."""
+
+from dataclasses import dataclass
+
+from helexa.neuron.layers.block import Step
+from helexa.neuron.layers.loader import Loader
+from helexa.neuron.layers.rope import Rope
+from helexa.neuron.ops.batch import AttentionKind
+from helexa.neuron.ops.operators import HeadLinearOp
+from helexa.neuron.ops.rank_group import RowRange
+from helexa.neuron.tensors import Tensor
+
+_EPS = 1e-6  # of the norms inside the layer, whatever the model's `rms_norm_eps`
+
+
+@dataclass(frozen=True)
+class LatentSizes:
+    """Widths of a layer with latent attention."""
+
+    rank: int  # L, width of the latent from which all heads compute keys and values
+    rotated: int  # R, number of rotated numbers of each query head, and of the key that all heads share
+    plain: int  # number of the other numbers of each query head
+    value: int  # width of each head's value
+    query_rank: int | None  # width of the latent of the queries; None if the queries are computed from the hidden state
+
+
+class LatentAttention:
+    """Self-attention whose keys and values follow from one latent per position.
+
+    The class implements `Mixer`. The KV cache has one head of R + L numbers per position: the rotated key and the
+    normalized latent. With tensor parallelism, each rank computes some of the heads, and has the whole KV cache.
+
+    Args:
+        rope: rotary embedding of R numbers.
+        scale: factor on the products of queries and keys.
+        interleaved: whether the rotary embedding rotates the numbers 2i and 2i + 1. If False, it rotates the numbers i
+            and i + R / 2.
+    """
+
+    state_bytes = 0
+
+    def __init__(
+        self,
+        loader: Loader,
+        prefix: str,
+        *,
+        hidden: int,
+        heads: int,
+        sizes: LatentSizes,
+        rope: Rope,
+        scale: float,
+        interleaved: bool,
+    ) -> None:
+        self._ops, self._sizes, self._rope, self._interleaved = loader.ops, sizes, rope, interleaved
+        own_heads = loader.head_shares(heads, heads).queries
+        own = own_heads.own
+        self._heads, self._width = len(own), sizes.rotated + sizes.rank
+        rows = own.times(sizes.plain + sizes.rotated)
+        if sizes.query_rank is None:
+            self._query_latent = self._query_norm = None
+            self._queries = loader.column_parallel_linear({f"{prefix}.q_proj": rows}, hidden)
+        else:
+            self._query_latent = loader.replicated_linear(f"{prefix}.q_a_proj", sizes.query_rank, hidden)
+            self._query_norm = loader.norm(f"{prefix}.q_a_layernorm", sizes.query_rank, _EPS)
+            self._queries = loader.column_parallel_linear({f"{prefix}.q_b_proj": rows}, sizes.query_rank)
+        self._latent = loader.replicated_linear(f"{prefix}.kv_a_proj_with_mqa", self._width, hidden)
+        self._norm = loader.vector(f"{prefix}.kv_a_layernorm.weight", sizes.rank)
+        self._to_latent, self._to_values = _head_projections(loader, prefix, sizes, own)
+        self._out = loader.row_parallel_linear(f"{prefix}.o_proj", hidden, own_heads.times(sizes.value))
+        self._kind = AttentionKind(scale)
+        self.page_bytes = loader.ops.page_bytes(1, self._width, values=False)
+
+    def new_cache(self, pages: int, slots: int) -> Tensor:
+        """Return a zeroed KV cache of `pages` pages; `slots` has no effect."""
+        return self._ops.new_cache(1, pages, self._width, values=False)
+
+    def __call__(self, x: Tensor, cache: Tensor, step: Step, rows: Tensor | None = None) -> Tensor:
+        """Write the latents of all rows to `cache`, and return the outputs (see `Mixer`)."""
+        ops, sizes = self._ops, self._sizes
+        queries = x
+        if self._query_latent is not None and self._query_norm is not None:
+            queries = self._query_norm(self._query_latent(x))
+        queries = self._queries(queries).view(x.shape[0], self._heads, sizes.plain + sizes.rotated)
+        # Keys and values of the heads are never computed. The key projection is applied to the query, whose product
+        # with the latent is then the score, and the value projection to the weighted sum of latents.
+        absorbed = self._to_latent(queries)  # [T, heads, L]
+        qkv = ops.join_latent(queries, absorbed, self._latent(x), self._norm, _EPS, self._interleaved)
+        queries = ops.rotate_store(qkv, self._heads, step.tables(self._rope), cache, step.batch.slots)
+        latents = ops.attend(queries, cache, step.batch, self._kind)  # [T, heads, R + L]
+        out = self._to_values(latents, sizes.rotated).view(x.shape[0], self._heads * sizes.value)
+        if rows is not None:
+            out = ops.choose_rows(out, rows)
+        return self._out(out)
+
+
+def _head_projections(
+    loader: Loader, prefix: str, sizes: LatentSizes, own: RowRange
+) -> tuple[HeadLinearOp, HeadLinearOp]:
+    """Return the products of each head: queries to latent space, latents to values."""
+    heads, rank, plain, value = own.total, sizes.rank, sizes.plain, sizes.value
+    numbers, to_latent, to_values = range(own.start, own.stop), f"{prefix}.k_b_proj.weight", f"{prefix}.v_b_proj.weight"
+    # GGUF files have [heads, L, plain] and [heads, value, L]. Safetensors have both in one matrix.
+    if to_latent in loader:
+        keys = [loader.matrix(to_latent, (heads, rank, plain), head) for head in numbers]
+        values = [loader.matrix(to_values, (heads, value, rank), head) for head in numbers]
+        return loader.head_linear(keys), loader.head_linear(values)
+    name, total = f"{prefix}.kv_b_proj.weight", heads * (plain + value)
+    keys, values = [], []
+    for head in numbers:
+        start = head * (plain + value)
+        of_keys, of_values = (
+            RowRange(start, start + plain, total),
+            RowRange(start + plain, start + plain + value, total),
+        )
+        # The checkpoint maps the latent to a key. Absorbed into the query, the map is reversed.
+        keys.append(loader.transposed(name, f"{to_latent}#{head}", (total, rank), of_keys))
+        values.append(loader.matrix(name, (total, rank), ranges=(of_values,)))
+    return loader.head_linear(keys), loader.head_linear(values)

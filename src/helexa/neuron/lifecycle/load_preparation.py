@@ -1,0 +1,215 @@
+"""What the server does before an engine loads: files, quantization, ranks."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from helexa.core.errors import HelexaError, ModelFileError, TensorParallelError
+from helexa.core.load_options import LoadOptions
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.hardware.cpus import usable_cpus
+from helexa.neuron.ops.constants import MAX_RANKS
+from helexa.neuron.weights.gguf.files import GgufFile
+from helexa.neuron.weights.model_file import read_json, text_config
+from helexa.neuron.weights.quant_policy import has_more_bits, quant_named
+from helexa.neuron.weights.vision_config import has_vision
+
+if TYPE_CHECKING:  # modules that are imported while an engine loads, or by servers alone
+    from helexa.core.fleet import Device, Discovery
+    from helexa.neuron.text.model_text import ModelText
+    from helexa.neuron.vision.model_vision import ModelVision
+
+
+log = logging.getLogger(__name__)
+
+
+def text_of(path: Path, spec: LoadOptions, chat_template: Path | None = None) -> "ModelText":
+    """Read a model's tokenizer, chat template and output formats from its files.
+
+    A tool-call parser in `spec` replaces the tool-call format that the files imply. Sampling parameters in `spec`
+    replace those in the files.
+
+    Args:
+        chat_template: file with a template that replaces the chat templates in the model's files, or None.
+    """
+    from helexa.neuron.text.text_sandbox import TextSandbox
+
+    sandbox = TextSandbox(path)
+    settings = sandbox.settings()
+    # Imported after the process has read the files, because another thread may import them meanwhile.
+    from helexa.neuron.builtin_models import recommended_sampling
+    from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
+    from helexa.neuron.text.model_text import ModelText
+
+    text = ModelText.of(settings, sandbox, None if chat_template is None else _template(chat_template))
+    stated = (
+        {}
+        if spec.sampling is None
+        else {name: value for name, value in vars(spec.sampling).items() if value is not None}
+    )
+    text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults}
+    text.sampling_defaults |= {name: value for name, value in stated.items() if value is not None}
+    if spec.tool_parser is not None:
+        text.output_format.tool_call_format = TOOL_CALL_FORMATS.get(spec.tool_parser)
+    # Starts the template process and tokenizes once, because both would delay the first request.
+    _ = text.capabilities
+    for framed in (False, True):
+        text.output_format.end_of_reasoning(framed=framed)
+    return text
+
+
+def _template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ModelFileError(f"{file}: the chat template cannot be read: {reason}; correct chat_template") from None
+
+
+def sees_images(path: Path, options: EngineOptions) -> bool:
+    """Return whether the node can use images with a model."""
+    return options.pipeline_parallel == 1 and has_vision(path, Path(options.mmproj) if options.mmproj else None)
+
+
+def vision_of(path: Path, text: "ModelText", options: EngineOptions) -> "ModelVision | None":
+    """Return what prepares images for a model with a vision part."""
+    from helexa.neuron.vision.model_vision import ModelVision  # imports numpy and Pillow, which text models do not need
+
+    mmproj = Path(options.mmproj) if options.mmproj else None
+    return ModelVision.open(path, text.tokenizer.token_id, options.max_image_tokens, mmproj)
+
+
+def load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
+    """Return the quantization that the engine applies at the load, or "".
+
+    Args:
+        quant: quantization that the load request names; None or empty for none.
+    """
+    # GGUF files are loaded unchanged, because they are already quantized.
+    if not quant:
+        return ""
+    if path.suffix.lower() != ".gguf":
+        name = quant_named(quant)
+        if has_more_bits(quant):
+            log.warning(
+                "model=%s: quant '%s' loads as %s, because safetensors have no smaller format", model_id, quant, name
+            )
+        return name
+    if quant.lower().replace("_", "") not in path.name.lower().replace("_", ""):
+        log.warning(
+            "model=%s: %s is used unchanged; quant '%s' applies only to safetensors", model_id, path.name, quant
+        )
+    return ""
+
+
+def max_tensor_parallel(device: str, configured: int, facts: "Discovery") -> int:
+    """Return the largest number of ranks for which a gateway may ask this node."""
+    # On CUDA devices, this is the largest number of devices that are alike. On CPUs, it is the number of NUMA nodes, or
+    # the configured number if it is larger: more ranks would be slower.
+    if device == "cpu":
+        return min(max(len(facts.numa_nodes or ()), configured, 1), _most_cpu_ranks())
+    if device.startswith("cuda"):
+        from helexa.core.fleet import alike
+
+        return min(max(map(len, alike(facts.devices)), default=1), MAX_RANKS)
+    return 1
+
+
+def hosts_for(requested: int | None, hosts: int) -> int:
+    """Return the number of hosts that compute a model together.
+
+    Args:
+        requested: the number in the load request or in the node's configuration; None for all hosts of the group.
+        hosts: number of hosts in the node's host group; 1 if it has no group.
+
+    Raises:
+        HelexaError: the group has fewer hosts.
+    """
+    if requested is not None and not 1 <= requested <= hosts:
+        where = "this node has no host group" if hosts == 1 else f"the host group has {hosts} hosts"
+        raise HelexaError(f"pipeline_parallel is {requested}, but {where}; set it to at most {hosts}")
+    return hosts if requested is None else requested
+
+
+def devices_of_ranks(options: EngineOptions, requested: Sequence[int], visible: "Sequence[Device]") -> list[str]:
+    """Return each rank's torch device; empty if all run on `options.device`.
+
+    Args:
+        requested: device indices in the load request; empty for the first visible devices that are alike.
+
+    Raises:
+        TensorParallelError: the node has too few CPUs or devices, or the devices differ.
+        HelexaError: the request contradicts itself.
+    """
+    ranks = options.tensor_parallel
+    if ranks < 1:
+        raise HelexaError(f"tensor_parallel is {ranks}, expected at least 1")
+    if len(requested) > ranks:
+        raise HelexaError(
+            f"the request names {len(requested)} devices, but tensor_parallel is {ranks}; name {ranks} or none"
+        )
+    if ranks == 1:
+        return []
+    if options.device == "cpu":
+        if ranks > (most := _most_cpu_ranks()):
+            raise _too_many_ranks(ranks, most, f"this node can run at most {most} ranks on its CPUs")
+        return []
+    if not options.device.startswith("cuda"):
+        raise _too_many_ranks(ranks, 1, "ranks run only on CPUs and CUDA devices")
+    return [f"cuda:{device.index}" for device in _chosen(ranks, requested, visible)]
+
+
+def check_heads(model: Path, ranks: int) -> None:
+    """Check that a model has an attention head for each of `ranks` ranks.
+
+    Raises:
+        TensorParallelError: the model has fewer attention heads.
+        ModelFileError: the model's configuration cannot be read.
+    """
+    if ranks == 1:
+        return
+    from helexa.neuron.weights.gguf.config import gguf_config
+
+    config = text_config(read_json(model / "config.json")) if model.is_dir() else gguf_config(GgufFile.open(model))
+    heads = config.get("num_attention_heads")
+    if isinstance(heads, int) and 0 < heads < ranks:
+        raise _too_many_ranks(ranks, heads, f"{model.name} has {heads} attention heads", heads=heads)
+
+
+def _chosen(ranks: int, requested: Sequence[int], visible: "Sequence[Device]") -> "Sequence[Device]":
+    """Return the devices of the ranks, which must be alike."""
+    if requested and len(requested) != ranks:
+        raise HelexaError(
+            f"the request names {len(requested)} devices, but tensor_parallel is {ranks}; name {ranks} or none"
+        )
+    if twice := [index for position, index in enumerate(requested) if index in requested[:position]]:
+        raise HelexaError(f"the request names device {twice[0]} twice; name each device once")
+    by_index = {device.index: device for device in visible}
+    if missing := [index for index in requested if index not in by_index]:
+        raise HelexaError(f"this node has no device cuda:{missing[0]}; its devices are {sorted(by_index)}")
+    candidates = [by_index[index] for index in requested] or visible
+    from helexa.core.fleet import alike
+
+    groups = alike(candidates)
+    largest = max(groups, key=len, default=[])
+    if len(largest) < ranks:
+        kinds = ", ".join(f"{len(group)} x {group[0].name}" for group in groups)
+        usable = f"the number of usable devices is {len(largest)}"
+        reason = f"the devices differ: {kinds}" if len(groups) > 1 else usable
+        raise _too_many_ranks(ranks, max(len(largest), 1), reason)
+    return candidates if requested else largest[:ranks]
+
+
+def _most_cpu_ranks() -> int:
+    return min(len(usable_cpus()), MAX_RANKS)
+
+
+def _too_many_ranks(ranks: int, most: int, reason: str, **details: int) -> TensorParallelError:
+    return TensorParallelError(
+        f"tensor_parallel is {ranks}, but {reason}; set it to at most {most}",
+        tp_size=ranks,
+        max_tensor_parallel=most,
+        suggestion=f"set tensor_parallel to at most {most}",
+        **details,
+    )

@@ -1,0 +1,210 @@
+"""The models on this node's disks, with memory estimates."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from helexa.core.errors import ApiError, HelexaError
+from helexa.core.local_models import MAX_LOCAL_MODELS, LocalModel, LocalModels
+from helexa.core.source import ModelSource
+from helexa.neuron.config import NeuronConfig
+from helexa.neuron.lifecycle.inspection import Inspection, Inspector
+from helexa.neuron.processes.file_threads import FileThreads
+from helexa.neuron.sources.local_models import FolderScan, FoundModel, cache_state, cached_models, folder_models
+from helexa.neuron.sources.sources import Sources, local_model
+
+log = logging.getLogger(__name__)
+
+FRESH_SECONDS = 1.0  # a list that was checked within this time is returned without another check
+
+WATCH_SECONDS = 5.0
+_REST = 50  # a check takes at most one part in this number of the time
+_SCAN_SECONDS = 60.0
+_OVERHEAD, _OVERHEAD_MB = 1.05, 300  # memory of a model beside its weights, if only their size is known
+_THREADS = 2
+
+_Version = tuple[Path, int, int]  # path, modification time and size of files; a new version is inspected
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """The result of one look at all folders."""
+
+    cache_state: frozenset[tuple[str, int]] = frozenset()
+    cached: tuple[FoundModel, ...] = ()
+    in_folders: tuple[FoundModel, ...] = ()
+    problems: tuple[str, ...] = ()
+    complete: bool = True
+
+
+class LocalInventory:
+    """Lists the models in the caches and model folders of this node.
+
+    Nothing is read before the first call of `current`. From then on, the folders are checked every `WATCH_SECONDS`. A
+    sandbox process estimates the memory of new models in the background.
+    """
+
+    def __init__(
+        self, config: NeuronConfig, sources: Sources | None = None, *, is_calm: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._config = config
+        self._sources = sources or Sources(config)
+        # function that returns whether models may be inspected now; False while default models load
+        self._is_calm = is_calm
+        step = config.harness.torch.engine_options("cpu")
+        self._inspector = Inspector(step.max_step_tokens, step.max_sequences)
+        self._threads = FileThreads(_THREADS, _SCAN_SECONDS)
+        self._inspections: dict[_Version, Inspection] = {}
+        self._scan = _Scan()
+        self._checked_at: float | None = None
+        self._check_secs = 0.0
+        self._lock = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._prefix, self._changes = secrets.token_hex(4), 0
+        self._list = LocalModels(downloads=config.downloads.on_request)
+        self._stamp()
+
+    @property
+    def revision(self) -> str:
+        """Text that changes when the list changes, and at each start of the node."""
+        return self._list.revision
+
+    async def current(self) -> LocalModels:
+        """Return the models on this node, or the last list if the check is slow."""
+        async with self._lock:
+            if self._checked_at is None or time.monotonic() - self._checked_at > FRESH_SECONDS:
+                await self._check()
+        self._wake.set()
+        return self._list
+
+    async def estimate_mb(self, source: ModelSource, quant: str | None) -> int | None:
+        """Return the MiB a model needs, by its headers or its hub's sizes, or None.
+
+        Raises:
+            SourceError: there is no such model.
+        """
+        known = [*self._scan.cached, *self._scan.in_folders]
+        names = {str(source), f"{source}:{quant.upper()}"} if quant else {str(source)}
+        path = next((found.path for found in known if names & {found.record.source, *found.record.names}), None)
+        if source.scheme == "file":
+            path = await self._threads.run(local_model, source.name)
+        if path is not None and (quant is None or path.is_file()):
+            seen = await self._threads.run(self._inspector.inspect, path)
+            return None if seen.memory is None else -(-seen.memory >> 20)
+        size = await self._sources.size(source, quant)
+        return size and (int(size * _OVERHEAD) >> 20) + _OVERHEAD_MB
+
+    def changed(self) -> None:
+        """Check the folders soon, because a download has ended."""
+        self._checked_at = None
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Check folders and inspect new models, from the first `current` on."""
+        try:
+            await self._wake.wait()
+            while True:
+                self._wake.clear()
+                if self._is_calm():
+                    await self._inspect_new()
+                pause = max(WATCH_SECONDS, _REST * self._check_secs)
+                try:
+                    async with asyncio.timeout(pause):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+                async with self._lock:
+                    if self._checked_at is None or time.monotonic() - self._checked_at > FRESH_SECONDS:
+                        await self._check()
+        finally:
+            self._inspector.close()
+
+    async def _check(self) -> None:
+        began = time.monotonic()
+        try:
+            self._scan = await self._threads.run(_scan, self._config, self._scan)
+        except HelexaError as error:
+            log.warning("the folders of models cannot be read: %s", error)
+        except Exception:
+            log.exception("reading the folders of models failed, the next reading follows")
+        self._checked_at = time.monotonic()
+        self._check_secs = self._checked_at - began
+        self._publish()
+
+    async def _inspect_new(self) -> None:
+        """Inspect the models that have not been inspected yet, one after another."""
+        for found in (*self._scan.cached, *self._scan.in_folders):
+            version = _version(found)
+            if version is None or version in self._inspections:
+                continue
+            try:
+                self._inspections[version] = await self._threads.run(self._inspector.inspect, version[0])
+            except ApiError as error:
+                log.info("models are inspected later: %s", error)
+                break  # all threads read other files; this is no fault of the model
+            except HelexaError as error:
+                self._inspections[version] = Inspection(problem=str(error))
+            self._publish()
+        self._inspector.close()
+        known = {_version(found) for found in (*self._scan.cached, *self._scan.in_folders)}
+        self._inspections = {version: seen for version, seen in self._inspections.items() if version in known}
+
+    def _publish(self) -> None:
+        """Build the list from scan and inspections; give a new list a revision."""
+        models: dict[str, LocalModel] = {}
+        for found in (*self._scan.cached, *self._scan.in_folders):  # the caches come first: their ids take precedence
+            record = self._inspected(found)
+            if record.id not in models:
+                models[record.id] = record
+        ordered = [models[model_id] for model_id in sorted(models)]
+        new = LocalModels(
+            revision=self._list.revision,
+            models=ordered[:MAX_LOCAL_MODELS],
+            complete=self._scan.complete and len(ordered) <= MAX_LOCAL_MODELS,
+            problems=list(self._scan.problems),
+            downloads=self._list.downloads,
+        )
+        if new != self._list:
+            self._list = new
+            self._stamp()
+
+    def _inspected(self, found: FoundModel) -> LocalModel:
+        version = _version(found)
+        seen = None if version is None else self._inspections.get(version)
+        if seen is None:
+            return found.record
+        memory_mb = None if seen.memory is None else -(-seen.memory >> 20)
+        return found.record.model_copy(
+            update={
+                "memory_mb": memory_mb,
+                "context": seen.context,
+                "architecture": seen.architecture,
+                "parameters": seen.parameters,
+                "capabilities": [] if seen.problem else ["text", "vision"] if seen.vision else ["text"],
+                "tool_call": seen.tool_call,
+                "reasoning": seen.reasoning,
+                "problem": seen.problem[:500] or None,
+            }
+        )
+
+    def _stamp(self) -> None:
+        self._list.revision = f"{self._prefix}-{self._changes}"
+        self._changes += 1
+
+
+def _version(found: FoundModel) -> _Version | None:
+    return None if found.path is None else (found.path, found.version, found.record.size_bytes)
+
+
+def _scan(config: NeuronConfig, last: _Scan) -> _Scan:
+    """Look at all folders; read the caches again only if they have changed."""
+    state = cache_state(config)
+    cached = last.cached if state == last.cache_state else tuple(cached_models(config))
+    folders = FolderScan()
+    for folder in config.models_dirs:
+        folders.add(folder)
+    return _Scan(state, cached, tuple(folder_models(folders)), tuple(folders.problems), folders.complete)

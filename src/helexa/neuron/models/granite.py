@@ -1,0 +1,150 @@
+"""Granite: Llama with four multipliers, also with experts or with sliding windows.
+
+References: transformers `modeling_granite`, `modeling_granitemoe`, `modeling_granite_swa`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.layers.block import GatedMlp
+from helexa.neuron.layers.moe import ExpertReader, SparseMoe
+from helexa.neuron.layers.rope import Rope, no_rotation
+from helexa.neuron.models.llama import Llama
+from helexa.neuron.models.mixture_config import expert_counts
+from helexa.neuron.models.settings import TensorNames
+from helexa.neuron.ops.mixture import Routing
+from helexa.neuron.tensors import Tensor
+
+
+class Granite(Llama):
+    """Llama with constant factors of embeddings, layer outputs, scores and logits."""
+
+    defaults: ClassVar = {
+        "attention_multiplier": 1.0,
+        "embedding_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 1.0,
+    }
+    implemented = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
+
+    def prepare(self) -> None:
+        """Check the multipliers, in addition to the work of `Llama.prepare`."""
+        super().prepare()
+        self._residual = self.settings.number("residual_multiplier")
+        # The multipliers cost no operations. The residual stream is kept divided by `residual_multiplier`, so that
+        # layers add their outputs unchanged.
+        self._embedding = self.settings.number("embedding_multiplier") / self._residual
+        self._logits = self.settings.number("logits_scaling")
+
+    def scale(self) -> float:
+        """Return the attention scale: the setting `attention_multiplier`."""
+        return self.settings.number("attention_multiplier")
+
+    def norm(self, name: str) -> Any:
+        """Return the RMS norm of a residual stream divided by `residual_multiplier`."""
+        # A norm of a divided input is the same with a larger epsilon. The final norm's weight also divides the logits.
+        eps = self.settings.eps / self._residual**2
+        factor = 1 / self._logits if name == self.names.norm else 1.0
+        return self.loader.norm(name, self.settings.hidden, eps, factor=factor)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings of T token ids for the divided residual stream, [T, H]."""
+        return self.embedding(tokens, self._embedding)
+
+
+class GraniteMoe(Granite):
+    """Granite with a mixture of experts in each layer, and maybe an MLP beside them."""
+
+    defaults: ClassVar = {
+        **Granite.defaults,
+        "num_experts_per_tok": 2,
+        "num_local_experts": 8,
+        "shared_intermediate_size": 0,
+    }
+    names = TensorNames(mlp="block_sparse_moe")
+
+    @classmethod
+    def standard_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `config` with the width of the MLP beside the experts."""
+        standard = super().standard_config(config)
+        return standard | {"shared_expert_intermediate_size": standard["shared_intermediate_size"]}
+
+    def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
+        """Return the feed-forward layer: experts, and maybe an MLP beside them."""
+        loader, settings, hidden = self.loader, self.settings, self.settings.hidden
+        mlp = self._shared_mlp(f"{prefix.removesuffix(self.names.mlp)}shared_mlp")
+        if mlp is not None and settings.config["num_local_experts"] == 0:
+            return mlp
+        count, top_k = expert_counts(settings)
+        if f"{prefix}.input_linear.weight" in loader:
+            # Safetensors files stack gate and up of all experts in one tensor.
+            names = ("input_linear", "input_linear", "output_linear")
+            router, reader = f"{prefix}.router.layer", ExpertReader(loader, prefix, count, names)
+        else:
+            router, reader = f"{prefix}.router", ExpertReader(loader, f"{prefix}.experts", count)
+        return SparseMoe(
+            loader,
+            router,
+            reader,
+            Routing(top_k, "scores"),
+            hidden=hidden,
+            intermediate=settings.intermediate,
+            shared=None if mlp is None else lambda x, out: loader.ops.add(out, mlp(x)),
+        )
+
+    def _shared_mlp(self, prefix: str) -> GatedMlp | None:
+        """Return the MLP that all rows use; None without one."""
+        settings = self.settings
+        if settings.config["shared_intermediate_size"] == 0:
+            return None
+        # In safetensors files, gate and up are one tensor.
+        fused = f"{prefix}.input_linear.weight" in self.loader
+        return GatedMlp(
+            self.loader,
+            prefix,
+            hidden=settings.hidden,
+            intermediate=settings.positive("shared_intermediate_size"),
+            names=("gate_proj", "up_proj", "output_linear") if fused else self.names.projections,
+            fused="input_linear",
+        )
+
+
+class GraniteSwa(Granite):
+    """Granite with attention sinks, and a sliding window in three of four layers."""
+
+    defaults: ClassVar = {
+        **Granite.defaults,
+        "max_position_embeddings": 8192,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 128,
+        "tie_word_embeddings": True,
+    }
+    types = ("full_attention", "sliding_attention")
+    sinks = True
+
+    def prepare(self) -> None:
+        """Create a rotary embedding for each base frequency, after `Granite.prepare`.
+
+        Raises:
+            ModelFileError: `layer_rope_theta` does not have a number per layer.
+        """
+        super().prepare()
+        settings = self.settings
+        thetas = settings.config.get("layer_rope_theta")
+        if thetas is not None and not (isinstance(thetas, list) and len(thetas) == settings.layers):
+            raise ModelFileError(f"config: 'layer_rope_theta' must list {settings.layers} numbers, one per layer")
+        self._thetas: list[float] | None = thetas
+        self._rope_by_theta: dict[float, Rope] = {0.0: no_rotation(settings.head_dim, self.loader.ops)}
+        for theta in set(thetas or ()) - {0}:
+            parameters = {**(settings.config.get("rope_parameters") or {}), "rope_theta": theta}
+            self._rope_by_theta[theta] = self.rope({**settings.config, "rope_parameters": parameters})
+
+    def layer_type(self, index: int) -> str:
+        """Return the type of layer `index`: every fourth layer has full attention."""
+        return "sliding_attention" if index % 4 else "full_attention"
+
+    def rope_of(self, index: int) -> Rope:
+        """Return the rotary embedding of layer `index`, whose base may be 0 for none."""
+        return super().rope_of(index) if self._thetas is None else self._rope_by_theta[self._thetas[index]]

@@ -1,0 +1,112 @@
+"""Models whose sublayers have norms on their outputs only: OLMo 2 and 3, EXAONE 4.
+
+References: transformers `modeling_olmo2`, `modeling_olmo3`, `modeling_exaone4`.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.layers.attention import QkNorms
+from helexa.neuron.layers.block import Block
+from helexa.neuron.layers.rope import Rope, no_rotation
+from helexa.neuron.models.llama import Llama
+
+
+class PostNormDecoder(Llama):
+    """Llama with a norm of each sublayer's output instead of its input."""
+
+    def block(self, index: int, prefix: str) -> Block:
+        """Return the decoder layer `index`."""
+        without = self.loader.ops.without_norm()
+        post_norms = (
+            self.norm(f"{prefix}.post_attention_layernorm"),
+            self.norm(f"{prefix}.post_feedforward_layernorm"),
+        )
+        mlp = self.mlp(index, f"{prefix}.mlp")
+        return Block(self.loader, self.mixer(index, prefix), mlp, (without, without), post_norms)
+
+
+class Olmo2(PostNormDecoder):
+    """OLMo 2: one norm over all query heads, and one over all key heads."""
+
+    defaults: ClassVar = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+
+    def qk_norms(self) -> QkNorms:
+        """Return norms over the heads together."""
+        return QkNorms(self.settings.eps, whole=True)
+
+
+class Olmo3(Olmo2):
+    """OLMo 2 with a sliding window in three of four layers."""
+
+    defaults: ClassVar = {**Olmo2.defaults, "sliding_window": 4096}
+    types = ("full_attention", "sliding_attention")
+
+    def layer_type(self, index: int) -> str:
+        """Return the type of layer `index`: every fourth layer has full attention."""
+        return "sliding_attention" if (index + 1) % 4 else "full_attention"
+
+    def ropes(self) -> Mapping[str, Rope]:
+        """Return a rotary embedding for each layer type: full and sliding attention.
+
+        Raises:
+            ModelFileError: `rope_parameters` has other keys than the layer types.
+        """
+        # In older configurations, the setting `rope_scaling` applies only to full-attention layers.
+        config = self.settings.config
+        parameters = config.get("rope_parameters") or {}
+        if unknown := parameters.keys() - set(self.types):
+            raise ModelFileError(f"config: 'rope_parameters' has {min(unknown)!r}, expected settings by layer type")
+        base = {"rope_theta": config.get("rope_theta") or 500_000.0}
+        # Rotary scaling applies to the layers with full attention only.
+        full = {**base, **(parameters.get("full_attention") or {}), **(config.get("rope_scaling") or {})}
+        sliding = {**base, **(parameters.get("sliding_attention") or {})}
+        return {
+            "full_attention": self.rope({"rope_parameters": full}),
+            "sliding_attention": self.rope({"rope_parameters": sliding}),
+        }
+
+
+class Exaone4(PostNormDecoder):
+    """EXAONE 4: norms on query and key heads.
+
+    If the model has a sliding window, the layers with full attention have no rotation (NoPE).
+    """
+
+    defaults: ClassVar = {
+        "max_position_embeddings": 2048,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    }
+    types = ("full_attention", "sliding_attention")
+    qk_norm = True
+
+    def prepare(self) -> None:
+        """Create a rotary embedding without rotation, after `Llama.prepare`."""
+        super().prepare()
+        self._no_rotation = no_rotation(self.settings.head_dim, self.loader.ops)
+
+    def layer_type(self, index: int) -> str:
+        """Return the type of layer `index`, from `sliding_window_pattern`.
+
+        Raises:
+            ModelFileError: the setting is neither a positive number nor a text of L and G.
+        """
+        settings = self.settings
+        if settings.config["sliding_window"] is None:
+            return "full_attention"
+        pattern = settings.config["sliding_window_pattern"]
+        # A text such as `LLLG` repeats. A number n means that every n-th layer has full attention.
+        if isinstance(pattern, str):
+            if not pattern or not {*pattern} <= {"L", "G"}:
+                raise ModelFileError(f"config: 'sliding_window_pattern' is {pattern!r}, expected letters L and G")
+            return "sliding_attention" if pattern[index % len(pattern)] == "L" else "full_attention"
+        return "sliding_attention" if (index + 1) % settings.positive("sliding_window_pattern") else "full_attention"
+
+    def rope_of(self, index: int) -> Rope:
+        """Return the rotary embedding of layer `index`; it may rotate nothing."""
+        rotates = self.settings.config["sliding_window"] is None or self.layer_types[index] == "sliding_attention"
+        return super().rope_of(index) if rotates else self._no_rotation

@@ -1,1 +1,0 @@
-"""Kernels for GPUs: Triton kernels, and CUDA graphs of decode steps."""

@@ -1,0 +1,255 @@
+"""Attention with the native kernels: work lists of the KV cache and of frames."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helexa.neuron import tensors
+from helexa.neuron.ops.batch import Batch, Capacity, Span
+from helexa.neuron.ops.constants import MAX_QUERIES, PAGE_SIZE, SEGMENT_POSITIONS, SPLIT_ROWS
+from helexa.neuron.ops.native.launcher import NO_WINDOW, Launcher
+from helexa.neuron.tensors import Tensor
+
+_LATENT_QUERIES = 16  # maximum query heads of a part if the cache has no values
+
+_PLANS = 4  # number of cached work lists; a vision tower uses one or two for an image
+
+
+class Tile(NamedTuple):
+    """A unit of work of the attention kernel: consecutive rows of one sequence.
+
+    A segment is SEGMENT_POSITIONS (512) consecutive positions of a sequence. The fields match the struct `tile` of
+    kernels.h.
+    """
+
+    row: int  # index of the first row in the batch
+    rows: int
+    position: int  # position of the first row in its sequence
+    pages: int  # index in `AttentionPlan.pages` of the sequence's first page number
+    first_segment: int  # first segment of positions that the tile attends to
+    segments: int  # number of segments that the tile attends to
+    partial: int  # index of the partial result that the tile writes; -1 if the tile computes the final output
+    seen: int = 0  # number of positions that every row sees; 0 for causal attention
+
+
+class Split(NamedTuple):
+    """A decode row whose partial results by segment a second kernel merges.
+
+    The fields match the struct `split` of kernels.h.
+    """
+
+    row: int  # index of the row in the batch
+    partial: int  # index of the first partial result
+    segments: int  # number of partial results
+
+
+class AttentionPlan:
+    """The work list of the attention kernels for the current batch.
+
+    All tensors have fixed addresses, because captured graphs contain these addresses.
+
+    Args:
+        group: number of query heads per KV head, in the layers that use this work list.
+        partials: memory for partial results, which all work lists share, because layers run one after another.
+        sampled: whether the queries are of the rows `Batch.sample_rows` only.
+        windowed: whether the pages are those of layers with a sliding window (see `Batch.window_pages`).
+        causal: whether the layers ignore `Batch.attention_ends`.
+    """
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        partials: dict[tuple[int, int], Tensor],
+        group: int,
+        sampled: bool = False,
+        windowed: bool = False,
+        causal: bool = False,
+    ) -> None:
+        self._sampled, self._windowed, self._causal = sampled, windowed, causal
+        self._rows_per_tile = MAX_QUERIES // group  # a query is one head of one row
+        self._spans = -(-capacity.pages_per_sequence * PAGE_SIZE // SEGMENT_POSITIONS) * SPLIT_ROWS
+        self.tile_count = tensors.zeros(1, dtype=tensors.int64)  # int64 [1], number of tiles of the current batch
+        # int64 [.., 8], one `Tile` per line; only the first `tile_count` lines are used
+        self.tiles = tensors.zeros(capacity.rows + self._spans, len(Tile._fields), dtype=tensors.int64)
+        self.split_count = tensors.zeros(1, dtype=tensors.int64)  # int64 [1], number of split rows of the current batch
+        # int64 [.., 3], one `Split` per line; only the first `split_count` lines are used
+        self.splits = tensors.zeros(SPLIT_ROWS, len(Split._fields), dtype=tensors.int64)
+        # int64, KV page numbers of all sequences, one sequence after another
+        self.pages = tensors.zeros(capacity.sequences * capacity.pages_per_sequence, dtype=tensors.int64)
+        self._partials = partials
+
+    def partials(self, heads: int, dim: int) -> Tensor:
+        """Return the memory for partial results, float32 [segments, heads, 2 + dim].
+
+        A partial result consists of the largest score, the sum of weights, and the sum of weighted values. All layers
+        with the same `heads` and `dim` share the memory.
+        """
+        # The memory keeps its address, because captured graphs contain it.
+        if (heads, dim) not in self._partials:
+            partials = np.zeros(
+                (self._spans, heads, 2 + dim), dtype=np.float32
+            )  # memory pages become resident on the first write
+            self._partials[heads, dim] = tensors.from_numpy(partials)
+        return self._partials[heads, dim]
+
+    def lay(self, batch: Batch) -> None:
+        """Replace the contents of all tensors with the work list of `batch`."""
+        tiles: list[Tile] = []
+        splits: list[Split] = []
+        pages: list[int] = []
+        rows_per_tile = self._rows_per_tile
+        first_pages: list[int] = []
+        for span, page_row in zip(batch.span_list, batch.pages_of(self._windowed), strict=True):
+            first_pages.append(len(pages))
+            pages += page_row[: -(-(span.prefix + span.stop - span.start) // PAGE_SIZE)].tolist()
+        spans = [*zip(batch.span_list, first_pages, strict=True)]
+        if self._sampled:
+            spans = _sampled_rows(batch, spans)
+        few = len(spans) <= SPLIT_ROWS
+        partial = 0
+        for span, first_page in spans:
+            count = span.stop - span.start
+            if batch.attention_ends is not None and count > 1 and not self._causal:
+                tiles += self._with_ends(span, batch.attention_ends[span.start : span.stop], first_page)
+                continue
+            for start in range(0, count, rows_per_tile):
+                rows, position = min(rows_per_tile, count - start), span.prefix + start
+                segments = -(-(position + rows) // SEGMENT_POSITIONS)
+                row = span.start + start
+                # With many sequences, the threads have enough work without a division of long ones.
+                if few and count == 1 and segments > 1:
+                    splits.append(Split(row, partial, segments))
+                    tiles += [Tile(row, 1, position, first_page, s, 1, partial + s) for s in range(segments)]
+                    partial += segments
+                else:
+                    tiles.append(Tile(row, rows, position, first_page, 0, segments, -1))
+        _fill(self.tile_count, [len(tiles)])
+        _fill(self.tiles, tiles)
+        _fill(self.split_count, [len(splits)])
+        _fill(self.splits, splits)
+        _fill(self.pages, pages)
+
+    def _with_ends(self, span: Span, ends: NDArray[np.int32], first_page: int) -> Iterator[Tile]:
+        """Yield the tiles of a span with the given `Batch.attention_ends`."""
+        start, count = 0, len(ends)
+        while start < count:
+            position, seen = span.prefix + start, int(ends[start])
+            # The rows of a tile either have causal attention, or attend to the same number of positions.
+            causal = seen == position + 1
+            stop = start + 1
+            while stop < min(start + self._rows_per_tile, count):
+                own = span.prefix + stop + 1
+                if (ends[stop] != own) if causal else (ends[stop] != seen):
+                    break
+                stop += 1
+            positions = position + stop - start if causal else seen
+            segments = -(-positions // SEGMENT_POSITIONS)
+            yield Tile(span.start + start, stop - start, position, first_page, 0, segments, -1, 0 if causal else seen)
+            start = stop
+
+
+def _sampled_rows(batch: Batch, spans: Sequence[tuple[Span, int]]) -> list[tuple[Span, int]]:
+    """Return a span of one row for each sampled row, and the index of its first page."""
+    rows = batch.sample_rows.tolist()
+    numbers = np.searchsorted(batch.host_spans.starts, rows, "right") - 1
+    sampled: list[tuple[Span, int]] = []
+    for index, (row, number) in enumerate(zip(rows, numbers.tolist(), strict=True)):
+        span, first_page = spans[number]
+        sampled.append((span._replace(start=index, stop=index + 1, prefix=span.prefix + row - span.start), first_page))
+    return sampled
+
+
+def _fill(table: Tensor, values: list[Tile] | list[Split] | list[int]) -> None:
+    if values:
+        table.numpy()[: len(values)] = values
+
+
+def parts_of_group(group: int, keys_only: bool) -> int:
+    """Return the number of parts into which the query heads of a KV head are divided.
+
+    Each part is an item of work. `group` is the number of query heads per KV head.
+    """
+    # A tile has at most `MAX_QUERIES` heads. In latent attention, all heads share one KV head without values. Smaller
+    # parts then let several threads compute a short sequence.
+    limit = _LATENT_QUERIES if keys_only else MAX_QUERIES
+    return next(parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= limit)
+
+
+class FramePlan:
+    """Work list of the attention kernel for frames, whose rows see each other.
+
+    The kernel reads keys and values from pages as in a KV cache. Each frame begins with a new page.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        tiles: list[Tile] = []
+        slots: list[Tensor] = []
+        page = row = 0
+        for length in lengths:
+            segments = -(-length // SEGMENT_POSITIONS)
+            for start in range(0, length, MAX_QUERIES):
+                rows = min(MAX_QUERIES, length - start)
+                tiles.append(Tile(row + start, rows, start, page, 0, segments, -1, length))
+            slots.append(tensors.arange(page * PAGE_SIZE, page * PAGE_SIZE + length, dtype=tensors.int32))
+            row += length
+            page += -(-length // PAGE_SIZE)
+        self.tile_count = tensors.tensor([len(tiles)])  # int64 [1], number of tiles
+        self.tiles = tensors.tensor(tiles, dtype=tensors.int64)  # int64 [tile_count, 8], one `Tile` per line
+        self.pages = tensors.arange(page)  # int64, the numbers of all pages
+        self.slots = tensors.cat(slots)  # int32 [T], place of each row: page * PAGE_SIZE + offset in the page
+
+
+def attend_frames(
+    launcher: Launcher, qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float
+) -> Tensor:
+    """Return attention of each row to all rows of its frame (see `Ops.attend_frames`)."""
+    rows, heads, dim = qkv.shape[0], qkv.shape[1] // 3, qkv.shape[2]
+    plan = _plan(lengths)
+    cosines, sines = rope or (tensors.empty(rows, 0), tensors.empty(rows, 0))
+    queries = launcher.take(rows, heads, dim, dtype=tensors.bfloat16)
+    # temporary memory in the layout of a 16-bit KV cache
+    cache = launcher.take(plan.pages.shape[0] * heads * 4 * PAGE_SIZE * dim, dtype=tensors.uint8)
+    shape = {"heads": heads, "kv_heads": heads, "dim": dim, "narrow": False, "keys_only": False}
+    launcher.launch(
+        "rotate_store",
+        qkv=qkv,
+        cosines=cosines,
+        sines=sines,
+        queries=queries,
+        cache=cache,
+        slots=plan.slots,
+        query_norm=None,
+        key_norm=None,
+        rows=rows,
+        width=3 * heads,
+        half=cosines.shape[1],
+        norm_last=False,
+        eps=0.0,
+        norm_values=False,
+        **shape,
+    )
+    out = launcher.take(rows, heads, dim)
+    launcher.launch(
+        "attend",
+        cached_heads=heads,
+        queries=queries,
+        cache=cache,
+        tile_count=plan.tile_count,
+        tiles=plan.tiles,
+        page_numbers=plan.pages,
+        partials=out,  # not used, because no tile computes partial results
+        out=out,
+        sinks=None,
+        window=NO_WINDOW,
+        scale=scale,
+        cap=0.0,
+        **shape,
+    )
+    return out
+
+
+@tensors.cached(_PLANS)
+def _plan(lengths: tuple[int, ...]) -> FramePlan:
+    return FramePlan(lengths)

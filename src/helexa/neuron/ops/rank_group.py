@@ -1,0 +1,222 @@
+"""Tensor parallelism: ranks that compute one model, their shares and exchanges.
+
+Shares are the outputs, heads or experts' columns that each rank (process) of a group computes. The native kernels
+exchange results through memory that the ranks of one host share, other kernels through `distributed`.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helexa.core.errors import HelexaError, ModelFileError
+from helexa.neuron import tensors
+from helexa.neuron.ops.constants import EXCHANGE_BYTES, MAX_RANKS, RANK_STATE_BYTES, RANK_TIME_OFFSET
+from helexa.neuron.tensors import Tensor
+from helexa.neuron.weights.model_file import Part
+
+_SIZE = RANK_STATE_BYTES + 2 * EXCHANGE_BYTES
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """The place of this process among the ranks that compute one model."""
+
+    rank: int = 0  # number of this process, from 0. Rank 0 schedules and samples.
+    count: int = 1
+    # Whether the ranks divide some matrices by columns (row-parallel layers) and add their partial results, which
+    # changes the order of additions. If False, the ranks divide all matrices by rows and only gather results.
+    adds_results: bool = False
+
+
+SINGLE = RankGroup()  # A model that one process computes alone
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """A contiguous range of a tensor's rows, or of its columns where a method says so."""
+
+    # first row, and the row after the last row
+    start: int
+    stop: int
+    total: int  # number of rows of the whole tensor
+    # number of rows of a head if the even rows of each head come first, then its odd rows; 0 for the order of the
+    # tensor
+    head: int = 0
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def whole(self) -> bool:
+        """Whether the range covers all rows in their order."""
+        return len(self) == self.total and not self.head
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """The numbers of the rows, in the order of the range."""
+        numbers = np.arange(self.start, self.stop)
+        return numbers.reshape(-1, self.head // 2, 2).swapaxes(1, 2).ravel() if self.head else numbers
+
+    def halved(self, head: int) -> "RowRange":
+        """Return the range with the even rows of each head of `head` rows first."""
+        return RowRange(self.start, self.stop, self.total, head)
+
+    def times(self, size: int, offset: int = 0, total: int = 0) -> "RowRange":
+        """Return the range in a tensor with `size` adjacent rows per row of this range.
+
+        The tensor may have `offset` rows before them and `total` rows altogether.
+        """
+        start, stop = offset + self.start * size, offset + self.stop * size
+        return RowRange(start, stop, total or self.total * size, self.head)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The division of `total` adjacent rows among the ranks."""
+
+    ranges: tuple[RowRange, ...]  # the range of each rank, in the order of the ranks; together they cover all rows
+    rank: int  # the rank of this process
+
+    @property
+    def own(self) -> RowRange:
+        """The range of this rank."""
+        return self.ranges[self.rank]
+
+    @property
+    def total(self) -> int:
+        """Number of rows of all ranks."""
+        return self.own.total
+
+    def times(self, size: int) -> "Shares":
+        """Return the division if each row stands for `size` adjacent rows."""
+        return Shares(tuple(rows.times(size) for rows in self.ranges), self.rank)
+
+    @classmethod
+    def split(cls, total: int, ranks: int, rank: int, unit: int = 1) -> "Shares":
+        """Divide `total` rows as evenly as blocks of `unit` rows permit.
+
+        The first ranks get the larger shares. A rank's share may be empty.
+        """
+        blocks = -(-total // unit)
+        # The last block may have fewer than `unit` rows.
+        bounds = [min((blocks * index + ranks - 1) // ranks * unit, total) for index in range(ranks + 1)]
+        return cls(tuple(RowRange(start, stop, total) for start, stop in pairwise(bounds)), rank)
+
+
+@dataclass(frozen=True)
+class HeadShares:
+    """The division of an attention layer's heads among the ranks.
+
+    Each rank has whole groups of query heads with their KV heads. If there are more ranks than KV heads, the ranks that
+    share a KV head each have a copy of it and a part of its query heads.
+    """
+
+    queries: Shares  # division of the query heads
+    kv_heads: RowRange  # the KV heads of this rank
+
+    @classmethod
+    def split(cls, heads: int, kv_heads: int, ranks: int, rank: int) -> "HeadShares":
+        """Divide the heads of a layer among `ranks` ranks.
+
+        Raises:
+            ModelFileError: there are more ranks than query heads, so that a rank would have no head.
+        """
+        if heads % kv_heads:
+            raise ModelFileError(
+                f"{heads} query heads cannot share {kv_heads} KV heads: it must be a multiple of their number"
+            )
+        group = heads // kv_heads
+        if ranks <= kv_heads:
+            kv_shares = Shares.split(kv_heads, ranks, rank)
+            return cls(kv_shares.times(group), kv_shares.own)
+        # A rank would have no head.
+        if ranks > heads:
+            raise ModelFileError(f"{heads} attention heads cannot be divided among {ranks} ranks; use fewer ranks")
+        # The ranks are divided among the KV heads. The query heads of a KV head are divided among its ranks.
+        ranges: list[RowRange] = []
+        own = RowRange(0, 0, kv_heads)
+        for head, sharing in enumerate(Shares.split(ranks, kv_heads, 0).ranges):
+            if rank in range(sharing.start, sharing.stop):
+                own = RowRange(head, head + 1, kv_heads)
+            parts = Shares.split(group, len(sharing), 0).ranges
+            ranges += [RowRange(head * group + part.start, head * group + part.stop, heads) for part in parts]
+        return cls(Shares(tuple(ranges), rank), own)
+
+
+def row_numbers(ranges: Sequence[RowRange]) -> NDArray[np.int64]:
+    """Return the numbers of all rows of `ranges`, in the order of the ranges."""
+    return np.concatenate([rows.numbers for rows in ranges])
+
+
+def part_of(ranges: Sequence[RowRange], columns: RowRange | None = None) -> Part:
+    """Return a part of a tensor that a checkpoint can read."""
+    return Part(
+        None if all(rows.whole for rows in ranges) else row_numbers(ranges),
+        None if columns is None or columns.whole else row_numbers((columns,)),
+    )
+
+
+class Exchange(Protocol):
+    """The interface of all exchanges."""
+
+    # uint8, memory that the ranks of one host share, in the layout of `kernels/ranks.c`; None if the exchange has no
+    # such memory
+    memory: Tensor | None
+
+    @property
+    def seconds(self) -> float:
+        """Time that this rank has spent in exchanges so far, in seconds."""
+        ...
+
+    def stack(self, x: Tensor) -> Tensor:
+        """Return the tensors x [T, N] of all ranks, [ranks, T, N]."""
+        ...
+
+    def gather(self, x: Tensor, shares: Shares) -> Tensor:
+        """Return the columns of all ranks, [T, `shares.total`] (see `Ops.gather`)."""
+        ...
+
+
+class SharedMemory:
+    """The exchange of the native kernels in memory that all ranks map.
+
+    The caller may close the descriptor `fd` from `create` afterwards.
+    """
+
+    def __init__(self, fd: int, rank: int) -> None:
+        memory = tensors.frombuffer(mmap.mmap(fd, _SIZE), dtype=tensors.uint8)
+        self.memory: Tensor | None = memory
+        start = rank * RANK_STATE_BYTES // MAX_RANKS + RANK_TIME_OFFSET
+        self._nanoseconds = memory[start : start + 8].view(tensors.int64)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that this rank has spent in exchanges, mostly waiting for others."""
+        return int(self._nanoseconds) / 1e9
+
+    @staticmethod
+    def create() -> int:
+        """Return a descriptor of new, zeroed shared memory.
+
+        Raises:
+            HelexaError: the system has no anonymous shared memory (`memfd_create`).
+        """
+        if not hasattr(os, "memfd_create"):
+            raise HelexaError("tensor parallelism with native kernels requires Linux; use one rank")
+        fd = os.memfd_create("helexa-ranks", os.MFD_CLOEXEC)
+        os.ftruncate(fd, _SIZE)
+        return fd
+
+    def stack(self, x: Tensor) -> Tensor:
+        """Raise NotImplementedError: the native kernels exchange results themselves."""
+        raise NotImplementedError
+
+    def gather(self, x: Tensor, shares: Shares) -> Tensor:
+        """Raise NotImplementedError: the native kernels exchange results themselves."""
+        raise NotImplementedError

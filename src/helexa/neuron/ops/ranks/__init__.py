@@ -1,1 +1,0 @@
-"""Tensor parallelism: the processes (ranks) that compute one model together, and how they exchange results."""

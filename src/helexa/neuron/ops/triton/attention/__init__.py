@@ -1,1 +1,0 @@
-"""Attention kernels in Triton, and the layout of their KV cache."""

@@ -1,0 +1,232 @@
+"""Parse tool calls with one tag per argument, such as GLM's and MiniMax's."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from helexa.neuron.parsers.output import Output
+from helexa.neuron.parsers.source import Markers, NotACall, Reading, Source
+from helexa.neuron.parsers.values.json_call import read_calls, take_surplus
+from helexa.neuron.parsers.values.keyed_arguments import KeyedArguments
+
+_MAX_SPACE = 100
+_SPACE = re.compile(r"\s*")
+_LINE_BEGINS = re.compile(r"(?:\A|\n)[ \t]*\Z")
+
+_JSON = Markers(["{", "[", "```"])
+_MAX_SURPLUS = 64  # surplus braces before a closing tag
+
+
+@dataclass(frozen=True)
+class CallTags:
+    """The tags of a tool call whose arguments are tagged.
+
+    A call is `call NAME name_end (key KEY key_end value VALUE value_end)* call_end`.
+    """
+
+    # Texts before and after the tool's name. Both are empty in formats in which the name follows the tag around the
+    # call, and ends before a parameter or white space.
+    call: str
+    name_end: str
+    # texts before and after the name of a parameter
+    key: str
+    key_end: str
+    value: str  # text before the value, besides white space; "" if the value follows `key_end`
+    value_end: str  # text after the value
+    call_end: str  # text after the last parameter; "" if the tag around the call ends the call
+    block_end: str  # closing tag around one call or several calls
+    # Whether each value is in lines of its own. One line break at the beginning and one at the end of a value then
+    # belong to the format.
+    lines: bool = False
+
+    @property
+    def inside_values(self) -> tuple[str, ...]:
+        """The tags that may end a value, and which values therefore cannot contain."""
+        return tuple(filter(None, (self.value_end, self.key, self.call_end, self.block_end)))
+
+    @cached_property
+    def calls(self) -> Markers:
+        """The text before a tool's name."""
+        return Markers(filter(None, [self.call]))
+
+    @cached_property
+    def name_ends(self) -> Markers:
+        """The text after a tool's name."""
+        return Markers(filter(None, [self.name_end]))
+
+    @cached_property
+    def keys(self) -> Markers:
+        """The text before the name of a parameter."""
+        return Markers([self.key])
+
+    @cached_property
+    def values(self) -> Markers:
+        """The text before a value."""
+        return Markers(filter(None, [self.value]))
+
+    @cached_property
+    def value_ends(self) -> Markers:
+        """The tag after a value."""
+        return Markers([self.value_end])
+
+    @cached_property
+    def call_ends(self) -> Markers:
+        """The tag after the last parameter."""
+        return Markers(filter(None, [self.call_end]))
+
+    @cached_property
+    def ends(self) -> Markers:
+        """The tags after the last parameter and around the call."""
+        return Markers(filter(None, (self.call_end, self.block_end)))
+
+    @cached_property
+    def any_value_end(self) -> Markers:
+        """All tags that may end a value."""
+        return Markers(self.inside_values)
+
+    @cached_property
+    def following(self) -> Markers:
+        """The tags that may follow `value_end`."""
+        return Markers(self.inside_values[1:])
+
+
+# Tags of Qwen3-Coder, Qwen3.5 and Nemotron 3.
+FUNCTION_XML = CallTags(
+    "<function=", ">", "<parameter=", ">", "", "</parameter>", "</function>", "</tool_call>", lines=True
+)
+
+
+def read_tagged_call(source: Source, output: Output, tags: CallTags, *, known: bool) -> Reading[None]:
+    """Parse one tool call, and stream its string arguments.
+
+    The tool's schema determines the types of the arguments. The end tags of parameters and of the call may be missing.
+
+    Args:
+        tags: the tags of the model's format.
+        known: whether only the names of tools in the request are accepted.
+
+    Raises:
+        NotACall: the text is not a tool call. If arguments were already added to `output`, the call stays incomplete.
+    """
+    if tags.call:
+        yield from source.expect(tags.calls)
+    name = yield from source.name()
+    if tags.name_end:
+        yield from source.expect(tags.name_ends)
+    else:  # a word in a pair of tags is a call only if the request has such a tool
+        yield from source.space()
+        known |= not (yield from source.upcoming(tags.keys))
+    output.check(name, known=known)
+    arguments = KeyedArguments(source, output, name)
+    while True:
+        yield from source.space()
+        if (yield from source.marker(tags.keys)):
+            key = yield from source.key(tags.key_end)
+            # The opening tag of a value may be missing. The value is clear without it.
+            if tags.value:
+                yield from source.space()
+                if not (yield from source.marker(tags.values)):
+                    arguments.repaired("tag")
+            yield from arguments.read_bare(key, _ValueReader(tags).read, lines=tags.lines)
+            yield from source.marker(tags.value_ends)
+            source.settle()
+        # If the output ended after an argument, only end tags are missing.
+        elif (yield from source.upcoming(tags.ends)) or (arguments.begun and source.complete):
+            yield from source.marker(tags.call_ends)
+            arguments.end()
+            return
+        else:
+            raise NotACall
+
+
+class _ValueReader:
+    """Reads one value up to its end tag."""
+
+    def __init__(self, tags: CallTags) -> None:
+        self._tags = tags
+
+    def read(self, source: Source, sink: Callable[[str], None]) -> Reading[bool]:
+        """Pass a value to `sink` as it arrives, up to its end tag, which is not read.
+
+        Return whether the value has an end. False if the output ended inside the value.
+        """
+        line = ""  # the last characters of the value, which show whether a tag begins a line
+
+        def pass_on(chunk: str) -> None:
+            nonlocal line
+            line = (line + chunk)[-_MAX_SPACE:]
+            sink(chunk)
+
+        # Values may contain code with tags. A value of several lines ends at a tag only at the beginning of a line.
+        in_lines = (yield from source.peek()) == "\n"
+        while tag := (yield from source.until(self._tags.any_value_end, pass_on)):
+            if tag == self._tags.value_end:
+                # The value may contain its own end tag, for example in HTML. Only the text after the tag decides.
+                if (yield from self._ends_value(source)):
+                    return True
+            elif not in_lines or _LINE_BEGINS.search(line):
+                return True
+            pass_on(source.take(source.at + len(tag)))
+        return False
+
+    def _ends_value(self, source: Source) -> Reading[bool]:
+        """Return whether the upcoming end tag comes before another parameter or an end."""
+        while True:
+            start = source.at + len(self._tags.value_end)
+            at = _SPACE.match(source.text, start).end()  # pyright: ignore[reportOptionalMemberAccess] - matches anything
+            # more text is needed as long as it could still be such a tag
+            marker = self._tags.following.at(source.text, at, source.ended)
+            if marker is not None or at - start > _MAX_SPACE:
+                return bool(marker) or (at == len(source.text) and source.ended)
+            yield
+
+
+class TaggedCalls:
+    """A format in which a pair of tags encloses calls with tagged arguments.
+
+    The pair encloses one call or several calls. The parser also accepts JSON calls in the tags, and a missing end tag.
+    In formats with a tag before the name, the opening tag around a call of a tool of the request may be missing, too.
+    """
+
+    leading: tuple[str, ...] = ()
+
+    def __init__(self, name: str, opener: str, tags: CallTags) -> None:
+        self.name = name  # name of the format
+        self.opener = opener  # opening tag around the calls
+        self.tags = tags  # the other tags
+        inner = () if tags.call else (tags.key, tags.key_end, tags.value, tags.value_end)  # GLM's tags are tokens
+        self.markers = frozenset({opener, tags.block_end, *inner})
+        self.openers = tuple(filter(None, (opener, tags.call)))
+        self.closers = tuple(filter(None, (tags.block_end, tags.call_end)))
+        self._opens, self._closes = Markers([opener]), Markers([tags.block_end])
+        self._ends = Markers([tags.block_end, opener])
+
+    def read(self, source: Source, output: Output) -> Reading[None]:
+        """Parse the calls in one pair of tags."""
+        opened = yield from source.marker(self._opens)
+        yield from source.space()
+        if opened and (yield from source.marker(self._closes)):  # an empty pair of tags is dropped
+            source.settle()
+            return
+        if (yield from source.upcoming(_JSON)):
+            yield from read_calls(source, output, self._ends)
+            yield from take_surplus(source, _MAX_SURPLUS)
+        else:
+            yield from read_tagged_call(source, output, self.tags, known=not opened)
+            yield from source.space()
+            while (yield from source.upcoming(self.tags.calls)):
+                yield from read_tagged_call(source, output, self.tags, known=not opened)
+                yield from source.space()
+        if (yield from source.marker(self._closes)):
+            source.settle()
+
+
+_SEED = CallTags("<function=", ">", "<parameter=", ">", "", "</parameter>", "</function>", "</seed:tool_call>")
+_GLM = CallTags("", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "", FUNCTION_XML.block_end)
+_MINIMAX = CallTags(
+    *('<invoke name="', '">', '<parameter name="', '">', "", "</parameter>", "</invoke>", "</minimax:tool_call>")
+)
+GLM = TaggedCalls("glm", "<tool_call>", _GLM)
+SEED_OSS = TaggedCalls("seed_oss", "<seed:tool_call>", _SEED)
+MINIMAX_M2 = TaggedCalls("minimax_m2", "<minimax:tool_call>", _MINIMAX)

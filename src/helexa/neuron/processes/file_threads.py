@@ -1,0 +1,74 @@
+"""Threads that read model files from file systems that may never respond."""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ParamSpec, TypeVar
+
+from helexa.core.errors import HelexaError, service_unavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_RETRY_AFTER_SECONDS = 30
+
+
+class FileThreads:
+    """Runs functions that read files, each in its own thread.
+
+    The caller does not wait for the thread longer than the time limit, and may be canceled at any time. The thread
+    counts toward the limit as long as it exists.
+    """
+
+    # The number of threads is limited because a hung network mount blocks each thread that reads from it.
+    def __init__(self, limit: int, seconds: float) -> None:
+        self._limit = limit
+        self._seconds = seconds
+        self._running = 0
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result of `function`, run in a new thread with this context.
+
+        Raises:
+            ApiError: status 503: all threads are in use.
+            HelexaError: the function has not returned within the time limit.
+        """
+        if self._running >= self._limit:
+            raise service_unavailable(
+                f"{self._limit} loads already read files; check that the file systems of the models respond",
+                _RETRY_AFTER_SECONDS,
+            )
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[T] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def finish(result: T | None, error: BaseException | None) -> None:
+            self._running -= 1
+            if outcome.done():
+                return
+            if error is None:
+                outcome.set_result(result)  # pyright: ignore[reportArgumentType]
+            else:
+                outcome.set_exception(error)
+
+        def work() -> None:
+            result, raised = None, None
+            try:
+                result = context.run(function, *args, **kwargs)
+            except BaseException as error:
+                raised = error
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(finish, result, raised)
+
+        threading.Thread(target=work, name="model files", daemon=True).start()
+        self._running += 1
+        try:
+            if not (await asyncio.wait([outcome], timeout=self._seconds))[0]:
+                raise HelexaError(
+                    f"the files could not be read within {self._seconds:g} s; check that their file system responds"
+                )
+            return outcome.result()
+        finally:
+            outcome.cancel()

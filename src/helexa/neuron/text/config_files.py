@@ -1,0 +1,250 @@
+"""Read chat templates, sampling defaults, pooling and special tokens of a model."""
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import orjson
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.text.tokenizer import Tokenizer, Vocabulary
+from helexa.neuron.weights.gguf.header import is_list_of
+from helexa.neuron.weights.model_file import open_model_file, read_model_file
+
+_MAX_BYTES = 16 << 20
+_MAX_VALUES = 1 << 22
+
+MAX_SOURCE_LENGTH = 1 << 20  # maximum number of characters in the source of a template
+
+_DEFAULT_TEMPLATE = "default"
+_TOOL_USE = "tool_use"
+
+SamplingDefaults = dict[str, float | int]
+"""Values that a model's publisher recommends: any of the keys of `_SAMPLING_KEYS`.
+
+A value in the request overrides them, and they override the node's defaults (`neuron.requests.inference`).
+"""
+
+# `max_new_tokens` is ignored: files usually contain a library's default and not a limit of the model.
+# Parameter name, and its key in a GGUF file's metadata; generation_config.json uses the parameter name.
+_SAMPLING_KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "top_k": "general.sampling.top_k",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+
+Pooling = Literal["mean", "last", "cls"]
+"""How an embedding model combines hidden states into one vector.
+
+`mean` averages the hidden states of all positions, `last` uses the last position, and `cls` the first position.
+"""
+
+POOLING_FILE = "1_Pooling/config.json"  # file in which Sentence Transformers models define the pooling method
+
+_DEFAULT_POOLING: Pooling = "mean"
+_POOLING_FLAGS: dict[str, Pooling] = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_cls_token": "cls",
+}
+_POOLING_MODES: dict[Any, Pooling] = {"mean": "mean", "lasttoken": "last", "cls": "cls"}
+_GGUF_POOLING: dict[Any, Pooling] = {1: "mean", 2: "cls", 3: "last"}
+
+# Name of the variable in a template, and the key in a GGUF file's metadata. As in `transformers`, a variable is defined
+# only if the model's files define the token.
+_TOKEN_KEYS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "sep_token": "seperator_token_id",
+    "pad_token": "padding_token_id",
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
+}
+
+
+def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
+    """Return the JSON object in the file at `path`, {} if there is no file.
+
+    Raises:
+        ModelFileError: the file cannot be read, is larger than `max_bytes`, has too many values, or does not contain a
+            valid JSON object.
+    """
+    try:
+        data = read_model_file(path, max_bytes)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ModelFileError(f"{path.name} cannot be read: {error.strerror or error}") from error
+    return parse_object(data, path.name)
+
+
+def parse_object(data: bytes, name: str) -> dict[str, Any]:
+    """Return the JSON object in `data`, the contents of the file `name`.
+
+    Raises:
+        ModelFileError: `data` has too many values, or is not a valid JSON object.
+    """
+    # An empty list takes two bytes in the file and sixty bytes in memory.
+    if sum(map(data.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+        raise ModelFileError(f"{name} has more than {_MAX_VALUES} values")
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise ModelFileError(f"{name} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{name} does not contain a JSON object, but a value of type {type(value).__name__}")
+    return value
+
+
+@dataclass(frozen=True)
+class TemplateSources:
+    """The source texts of a model's chat templates."""
+
+    default: str | None = None  # the model's chat template, or None
+    tool_use: str | None = None  # the template for conversations with tools. None to use the default template.
+
+    @classmethod
+    def by_name(cls, templates: Mapping[str, Any]) -> "TemplateSources":
+        """Select the templates to use from `templates`, which maps names to texts.
+
+        The default template is the one with the name `default`, or else the first. Empty texts and values of other
+        types are ignored.
+        """
+        texts = {name: text for name, text in templates.items() if isinstance(text, str) and text.strip()}
+        default = texts.get(_DEFAULT_TEMPLATE, next(iter(texts.values()), None))
+        return cls(default, texts.get(_TOOL_USE))
+
+    @classmethod
+    def in_directory(cls, path: Path) -> "TemplateSources":
+        """Return the chat templates in the model directory `path`.
+
+        The first location with a template is used, in the order of `transformers`:
+
+        * `chat_template.jinja`, together with `additional_chat_templates/{default,tool_use}.jinja`
+        * `chat_template.json`
+        * `tokenizer_config.json`, in which `chat_template` is a text, a list of names and texts, or an object that maps
+          names to texts
+
+        Raises:
+            ModelFileError: one of the JSON files contains no JSON object.
+        """
+        files = {_DEFAULT_TEMPLATE: _template_text(path / "chat_template.jinja")}
+        for name in (_DEFAULT_TEMPLATE, _TOOL_USE):
+            files[name] = _template_text(path / "additional_chat_templates" / f"{name}.jinja") or files.get(name)
+        sources = cls.by_name(files)
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            if sources.default is None:
+                sources = cls.by_name(_templates_by_name(read_object(path / name).get("chat_template")))
+        return sources
+
+    @classmethod
+    def in_gguf(cls, metadata: Mapping[str, Any]) -> "TemplateSources":
+        """Return the chat templates in GGUF metadata, `tokenizer.chat_template[.NAME]`."""
+        key = "tokenizer.chat_template"
+        names = metadata.get("tokenizer.chat_templates")
+        template_names = names if is_list_of(names, str) else []
+        return cls.by_name(
+            {_DEFAULT_TEMPLATE: metadata.get(key)} | {name: metadata.get(f"{key}.{name}") for name in template_names}
+        )
+
+
+def _template_text(path: Path) -> str | None:
+    """Return the text of the file at `path`, or None if it cannot be read."""
+    try:
+        with io.TextIOWrapper(open_model_file(path), "utf-8", "replace") as file:
+            return file.read(MAX_SOURCE_LENGTH + 1)  # enough for the renderer to reject the text as too long
+    except (OSError, ModelFileError):
+        return None
+
+
+def _templates_by_name(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, list):
+        entries = [entry for entry in value if isinstance(entry, dict)]
+        return {str(entry.get("name")): entry.get("template") for entry in entries}
+    return {_DEFAULT_TEMPLATE: value}
+
+
+class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model's files define about text processing.
+
+    `special_tokens` has the texts of the special tokens that chat templates use as variables.
+    """
+
+    vocabulary: Vocabulary
+    templates: TemplateSources
+    special_tokens: dict[str, str]
+    sampling_defaults: SamplingDefaults
+    pooling: Pooling
+
+
+def defaults_in_directory(path: Path) -> SamplingDefaults:
+    """Return the sampling parameters in a model directory's `generation_config.json`."""
+    try:
+        config = read_object(path / "generation_config.json")
+    except ModelFileError:
+        return {}
+    # As in `transformers`, do_sample=false means greedy decoding, even beside a temperature. `transformers` decodes
+    # greedily without `do_sample`, too. But such a file may list only end tokens: it recommends nothing.
+    greedy: SamplingDefaults = {"temperature": 0.0} if config.get("do_sample") is False else {}
+    return _numbers({name: config.get(name) for name in _SAMPLING_KEYS}) | greedy
+
+
+def defaults_in_gguf(metadata: Mapping[str, Any]) -> SamplingDefaults:
+    """Return the sampling parameters in a GGUF file's metadata."""
+    return _numbers({name: metadata.get(key) for name, key in _SAMPLING_KEYS.items()})
+
+
+def _numbers(values: Mapping[str, Any]) -> SamplingDefaults:
+    return {name: value for name, value in values.items() if type(value) in (int, float) and math.isfinite(value)}
+
+
+def pooling_in_directory(path: Path) -> Pooling:
+    """Return the pooling method of a model directory, `mean` without a single answer."""
+    try:
+        config = read_object(path / POOLING_FILE)
+    except ModelFileError:
+        return _DEFAULT_POOLING
+    modes: list[Pooling] = [pooling for name, pooling in _POOLING_FLAGS.items() if config.get(name) is True]
+    mode = config.get("pooling_mode")
+    return modes[0] if len(modes) == 1 else _POOLING_MODES.get(mode if isinstance(mode, str) else "", _DEFAULT_POOLING)
+
+
+def pooling_in_gguf(metadata: Mapping[str, Any]) -> Pooling:
+    """Return the pooling method in a GGUF file's metadata, `mean` by default."""
+    pooling_type = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
+    return _GGUF_POOLING.get(pooling_type if isinstance(pooling_type, int) else None, _DEFAULT_POOLING)
+
+
+def special_tokens_in_directory(path: Path) -> dict[str, str]:
+    """Return a model directory's special tokens: texts by the template's variable.
+
+    Raises:
+        ModelFileError: one of the files contains no JSON object.
+    """
+    config = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
+    extra = config.get("extra_special_tokens")
+    tokens = {key: value for key, value in config.items() if key.endswith("_token")}
+    texts = {key: _token_text(value) for key, value in (tokens | (extra if isinstance(extra, dict) else {})).items()}
+    return {key: text for key, text in texts.items() if text is not None}
+
+
+def special_tokens_in_gguf(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, str]:
+    """Return a GGUF file's special tokens: texts by the template's variable."""
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in _TOKEN_KEYS.items()}
+    texts = {name: tokenizer.token_text(value) if type(value) is int else None for name, value in ids.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _token_text(token: Any) -> str | None:
+    """Return the text of a token, which is a string or an object with `content`."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None

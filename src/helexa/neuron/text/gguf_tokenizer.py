@@ -1,0 +1,280 @@
+"""Build the tokenizer that a GGUF file's metadata describes.
+
+The model is byte-level BPE (`gpt2`), SentencePiece BPE (`llama`, `gemma4`) or WordPiece (`bert`). SentencePiece calls a
+token a piece. Each piece has a score, `▁` represents a space, and characters without a piece become byte tokens.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.text.encoder import backend_errors
+from helexa.neuron.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from helexa.neuron.weights.gguf.header import StringArray, is_list_of
+from helexa.neuron.weights.gguf.metadata import TokenType, corrected_types
+
+_log = logging.getLogger("helexa.neuron.text")
+
+MAX_TOKENS = 1 << 20
+MAX_MERGES = 1 << 20
+MAX_ADDED_LENGTH = 1 << 20  # maximum total number of characters in added tokens; one takes about 80 bytes
+
+_SHOWN, _SHOWN_LENGTH = 5, 40
+
+_T = TypeVar("_T")
+
+_MODELS = ("bert", "gemma4", "gpt2", "llama")
+_END_KINDS = ("eos", "eot", "eom", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")
+
+MAX_SQUARED_LENGTHS = 1 << 26  # maximum sum of the squared lengths of pieces: the work of `merges_from_scores`
+
+
+class GgufVocabulary:
+    """The vocabulary in the `tokenizer.ggml.*` keys of a GGUF file's metadata.
+
+    Raises:
+        ModelFileError: the tokens or their types are missing or invalid. Each method validates the key that it reads.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self._metadata = metadata
+        tokens = self.entries("tokens", MAX_TOKENS, str)
+        # Empty tokens get llama.cpp's names, which are unique.
+        self.tokens = list(tokens)  # the texts of the tokens by id, as in the file
+        for token_id in [token_id for token_id, token in enumerate(tokens) if not token]:
+            self.tokens[token_id] = f"[EMPTY_{token_id}]"
+        types = self.entries("token_type", MAX_TOKENS, int) if "tokenizer.ggml.token_type" in metadata else None
+        if types is not None and len(types) != len(tokens):
+            raise ModelFileError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
+        self.types = corrected_types(metadata, tokens, types)  # the `TokenType` of each token, by id
+        self._warn_of_corrections(tokens, types)
+        self.ids = dict(zip(self.tokens, range(len(tokens)), strict=True))  # the id of each token, by text
+        if not tokens:
+            raise ModelFileError("tokenizer.ggml.tokens is empty")
+        if len(self.ids) != len(tokens):
+            repeated = next(token for token_id, token in enumerate(self.tokens) if self.ids[token] != token_id)
+            raise ModelFileError(f"tokenizer.ggml.tokens lists a token twice: {repeated[:_SHOWN_LENGTH]!r}")
+
+    def _warn_of_corrections(self, tokens: Sequence[str], types: Sequence[int] | None) -> None:
+        before = [int(TokenType.NORMAL)] * len(tokens) if types is None else types
+        changed = [
+            repr(token[:_SHOWN_LENGTH])
+            for token, old, new in zip(tokens, before, self.types, strict=True)
+            if old != new and new != TokenType.BYTE
+        ]
+        if types is None:
+            _log.warning("the file has no token types: control tokens are recognized by their text")
+        if changed:
+            names = ", ".join(changed[:_SHOWN]) + (" .." if len(changed) > _SHOWN else "")
+            _log.warning(
+                "the file states wrong types of %d special tokens, which are corrected: %s", len(changed), names
+            )
+
+    def added_tokens(self) -> list[AddedToken]:
+        """Return the control tokens, the unknown token and user-defined tokens.
+
+        The library finds these tokens in a text before it tokenizes the rest.
+        """
+        kinds = {int(kind) for kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)}
+        added = [(token, kind) for token, kind in zip(self.tokens, self.types, strict=True) if kind in kinds]
+        if sum(len(token) for token, _ in added) > MAX_ADDED_LENGTH:
+            raise ModelFileError(f"tokenizer.ggml.tokens has control tokens of more than {MAX_ADDED_LENGTH} characters")
+        return [AddedToken(token, special=kind != TokenType.USER_DEFINED, normalized=False) for token, kind in added]
+
+    def merges(self) -> list[tuple[str, str]]:
+        """Return pairs of tokens that BPE merges into one token, highest priority first."""
+        pairs = (merge.partition(" ") for merge in self.entries("merges", MAX_MERGES, str))
+        return [(left, right) for left, _, right in pairs]
+
+    def token_id(self, kind: str) -> int | None:
+        """Return the id of the special token `kind`, such as `bos`, or None."""
+        key = f"{kind}_token_id"
+        if f"tokenizer.ggml.{key}" not in self._metadata:
+            return None
+        token_id = gguf_value(self._metadata, key, int)
+        if not 0 <= token_id < len(self.tokens):
+            raise ModelFileError(
+                f"tokenizer.ggml.{key} is {token_id}, outside a vocabulary of {len(self.tokens)} tokens"
+            )
+        return token_id
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return the boolean at `tokenizer.ggml.{key}`, by default `default`."""
+        flag = self._metadata.get(f"tokenizer.ggml.{key}", default)
+        if not isinstance(flag, bool):
+            raise ModelFileError(f"tokenizer.ggml.{key} is not a boolean, but of type {type(flag).__name__}")
+        return flag
+
+    def entries(self, key: str, limit: int, *kinds: type[_T]) -> Sequence[_T]:
+        """Return the list at `tokenizer.ggml.{key}`: up to `limit` entries of `kinds`."""
+        values = gguf_value(self._metadata, key, list, StringArray)
+        if len(values) > limit:
+            raise ModelFileError(f"tokenizer.ggml.{key} has {len(values)} entries, more than {limit}")
+        if not is_list_of(values, *kinds):
+            raise ModelFileError(f"tokenizer.ggml.{key} has entries of the wrong type")
+        return values
+
+
+def gguf_value(metadata: Mapping[str, Any], key: str, *kinds: type[_T]) -> _T:
+    """Return the value at `tokenizer.ggml.{key}` in a GGUF file's metadata.
+
+    Raises:
+        ModelFileError: the key is missing, or the type of its value is none of `kinds`.
+    """
+    key = f"tokenizer.ggml.{key}"
+    if key not in metadata:
+        raise ModelFileError(f"{key} is missing; convert the model again with its tokenizer")
+    value = metadata[key]
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise ModelFileError(f"{key} has the wrong type {type(value).__name__}")
+    return value
+
+
+class GgufTokenizer:
+    """The tokenizer that the `tokenizer.ggml.*` keys of a GGUF file describe.
+
+    Attributes:
+        backend: tokenizer of the `tokenizers` library.
+        ids: the id of each token, by text; None if the library changes the texts.
+        bos_id: id of the beginning-of-sequence token, or None if the file has none.
+        eos_id: id of the end-of-sequence token, or None if the file has none.
+        end_ids: ids of all tokens in the file that end a sequence, a turn, a message or an infill.
+        add_bos: whether a prompt begins with `bos_id`.
+        add_eos: whether a prompt ends with `eos_id`.
+
+    Raises:
+        ModelFileError: the type of tokenizer is not supported, or the value of a key is invalid.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        model = gguf_value(metadata, "model", str)
+        if model not in _MODELS:
+            raise ModelFileError(f"tokenizer model '{model[:80]}' is not supported, only {', '.join(_MODELS)}")
+        rules = _rules(metadata) if model == "gpt2" else None
+        vocabulary = GgufVocabulary(metadata)
+        if rules is not None:
+            self.backend, add_bos = _byte_level_backend(vocabulary, rules), rules.add_bos
+        elif model == "bert":
+            self.backend, add_bos = wordpiece_backend(vocabulary), False
+        else:
+            merges = merges_from_scores(vocabulary) if model == "llama" else vocabulary.merges()
+            space_prefix = vocabulary.flag("add_space_prefix", model == "llama")
+            self.backend, add_bos = sentencepiece_backend(vocabulary, merges, space_prefix), True
+        self.backend.add_tokens(vocabulary.added_tokens())
+        self.ids = None if model == "bert" else vocabulary.ids
+        self.bos_id = vocabulary.token_id("bos")
+        self.eos_id = vocabulary.token_id("eos")
+        ends = (vocabulary.token_id(kind) for kind in _END_KINDS)
+        self.end_ids = frozenset(end for end in ends if end is not None)
+        self.add_bos = vocabulary.flag("add_bos_token", add_bos)
+        self.add_eos = vocabulary.flag("add_eos_token", False)
+
+
+def _rules(metadata: Mapping[str, Any]) -> PreTokenizer:
+    if "tokenizer.ggml.pre" not in metadata:
+        _log.warning("the file names no pre-tokenizer: using llama.cpp's default rules, which may not match the model")
+        return PRE_TOKENIZERS["default"]
+    pre = gguf_value(metadata, "pre", str)
+    if pre not in PRE_TOKENIZERS:
+        raise ModelFileError(f"pre-tokenizer '{pre[:80]}' is not supported, only {', '.join(sorted(PRE_TOKENIZERS))}")
+    return PRE_TOKENIZERS[pre]
+
+
+def _byte_level_backend(vocabulary: GgufVocabulary, rules: PreTokenizer) -> Tokenizer:
+    merges = vocabulary.merges()
+    with backend_errors("tokenizer.ggml.merges do not fit the vocabulary", "the file is damaged"):
+        backend = Tokenizer(models.BPE(vocabulary.ids, merges, ignore_merges=rules.ignore_merges))
+    if rules.normalizer is not None:
+        backend.normalizer = rules.normalizer
+    backend.pre_tokenizer = rules.split
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def sentencepiece_backend(vocabulary: GgufVocabulary, merges: list[tuple[str, str]], space_prefix: bool) -> Tokenizer:
+    """Return a SentencePiece BPE tokenizer of the `tokenizers` library.
+
+    Args:
+        vocabulary: the vocabulary of the GGUF file.
+        merges: pairs of pieces that become one piece, highest priority first.
+        space_prefix: whether a space is added before the text, and before the text after each added token.
+
+    Raises:
+        ModelFileError: the merges do not match the vocabulary.
+    """
+    unknown = vocabulary.tokens[vocabulary.token_id("unknown") or 0]
+    with backend_errors("tokenizer.ggml.merges do not fit the vocabulary", "the file is damaged"):
+        model = models.BPE(vocabulary.ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend = Tokenizer(model)
+    prefix = [normalizers.Prepend("▁")] if space_prefix else []
+    backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return backend
+
+
+def merges_from_scores(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
+    """Return the BPE merges that correspond to the scores of pieces, best first.
+
+    SentencePiece merges any two adjacent pieces that together are a piece, and begins with the pair whose merged piece
+    has the highest score. So there is one merge for each way to split a piece into two pieces.
+
+    Raises:
+        ModelFileError: the scores are invalid, or the pieces are longer than in any real model.
+    """
+    scores = vocabulary.entries("scores", MAX_TOKENS, float, int)
+    if len(scores) != len(vocabulary.tokens):
+        raise ModelFileError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocabulary.tokens)} tokens")
+    if not all(map(math.isfinite, scores)):
+        index = next(index for index, score in enumerate(scores) if not math.isfinite(score))
+        raise ModelFileError(f"tokenizer.ggml.scores has an entry that is not finite: {scores[index]} of token {index}")
+    normal = [token_id for token_id, kind in enumerate(vocabulary.types) if kind == TokenType.NORMAL]
+    # The sort is stable: converters that do not know the scores write equal ones, and ids in the order of the merges.
+    normal.sort(key=scores.__getitem__, reverse=True)
+    pieces = [vocabulary.tokens[token_id] for token_id in normal]
+    if sum(len(piece) ** 2 for piece in pieces) > MAX_SQUARED_LENGTHS:
+        raise ModelFileError("tokenizer.ggml.tokens has pieces that are far longer than those of a real vocabulary")
+    merges = list(islice(_splits(pieces), MAX_MERGES + 1))
+    if len(merges) > MAX_MERGES:
+        raise ModelFileError(f"tokenizer.ggml.tokens yields more than {MAX_MERGES} merges")
+    return merges
+
+
+def _splits(pieces: list[str]) -> Iterator[tuple[str, str]]:
+    known = set(pieces)
+    for piece in pieces:
+        for cut in range(len(piece) - 1, 0, -1):
+            left = piece[:cut]
+            if left in known and (right := piece[cut:]) in known:
+                yield left, right
+
+
+def wordpiece_backend(vocabulary: GgufVocabulary) -> Tokenizer:
+    """Return a WordPiece tokenizer of the `tokenizers` library.
+
+    Raises:
+        ModelFileError: two tokens are equal after `_spelled`.
+    """
+    spelled = [_spelled(token, kind) for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)]
+    ids = {token: token_id for token_id, token in enumerate(spelled)}
+    if len(ids) != len(spelled):
+        raise ModelFileError("tokenizer.ggml.tokens lists a token twice")
+    backend = Tokenizer(models.WordPiece(ids, unk_token=spelled[vocabulary.token_id("unknown") or 0]))
+    lower = vocabulary.flag("normalizer.lowercase", True)
+    backend.normalizer = normalizers.BertNormalizer(
+        lowercase=lower, strip_accents=vocabulary.flag("normalizer.strip_accents", lower)
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    return backend
+
+
+def _spelled(token: str, kind: int) -> str:
+    # A GGUF file marks the tokens that begin a word, with `▁`. BERT marks those that continue a word, with `##`.
+    if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+        return token
+    return token[1:] if token.startswith("▁") else f"##{token}"

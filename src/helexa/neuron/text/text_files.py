@@ -1,0 +1,174 @@
+"""Read the text settings and the tokenizer from a model's files."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.text.config_files import (
+    TemplateSources,
+    TextSettings,
+    defaults_in_directory,
+    defaults_in_gguf,
+    pooling_in_directory,
+    pooling_in_gguf,
+    read_object,
+    special_tokens_in_directory,
+    special_tokens_in_gguf,
+)
+from helexa.neuron.text.encoder import BackendEncoder, backend_errors
+from helexa.neuron.text.gguf_tokenizer import MAX_TOKENS, GgufTokenizer
+from helexa.neuron.text.tokenizer import AddedText, Tokenizer, Vocabulary, spelling_of
+from helexa.neuron.text.tokenizer_json import read_tokenizer_json
+from helexa.neuron.weights.gguf.files import GgufFile, gguf_models
+
+
+def read_text_files(path: Path) -> tuple[TextSettings, BackendEncoder]:
+    """Return the text settings of the model at `path`, and an encoder.
+
+    Args:
+        path: a .gguf file, a directory with a tokenizer.json, or a directory with one GGUF model.
+
+    Raises:
+        ModelFileError: `path` contains no model, or its files are malformed or not supported.
+    """
+    if path.is_dir() and (path / "tokenizer.json").exists():
+        return _from_directory(path)
+    return _from_gguf(_gguf_in(path) if path.is_dir() else path)
+
+
+def _from_directory(path: Path) -> tuple[TextSettings, BackendEncoder]:
+    templates = TemplateSources.in_directory(path)
+    vocabulary, encoder = directory_tokenizer(path)
+    settings = TextSettings(
+        vocabulary=vocabulary,
+        templates=templates,
+        special_tokens=special_tokens_in_directory(path),
+        sampling_defaults=defaults_in_directory(path),
+        pooling=pooling_in_directory(path),
+    )
+    return settings, encoder
+
+
+def _from_gguf(path: Path) -> tuple[TextSettings, BackendEncoder]:
+    file = GgufFile.open(path)
+    templates = TemplateSources.in_gguf(file.metadata)
+    try:
+        vocabulary, encoder = gguf_tokenizer(file.metadata)
+    except ModelFileError as error:
+        raise ModelFileError(
+            f"{path.name}: {error}; the model is of architecture '{file.architecture}': "
+            "download it again, or use another conversion"
+        ) from error
+    settings = TextSettings(
+        vocabulary=vocabulary,
+        templates=templates,
+        special_tokens=special_tokens_in_gguf(file.metadata, Tokenizer(vocabulary, encoder)),
+        sampling_defaults=defaults_in_gguf(file.metadata),
+        pooling=pooling_in_gguf(file.metadata),
+    )
+    return settings, encoder
+
+
+def _gguf_in(path: Path) -> Path:
+    files = gguf_models(path)
+    if len(files) != 1:
+        contents = f"no tokenizer.json and {len(files) or 'no'} .gguf files"
+        raise ModelFileError(f"{path} contains {contents}; name a model file")
+    return files[0]
+
+
+def backend_vocabulary(
+    backend: tokenizers.Tokenizer,
+    *,
+    ids: dict[str, int] | None = None,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    end_ids: Iterable[int] = (),
+    add_bos: bool = False,
+    add_eos: bool = False,
+) -> Vocabulary:
+    """Return the vocabulary of a tokenizer of the `tokenizers` library.
+
+    Raises:
+        ModelFileError: the tokenizer has too many tokens, or its decoder is not supported.
+    """
+    if (size := backend.get_vocab_size(with_added_tokens=True)) > MAX_TOKENS:
+        raise ModelFileError(f"the vocabulary has more than {MAX_TOKENS} tokens: {size}")
+    added = backend.get_added_tokens_decoder()
+    return Vocabulary(
+        ids=backend.get_vocab(with_added_tokens=True) if ids is None else ids,  # the library takes longer
+        added={token_id: AddedText(token.content, token.special) for token_id, token in added.items()},
+        spelling=spelling_of(backend),
+        bos_id=bos_id,
+        eos_id=eos_id,
+        end_ids=sorted(end_ids),
+        add_bos=add_bos,
+        add_eos=add_eos,
+    )
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any]) -> tuple[Vocabulary, BackendEncoder]:
+    """Return the tokenizer that the metadata of a GGUF file describes.
+
+    Raises:
+        ModelFileError: the type of tokenizer is not supported, or the value of a key is invalid.
+    """
+    file = GgufTokenizer(metadata)
+    vocabulary = backend_vocabulary(
+        file.backend,
+        ids=file.ids,
+        bos_id=file.bos_id,
+        eos_id=file.eos_id,
+        end_ids=file.end_ids,
+        add_bos=file.add_bos,
+        add_eos=file.add_eos,
+    )
+    return vocabulary, BackendEncoder(file.backend)
+
+
+def directory_tokenizer(path: Path) -> tuple[Vocabulary, BackendEncoder]:
+    """Return the tokenizer of a model directory from its `tokenizer.json`.
+
+    Raises:
+        ModelFileError: a file is missing or malformed, or the type of tokenizer is not supported.
+    """
+    backend = read_tokenizer_json(path / "tokenizer.json")
+    config = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
+    bos_id, eos_id = (_named_id(backend, config.get(key)) for key in ("bos_token", "eos_token"))
+    with backend_errors("tokenizer.json cannot be used", "download the model again"):
+        special_ids = backend.encode("", add_special_tokens=True).ids
+    add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
+    if not isinstance(add_bos, bool):
+        add_bos = special_ids[:1] == [bos_id]
+    if not isinstance(add_eos, bool):
+        add_eos = special_ids[add_bos:][-1:] == [eos_id]
+    ends = _configured_ends(path, backend.get_vocab_size(with_added_tokens=True))
+    vocabulary = backend_vocabulary(
+        backend, bos_id=bos_id, eos_id=eos_id, end_ids=ends, add_bos=add_bos, add_eos=add_eos
+    )
+    return vocabulary, BackendEncoder(backend)
+
+
+def _named_id(backend: tokenizers.Tokenizer, token: Any) -> int | None:
+    """Return the id of a token: a string, or an object with `content`; else None."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return backend.token_to_id(token) if isinstance(token, str) else None
+
+
+def _configured_ends(path: Path, vocab_size: int) -> list[int]:
+    """Return the end tokens' valid ids, from the first configuration file with any."""
+    for name in ("generation_config.json", "config.json"):
+        try:
+            config = read_object(path / name)
+        except ModelFileError:
+            continue
+        for section in (config, config.get("text_config")):
+            ends = section.get("eos_token_id") if isinstance(section, dict) else None
+            candidates = ends if isinstance(ends, list) else [ends]
+            if valid := [end for end in candidates if type(end) is int and 0 <= end < vocab_size]:
+                return valid
+    return []

@@ -1,0 +1,111 @@
+"""Read a model's `tokenizer.json`, and reject rules that exhaust memory."""
+
+import base64
+import binascii
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.text.config_files import parse_object
+from helexa.neuron.text.encoder import backend_errors
+from helexa.neuron.text.gguf_tokenizer import MAX_ADDED_LENGTH
+from helexa.neuron.weights.model_file import read_model_file
+
+MAX_BYTES = 64 << 20
+
+MAX_FACTOR = 256  # Maximum factor by which the rules together may lengthen a text. Those of XLM-R reach 132.
+
+MAX_PREFIX_BYTES = 4096  # maximum size of a text that a rule adds once
+
+# Bytes of UTF-8 that one byte can become, for the rules without parameters.
+_FACTORS = {
+    "NFC": 3,
+    "NFD": 4,
+    "NFKC": 11,
+    "NFKD": 11,
+    "Lowercase": 3,
+    "ByteLevel": 2,
+    "BertNormalizer": 20,  # spaces around each Chinese character, NFD and lower case
+}
+
+
+def read_tokenizer_json(path: Path) -> Tokenizer:
+    """Return the tokenizer in the file at `path`, without truncation and padding.
+
+    Raises:
+        ModelFileError: the file cannot be read, exceeds a size limit, or is rejected by the `tokenizers` library.
+    """
+    try:
+        data = read_model_file(path, MAX_BYTES)
+    except OSError as error:
+        raise ModelFileError(f"{path.name} cannot be read: {error.strerror or error}") from error
+    parsed = parse_object(data, path.name)
+    check_growth(parsed)
+    if _added_length(parsed) > MAX_ADDED_LENGTH:
+        raise ModelFileError(f"{path.name} has added tokens of more than {MAX_ADDED_LENGTH} characters")
+    with backend_errors(f"{path.name} cannot be read", "download the model again"):
+        del parsed  # before the library needs memory
+        backend = Tokenizer.from_buffer(data)
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _added_length(file: dict[str, Any]) -> int:
+    """Return the total number of characters in the well-formed added tokens."""
+    added = file.get("added_tokens")
+    contents = (token.get("content") for token in added if isinstance(token, dict)) if isinstance(added, list) else ()
+    return sum(len(content) for content in contents if isinstance(content, str))
+
+
+def check_growth(tokenizer: dict[str, Any]) -> None:
+    """Check that the normalizer lengthens a text at most `MAX_FACTOR` times.
+
+    Raises:
+        ModelFileError: the normalizer may lengthen a text more.
+    """
+    # A chain of replacements could otherwise make gigabytes of a few characters.
+    factor = _factor(tokenizer.get("normalizer"))
+    if factor > MAX_FACTOR:
+        growth = f"{factor:.4g} times longer, which is rejected: the limit is {MAX_FACTOR} times"
+        raise ModelFileError(f"the tokenizer's normalizer may make a text {growth}")
+
+
+def _factor(rule: Any) -> float:
+    """Return the largest factor by which a rule lengthens a text."""
+    if not isinstance(rule, dict):
+        return 1
+    match rule:
+        case {"type": "Sequence", "normalizers": [*rules]}:
+            product = 1.0
+            for part in rules:
+                product = min(product * _factor(part), 1e30)
+            return product
+        case {"type": "Prepend", "prepend": str(prefix)}:
+            if len(prefix.encode("utf-8", "replace")) > MAX_PREFIX_BYTES:
+                raise ModelFileError(f"the tokenizer's normalizer adds more than {MAX_PREFIX_BYTES} bytes to each text")
+            return 1
+        case {"type": "Replace", "content": str(content)}:
+            added = len(content.encode("utf-8", "replace"))
+            match rule.get("pattern"):
+                case {"String": str(pattern)} if pattern:
+                    return max(1.0, added / len(pattern.encode("utf-8", "replace")))
+                case _:  # an expression may also match the empty text beside each character
+                    return 1 + added
+        case {"type": "Precompiled", "precompiled_charsmap": str(encoded)}:
+            return _charsmap_factor(encoded)
+        case _:
+            return _FACTORS.get(str(rule.get("type")), 1)  # the library rejects rules of unknown types
+
+
+def _charsmap_factor(encoded: str) -> int:
+    """Return the size in bytes of the longest replacement in a SentencePiece map."""
+    try:
+        charsmap = base64.b64decode(encoded)
+    except (binascii.Error, ValueError):
+        return 1  # the library rejects the map
+    # The size of a table (4 bytes), the table, and the replacements, each of which ends with a zero.
+    replacements = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]
+    return max(map(len, replacements.split(b"\0")), default=1) or 1

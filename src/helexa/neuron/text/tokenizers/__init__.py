@@ -1,1 +1,0 @@
-"""Tokenizers: convert text to token ids and token ids to text."""

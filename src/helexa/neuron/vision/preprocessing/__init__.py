@@ -1,1 +1,0 @@
-"""Conversion of image files to the normalized patches that a vision tower reads."""

@@ -1,0 +1,46 @@
+"""`helexa console`: where the key of a sign-in link comes from, and when there is no link."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+
+def write_configuration(environ, url, listen):
+    folder = Path(environ["XDG_STATE_HOME"], "helexa", "up", url.rpartition(":")[2])
+    folder.mkdir(parents=True)
+    keys = '[[entitlements.keys]]\nkey = "the-owners-key"\naccount_id = "owner"\nrole = "admin"\n'
+    (folder / "cortex.toml").write_text(f'[gateway]\nlisten = "{listen}"\n{keys}')
+
+
+def test_link_is_made_with_the_stored_key_of_the_gateway(helexa, environ, gateway):
+    write_configuration(environ, gateway.url, gateway.url.removeprefix("http://"))
+    result = helexa("console", "--url", gateway.url)
+    assert result.returncode == 0
+    assert re.fullmatch(rf"{gateway.url}/#/link/[\w-]{{40}}\n", result.stdout)
+    assert result.stderr == "the link works once, for 10 minutes, in a browser on this machine\n"
+    assert "the-owners-key" not in result.stdout
+    assert gateway.authorization is None  # the key stays on this machine
+
+
+def test_link_is_made_with_the_key_of_the_variable(helexa, gateway):
+    result = helexa("console", "--url", gateway.url, HELEXA_API_KEY="an-admins-key")
+    assert (result.returncode, result.stdout.startswith(f"{gateway.url}/#/link/")) == (0, True)
+    assert gateway.authorization is None
+
+
+@pytest.mark.parametrize(
+    ("links", "message"),
+    [
+        (True, "helexa: set HELEXA_API_KEY to an admin's key of the cortex.toml of {url}\n"),
+        (
+            False,
+            "helexa: {url} accepts no sign-in links: the console must be enabled, an admin's key must be in its "
+            "cortex.toml, and the gateway must be on this machine; open the URL and sign in with an API key\n",
+        ),
+    ],
+)
+def test_reason_for_no_link_is_one_line(helexa, gateway, links, message):
+    gateway.session["links"] = links
+    result = helexa("console", "--url", gateway.url)
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", message.format(url=gateway.url))

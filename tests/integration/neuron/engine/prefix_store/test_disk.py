@@ -1,0 +1,199 @@
+"""Files of saved pages: limits, order of deletion, errors of the disk."""
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helexa.neuron.engine import prefix_disk
+from helexa.neuron.engine.prefix_disk import PAGE, PrefixDisk
+
+Open = Callable[..., PrefixDisk]
+AMPLE = 1 << 30
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Open a namespace with a size limit for all namespaces."""
+    disks: list[PrefixDisk] = []
+
+    def open_namespace(name: str, limit_bytes: int = AMPLE) -> PrefixDisk:
+        disks.append(PrefixDisk(tmp_path / name, limit_bytes))
+        return disks[-1]
+
+    yield open_namespace
+    for namespace in disks:
+        namespace.close()
+
+
+def key(number: int) -> bytes:
+    return PAGE + number.to_bytes(16, "big")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_disk, "_SEGMENT_BYTES", 4096)
+
+
+def size(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.rglob("*.segment"))
+
+
+def test_records_are_found_by_a_second_process(tmp_path: Path, opened: Open) -> None:
+    first = opened("a")
+    first.write(key(1), [b"one", memoryview(b"more")])
+    first.write(key(2), [b""])
+    second = opened("a")
+    assert second.read(key(1)) == first.read(key(1)) == b"onemore"
+    assert second.read(key(2)) == b""
+    assert second.read(key(3)) is None
+    (segment,) = (tmp_path / "a").glob("*.segment")
+    assert segment.stat().st_mode & 0o077 == 0 and (tmp_path / "a").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.usefixtures("small")
+def test_least_recently_used_segment_of_all_models_is_deleted_first(tmp_path: Path, opened: Open) -> None:
+    other = opened("other")
+    other.write(key(0), [bytes(3000)])
+    old, used = opened("old", 15 << 10), opened("used")
+    used.write(key(1), [bytes(3000)])
+    for days, name in ((3, "used"), (2, "other")):
+        for segment in (tmp_path / name).glob("*.segment"):
+            os.utime(segment, (segment.stat().st_mtime - days * 86400,) * 2)
+    assert used.read(key(1))  # which makes it the most recently used one
+    for number in range(2, 5):
+        old.write(key(number), [bytes(3000)])
+        assert size(tmp_path) <= 15 << 10
+    assert other.read(key(0)) is None and not (tmp_path / "other").exists()
+    assert used.read(key(1)) == bytes(3000)
+
+
+@pytest.mark.usefixtures("small")
+def test_limit_holds_while_many_pages_are_written(tmp_path: Path, opened: Open) -> None:
+    store = opened("a", 20 << 10)
+    for number in range(100):
+        store.write(key(number), [bytes([number]) * 1500])
+        assert size(tmp_path) <= 20 << 10
+    assert store.read(key(99)) == bytes([99]) * 1500
+    assert store.read(key(0)) is None
+    assert all(known in store for known in opened("a")._index)
+
+
+def test_full_disk_ends_writing_with_one_warning(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+    store = opened("a", 1)
+    for number in range(3):
+        store.write(key(number), [b"x"])
+    assert not store.writes and store.read(key(0)) is None
+    assert len(caplog.records) == 1 and "prefix_disk_mb" in caplog.text
+
+
+def test_segments_of_last_month_are_deleted(tmp_path: Path, opened: Open) -> None:
+    store = opened("a")
+    store.write(key(0), [b"x"])
+    (segment,) = (tmp_path / "a").glob("*.segment")
+    os.utime(segment, (segment.stat().st_mtime - 31 * 86400,) * 2)
+    opened("b").write(key(1), [b"y"])
+    assert not segment.exists()
+
+
+def test_namespace_whose_segments_are_all_too_old_is_written_again(tmp_path: Path, opened: Open) -> None:
+    opened("a").write(key(0), [b"x"])
+    (old,) = (tmp_path / "a").glob("*.segment")
+    os.utime(old, (1, 1))
+    store = opened("a")
+    store.write(key(1), [b"y"])
+    assert not old.exists() and store.writes and opened("a").read(key(1)) == b"y"
+
+
+@pytest.mark.parametrize("owner", [True, False])
+def test_folder_of_another_user_is_not_read(tmp_path: Path, opened: Open, owner: bool) -> None:
+    opened("a").write(key(0), [b"x"])
+    if owner and os.geteuid():
+        pytest.skip("only root can give a folder to another user")
+    if owner:
+        os.chown(tmp_path / "a", 12345, 12345)
+    else:
+        (tmp_path / "a").chmod(0o770)
+    with pytest.raises(PermissionError, match="another user"):
+        opened("a")
+
+
+def test_segment_of_another_version_is_not_read(tmp_path: Path, opened: Open) -> None:
+    opened("a").write(key(0), [b"x"])
+    (segment,) = (tmp_path / "a").glob("*.segment")
+    segment.write_bytes(segment.read_bytes().replace(prefix_disk._MAGIC, b"hxp0"))
+    store = opened("a")
+    assert store.read(key(0)) is None
+    store.write(key(0), [b"y"])
+    assert opened("a").read(key(0)) == b"y"
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
+    """Let a function of the operating system fail, as on a broken or remote disk."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, name, fail)
+
+
+def test_read_only_disk_is_read_and_warned_about_once(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened("a").write(key(0), [b"x"])
+    store = opened("a")
+    failing(monkeypatch, "open", errno.EROFS)
+    failing(monkeypatch, "utime", errno.EROFS)
+    for number in (1, 2):
+        store.write(key(number), [b"y"])
+    assert store.read(key(0)) == b"x" and store.read(key(1)) is None
+    assert len(caplog.records) == 1 and "Read-only file system" in caplog.text
+
+
+def test_disk_that_fills_while_a_page_is_written_loses_only_this_page(opened: Open, tmp_path: Path) -> None:
+    store = opened("a")
+    store.write(key(0), [b"x"])
+    assert store._file is not None
+    store._file.close()
+    store._file = Path("/dev/full").open("r+b")  # noqa: SIM115 - the store closes it
+    store.write(key(1), [bytes(100)])
+    assert not store.writes
+    for reader in (store, opened("a")):
+        assert reader.read(key(0)) == b"x" and reader.read(key(1)) is None
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
+def test_error_of_a_remote_disk_costs_only_the_page(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    store = opened("a")
+    for number in (0, 1):
+        store.write(key(number), [b"x"])
+    with monkeypatch.context() as broken:
+        failing(broken, "pread", code)
+        assert store.read(key(0)) is None
+    assert store.read(key(0)) is None and store.read(key(1)) == b"x"
+    assert len(caplog.records) == 1 and os.strerror(code) in caplog.text
+    assert opened("a").read(key(0)) == b"x"  # the file itself is whole
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("days", [-400, 400])
+def test_clock_that_jumps_changes_no_contents(
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    store = opened("a", 20 << 10)
+    store.write(key(0), [b"x" * 3000])
+    now, now_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: now() + days * 86400)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + days * 86400 * 10**9)
+    for number in range(1, 20):
+        store.write(key(number), [bytes([number]) * 3000])
+        assert store.read(key(number)) in (bytes([number]) * 3000, None)
+        assert size(tmp_path) <= 20 << 10
+    assert store.writes and store.read(key(19)) == bytes([19]) * 3000
+    assert store.read(key(0)) in (b"x" * 3000, None)

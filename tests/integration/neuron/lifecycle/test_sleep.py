@@ -1,0 +1,417 @@
+"""Idle models fall asleep and wake at the next request, mostly with fake engine processes."""
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from helexa.core.errors import ApiError, DoesNotFitError
+from helexa.core.fleet import ModelInfo, ModelSpec
+from helexa.core.wire.openai_completions import CompletionRequest
+from helexa.neuron.cache_folder import cache_root
+from helexa.neuron.config import read_config
+from helexa.neuron.engine_client.child import Child
+from helexa.neuron.events import Failed, Finished, TextDelta
+from helexa.neuron.lifecycle.registry import Registry
+from helexa.neuron.ops.native.native_kernels import native_kernels
+from helexa.neuron.requests.embedding import embedded
+from helexa.neuron.requests.inference import run
+from helexa.neuron.sources.sources import Sources
+from neuron.fake_models import ENGINE, make_model, release, starts, until
+from nightly import cases
+
+TINY = "org/tiny"
+
+
+@asynccontextmanager
+async def node(idle_secs: float = 0.02, **settings: Any) -> AsyncIterator[Registry]:
+    config = read_config(None, {})
+    config.harness.torch.idle_unload_secs = idle_secs
+    for name, value in settings.items():
+        setattr(config.recovery, name, value)
+    registry = Registry(config, Sources(config), spawn=partial(Child.spawn, ENGINE))
+    try:
+        async with asyncio.timeout(cases(60, 600)):
+            yield registry
+    finally:
+        await registry.close()
+
+
+async def load(registry: Registry, path: Path, model_id: str = TINY, **fields: Any) -> None:
+    await registry.load(ModelSpec(model_id=model_id, source=f"file:{path}", **fields))
+
+
+def info(registry: Registry, model_id: str = TINY) -> ModelInfo:
+    return next(info for info in registry.infos() if info.id == model_id)
+
+
+async def asleep(registry: Registry, model_id: str = TINY) -> None:
+    await until(lambda: info(registry, model_id).status == "sleeping")
+
+
+async def ask(registry: Registry, tokens: int = 3, model_id: str = TINY) -> int:
+    """Send a request as a route does, and return the number of tokens of the answer."""
+    request = CompletionRequest.from_value({"model": model_id, "prompt": [1, tokens], "max_tokens": 50})
+    async with aclosing(run(registry.get(model_id), [[1, tokens]], request)) as events:
+        async for event in events:
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Finished):
+                return event.completion_tokens
+    raise AssertionError("the answer has no end")
+
+
+def engines() -> list[psutil.Process]:
+    """Return the running engine processes of this test."""
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has just ended
+            if ENGINE[1] in child.cmdline():
+                found.append(child)
+    return found
+
+
+async def test_idle_model_ends_its_engine_and_answers_the_next_request(tmp_path: Path):
+    async with node() as registry:
+        await load(registry, make_model(tmp_path))
+        model = registry.get(TINY)
+        await asleep(registry)
+        await until(lambda: not engines())
+        sleeping = info(registry)
+        assert (sleeping.servable and sleeping.servable.ok, sleeping.vram_used_mb, sleeping.granted_mb) == (
+            True,
+            None,
+            None,
+        )
+        assert sleeping.limit is not None and sleeping.limit.context == 1024
+        assert registry.get(TINY) is model and registry.models() == []
+        assert await ask(registry) == 3
+        await asleep(registry)
+        assert await ask(registry, 5) == 5
+        assert registry.events["sleeps"] >= 2 and registry.events["wakes"] == 2 and registry.events["loads"] == 1
+
+
+async def test_model_never_sleeps_by_default_or_if_its_load_request_says_so(tmp_path: Path):
+    path = make_model(tmp_path)
+    async with node(0.0) as registry:
+        await load(registry, path)
+        await load(registry, path, "org/sleeper", idle_unload_secs=0.01)
+        await asleep(registry, "org/sleeper")
+        assert info(registry).status == "loaded"
+    async with node(0.01) as registry:
+        await load(registry, path, idle_unload_secs=0)
+        await load(registry, path, "org/sleeper")
+        await asleep(registry, "org/sleeper")
+        assert info(registry).status == "loaded"
+
+
+async def test_idle_time_of_a_loaded_model_can_be_changed(tmp_path: Path):
+    async with node(60) as registry:
+        await load(registry, make_model(tmp_path))
+        registry.keep(TINY, 0.01)
+        await asleep(registry)
+        registry.keep(TINY, 0)
+        assert await ask(registry) == 3
+        assert info(registry).status == "loaded" and registry.events["sleeps"] == 1
+        registry.keep(TINY, 0.01)
+        await asleep(registry)
+
+
+async def test_idle_time_begins_at_the_end_of_a_request(tmp_path: Path):
+    async with node() as registry:
+        await load(registry, make_model(tmp_path))
+        model = registry.get(TINY)
+        await model.wake()
+        async with model.admission.admit("", 2, 2):  # a request that runs longer than the idle time
+            assert model.admission.idle_secs == 0
+            with pytest.raises(ApiError, match="requests for model 'org/tiny' run"):
+                await registry.sleep(TINY)
+            await asyncio.sleep(0.05)  # the condition is that nothing happens
+            assert info(registry).status == "loaded"
+        assert model.admission.idle_secs < 0.02 or info(registry).status == "sleeping"
+        await asleep(registry)
+
+
+async def test_reports_do_not_wake_a_model_and_do_not_delay_its_sleep(tmp_path: Path):
+    async with node() as registry:
+        await load(registry, make_model(tmp_path))
+        while info(registry).status == "loaded":
+            _ = registry.get(TINY).info(), [model.load() for model in registry.models()]
+            _ = registry.get(TINY).text.tokenizer.bos_id
+            await asyncio.sleep(0)
+        _ = registry.get(TINY).load(), registry.get(TINY).context_length
+        assert info(registry).status == "sleeping" and registry.events["wakes"] == 0
+
+
+async def test_sleeping_model_tokenizes_without_keeping_the_process(tmp_path: Path):
+    async with node() as registry:
+        await load(registry, make_model(tmp_path))
+        before = psutil.Process().children()
+        await asleep(registry)
+        await until(lambda: len(psutil.Process().children()) <= len(before) - 2)  # the engine's and the tokenizer's
+        text = registry.get(TINY).text
+        tokens = await text.run(text.tokenizer.encode, "hi", add_special=False)
+        assert len(tokens) == 2 and info(registry).status == "sleeping"
+        assert len(psutil.Process().children()) == len(before) - 1
+        await until(lambda: len(psutil.Process().children()) == len(before) - 2)
+
+
+async def test_requests_that_arrive_together_start_one_engine(tmp_path: Path):
+    path = make_model(tmp_path)
+    async with node() as registry:
+        await load(registry, path)
+        await asleep(registry)
+        assert await asyncio.gather(*(ask(registry, number) for number in range(2, 12))) == list(range(2, 12))
+        assert starts(path) == 2
+
+
+async def test_request_waits_while_the_model_falls_asleep(tmp_path: Path):
+    path = make_model(tmp_path)
+    async with node(60) as registry:
+        await load(registry, path)
+        falling = asyncio.create_task(registry.sleep(TINY))
+        await asleep(registry)
+        assert not falling.done()
+        assert await ask(registry) == 3
+        await falling
+        assert starts(path) == 2
+
+
+async def test_wake_continues_without_the_client_that_began_it(tmp_path: Path):
+    path = make_model(tmp_path, "slow")
+    release(path)
+    async with node(60) as registry:
+        await load(registry, path)
+        await registry.sleep(TINY)
+        path.with_suffix(".go").unlink()
+        first = asyncio.create_task(ask(registry))
+        await until(lambda: info(registry).stage == "weights")
+        assert (info(registry).status, info(registry).progress) == ("sleeping", 0.5)
+        first.cancel()
+        await asyncio.wait([first])
+        second = asyncio.create_task(ask(registry))
+        release(path)
+        assert await second == 3 and starts(path) == 2
+
+
+async def test_killed_engine_of_a_wake_costs_no_request_an_error(tmp_path: Path):
+    path = make_model(tmp_path, "slow")
+    release(path)
+    async with node(60) as registry:
+        await load(registry, path)
+        await registry.sleep(TINY)
+        path.with_suffix(".go").unlink()
+        asking = asyncio.create_task(ask(registry))
+        await until(lambda: info(registry).stage == "weights")
+        os.kill(engines()[0].pid, signal.SIGKILL)
+        release(path)
+        assert await asking == 3 and starts(path) == 3
+
+
+async def test_failed_wake_is_an_error_and_the_next_request_tries_again(tmp_path: Path):
+    path = make_model(tmp_path)
+    async with node(60) as registry:
+        await load(registry, path)
+        await registry.sleep(TINY)
+        path.with_suffix(".bad").touch()
+        with pytest.raises(ApiError, match="slept and could not wake: the file is truncated") as caught:
+            await ask(registry)
+        assert (caught.value.status, info(registry).status) == (503, "sleeping")
+        path.with_suffix(".bad").unlink()
+        assert await ask(registry) == 3
+
+
+async def test_model_whose_engine_crashes_in_each_wake_is_quarantined(tmp_path: Path):
+    path = make_model(tmp_path)
+    async with node(60, max_restarts=1) as registry:
+        await load(registry, path)
+        await registry.sleep(TINY)
+        path.with_suffix(".crash").touch()
+        with pytest.raises(ApiError, match="slept and could not wake: the engine process ended with exit code 9"):
+            await ask(registry)
+        assert info(registry).status == "poisoned"
+        path.with_suffix(".crash").unlink()
+        await load(registry, path)
+        assert await ask(registry) == 3
+
+
+async def test_unload_during_a_wake_rejects_the_waiting_requests(tmp_path: Path):
+    path = make_model(tmp_path, "slow")
+    release(path)
+    async with node(60) as registry:
+        await load(registry, path)
+        await registry.sleep(TINY)
+        path.with_suffix(".go").unlink()
+        asking = asyncio.create_task(ask(registry))
+        await until(lambda: info(registry).stage == "weights")
+        await registry.unload(TINY)
+        with pytest.raises(ApiError, match="is being unloaded"):
+            await asking
+        assert not engines() and registry.infos() == []
+
+
+async def test_shutdown_during_a_wake_ends_the_engine_and_the_request(tmp_path: Path):
+    path = make_model(tmp_path, "slow")
+    release(path)
+    async with node(60) as registry:
+        await load(registry, path)
+        await registry.sleep(TINY)
+        path.with_suffix(".go").unlink()
+        asking = asyncio.create_task(ask(registry))
+        await until(lambda: info(registry).stage == "weights")
+        registry.drain()
+        with pytest.raises(ApiError, match="shutting down"):
+            await asking
+        await registry.close()
+        assert not engines()
+
+
+async def test_sleeping_model_is_unloaded(tmp_path: Path):
+    async with node(60) as registry:
+        await load(registry, make_model(tmp_path))
+        await registry.sleep(TINY)
+        await registry.sleep(TINY)
+        await registry.unload(TINY)
+        with pytest.raises(ApiError, match="not found"):
+            registry.get(TINY)
+
+
+async def test_load_request_wakes_a_sleeping_model_with_its_former_options(tmp_path: Path):
+    path = make_model(tmp_path)
+    async with node(60) as registry:
+        await load(registry, path)
+        model = registry.get(TINY)
+        await registry.sleep(TINY)
+        assert await registry.load(ModelSpec(model_id=TINY)) is model
+        assert info(registry).status == "loaded" and starts(path) == 2
+
+
+async def test_embeddings_wake_a_model(tmp_path: Path):
+    async with node(60) as registry:
+        await load(registry, make_model(tmp_path))
+        await registry.sleep(TINY)
+        embedding = asyncio.create_task(embedded(registry.get(TINY), [[4]], "", list))
+        await until(lambda: info(registry).status == "loaded")
+        embedding.cancel()  # the fake engine computes no embeddings
+
+
+async def test_model_that_wakes_puts_the_model_to_sleep_that_was_idle_longest(tmp_path: Path):
+    path, models = make_model(tmp_path, "hungry"), ("org/first", "org/second")
+    async with node(60) as registry:
+        for model_id in models:
+            await load(registry, path, model_id)
+            await registry.sleep(model_id)
+        for model_id, other in (models, models[::-1]):
+            assert await ask(registry, 3, model_id) == 3
+            assert (info(registry, model_id).status, info(registry, other).status) == ("loaded", "sleeping")
+        second = registry.get("org/second")
+        async with second.admission.admit("", 2, 2):  # the other model waits for the end of this request
+            begun = starts(path)
+            asking = asyncio.create_task(ask(registry, 3, "org/first"))
+            await until(lambda: starts(path) > begun)
+            await asyncio.wait([asking], timeout=0.1)
+            assert not asking.done() and info(registry, "org/second").status == "loaded"
+        assert await asking == 3 and info(registry, "org/second").status == "sleeping"
+
+
+async def test_load_request_puts_no_other_model_to_sleep(tmp_path: Path):
+    path = make_model(tmp_path, "hungry")
+    async with node(60) as registry:
+        await load(registry, path, "org/first")
+        await registry.sleep("org/first")
+        await load(registry, path, "org/second")
+        with pytest.raises(DoesNotFitError):
+            await load(registry, path, "org/first")
+        assert info(registry, "org/first").status == "sleeping" and info(registry, "org/second").status == "loaded"
+
+
+async def test_pinned_model_does_not_make_room(tmp_path: Path):
+    path = make_model(tmp_path, "hungry")
+    async with node(60) as registry:
+        await load(registry, path, "org/first")
+        await registry.sleep("org/first")
+        await load(registry, path, "org/pinned", idle_unload_secs=0)
+        with pytest.raises(ApiError, match="could not wake: the model does not fit") as caught:
+            await ask(registry, 3, "org/first")
+        assert (caught.value.status, caught.value.code) == (503, "model_sleeping")
+        assert info(registry, "org/pinned").status == "loaded"
+        await registry.unload("org/pinned")
+        assert await ask(registry, 3, "org/first") == 3
+
+
+async def test_requests_at_any_moment_get_an_answer(tmp_path: Path):
+    """Sleep, wake, kills and requests at random moments."""
+    moments = random.Random(20261128)
+    path = make_model(tmp_path)
+    async with node(0.003, max_restarts=10_000) as registry:
+        await load(registry, path)
+
+        async def client(number: int) -> None:
+            for _ in range(cases(4, 20)):
+                await asyncio.sleep(moments.choice((0, 0.003, 0.0031, 0.02, 0.2)))
+                assert await ask(registry, 2 + number) == 2 + number
+
+        async def killer() -> None:
+            for _ in range(cases(2, 4)):
+                await until(lambda: info(registry).status == "sleeping" and bool(engines()))
+                for process in engines():
+                    os.kill(process.pid, signal.SIGKILL)
+                await asyncio.sleep(moments.uniform(0, 0.2))
+
+        killing = asyncio.create_task(killer())
+        await asyncio.gather(*(client(number) for number in range(3)))
+        killing.cancel()
+        assert registry.events["wakes"] > 1
+        await asleep(registry)
+        await until(lambda: not engines())
+
+
+async def test_two_models_that_take_turns_keep_their_prompts(
+    smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Real engines, and memory for one of them: the second turn of a conversation reads its pages from disk."""
+    native_kernels()  # compiles the kernels, unless they are in the cache
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/kernels").symlink_to(cache_root(None) / "kernels")
+    monkeypatch.setenv("HELEXA_CACHE", str(tmp_path / "cache"))
+    config = read_config(None, {})
+    torch = config.harness.torch
+    torch.idle_unload_secs, torch.prefix_disk_mb, torch.kv_cache_mb, torch.memory_limit_mb = 60, 256, 32, 350
+    torch.max_sequences = 4
+    prompt = [(900 + 7 * number) % 300 for number in range(200)]
+    files = {"org/first": smollm2_gguf, "org/second": Path(shutil.copy(smollm2_gguf, tmp_path))}
+    registry = Registry(config, Sources(config))
+
+    async def turn(model_id: str) -> tuple[list[str], int]:
+        request = CompletionRequest.from_value({"model": model_id, "prompt": prompt, "max_tokens": 4, "temperature": 0})
+        async with aclosing(run(registry.get(model_id), [prompt], request, principal="p")) as events:
+            got = [event async for event in events]
+        assert isinstance(got[-1], Finished), got[-1]
+        return [event.text for event in got if isinstance(event, TextDelta)], got[-1].cached_tokens
+
+    try:
+        async with asyncio.timeout(120):
+            first_turns: dict[str, list[str]] = {}
+            for model_id, file in files.items():
+                await load(registry, file, model_id)
+                first_turns[model_id], cached = await turn(model_id)
+                assert cached == 0
+                if model_id == "org/first":
+                    await registry.sleep(model_id)
+            for model_id in files:
+                assert await turn(model_id) == (first_turns[model_id], 192)
+                load_report = registry.get(model_id).load()
+                assert (load_report.disk_prompt_tokens_total, load_report.prompt_tokens_total) == (192, 400)
+            statuses = [info(registry, model_id).status for model_id in files]
+            assert statuses == ["sleeping", "loaded"]
+    finally:
+        await registry.close()

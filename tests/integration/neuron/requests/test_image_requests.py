@@ -1,0 +1,205 @@
+"""Requests with images to a node with a real engine."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from PIL import Image
+
+from neuron.running_node import Node, running
+from neuron.vision.images import encoded
+from neuron.vision_model import chat, image_part, write_tokenizer
+from reference.vision_language import VisionLanguageModel, picture
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+OPTIONS = {"DTYPE": "float32", "KERNELS": "torch", "KV_CACHE_MB": "16", "MAX_IMAGE_TOKENS": "64", "THREADS": "1"}
+PROMPT = "<|im_start|>user\n"
+AFTER = "<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> VisionLanguageModel:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = write_tokenizer(folder)
+    model = VisionLanguageModel(folder, "qwen3_5", image_token=tokenizer.token_to_id("<|image_pad|>"))
+    settings = {"size": {"shortest_edge": 4096, "longest_edge": 65536}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return model
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def node(model: VisionLanguageModel) -> AsyncIterator[Node]:
+    environ = {f"NEURON_HARNESS__TORCH__{name}": value for name, value in OPTIONS.items()}
+    async with running(environ, engine=None) as node:
+        assert await node.load(model.folder) == (200, {"status": "loaded"})
+        yield node
+
+
+async def answer(node: Node, *content: dict[str, Any] | str, **settings: Any) -> dict[str, Any]:
+    status, body = await node.post("/v1/chat/completions", chat(*content, **settings))
+    assert status == 200, body
+    return body
+
+
+def expected(model: VisionLanguageModel, *parts: str | Image.Image, steps: int = 6) -> str:
+    """Return the greedy answer of transformers to a user message."""
+    tokenizer = model.tokenizer
+    prompt = model.prompt(
+        tokenizer.encode(PROMPT).ids,
+        *(tokenizer.encode(part).ids if isinstance(part, str) else part for part in parts),
+        tokenizer.encode(AFTER).ids,
+        around=tokenizer.encode("<|vision_start|><|vision_end|>").ids,
+    )
+    tokens: list[int] = []
+    for _ in range(steps):
+        tokens.append(int(model.logits(prompt, tokens)[-1].argmax()))
+    return tokenizer.decode(tokens)
+
+
+async def test_answer_equals_that_of_transformers(node: Node, model: VisionLanguageModel) -> None:
+    image = picture(100, 70)
+    body = await answer(node, "look: ", image_part(image), " what is it?")
+    assert body["choices"][0]["message"]["content"] == expected(model, "look: ", image, " what is it?")
+    details = body["usage"]["prompt_tokens_details"]
+    assert details["image_tokens"] == model.prepared(image).layout.tokens
+    assert body["usage"]["prompt_tokens"] > details["image_tokens"]
+
+
+async def test_several_images_are_read_in_their_order(node: Node, model: VisionLanguageModel) -> None:
+    first, second = picture(64, 64, 1), picture(120, 60, 2)
+    body = await answer(node, image_part(first), "and", image_part(second))
+    assert body["choices"][0]["message"]["content"] == expected(model, first, "and", second)
+
+
+async def test_model_reports_its_capability(node: Node) -> None:
+    _, models = await node.get("/models")
+    assert models[0]["capabilities"] == ["text", "vision"]
+    _, models = await node.get("/v1/models")
+    assert models["data"][0]["capabilities"] == ["text", "vision"]
+    assert await node.get("/models/org%2Ftiny/capabilities") == (200, {"capabilities": ["text", "vision"]})
+
+
+async def test_large_image_is_shrunk(node: Node) -> None:
+    """`max_image_tokens` of the node is 64, and `longest_edge` would allow 64 as well, so detail is the lower limit."""
+    body = await answer(node, image_part(picture(1000, 900)))
+    assert 32 < body["usage"]["prompt_tokens_details"]["image_tokens"] <= 64
+
+
+async def test_same_prompt_hits_the_prefix_cache(node: Node) -> None:
+    parts = ("a" * 80, image_part(picture(256, 256, 7)), "b" * 100)
+    first = await answer(node, *parts, logprobs=True)
+    again = await answer(node, *parts, logprobs=True)
+    assert again["choices"][0]["message"] == first["choices"][0]["message"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 128
+    other = await answer(node, "a" * 80, image_part(picture(256, 256, 8)), "b" * 100, logprobs=True)
+    assert other["usage"]["prompt_tokens_details"]["cached_tokens"] <= 64
+    logprobs = [answer["choices"][0]["logprobs"]["content"][0]["logprob"] for answer in (first, again, other)]
+    assert logprobs[1] == pytest.approx(logprobs[0], abs=1e-4)
+    assert logprobs[2] != pytest.approx(logprobs[0], abs=1e-3)
+
+
+async def test_equal_image_in_another_prompt_is_encoded_once(node: Node) -> None:
+    async def images() -> tuple[int, int]:
+        _, health = await node.get("/health")
+        (load,) = health["models"]
+        return load["encoded_images_total"], load["reused_images_total"]
+
+    encoded_before, reused_before = await images()
+    await answer(node, "first", image_part(picture(96, 64, 11)))
+    await answer(node, "another", image_part(picture(96, 64, 11)))
+    assert await images() == (encoded_before + 1, reused_before + 1)
+
+
+async def test_image_token_in_an_answer(node: Node, model: VisionLanguageModel) -> None:
+    """An image token that the model generates is no image, and the conversation can go on."""
+    token = model.tokenizer.token_to_id("<|image_pad|>")
+    image = image_part(picture(64, 64))
+    body = await answer(node, "x", image, logit_bias={str(token): 100}, max_tokens=12)
+    message = body["choices"][0]["message"]
+    assert "image_pad" not in (message["content"] or "")
+    assert body["usage"]["completion_tokens"] == 12
+    request = chat("x", image)
+    request["messages"] += [message, {"role": "user", "content": "more"}]
+    status, body = await node.post("/v1/chat/completions", request)
+    assert status == 200, body
+
+
+async def test_image_in_a_message_of_the_assistant(node: Node, model: VisionLanguageModel) -> None:
+    first, second = picture(64, 64, 4), picture(96, 64, 5)
+    request = chat("draw", image_part(first))
+    request["messages"] += [
+        {"role": "assistant", "content": [image_part(second), {"type": "text", "text": "here"}]},
+        {"role": "user", "content": "what is it?"},
+    ]
+    status, body = await node.post("/v1/chat/completions", request)
+    assert status == 200, body
+    parts = ["draw", first, f"{AFTER}", second, "here<|im_end|>\n<|im_start|>user\nwhat is it?"]
+    assert body["choices"][0]["message"]["content"] == expected(model, *parts)
+
+
+async def test_count_of_tokens_equals_usage(node: Node) -> None:
+    request = chat("look: ", image_part(picture(90, 90)))
+    _, counted = await node.post("/tokenize", {"model": "org/tiny", "messages": request["messages"]})
+    body = await answer(node, "look: ", image_part(picture(90, 90)))
+    assert counted["count"] == body["usage"]["prompt_tokens"]
+
+
+async def test_responses_api_reads_images(node: Node) -> None:
+    part = image_part(picture(64, 64))
+    content = [{"type": "input_image", "image_url": part["image_url"]["url"]}, {"type": "input_text", "text": "it?"}]
+    request = {"model": "org/tiny", "input": [{"role": "user", "content": content}], "temperature": 0}
+    status, body = await node.post("/v1/responses", request | {"max_output_tokens": 16})
+    assert status == 200, body
+    assert body["usage"]["input_tokens"] > 4
+
+
+PNG = encoded(picture(32, 32))
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}, "data URLs"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "base64"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,@@"}}, "invalid base64"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}, "empty"),
+        (image_part(b"not an image"), "PNG, JPEG, WebP or GIF"),
+        (image_part(PNG[: len(PNG) // 2]), "damaged"),
+        (image_part(b"x" * (21 << 20)), "limit is 20971520"),
+        (image_part(picture(1, 300)), "200 times as long"),
+        (image_part(PNG, detail="huge"), "supported: auto"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+async def test_unusable_image_is_rejected(node: Node, part: dict[str, Any], message: str) -> None:
+    status, body = await node.post("/v1/chat/completions", chat("look", part))
+    assert (status, body["error"]["code"]) == (400, "invalid_image")
+    assert message in body["error"]["message"]
+    assert body["error"]["param"] == "messages.0.content.1"
+
+
+async def test_malformed_image_part_is_rejected(node: Node) -> None:
+    for part in ({"type": "image_url"}, {"type": "image_url", "image_url": "x"}, {"type": "input_image"}):
+        status, body = await node.post("/v1/chat/completions", chat(part))
+        assert (status, body["error"]["code"]) == (400, "invalid_request_body")
+
+
+async def test_placeholder_in_text_is_rejected(node: Node) -> None:
+    status, body = await node.post("/v1/chat/completions", chat("<|image_pad|>", image_part(PNG)))
+    assert (status, body["error"]["code"]) == (400, "invalid_image")
+
+
+async def test_too_many_images_are_rejected(node: Node) -> None:
+    status, body = await node.post("/v1/chat/completions", chat(*[image_part(PNG)] * 129))
+    assert (status, body["error"]["code"]) == (400, "invalid_image")
+
+
+async def test_odd_media_type_and_first_frame_of_an_animation(node: Node) -> None:
+    frames = [picture(64, 64, seed) for seed in range(3)]
+    gif = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    part = image_part(gif)
+    part["image_url"]["url"] = part["image_url"]["url"].replace("image/png", "Application/X;name=a")
+    await answer(node, part)

@@ -1,0 +1,87 @@
+"""Base URLs and model names in the spellings that clients and backends use."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cortex.fake_node import FakeNode
+from cortex.running_gateway import Cortex, running_cortex
+from helexa.core.address import base_url, without_api_path
+from helexa.cortex.config import NeuronSection
+
+ASK: dict[str, Any] = {"model": "Org/M", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "base"),
+    [
+        ("http://h:1", "http://h:1"),
+        ("http://h:1/v1", "http://h:1"),
+        ("http://h:1/v1/", "http://h:1"),
+        ("http://h:1/v1/v1", "http://h:1"),
+        ("http://h:1//v1//", "http://h:1"),
+        ("https://h/api/v1", "https://h/api"),
+        ("http://h:1/v1/chat/completions", "http://h:1"),
+        ("http://h:1/v1/models", "http://h:1"),
+        ("http://h:1/v10", "http://h:1/v10"),
+        ("http://v1", "http://v1"),
+    ],
+)
+def test_endpoint_of_a_node_may_end_in_the_path_of_the_api(endpoint: str, base: str) -> None:
+    assert without_api_path(base_url(endpoint)) == base
+    assert NeuronSection(name="n", endpoint=endpoint).endpoint == base
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat/completions/",
+        "/v1/v1/chat/completions",
+        "/chat/completions",
+        "/v1/v1/messages",
+        "/messages",
+        "/v1/responses/",
+        "/v1/v1/messages/count_tokens",
+    ],
+)
+async def test_wrong_base_url_of_a_client_is_accepted(cortex: Cortex, path: str) -> None:
+    body = ASK if "messages" in path else ASK | {"input": "Hi"}
+    async with cortex.client.post(cortex.url + path, data=json.dumps(body)) as response:
+        assert response.status in (200, 502), await response.text()  # the fake node answers no Messages stream
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/v1/v1/models", "/models"])
+async def test_models_are_listed_at_other_spellings_of_the_path(cortex: Cortex, path: str) -> None:
+    assert [entry["id"] for entry in (await cortex.get(path))["data"]] == ["Org/M", "small"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/chat/completions",
+        "//v1/chat/completions",
+        "/v1//chat/completions",
+        "/v1/chat",
+        "/api/chat/completions",
+        "/v1/nodes",
+    ],
+)
+async def test_other_paths_stay_unknown(cortex: Cortex, path: str) -> None:
+    async with cortex.client.post(cortex.url + path, data=json.dumps(ASK)) as response:
+        assert response.status == 404
+
+
+async def test_doubled_slash_is_answered_with_the_fix(cortex: Cortex) -> None:
+    async with cortex.client.post(f"{cortex.url}//v1/messages", data=json.dumps(ASK)) as response:
+        assert "must not end in a slash" in (await response.json())["error"]["message"]
+
+
+async def test_model_of_ollama_needs_no_tag() -> None:
+    async with FakeNode().holds("qwen3:latest").serving() as node:
+        settings = {"neurons": [{"name": "n1", "endpoint": f"{node.url}/v1", "kind": "openai"}]}
+        async with running_cortex(node, settings=settings) as cortex:
+            status, body = await cortex.ask("qwen3")
+            assert status == 200, body
+            assert json.loads(node.bodies[0])["model"] == "qwen3:latest"
+            assert (await cortex.ask("qwen"))[0] == 404

@@ -1,0 +1,231 @@
+"""A backend gets only fields and routes that it has: the gateway learns from its refusals."""
+
+import base64
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from cortex.fake_node import CHOICE, DONE, USAGE, FakeNode, begin, chunk, event
+from cortex.running_gateway import Cortex, running_cortex
+from helexa.cortex.backends.chat_request import for_backend, refused_fields
+from helexa.cortex.forwarding.backend_requests import KNOWLEDGE_SECS, BackendKnowledge, Knowledge
+
+PNG = base64.b64encode(
+    b"\x89PNG\r\n\x1a\n" + b"\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01" + bytes(64)
+).decode()
+KNOWN = {"model", "messages", "max_tokens", "stream", "stream_options", "tools", "stop", "response_format"}
+KNOWN_IN_MESSAGES = {"role", "content", "tool_calls", "tool_call_id"}
+THINKING = [
+    {"role": "user", "content": "Hi"},
+    {
+        "role": "assistant",
+        "content": [{"type": "thinking", "thinking": "Hm", "signature": ""}, {"type": "text", "text": "Hello"}],
+    },
+    {"role": "user", "content": "Again"},
+]
+
+
+def not_found(request: web.Request) -> web.Response | None:
+    return None if request.path == "/v1/chat/completions" else web.json_response({"detail": "Not Found"}, status=404)
+
+
+async def mistral(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    """Refuse the first unknown field, as FastAPI does with models that forbid unknown fields."""
+    if (missing := not_found(request)) is not None:
+        return missing
+    body = await request.json()
+    unknown: list[list[Any]] = [["body", name] for name in body if name not in KNOWN]
+    for index, message in enumerate(body["messages"]):
+        unknown += [["body", "messages", index, name] for name in message if name not in KNOWN_IN_MESSAGES]
+    if unknown:
+        detail = [{"type": "extra_forbidden", "loc": unknown[0], "msg": "Extra inputs are not permitted"}]
+        return web.json_response({"detail": detail}, status=422)
+    return web.json_response({"id": "c1", "choices": [CHOICE], "usage": USAGE})
+
+
+async def reasoning_model(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    """Refuse `max_tokens`, as OpenAI does for its reasoning models."""
+    if "max_tokens" in await request.json():
+        text = (
+            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        )
+        error = {
+            "message": text,
+            "type": "invalid_request_error",
+            "code": "unsupported_parameter",
+            "param": "max_tokens",
+        }
+        return web.json_response({"error": error}, status=400)
+    return web.json_response({"id": "c1", "choices": [CHOICE], "usage": USAGE})
+
+
+async def always_refuse(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    return web.json_response({"detail": "chat_template_kwargs, user and everything else are wrong"}, status=422)
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[FakeNode]:
+    async with FakeNode(speak=mistral).holds("Org/M").serving() as backend:
+        yield backend
+
+
+@asynccontextmanager
+async def gateway(backend: FakeNode, **sections: Any) -> AsyncIterator[Cortex]:
+    settings = {"neurons": [{"name": "n1", "endpoint": backend.url, "kind": "openai"}], **sections}
+    async with running_cortex(backend, settings=settings) as cortex:
+        yield cortex
+
+
+async def post(cortex: Cortex, path: str, **fields: Any) -> tuple[int, Any]:
+    async with cortex.client.post(cortex.url + path, json={"model": "Org/M", **fields}) as response:
+        return response.status, await response.json()
+
+
+async def test_messages_omits_fields_that_the_backend_refused(backend: FakeNode) -> None:
+    async with gateway(backend) as cortex:
+        fields = {"max_tokens": 9, "messages": THINKING, "metadata": {"user_id": "u"}}
+        status, message = await post(cortex, "/v1/messages", **fields)
+        assert (status, message["content"][0]["text"]) == (200, "Hello")
+        attempts = len(backend.bodies)
+        assert attempts == 4  # `user`, `chat_template_kwargs` and `reasoning_content` are refused
+        assert (await post(cortex, "/v1/messages", **fields))[0] == 200
+    assert len(backend.bodies) == attempts + 1
+    sent = orjson.loads(backend.bodies[-1])
+    assert set(sent) <= KNOWN
+    assert [message["content"] for message in sent["messages"]] == ["Hi", "Hello", "Again"]
+
+
+async def test_output_limit_has_the_name_that_the_backend_accepts(backend: FakeNode) -> None:
+    backend.speak = reasoning_model
+    async with gateway(backend) as cortex:
+        status, _ = await post(cortex, "/v1/messages", max_tokens=9, messages=THINKING)
+    assert status == 200
+    assert orjson.loads(backend.bodies[-1])["max_completion_tokens"] == 9
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (b"Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.", {"max_tokens"}),
+        (b"max_tokens is too large: 9000. This model supports at most 4096 completion tokens", set()),
+        (b"the last message must be from the user", set()),
+        (b"Extra inputs are not permitted: chat_template_kwargs", {"chat_template_kwargs"}),
+        (b"chat_template_kwargs_x is unknown", set()),
+    ],
+)
+def test_only_named_fields_of_the_request_are_refused(error: bytes, refused: set[str]) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9000, "chat_template_kwargs": {"a": 1}}
+    assert refused_fields(orjson.dumps(body), error) == refused
+
+
+async def test_refused_request_is_not_repeated_for_ever(backend: FakeNode) -> None:
+    backend.speak = always_refuse
+    async with gateway(backend) as cortex:
+        fields = {"max_tokens": 9, "messages": THINKING, "metadata": {"user_id": "u"}}
+        status, message = await post(cortex, "/v1/messages", **fields)
+        assert (status, "everything else" in message["error"]["message"]) == (422, True)
+        attempts = len(backend.bodies)
+        backend.speak = mistral
+        assert (await post(cortex, "/v1/messages", **fields))[0] == 200
+    assert attempts == 2
+    assert b"chat_template_kwargs" in backend.bodies[attempts]  # a failed attempt teaches nothing
+
+
+async def test_fields_of_a_chat_client_are_not_omitted(backend: FakeNode) -> None:
+    async with gateway(backend) as cortex:
+        status, body = await post(
+            cortex, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}], user="u"
+        )
+    assert (status, len(backend.bodies)) == (422, 1)
+    assert "user" in body["error"]["message"]
+
+
+async def without_stream_options(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    if "stream_options" in await request.json():
+        return web.json_response({"error": "unknown field stream_options"}, status=400)
+    return await begin(
+        request, chunk("Hello"), event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}]), DONE
+    )
+
+
+async def test_stream_is_charged_by_an_estimate_if_the_backend_refuses_to_count(backend: FakeNode) -> None:
+    backend.speak = without_stream_options
+    keys = [{"key": "capped", "account_id": "acme", "key_id": "capped", "hard_cap": 100_000}]
+    async with gateway(backend, entitlements={"keys": keys, "require_auth": True}) as cortex:
+        body = {"model": "Org/M", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        headers = {"authorization": "Bearer capped"}
+        async with cortex.client.post(f"{cortex.url}/v1/chat/completions", json=body, headers=headers) as response:
+            assert response.status == 200
+            assert b"Hello" in await response.read()
+        assert await cortex.sample("cortex_spend_tokens_total", account="acme", key="capped") > 10
+    assert [b"stream_options" in body for body in backend.bodies] == [True, False]
+
+
+async def test_responses_are_answered_through_chat_completions(backend: FakeNode) -> None:
+    async with gateway(backend) as cortex:
+        status, response = await post(cortex, "/v1/responses", input="Hi", max_output_tokens=9)
+        assert (status, response["object"], response["status"]) == (200, "response", "completed")
+        assert response["output"][0]["content"][0]["text"] == "Hello"
+        assert response["usage"]["input_tokens_details"]["cached_tokens"] == 3
+        assert orjson.loads(backend.bodies[-1])["max_tokens"] == 9
+        asked = len(backend.bodies)
+        assert (await post(cortex, "/v1/responses", input="Hi"))[0] == 200
+    assert len(backend.bodies) == asked + 1, "the gateway asks for /v1/responses only once"
+
+
+@pytest.mark.parametrize("fields", [{"previous_response_id": "resp_1"}, {"store": True}])
+async def test_stored_response_of_a_backend_without_responses_is_an_error(
+    backend: FakeNode, fields: dict[str, Any]
+) -> None:
+    async with gateway(backend) as cortex:
+        status, body = await post(cortex, "/v1/responses", input="Hi", **fields)
+    assert (status, body["error"]["code"], body["error"]["param"]) == (400, "unsupported_parameter", next(iter(fields)))
+
+
+def test_images_in_tool_messages_move_to_a_user_message() -> None:
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
+    text = {"type": "text", "text": "seen"}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    messages = [
+        {"role": "user", "content": "Look"},
+        {"role": "assistant", "content": "", "tool_calls": [call, {**call, "id": "2"}]},
+        {"role": "tool", "tool_call_id": "1", "content": [text, image]},
+        {"role": "tool", "tool_call_id": "2", "content": "none"},
+    ]
+    sent = orjson.loads(for_backend(orjson.dumps({"model": "m", "messages": messages}), ()))["messages"]
+    assert [message["role"] for message in sent] == ["user", "assistant", "tool", "tool", "user"]
+    assert [message["content"] for message in sent[2:4]] == ["seen", "none"]
+    assert sent[4]["content"][1] == image
+    assert sent[1]["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
+    followed = [*messages, {"role": "user", "content": "What is it?"}]
+    sent = orjson.loads(for_backend(orjson.dumps({"model": "m", "messages": followed}), ()))["messages"]
+    assert [part.get("text") for part in sent[4]["content"]][-1] == "What is it?"
+    assert len(sent) == 5
+
+
+def test_beginning_of_the_answer_is_continued_by_vllm() -> None:
+    variables = {"enable_thinking": False, "add_generation_prompt": False, "continue_final_message": True}
+    chat = {"model": "m", "messages": [{"role": "assistant", "content": "{"}], "chat_template_kwargs": variables}
+    sent = orjson.loads(for_backend(orjson.dumps(chat), ()))
+    assert (sent["add_generation_prompt"], sent["continue_final_message"]) == (False, True)
+    assert sent["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_requests_that_overlap_add_to_the_knowledge_about_a_backend() -> None:
+    known = BackendKnowledge()
+    known.add("http://b", "m", Knowledge(refused=frozenset({"user"})))
+    known.add("http://b", "m", Knowledge(alternates=True))  # this request began before the first one ended
+    assert known.of("http://b", "m") == Knowledge(refused=frozenset({"user"}), alternates=True)
+
+
+def test_knowledge_about_a_backend_is_forgotten_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = BackendKnowledge()
+    known.add("http://b", "m", Knowledge(alternates=True))
+    later = time.monotonic() + KNOWLEDGE_SECS + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert known.of("http://b", "m") == Knowledge()

@@ -1,0 +1,76 @@
+"""A backend with a Mistral model gets ids of tool calls in Mistral's format."""
+
+import re
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from cortex.fake_node import CHOICE, USAGE, FakeNode
+from cortex.running_gateway import running_cortex
+from helexa.cortex.backends.chat_request import refuses_ids, with_short_ids
+
+ERRORS = [
+    "Jinja Exception: Tool call IDs should be alphanumeric strings with length 9!",
+    "Tool call id was toolu_01A09q90qw90lq917835lq9 but must be a-z, A-Z, 0-9, with a length of 9.",
+]
+
+
+def turns(*ids: str) -> list[dict[str, Any]]:
+    calls = [{"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}} for id in ids]
+    results = [{"role": "tool", "tool_call_id": id, "content": f"result of {id}"} for id in reversed(ids)]
+    return [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+
+
+def ids_of(body: bytes) -> tuple[list[str], list[str]]:
+    """Return the ids of the calls and of the results in a request."""
+    messages = orjson.loads(body)["messages"]
+    calls = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+    return calls, [message["tool_call_id"] for message in messages if message["role"] == "tool"]
+
+
+async def mistral(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    """Answer like llama.cpp's server with a Mistral template."""
+    calls, results = ids_of(await request.read())
+    if all(re.fullmatch("[a-zA-Z0-9]{9}", id) for id in (*calls, *results)):
+        return web.json_response({"id": "c1", "choices": [CHOICE], "usage": USAGE})
+    return web.json_response(
+        {"error": {"code": 400, "message": ERRORS[0], "type": "invalid_request_error"}}, status=400
+    )
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_refused_ids_are_sent_in_mistrals_format(path: str) -> None:
+    use = {"type": "tool_use", "id": "toolu_01A09q90qw", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_01A09q90qw", "content": "r"}
+    messages: Any = turns("toolu_01A09q90qw")
+    if path == "/v1/messages":
+        messages = [messages[0], {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    body = {"model": "Org/M", "max_tokens": 9, "messages": messages}
+    async with FakeNode(speak=mistral).holds("Org/M").serving() as backend:
+        settings: dict[str, Any] = {"neurons": [{"name": "n1", "endpoint": backend.url, "kind": "openai"}]}
+        async with running_cortex(backend, settings=settings) as cortex:
+            for _ in range(2):
+                async with cortex.client.post(cortex.url + path, json=body) as response:
+                    assert response.status == 200, await response.text()
+    assert len(backend.bodies) == 3, "the gateway learns the format from one refusal"
+    assert ids_of(backend.bodies[1]) == ids_of(backend.bodies[2])
+
+
+def test_calls_and_results_keep_matching_ids() -> None:
+    body = orjson.dumps({"messages": turns("toolu_1", "call00001", "toolu_2", 'a"}] é')})
+    calls, results = ids_of(with_short_ids(body))
+    assert calls == results[::-1]
+    assert calls[1] == "call00001"
+    assert len(set(calls)) == 4
+
+
+@pytest.mark.parametrize("text", ERRORS)
+def test_errors_of_ids_are_recognized(text: str) -> None:
+    assert refuses_ids(orjson.dumps({"message": text}))
+
+
+def test_other_errors_of_tool_calls_are_not_errors_of_ids() -> None:
+    assert not refuses_ids(b'{"message": "Not the same number of function calls and responses"}')
+    assert not refuses_ids(b'{"message": "tool call id call_1 was not found"}')

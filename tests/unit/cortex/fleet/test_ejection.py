@@ -1,0 +1,113 @@
+"""Ejection of nodes whose error responses other nodes would not give, with a scripted clock."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helexa.cortex.fleet.breaker import (
+    ANY,
+    FIRST_EJECTION_SECS,
+    MAX_EJECTIONS,
+    MAX_STRIKES,
+    Ejection,
+    Ejections,
+    Requester,
+)
+
+PAIR = ("n1", "M")
+ANN, BOB = Requester("ann", "/chat"), Requester("bob", "/chat")
+ALL = (PAIR, Requester(ANY, "/chat"))
+LONGEST = FIRST_EJECTION_SECS * 2 ** (MAX_STRIKES - 1)
+
+
+def test_first_strike_ejects_the_pair_for_its_client_and_path_only() -> None:
+    ejections = Ejections()
+    assert not ejections.struck(PAIR, ANN, 0.0)
+    assert ejections.ejected(0.0) == {(PAIR, ANN)}
+    assert ejections.changes_at(0.0) == FIRST_EJECTION_SECS
+    assert ejections.ejected(FIRST_EJECTION_SECS) == frozenset()
+
+
+def test_strikes_of_two_clients_eject_the_pair_for_all() -> None:
+    ejections = Ejections()
+    ejections.struck(PAIR, ANN, 0.0)
+    assert ejections.struck(PAIR, BOB, 0.0)
+    assert ALL in ejections.ejected(0.0)
+
+
+def test_good_response_to_another_client_withdraws_the_accusation() -> None:
+    ejections = Ejections()
+    for now in range(100):
+        ejections.struck(PAIR, ANN, float(now))
+        assert ejections.served(PAIR, BOB)
+        assert ALL not in ejections.ejected(float(now))
+    assert (PAIR, ANN) in ejections.ejected(99.0)
+
+
+def test_ejected_pair_gets_one_trial_at_a_time() -> None:
+    ejections = Ejections()
+    ejections.struck(PAIR, ANN, 0.0)
+    assert ejections.began(PAIR, ANN, 0.5) == ()  # ejected: forced, because no other node can serve
+    trial = ejections.began(PAIR, ANN, 1.0)
+    assert trial == ((PAIR, ANN),)
+    assert ejections.ejected(1.0) == {(PAIR, ANN)} and ejections.began(PAIR, ANN, 1.0) == ()
+    ejections.ended(trial)
+    assert not ejections.ejected(1.0)  # the trial had no result: another one is allowed
+
+
+def test_failed_trials_double_the_ejection_and_good_ones_take_strikes_back() -> None:
+    ejections, now = Ejections(), 0.0
+    for expected in (1, 2, 4, 8, 16, 32, 32):
+        trial = ejections.began(PAIR, ANN, now)
+        ejections.struck(PAIR, ANN, now)
+        ejections.struck(PAIR, ANN, now)  # a request that had begun before
+        ejections.ended(trial)
+        assert ejections.changes_at(now) == now + expected * FIRST_EJECTION_SECS
+        now = ejections.changes_at(now)
+    for _ in range(MAX_STRIKES):
+        assert ejections.began(PAIR, ANN, now)
+        assert ejections.served(PAIR, ANN)
+    assert not ejections.began(PAIR, ANN, now) and not ejections.served(PAIR, ANN)
+
+
+def test_pair_that_rejects_all_requests_to_a_path_is_suspect() -> None:
+    ejections = Ejections()
+    assert [ejections.rejected(PAIR, "/chat") for _ in range(4)] == [False, False, True, True]
+    assert not ejections.rejected(PAIR, "/else")
+    ejections.served(PAIR, BOB)
+    assert not ejections.rejected(PAIR, "/chat")
+    ejections.keep(lambda _: False)
+    assert not ejections
+
+
+def test_number_of_ejections_is_bounded() -> None:
+    ejections = Ejections()
+    for client in ("ann", "bob"):
+        ejections.struck(("other node", "M"), Requester(client, "/chat"), 0.0)
+    for number in range(2 * MAX_EJECTIONS):
+        ejections.struck(PAIR, Requester(f"client {number}", "/chat"), 0.0)
+    assert len(ejections.ejected(0.0)) == MAX_EJECTIONS
+    assert (("other node", "M"), Requester(ANY, "/chat")) in ejections.ejected(0.0)
+
+
+moves = st.lists(st.tuples(st.sampled_from(["began", "ended", "struck", "served", "wait"]), st.floats(0, 40)))
+
+
+@given(moves)
+def test_any_events_allow_one_trial_at_a_time_and_end(events: list[tuple[str, float]]) -> None:
+    ejection, now, trials = Ejection(), 0.0, 0
+    for move, secs in events:
+        if move == "wait":
+            now += secs
+        elif move == "began":
+            begun = ejection.began(now)
+            trials += begun is not ejection
+            ejection = begun
+        elif move == "ended":
+            ejection, trials = Ejection(ejection.strikes, ejection.accuser, ejection.until), 0
+        elif move == "struck":
+            ejection = ejection.struck("ann", now)
+            trials = trials if ejection.trying else 0
+        elif move == "served":
+            ejection, trials = ejection.served(), 0
+        assert trials <= 1
+    assert not Ejection(ejection.strikes, ejection.accuser, ejection.until).ejected(now + LONGEST)

@@ -1,0 +1,31 @@
+"""The newest lines of the log in memory."""
+
+import logging
+import sys
+
+import orjson
+import pytest
+
+from helexa.cortex.observability.history import LogLines
+
+
+def record(message: str, *arguments: object) -> logging.LogRecord:
+    return logging.LogRecord("helexa.test", logging.INFO, "file", 1, message, arguments, None)
+
+
+def test_wrong_log_call_does_not_fail_its_caller(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = LogLines(lambda: ())
+    lines.handle(record("%d", "x"))
+    lines.handle(record("good"))
+    assert [orjson.loads(line)["message"] for line in lines.since(0)] == ["good"]
+    assert "Logging error" in capsys.readouterr().err
+
+
+def test_long_word_is_searched_for_secrets_in_linear_time() -> None:
+    """A quadratic search of 300,000 characters would take half an hour."""
+    lines = LogLines(lambda: ())
+    lines.handle(record("x" * 300_000 + " my_password=hunter22"))
+    assert len(lines.since(0)) == 1
+    lines.handle(record("the api-key: abcdefghij, next"))
+    assert orjson.loads(lines.since(1)[0])["message"] == "the api-key: [hidden], next"
+    assert sys.getsizeof(lines.since(0)[0]) < 4000

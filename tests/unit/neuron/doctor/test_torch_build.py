@@ -1,0 +1,44 @@
+"""The check for CUDA libraries that a machine without an NVIDIA device cannot use."""
+
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from helexa.core.fleet import Device, Discovery
+from helexa.neuron.doctor import machine
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """A folder with the packages of a CUDA build of torch, as pip installs them."""
+    for name, size in (("torch", 500), ("nvidia_cublas", 3_000_000_000), ("nvidia_ml_py", 7), ("cuda_toolkit", 100)):
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n")
+        (folder / "RECORD").write_text(f"{name}/lib.so,sha256=x,{size}\n{name}-1.0.dist-info/RECORD,,\n")
+    return tmp_path
+
+
+def test_size_counts_only_the_libraries_of_cuda(packages: Path) -> None:
+    assert machine.cuda_library_bytes(distributions(path=[str(packages)])) == 3_000_000_100
+
+
+def test_cuda_build_without_a_device_is_a_note(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "distributions", lambda: distributions(path=[str(packages)]))
+    monkeypatch.setattr(machine, "has_nvidia_driver", lambda: False)
+    monkeypatch.setattr(machine, "discover", lambda: Discovery(hostname="h", os="Linux"))
+    [result] = machine.look_at_torch_build()
+    assert result.level == "note"
+    assert "a CUDA build with 3.0 GB of libraries" in result.text
+    assert "--torch-backend cpu" in result.text
+    device = Device(index=0, name="GPU", vram_total_mb=1)
+    monkeypatch.setattr(machine, "discover", lambda: Discovery(hostname="h", os="Linux", devices=[device]))
+    assert list(machine.look_at_torch_build()) == []
+    monkeypatch.setattr(machine, "discover", lambda: Discovery(hostname="h", os="Linux"))
+    monkeypatch.setattr(machine, "has_nvidia_driver", lambda: True)
+    assert list(machine.look_at_torch_build()) == []
+
+
+def test_cpu_build_has_no_result(tmp_path: Path) -> None:
+    assert machine.cuda_library_bytes(distributions(path=[str(tmp_path)])) == 0

@@ -1,0 +1,29 @@
+"""Class attributes of models with mixins."""
+
+from typing import ClassVar
+
+import pytest
+
+from helexa.neuron.models.deepseek import DeepSeekV3
+from helexa.neuron.models.mixture_config import WithDeepSeekExperts, WithExperts
+from helexa.neuron.models.qwen import Qwen3
+
+
+def test_attribute_of_two_base_classes_is_an_error() -> None:
+    with pytest.raises(TypeError, match=r"Mixed must set '(defaults|implemented|supported)': .* both do"):
+        type("Mixed", (WithDeepSeekExperts, Qwen3), {})
+
+
+def test_class_that_sets_the_attributes_of_its_base_classes_is_accepted() -> None:
+    class Mixed(WithDeepSeekExperts, Qwen3):
+        defaults: ClassVar = {**WithDeepSeekExperts.defaults, **Qwen3.defaults}
+        supported: ClassVar = {**WithDeepSeekExperts.supported}
+
+    assert Mixed.qk_norm
+
+
+def test_base_class_that_overrides_an_attribute_of_the_other_is_accepted() -> None:
+    class Mixed(DeepSeekV3, WithExperts):
+        pass
+
+    assert Mixed.defaults is DeepSeekV3.defaults

@@ -1,0 +1,227 @@
+"""The packed weights cache on disk: matrices are read back unchanged, and invalid files are ignored."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import helexa
+from helexa.neuron.cache_folder import cache_root
+from helexa.neuron.ops.native import packed_store
+from helexa.neuron.ops.native.kernel_library import KernelLibrary
+from helexa.neuron.ops.native.packed import HugeMemory, PackedMatrix, pack
+from helexa.neuron.ops.native.packed_store import PackedStore, fingerprint
+from neuron.ops import random_weights
+
+SHAPES = {"Q4_1": (48, 64), "Q6_K": (20, 512), "bfloat16": (17, 32), "IQ4_XS": (20, 256)}
+
+
+@pytest.fixture(autouse=True)
+def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_store, "_SMALLEST", 0)
+    monkeypatch.setattr(packed_store, "_RESERVED", 0)
+
+
+@pytest.fixture
+def matrices(library: KernelLibrary) -> dict[str, PackedMatrix]:
+    torch.manual_seed(0)
+    memory = HugeMemory(1 << 20)
+    return {kind: pack(library, random_weights.make(kind, *shape), memory) for kind, shape in SHAPES.items()}
+
+
+def saved(
+    library: KernelLibrary, folder: Path, matrices: dict[str, PackedMatrix], key: str = "model", version: str = ""
+) -> Path:
+    """Save these matrices in a new store and return its file."""
+    previous = set(folder.glob("*"))
+    store = PackedStore(library, folder, key, threads=2, version=version)
+    for name, matrix in matrices.items():
+        store.add(name, matrix)
+    thread = store.save()
+    assert thread is not None
+    thread.join()
+    (path,) = set(folder.glob("*")) - previous
+    return path
+
+
+def test_saved_matrices_are_read_back(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
+) -> None:
+    saved(library, tmp_path, matrices)
+    store = PackedStore(library, tmp_path, "model", threads=2)
+    for name, matrix in matrices.items():
+        loaded = store.get(name, SHAPES[name])
+        assert loaded is not None
+        assert torch.equal(loaded.data, matrix.data)
+        assert loaded.number == matrix.number
+    assert store.get("Q4_1", (48, 96)) is None
+    assert store.get("Q5_K", (48, 64)) is None
+    assert store.save() is None, "it is on disk already"
+
+
+def test_other_model_or_layout_misses(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
+) -> None:
+    saved(library, tmp_path, matrices)
+    assert PackedStore(library, tmp_path, "other", threads=1).get("Q4_1", SHAPES["Q4_1"]) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:10],
+        lambda data: b"[1, 2]\n" + data,
+        lambda data: b'{"Q4_1": [0, 48, 64]}\n' + data,
+        lambda data: b'{"Q4_1": [-64, 48, 64, 1]}\n' + bytes(4096),
+        lambda data: b'{"Q4_1": [0, 4800000, 64000000, 1]}\n' + bytes(4096),
+        lambda data: b'{"Q4_1": [0, 48, 64, 99]}\n' + bytes(4096),
+        lambda data: b'{"Q4_1": [0, 48, 65, 1]}\n' + bytes(4096),
+    ],
+)
+def test_damaged_file_is_ignored(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], damage: object
+) -> None:
+    path = saved(library, tmp_path, matrices)
+    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
+    assert PackedStore(library, tmp_path, "model", threads=1).get("Q4_1", SHAPES["Q4_1"]) is None
+
+
+def test_least_recently_used_file_is_evicted(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = saved(library, tmp_path, matrices, "first")
+    second = saved(library, tmp_path, matrices, "second")
+    os.utime(first, (1, 1))
+    os.utime(second, (2, 2))
+    PackedStore(library, tmp_path, "first", threads=1)  # marks the file as used
+    monkeypatch.setattr(packed_store, "_LIMIT", int(first.stat().st_size * 2.5))
+    third = saved(library, tmp_path, matrices, "third")
+    assert set(tmp_path.iterdir()) == {first, third}
+
+
+def test_other_version_of_a_model_is_removed_before_other_models(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    old = saved(library, tmp_path, matrices, "first", "1")
+    other = saved(library, tmp_path, matrices, "second", "1")
+    os.utime(old, (now, now - 60))
+    os.utime(other, (now, now - 3600))
+    monkeypatch.setattr(packed_store, "_LIMIT", int(old.stat().st_size * 2.5))
+    new = saved(library, tmp_path, matrices, "first", "2")
+    assert set(tmp_path.iterdir()) == {other, new}
+
+
+def test_files_that_were_not_used_for_long_are_removed(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
+) -> None:
+    now, day = time.time(), 86400
+    ages = {("first", "1"): 2, ("first", "2"): 1, ("second", "1"): 31, ("third", "1"): 29}
+    paths = {key: saved(library, tmp_path, matrices, *key) for key in ages}
+    (tmp_path / f"{'0' * 40}.tiles").touch()  # of an earlier release
+    os.utime(tmp_path / f"{'0' * 40}.tiles", (1, 1))
+    for key, days in ages.items():
+        os.utime(paths[key], (now, now - days * day))
+    new = saved(library, tmp_path, matrices, "fourth")
+    assert set(tmp_path.iterdir()) == {paths["first", "2"], paths["third", "1"], new}
+
+
+def test_files_take_a_tenth_of_the_disk_except_for_one_file(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(total=1000)
+    monkeypatch.setattr(packed_store.shutil, "disk_usage", lambda path: usage)
+    saved(library, tmp_path, matrices, "first").unlink()
+    first = saved(library, tmp_path, matrices, "first")
+    store = PackedStore(library, tmp_path, "second", threads=2)
+    for name, matrix in matrices.items():
+        store.add(name, matrix)
+    thread = store.save()
+    assert thread is not None
+    thread.join()
+    assert len(list(tmp_path.iterdir())) == 1 and not first.exists()
+
+
+def test_store_without_enough_space_saves_nothing(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_store, "_LIMIT", 100)
+    store = PackedStore(library, tmp_path, "model", threads=1)
+    for name, matrix in matrices.items():
+        store.add(name, matrix)
+    thread = store.save()
+    assert thread is not None
+    thread.join()
+    assert list(tmp_path.iterdir()) == []
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+from helexa.neuron.ops.native import packed_store
+from helexa.neuron.ops.native.native_kernels import native_kernels
+from helexa.neuron.ops.native.native import NativeOps
+packed_store._SMALLEST = packed_store._RESERVED = 0
+ops = NativeOps(native_kernels(), 1)
+store = ops.store(Path(sys.argv[1]))
+print(store.get("weight", (32, 64)) is not None)
+store.add("weight", ops.matrix(torch.ones(32, 64)))
+if thread := store.save():
+    thread.join()
+"""
+
+
+def test_weights_packed_by_other_loading_code_are_ignored(tmp_path: Path, library: KernelLibrary) -> None:
+    """Run a copy of the package before and after a change to a module that permutes tensors."""
+    package = tmp_path / "source" / "helexa"
+    shutil.copytree(Path(helexa.__path__[0]), package, ignore=shutil.ignore_patterns("__pycache__", "static"))
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "kernels").symlink_to(cache_root(None) / "kernels")  # to avoid compiling them again
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"weights")
+    environment = os.environ | {"PYTHONPATH": str(package.parent), "HELEXA_CACHE": str(cache)}
+
+    def packed_weights_are_used() -> bool:
+        command = [sys.executable, "-c", SCRIPT, str(model)]
+        run = subprocess.run(command, env=environment, capture_output=True, check=True)
+        return run.stdout.strip() == b"True"
+
+    assert not packed_weights_are_used()
+    assert packed_weights_are_used()
+    layout = package / "neuron" / "weights" / "gguf" / "layout.py"
+    layout.write_text(layout.read_text() + "\n# another permutation\n")
+    assert not packed_weights_are_used()
+
+
+def test_fingerprint_changes_with_bytes_and_names(tmp_path: Path) -> None:
+    model = tmp_path / "a.gguf"
+    model.write_bytes(os.urandom(100_000))
+    first = fingerprint(model)
+    assert fingerprint(model) == first
+    status = model.stat()
+    data = bytearray(model.read_bytes())
+    data[10] ^= 1
+    model.write_bytes(data)
+    os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert fingerprint(model) != first
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    without_weights = fingerprint(folder)
+    (folder / "model.safetensors").write_bytes(b"1")
+    assert fingerprint(folder) != without_weights
+    parts = [tmp_path / f"big-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        part.write_bytes(b"x" * 100)
+    unchanged = fingerprint(parts[0])
+    parts[1].write_bytes(b"y" * 100)
+    assert fingerprint(parts[0]) != unchanged

@@ -1,0 +1,56 @@
+"""Failures of pip and uv that download a wheel."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from helexa.core.errors import SourceError
+from helexa.neuron.sources import package_download
+from helexa.neuron.sources.fetch import Fetch
+
+
+def failure(folder: Path, error_text: str) -> SourceError:
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-c", f"import sys; sys.exit({error_text!r} or 1)"]
+    with pytest.raises(SourceError) as error:
+        package_download._run(command, {}, "pip", "package", scratch, Fetch(lambda *_: None))
+    return error.value
+
+
+@pytest.mark.parametrize("text", ["OSError: [Errno 28] No space left on device", "ERROR: Disk quota exceeded"])
+def test_full_disk_is_named_with_its_folder(tmp_path: Path, text: str) -> None:
+    error = failure(tmp_path, text)
+    assert error.kind == "disk_full"
+    assert str(error).startswith(f"pypi:package cannot be cached: {tmp_path} ")
+
+
+def test_disk_without_space_for_the_error_message_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package_download, "_can_write", lambda _: False)
+    error = failure(tmp_path, "")
+    assert error.kind == "disk_full"
+    assert str(error).startswith(f"pypi:package cannot be cached: {tmp_path} is full: free some space")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<HTTPConnection>: Failed "
+        "to establish a new connection: [Errno 111] Connection refused')': /package/\n"
+        "ERROR: No matching distribution found for package",
+        "error: Request failed after 3 retries in 9.6s\n  cause: Failed to fetch: http://127.0.0.1:1/package/\n"
+        "  cause: client error (Connect)\n  cause: tcp connect error\n  cause: Connection refused (os error 111)",
+    ],
+    ids=["pip", "uv"],
+)
+def test_unreachable_index_is_named(tmp_path: Path, text: str) -> None:
+    error = failure(tmp_path, text)
+    assert error.kind == "repo_fetch_failed"
+    assert "the package index cannot be reached (Connection refused); check the network" in str(error)
+
+
+def test_other_failure_without_a_message_is_not_a_full_disk(tmp_path: Path) -> None:
+    error = failure(tmp_path, "")
+    assert error.kind == "repo_fetch_failed"
+    assert str(error) == "pypi:package cannot be fetched by pip: no error output"

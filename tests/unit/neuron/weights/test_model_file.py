@@ -1,0 +1,73 @@
+"""Special files in place of a model's files: each reader rejects them without waiting."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.pipeline.model_path import model_digest
+from helexa.neuron.lifecycle.inspection import describe
+from helexa.neuron.processes.file_use import is_used, mark_used
+from helexa.neuron.text.config_files import TemplateSources, read_object
+from helexa.neuron.text.tokenizer_json import read_tokenizer_json
+from helexa.neuron.weights.gguf.files import GgufFile
+from helexa.neuron.weights.model_file import open_model_file, read_json, read_model_file
+from helexa.neuron.weights.safetensors_file import file_tensors
+
+READERS: list[tuple[str, Callable[[Path], object]]] = [
+    ("config.json", lambda folder: read_json(folder / "config.json")),
+    ("config.json", lambda folder: read_object(folder / "config.json")),
+    ("model.gguf", lambda folder: GgufFile.open(folder / "model.gguf")),
+    ("model.gguf", model_digest),
+    ("model.safetensors", file_tensors),
+    ("model.safetensors.index.json", file_tensors),
+    ("tokenizer.json", lambda folder: read_tokenizer_json(folder / "tokenizer.json")),
+]
+
+
+@pytest.mark.parametrize(("name", "read"), READERS)
+def test_fifo_is_rejected_at_once(tmp_path: Path, name: str, read: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ModelFileError, match=f"{name}: not a regular file"):
+        read(tmp_path)
+
+
+def test_fifo_as_chat_template_is_ignored(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "chat_template.jinja")
+    assert TemplateSources.in_directory(tmp_path).default is None
+
+
+def test_fifo_as_weights_of_a_described_folder_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(ModelFileError, match="not a regular file"):
+        describe(tmp_path)
+
+
+def test_folder_socket_device_and_link_to_a_device_are_rejected(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "socket"))
+        for path in (tmp_path, tmp_path / "socket", Path("/dev/zero"), tmp_path / "link"):
+            with pytest.raises(ModelFileError, match="not a regular file"):
+                open_model_file(path)
+
+
+def test_regular_file_is_read_up_to_a_size(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * (1 << 20))
+    assert read_model_file(path, 1 << 20) == b"x" * (1 << 20)
+    path.write_bytes(b"x" * ((1 << 20) + 1))
+    with pytest.raises(ModelFileError, match="file is larger than 1 MiB"):
+        read_model_file(path, 1 << 20)
+    with pytest.raises(FileNotFoundError):
+        open_model_file(tmp_path / "missing")
+
+
+def test_use_of_a_fifo_is_marked_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.gguf")
+    assert not is_used(tmp_path / "model.gguf")
+    mark_used(tmp_path / "model.gguf")

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Check names and prose: length of first docstring lines, spelling, private words, files and modules named in docs.
+
+Exits with 1 and one line per finding if a rule is broken. `make lint` runs it.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FIRST_LINE = 80
+
+# American spelling in names and prose; `dialogue`, `license` and `practise` are no findings.
+BRITISH = re.compile(
+    r"(?:quanti|tokeni|normali|seriali|initiali|optimi|summari|organi|recogni|authori|categori|prioriti|minimi|maximi"
+    r"|synchroni|speciali|generali|finali|materiali|reali|utili|visuali|customi|emphasi|randomi|vectori|paralleli)s(?=e|ed|er|es|ing|ation)"
+    r"|colour|behaviour|favour|honour|neighbour|flavour|labour|centre(?!d)|metre\b|licence|defence|offence"
+    r"|modell(?=ed|ing)|labell(?=ed|ing)|travell|signall(?=ed|ing)|catalogu(?!e\b)|analys(?=ed\b|ing\b)",
+    re.IGNORECASE,
+)
+# Public names of other programs, names in prompts of stored results, and a former name in the JSON of `helexa show`.
+SPELLED_OUTSIDE = re.compile(r"(?i)summarise_|catalogue|emphasis\b|synchronise|colours|\"licence\"")
+
+# Words that only helexa's first developers understood, with the words to use.
+PRIVATE = {
+    "foresees": "expects",
+    "overthought": "thought for too long",
+    "tabled": "listed",
+    "wary": "careful",
+    "whoever": "the client (or caller, node)",
+    "somebody": "a client (or caller, user)",
+}
+PRIVATE_WORDS = re.compile(r"\b(" + "|".join(PRIVATE) + r")\b", re.IGNORECASE)
+
+NAMED_PATH = re.compile(r"`((?:src|tests|perf|docs|outside|deploy|examples)/[\w./-]*\w)`")
+NAMED_SOURCE = re.compile(r"`((?:\w+/)+\w+\.(?:py|[ch]))`")
+SOURCES = (ROOT, *filter(Path.is_dir, [ROOT / "src" / "helexa", *(ROOT / "src" / "helexa").rglob("[!_]*")]))
+NAMED_MODULE = re.compile(r"`(helexa(?:\.[a-z_0-9]+)+)`")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Return the tracked files that match `patterns` of git."""
+    listed = subprocess.run(["git", "ls-files", "-z", "--", *patterns], cwd=ROOT, capture_output=True, check=True)
+    return [path for name in listed.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def long_first_lines(path: Path, name: str) -> Iterator[str]:
+    """Yield a finding for each docstring of the module at `path` whose first line is too long."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = (ast.get_docstring(node) or "").partition("\n")[0]
+            if len(first) > FIRST_LINE:
+                yield f"{name}:{node.body[0].lineno}: the first docstring line has {len(first)} characters"
+
+
+def words(path: Path, name: str) -> Iterator[str]:
+    """Yield a finding for each British spelling and each private word in the file at `path`.
+
+    The code blocks of pages are not checked: they quote prompts and other programs.
+    """
+    in_block = False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if path.suffix == ".md" and line.lstrip().startswith("```"):
+            in_block = not in_block
+        if in_block:
+            continue
+        for match in BRITISH.finditer(line):
+            if not SPELLED_OUTSIDE.search(line):
+                yield f"{name}:{number}: {match[0]!r}: use American spelling"
+        for match in PRIVATE_WORDS.finditer(line):
+            yield f"{name}:{number}: {match[0]!r}: write {PRIVATE[match[0].lower()]!r}"
+
+
+def missing_names(path: Path, name: str) -> Iterator[str]:
+    """Yield a finding for each file and module that the page at `path` names and that does not exist."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for match in NAMED_PATH.finditer(line):
+            if not (ROOT / match[1]).exists():
+                yield f"{name}:{number}: the file {match[1]} does not exist"
+        for match in NAMED_SOURCE.finditer(line):
+            if not any((folder / match[1]).exists() for folder in SOURCES):
+                yield f"{name}:{number}: the file {match[1]} does not exist"
+        for match in NAMED_MODULE.finditer(line):
+            if not is_module_or_name(match[1]):
+                yield f"{name}:{number}: the module {match[1]} does not exist"
+
+
+def is_module_or_name(dotted: str) -> bool:
+    """Return whether `dotted` is a module of src or a name that a module's text contains, for example a logger."""
+    folder, module = [str(ROOT / "src")], ROOT / "src"
+    for part in dotted.split("."):
+        spec = PathFinder.find_spec(part, folder)
+        if spec is None:
+            file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+            return file.is_file() and re.search(rf"\b{part}\b", file.read_text(encoding="utf-8")) is not None
+        folder, module = list(spec.submodule_search_locations or []), module / part
+    return True
+
+
+def main() -> int:
+    """Print the findings and return the exit status."""
+    findings: list[str] = []
+    for path in tracked("src/*.[ch]", "src/*.py", "tests/*.py", "perf/*.py", "outside/*.py", "*.md", "docs/*.toml"):
+        name = str(path.relative_to(ROOT))
+        if path.suffix == ".py" and name.startswith("src/"):
+            findings += long_first_lines(path, name)
+        if path.suffix == ".md" and name != "CHANGELOG.md":
+            findings += missing_names(path, name)
+        if name != "CHANGELOG.md":
+            findings += words(path, name)
+    print("\n".join(findings) if findings else "prose: no findings")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
