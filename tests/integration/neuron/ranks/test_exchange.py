@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
@@ -18,9 +19,12 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 def on_ranks(count: int, folder: Path, run: Callable[[int, Distributed], Tensor]) -> list[Tensor]:
     """Return the results of `run(rank, exchange)` on all ranks."""
+    connected = Barrier(count, timeout=60)  # a rank that ends before the others are connected breaks their connections
 
     def rank(number: int) -> Tensor:
-        return run(number, Distributed(RankGroup(number, count), folder / "store", 30.0, CPU))
+        exchange = Distributed(RankGroup(number, count), folder / "store", 30.0, CPU)
+        connected.wait()
+        return run(number, exchange)
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(rank, range(count)))
