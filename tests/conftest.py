@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gguf
 import hypothesis
@@ -15,6 +16,8 @@ import pytest
 import packages
 
 pytest_plugins = ("child_processes",)
+
+CRASHED = pytest.StashKey[bool]()
 
 # Triton kernels run on the CPU, in Triton's interpreter. The first import of Triton reads this variable.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -43,6 +46,20 @@ def pytest_collection_finish() -> None:
     """
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Note that a worker of pytest-xdist crashed: tests were left out."""
+    if error:
+        node.config.stash[CRASHED] = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell a crash from failed tests: `make test` gives only failed tests a second run."""
+    if session.config.stash.get(CRASHED, False):
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 def pytest_unconfigure() -> None:
