@@ -35,7 +35,7 @@ from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.reservation import Reservation
 from helexa.cortex.lifecycle.load_queue import WaitingRequest
 from helexa.cortex.observability.request_record import UPSTREAM_TIMEOUT, RequestRecord
-from helexa.cortex.routing import WarmRoute, affinity_key, breaker_error, route, unknown_model
+from helexa.cortex.routing import WarmRoute, affinity_key, breaker_error, prefix_name, route, unknown_model
 from helexa.cortex.upstream.meter import Usage
 
 DEFAULT_OUTPUT = 8192
@@ -416,7 +416,9 @@ async def wait_for_model(
         raise load_failure
     started_at = asyncio.get_running_loop().time()
     try:
-        load = gateway.lifecycle.serve(model, WaitingRequest(1 if record.principal else 0))
+        prompt = prefix_name(record.affinity_key) if record.affinity_key is not None else ""
+        waiting = WaitingRequest(1 if record.principal else 0, prompt=prompt)
+        load = gateway.lifecycle.serve(model, waiting)
         return await wait_for_load(load, lambda: gateway.lifecycle.progress(model), stream, response)
     finally:
         record.loading = asyncio.get_running_loop().time() - started_at

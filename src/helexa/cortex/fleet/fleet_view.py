@@ -294,7 +294,8 @@ def estimated_mb(view: FleetView, profile: Profile | None, model: str, node: Nod
     """Return the MB that a model on disks needs, by its file headers, or None.
 
     The estimate of `node` is preferred to the largest estimate of other nodes. A catalog entry that sets a
-    quantization for safetensors needs less memory than its files, so there is no estimate for it.
+    quantization for safetensors needs less memory than its files, so there is no estimate for it. The memory of a draft
+    model is included if its files are on a disk.
     """
     source = None if profile is None else profile.full_source()
     local_id = view.local.find(source) if source is not None else None
@@ -302,6 +303,11 @@ def estimated_mb(view: FleetView, profile: Profile | None, model: str, node: Nod
     if profile is not None and profile.quant is not None:
         reports = {name: local for name, local in reports.items() if local.form.lower() == profile.quant.lower()}
     sizes_mb = {name: local.memory_mb for name, local in reports.items() if local.memory_mb is not None}
-    if node is not None and node.name in sizes_mb:
-        return sizes_mb[node.name]
-    return max(sizes_mb.values(), default=None)
+    size_mb = _of_node(sizes_mb, node)
+    draft = None if profile is None or profile.draft_model is None else view.local.find(profile.draft_model)
+    drafts = {name: local.memory_mb or 0 for name, local in view.local.models.get(draft or "", {}).items()}
+    return None if size_mb is None else size_mb + (_of_node(drafts, node) or 0)
+
+
+def _of_node(sizes_mb: Mapping[str, int], node: Node | None) -> int | None:
+    return sizes_mb[node.name] if node is not None and node.name in sizes_mb else max(sizes_mb.values(), default=None)

@@ -94,8 +94,11 @@ def _warm_text(snapshot: FleetSnapshot, model: str) -> str:
     return f"warm: {', '.join(loads)}"
 
 
-def _cached_text(node: Node, model: str) -> str:
+def _cached_text(snapshot: FleetSnapshot, node: Node, model: str) -> str:
     """Return how many conversations the router knows to be cached on a node."""
+    if not has_warm(node, model):
+        saved = len(snapshot.saved_prompts.get((node.name, model), ()))
+        return f"; saved beginnings of prompts: {saved}" if saved else ""
     loads = node.health.models if node.health is not None else ()
     load = next((load for load in loads if load.id == model), None)
     counts = {} if load is None else {"in memory": len(load.memory_prefixes), "on disk": len(load.disk_prefixes)}
@@ -118,7 +121,7 @@ def _verdict(snapshot: FleetSnapshot, node: Node, model: str) -> str:
     if any(pair == ejected and requester.client == ANY for ejected, requester in fleet_view.ejected):
         return "has it, but fails requests that other nodes serve"
     if has_warm(node, model):
-        return f"has it warm, {fleet_view.load(node, model)} in flight{_cached_text(node, model)}"
+        return f"has it warm, {fleet_view.load(node, model)} in flight{_cached_text(snapshot, node, model)}"
     info = node.models.get(model)
     if pair in fleet_view.loading or model in node.activating() or (info is not None and info.status == "loading"):
         return "is loading it"
@@ -144,7 +147,8 @@ def _verdict(snapshot: FleetSnapshot, node: Node, model: str) -> str:
     failure = snapshot.failures.get(pair)
     if failure is not None and failure.retry_at > snapshot.now:
         return f"{failure.message}; next attempt in {_secs(failure.retry_at - snapshot.now)}"
-    return ("asleep: " if is_sleeping(node, model) else "") + _memory_verdict(snapshot, node, profile)
+    state = "asleep: " if is_sleeping(node, model) else ""
+    return state + _memory_verdict(snapshot, node, profile) + _cached_text(snapshot, node, model)
 
 
 def _memory_verdict(snapshot: FleetSnapshot, node: Node, profile: Profile) -> str:

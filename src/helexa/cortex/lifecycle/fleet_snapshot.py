@@ -78,7 +78,8 @@ class FleetSnapshot:
         expected_free: expected free MB by node and device, only for nodes with running or recent loads or unloads. For
             any other node, the free memory that the node last reported is used.
         reserved: MB that running loads will use, by node and device. Needed for nodes that do not report free memory.
-        load_secs, failures, devices, sizes_mb, required_mb, awaited, keep_secs, estimates_mb: see `History`.
+        load_secs, failures, devices, sizes_mb, required_mb, awaited, keep_secs, estimates_mb, saved_prompts: see
+            `History`.
         requested: ids of the models whose load an administrator has requested.
     """
 
@@ -98,6 +99,7 @@ class FleetSnapshot:
     keep_secs: Mapping[str, float] = field(default_factory=dict[str, float])
     requested: frozenset[str] = frozenset()
     estimates_mb: Mapping[str, int] = field(default_factory=dict[str, int])
+    saved_prompts: Mapping[Pair, frozenset[str]] = field(default_factory=dict[Pair, frozenset[str]])
 
     def profile(self, model: str) -> Profile | None:
         """Return how a model is loaded, or None."""
@@ -239,7 +241,7 @@ def _is_loading(node: Node, model: str) -> bool:
 class History:
     """Records of past loads.
 
-    The keys of all mappings except `sizes_mb` and `keep_secs` are pairs (node name, model id).
+    The keys of all mappings except `sizes_mb`, `estimates_mb` and `keep_secs` are pairs (node name, model id).
     """
 
     def __init__(self) -> None:
@@ -255,15 +257,21 @@ class History:
         self.awaited: dict[Pair, float] = {}
         # seconds without requests after which a model is unloaded, by model id, where a client has set them
         self.keep_secs: dict[str, float] = {}
+        # names of the prompts that a model had saved to a node's disk at its last report (see `routing.prefix_name`)
+        self.saved_prompts: dict[Pair, frozenset[str]] = {}
         self._replanned: set[Pair] = set()
 
     def look(self, view: FleetView) -> None:
-        """Copy the memory of each model from the nodes' reports to `sizes_mb`."""
+        """Copy the memory and the saved prompts of each model from the nodes' reports."""
         self.keep_secs = {model: secs for model, secs in self.keep_secs.items() if view.has_model(model)}
         for node in view.nodes:
             for info in node.models.values():
                 if info.vram_used_mb is not None:
                     self.sizes_mb[info.id] = max(0, info.vram_used_mb)
+            # An unloaded model reports nothing, but its prompts stay on the disk of the node.
+            for load in node.health.models if node.health is not None else ():
+                names = load.memory_prefixes | load.disk_prefixes if load.saved_prompts_mb else frozenset[str]()
+                self.saved_prompts[node.name, load.id] = names
 
     def loaded(self, pair: Pair, secs: float | None) -> None:
         """Record a successful load, with its duration if this gateway started the load."""

@@ -285,6 +285,7 @@ class Lifecycle:
             self._history.keep_secs,
             frozenset(pending.model for pending in self._pending.values() if pending.by_admin),
             self._history.estimates_mb,
+            self._history.saved_prompts,
         )
 
     async def run(self) -> None:

@@ -24,10 +24,15 @@ _MAX_RETRY_SECS = 3600
 
 @dataclass(frozen=True)
 class WaitingRequest:
-    """A request that waits until its model is loaded. A higher `priority` comes first."""
+    """A request that waits until its model is loaded. A higher `priority` comes first.
+
+    Attributes:
+        prompt: name of its prompt in the reports of nodes (see `routing.prefix_name`); empty if it has none.
+    """
 
     priority: int = 0
     enqueued: float = field(default_factory=time.monotonic)
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +43,14 @@ class QueuedModel:
         node: name of the node on which the model must be loaded, or None if any node will do.
         since: arrival time of the oldest request that waits for the model (monotonic seconds).
         priority: highest priority of the waiting requests; a higher number goes first.
+        prompts: names of the waiting prompts, for nodes that have saved them.
     """
 
     model: str
     since: float
     priority: int = 0
     node: str | None = None
+    prompts: frozenset[str] = frozenset()
 
 
 class PendingLoad:
@@ -63,10 +70,11 @@ class PendingLoad:
 
     @property
     def queued(self) -> QueuedModel:
-        """The model with the arrival and the priority of the requests that wait for it."""
+        """The model with arrival, priority and prompts of the requests that wait for it."""
         since = min((waiter.enqueued for waiter in self._waiters), default=inf)
         priority = max((waiter.priority for waiter in self._waiters), default=0)
-        return QueuedModel(self.model, since, priority, self.node)
+        prompts = frozenset(waiter.prompt for waiter in self._waiters if waiter.prompt)
+        return QueuedModel(self.model, since, priority, self.node, prompts)
 
     def has_waiters(self) -> bool:
         """Return whether any request waits for the model."""
@@ -136,7 +144,9 @@ def decide(
     for waiter in queue_order(queue, snapshot.now, swap_wait_secs):
         try:
             eligible = snapshot if waiter.node is None else snapshot.restricted(waiter.node.__eq__)
-            decision: ColdPlacement | DelayedPlacement | ApiError = place(eligible, waiter.model, waiter.since, claimed)
+            decision: ColdPlacement | DelayedPlacement | ApiError = place(
+                eligible, waiter.model, waiter.since, claimed, waiter.prompts
+            )
         except ApiError as error:
             decision = error
         decisions.append(QueueDecision(waiter, decision))

@@ -252,11 +252,11 @@ class ServedModel:
         for field, total in self._totals().items():
             setattr(load, field, total)
         memory, disk = engine.prefixes.memory, engine.prefixes.disk
-        # A model that sleeps has saved its prompts.
-        load.memory_prefixes, load.disk_prefixes = (
-            (frozenset(memory), frozenset(disk)) if engine.alive else (frozenset(), frozenset([*memory, *disk]))
-        )
-        load.saved_prompts_mb = engine.disk.size >> 20
+        if engine.alive:
+            load.memory_prefixes, load.disk_prefixes = frozenset(memory), frozenset(disk)
+        elif engine.options.prefix_disk_mb:  # a model that sleeps has saved its prompts
+            load.disk_prefixes = frozenset([*memory, *disk])
+        load.saved_prompts_mb = -(-engine.disk.size >> 20)
         load.draft_gain = round(engine.drafts.gain, 3)
         load.tok_s_prefill, load.tok_s_decode = round(self._tok_s_prefill, 2), round(self._tok_s_decode, 2)
         return load

@@ -365,15 +365,19 @@ async def cancel(request: Request) -> Response:
 async def estimate(request: Request) -> Response:
     """Handle `POST /models/estimate`: estimate a model's memory unloaded.
 
-    The body is that of a load request. The response has `memory_mb`, or null if it is unknown.
+    The body is that of a load request. The response has `memory_mb`, with that of the draft model, or null if it is
+    unknown.
     """
     inventory: LocalInventory | None = request.app.state.inventory
     spec = parse(ModelSpec, await read_json(request))
     if inventory is None:
         return JsonResponse({"memory_mb": None})
+    sizes_mb: list[int | None] = []
     try:
-        source = ModelSource.parse(source_text(spec), request.app.state.default_source)
-        return JsonResponse({"memory_mb": await inventory.estimate_mb(source, source.quant(spec.quant))})
+        for part in (spec, *([ModelSpec(model_id=spec.draft_model)] if spec.draft_model else [])):
+            source = ModelSource.parse(source_text(part), request.app.state.default_source)
+            sizes_mb.append(await inventory.estimate_mb(source, source.quant(part.quant)))
+        return JsonResponse({"memory_mb": None if None in sizes_mb else sum(filter(None, sizes_mb))})
     except SourceError as error:
         raise ApiError(400, error.kind, str(error), param="source") from None
 

@@ -1,6 +1,7 @@
 """The database interface on SQLite and PostgreSQL: placeholders, transactions, batches, migrations."""
 
 import asyncio
+import re
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -111,8 +112,24 @@ async def test_database_of_a_newer_version_is_rejected(database: Database):
 
 async def test_database_of_an_unreleased_version_is_rejected(database: Database):
     await database.execute("UPDATE migrations SET version = 3")
-    with pytest.raises(HelexaError, match="version 3, from an unreleased helexa; set ledger"):
+    with pytest.raises(HelexaError, match=r"version 3, from an unreleased helexa; (move the files|set ledger)"):
         await database.migrate()
+
+
+async def test_advice_about_a_sqlite_database_of_an_unreleased_version_works(tmp_path: Path):
+    """`helexa up` has its database in its state folder, and its user knows no `ledger.url`."""
+    url = f"sqlite:{tmp_path}/cortex.db"
+    database = await open_database(url)
+    await database.migrate()
+    await database.execute("UPDATE migrations SET version = 3")
+    with pytest.raises(HelexaError, match=re.escape(f"move the files {tmp_path}/cortex.db* away")):
+        await database.migrate()
+    await database.close()
+    for file in tmp_path.glob("cortex.db*"):
+        file.rename(tmp_path / f"old-{file.name}")
+    database = await open_database(url)
+    await database.migrate()
+    await database.close()
 
 
 async def test_sqlite_file_is_accessible_to_its_owner_only(tmp_path: Path):

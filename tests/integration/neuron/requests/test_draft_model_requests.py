@@ -32,6 +32,10 @@ async def test_draft_model_of_a_load_request_is_used_and_reported(tmp_path: Path
     async with running({f"NEURON_HARNESS__TORCH__{name}": value for name, value in OPTIONS.items()}, None) as node:
         status, error = await load(node, source=model, draft_model=f"file:{tmp_path}/other")
         assert status == 400, error
+        _, alone = await node.post("/models/estimate", {"model_id": "org/tiny", "source": model})
+        spec = {"model_id": "org/tiny", "source": model, "draft_model": draft}
+        _, together = await node.post("/models/estimate", spec)
+        assert together["memory_mb"] > alone["memory_mb"] > 0
         assert await load(node, source=model) == (200, {"status": "loaded"})
         plain = await complete(node)
         await node.post("/models/unload", {"model_id": "org/tiny"})

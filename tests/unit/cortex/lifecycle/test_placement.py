@@ -1,6 +1,6 @@
 """Placement and eviction decisions as pure functions of a fleet snapshot."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.core.catalog import Catalog, Profile
+from helexa.core.display import memory_text
 from helexa.core.errors import ApiError
-from helexa.core.fleet import Discovery, Health, ModelInfo
+from helexa.core.fleet import Discovery, Health, ModelInfo, ModelLoad
 from helexa.core.local_models import LocalModel, LocalModels
 from helexa.cortex.config import EvictionSection
 from helexa.cortex.fleet.fleet_view import FleetView, LocalIndex, Node
@@ -288,8 +289,7 @@ def test_node_with_a_failed_load_is_skipped_during_back_off() -> None:
 
 def test_load_failure_overrides_an_outdated_loading_status() -> None:
     failure = Failure("out of memory", temporary=True, times=1, retry_at=NOW + 3.2)
-    outdated = node("a")
-    outdated.models["A"] = ModelInfo(id="A", status="loading")
+    outdated = replace(node("a"), models={"A": ModelInfo(id="A", status="loading")})
     with pytest.raises(ApiError, match="out of memory"):
         place(snapshot_of(outdated, failures={("a", "A"): failure}), "A")
     decision = place(snapshot_of(outdated, node("b"), failures={("a", "A"): failure}), "A")
@@ -564,6 +564,41 @@ def test_files_on_a_disk_give_the_memory_of_a_catalog_entry_without_vram_mb() ->
     with pytest.raises(ApiError, match="not found"):
         place(snapshot, "M")  # this gateway serves only the catalog
     assert "local_models = true" in explain(snapshot, "M").candidates[0].verdict
+
+
+def test_draft_model_on_a_disk_counts_in_the_estimate_of_its_model() -> None:
+    view = on_disk(cpu_node("a", free=16_000), M=15_000, draft=2000)
+    for draft, needs_mb in ((None, 15_000), ("draft", 17_000), ("gone", 15_000)):
+        snapshot = FleetSnapshot(view, catalog(M={"draft_model": draft}), NOW, settings=FAST)
+        assert snapshot.needs_mb("M") == needs_mb
+        assert explain(snapshot, "M").candidates[0].verdict.startswith(f"needs {memory_text(needs_mb)}, 15.6 GB free")
+
+
+def test_node_that_has_saved_the_waiting_prompt_is_preferred() -> None:
+    history, prompt = History(), frozenset({"00ff"})
+
+    def saver(name: str, *models: str, memory: Set[str] = prompt, **fields: Any) -> Node:
+        saved = ModelLoad(id="A", memory_prefixes=frozenset(memory), saved_prompts_mb=9)
+        return replace(node(name, *models), health=Health(models=[saved]), **fields)
+
+    def chosen(*nodes: Node, prompts: Set[str] = prompt) -> str:
+        snapshot = snapshot_of(*nodes, saved_prompts=history.saved_prompts)
+        queue = [Queued("A", NOW, prompts=frozenset(prompts))]
+        (decided,) = decide(queue, lambda: snapshot, lambda _queued, _cold: None)
+        assert isinstance(decided.decision, ColdPlacement)
+        return decided.decision.node
+
+    history.look(FleetView((node("a"), saver("b", "A"), saver("c", "A", memory={"other"}))))
+    assert chosen(node("a"), node("b"), node("c")) == "b"  # although the model is unloaded there by now
+    assert chosen(node("a"), node("b"), node("c"), prompts=frozenset()) == "a"
+    sleeping = {"A": ModelInfo(id="A", status="sleeping")}
+    assert chosen(replace(node("a"), models=sleeping), node("b")) == "b"
+    assert chosen(replace(node("a"), models=sleeping), replace(node("b"), models=sleeping)) == "b"
+    assert chosen(node("a"), node("b", "B", gpus=[24000])) == "a"  # no eviction for the prompt
+    verdicts = explain(snapshot_of(node("a"), node("b"), saved_prompts=history.saved_prompts), "A").candidates
+    assert ["saved beginnings of prompts: 1" in candidate.verdict for candidate in verdicts] == [False, True]
+    history.look(FleetView((replace(node("b", "A"), health=Health(models=[ModelLoad(id="A")])),)))
+    assert chosen(node("a"), node("b")) == "a"  # cleared
 
 
 def test_cpu_node_has_the_memory_that_it_reports_as_grantable_and_not_its_total() -> None:

@@ -49,7 +49,13 @@ class Database(Sql):
 
     A statement that writes and returns rows must run in a `transaction`, because `fetch` may use a connection that only
     reads. All methods raise `DatabaseError` when the database does not answer.
+
+    Args:
+        replacement: what to do to begin with an empty database, for error messages.
     """
+
+    def __init__(self, replacement: str) -> None:
+        self._replacement = replacement
 
     @abstractmethod
     def transaction(self, *, durable: bool = False) -> AbstractAsyncContextManager[Sql]:
@@ -122,7 +128,7 @@ class Database(Sql):
             if 0 < current < min(migrations):
                 raise ConfigError(
                     f"the ledger's database is at version {current}, from an unreleased helexa; "
-                    "set ledger.url to a new database, and create the keys again with `cortex keys create`"
+                    f"{self._replacement}. Its keys and usage are not read"
                 )
             for version in sorted(version for version in migrations if version > current):
                 name, text = migrations[version]

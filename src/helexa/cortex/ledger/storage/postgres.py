@@ -176,6 +176,7 @@ def _description(error: Exception) -> str:
 
 class _Postgres(Database):
     def __init__(self, pool: "asyncpg.Pool") -> None:
+        super().__init__("set ledger.url to a new database, and create the keys again with `cortex keys create`")
         self._pool = pool
 
     @asynccontextmanager

@@ -139,6 +139,7 @@ class _Worker:
 
 class _Sqlite(Database):
     def __init__(self, file: Path, writer: _Worker, reader: _Worker) -> None:
+        super().__init__(f"move the files {file}* away")
         self._file, self._writer, self._reader = file, writer, reader
         self._write_lock = asyncio.Lock()  # held by the open transaction
         self._lock_descriptor: int | None = None
