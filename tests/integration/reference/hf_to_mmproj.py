@@ -16,6 +16,7 @@ PROJECTORS = {
     "qwen2_5_vl": gguf.VisionProjectorType.QWEN25VL,
     "gemma3": gguf.VisionProjectorType.GEMMA3,
     "gemma4": gguf.VisionProjectorType.GEMMA4V,
+    "llava": gguf.VisionProjectorType.PIXTRAL,
     "mistral3": gguf.VisionProjectorType.PIXTRAL,
     "idefics3": gguf.VisionProjectorType.IDEFICS3,
     "smolvlm": gguf.VisionProjectorType.IDEFICS3,
@@ -84,7 +85,14 @@ _GEMMA4 = [
     (r"self_attn\.o_proj", "attn_out"),
     (r"mlp\.(\w+)_proj", r"ffn_\1"),
 ]
-_RULES = {"gemma4": _GEMMA4, "mistral3": _PIXTRAL, "gemma3": _SIGLIP, "idefics3": _SIGLIP, "smolvlm": _SIGLIP}
+_RULES = {
+    "gemma4": _GEMMA4,
+    "llava": _PIXTRAL,
+    "mistral3": _PIXTRAL,
+    "gemma3": _SIGLIP,
+    "idefics3": _SIGLIP,
+    "smolvlm": _SIGLIP,
+}
 _SWAPPED = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 
 
@@ -121,7 +129,7 @@ def write_mmproj(
     writer.add_vision_image_mean(mean)
     writer.add_vision_image_std(deviation)
     eps = getattr(vision, "layer_norm_eps", None) or getattr(vision, "rms_norm_eps", None)
-    writer.add_vision_attention_layernorm_eps(eps or (1e-5 if config.model_type == "mistral3" else 1e-6))
+    writer.add_vision_attention_layernorm_eps(eps or (1e-5 if vision.model_type == "pixtral" else 1e-6))
     _add_own_keys(writer, config)
     for name, tensor in _tensors(model, swapped):
         array = tensor.float().contiguous().numpy()
@@ -144,9 +152,10 @@ def _add_own_keys(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     if config.model_type == "gemma4":
         writer.add_vision_projector_scale_factor(vision.pooling_kernel_size)
         return
-    if config.model_type == "mistral3":
+    if vision.model_type == "pixtral":
         writer.add_vision_use_silu(True)
-        writer.add_vision_spatial_merge_size(config.spatial_merge_size)
+        if config.model_type == "mistral3":
+            writer.add_vision_spatial_merge_size(config.spatial_merge_size)
         return
     writer.add_vision_use_gelu(True)
     if config.model_type.startswith("qwen3"):
@@ -185,7 +194,7 @@ def _tensors(model: PreTrainedModel, swapped: bool) -> Iterator[tuple[str, Tenso
             yield short, tensor.view(len(tensor), 16, 16, 3).permute(0, 3, 1, 2)
         elif tensor.dim() == 0:
             yield short, tensor[None]
-        elif model.config.model_type == "mistral3" and re.search(r"attn_[qk]\.", short):
+        elif model.config.vision_config.model_type == "pixtral" and re.search(r"attn_[qk]\.", short):
             heads = model.config.vision_config.num_attention_heads
             yield short, tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
         elif short == "v.token_embd":

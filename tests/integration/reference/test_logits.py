@@ -192,6 +192,16 @@ OLDER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "llama", "rope_parameters": LINEAR | {"rope_theta": 500.0}},
         {"rope_parameters": None, "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
     ),
+    "mistral, text of Pixtral": (  # its configuration omits the number of heads
+        {
+            "model_type": "mistral",
+            "hidden_size": 256,
+            "num_attention_heads": 32,
+            "head_dim": 16,
+            "sliding_window": None,
+        },
+        {"num_attention_heads": None},
+    ),
     "mistral with types": (  # newer configurations say "ministral"
         {"model_type": "ministral", "head_dim": 16, "sliding_window": 40, "layer_types": [FULL, SLIDING, SLIDING]},
         {"model_type": "mistral"},
@@ -337,7 +347,7 @@ def test_text_model_of_a_multimodal_model_matches(
 ) -> None:
     tiny = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     auto = AutoModelForCausalLM if model_type == "gemma3" else AutoModelForImageTextToText
-    settings = {"text_config": SHAPE | text, "vision_config": tiny | vision} | PROJECTOR
+    settings: dict[str, Any] = {"text_config": SHAPE | text, "vision_config": tiny | vision} | PROJECTOR
     reference = tiny_model(tmp_path, auto=auto, model_type=model_type, **settings)
     assert_equal_to(reference, load(tmp_path))
 
@@ -419,7 +429,8 @@ def test_unsupported_setting_of_muse_glimmer_is_rejected_by_name(
 
 def test_longrope_uses_the_long_factors_for_a_longer_context(tmp_path: Path) -> None:
     factors = LONGROPE["long_factor"]
-    reference = tiny_model(tmp_path, **SHAPE | PHI3 | {"rope_parameters": LONGROPE | {"short_factor": factors}})
+    settings: dict[str, Any] = SHAPE | PHI3 | {"rope_parameters": LONGROPE | {"short_factor": factors}}
+    reference = tiny_model(tmp_path, **settings)
     rewrite(tmp_path, rope_parameters=LONGROPE)
     options = EngineOptions(dtype="float32", context_length=513, kv_cache_mb=64)
     assert_equal_to(reference, load_once(tmp_path, options))

@@ -16,7 +16,13 @@ STEPS = 8
 
 NATIVE = {"dtype": "auto", "kernels": "auto"}
 NATIVE_MODELS = [(name, NATIVE) for name in ("qwen3_5", "qwen3_vl", "gemma3", "gemma4")]
-LIKE_OTHERS = ("qwen3_5_moe", "gemma4", "idefics3", "mistral3")  # their images are handled as those of other models
+LIKE_OTHERS = (
+    "qwen3_5_moe",
+    "gemma4",
+    "idefics3",
+    "llava",
+    "mistral3",
+)  # their images are handled as those of other models
 MODELS = [(name, {}) for name in TEXTS] + NATIVE_MODELS
 
 

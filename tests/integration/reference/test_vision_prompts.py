@@ -67,7 +67,7 @@ def qwen(processor: type[Qwen3VLProcessor | Qwen2_5_VLProcessor], patch_size: in
     )
 
     def texts(images: Sequence[Image.Image]) -> list[str]:
-        inputs = preprocessing(list(images), return_tensors="pt")
+        inputs: Any = preprocessing(list(images), return_tensors="pt")
         self: Any = SimpleNamespace(image_processor=preprocessing, image_token="<|image_pad|>")
         return [processor.replace_image_token(self, inputs, index) for index in range(len(images))]
 
@@ -76,7 +76,7 @@ def qwen(processor: type[Qwen3VLProcessor | Qwen2_5_VLProcessor], patch_size: in
 
 def tiled(processor: type[Idefics3Processor | SmolVLMProcessor], preprocessing: Any) -> Texts:
     def texts(images: Sequence[Image.Image]) -> list[str]:
-        inputs = preprocessing([list(images)], return_row_col_info=True)
+        inputs: Any = preprocessing([list(images)], return_row_col_info=True)
         self: Any = SimpleNamespace(
             fake_image_token=FAKE,
             image_token="<image>",
@@ -90,28 +90,35 @@ def tiled(processor: type[Idefics3Processor | SmolVLMProcessor], preprocessing: 
 
 
 def gemma3(images: Sequence[Image.Image]) -> list[str]:
-    inputs = Gemma3ImageProcessorPil(size={"height": 112, "width": 112})(list(images))
+    inputs: Any = Gemma3ImageProcessorPil(size={"height": 112, "width": 112})(list(images))
     sequence = f"\n\n<start_of_image>{'<image_soft_token>' * 16}<end_of_image>\n\n"
     self: Any = SimpleNamespace(full_image_sequence=sequence)
     return [Gemma3Processor.replace_image_token(self, inputs, index) for index in range(len(images))]
 
 
 def gemma4(images: Sequence[Image.Image]) -> list[str]:
-    inputs = Gemma4ImageProcessorPil(max_soft_tokens=70)(list(images))
+    inputs: Any = Gemma4ImageProcessorPil(max_soft_tokens=70)(list(images))
     self: Any = SimpleNamespace(boi_token="<|image>", eoi_token="<image|>", image_token="<|image|>")
     return [Gemma4Processor.replace_image_token(self, inputs, index) for index in range(len(images))]
 
 
-def pixtral(images: Sequence[Image.Image]) -> list[str]:
-    """Return what `PixtralProcessor.replace_image_token` returns. Its module requires torchvision."""
-    sizes = PixtralImageProcessorPil(size={"longest_edge": 140}, patch_size=28)(list(images))["image_sizes"]
-    rows = [["[IMG]" * (width // 28)] * (height // 28) for height, width in sizes]
-    return ["[IMG_BREAK]".join(texts) + "[IMG_END]" for texts in rows]
+def pixtral(token: int) -> Texts:
+    """Return what `PixtralProcessor.replace_image_token` returns. Its module requires torchvision.
+
+    `token` is the height and the width of a token in pixels.
+    """
+
+    def texts(images: Sequence[Image.Image]) -> list[str]:
+        sizes = PixtralImageProcessorPil(size={"longest_edge": 140}, patch_size=token)(list(images))["image_sizes"]
+        rows = [["[IMG]" * (width // token)] * (height // token) for height, width in sizes]
+        return ["[IMG_BREAK]".join(texts) + "[IMG_END]" for texts in rows]
+
+    return texts
 
 
 QWEN_SETTINGS = {"size": {"shortest_edge": 4096, "longest_edge": 65536}}
-IDEFICS3 = {"size": {"longest_edge": 224}, "max_image_size": {"longest_edge": 112}}
-SMOLVLM = {"size": {"longest_edge": 192}, "max_image_size": {"longest_edge": 96}}
+IDEFICS3: dict[str, Any] = {"size": {"longest_edge": 224}, "max_image_size": {"longest_edge": 112}}
+SMOLVLM: dict[str, Any] = {"size": {"longest_edge": 192}, "max_image_size": {"longest_edge": 96}}
 CASES: dict[str, tuple[dict[str, Any], Texts]] = {
     "qwen3_5": (QWEN_SETTINGS, qwen(Qwen3VLProcessor, 16)),
     "qwen3_5_moe": (QWEN_SETTINGS, qwen(Qwen3VLProcessor, 16)),
@@ -119,7 +126,8 @@ CASES: dict[str, tuple[dict[str, Any], Texts]] = {
     "qwen2_5_vl": (QWEN_SETTINGS, qwen(Qwen2_5_VLProcessor, 14)),
     "gemma3": ({}, gemma3),
     "gemma4": ({"max_soft_tokens": 70}, gemma4),
-    "mistral3": ({}, pixtral),
+    "llava": ({}, pixtral(14)),
+    "mistral3": ({}, pixtral(28)),
     "idefics3": (IDEFICS3, tiled(Idefics3Processor, Idefics3ImageProcessorPil(**IDEFICS3))),
     "smolvlm": (SMOLVLM, tiled(SmolVLMProcessor, SmolVLMImageProcessorPil(**SMOLVLM))),
 }
@@ -208,7 +216,7 @@ def test_attention_ranges_equal_those_of_gemma3_in_transformers() -> None:
             sliding_window=window,
             num_hidden_layers=2,
             layer_types=["sliding_attention", "full_attention"],
-            attn_implementation="eager",
+            attn_implementation="eager",  # pyright: ignore[reportCallIssue] - a setting of the base class
         ),
         inputs_embeds=torch.zeros(1, length, 8),
         attention_mask=None,

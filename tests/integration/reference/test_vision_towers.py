@@ -2,6 +2,7 @@
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -161,8 +162,9 @@ def test_all_kernels_are_close_to_transformers(model_type: str, ops: Ops, tmp_pa
 def test_quantization_at_load(model_type: str, ops: Ops, tmp_path: Path) -> None:
     model = save_model(tmp_path, model_type)
     tower, checkpoint = open_tower(tmp_path, ops, policy=VisionQuantPolicy("q4k"))
+    new_ops: Any = type(ops)
     plain_bytes, quantized_bytes = (
-        open_tower(tmp_path, type(ops)(*_arguments(ops)), policy=VisionQuantPolicy(quant))[0].loader.matrix_bytes
+        open_tower(tmp_path, new_ops(*_arguments(ops)), policy=VisionQuantPolicy(quant))[0].loader.matrix_bytes
         for quant in ("", "q4k")
     )
     assert not ops.quantized or quantized_bytes < 0.8 * plain_bytes
@@ -199,6 +201,25 @@ def test_unsupported_or_wrong_setting_is_rejected(model_type: str, key: str, val
     with open_vision_checkpoint(tmp_path) or pytest.fail("no checkpoint") as checkpoint:
         checkpoint.config["vision_config"][key] = value
         with pytest.raises(ModelFileError):
+            _build(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "value"),
+    [
+        ("llava", "vision_feature_layer", -2),
+        ("llava", "vision_feature_layer", None),  # LLaVA's default is -2
+        ("llava", "vision_feature_select_strategy", "default"),
+        ("llava", "projector_hidden_act", "relu"),
+        ("mistral3", "vision_feature_layer", -2),
+        ("mistral3", "spatial_merge_size", 0),
+    ],
+)
+def test_projector_with_another_input_is_rejected(model_type: str, key: str, value: object, tmp_path: Path) -> None:
+    save_model(tmp_path, model_type)
+    with open_vision_checkpoint(tmp_path) or pytest.fail("no checkpoint") as checkpoint:
+        checkpoint.config[key] = value
+        with pytest.raises(ModelFileError, match=key):
             _build(checkpoint)
 
 

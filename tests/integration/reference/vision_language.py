@@ -80,6 +80,7 @@ TEXTS: dict[str, dict[str, Any]] = {
         "use_bidirectional_attention": "vision",
         "final_logit_softcapping": 3.0,
     },
+    "llava": {"model_type": "mistral", "sliding_window": None},
     "mistral3": {"model_type": "mistral", "sliding_window": None},
     "idefics3": {"model_type": "llama"},
     "smolvlm": {"model_type": "llama"},
@@ -172,9 +173,9 @@ class VisionLanguageModel:
         elif prompt.images and self.model_type == "gemma4":
             inputs["pixel_values"], inputs["image_position_ids"] = gemma4_inputs(prompt.images)
             inputs["mm_token_type_ids"] = types.int()
-        elif prompt.images and self.model_type == "mistral3":
+        elif prompt.images and self.model_type in ("mistral3", "llava"):
             size = self.reference.config.vision_config.patch_size
-            pixels = [pixels_of(image, size, 2) for image in prompt.images]
+            pixels = [pixels_of(image, size, 2 if self.model_type == "mistral3" else 1) for image in prompt.images]
             height, width = (max(image.shape[axis] for image in pixels) for axis in (2, 3))
             padded = [F.pad(image, (0, width - image.shape[3], 0, height - image.shape[2])) for image in pixels]
             inputs["pixel_values"] = torch.cat(padded)

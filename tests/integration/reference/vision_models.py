@@ -48,6 +48,16 @@ _SIGLIP = {
     "num_attention_heads": 4,
     "vision_use_head": False,
 }
+_PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 96,
+    "intermediate_size": 84,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 140,
+    "patch_size": 14,
+    "hidden_act": "silu",
+}
 _MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}}
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -91,18 +101,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "text_config": {**_TEXT, "hidden_size_per_layer_input": 0},
         "audio_config": None,
     },
-    "mistral3": {
-        "vision_config": {
-            "model_type": "pixtral",
-            "hidden_size": 96,
-            "intermediate_size": 84,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "image_size": 140,
-            "patch_size": 14,
-            "hidden_act": "silu",
-        },
+    "mistral3": {"vision_config": _PIXTRAL, "text_config": {**_TEXT, "model_type": "mistral"}},
+    "llava": {
+        "vision_config": _PIXTRAL,
         "text_config": {**_TEXT, "model_type": "mistral"},
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
     },
     "idefics3": {"vision_config": {**_SIGLIP, "image_size": 112, "patch_size": 14}, "text_config": _TEXT},
     "smolvlm": {
@@ -117,6 +121,7 @@ _SPLITTING = {"size": {"longest_edge": 224}, "max_image_size": {"longest_edge": 
 PREPROCESSORS = {
     "qwen3_5": {"size": {"shortest_edge": 4096, "longest_edge": 65536}},
     "gemma4": {"max_soft_tokens": 40, "do_normalize": False},
+    "llava": {"size": {"longest_edge": 140}},
     "mistral3": {"size": {"longest_edge": 140}},
     "idefics3": _SPLITTING,
     "smolvlm": {"size": {"longest_edge": 192}, "max_image_size": {"longest_edge": 96}},
@@ -184,8 +189,8 @@ def expected_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -
                 )
                 for image in images
             ]
-        if model_type == "mistral3":
-            pixels = [pixels_of(image, size, 2) for image in images]
+        if model_type in ("mistral3", "llava"):
+            pixels = [pixels_of(image, size, 2 if model_type == "mistral3" else 1) for image in images]
             outputs = [
                 model.model.get_image_features(image, image_sizes=[image.shape[2:]], return_dict=True)
                 for image in pixels

@@ -159,7 +159,12 @@ class Llama(Decoder):
 class Mistral(Llama):
     """Llama with a sliding window in all layers, or in none if it is null."""
 
-    defaults: ClassVar = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
+    defaults: ClassVar = {
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    }
     types = ("full_attention", "sliding_attention")
 
     def layer_type(self, index: int) -> str:

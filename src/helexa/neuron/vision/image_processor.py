@@ -218,15 +218,13 @@ def _idefics3(
     )
 
 
-def _mistral3(
-    config: Mapping[str, Any], vision: Mapping[str, Any], preprocessor: Mapping[str, Any]
-) -> PixtralProcessor:
+def _pixtral(config: Mapping[str, Any], vision: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> PixtralProcessor:
     longest_edge = (preprocessor.get("size") or {}).get("longest_edge") or vision["image_size"]
     return msgspec.convert(
         {
             "type": "pixtral",
             "patch_size": vision["patch_size"],
-            "merge": config.get("spatial_merge_size", 2),
+            "merge": config.get("spatial_merge_size", 2) if config["model_type"] == "mistral3" else 1,
             "longest_edge": longest_edge,
             **_common(preprocessor, Image.Resampling.BICUBIC, CLIP_MEAN, CLIP_STD),
         },
@@ -255,7 +253,8 @@ _READERS: dict[str, _Reader] = {
     "qwen2_5_vl": _qwen2_5,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
-    "mistral3": _mistral3,
+    "llava": _pixtral,
+    "mistral3": _pixtral,
     "idefics3": _idefics3,
     "smolvlm": _idefics3,
 }

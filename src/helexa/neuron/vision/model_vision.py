@@ -159,6 +159,7 @@ def _rows(layout: ImageLayout) -> str:
 
 _AROUND = "<fake_token_around_image>"
 _QWEN = ImageText("<|image_pad|>", "<|image_pad|>", lambda layout: "<|image_pad|>")
+_PIXTRAL = ImageText("[IMG]", "[IMG]", _rows)
 _IDEFICS3 = ImageText("<image>", "<image>", _tiles)
 _TEXTS = {
     "qwen3_5": _QWEN,
@@ -172,7 +173,8 @@ _TEXTS = {
         lambda layout: "\n\n<start_of_image><image_soft_token><end_of_image>\n\n",
     ),
     "gemma4": ImageText("<|image|>", "<|image|>", lambda layout: "<|image><|image|><image|>"),
-    "mistral3": ImageText("[IMG]", "[IMG]", _rows),
+    "llava": _PIXTRAL,
+    "mistral3": _PIXTRAL,
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
 }

@@ -37,6 +37,16 @@ _SIGLIP = {
     "layer_norm_eps": 1e-6,
     "image_size": 224,
 }
+_PIXTRAL = {
+    "num_channels": 3,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 1024,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+}
 _IDEFICS = {**_SIGLIP, "hidden_size": 1152, "intermediate_size": 3072, "num_attention_heads": 16, "patch_size": 32}
 
 # Settings of `vision_config` that `config.json` may omit, as in the configuration classes of transformers.
@@ -75,16 +85,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "pooling_kernel_size": 3,
         "position_embedding_size": 10240,
     },
-    "mistral3": {
-        "num_channels": 3,
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "image_size": 1024,
-        "patch_size": 16,
-        "hidden_act": "gelu",
-    },
+    "llava": _PIXTRAL,
+    "mistral3": _PIXTRAL,
     "idefics3": _IDEFICS,
     "smolvlm": _IDEFICS,
 }
@@ -118,7 +120,11 @@ def has_vision(model: Path, mmproj: Path | None = None) -> bool:
 
 
 def _has_known_vision(config: Mapping[str, Any]) -> bool:
-    return isinstance(config.get("vision_config"), dict) and config.get("model_type") in _DEFAULTS
+    vision, model_type = config.get("vision_config"), config.get("model_type")
+    if not isinstance(vision, dict) or model_type not in _DEFAULTS:
+        return False
+    # The other models of this type have CLIP towers.
+    return model_type != "llava" or vision.get("model_type") == "pixtral"
 
 
 def read_vision_config(model: Path, mmproj: Path | None = None) -> VisionConfig | None:
@@ -343,6 +349,9 @@ def _pixtral(metadata: Metadata, file: GgufFile) -> tuple[_Config, _Config]:
     preprocessor = {**_preprocessor(metadata, file), "size": {"longest_edge": vision["image_size"]}}
     merge = metadata.integer("vision.spatial_merge_size", 1)
     eps = {"rms_norm_eps": vision["layer_norm_eps"]}
+    if "mm.patch_merger.weight" not in file.tensors:  # Pixtral 12B
+        config = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+        return {"model_type": "llava", "vision_config": vision, **config}, preprocessor
     return {
         "model_type": "mistral3",
         "vision_config": vision,

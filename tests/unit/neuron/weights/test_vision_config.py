@@ -48,7 +48,13 @@ def test_missing_settings_have_the_defaults_of_transformers(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "config", [{"model_type": "qwen3"}, {"model_type": "other", "vision_config": {}}, {**QWEN, "vision_config": None}]
+    "config",
+    [
+        {"model_type": "qwen3"},
+        {"model_type": "other", "vision_config": {}},
+        {**QWEN, "vision_config": None},
+        {"model_type": "llava", "vision_config": {"model_type": "clip_vision_model"}},
+    ],
 )
 def test_model_without_supported_vision_part(config: dict[str, Any], tmp_path: Path) -> None:
     folder = folder_with(tmp_path, config)

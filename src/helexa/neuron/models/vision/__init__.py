@@ -12,6 +12,7 @@ _CLASSES = {
     "gemma3": ("siglip", "Gemma3Tower"),
     "gemma4": ("gemma4", "Gemma4Tower"),
     "idefics3": ("siglip", "Idefics3Tower"),
+    "llava": ("pixtral", "PixtralTower"),
     "mistral3": ("pixtral", "PixtralTower"),
     "qwen2_5_vl": ("qwen", "Qwen25VlTower"),
     "qwen3_5": ("qwen", "Qwen35Tower"),

@@ -1,6 +1,6 @@
-"""Pixtral, the tower of Mistral Small 3.1 and Ministral 3.
+"""Pixtral, the tower of Pixtral 12B, Mistral Small 3.1 and Ministral 3.
 
-References: transformers `modeling_pixtral`, `modeling_mistral3`.
+References: transformers `modeling_pixtral`, `modeling_mistral3`, `modeling_llava`.
 """
 
 from typing import ClassVar
@@ -25,7 +25,10 @@ _PROJECTOR = "multi_modal_projector"
 
 
 class PixtralTower(VisionTower):
-    """A vision transformer with rotary positions, and a merger of adjacent patches."""
+    """A vision transformer with rotary positions, and a merger of adjacent patches.
+
+    Pixtral 12B (`llava`) has no merger: each patch becomes a token.
+    """
 
     supported: ClassVar = {"hidden_act": ("gelu", "silu"), "num_channels": (3,), "model_type": (None, "pixtral")}
 
@@ -51,17 +54,26 @@ class PixtralTower(VisionTower):
     def prepare(self) -> None:
         """Read the norm of the patches and the projector, and check their settings."""
         loader, hidden = self.loader, self.settings.hidden
-        for key, values in {"vision_feature_layer": (None, -1), "projector_hidden_act": (None, "gelu")}.items():
+        self._merges = self.config["model_type"] == "mistral3"
+        # The default of LLaVA is another layer, without its first patch.
+        default = (None,) if self._merges else ()
+        supported = {
+            "vision_feature_layer": (*default, -1),
+            "vision_feature_select_strategy": (*default, "full"),
+            "projector_hidden_act": (None, "gelu"),
+        }
+        for key, values in supported.items():
             if self.config.get(key) not in values:
-                raise ModelFileError(f"config: '{key}' is {self.config[key]!r}, supported: {values[1]!r}")
-        self._square = self.config.get("spatial_merge_size", 2)
+                raise ModelFileError(f"config: '{key}' is {self.config.get(key)!r}, supported: {values[-1]!r}")
+        self._square = self.config.get("spatial_merge_size", 2) if self._merges else 1
         if type(self._square) is not int or not 0 < self._square < 16:
             raise ModelFileError(f"config: 'spatial_merge_size' is {self._square!r}, expected a small positive number")
         self._theta = self.rope_theta(_THETA)
         self._embedding_norm = loader.rms_norm("ln_pre", hidden, _EPS)
         text = self.config.get("text_config") or {}
-        self._norm = loader.rms_norm(f"{_PROJECTOR}.norm", hidden, text.get("rms_norm_eps", _EPS))
-        self._merger = loader.linear(f"{_PROJECTOR}.patch_merger.merging_layer", hidden, hidden * self._square**2)
+        if self._merges:
+            self._norm = loader.rms_norm(f"{_PROJECTOR}.norm", hidden, text.get("rms_norm_eps", _EPS))
+            self._merger = loader.linear(f"{_PROJECTOR}.patch_merger.merging_layer", hidden, hidden * self._square**2)
         self.width = loader.rows(f"{_PROJECTOR}.linear_1.weight")
         self._first = loader.linear(f"{_PROJECTOR}.linear_1", self.width, hidden)
         self._second = loader.linear(f"{_PROJECTOR}.linear_2", self.width, self.width)
@@ -76,9 +88,11 @@ class PixtralTower(VisionTower):
         hidden, delta = self._embedding_norm(self.embed(pixels)).float(), None
         for index in range(self.settings.layers):
             delta = self.run(index, hidden, delta, frames)
-        normed = self._norm(hidden, delta)
-        # The columns of the merger are in the order of channels, and of the patches of a block for each channel.
-        blocks = (
-            normed.view(-1, self._square**2, hidden_size).transpose(1, 2).reshape(-1, hidden_size * self._square**2)
-        )
-        return ImageFeatures(self._second(ops.activate(self._first(self._merger(blocks)), "gelu")).float())
+        if self._merges:
+            normed = self._norm(hidden, delta)
+            # The columns of the merger are in the order of channels, and of the patches of a block for each channel.
+            blocks = normed.view(-1, self._square**2, hidden_size).transpose(1, 2)
+            inputs = self._merger(blocks.reshape(-1, hidden_size * self._square**2))
+        else:
+            inputs = (hidden if delta is None else hidden + delta).to(ops.activation_dtype)
+        return ImageFeatures(self._second(ops.activate(self._first(inputs), "gelu")).float())
