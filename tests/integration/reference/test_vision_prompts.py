@@ -28,10 +28,11 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
+from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
+from helexa.neuron.engine.scheduling.prompt_images import ImageTraits, PromptImages, mrope_positions
 from helexa.neuron.vision.image_processor import image_layout, image_processor
 from helexa.neuron.vision.layout import ImageLayout, ImageRange, expanded_tokens
 from helexa.neuron.vision.model_vision import image_text
-from helexa.neuron.vision.token_positions import attention_ends, mrope_positions
 from local_tokenizers import from_directory
 from neuron.vision.images import noise
 from reference.vision_models import MODELS
@@ -224,7 +225,9 @@ def test_attention_ranges_equal_those_of_gemma3_in_transformers() -> None:
         position_ids=torch.arange(length)[None],
         block_sequence_ids=get_block_sequence_ids_for_mask(types),
     )
-    ends = attention_ends(length, ranges)
+    request = Generate(id=0, prompt=[0] * length, max_tokens=1, sampling=SamplingParams(), image_ranges=ranges)
+    ends = PromptImages(request, ImageTraits(whole=True)).attention_ends(0, length)
+    assert ends is not None
     keys, queries = np.arange(length), np.arange(length)[:, None]
     before = keys < ends[:, None]
     np.testing.assert_array_equal(before, masks["full_attention"][0, 0].numpy() == 0)

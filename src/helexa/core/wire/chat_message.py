@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 from pydantic import PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from helexa.core.wire.claude_code import without_billing_line
 from helexa.core.wire.request import WireObject
 
 IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
@@ -17,6 +16,9 @@ _THINKING_PARTS = ("thinking", "redacted_thinking")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _REASONING_BLOCKS = ("thinking_blocks", "reasoning_details")  # signed reasoning of LiteLLM and of OpenRouter
 _ANSWER_ONLY = ("audio", "annotations", "parsed", "function_call", "refusal", *_REASONING_BLOCKS)
+# Claude Code sends this line before its system prompt, for Anthropic. It is not part of the prompt, and it differs in
+# every request: with it, no page of the prompt would be found in a prefix cache.
+_BILLING_LINE = "x-anthropic-billing-header:"
 _Content = str | list[dict[str, Any]] | None
 _Calls = list[dict[str, Any]] | None
 
@@ -180,3 +182,18 @@ def _legacy_call(function_call: Any) -> _Calls:
             return [_call({"function": {"name": name, "arguments": function_call.get("arguments")}}, 0)]
         case _:
             return None
+
+
+def is_billing_line(text: str) -> bool:
+    """Return whether `text` begins with the billing line of Claude Code."""
+    return text.startswith(_BILLING_LINE)
+
+
+def without_billing_line(content: _Content) -> _Content:
+    """Return the content of a system message without the billing line."""
+    if isinstance(content, str):
+        return content.partition("\n")[2].lstrip("\n") if is_billing_line(content) else content
+    # The line is in the first part. A router that forwards the request may have joined it with the prompt.
+    if not content or content[0].get("type") != "text" or not isinstance(text := content[0].get("text"), str):
+        return content
+    return [content[0] | {"text": without_billing_line(text)}, *content[1:]]

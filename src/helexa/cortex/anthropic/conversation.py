@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from helexa.core.errors import ApiError
-from helexa.core.wire.claude_code import is_billing_line
+from helexa.core.wire.chat_message import is_billing_line
 from helexa.cortex.anthropic.message import invalid_anthropic_body, to_json
 
 MAX_MESSAGES = 100_000  # the limit of Anthropic's own API

@@ -1,4 +1,4 @@
-"""Llama, the base class of all other architectures, and its closest variants.
+"""Llama, the base class of all other architectures.
 
 A layer's forward pass, for rows x [T, H] of a batch, with the residual stream x in float32:
 
@@ -13,8 +13,8 @@ A layer's forward pass, for rows x [T, H] of a batch, with the residual stream x
     g, u = h @ Wgate.T, h @ Wup.T                 # column-parallel
     x = x + (act(g) * u) @ Wdown.T                # row-parallel in the mode `sum`
 
-References: transformers `modeling_llama`, `modeling_mistral`, `modeling_ministral3`, `modeling_ernie4_5`,
-`modeling_seed_oss`, `modeling_arcee`.
+`llama_variants.py` has the architectures that differ from Llama in a few lines. Reference: transformers
+`modeling_llama`.
 """
 
 import re
@@ -23,16 +23,14 @@ from typing import Any, ClassVar
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.attention import Attention, QkNorms
-from helexa.neuron.layers.block import Block, GatedMlp, Mixer, SquaredReluMlp, SublayerBlock
-from helexa.neuron.layers.rope import Rope, query_temperature, rope_settings
+from helexa.neuron.layers.block import Block, GatedMlp, Mixer, SublayerBlock
+from helexa.neuron.layers.rope import Rope, rope_settings
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.operators import QueryTemperature
 from helexa.neuron.tensors import Tensor
 
-_ATTENTION_BIAS = re.compile(r"model\.layers\.\d+\.self_attn\.[qkvo]_proj\.bias", re.ASCII)
+ATTENTION_BIAS = re.compile(r"model\.layers\.\d+\.self_attn\.[qkvo]_proj\.bias", re.ASCII)
 _MLP_BIAS = re.compile(r"model\.layers\.\d+\.mlp\.(?:gate|up|down)_proj\.bias", re.ASCII)
-
-_OUTPUT_BIAS = re.compile(r"model\.layers\.\d+\.self_attn\.o_proj\.bias", re.ASCII)
 
 
 class Llama(Decoder):
@@ -50,8 +48,8 @@ class Llama(Decoder):
     # Whether the rotary embedding rotates adjacent numbers of a head (see `Attention`).
     interleaved: ClassVar[bool] = False
     sinks: ClassVar[bool] = False  # Whether each attention head has an attention sink (see `Attention`)
-    # Whether the output of each attention head is multiplied by the sigmoid of a gate (see `Attention`).
     gate: ClassVar[str | None] = None  # name of a projection to gates on the attention's output (see `Attention`)
+    # Whether the output of each attention head is multiplied by the sigmoid of a gate (see `Attention`).
     gated: ClassVar[bool] = False
     act: ClassVar[str] = "silu"  # Activation of the feed-forward layers (see `GatedMlp`)
 
@@ -61,7 +59,7 @@ class Llama(Decoder):
         layer_types = settings.layer_types(self.types)
         self.layer_types = layer_types or [self.layer_type(index) for index in range(settings.layers)]
         self._ropes = self.ropes()
-        self._require_stated_biases("attention_bias", _ATTENTION_BIAS)
+        self._require_stated_biases("attention_bias", ATTENTION_BIAS)
         self._require_stated_biases("mlp_bias", _MLP_BIAS)
 
     def _require_stated_biases(self, setting: str, names: re.Pattern[str]) -> None:
@@ -154,111 +152,3 @@ class Llama(Decoder):
         settings = self.settings
         width, names = settings.intermediate, self.names.projections
         return GatedMlp(self.loader, prefix, hidden=settings.hidden, intermediate=width, act=self.act, names=names)
-
-
-class Mistral(Llama):
-    """Llama with a sliding window in all layers, or in none if it is null."""
-
-    defaults: ClassVar = {
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    }
-    types = ("full_attention", "sliding_attention")
-
-    def layer_type(self, index: int) -> str:
-        """Return the type of all layers: sliding attention if the window is set."""
-        return "full_attention" if self.settings.config["sliding_window"] is None else "sliding_attention"
-
-
-class Mistral3(Mistral):
-    """The text model of Mistral Small 3.1, whose configuration omits settings."""
-
-    defaults: ClassVar = {
-        **Mistral.defaults,
-        "head_dim": 128,
-        "hidden_size": 5120,
-        "intermediate_size": 32768,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 40,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1_000_000_000.0,
-        "sliding_window": None,
-    }
-
-
-class Ministral3(Mistral):
-    """Mistral with YaRN, and with queries that are scaled by their position."""
-
-    defaults: ClassVar = {
-        "head_dim": 128,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 262144,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1_000_000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
-        "sliding_window": None,
-    }
-    types = ("full_attention", "sliding_attention")
-
-    def temperature(self) -> QueryTemperature:
-        """Return the factor of queries, which the settings of the rotary embedding state."""
-        # The factor keeps attention sharp in long contexts.
-        return query_temperature(self.rope_settings(self.settings.config))
-
-
-class Ernie45(Llama):
-    """Ernie 4.5: Llama that rotates adjacent numbers of each head."""
-
-    defaults: ClassVar = {
-        "head_dim": 128,
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "tie_word_embeddings": True,
-    }
-    interleaved = True
-
-    def prepare(self) -> None:
-        """Check the biases, after the work of `Llama.prepare`."""
-        super().prepare()
-        self._require_stated_biases("use_bias", _ATTENTION_BIAS)
-
-
-class SeedOss(Llama):
-    """Llama with attention biases (the `Loader` reads existing biases)."""
-
-    defaults: ClassVar = {
-        "attention_out_bias": False,
-        "head_dim": 128,
-        "max_position_embeddings": 524288,
-        "num_key_value_heads": 8,
-    }
-
-    def prepare(self) -> None:
-        """Check the bias of the attention output, after the work of `Llama.prepare`."""
-        super().prepare()
-        self._require_stated_biases("attention_out_bias", _OUTPUT_BIAS)
-
-
-class Arcee(Llama):
-    """Llama with feed-forward layers without a gate, `down(relu(up(x)) ** 2)`."""
-
-    defaults: ClassVar = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
-    supported: ClassVar = {"hidden_act": (None, "relu2")}
-    half = False  # the square of an activation above 256 exceeds the range of float16
-
-    def mlp(self, index: int, prefix: str) -> SquaredReluMlp:
-        """Return the feed-forward layer of decoder layer `index`."""
-        return SquaredReluMlp(self.loader, prefix, self.settings.hidden, self.settings.intermediate)

@@ -1,15 +1,16 @@
 """The images of a prompt, as the scheduler and the step builder need them."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from struct import pack
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine.step.step_input import Int32, int32
-from helexa.neuron.vision.layout import ImageRange
-from helexa.neuron.vision.token_positions import mrope_positions
+from helexa.neuron.vision.layout import ImageLayout, ImageRange
 
 
 class ImageTraits(msgspec.Struct, frozen=True):
@@ -68,6 +69,7 @@ class PromptImages:
         overlapping = list(self.overlapping(start, stop)) if self._traits.whole else []
         if not overlapping:
             return None
+        # A sliding window excludes tokens at the beginning, as in a text. It does not change the ends.
         ends = int32(range(start + 1, stop + 1))
         for image_range in overlapping:
             ends[max(image_range.start - start, 0) : image_range.end - start] = image_range.end
@@ -100,3 +102,39 @@ class PromptImages:
             key += pack("<III", first - start, place, min(image_range.end, stop) - first)
             key += self.digests[image_range.image]
         return key
+
+
+class MropePositions(NamedTuple):
+    """The positions of the tokens of a prompt, and of the tokens after it."""
+
+    positions: Int32  # int32 [3, T], the time, the height and the width of each of the T tokens
+    delta: int  # number to add to the index of a token after the prompt to get its position on each axis; at most 0
+
+
+def mrope_positions(
+    length: int, ranges: Sequence[ImageRange], layouts: Sequence[ImageLayout], merge: int
+) -> MropePositions:
+    """Return the positions of a prompt of `length` tokens.
+
+    The tokens of an image share one time. Their heights and widths are their row and column, counted from this time.
+    `merge` is the number of rows (and columns) of patches that the vision tower merges into one embedding.
+    """
+    positions = np.empty((3, length), np.int32)
+    token = position = 0
+    for image_range in ranges:
+        position = _count(positions[:, token : image_range.start], position)
+        tile = layouts[image_range.image].tiles[0]
+        rows, columns = tile.rows // merge, tile.columns // merge
+        image = positions[:, image_range.start : image_range.end].reshape(3, rows, columns)
+        image[0] = position
+        image[1] = position + np.arange(rows)[:, None]
+        image[2] = position + np.arange(columns)
+        # The next token is after the longer side of the image.
+        token, position = image_range.end, position + max(rows, columns)
+    return MropePositions(positions, _count(positions[:, token:], position) - length)
+
+
+def _count(positions: Int32, first: int) -> int:
+    """Write the positions of a text from `first` on, and return the next position."""
+    positions[:] = first + np.arange(positions.shape[1])
+    return first + positions.shape[1]

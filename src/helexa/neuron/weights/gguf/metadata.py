@@ -90,6 +90,25 @@ class Metadata:
             raise self.error(key, f"is not a list of a boolean for each of {layers} layers")
         return [bool(flag) for flag in value[:layers]]
 
+    def layer_types(self, marked: str, key: str, layers: int, every: int) -> list[str]:
+        """Return the type of each layer: `marked` if its flag at `key` is set, else `full_attention`.
+
+        Without a list of flags, each `every`-th layer has full attention.
+        """
+        flags = self.flags(key, layers) or [(index + 1) % every != 0 for index in range(layers)]
+        return [marked if flag else "full_attention" for flag in flags]
+
+    def windowed_layers(self, layers: int, every: int) -> list[str]:
+        """Return the type of each layer of a model with sliding windows in some layers.
+
+        `every` is the default of an interval: each `every`-th layer has full attention.
+        """
+        key = "attention.sliding_window_pattern"
+        # The key holds either a list of flags, one per layer, or the interval.
+        if self.flags(key, layers) is None:
+            every = self.integer(key, every)
+        return self.layer_types("sliding_attention", key, layers, every)
+
     def require_neutral(self, neutral: Mapping[str, tuple[Any, ...]]) -> None:
         """Check that keys which no method has read do not change the computation.
 

@@ -3,9 +3,10 @@
 import pytest
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
+from helexa.neuron.engine.scheduling.prompt_images import ImageTraits, PromptImages
 from helexa.neuron.vision.layout import Grid, ImageError, ImageLayout, ImageRange, expanded_tokens
 from helexa.neuron.vision.model_vision import image_text, token_limit
-from helexa.neuron.vision.token_positions import attention_ends
 
 ONE = ImageLayout(((64, 96),), (Grid(6, 4),), 6)
 SPLIT = ImageLayout(((64, 32), (64, 32)), (Grid(4, 4),) * 3, 12, Grid(1, 2))
@@ -54,8 +55,13 @@ def test_other_number_of_image_tokens_is_rejected(tokens: list[int]) -> None:
 
 
 def test_image_tokens_attend_to_their_whole_span() -> None:
-    assert attention_ends(7, [ImageRange(0, 0, 1, 3), ImageRange(1, 0, 4, 2)]).tolist() == [1, 4, 4, 4, 6, 6, 7]
-    assert attention_ends(2, []).tolist() == [1, 2]
+    ranges = [ImageRange(0, 0, 1, 3), ImageRange(1, 0, 4, 2)]
+    request = Generate(id=0, prompt=[0] * 8, max_tokens=1, sampling=SamplingParams(), image_ranges=ranges)
+    images = PromptImages(request, ImageTraits(whole=True))
+    ends = images.attention_ends(0, 7)
+    assert ends is not None
+    assert ends.tolist() == [1, 4, 4, 4, 6, 6, 7]
+    assert images.attention_ends(6, 8) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""Llama with a mixture of experts: ERNIE 4.5, GLM 4.5 and MiniMax-M2.
+
+References: transformers `modeling_ernie4_5_moe`, `modeling_glm4_moe`, `modeling_minimax_m2`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.layers.attention import QkNorms
+from helexa.neuron.layers.moe import SharedExpert
+from helexa.neuron.models.mixture_config import WithDeepSeekExperts, WithExperts
+from helexa.neuron.models.settings import TensorNames
+from helexa.neuron.ops.mixture import Routing
+
+
+class Ernie45Moe(WithExperts):
+    """Llama that rotates adjacent numbers of each head, with experts.
+
+    The value of an expert is its share of the softmax over all scores. A trained bias of each expert counts for the
+    choice only.
+    """
+
+    defaults: ClassVar = {
+        "max_position_embeddings": 131072,
+        "moe_intermediate_size": 1536,
+        "moe_k": 6,
+        "moe_layer_end_index": -1,
+        "moe_layer_interval": 1,
+        "moe_layer_start_index": 1,
+        "moe_num_experts": 64,
+        "moe_num_shared_experts": 2,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+    }
+    interleaved = True
+
+    def has_experts(self, index: int) -> bool:
+        """Return whether layer `index` has experts."""
+        config, layers = self.settings.config, self.settings.layers
+        first, last = config["moe_layer_start_index"], config["moe_layer_end_index"]
+        if type(first) is not int or type(last) is not int:
+            raise ModelFileError("config: 'moe_layer_start_index' and 'moe_layer_end_index' must be whole numbers")
+        if not first <= index <= (layers - 1 if last == -1 else last):
+            return False
+        # Of these layers, those whose number, counted from 1, is a multiple of the interval.
+        return (index + 1) % self.settings.positive("moe_layer_interval") == 0
+
+    def routing(self, prefix: str, count: int, top_k: int) -> Routing:
+        """Return the rule with the bias of the choice, [1, E] in the checkpoint."""
+        bias = self.loader.plain(f"{prefix}.moe_statics.e_score_correction_bias", (1, count))
+        return Routing(top_k, "normalized", bias=bias.view(count))
+
+    def shared(self, prefix: str) -> SharedExpert | None:
+        """Return `moe_num_shared_experts` experts as one wider expert without a gate."""
+        if not self.settings.config["moe_num_shared_experts"]:
+            return None
+        width = self.settings.positive("moe_num_shared_experts") * self.expert_width()
+        names = f"{prefix}.shared_experts", None
+        return SharedExpert(self.loader, *names, hidden=self.settings.hidden, intermediate=width)
+
+
+class Glm4Moe(WithDeepSeekExperts):
+    """Llama with biases on queries, keys and values, norms of heads, and experts."""
+
+    defaults: ClassVar = {
+        **WithDeepSeekExperts.defaults,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5,
+    }
+
+    def qk_norms(self) -> QkNorms | None:
+        """Return the norms of heads if `use_qk_norm` is true."""
+        return QkNorms(self.settings.eps) if self.settings.config.get("use_qk_norm") else None
+
+
+class MiniMaxM2(WithExperts):
+    """Llama with experts, and with norms over all query heads and over all key heads.
+
+    The sigmoid of each score is the expert's value. A trained bias of each expert counts for the choice only.
+    """
+
+    defaults: ClassVar = {
+        "head_dim": 128,
+        "intermediate_size": 1536,
+        "max_position_embeddings": 196608,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 8,
+        "num_local_experts": 256,
+        "rope_theta": 5_000_000.0,
+    }
+    implemented = ("scoring_func",)
+    supported: ClassVar = {
+        "hidden_act": (None, "silu"),
+        "qk_norm_type": (None, "per_layer"),
+        "scoring_func": (None, "sigmoid"),
+        "shared_intermediate_size": (None, 0),
+        "use_qk_norm": (None, True),
+        "use_routing_bias": (None, True),
+    }
+    names = TensorNames(mlp="block_sparse_moe", expert=("w1", "w3", "w2"))
+
+    def prepare(self) -> None:
+        """Check that all layers have full attention, before `Llama.prepare`."""
+        self.settings.require(attn_type_list=(None, [1] * self.settings.layers))
+        super().prepare()
+
+    def rope_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rotary settings."""
+        settings = super().rope_settings(config)
+        # Released configurations state the number of rotated numbers instead of the fraction.
+        if settings["partial_rotary_factor"] == 1 and config.get("rotary_dim") is not None:
+            settings["partial_rotary_factor"] = self.settings.positive("rotary_dim") / self.settings.head_dim
+        return settings
+
+    def qk_norms(self) -> QkNorms:
+        """Return the norms, of which each covers all heads."""
+        return QkNorms(self.settings.eps, whole=True)
+
+    def expert_width(self) -> int:
+        """Return the intermediate size of each expert: `intermediate_size`."""
+        return self.settings.intermediate
+
+    def routing(self, prefix: str, count: int, top_k: int) -> Routing:
+        """Return the rule with sigmoids and the bias `e_score_correction_bias`."""
+        bias = self.loader.vector(f"{prefix}.e_score_correction_bias", count)
+        return Routing(top_k, "normalized", "sigmoid", bias)

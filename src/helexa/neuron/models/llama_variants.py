@@ -1,0 +1,234 @@
+"""Architectures that differ from Llama in a few lines, such as Mistral and Phi-3.
+
+References: transformers `modeling_mistral`, `modeling_ministral3`, `modeling_ernie4_5`, `modeling_seed_oss`,
+`modeling_arcee`, `modeling_hunyuan_v1_dense`, `modeling_phi3`, `modeling_smollm3`, `modeling_stablelm`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.layers.attention import QkNorms
+from helexa.neuron.layers.block import SquaredReluMlp
+from helexa.neuron.layers.rope import Rope, no_rotation, query_temperature
+from helexa.neuron.models.llama import ATTENTION_BIAS, Llama
+from helexa.neuron.models.settings import TensorNames
+from helexa.neuron.ops.operators import NormOp, QueryTemperature
+
+_OUTPUT_BIAS = re.compile(r"model\.layers\.\d+\.self_attn\.o_proj\.bias", re.ASCII)
+
+
+class Mistral(Llama):
+    """Llama with a sliding window in all layers, or in none if it is null."""
+
+    defaults: ClassVar = {
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    }
+    types = ("full_attention", "sliding_attention")
+
+    def layer_type(self, index: int) -> str:
+        """Return the type of all layers: sliding attention if the window is set."""
+        return "full_attention" if self.settings.config["sliding_window"] is None else "sliding_attention"
+
+
+class Mistral3(Mistral):
+    """The text model of Mistral Small 3.1, whose configuration omits settings."""
+
+    defaults: ClassVar = {
+        **Mistral.defaults,
+        "head_dim": 128,
+        "hidden_size": 5120,
+        "intermediate_size": 32768,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 40,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000_000.0,
+        "sliding_window": None,
+    }
+
+
+class Ministral3(Mistral):
+    """Mistral with YaRN, and with queries that are scaled by their position."""
+
+    defaults: ClassVar = {
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+        "sliding_window": None,
+    }
+    types = ("full_attention", "sliding_attention")
+
+    def temperature(self) -> QueryTemperature:
+        """Return the factor of queries, which the settings of the rotary embedding state."""
+        # The factor keeps attention sharp in long contexts.
+        return query_temperature(self.rope_settings(self.settings.config))
+
+
+class Ernie45(Llama):
+    """Ernie 4.5: Llama that rotates adjacent numbers of each head."""
+
+    defaults: ClassVar = {
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+    }
+    interleaved = True
+
+    def prepare(self) -> None:
+        """Check the biases, after the work of `Llama.prepare`."""
+        super().prepare()
+        self._require_stated_biases("use_bias", ATTENTION_BIAS)
+
+
+class SeedOss(Llama):
+    """Llama with attention biases (the `Loader` reads existing biases)."""
+
+    defaults: ClassVar = {
+        "attention_out_bias": False,
+        "head_dim": 128,
+        "max_position_embeddings": 524288,
+        "num_key_value_heads": 8,
+    }
+
+    def prepare(self) -> None:
+        """Check the bias of the attention output, after the work of `Llama.prepare`."""
+        super().prepare()
+        self._require_stated_biases("attention_out_bias", _OUTPUT_BIAS)
+
+
+class Arcee(Llama):
+    """Llama with feed-forward layers without a gate, `down(relu(up(x)) ** 2)`."""
+
+    defaults: ClassVar = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+    supported: ClassVar = {"hidden_act": (None, "relu2")}
+    half = False  # the square of an activation above 256 exceeds the range of float16
+
+    def mlp(self, index: int, prefix: str) -> SquaredReluMlp:
+        """Return the feed-forward layer of decoder layer `index`."""
+        return SquaredReluMlp(self.loader, prefix, self.settings.hidden, self.settings.intermediate)
+
+
+class HunyuanDense(Llama):
+    """Llama with norms on query and key heads, after the rotation."""
+
+    defaults: ClassVar = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+    names = TensorNames(head_norms=("query_layernorm", "key_layernorm"))
+
+    def qk_norms(self) -> QkNorms:
+        """Return norms of each head that follow the rotation."""
+        return QkNorms(self.settings.eps, names=self.names.head_norms, last=True)
+
+    def rope_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rotary settings."""
+        settings = super().rope_settings(config)
+        alpha, width = settings.get("alpha"), self.settings.head_dim
+        # Not NTK scaling by length: with `alpha`, the base has a constant factor.
+        if settings["rope_type"] == "dynamic" and alpha:
+            settings |= {"rope_type": "default", "rope_theta": settings["rope_theta"] * alpha ** (width / (width - 2))}
+        return settings
+
+
+class Phi3(Mistral):
+    """Mistral with LongRoPE."""
+
+    defaults: ClassVar = {
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+    }
+
+    def rope_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rotary settings, with the factors from the tensors of a GGUF file."""
+        settings = super().rope_settings(config)
+        # Older names of LongRoPE.
+        if settings["rope_type"] in ("su", "yarn"):
+            settings["rope_type"] = "longrope"
+        key = "original_max_position_embeddings"
+        settings[key] = config.get(key) or settings.get(key)
+        half = int(self.settings.head_dim * settings["partial_rotary_factor"]) // 2
+        for kind in ("long", "short"):
+            if f"rope_factors_{kind}.weight" in self.loader:
+                settings[f"{kind}_factor"] = self.loader.vector(f"rope_factors_{kind}.weight", half).tolist()
+        return settings
+
+
+class SmolLM3(Llama):
+    """Llama with NoPE in some layers (Kazemnejad et al., 2023), maybe with windows."""
+
+    defaults: ClassVar = {
+        "max_position_embeddings": 32768,
+        "no_rope_layer_interval": 4,
+        "num_key_value_heads": 4,
+        "rope_theta": 2_000_000.0,
+        "tie_word_embeddings": True,
+    }
+    types = ("full_attention", "sliding_attention")
+
+    def prepare(self) -> None:
+        """Determine the layers with rotation, before the work of `Llama.prepare`.
+
+        Raises:
+            ModelFileError: `no_rope_layers` is not a list of 0 or 1 per layer, or `layer_types` lists sliding attention
+                but `use_sliding_window` is not true.
+        """
+        settings = self.settings
+        rotates = settings.config.get("no_rope_layers")
+        if rotates is None:
+            interval = settings.positive("no_rope_layer_interval")
+            rotates = [int((index + 1) % interval != 0) for index in range(settings.layers)]
+        if not isinstance(rotates, list) or len(rotates) < settings.layers or not all(n in (0, 1) for n in rotates):
+            raise ModelFileError("config: 'no_rope_layers' must be a list of 0 or 1 per layer, 0 for no rotation")
+        self._rotates = rotates
+        self._no_rotation = no_rotation(settings.head_dim, self.loader.ops)
+        super().prepare()
+        if "sliding_attention" in self.layer_types:
+            settings.require(use_sliding_window=(True,))
+
+    def layer_type(self, index: int) -> str:
+        """Return the type of layer `index`: NoPE layers may have a sliding window."""
+        config = self.settings.config
+        windowed = config.get("use_sliding_window") and config.get("sliding_window") is not None
+        return "sliding_attention" if windowed and not self._rotates[index] else "full_attention"
+
+    def rope_of(self, index: int) -> Rope:
+        """Return the rotary embedding of layer `index`; it may rotate nothing."""
+        return super().rope_of(index) if self._rotates[index] else self._no_rotation
+
+
+class StableLm(Llama):
+    """Llama with layer norms, which rotates a quarter of each head."""
+
+    defaults: ClassVar = {"layer_norm_eps": 1e-5, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25}
+    supported: ClassVar = {**Llama.supported, "qk_layernorm": (None, False)}
+
+    @classmethod
+    def standard_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `config` with the epsilon of the layer norms as `rms_norm_eps`."""
+        standard = super().standard_config(config)
+        return {**standard, "rms_norm_eps": standard["layer_norm_eps"]}
+
+    def norm(self, name: str) -> NormOp:
+        """Return the layer norm with the tensors `name.weight` and `name.bias`."""
+        loader, width = self.loader, self.settings.hidden
+        weight, bias = (loader.vector(f"{name}.{kind}", width) for kind in ("weight", "bias"))
+        return loader.ops.layer_norm(weight, bias, self.settings.eps)
