@@ -12,10 +12,10 @@ from helexa.cortex.access.keys import static_keys
 from helexa.cortex.access.network import TrustedProxies, check_exposure
 from helexa.cortex.access.rate_limiter import RateLimiter
 from helexa.cortex.config import CortexConfig, NeuronSection, client_context
-from helexa.cortex.fleet import node_client
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import sees_images
 from helexa.cortex.fleet.node_client import NodeClient
+from helexa.cortex.fleet.node_errors import CONNECT_TIMEOUT_SECS
 from helexa.cortex.fleet.poller import Poller
 from helexa.cortex.forwarding.body_checks import BodyWorkers
 from helexa.cortex.forwarding.node_calls import NodeCalls
@@ -63,7 +63,7 @@ class Gateway:
         self.fleet.serve_local(config.gateway.local_models)
         tls = client_context(config.gateway.ca_file)
         # Loads may take hours without an answer, so that the timeouts of requests do not apply to management calls.
-        self.management = Upstream(tls=tls, connect_timeout_secs=node_client.CONNECT_TIMEOUT_SECS)
+        self.management = Upstream(tls=tls, connect_timeout_secs=CONNECT_TIMEOUT_SECS)
         self.client = NodeClient(self.management)
         self.poller = Poller(self.fleet, self.client, config.gateway.poll_interval_secs)
         self.upstream = Upstream(

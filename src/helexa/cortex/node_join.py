@@ -20,7 +20,8 @@ from pydantic import SecretStr
 
 from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.access.keys import new_secret
-from helexa.cortex.fleet.node_client import NodeClient, NodeError
+from helexa.cortex.fleet.node_client import NodeClient
+from helexa.cortex.fleet.node_errors import NodeError
 from helexa.cortex.ledger.stores import Invitation, NodeStore, invalid_invitation, node_exists
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from helexa.core.catalog import Catalog
 from helexa.cortex.access.keys import Key, static_keys
 from helexa.cortex.access.network import check_exposure
 from helexa.cortex.config import CortexConfig, NeuronSection, load
-from helexa.cortex.fleet.node_client import NodeClient, NodeError
+from helexa.cortex.fleet.node_client import NodeClient
+from helexa.cortex.fleet.node_errors import NodeError
 from helexa.cortex.upstream.client import Upstream
 
 _PATHS = {"neuron": "/models", "openai": "/v1/models"}

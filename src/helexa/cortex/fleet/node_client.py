@@ -2,38 +2,27 @@
 
 import asyncio
 import logging
-import os
-import re
-import socket
-import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import orjson
 from pydantic import Field, TypeAdapter, ValidationError
 
-from helexa.core.errors import HelexaError
 from helexa.core.fleet import Discovery, Health, ModelInfo, ModelSpec, Record, WireInt
 from helexa.core.local_models import MAX_LOCAL_MODELS, LocalModel, LocalModels, Pull
 from helexa.cortex.fleet.fleet_view import Node, Report
+from helexa.cortex.fleet.node_errors import NodeError, error_reason, failure_reason, memory_rejection
 from helexa.cortex.upstream.client import Upstream
-from helexa.cortex.upstream.connection import (
-    IncompleteResponseError,
-    LocalConnectError,
-    UpstreamError,
-    UpstreamResponse,
-)
+from helexa.cortex.upstream.connection import LocalConnectError, UpstreamError, UpstreamResponse
 
 log = logging.getLogger(__name__)
 
 POLL_TIMEOUT_SECS = 5.0
-CONNECT_TIMEOUT_SECS = 3.0
 MAX_MODELS = 1000
 MAX_ID_CHARS = 256
 UNLOAD_TIMEOUT_SECS = 60.0
 MAX_RESPONSE_BYTES = 8 << 20
-MAX_REASON_CHARS = 300
 
 _STATUS_ADVICE = dict.fromkeys((401, 403), "; check the bearer of the node") | {
     404: "; check the endpoint and the kind of the node"
@@ -70,39 +59,6 @@ _estimate = TypeAdapter(_Estimate)
 _cleared = TypeAdapter(_Cleared)
 _pull = TypeAdapter(Pull)
 _pulls = TypeAdapter(_PullList)
-
-
-class MemoryRejection(Record):
-    """The fields of a rejected load for lack of memory (`does_not_fit`)."""
-
-    kind: Literal["does_not_fit"]
-    required_mb: WireInt  # MB that the model needs
-    free_mb: WireInt  # MB that the node has for the model
-    permanent: bool = True  # whether the model would not fit either if the node had no other models
-
-
-class NodeError(HelexaError):
-    """Raised if a node did not answer, or answered with an error."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        temporary: bool = True,
-        local: bool = False,
-        timed_out: bool = False,
-        memory: MemoryRejection | None = None,
-        status: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        # the memory that was lacking, if the node rejected a load that fits when other models are unloaded; otherwise
-        # None
-        self.memory = memory
-        self.status = status  # HTTP status of the answer, or None if there was no answer, or to a load or an unload
-        self.temporary = temporary  # True if the same call may succeed later
-        # True if the call failed because the gateway itself is out of file descriptors, ports or memory
-        self.local = local
-        self.timed_out = timed_out  # True if the node accepted the connection, but did not answer in time
 
 
 class NodeClient:
@@ -187,7 +143,7 @@ class NodeClient:
         body = orjson.dumps({"model": model})
         status, answer = await self._call("POST", endpoint, path, POLL_TIMEOUT_SECS, body, bearer)
         if status // 100 != 2:
-            reason, _ = _error_reason(answer)
+            reason, _ = error_reason(answer)
             raise NodeError(reason or f"{path} answered HTTP {status}", status=status)
         return parse(_pull, answer)
 
@@ -220,8 +176,8 @@ class NodeClient:
         status, body = await self._call("POST", endpoint, "/models/load", None, orjson.dumps(spec.json_dict()), bearer)
         if status // 100 == 2 or b"already loaded" in body:
             return
-        reason, details = _error_reason(body)
-        memory = _memory_rejection(details)
+        reason, details = error_reason(body)
+        memory = memory_rejection(details)
         temporary = status >= 500 or details.get("kind") in _RETRYABLE_ERRORS or memory is not None
         raise NodeError(reason or f"the node answered HTTP {status}", temporary=temporary, memory=memory)
 
@@ -231,7 +187,7 @@ class NodeClient:
             "POST", endpoint, "/models/unload", UNLOAD_TIMEOUT_SECS, orjson.dumps({"model_id": model}), bearer
         )
         if status // 100 != 2 and status != 404:
-            raise NodeError(_error_reason(body)[0] or f"the node answered HTTP {status}")
+            raise NodeError(error_reason(body)[0] or f"the node answered HTTP {status}")
 
     async def clear_prefix_cache(self, endpoint: str, model: str, bearer: str | None = None) -> int:
         """Let a node forget the cached prompts of a model; return the deleted bytes.
@@ -241,7 +197,7 @@ class NodeClient:
         path = f"/models/{quote(model, safe='')}/prefix-cache"
         status, body = await self._call("DELETE", endpoint, path, UNLOAD_TIMEOUT_SECS, None, bearer)
         if status // 100 != 2:
-            raise NodeError(_error_reason(body)[0] or f"{path} answered HTTP {status}", status=status)
+            raise NodeError(error_reason(body)[0] or f"{path} answered HTTP {status}", status=status)
         return parse(_cleared, body).deleted_bytes
 
     async def sleep(self, endpoint: str, model: str, bearer: str | None = None) -> bool:
@@ -253,7 +209,7 @@ class NodeClient:
             "POST", endpoint, "/models/sleep", UNLOAD_TIMEOUT_SECS, orjson.dumps({"model_id": model}), bearer
         )
         if status // 100 != 2 and status not in (404, 405):
-            raise NodeError(_error_reason(body)[0] or f"the node answered HTTP {status}")
+            raise NodeError(error_reason(body)[0] or f"the node answered HTTP {status}")
         return status // 100 == 2
 
     async def keep_awake(self, endpoint: str, model: str, bearer: str | None = None) -> None:
@@ -342,40 +298,11 @@ class NodeClient:
         except TimeoutError:
             raise NodeError(f"{path} did not answer in time", timed_out=True) from None
         except UpstreamError as error:
-            reason = _failure(error, endpoint, path, begun=answer is not None)
+            reason = failure_reason(error, endpoint, path, begun=answer is not None)
             raise NodeError(reason, local=isinstance(error, LocalConnectError)) from error
         finally:
             if answer is not None:
                 answer.close()
-
-
-def _failure(error: UpstreamError, endpoint: str, path: str, *, begun: bool) -> str:
-    """Return why there was no whole response, in words for an administrator."""
-    cause = error.__cause__
-    match cause:
-        case socket.gaierror():
-            return f"the host name of {endpoint} cannot be resolved; check the name and the DNS"
-        case ssl.SSLCertVerificationError():
-            return f"the TLS certificate of {endpoint} is not trusted; name its CA in ca_file"
-        case ssl.SSLError():
-            return f"no TLS connection to {endpoint}; does it speak http instead of https?"
-        case TimeoutError(errno=None):
-            return f"no connection to {endpoint} within {CONNECT_TIMEOUT_SECS:.0f} s"
-        case OSError() if number := _error_number(cause):
-            return f"{os.strerror(number).lower()} at {endpoint}"
-    if isinstance(error, IncompleteResponseError):
-        if begun or error.is_invalid:
-            return f"{endpoint} answered {path} with invalid HTTP"
-        return f"{endpoint} closed the connection without an answer to {path}"
-    return f"{path} request failed: {type(cause or error).__name__}"
-
-
-def _error_number(error: OSError) -> int:
-    """Return the number of an error, or of the first tried address; 0 if none."""
-    if error.errno is not None and error.errno > 0:
-        return error.errno
-    match = re.search(r"\[Errno (\d+)\]", str(error))
-    return int(match[1]) if match else 0
 
 
 def is_usable_id(model: str) -> bool:
@@ -424,34 +351,6 @@ def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
         field_path = ".".join(str(part) for part in first_error["loc"])
         problem = f"{field_path}: {first_error['msg']}"
         raise NodeError(f"invalid response: {problem}; check the endpoint and the version of the node") from None
-
-
-def _error_reason(body: bytes) -> tuple[str, Mapping[str, Any]]:
-    """Return the message and the fields in the body of a node's error response.
-
-    The body has the form `{"error": "text"}` or `{"error": {"kind": ..., "message": ...}}`. Otherwise the message is
-    empty.
-    """
-    try:
-        content = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return "", {}
-    error = content.get("error") if isinstance(content, Mapping) else None
-    details: Mapping[str, Any] = error if isinstance(error, Mapping) else {}
-    if isinstance(error, Mapping):
-        error = error.get("message") or error.get("kind")
-    if not isinstance(error, str):
-        return "", details
-    line = " ".join(error.split())
-    return line[:MAX_REASON_CHARS], details
-
-
-def _memory_rejection(details: Mapping[str, Any]) -> MemoryRejection | None:
-    try:
-        rejection = MemoryRejection.model_validate(details)
-    except ValueError:
-        return None
-    return None if rejection.permanent else rejection
 
 
 async def or_none(

@@ -11,7 +11,8 @@ from math import inf
 
 from helexa.cortex.fleet.fleet import MAX_SILENCE_SECS, Fleet
 from helexa.cortex.fleet.fleet_view import MISSES_TO_DOWN, Node, Report
-from helexa.cortex.fleet.node_client import MAX_ID_CHARS, NodeClient, NodeError, is_usable_id
+from helexa.cortex.fleet.node_client import MAX_ID_CHARS, NodeClient, is_usable_id
+from helexa.cortex.fleet.node_errors import NodeError
 from helexa.cortex.fleet.openai_node import OpenAINode
 
 log = logging.getLogger(__name__)

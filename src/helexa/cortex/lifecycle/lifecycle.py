@@ -13,7 +13,8 @@ from helexa.cortex.config import CortexConfig
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import is_sleeping, local_profile, sleeping_profile
-from helexa.cortex.fleet.node_client import MemoryRejection, NodeClient, NodeError, or_none
+from helexa.cortex.fleet.node_client import NodeClient, or_none
+from helexa.cortex.fleet.node_errors import MemoryRejection, NodeError
 from helexa.cortex.lifecycle.evictor import expired_models, expiry
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, History
 from helexa.cortex.lifecycle.load_job import (

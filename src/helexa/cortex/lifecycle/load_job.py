@@ -11,7 +11,8 @@ from helexa.core.fleet import ModelInfo
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Node
-from helexa.cortex.fleet.node_client import NodeClient, NodeError, or_none
+from helexa.cortex.fleet.node_client import NodeClient, or_none
+from helexa.cortex.fleet.node_errors import NodeError
 from helexa.cortex.lifecycle.memory import (
     HOST,
     Megabytes,

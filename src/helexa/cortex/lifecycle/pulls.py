@@ -12,7 +12,8 @@ from helexa.core.local_models import Pull
 from helexa.core.source import full_name
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Node
-from helexa.cortex.fleet.node_client import NodeClient, NodeError
+from helexa.cortex.fleet.node_client import NodeClient
+from helexa.cortex.fleet.node_errors import NodeError
 from helexa.cortex.fleet.poller import Poller
 
 FOLLOW_SECS = 0.5  # interval between two requests for the progress of a download

@@ -13,7 +13,7 @@ from helexa.core import logs, tracing
 from helexa.core.errors import ApiError, internal_error, shutting_down, unsupported_parameter
 from helexa.cortex.access.rate_limiter import RateLimitPermit
 from helexa.cortex.anthropic.reply import AnthropicReply
-from helexa.cortex.fleet.node_client import NodeError
+from helexa.cortex.fleet.node_errors import NodeError
 from helexa.cortex.forwarding.body_checks import BodyWorkers
 from helexa.cortex.forwarding.reply import Reply, ResponseReply
 from helexa.cortex.forwarding.request import ClientRequest, is_large, parse_request, read_body

@@ -22,7 +22,7 @@ from helexa.cortex.anthropic.message import VERSION_HEADER, invalid_anthropic_bo
 from helexa.cortex.api.admin_requests import ModelLoadRequest, ModelPullRequest, ModelUnloadRequest, PullCancelRequest
 from helexa.cortex.api.listings import Entry, model_list
 from helexa.cortex.fleet.fleet_view import VISION, Node
-from helexa.cortex.fleet.node_client import NodeError
+from helexa.cortex.fleet.node_errors import NodeError
 from helexa.cortex.forwarding.reply import UNBUFFERED
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.lifecycle.explain import explain

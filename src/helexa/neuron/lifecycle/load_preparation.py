@@ -1,15 +1,19 @@
-"""What the server does before an engine loads: files, quantization, ranks."""
+"""What the server decides before an engine loads: options, files, quantization, ranks."""
 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from helexa.core.errors import HelexaError, ModelFileError, TensorParallelError
 from helexa.core.load_options import LoadOptions
 from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.hardware.accelerators import accelerators
 from helexa.neuron.hardware.cpus import usable_cpus
 from helexa.neuron.ops.constants import MAX_RANKS
+from helexa.neuron.options import TorchOptions
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.model_file import read_json, text_config
 from helexa.neuron.weights.quant_policy import has_more_bits, quant_named
@@ -22,6 +26,54 @@ if TYPE_CHECKING:  # modules that are imported while an engine loads, or by serv
 
 
 log = logging.getLogger(__name__)
+
+_HARNESSES = ("torch", "candle")  # `candle` was the engine of the first helexa; its load requests still work
+_NO_PARSER = "none"
+
+
+class CudaUnavailableError(HelexaError):
+    """A model needs a CUDA device, but the driver does not work."""
+
+
+def engine_options(spec: LoadOptions, config: TorchOptions, device: str, group_hosts: int) -> EngineOptions:
+    """Return the options of the engine for a load request.
+
+    Args:
+        spec: the load request, whose options replace those of `config`.
+        device: the node's device, such as `cpu` or `cuda:0`.
+        group_hosts: number of hosts in the node's host group; 1 if it has no group.
+
+    Raises:
+        CudaUnavailableError: the device is a GPU, and the driver does not work.
+        TensorParallelError, HelexaError: the node cannot fulfil the request. The message says why.
+    """
+    if spec.harness not in _HARNESSES:
+        raise HelexaError(f"unknown harness '{spec.harness}'; leave harness out, or set it to 'torch'")
+    devices = spec.devices or []
+    # Gateways also send device indices to nodes without accelerators.
+    chosen = f"cuda:{devices[0]}" if devices and device.startswith("cuda") else device
+    if chosen.startswith("cuda") and (reason := accelerators().unavailable):
+        raise CudaUnavailableError(f"no model can run on {chosen}: {reason}")
+    options = config.engine_options(chosen)
+    if spec.tensor_parallel is not None:
+        options = msgspec.structs.replace(options, tensor_parallel=spec.tensor_parallel)
+    if spec.max_image_tokens is not None:
+        options = msgspec.structs.replace(options, max_image_tokens=spec.max_image_tokens)
+    hosts = hosts_for(spec.pipeline_parallel or config.pipeline_parallel, group_hosts)
+    options = msgspec.structs.replace(options, mmproj=spec.mmproj or "", pipeline_parallel=hosts)
+    ranks = devices_of_ranks(options, devices, accelerators().devices)
+    return msgspec.structs.replace(options, device=ranks[0], devices=ranks) if ranks else options
+
+
+def check_tool_parser(name: str | None) -> None:
+    """Raise a HelexaError unless `name` is None, `none` or a tool-call format."""
+    if name is None or name == _NO_PARSER:
+        return
+    from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
+
+    if name not in TOOL_CALL_FORMATS:
+        known = ", ".join([*TOOL_CALL_FORMATS, _NO_PARSER])
+        raise HelexaError(f"unknown tool_parser '{name[:100]}'; known parsers: {known}")
 
 
 def text_of(path: Path, spec: LoadOptions, chat_template: Path | None = None) -> "ModelText":

@@ -20,12 +20,11 @@ from helexa.neuron.engine.ipc.messages import EngineOptions, Progress, no_draft_
 from helexa.neuron.engine_client.child import Child, Spawn, WarmStandby
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
-from helexa.neuron.hardware.accelerators import accelerators
 from helexa.neuron.lifecycle.hosted_model import SAVE_SECONDS, HostedModel, RestartLimiter
 from helexa.neuron.lifecycle.load_preparation import (
     check_heads,
-    devices_of_ranks,
-    hosts_for,
+    check_tool_parser,
+    engine_options,
     load_time_quant,
     sees_images,
     text_of,
@@ -50,8 +49,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_HARNESSES = ("torch", "candle")
-_NO_PARSER = "none"
 _CLOSE_SECONDS = 20.0
 _GIVE_BACK_SECONDS = 2.0
 _FILE_THREADS = 16
@@ -60,10 +57,6 @@ _LOOK_SECONDS = 0.05  # interval of checks whether another model is idle
 
 class AlreadyLoadedError(HelexaError):
     """Error for a load request whose model is already loaded."""
-
-
-class CudaUnavailableError(HelexaError):
-    """A model needs a CUDA device, but the driver does not work."""
 
 
 class Registry:
@@ -125,7 +118,7 @@ class Registry:
         self._reject_while_draining()
         source = self._source(spec)
         options = self._options(spec)
-        _check_tool_parser(spec.tool_parser)
+        check_tool_parser(spec.tool_parser)
         model_id = bare_id(spec.model_id)
         await self._idle(model_id)
         if (known := self._residents.get(model_id)) is not None:
@@ -448,24 +441,8 @@ class Registry:
         return ModelSource.parse(source_text(spec), self._harness.default_source)
 
     def _options(self, spec: LoadOptions) -> EngineOptions:
-        if spec.harness not in _HARNESSES:
-            raise HelexaError(f"unknown harness '{spec.harness}'; this node has 'torch'")
-        devices = spec.devices or []
-        # Gateways also send device indices to nodes without accelerators.
-        chosen = f"cuda:{devices[0]}" if devices and self._device.startswith("cuda") else self._device
-        if chosen.startswith("cuda") and (reason := accelerators().unavailable):
-            raise CudaUnavailableError(f"no model can run on {chosen}: {reason}")
-        options = self._harness.engine_options(chosen)
-        if spec.tensor_parallel is not None:
-            options = msgspec.structs.replace(options, tensor_parallel=spec.tensor_parallel)
-        if spec.max_image_tokens is not None:
-            options = msgspec.structs.replace(options, max_image_tokens=spec.max_image_tokens)
-        options = msgspec.structs.replace(options, mmproj=spec.mmproj or "")
         group_hosts = 1 if self._group is None else self._group.settings.hosts
-        hosts = hosts_for(spec.pipeline_parallel or self._harness.pipeline_parallel, group_hosts)
-        options = msgspec.structs.replace(options, pipeline_parallel=hosts)
-        ranks = devices_of_ranks(options, devices, accelerators().devices)
-        return msgspec.structs.replace(options, device=ranks[0], devices=ranks) if ranks else options
+        return engine_options(spec, self._harness, self._device, group_hosts)
 
     def _reject_while_draining(self) -> None:
         if self.draining:
@@ -481,13 +458,3 @@ class Registry:
 def _canceled(model_id: str) -> ApiError:
     message = f"the load of model '{model_id}' was canceled by an unload; load it again"
     return ApiError(409, "load_canceled", message, type="api_error")
-
-
-def _check_tool_parser(name: str | None) -> None:
-    if name is None or name == _NO_PARSER:
-        return
-    from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
-
-    if name not in TOOL_CALL_FORMATS:
-        known = ", ".join([*TOOL_CALL_FORMATS, _NO_PARSER])
-        raise HelexaError(f"unknown tool_parser '{name[:100]}'; known parsers: {known}")

@@ -35,9 +35,10 @@ from helexa.core.wire.request import to_api_error
 from helexa.http.responses import JsonResponse
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import delete_saved, saved_prompts
+from helexa.neuron.lifecycle.load_preparation import CudaUnavailableError
 from helexa.neuron.lifecycle.local_inventory import LocalInventory
 from helexa.neuron.lifecycle.pulls import Pulls
-from helexa.neuron.lifecycle.registry import CudaUnavailableError, Registry
+from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.requests.request_record import current
 from helexa.neuron.routes.reply import (
     KEEP_ALIVE_SECONDS,

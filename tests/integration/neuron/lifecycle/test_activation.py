@@ -14,8 +14,9 @@ from helexa.neuron.config import DefaultModel, read_config
 from helexa.neuron.engine_client.child import Child, WarmStandby
 from helexa.neuron.hardware.accelerators import Accelerators
 from helexa.neuron.lifecycle import registry as registry_module
+from helexa.neuron.lifecycle.load_preparation import CudaUnavailableError
 from helexa.neuron.lifecycle.pulls import ATTEMPTS, Activation
-from helexa.neuron.lifecycle.registry import CudaUnavailableError, Registry
+from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.server.app import create_app
 from helexa.neuron.sources.sources import Sources
 from neuron.fake_hub import FakeHub, Fault

@@ -16,7 +16,8 @@ import pytest_asyncio
 from cortex.running_gateway import eventually, running_cortex
 from helexa.core.errors import ConfigError
 from helexa.core.fleet import ModelSpec
-from helexa.cortex.fleet.node_client import NodeClient, NodeError
+from helexa.cortex.fleet.node_client import NodeClient
+from helexa.cortex.fleet.node_errors import NodeError
 from helexa.cortex.upstream.client import Upstream
 from helexa.neuron.config import NeuronConfig, exposure, read_config
 from neuron.fake_models import make_model

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from cortex.running_gateway import eventually
 from helexa.core.errors import ConfigError
 from helexa.cortex.config import client_context, load
-from helexa.cortex.fleet.node_client import NodeClient, NodeError
+from helexa.cortex.fleet.node_client import NodeClient
+from helexa.cortex.fleet.node_errors import NodeError
 from helexa.cortex.upstream import client as upstream_client
 from helexa.cortex.upstream.client import Upstream
 from helexa.cortex.upstream.connection import (

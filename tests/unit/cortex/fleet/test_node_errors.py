@@ -6,7 +6,7 @@ from asyncio import StreamReader, StreamWriter
 import pytest
 
 from cortex.running_gateway import open_client
-from helexa.cortex.fleet.node_client import NodeError
+from helexa.cortex.fleet.node_errors import NodeError
 from ports import free_port
 
 

@@ -1,0 +1,108 @@
+"""Errors of calls to nodes, with their cause in words for an administrator."""
+
+import os
+import re
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import orjson
+
+from helexa.core.errors import HelexaError
+from helexa.core.fleet import Record, WireInt
+from helexa.cortex.upstream.connection import IncompleteResponseError, UpstreamError
+
+CONNECT_TIMEOUT_SECS = 3.0
+_MAX_REASON_CHARS = 300
+
+
+class MemoryRejection(Record):
+    """The fields of a rejected load for lack of memory (`does_not_fit`)."""
+
+    kind: Literal["does_not_fit"]
+    required_mb: WireInt  # MB that the model needs
+    free_mb: WireInt  # MB that the node has for the model
+    permanent: bool = True  # whether the model would not fit either if the node had no other models
+
+
+class NodeError(HelexaError):
+    """Raised if a node did not answer, or answered with an error."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        temporary: bool = True,
+        local: bool = False,
+        timed_out: bool = False,
+        memory: MemoryRejection | None = None,
+        status: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        # the memory that was lacking, if the node rejected a load that fits when other models are unloaded; otherwise
+        # None
+        self.memory = memory
+        self.status = status  # HTTP status of the answer, or None if there was no answer, or to a load or an unload
+        self.temporary = temporary  # True if the same call may succeed later
+        # True if the call failed because the gateway itself is out of file descriptors, ports or memory
+        self.local = local
+        self.timed_out = timed_out  # True if the node accepted the connection, but did not answer in time
+
+
+def failure_reason(error: UpstreamError, endpoint: str, path: str, *, begun: bool) -> str:
+    """Return why there was no whole response, in words for an administrator."""
+    cause = error.__cause__
+    match cause:
+        case socket.gaierror():
+            return f"the host name of {endpoint} cannot be resolved; check the name and the DNS"
+        case ssl.SSLCertVerificationError():
+            return f"the TLS certificate of {endpoint} is not trusted; name its CA in ca_file"
+        case ssl.SSLError():
+            return f"no TLS connection to {endpoint}; does it speak http instead of https?"
+        case TimeoutError(errno=None):
+            return f"no connection to {endpoint} within {CONNECT_TIMEOUT_SECS:.0f} s"
+        case OSError() if number := _error_number(cause):
+            return f"{os.strerror(number).lower()} at {endpoint}"
+    if isinstance(error, IncompleteResponseError):
+        if begun or error.is_invalid:
+            return f"{endpoint} answered {path} with invalid HTTP"
+        return f"{endpoint} closed the connection without an answer to {path}"
+    return f"{path} request failed: {type(cause or error).__name__}"
+
+
+def _error_number(error: OSError) -> int:
+    """Return the number of an error, or of the first tried address; 0 if none."""
+    if error.errno is not None and error.errno > 0:
+        return error.errno
+    match = re.search(r"\[Errno (\d+)\]", str(error))
+    return int(match[1]) if match else 0
+
+
+def error_reason(body: bytes) -> tuple[str, Mapping[str, Any]]:
+    """Return the message and the fields in the body of a node's error response.
+
+    The body has the form `{"error": "text"}` or `{"error": {"kind": ..., "message": ...}}`. Otherwise the message is
+    empty.
+    """
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return "", {}
+    error = content.get("error") if isinstance(content, Mapping) else None
+    details: Mapping[str, Any] = error if isinstance(error, Mapping) else {}
+    if isinstance(error, Mapping):
+        error = error.get("message") or error.get("kind")
+    if not isinstance(error, str):
+        return "", details
+    line = " ".join(error.split())
+    return line[:_MAX_REASON_CHARS], details
+
+
+def memory_rejection(details: Mapping[str, Any]) -> MemoryRejection | None:
+    """Return the fields of a load rejection that an unload can resolve, else None."""
+    try:
+        rejection = MemoryRejection.model_validate(details)
+    except ValueError:
+        return None
+    return None if rejection.permanent else rejection
