@@ -1,4 +1,4 @@
-"""What the server decides before an engine loads: options, files, quantization, ranks."""
+"""Decisions of the server before an engine loads: options, quantization, ranks."""
 
 import logging
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Granite 3 and 4: Llama with four multipliers, experts, sliding windows or Mamba-2.
+"""Granite: Llama with multipliers, and with experts, sliding windows or Mamba-2.
 
 References: transformers `modeling_granite`, `modeling_granitemoe`, `modeling_granite_swa`,
 `modeling_granitemoehybrid`.

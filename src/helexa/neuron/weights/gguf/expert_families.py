@@ -82,7 +82,7 @@ def minimax_m2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def deepseek2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the widths of latent attention, and the model type of DeepSeek or GLM 4.7."""
+    """Return the widths of latent attention, and the type: DeepSeek or GLM 4.7."""
     rotated, rank = metadata.integer("rope.dimension_count"), metadata.integer("attention.kv_lora_rank")
     # Older files have one tensor for keys and values, and the widths of a head without the suffix `_mla`.
     suffix = "_mla" if "attention.key_length_mla" in metadata else ""
