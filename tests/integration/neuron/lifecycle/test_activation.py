@@ -13,7 +13,7 @@ from helexa.core.fleet import ModelSpec
 from helexa.neuron.config import DefaultModel, read_config
 from helexa.neuron.engine_client.child import Child, WarmStandby
 from helexa.neuron.hardware.accelerators import Accelerators
-from helexa.neuron.lifecycle import registry as registry_module
+from helexa.neuron.lifecycle import load_preparation
 from helexa.neuron.lifecycle.load_preparation import CudaUnavailableError
 from helexa.neuron.lifecycle.pulls import ATTEMPTS, Activation
 from helexa.neuron.lifecycle.registry import Registry
@@ -214,7 +214,7 @@ async def test_all_loads_fail_at_once_with_a_broken_driver(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     facts = Accelerators(unavailable="the driver was updated; reboot")
-    monkeypatch.setattr(registry_module, "accelerators", lambda: facts)
+    monkeypatch.setattr(load_preparation, "accelerators", lambda: facts)
     near = make_model(tmp_path)
     async with registry_at(hub, tmp_path, device="cuda:0") as registry:
         sleeps = Sleeps()
@@ -232,7 +232,7 @@ async def test_all_loads_fail_at_once_with_a_broken_driver(
 
 async def test_load_with_a_broken_driver_has_its_own_error_code(monkeypatch: pytest.MonkeyPatch):
     facts = Accelerators(unavailable="the driver was updated; reboot")
-    monkeypatch.setattr(registry_module, "accelerators", lambda: facts)
+    monkeypatch.setattr(load_preparation, "accelerators", lambda: facts)
     async with running({"NEURON_HARNESS__TORCH__DEVICE": "cuda"}) as node:
         for stream in (False, True):
             status, body = await node.post("/models/load", {"model_id": "org/far", "stream": stream})
