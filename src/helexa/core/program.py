@@ -16,6 +16,7 @@ from helexa.core.errors import HelexaError, UsageError, missing_extra
 VERSION_FLAGS = ("--version", "-V", "-v")
 """Options that print the version of a program."""
 
+# 128 + SIGINT, as shells report a command that Ctrl-C ended.
 INTERRUPTED = 130
 
 _MAX_CHARS = 2000

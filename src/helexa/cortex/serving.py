@@ -334,7 +334,7 @@ async def find_model(gateway: Gateway, name: str) -> tuple[FleetView, str, bool]
 
 
 async def find_loadable(gateway: Gateway, name: str) -> str:
-    """Return the id of the model `name`, which may be any on the disks of nodes."""
+    """Return the id of the model `name`, which may also be a model on a node's disk."""
     view, model, known = await find_model(gateway, name)
     local = None if known else view.local.find(model)
     return model if local is None else same_files(view, gateway.catalog, local) or local

@@ -43,6 +43,7 @@ from helexa.acp.tools.excerpt import ends, title
 from helexa.acp.tools.permission import rule
 from helexa.acp.tools.tool import Allowed, AskUser, Denied, PermissionRequest, Reads, Tool, ToolOutcome
 
+# A model can repeat itself forever. These limits end the answer before it fills the memory of the agent.
 MAX_CHARACTERS = 16 << 20
 MAX_CALLS = 128
 

@@ -146,9 +146,9 @@ KINDS = ("single", "decode", "concurrency", "rate", "agentic", "mixed", "swap", 
 
 @dataclass(frozen=True, slots=True)
 class LatestResult:
-    """The valid samples of one benchmark configuration, oldest first.
+    """A benchmark configuration with its valid samples.
 
-    Each entry of `rows` is one sample with columns of the table `run`.
+    Each entry of `rows` is one sample with columns of the table `run`. The oldest sample is first.
     """
 
     configuration: ConfigurationRow

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 
+# From <linux/prctl.h>; Python has no function for this call.
 _PR_SET_PDEATHSIG = 1
 
 

@@ -14,6 +14,7 @@ from helexa.core.wire.chat_message import ChatMessage
 from helexa.core.wire.openai_chat import Tools, both_endings, check_tools, tools_for_template
 from helexa.core.wire.request import WireRequest
 
+# OpenAI's maximum number of texts in an embeddings request.
 MAX_INPUTS = 2048
 
 _Text = Annotated[str, Field(min_length=1)]

@@ -35,7 +35,7 @@ CSRF_HEADER = "x-helexa-csrf"
 MAX_SESSIONS = 1000
 MAX_SESSIONS_PER_CREDENTIAL = 50
 
-_TOKEN_BYTES = 32
+_TOKEN_BYTES = 32  # random bytes of session ids and CSRF tokens, which must not be guessable
 _MAX_COOKIE_BYTES = 4096
 _CSRF_HEADER = CSRF_HEADER.encode()
 _COOKIE_PREFIX = COOKIE.encode() + b"="

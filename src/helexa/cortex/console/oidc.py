@@ -39,6 +39,7 @@ TIMEOUT_SECS = 10.0
 _ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")  # names are used in URLs, headers and metrics
 _MAX_STATE_CHARS = 200
 _ALGORITHMS = ("RS256", "ES256", "PS256", "EdDSA")
+# The clocks of the provider and of the gateway differ. Without a leeway, a token can be issued in the future.
 _LEEWAY_SECS = 60
 _CASELESS_CLAIMS = ("email", "preferred_username", "upn", "nickname")  # others, such as `sub`, are case-sensitive
 

@@ -34,6 +34,7 @@ Key = tuple[str, str, str]  # node name, model id, and the client, or `ANY`
 State = Literal["closed", "open", "half-open"]
 
 COOLDOWN_SECS = 1.0
+# There is a breaker per node, model and client. Above this number, the oldest breakers of single clients are dropped.
 MAX_BREAKERS = 1024
 
 FIRST_EJECTION_SECS = 1.0
@@ -171,7 +172,7 @@ class Breakers:
         """
         for key in _keys(pair, client):
             breaker = self._breakers.get(key, _BLANK)
-            # a client's own breaker counts its failures alone
+            # The breaker of one client may open after failures of this client only.
             breaker = breaker.failed(now, self.failures, self.reset_secs, client, alone=alone or key[2] != ANY)
             self._put(key, breaker, now)
         return self._breakers.get((*pair, ANY), _BLANK).state(now)

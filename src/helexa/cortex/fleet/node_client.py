@@ -19,6 +19,7 @@ from helexa.cortex.upstream.connection import LocalConnectError, UpstreamError, 
 log = logging.getLogger(__name__)
 
 POLL_TIMEOUT_SECS = 5.0
+# Limits on what a node reports. A node may be any program, and the gateway keeps all reports in memory.
 MAX_MODELS = 1000
 MAX_ID_CHARS = 256
 UNLOAD_TIMEOUT_SECS = 60.0
@@ -293,7 +294,9 @@ class NodeClient:
                 while chunk := await answer.chunk():
                     body += chunk
                     if len(body) > MAX_RESPONSE_BYTES:
-                        raise NodeError(f"{path} answered with more than {MAX_RESPONSE_BYTES} bytes")
+                        raise NodeError(
+                            f"{path} answered with more than {MAX_RESPONSE_BYTES} bytes; check the endpoint of the node"
+                        )
                 return answer.status, bytes(body)
         except TimeoutError:
             raise NodeError(f"{path} did not answer in time", timed_out=True) from None

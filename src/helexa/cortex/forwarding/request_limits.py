@@ -27,6 +27,7 @@ RESPONSES = "/v1/responses"
 COMPACT = "/v1/responses/compact"
 
 MAX_OUTPUT = 1 << 31
+# OpenAI's maximum of `n`.
 MAX_COMPLETIONS = 128
 PROMPT_OVERHEAD = 512
 DRAWN_IMAGE_TOKENS = 8192  # tokens of one generated image

@@ -11,6 +11,7 @@ from helexa.core.wire.request import WireObject, WireRequest
 MAX_MESSAGES = 100_000
 MAX_IMAGES = 10_000
 MAX_TOOLS = 10_000
+# Ollama's and OpenAI's maximum of `top_logprobs`.
 MAX_ALTERNATIVES = 20
 
 _DURATION = re.compile(r"(?P<sign>[+-]?)(?P<parts>(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)")

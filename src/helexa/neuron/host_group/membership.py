@@ -23,7 +23,8 @@ from helexa.neuron.engine.ipc.channel import Channel, ChannelError, HostAddress,
 from helexa.neuron.engine.ipc.messages import HostGroup
 
 _VARIABLES = {"rank": "RANK", "world_size": "WORLD_SIZE", "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
-_LEAST_SECRET_BYTES = 16
+_LEAST_SECRET_BYTES = 16  # 128 bits: a shorter secret could be found by trying, from a recorded handshake
+# The default port of torch.distributed, for groups that are configured with its variables.
 _DEFAULT_PORT = 29500
 
 log = logging.getLogger(__name__)

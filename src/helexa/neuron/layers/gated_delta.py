@@ -43,7 +43,7 @@ class GatedDeltaNet:
     ) -> None:
         if heads % key_heads:
             raise ModelFileError(
-                f"{heads} value heads cannot share {key_heads} key heads: it must be a multiple of their number"
+                f"{heads} value heads cannot share {key_heads} key heads: {heads} must be a multiple of {key_heads}"
             )
         require_window(kernel)
         shares = loader.head_shares(heads, key_heads)

@@ -24,6 +24,7 @@ from helexa.neuron.routes.reply import error_response, log_error_response
 
 log = logging.getLogger("helexa.neuron.requests")
 
+# nginx's status for logs. The client has gone, so it never receives this status.
 CLIENT_CLOSED_REQUEST = 499
 _POLLED = frozenset(
     {

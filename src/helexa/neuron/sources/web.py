@@ -27,6 +27,7 @@ from helexa.core.version import __version__
 from helexa.neuron.sources.web_error import WebError
 
 _CONNECT_SECONDS = 3.0
+# The delay that RFC 8305 ("Happy Eyeballs") recommends before the next address is tried, too.
 _NEXT_ADDRESS_SECONDS = 0.25
 
 _REDIRECTS = (301, 302, 303, 307, 308)

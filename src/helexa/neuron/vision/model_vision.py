@@ -263,7 +263,7 @@ class _Budget:
         self._lock = Lock()
 
     def take(self, image: SharedImage) -> None:
-        """Count the pixels of an image until their memory is freed."""
+        """Add the memory of an image's pixels to the sum until the memory is freed."""
         size = image.pixels.nbytes
         with self._lock:
             if self._used + size > MAX_PIXEL_BYTES:

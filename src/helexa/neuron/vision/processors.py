@@ -24,6 +24,7 @@ HALF = (0.5, 0.5, 0.5)
 
 _MAX_LENGTH = 4096  # pixels of the longest side after the first resizing
 
+# From Qwen2-VL's image processor, which rejects narrower images.
 _MAX_ASPECT_RATIO = 200
 
 

@@ -22,6 +22,7 @@ _FP8 = ("float8_e4m3fn", "float8_e5m2")
 _SCALES = ("_scale_inv", "_scale")
 _DEFAULT_BLOCK_SIZE = [128, 128]
 _MAX_BLOCK_SIZE = 1 << 20
+# Numbers that share a scale, from the specification of the MX formats (Open Compute Project, 2023).
 _MXFP4_GROUP = 32
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # in units of 1/2
 

@@ -20,6 +20,7 @@ from helexa.neuron.weights.model_file import open_model_file
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
+# From the GGUF specification: the alignment of tensor data in files without `general.alignment`.
 _DEFAULT_ALIGNMENT = 32
 
 # Larger than any real header, and small enough that a malicious file cannot exhaust memory.
@@ -30,6 +31,7 @@ _MAX_TENSORS = 1 << 16
 _MAX_KEYS = 1 << 14
 _MAX_NAME_BYTES = 1024
 _MAX_ARRAY_DEPTH = 4
+# `GGML_MAX_DIMS` of llama.cpp, which writes these files.
 _MAX_DIMENSIONS = 4
 _MAX_ALIGNMENT = 1 << 16
 
