@@ -1,4 +1,4 @@
-"""Messages for misspelled commands and options, and for those of other programs."""
+"""Messages for misspelled commands and options, and for words of other programs."""
 
 import difflib
 

@@ -343,7 +343,7 @@ async def find_loadable(gateway: Gateway, name: str) -> str:
 async def _forward(
     gateway: Gateway, model: str, request: ClientRequest, response: Reply, record: RequestRecord, settle: Settle | None
 ) -> None:
-    """Forward the request to a node, and after failures to others if `may_retry`."""
+    """Forward the request to a node, and to others after failures (see `may_retry`)."""
     routing, key = gateway.config.routing, await _affinity_key(gateway, request, record)
     record.affinity_key = key
     fleet_view, requester = gateway.fleet.view(), record.requester

@@ -111,7 +111,7 @@ class ChatRequest(GenerationRequest):
         return set_variables | (self.chat_template_kwargs or {})
 
     def thinks(self, default: bool | None) -> bool | None:
-        """Return whether the request enables reasoning; `default` if it is silent."""
+        """Return whether the request enables reasoning; `default` if it does not say."""
         enable_thinking = (self.chat_template_kwargs or {}).get("enable_thinking", self.enable_thinking)
         if isinstance(enable_thinking, bool):
             return enable_thinking

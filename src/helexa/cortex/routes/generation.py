@@ -29,7 +29,7 @@ requests = logging.getLogger("helexa.cortex.requests")
 
 
 class Generation:
-    """ASGI endpoint of the generation routes whose format nodes accept as it is."""
+    """ASGI endpoint of the generation routes whose requests need no translation."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, and write its record exactly once on every code path."""

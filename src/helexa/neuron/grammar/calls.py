@@ -283,7 +283,7 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 def _writable(tool: CallableTool, names: Iterable[str]) -> list[str]:
-    """Return those of `names` that are valid parameter names in a call."""
+    """Return the names of `names` that are valid parameter names in a call."""
     if tool.strict and not tool.is_plain:
         raise _unsupported(tool, "its schema must be an object's with 'properties'")
     written = [name for name in names if is_name(name)]

@@ -102,7 +102,7 @@ class Qwen3VlMoe(WithImagePositions, Qwen3Moe):
 
 
 class Qwen35(WithImagePositions):
-    """Llama with Gated DeltaNet in most layers, and output gates in the others."""
+    """Llama with Gated DeltaNet in most layers, and gated attention in the others."""
 
     defaults: ClassVar = {"partial_rotary_factor": 0.25}
     types = ("full_attention", "linear_attention")

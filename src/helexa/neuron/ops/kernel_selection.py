@@ -14,7 +14,7 @@ from helexa.neuron.tensors import Device, DType
 
 @dataclass(frozen=True)
 class SelectedKernels:
-    """The selected kernels, and why these or why no faster ones, for the user."""
+    """The selected kernels, and the reason as text for the user."""
 
     ops: Ops  # the selected kernels
     reason: str  # why these kernels were selected, or why faster kernels cannot be used

@@ -53,7 +53,7 @@ class ImageLayout(msgspec.Struct, frozen=True):
 
     @property
     def ranges(self) -> tuple[int, ...]:
-        """Numbers of adjacent image tokens in the prompt: of each tile, or row."""
+        """Number of image tokens of each tile (or row), which are adjacent in the prompt."""
         by_tile = (self.tokens * tile.size // self.patches for tile in self.tiles)
         return tuple(tokens // self.rows for tokens in by_tile for _ in range(self.rows))
 

@@ -236,7 +236,7 @@ class _Conversation:
 
 
 def _content(value: Any, field: str) -> str | list[Message]:
-    """Convert the content of an item to that of a chat message."""
+    """Convert the content of an item to the content of a chat message."""
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
