@@ -1,5 +1,6 @@
 """Quirks in the content, tool calls and token counts of answers."""
 
+import json
 from typing import Any
 
 from emulator.quirk import (
@@ -197,6 +198,24 @@ CALLS = (
     ),
     Quirk(
         "vLLM",
+        "text between the pieces of a call",
+        Seen("Hi", calls=(_ADD,), end="tool_calls", usage=(7, 2)),
+        (
+            delta(content="H"),
+            call(0, "add", _PIECES[0], "call_1"),
+            delta(content="i"),
+            call(0, None, _PIECES[1]),
+            *_END,
+        ),
+    ),
+    Quirk(
+        "vLLM",
+        "arguments that are encoded twice",
+        _ONE,
+        whole=_calls(tool_call("add", json.dumps(_ADD_JSON), id="call_1")),
+    ),
+    Quirk(
+        "vLLM",
         "text, then a call, in one chunk with the finish reason",
         Seen("Hi", calls=(_ADD,), end="tool_calls", usage=(7, 2)),
         (
@@ -240,6 +259,34 @@ CONTENT = (
             completion({"content": "Hello", name: "Hm"}, usage=counts()),
         )
         for backend, name in (("DeepSeek", "reasoning_content"), ("Ollama", "reasoning"), ("Ollama", "thinking"))
+    ),
+    Quirk(
+        "vLLM",
+        "an empty list of calls in each chunk",
+        _TEXT,
+        (*(delta(content=text, tool_calls=[], refusal=None) for text in ("Hel", "lo")), *_TEXT_END),
+        completion({"content": "Hello", "tool_calls": []}, usage=counts()),
+    ),
+    Quirk(
+        "SGLang",
+        "reasoning again after text and a call",
+        Seen("Hello", "HmOhAh", (_ADD,), "tool_calls", (7, 2)),
+        (
+            delta(reasoning_content="Hm"),
+            delta(content="Hel"),
+            delta(reasoning_content="Oh"),
+            call(0, "add", _ADD_JSON, "call_1"),
+            delta(reasoning_content="Ah"),
+            delta(content="lo"),
+            *_END,
+        ),
+    ),
+    Quirk(
+        "LM Studio",
+        "half of a surrogate pair",
+        Seen("Hi \ufffd", usage=(7, 2)),
+        (delta(content="Hi _").replace(b"_", rb"\ud83d"), *_TEXT_END),
+        completion({"content": "Hi _"}, usage=counts()).replace(b'_"', rb"\ud83d" + b'"'),
     ),
     Quirk(
         "OpenRouter",

@@ -109,6 +109,11 @@ def test_any_bytes_are_parsed_or_rejected(body: bytes) -> None:
         assert parse_request(PATH, [], renamed).model == "Org/M"
 
 
+def test_half_of_a_surrogate_pair_reaches_the_node_as_a_replacement_character() -> None:
+    request = parse_request(PATH, [], rb'{"model":"a","messages":[{"role":"user","content":"x\ud83d"}]}')
+    assert json.loads(request.body_for("b"))["messages"][0]["content"] == "x\ufffd"
+
+
 @given(TREES)
 def test_any_json_is_parsed_or_rejected(value: Any) -> None:
     parse_or_none(json.dumps(value).encode())

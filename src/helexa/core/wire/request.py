@@ -4,6 +4,7 @@ Declared fields are validated strictly. Undeclared fields are kept unchecked. St
 `response_format` or in vLLM's fields.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -39,6 +40,20 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 LogitBias = Annotated[float, Field(ge=-100, le=100)]
 
 
+# A pair of surrogates, a lone surrogate (group 1), or another escape sequence.
+_SURROGATES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
+)
+
+
+def without_lone_surrogates(body: bytes) -> bytes:
+    """Replace the escapes of lone surrogates in JSON by the escape of U+FFFD.
+
+    JSON parsers reject lone surrogates.
+    """
+    return _SURROGATES.sub(lambda match: b"\\ufffd" if match[1] else match[0], body)
+
+
 class WireObject(BaseModel):
     """Base class of all JSON objects in a request. Wrong types are not converted."""
 
@@ -65,6 +80,9 @@ class WireRequest(WireObject):
         try:
             request = cls.model_validate_json(body)
         except ValidationError as error:
+            # JavaScript clients, for example Claude Code, cut texts within emojis. The text stays in the conversation.
+            if error.errors()[0]["type"] == "json_invalid" and (repaired := without_lone_surrogates(body)) != body:
+                return cls.parse(repaired)
             raise to_api_error(error) from None
         return request._validated()
 

@@ -62,6 +62,12 @@ class _Block:
             self._completeness = len(self.arguments), parse_arguments("".join(self.arguments)) is not None
         return bool(self.name) and self._completeness[1]
 
+    def decode_arguments(self) -> None:
+        """Decode arguments that the node encoded twice, as a JSON string."""
+        text = "".join(self.arguments)
+        if not self.begun and text.startswith('"') and (arguments := parse_arguments(text)) is not None:
+            self.arguments = self.pending = [as_json(arguments).decode()]
+
     def may_begin(self) -> bool:
         """Return whether the block can be started."""
         # `content_block_start` contains the name. Arguments that do not begin with a brace are sent as text later.
@@ -142,6 +148,7 @@ class Blocks:
             block = self._queue.popleft()
             if block.kind == "tool_use" and not block.name and not block.arguments:
                 continue
+            block.decode_arguments()
             if not block.is_complete():
                 # The client has the start of this call already, so the call is ended as it is. Otherwise it becomes
                 # text.

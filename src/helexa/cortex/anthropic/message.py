@@ -9,6 +9,7 @@ import orjson
 
 from helexa.core.errors import ApiError, malformed_json
 from helexa.core.sse import frame
+from helexa.core.wire.request import without_lone_surrogates
 from helexa.cortex.forwarding.translated_reply import call_as_text, first_choice, reasoning
 from helexa.cortex.upstream.meter import BYTES_PER_TOKEN
 from helexa.cortex.upstream.response_body import (
@@ -100,6 +101,8 @@ def read_object(body: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        if (repaired := without_lone_surrogates(body)) != body:
+            return read_object(repaired)
         raise malformed_json(str(error)) from None
     if not isinstance(value, dict):
         raise invalid_anthropic_body("body", "must be a JSON object")

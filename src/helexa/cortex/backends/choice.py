@@ -107,7 +107,7 @@ class ToolCalls:
         if not isinstance(value, dict) or not isinstance(function, dict | None):
             return None
         function = function or {}
-        name, arguments = function.get("name"), _as_text(function.get("arguments"))
+        name, arguments = function.get("name"), _as_text(function.get("arguments"), whole=whole)
         name, id = (name if isinstance(name, str) else ""), _id(value.get("id"))
         index = value.get("index")
         call = None if whole else self._continued(index if type(index) is int else None, id, name, arguments)
@@ -180,10 +180,14 @@ def _id(value: Any) -> str:
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
-def _as_text(arguments: Any) -> str:
-    """Return the arguments of a call as JSON text."""
+def _as_text(arguments: Any, *, whole: bool) -> str:
+    """Return the arguments of a call as JSON text.
+
+    `whole` is True if the arguments are complete.
+    """
     if isinstance(arguments, str):
-        return arguments
+        twice_encoded = whole and arguments.startswith('"')
+        return as_json(decoded).decode() if twice_encoded and (decoded := parse_arguments(arguments)) else arguments
     return as_json(arguments).decode() if isinstance(arguments, dict) else ""  # some backends send an object
 
 

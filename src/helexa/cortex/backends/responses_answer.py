@@ -31,12 +31,15 @@ class _Call:
     name: str
     arguments: list[str] = field(default_factory=list[str])
     waiting: list[str] = field(default_factory=list[str])
+    _completeness: tuple[int, bool] = (-1, False)
 
     def is_complete(self) -> bool:
         """Return whether the arguments are a whole JSON object."""
         if not self.arguments or not self.arguments[-1].rstrip().endswith("}"):
             return False
-        return parse_arguments("".join(self.arguments)) is not None
+        if self._completeness[0] != len(self.arguments):
+            self._completeness = len(self.arguments), parse_arguments("".join(self.arguments)) is not None
+        return self._completeness[1]
 
 
 class ResponsesAnswer:
@@ -72,6 +75,7 @@ class ResponsesAnswer:
         self._lines = LineSplitter()
         self._calls: deque[_Call] = deque()  # the first call is being sent, the others wait
         self._ended_calls = set[int]()
+        self._held: list[tuple[Callable[[str], list[Event]], str]] = []  # texts that wait for the end of the calls
         self._waiting_chars = 0
         self._reason: str | None = None
         self._usage: dict[str, Any] = {}
@@ -136,16 +140,28 @@ class ResponsesAnswer:
         events: list[Event] = []
         output = self._writer.output
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
-            events += [*self._end_calls(), *output.add_reasoning(reasoning)]
-            self._delta_count += 1
+            events += self._read_text(output.add_reasoning, reasoning)
         for text in (delta.get("content"), delta.get("refusal")):
             if text:
-                events += [*self._end_calls(), *output.add_text(text)]
-                self._delta_count += 1
+                events += self._read_text(output.add_text, text)
         for index, call in enumerate(delta.get("tool_calls") or ()):
             events += self._read_call({"index": index, **call})
             self._delta_count += 1
         return events
+
+    def _read_text(self, add: Callable[[str], list[Event]], text: str) -> list[Event]:
+        self._delta_count += 1
+        if all(call.is_complete() for call in self._calls):
+            return [*self._end_calls(), *add(text)]
+        # Some backends send text between the pieces of a call, but an item that has ended cannot be continued.
+        self._held.append((add, text))
+        self._count_waiting(text)
+        return []
+
+    def _count_waiting(self, text: str) -> None:
+        self._waiting_chars += len(text)
+        if self._waiting_chars > MAX_WAITING_CHARS:
+            raise malformed("too much output waits for an incomplete tool call")
 
     def _read_call(self, delta: dict[str, Any]) -> list[Event]:
         function = delta.get("function") or {}
@@ -168,9 +184,7 @@ class ResponsesAnswer:
             else:
                 # The Responses API has one item at a time, but chat completions may interleave their calls.
                 call.waiting.append(arguments)
-                self._waiting_chars += len(arguments)
-                if self._waiting_chars > MAX_WAITING_CHARS:
-                    raise malformed("too much output waits for an incomplete tool call")
+                self._count_waiting(arguments)
         if is_new or call is self._calls[0]:  # otherwise the first call has not changed
             while len(self._calls) > 1 and self._calls[0].is_complete():
                 events += self._next_call()
@@ -193,6 +207,10 @@ class ResponsesAnswer:
         events: list[Event] = []
         while self._calls:
             events += self._next_call()
+        held, self._held = self._held, []
+        for add, text in held:
+            self._waiting_chars -= len(text)
+            events += add(text)
         return events
 
     def _end(self) -> tuple[list[Event], str, bytes]:

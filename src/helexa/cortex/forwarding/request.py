@@ -11,6 +11,7 @@ from starlette.types import Receive
 
 from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
 from helexa.core.fleet import Limit
+from helexa.core.wire.request import without_lone_surrogates
 from helexa.cortex.forwarding.request_limits import (
     CHAT,
     COMPLETIONS,
@@ -251,6 +252,8 @@ def parse_request(path: str, headers: Headers, body: bytes) -> ClientRequest:
             body.decode()  # the decoder does not check the UTF-8 of skipped values
         fields = read_fields(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if (repaired := without_lone_surrogates(body)) != body:
+            return parse_request(path, headers, repaired)
         raise _parse_error(body, error) from None
     if not isinstance(fields.model, str) or not fields.model:
         raise missing_model()

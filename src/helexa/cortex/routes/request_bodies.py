@@ -18,7 +18,8 @@ async def read_large_request(workers: BodyWorkers, path: str, headers: Headers, 
         ApiError: 400 if the body is invalid or has too many objects and arrays. 503 if too many large bodies wait for
             a worker process, or if the process died.
     """
-    return replace(await workers.run(_parse_large, path, headers, body), body=body, large=True)
+    request = await workers.run(_parse_large, path, headers, body)
+    return replace(request, body=request.body or body, large=True)
 
 
 async def read_message(workers: BodyWorkers, headers: Headers, body: bytes) -> tuple[Translation, ClientRequest]:
@@ -63,7 +64,8 @@ def _translate_large_ollama(path: str, headers: Headers, body: bytes) -> tuple[O
 
 def _parse_large(path: str, headers: Headers, body: bytes) -> ClientRequest:
     check_containers(body)
-    return replace(parse_request(path, headers, body), body=b"")  # the calling process already has the body
+    request = parse_request(path, headers, body)
+    return replace(request, body=b"") if request.body is body else request  # the calling process has the body
 
 
 def _translate_large(headers: Headers, body: bytes) -> tuple[Translation, ClientRequest]:

@@ -21,6 +21,7 @@ from typing import Any, Never
 import orjson
 
 from helexa.core.errors import ApiError
+from helexa.core.wire.request import without_lone_surrogates
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -32,11 +33,13 @@ def read_json(data: bytes) -> tuple[Any, bytes]:
         ValueError: the data is not JSON, or is nested too deeply.
     """
     # A byte order mark, NaN and infinite numbers are accepted, although they are not JSON: some backends send them in
-    # fields that the gateway does not read. NaN and infinite numbers become null.
+    # fields that the gateway does not read. NaN and infinite numbers become null, and lone surrogates U+FFFD.
     data = data.removeprefix(BYTE_ORDER_MARK)
     try:
         return orjson.loads(data), data
     except orjson.JSONDecodeError as error:
+        if (repaired := without_lone_surrogates(data)) != data:
+            return read_json(repaired)
         if b"NaN" not in data and b"Infinity" not in data:
             raise
         try:
@@ -64,6 +67,8 @@ def parse_arguments(text: str) -> dict[str, Any] | None:
     """Parse the arguments of a tool call: `{}` if empty, None if not a JSON object."""
     try:
         arguments = json.loads(text, parse_constant=_reject_constant) if text.strip() else {}  # exact for any integer
+        if isinstance(arguments, str):  # some tool parsers encode arguments twice that the model wrote as a string
+            arguments = json.loads(arguments, parse_constant=_reject_constant)
     except (RecursionError, ValueError):
         return None
     return arguments if isinstance(arguments, dict) else None

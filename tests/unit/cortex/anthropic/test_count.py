@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import anthropic
+import orjson
 import pytest
 
 from cortex.anthropic.claude_code import REQUEST
@@ -75,6 +76,12 @@ def test_malformed_count_request_is_400(body: bytes) -> None:
     assert refused.value.status == 400
     with pytest.raises(ApiError):
         Translation.parse(body)
+
+
+def test_half_of_a_surrogate_pair_in_a_request_is_replaced() -> None:
+    body = rb'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"\ud83d\ude00 \ud83d \\\ud83d"}]}'
+    assert orjson.loads(Translation.parse(body).body)["messages"][0]["content"] == "\U0001f600 \ufffd \\\ufffd"
+    assert CountRequest.parse(body).estimate > 0
 
 
 def test_json_of_any_depth_is_rejected_or_accepted() -> None:

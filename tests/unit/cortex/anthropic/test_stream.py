@@ -184,6 +184,13 @@ def test_call_with_invalid_arguments_becomes_text() -> None:
     assert message.stop_reason == "end_turn"
 
 
+def test_arguments_that_are_encoded_twice_are_decoded() -> None:
+    pieces = json.dumps('{"command": "ls"}').partition("ls")
+    sent = [calls(call_delta(0, piece, name="Bash" if piece is pieces[0] else None)) for piece in pieces]
+    ((_, name, tool_input),) = tool_uses(translated(*sent, finish("tool_calls"), DONE))
+    assert (name, tool_input) == ("Bash", {"command": "ls"})
+
+
 @pytest.mark.parametrize("reason", ["stop", "tool_calls"])
 def test_truncated_call_is_kept_before_buffered_content(reason: str) -> None:
     broken = calls(call_delta(0, '{"command": "l', name="Bash", id="1"))

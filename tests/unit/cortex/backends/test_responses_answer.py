@@ -83,13 +83,19 @@ async def test_text_after_an_incomplete_call_is_not_lost() -> None:
     assert items[1]["content"][0]["text"] == "Well"
 
 
-async def test_call_that_goes_on_after_text_is_an_error_and_begins_no_call_without_a_name() -> None:
-    begun = (call(0, "f", '{"a": 1', "c0"), delta(content="Wait."))
-    with pytest.raises(ApiError, match="continues after other output"):
-        await converted(*begun, call(0, None, "}"), finish("tool_calls"), DONE, stream=True)
+async def test_text_between_the_pieces_of_a_call_follows_the_call() -> None:
+    begun = (call(0, "f", '{"a": 1', "c0"), delta(content="Wait."), delta(reasoning_content="Hm."))
+    body, _ = await converted(*begun, call(0, None, "}"), finish("tool_calls"), DONE, stream=True)
+    answer = clients.response_stream(body)
+    assert (answer.calls, answer.text, answer.reasoning) == ([("f", {"a": 1})], "Wait.", "Hm.")
+
+
+async def test_call_that_goes_on_after_its_end_is_an_error_and_begins_no_call_without_a_name() -> None:
     whole = (call(0, "f", '{"a": 1}', "c0"), delta(content="Wait."))
     body, _ = await converted(*whole, call(0, None, " "), finish("tool_calls"), DONE, stream=True)
     assert clients.response_stream(body).ids == ["c0"]
+    with pytest.raises(ApiError, match="continues after other output"):
+        await converted(*whole, call(0, None, "}"), finish("tool_calls"), DONE, stream=True)
 
 
 @pytest.mark.parametrize("streamed", [True, False])
