@@ -74,7 +74,11 @@ class PrefixDisk:
                 raise PermissionError(f"{folder} belongs to another user, or others can write to it; delete it")
         for segment in sorted(folder.glob(f"*{_NAME}")):
             with suppress(OSError, struct.error):  # deleted or truncated in the meantime
-                self._index |= dict(_records(segment))
+                records = _records(segment)
+                self._index |= dict(records)
+                # An engine was killed before its first record was whole. A new segment may be of a running engine.
+                if not records and time.time() - segment.stat().st_mtime > _TOUCH_SECS:
+                    segment.unlink()
         self.size = sum(record.length for record in self._index.values())
 
     def __contains__(self, key: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +100,25 @@ async def test_same_prompt_hits_the_prefix_cache(node: Node) -> None:
     logprobs = [answer["choices"][0]["logprobs"]["content"][0]["logprob"] for answer in (first, again, other)]
     assert logprobs[1] == pytest.approx(logprobs[0], abs=1e-4)
     assert logprobs[2] != pytest.approx(logprobs[0], abs=1e-3)
+
+
+async def test_prompt_with_an_image_is_read_from_disk_after_the_model_was_unloaded(
+    model: VisionLanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELEXA_CACHE", str(tmp_path))
+    options = OPTIONS | {"PREFIX_DISK_MB": "100", "SNAPSHOT_MB": "8"}
+    before, after = "a" * 80, "b" * 100
+    async with running({f"NEURON_HARNESS__TORCH__{name}": value for name, value in options.items()}, None) as node:
+        assert await node.load(model.folder) == (200, {"status": "loaded"})
+        first = await answer(node, before, image_part(picture(256, 256, 7)), after)
+        await node.post("/models/unload", {"model_id": "org/tiny"})
+        assert await node.load(model.folder) == (200, {"status": "loaded"})
+        again = await answer(node, before, image_part(picture(256, 256, 7)), after)
+        assert again["choices"][0]["message"] == first["choices"][0]["message"]
+        _, health = await node.get("/health")
+        assert health["models"][0]["disk_prompt_tokens_total"] >= 128
+        other = await answer(node, before, image_part(picture(256, 256, 8)), after)
+        assert other["usage"]["prompt_tokens_details"]["cached_tokens"] <= 64
 
 
 async def test_equal_image_in_another_prompt_is_encoded_once(node: Node) -> None:

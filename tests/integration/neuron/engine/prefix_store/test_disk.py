@@ -132,6 +132,18 @@ def test_segment_of_another_version_is_not_read(tmp_path: Path, opened: Open) ->
     assert opened("a").read(key(0)) == b"y"
 
 
+def test_old_segment_without_a_whole_record_is_deleted(tmp_path: Path, opened: Open) -> None:
+    """The engine was killed while it wrote the first record, so nothing in the segment is ever read."""
+    opened("a").write(key(0), [b"x" * 100])
+    (whole,) = (tmp_path / "a").glob("*.segment")
+    old, new = whole.with_name("1-1.segment"), whole.with_name("2-2.segment")
+    old.write_bytes(whole.read_bytes()[:-1])
+    new.write_bytes(b"")
+    os.utime(old, (1, 1))
+    assert opened("a").read(key(0)) == b"x" * 100
+    assert sorted((tmp_path / "a").glob("*.segment")) == [whole, new]
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
     """Let a function of the operating system fail, as on a broken or remote disk."""
 

@@ -62,6 +62,23 @@ MIXED = {
     "max_position_embeddings": 512,
 }
 
+MIXTURE = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+LIMIT_MB = 100  # a segment has 64 MiB
+SMALL = {"snapshot_mb": 8, "kv_cache_mb": 32}
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -136,7 +153,7 @@ async def test_other_principals_options_and_files_share_nothing(
         [(HYBRID, {}), (HYBRID, {"tensor_parallel": 2}), (WINDOWS, {"kernels": "torch"})],
         [
             (shape, options)
-            for shape in (HYBRID, WINDOWS)
+            for shape in (HYBRID, WINDOWS, MIXTURE)
             for options in ({}, {"tensor_parallel": 2}, {"kernels": "torch"}, {"kernels": "triton"})
         ],
         several=True,
@@ -286,17 +303,37 @@ async def test_other_sequences_go_on_while_pages_are_read(folder: Path, smollm2_
         assert answers[-1][1] == PAGES * 64
 
 
-async def test_answers_stay_equal_through_kills_at_any_moment(folder: Path, smollm2_gguf: Path) -> None:
+async def test_answers_stay_equal_through_kills_at_any_moment(folder: Path, smollm2_gguf: Path, tmp_path: Path) -> None:
+    """Four models share the folder, and the limit has room for little more than one segment."""
     draw = random.Random(5)
     prompts = [LONG, LONG[:300] + LONG[:90], LONG[:130] + [7] * 200]
-    async with engine(smollm2_gguf, prefix_disk_mb=0) as client:
-        expected = [await answer(client, prompt) for prompt in prompts]
-    for _ in range(cases(2, 100)):
-        async with engine(smollm2_gguf, prefix_disk_mb=256) as client:
+    models = [smollm2_gguf]
+    for name, shape in (("hybrid", HYBRID), ("mixed", MIXED), ("mixture", MIXTURE)):
+        tiny_model(tmp_path / name, **shape)
+        models.append(tmp_path / name)
+    models = models[: cases(2, 4)]
+    expected: dict[Path, list[tuple[list[int], int]]] = {}
+    for model in models:
+        async with engine(model, prefix_disk_mb=0, **SMALL) as client:
+            expected[model] = [await answer(client, prompt) for prompt in prompts]
+    for round_ in range(cases(2, 100)):
+        model = models[round_ % len(models)]
+        async with engine(model, prefix_disk_mb=LIMIT_MB, **SMALL) as client:
             answers = [asyncio.create_task(answer(client, prompt)) for prompt in prompts]
-            await asyncio.sleep(draw.random() * 0.8)  # not a synchronization: the moment is arbitrary
+            # Not a synchronization: the moment is arbitrary, and often while the pages of the first answers are saved.
+            await asyncio.sleep(draw.random() * 0.8)
             client._child.signal(signal.SIGKILL)
-            await asyncio.gather(*answers, return_exceptions=True)
-        assert sum(segment.stat().st_size for segment in segments(folder)) <= 256 << 20
-    async with engine(smollm2_gguf, prefix_disk_mb=256) as client:
-        assert [(await answer(client, prompt))[0] for prompt in prompts] == [tokens for tokens, _ in expected]
+            ended = await asyncio.gather(*answers, return_exceptions=True)
+        for (tokens, _), got in zip(expected[model], ended, strict=True):
+            assert isinstance(got, BaseException) or got[0] == tokens
+        assert sum(segment.stat().st_size for segment in segments(folder)) <= LIMIT_MB << 20
+    for segment in segments(folder):
+        os.utime(segment, (segment.stat().st_mtime - 100,) * 2)  # no longer of a running engine
+    for model in models:
+        async with engine(model, prefix_disk_mb=LIMIT_MB, **SMALL) as client:
+            for prompt, (tokens, _) in zip(prompts, expected[model], strict=True):
+                assert (await answer(client, prompt))[0] == tokens
+    assert sum(segment.stat().st_size for segment in segments(folder)) <= LIMIT_MB << 20
+    assert all(_records(segment) for segment in segments(folder))  # each file has contents that are read again
+    used = {segment.parent for segment in segments(folder)}
+    assert {path for path in folder.glob("*/*") if path.suffix != ".segment"} <= {space / "model" for space in used}
