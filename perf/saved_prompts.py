@@ -8,7 +8,7 @@ another one, and asks again (disk). The times are those to the first token. `dis
 
 The verdicts are the time from disk divided by the cold time, and by the sum of the time from memory and `read_s`. The
 last verdict is the 99th percentile of the gaps of `--streams` streams while a prompt is read and its pages are written,
-divided by that without a disk.
+divided by that without a disk; `--streams 0` leaves it out.
 """
 
 import asyncio
@@ -94,6 +94,8 @@ async def measure(model: Path, threads: int, rounds: int, length: int, streams: 
         print_verdict("disk / cold", ratio, f"<= {COLD_THRESHOLD}", ratio <= COLD_THRESHOLD)
         ratio = medians["disk"] / (medians["memory"] + medians["read"])
         print_verdict("disk / (memory + read)", ratio, f"<= {READ_THRESHOLD}", ratio <= READ_THRESHOLD)
+        if not streams:
+            return
         without = EngineOptions(threads=threads, max_sequences=16)
         pairs = [
             (await p99_gap(model, options, tokens, streams), await p99_gap(model, without, tokens, streams))
