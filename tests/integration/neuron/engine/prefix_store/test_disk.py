@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -142,6 +143,45 @@ def test_old_segment_without_a_whole_record_is_deleted(tmp_path: Path, opened: O
     os.utime(old, (1, 1))
     assert opened("a").read(key(0)) == b"x" * 100
     assert sorted((tmp_path / "a").glob("*.segment")) == [whole, new]
+
+
+def test_changed_bit_anywhere_in_a_segment_gives_the_same_contents_or_none(
+    tmp_path: Path, opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    contents = {key(number): bytes([number]) * 40 for number in range(3)}
+    writer = opened("a")
+    for name, page in contents.items():
+        writer.write(name, [page])
+    writer.close()
+    (segment,) = (tmp_path / "a").glob("*.segment")
+    original = segment.read_bytes()
+    misses = 0
+    for offset in range(len(original)):
+        damaged = bytearray(original)
+        damaged[offset] ^= 1 << offset % 8
+        segment.write_bytes(damaged)
+        caplog.clear()
+        store = opened("a")
+        found = {name: store.read(name) for name in contents}
+        assert all(page in (contents[name], None) for name, page in found.items()), offset
+        assert len(caplog.records) <= 1
+        misses += None in found.values()
+    padding = 3 * 15
+    assert misses == len(original) - padding
+
+
+@pytest.mark.usefixtures("small")
+def test_folder_that_is_deleted_while_it_is_used_is_written_again(tmp_path: Path, opened: Open) -> None:
+    store = opened("a")
+    store.write(key(0), [bytes(3000)])
+    shutil.rmtree(tmp_path / "a")
+    assert store.read(key(0)) is None
+    store.write(key(1), [bytes(500)])  # into the deleted file
+    assert store.read(key(1)) is None
+    for number in (2, 3):
+        store.write(key(number), [bytes([number]) * 3000])
+        assert store.read(key(number)) == bytes([number]) * 3000
+    assert store.writes and opened("a").read(key(3)) == bytes([3]) * 3000
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
