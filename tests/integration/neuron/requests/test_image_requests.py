@@ -25,7 +25,9 @@ AFTER = "<|im_end|>\n<|im_start|>assistant\n"
 def model(tmp_path_factory: pytest.TempPathFactory) -> VisionLanguageModel:
     folder = tmp_path_factory.mktemp("model")
     tokenizer = write_tokenizer(folder)
-    model = VisionLanguageModel(folder, "qwen3_5", image_token=tokenizer.token_to_id("<|image_pad|>"))
+    token = tokenizer.token_to_id("<|image_pad|>")
+    assert token is not None
+    model = VisionLanguageModel(folder, "qwen3_5", image_token=token)
     settings = {"size": {"shortest_edge": 4096, "longest_edge": 65536}}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return model

@@ -40,6 +40,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_disk, "_SEGMENT_BYTES", 4096)
 
 
+def age(segment: Path, days: float) -> None:
+    """Let a segment look as if it was last used some days earlier."""
+    used = segment.stat().st_mtime - days * 86400
+    os.utime(segment, (used, used))
+
+
 def size(root: Path) -> int:
     return sum(path.stat().st_size for path in root.rglob("*.segment"))
 
@@ -64,7 +70,7 @@ def test_least_recently_used_segment_of_all_models_is_deleted_first(tmp_path: Pa
     used.write(key(1), [bytes(3000)])
     for days, name in ((3, "used"), (2, "other")):
         for segment in (tmp_path / name).glob("*.segment"):
-            os.utime(segment, (segment.stat().st_mtime - days * 86400,) * 2)
+            age(segment, days)
     assert used.read(key(1))  # which makes it the most recently used one
     for number in range(2, 5):
         old.write(key(number), [bytes(3000)])
@@ -96,7 +102,7 @@ def test_segments_of_last_month_are_deleted(tmp_path: Path, opened: Open) -> Non
     store = opened("a")
     store.write(key(0), [b"x"])
     (segment,) = (tmp_path / "a").glob("*.segment")
-    os.utime(segment, (segment.stat().st_mtime - 31 * 86400,) * 2)
+    age(segment, 31)
     opened("b").write(key(1), [b"y"])
     assert not segment.exists()
 

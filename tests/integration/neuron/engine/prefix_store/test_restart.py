@@ -4,6 +4,7 @@ Each engine is a process of its own with a real model.
 """
 
 import asyncio
+import itertools
 import os
 import random
 import shutil
@@ -92,7 +93,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @asynccontextmanager
 async def engine(model: Path, **options: Any) -> AsyncIterator[EngineClient]:
-    settings = {"kv_cache_mb": 64, "prefix_disk_mb": 1024, "max_sequences": 4} | options
+    settings: dict[str, Any] = {"kv_cache_mb": 64, "prefix_disk_mb": 1024, "max_sequences": 4} | options
     client = await EngineClient.start(model, EngineOptions(**settings))
     try:
         yield client
@@ -319,21 +320,26 @@ async def test_answers_stay_equal_through_kills_at_any_moment(folder: Path, smol
     for round_ in range(cases(2, 100)):
         model = models[round_ % len(models)]
         async with engine(model, prefix_disk_mb=LIMIT_MB, **SMALL) as client:
-            answers = [asyncio.create_task(answer(client, prompt)) for prompt in prompts]
-            # Not a synchronization: the moment is arbitrary, and often while the pages of the first answers are saved.
-            await asyncio.sleep(draw.random() * 0.8)
+            salt = str(draw.randrange(10))  # each principal has pages of its own
+            answers = [asyncio.create_task(answer(client, prompt, salt)) for prompt in prompts]
+            for ended in itertools.islice(asyncio.as_completed(answers), draw.randint(0, len(answers))):
+                await ended
+            # Not a synchronization: the moment is arbitrary, and often while pages of the ended requests are saved.
+            await asyncio.sleep(draw.random() * 0.4)
             client._child.signal(signal.SIGKILL)
-            ended = await asyncio.gather(*answers, return_exceptions=True)
-        for (tokens, _), got in zip(expected[model], ended, strict=True):
+            outcomes = await asyncio.gather(*answers, return_exceptions=True)
+        for (tokens, _), got in zip(expected[model], outcomes, strict=True):
             assert isinstance(got, BaseException) or got[0] == tokens
         assert sum(segment.stat().st_size for segment in segments(folder)) <= LIMIT_MB << 20
     for segment in segments(folder):
-        os.utime(segment, (segment.stat().st_mtime - 100,) * 2)  # no longer of a running engine
+        used = segment.stat().st_mtime - 100  # no longer of a running engine
+        os.utime(segment, (used, used))
     for model in models:
         async with engine(model, prefix_disk_mb=LIMIT_MB, **SMALL) as client:
             for prompt, (tokens, _) in zip(prompts, expected[model], strict=True):
                 assert (await answer(client, prompt))[0] == tokens
     assert sum(segment.stat().st_size for segment in segments(folder)) <= LIMIT_MB << 20
     assert all(_records(segment) for segment in segments(folder))  # each file has contents that are read again
-    used = {segment.parent for segment in segments(folder)}
-    assert {path for path in folder.glob("*/*") if path.suffix != ".segment"} <= {space / "model" for space in used}
+    namespaces = {segment.parent for segment in segments(folder)}
+    others = {path for path in folder.glob("*/*") if path.suffix != ".segment"}
+    assert others <= {namespace / "model" for namespace in namespaces}
