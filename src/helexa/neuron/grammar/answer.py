@@ -5,6 +5,7 @@ A JSON Schema, a regular expression, a list of strings or a Lark grammar constra
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from helexa.core.errors import ApiError
@@ -85,36 +86,65 @@ def after_reasoning(message: str, marks: ReasoningMarks, *, begun: bool, token_i
     return rules.serialized(f"{reasoning} {rules.include('message', message)}")
 
 
-def in_final_channel(message: str, *, reasons: bool = True, token_id: TokenId = lambda _: None) -> str:
-    """Return a grammar of a Harmony final message whose content is `message`.
+def in_final_channel(
+    message: str, *, tool_call_format: str = "harmony", reasons: bool = True, token_id: TokenId = lambda _: None
+) -> str:
+    """Return a grammar of a final message whose content is `message`.
 
     If the model `reasons`, a reasoning message may precede the final message.
     """
     rules = Rules(token_id)
-    lead = harmony_message(rules, "analysis") if reasons else ""
-    return rules.serialized(f"{lead} {harmony_final(rules, rules.include('message', message))}")
+    lead = MESSAGES[tool_call_format].reasoning(rules) if reasons else ""
+    return rules.serialized(f"{lead} {MESSAGES[tool_call_format].final(rules, rules.include('message', message))}")
 
 
-def harmony_message(rules: Rules, channel: str) -> str:
-    """Return a Lark expression for an optional Harmony message in `channel`.
+@dataclass(frozen=True)
+class Messages:
+    """Grammar of a format whose whole output consists of messages (`MessageFormat`).
 
-    The expression ends with the beginning of the next message, `<|start|>assistant`.
+    Each method returns a Lark expression. Those of optional messages end with the beginning of the next message,
+    `<|start|>assistant`.
     """
-    start, end = rules.marker("<|start|>"), harmony_text(rules, "<|end|>")
-    return f'({rules.marker("<|channel|>")} "{channel}" {rules.marker("<|message|>")} {end} {start} "assistant")?'
+
+    name: str  # name of the format
+    end: str  # the marker at the end of a message
+    # Lark expressions of the headers, without `<|message|>`. `{}` is a marker of the format.
+    marker: str
+    thought: str
+    interim: str  # a message before a call
+    answer: str
+
+    def reasoning(self, rules: Rules) -> str:
+        """Optional message of reasoning."""
+        return self._message(rules, self.thought)
+
+    def before_call(self, rules: Rules) -> str:
+        """Optional message to the user before a call."""
+        return self._message(rules, self.interim)
+
+    def final(self, rules: Rules, message: str = "") -> str:
+        """Answer with the content `message`, by default any text."""
+        head = self.answer.format(rules.marker(self.marker), rules.marker("<|constrain|>"))
+        return f"{head} {rules.marker('<|message|>')} {message or self.text(rules)}"
+
+    def text(self, rules: Rules, end: str = "") -> str:
+        """Text of a message and the marker `end`."""
+        text = rules.add("TEXT", without(tuple(sorted(TOOL_CALL_FORMATS[self.name].markers))))
+        return rules.text_to("", end, text) if end else text
+
+    def again(self, rules: Rules) -> str:
+        """The end of a message, and the beginning of another one."""
+        return f'{rules.marker(self.end)} {rules.marker("<|start|>")} "assistant"'
+
+    def _message(self, rules: Rules, head: str) -> str:
+        start, end = rules.marker("<|start|>"), self.text(rules, self.end)
+        return f'({head.format(rules.marker(self.marker))} {rules.marker("<|message|>")} {end} {start} "assistant")?'
 
 
-def harmony_final(rules: Rules, message: str) -> str:
-    """Return a Lark expression for Harmony's final message with the content `message`.
-
-    The header may state that the content is in the format `json`.
-    """
-    constrain = rules.marker("<|constrain|>")
-    head = f'{rules.marker("<|channel|>")} "final" (" "? {constrain} "json")?'
-    return f"{head} {rules.marker('<|message|>')} {message}"
-
-
-def harmony_text(rules: Rules, end: str = "") -> str:
-    """Return a Lark expression for the text of a Harmony message and the marker `end`."""
-    text = rules.add("TEXT", without(tuple(sorted(TOOL_CALL_FORMATS["harmony"].markers))))
-    return rules.text_to("", end, text) if end else text
+MESSAGES = {
+    # The header of an answer may state that the content is in the format `json`.
+    "harmony": Messages(
+        "harmony", "<|end|>", "<|channel|>", '{} "analysis"', '{} "commentary"', '{} "final" (" "? {} "json")?'
+    ),
+    "muse_glimmer": Messages("muse_glimmer", "<|eom|>", "<|message|>", '" to=self"', '" to=user"', '" to=user"?'),
+}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from helexa.core.errors import ApiError
-from helexa.neuron.grammar.answer import harmony_final, harmony_message, harmony_text
+from helexa.neuron.grammar.answer import MESSAGES
 from helexa.neuron.grammar.calls import (
     CallableTool,
     bare_tagged_call,
@@ -18,6 +18,7 @@ from helexa.neuron.grammar.gemma import gemma_call
 from helexa.neuron.grammar.rules import Rules, TokenId, escaped, literal, without
 from helexa.neuron.parsers.formats.gemma4 import CLOSE as GEMMA_CLOSE
 from helexa.neuron.parsers.formats.gemma4 import OPEN as GEMMA_OPEN
+from helexa.neuron.parsers.formats.harmony import MuseGlimmer
 from helexa.neuron.parsers.formats.json_calls import GRANITE, HUNYUAN, NEMOTRON, PHI4_MINI, JsonCalls
 from helexa.neuron.parsers.formats.pythonic import LFM2, LLAMA_4, OLMO_3, Pythonic
 from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
@@ -72,8 +73,8 @@ def for_tools(
         strict: names of tools whose schemas are fully enforced. For other tools, keywords that llguidance cannot
             enforce are ignored.
         message: grammar of output without calls. With `auto`, the output matches this grammar or consists of calls.
-        reasons: whether to allow a reasoning message before the calls. Only used for the Harmony format, which writes
-            both reasoning and calls as messages.
+        reasons: whether to allow a reasoning message before the calls. Only used for formats of messages, which have
+            both reasoning and calls in messages.
         untagged: whether calls in plain JSON without tags are also calls. Only used with `auto` and without `message`.
 
     Raises:
@@ -92,8 +93,10 @@ def for_tools(
     callable_tools = [CallableTool(index, name, tools[name], name in strict) for index, name in enumerate(tools)]
     rules = Rules(token_id)
     content = rules.include("message", message) if message and choice == "auto" else ""
-    if tool_call_format == "harmony":
-        return rules.serialized(_harmony(rules, callable_tools, choice == "auto", content, reasons))
+    if tool_call_format in MESSAGES:
+        limit = MAX_CALLS if parallel and tool_call_format != "harmony" else 1  # gpt-oss ends its answer after a call
+        calls = _CALL_MESSAGES[tool_call_format](rules, callable_tools)
+        return rules.serialized(_messages(rules, tool_call_format, calls, limit, choice == "auto", content, reasons))
     calls, *others = _FRAMES[tool_call_format](rules, callable_tools, MAX_CALLS if parallel else 1)
     if content:
         return rules.serialized(f"{content} | {calls.all(rules)}")
@@ -258,24 +261,45 @@ def _deepseek(rules: Rules, callable_tools: list[CallableTool], limit: int) -> l
     return [listed, _Calls("<｜tool▁call▁begin｜>", one)]
 
 
-def _harmony(rules: Rules, callable_tools: list[CallableTool], may_message: bool, content: str, reasons: bool) -> str:
-    """Return the grammar of Harmony output with one tool call at the end.
+def _messages(
+    rules: Rules, tool_call_format: str, calls: str, limit: int, may_message: bool, content: str, reasons: bool
+) -> str:
+    """Return the grammar of output in messages.
 
-    If `reasons`, reasoning may precede the call. If `may_message`, text may precede the call, and a final message with
-    the content `content` (any if empty) may replace it.
+    Up to `limit` messages of `calls` are at the end. If `reasons`, reasoning may precede the call. If `may_message`,
+    text may precede the call, and a final message with the content `content` (any if empty) may replace it.
     """
+    messages = MESSAGES[tool_call_format]
+    call = rules.add("call", calls)
+    called = f"{call} {_repeated(f'{messages.again(rules)} {call}', limit)}"
+    reasoning = messages.reasoning(rules) if reasons else ""
+    if not may_message:
+        return f"{reasoning} {called}"
+    # Text before a call must not have the header of an answer with `content`, because it would match any text.
+    before = "" if content and messages.interim in messages.answer else messages.before_call(rules)
+    return f"{reasoning} {before} ({called} | {messages.final(rules, content)})"
+
+
+def _harmony(rules: Rules, callable_tools: list[CallableTool]) -> str:
     channel, message, constrain = map(rules.marker, ("<|channel|>", "<|message|>", "<|constrain|>"))
     head = "commentary to=functions."
-    calls = _either(
-        f'{literal(f"{head}{tool.name} ")} {constrain} "json" {message} {tool.arguments(rules)}'
+    return _either(
+        f'{channel} {literal(f"{head}{tool.name} ")} {constrain} "json" {message} {tool.arguments(rules)}'
         for tool in callable_tools
     )
-    reasoning = harmony_message(rules, "analysis") if reasons else ""
-    if not may_message:
-        return f"{reasoning} {channel} ({calls})"
-    final = harmony_final(rules, content or harmony_text(rules))
-    return f"{reasoning} {harmony_message(rules, 'commentary')} ({channel} ({calls}) | {final})"
 
+
+def _muse_glimmer(rules: Rules, callable_tools: list[CallableTool]) -> str:
+    known = MuseGlimmer.calls
+    opener, closer = literal(known.opener + _LINE), literal(_LINE + known.tags.block_end)
+    return _either(
+        f"{literal(f' to={tool.name}')} {rules.marker('<|message|>')} {opener} "
+        f"{tagged_call(rules, tool, known.tags)} {closer}"
+        for tool in callable_tools
+    )
+
+
+_CALL_MESSAGES = {"harmony": _harmony, "muse_glimmer": _muse_glimmer}
 
 _LINE = "\n"
 _FRAMES: dict[str, _Frame] = {

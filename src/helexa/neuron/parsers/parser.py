@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from helexa.neuron.events import OutputEvent, TextDelta
 from helexa.neuron.parsers.call_ids import OPENAI_IDS
-from helexa.neuron.parsers.formats.harmony import Harmony
+from helexa.neuron.parsers.formats.harmony import MessageFormat
 from helexa.neuron.parsers.formats.json_calls import LEADING, LINES, read_untagged
 from helexa.neuron.parsers.formats.registry import ToolCallFormat
 from helexa.neuron.parsers.output import Output, Tools
@@ -83,8 +83,8 @@ class OutputParser:
         # A call in plain JSON must begin a line, because a brace within a line is ordinary text.
         if untagged:
             openers, leading = (*openers, *LINES), (*leading, *LEADING)
-        # Harmony's markers enclose all output, text too. Its markers are therefore never dropped as stray tags.
-        self._framed = isinstance(tool_call_format, Harmony)
+        # The markers of messages enclose all output, text too. They are therefore never dropped as stray tags.
+        self._framed = isinstance(tool_call_format, MessageFormat)
         self._structured = structured
         self._call_openers = Markers(openers)
         self._openers = self._call_openers if reasoned or structured else Markers([*openers, *marks])

@@ -94,9 +94,11 @@ def _shape_grammar(shape: AnswerShape) -> str:
 
 def _shape_constraint(model: ServedModel, shape: AnswerShape, prompt: Sequence[int], thinks: bool) -> Constraint:
     grammar, token_id = _shape_grammar(shape), model.text.tokenizer.token_id
+    known = model.text.output_format.tool_call_format
     if model.text.output_format.frames_calls:
-        framed = [in_final_channel(grammar, reasons=reasons, token_id=token_id) for reasons in (True, False)]
-        return Constraint(*framed)
+        assert known is not None
+        build = partial(in_final_channel, grammar, tool_call_format=known.name, token_id=token_id)
+        return Constraint(build(reasons=True), build(reasons=False))
     return Constraint(_with_reasoning(model, grammar, prompt, thinks), grammar)
 
 
@@ -141,7 +143,8 @@ def _after_closed_reasoning(model: ServedModel, chat: ChatRequest, tools: Tools)
     Return None if the request limits no reasoning tokens, has no tools, or the output format needs no such constraint.
     """
     callable_tools = {name: {"type": "object"} for name in tools if is_name(name)}
-    if not (model.text.output_format.frames_calls and callable_tools and chat.max_reasoning_tokens):
+    known = model.text.output_format.tool_call_format
+    if not (known and model.text.output_format.frames_calls and callable_tools and chat.max_reasoning_tokens):
         return None
     token_id = model.text.tokenizer.token_id
-    return Constraint("", for_tools("harmony", callable_tools, "auto", False, token_id=token_id, reasons=False))
+    return Constraint("", for_tools(known.name, callable_tools, "auto", False, token_id=token_id, reasons=False))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from helexa.neuron.parsers.call_ids import MISTRAL_IDS, OPENAI_IDS
-from helexa.neuron.parsers.formats.harmony import Harmony
+from helexa.neuron.parsers.formats.harmony import MessageFormat
 from helexa.neuron.parsers.formats.hermes import Hermes
 from helexa.neuron.parsers.formats.json_calls import Mistral
 from helexa.neuron.parsers.formats.registry import ToolCallFormat, find_tool_call_format
@@ -14,7 +14,6 @@ from helexa.neuron.text.tokenizer import Detokenizer, Tokenizer
 
 _TURN = 4096  # number of last prompt tokens that are searched for the beginning of the last turn
 _TAIL = 16  # number of last prompt tokens that are searched for a reasoning marker if no turn begins in `_TURN` tokens
-_END, _FINAL = "<|end|><|start|>assistant", "<|channel|>final<|message|>"
 
 
 class OutputFormat:
@@ -26,7 +25,7 @@ class OutputFormat:
 
         # Tool-call format, or None. The node's configuration may set another format.
         self.tool_call_format: ToolCallFormat | None = find_tool_call_format(is_token, template)
-        # Markers around reasoning, such as `<think>`, or None. The Harmony format has no such markers.
+        # Markers around reasoning, such as `<think>`, or None. Formats of messages have no such markers.
         self.reasoning = find_reasoning_marks(is_token, template)
         self._tokenizer = tokenizer
         self._inserted: dict[str, tuple[int, ...]] = {}
@@ -38,11 +37,11 @@ class OutputFormat:
 
     @property
     def frames_calls(self) -> bool:
-        """Whether the model writes all output as messages with headers (Harmony).
+        """Whether the model writes all output as messages with headers (`MessageFormat`).
 
         A grammar for this format must include the headers.
         """
-        return isinstance(self.tool_call_format, Harmony)
+        return isinstance(self.tool_call_format, MessageFormat)
 
     @property
     def has_untagged_calls(self) -> bool:
@@ -59,8 +58,9 @@ class OutputFormat:
 
         If `framed`, the header of the final message is omitted, because a grammar makes the model generate it.
         """
-        harmony_end = _END + ("" if framed else _FINAL)
-        text = harmony_end if self.frames_calls else f"\n{self.thought_marks.close}\n\n"
+        text = f"\n{self.thought_marks.close}\n\n"
+        if isinstance(known := self.tool_call_format, MessageFormat):
+            text = known.thought_end + ("" if framed else known.final_header)
         if text not in self._inserted:  # every request needs the tokens, and tokenizing may be slow
             self._inserted[text] = tuple(self._tokenizer.encode(text, continues=True))
         return list(self._inserted[text])
@@ -86,7 +86,7 @@ class OutputFormat:
 
         Args:
             prompt: token ids of the prompt.
-            tools: the tools of the request. Without tools, only Harmony's tool calls are parsed.
+            tools: the tools of the request. Without tools, only a format of messages is parsed.
             untagged: whether to accept tool calls without the format's tags, if the format has them.
             structured: whether a grammar decides the text after the reasoning, so that markers in it are text.
             may_reason: whether the model may reason if the prompt has not begun the reasoning.

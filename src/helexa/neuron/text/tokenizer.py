@@ -42,8 +42,8 @@ _INFILLING_TOKENS = {
     *("[PREFIX]", "[SUFFIX]", "[MIDDLE]"),  # Codestral
     *("<|code_prefix|>", "<|code_middle|>", "<|code_suffix|>"),  # GLM
 }
-# In vocabularies with `<|return|>`, `<|end|>` ends a message but not the turn.
-_END_OF_MESSAGE = "<|end|>"
+# In vocabularies with the first token, the second token ends a message but not the turn.
+_ENDS_OF_MESSAGES = {"<|return|>": "<|end|>", "<|message|>": "<|eom|>"}
 
 
 class AddedText(msgspec.Struct, frozen=True, array_like=True):
@@ -211,8 +211,7 @@ class Tokenizer:
         # whether `encode(..., add_special=True)` puts `eos_id` last
         self.add_eos = vocabulary.add_eos and self.eos_id is not None
         names = _END_TOKENS | _INFILLING_TOKENS
-        if self.token_id("<|return|>") is not None:
-            names = names - {_END_OF_MESSAGE}
+        names -= {end for token, end in _ENDS_OF_MESSAGES.items() if self.token_id(token) is not None}
         known_ends = (token_id for token_id, token in self._added.items() if token.content in names)
         stated_ends = [] if self.eos_id is None else [self.eos_id]
         # ids of all tokens that end generation

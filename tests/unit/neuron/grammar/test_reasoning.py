@@ -1,10 +1,12 @@
 """Grammars that allow reasoning before the message, with reasoning marks that are tokens or text."""
 
+from typing import Any
+
 import llguidance
 import pytest
 
 from helexa.neuron.grammar import after_reasoning, for_lark, for_schema, for_tools, in_final_channel
-from helexa.neuron.parsers.formats.harmony import Harmony
+from helexa.neuron.parsers.formats.harmony import Harmony, MuseGlimmer
 from helexa.neuron.parsers.reasoning import ReasoningMarks
 from neuron.grammar.random_walks import Vocabulary, accepts, byte_level, matcher
 
@@ -13,7 +15,9 @@ MESSAGE = for_schema({"type": "object", "properties": {"a": {"type": "integer"}}
 TOKENS = byte_level(["<think>", "</think>", "<tool_call>"])
 ADDED = byte_level(["<think>", "</think>", "<tool_call>"], special=False)
 TEXT = byte_level()
-CHANNELS = byte_level(sorted(Harmony.markers))
+CHANNELS = byte_level(sorted(Harmony.frame))
+MUSE = byte_level(sorted(MuseGlimmer.frame))
+MUSE_THOUGHT = " to=self<|message|>Hm.<|eom|><|start|>assistant"
 TOOLS = {"ping": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 
@@ -81,6 +85,17 @@ def test_harmony_message_is_in_the_final_channel(head: str, thought: str) -> Non
     assert not accepts(grammar, thought + "<|channel|>commentary<|message|>So.", CHANNELS)
     ended = in_final_channel(MESSAGE, reasons=False, token_id=CHANNELS.token_id)
     assert accepts(ended, thought + message, CHANNELS) == (not thought)
+
+
+@pytest.mark.parametrize("head", [" to=user", ""])
+@pytest.mark.parametrize("thought", ["", MUSE_THOUGHT])
+def test_muse_glimmer_message_is_an_answer_to_the_user(head: str, thought: str) -> None:
+    known: dict[str, Any] = {"tool_call_format": "muse_glimmer", "token_id": MUSE.token_id}
+    message = f'{head}<|message|>{{"a":1}}'
+    assert accepts(in_final_channel(MESSAGE, **known), thought + message, MUSE)
+    assert not accepts(in_final_channel(MESSAGE, **known), thought + message.replace("1", "x"), MUSE)
+    assert not accepts(in_final_channel(MESSAGE, **known), f"{thought} to=ping<|message|>{{}}", MUSE)
+    assert accepts(in_final_channel(MESSAGE, reasons=False, **known), thought + message, MUSE) == (not thought)
 
 
 @pytest.mark.parametrize(

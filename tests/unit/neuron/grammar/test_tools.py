@@ -15,7 +15,7 @@ from helexa.neuron.grammar.tools import MAX_CALLS
 from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
 from neuron.grammar.random_walks import accepts, byte_level, walk
 from neuron.grammar.schemas import Schema, tool_schemas
-from neuron.parsers.piecewise_parsing import DAILY_FORMATS, TOOLS, parse_pieces, parser
+from neuron.parsers.piecewise_parsing import DAILY_FORMATS, MESSAGE_FORMATS, TOOLS, parse_pieces, parser
 from nightly import cases, daily
 
 WALKS = cases(40, 1000, "HELEXA_TEST_SCHEMAS")
@@ -40,7 +40,9 @@ PLAN: Schema = {
 OFFERED = {**TOOLS, "plan": PLAN}
 
 PYTHONIC = ("pythonic", "lfm2", "olmo3")
-SPELLED = [name for name in TOOL_CALL_FORMATS if name != "harmony"]  # its markers are tokens in any vocabulary
+FINAL = {"harmony": "<|channel|>final<|message|>", "muse_glimmer": " to=user<|message|>"}
+# the markers of messages are tokens in any vocabulary
+SPELLED = [name for name in TOOL_CALL_FORMATS if name not in MESSAGE_FORMATS]
 CASES = [(name, True) for name in TOOL_CALL_FORMATS] + [(name, False) for name in SPELLED]
 DAILY_CASES = daily([(name, tokens) for name, tokens in CASES if name in DAILY_FORMATS], CASES, several=True)
 
@@ -101,7 +103,7 @@ def test_optional_calls_in_random_texts_are_valid(format_name: str, tokens: bool
 @given(st.sampled_from(CASES), tool_schemas(), st.booleans(), st.integers(0, 2**32))
 def test_any_tool_can_be_called(case: tuple[str, bool], schema: Schema, strict: bool, seed: int):
     format_name, tokens = case
-    known = vocabulary(format_name, tokens, special=bool(seed % 2) or format_name == "harmony")
+    known = vocabulary(format_name, tokens, special=bool(seed % 2) or format_name in MESSAGE_FORMATS)
     tools = {"get_it": schema}
     try:
         strictly = ["get_it"] if strict else []
@@ -145,6 +147,10 @@ WRITTEN = {
     "lfm2": '<|tool_call_start|>[get_weather(city="Paris", days=3, metric=true)]<|tool_call_end|>',
     "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
     '<parameter name="days">3</parameter>\n<parameter name="metric">true</parameter>\n</invoke>\n</minimax:tool_call>',
+    "muse_glimmer": " to=self<|message|>Hm.<|eom|><|start|>assistant to=get_weather<|message|><atem:function_calls>\n"
+    '<atem:invoke name="get_weather">\n<atem:parameter name="city">Paris</atem:parameter>\n'
+    '<atem:parameter name="days">3</atem:parameter>\n<atem:parameter name="metric">true</atem:parameter>\n'
+    "</atem:invoke>\n</atem:function_calls>",
     "nemotron": '<TOOLCALL>[{"name": "get_weather", "arguments": ' + ARGUMENTS + "}]</TOOLCALL>",
     "olmo3": '<function_calls>\nget_weather(city="Paris", days=3, metric=true)\n</function_calls>',
     "phi4_mini": '<|tool_call|>[{"name": "get_weather", "arguments": ' + ARGUMENTS + "}]<|/tool_call|>",
@@ -254,7 +260,7 @@ def test_json_that_is_no_call_is_unconstrained(text: str):
 def test_text_without_calls_is_unconstrained(format_name: str, tokens: bool):
     known = vocabulary(format_name, tokens)
     grammar = for_tools(format_name, TOOLS, "auto", True, strict=["ping"], token_id=known.token_id)
-    lead = "<|channel|>final<|message|>" if format_name == "harmony" else ""
+    lead = FINAL.get(format_name, "")
     assert accepts(grammar, lead + "In <div>s, f(x) = [1] {a} 世界\n", known)
 
 
@@ -262,10 +268,10 @@ def test_text_without_calls_is_unconstrained(format_name: str, tokens: bool):
 @pytest.mark.parametrize("name", WRITTEN)
 def test_schema_message_or_call_is_accepted(name: str, tokens: bool):
     format_name, text = name.partition("-")[0], WRITTEN[name]
-    known = vocabulary(format_name, tokens or name in ("harmony", "lfm2", "mistral-11", "phi4_mini"))
+    known = vocabulary(format_name, tokens or name in (*MESSAGE_FORMATS, "lfm2", "mistral-11", "phi4_mini"))
     form = for_schema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
     grammar = for_tools(format_name, TOOLS, "auto", True, token_id=known.token_id, message=form)
-    lead = "<|channel|>final<|message|>" if format_name == "harmony" else ""
+    lead = FINAL.get(format_name, "")
     assert accepts(grammar, text, known)
     assert accepts(grammar, lead + '{"n":3}', known)
     assert not accepts(grammar, lead + '{"n":"3"}', known)

@@ -18,7 +18,7 @@ from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks
 from helexa.neuron.parsers.values.json_text import strict_loads
 from helexa.neuron.text.chat_template import ChatTemplate
 from neuron.grammar.random_walks import accepts, byte_level
-from neuron.parsers.piecewise_parsing import JoinedEvent, parse_pieces, pieces_at
+from neuron.parsers.piecewise_parsing import MESSAGE_FORMATS, JoinedEvent, parse_pieces, pieces_at
 from neuron.parsers.tool_corpus import written
 
 TOOLS: dict[str, dict[str, Any]] = {
@@ -73,6 +73,7 @@ FAMILIES = [
     Family("Mistral Nemo, Small", "Mistral-Small-3.2-24B-Instruct-2506"),
     Family("Ministral 3", "mistralai-Ministral-3-14B-Reasoning-2512"),
     Family("gpt-oss", "openai-gpt-oss-120b"),
+    Family("Muse Glimmer", "", frozenset({"<|start|>", "<|message|>", "<|eom|>", "<|eot|>"})),
     Family("Gemma 4", "google-gemma-4-31B-it", frozenset({"<|channel>", "<channel|>"})),
     Family("GLM-4.5, GLM-4.6", "GLM-4.6"),
     Family("GLM-4.7", "GLM-4.7-Flash"),
@@ -128,7 +129,7 @@ class Conformance:
 
     def none(self) -> bool:
         """Whether an answer to a request without tools has no calls."""
-        known = TOOL_CALL_FORMATS[self.format] if self.format == "harmony" else None
+        known = TOOL_CALL_FORMATS[self.format] if self.format in MESSAGE_FORMATS else None
         return not self._calls([self.text[1]], OutputParser(known, reasoning=self.marks, tools={}))
 
     def strict(self) -> bool:
@@ -140,6 +141,8 @@ class Conformance:
         """Whether reasoning before a call is parsed; None for models without reasoning."""
         if self.format == "harmony":
             text = "<|channel|>analysis<|message|>Hm.<|end|>"
+        elif self.format == "muse_glimmer":
+            text = " to=self<|message|>Hm.<|eom|><|start|>assistant"
         elif self.marks is None:
             return None
         else:
@@ -189,6 +192,7 @@ class Conformance:
 def _as_in_training(text: str) -> str:
     """Return the usual spelling of calls, which grammars require while parsers accept several."""
     text = text.removeprefix("<|python_tag|>").removeprefix("<|start|>assistant").removesuffix("<|call|>")
+    text = text.removesuffix("<|eom|>").replace("<|eom|>\n", "<|eom|>")
     text = text.replace("\n</minimax:tool_call>\n<minimax:tool_call>", "")
     return text.replace("'", '"')
 

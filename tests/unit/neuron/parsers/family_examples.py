@@ -67,6 +67,34 @@ PHI4_MINI: Cases = [
     (f"functools{LIST}", [PARIS, PING]),
     ("functools.reduce and functools[0]", [("text", "functools.reduce and functools[0]")]),
 ]
+_CITY = '<atem:parameter name="city">Paris</atem:parameter>\n'
+_ATEM = f'<atem:function_calls>\n<atem:invoke name="get_weather">\n{_CITY}</atem:invoke>\n</atem:function_calls>'
+_NO_ARGUMENTS = '<atem:function_calls>\n<atem:invoke name="ping">\n</atem:invoke>\n</atem:function_calls>'
+MUSE_GLIMMER: Cases = [
+    (
+        " to=self<|message|>User asks.<|eom|><|start|>assistant to=user<|message|>Hello.<|eot|>",
+        [("thought", "User asks."), ("text", "Hello.")],
+    ),
+    (
+        " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Let me look.\n<|eom|>"
+        f"<|start|>assistant to=get_weather<|message|>{_ATEM}<|eom|>"
+        f"<|start|>assistant to=ping<|message|>{_NO_ARGUMENTS}<|eot|>",
+        [("thought", "Hm."), LOOK, PARIS, PING],
+    ),
+    ("<|message|>Hello.", [("text", "Hello.")]),
+    ("Hello.", [("text", "Hello.")]),
+    (f" to=user<|message|>In short: {_ATEM}<|eot|>", [("text", f"In short: {_ATEM}")]),
+    (f" to=self<|message|>I could write {_ATEM}<|eom|>", [("thought", f"I could write {_ATEM}")]),
+    (f" to=get_weather<|message|>{_ATEM.removesuffix('</atem:function_calls>')}", [PARIS]),
+    (
+        ' to=write_file<|message|><atem:function_calls><atem:invoke name="write_file">'
+        '<atem:parameter name="content"><p>x</p>\n</atem:parameter></atem:invoke></atem:function_calls>',
+        [("call", "write_file", '{"content": "<p>x</p>\\n"}')],
+    ),
+    (" to=ping<|message|>So be it.<|eot|>", [("text", "So be it.")]),
+    (" to=self<|message|>cut sho", [("thought", "cut sho")]),
+    (" to=user", [("text", " to=user")]),
+]
 NEMOTRON: Cases = [
     (f"<think>\nHm.\n</think>\n\n<TOOLCALL>{LIST}</TOOLCALL>", [("thought", "Hm."), PARIS, PING]),
     ('<TOOLCALL>[{"name": "ping", "arguments": "{}"}]</TOOLCALL>!', [PING, ("text", "!")]),
@@ -137,6 +165,7 @@ FAMILIES: dict[str, Cases] = {
     "kimi_k2": KIMI_K2,
     "lfm2": LFM2,
     "minimax_m2": MINIMAX_M2,
+    "muse_glimmer": MUSE_GLIMMER,
     "nemotron": NEMOTRON,
     "olmo3": OLMO3,
     "phi4_mini": PHI4_MINI,

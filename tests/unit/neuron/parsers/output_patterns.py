@@ -22,6 +22,11 @@ _EMPTY = dict.fromkeys(("hermes", "hermes_strict", "qwen_xml", "glm"), _EMPTY_CA
     "phi4_mini": r"|<\|tool_call\|>\s*<\|/tool_call\|>",
     "seed_oss": r"|<seed:tool_call>\s*</seed:tool_call>",
 }
+_MUSE_ENDS = r"<\|message\|>|<\|eom\|>|<\|eot\|>"
+_MUSE_GAP = (
+    rf"(?:\s|{_MUSE_ENDS}|(?:<\|start\|>| to=)(?:(?!{_MUSE_ENDS}).){{0,512}}(?:{_MUSE_ENDS}|\Z)|<\|start\|>"
+    r"|<atem:function_calls>\s*</atem:function_calls>)*"
+)
 _HARMONY_ENDS = r"<\|message\|>|<\|end\|>|<\|call\|>|<\|return\|>"
 _HARMONY_GAP = (
     rf"(?:\s|<\|constrain\|>|{_HARMONY_ENDS}"
@@ -33,7 +38,8 @@ _HARMONY_GAP = (
 def respelling(format_name: str | None, events: Iterable[OutputEvent]) -> re.Pattern[str]:
     """Return a pattern that matches every text from which `events` may have been parsed."""
     empty = _EMPTY.get(format_name or "", "")
-    gap = _HARMONY_GAP if format_name == "harmony" else _GAP.format(empty=empty)
+    gaps = {"harmony": _HARMONY_GAP, "muse_glimmer": _MUSE_GAP}
+    gap = gaps.get(format_name or "", _GAP.format(empty=empty))
     parts: list[str] = []
     call: tuple[str, list[str]] | None = None
     for event in [*events, None]:
@@ -43,7 +49,7 @@ def respelling(format_name: str | None, events: Iterable[OutputEvent]) -> re.Pat
         match event:
             case TextDelta(text):
                 parts.append(_e(text))
-            case ReasoningDelta(text) if format_name == "harmony":
+            case ReasoningDelta(text) if format_name in gaps:
                 parts.append(_e(text))
             case ReasoningDelta(text):
                 parts.append(rf"(?:<think>\s*)?{_e(text)}\s*(?:</think>\s*)?")
@@ -81,7 +87,7 @@ def _call(format_name: str | None, name: str, arguments: str) -> str:
             first, last = _JSON_MARKS[format_name]
             begin = rf"(?:(?:{first})\s*(?:```(?:json)?\s*)?\[?|,|;)?"
             return rf"{begin}\s*{json_call}{_SURPLUS}\s*;?\s*\]?(?:\s*```)?{_SURPLUS}\s*(?:{last})?"
-        case "glm" | "seed_oss" | "minimax_m2":
+        case "glm" | "seed_oss" | "minimax_m2" | "muse_glimmer":
             opener, head, pair, end, closer = _TAGGED[format_name]
             tagged = rf"{head.format(name)}\s*{_pairs(arguments, pair, end)}"
             listed = rf"(?:```(?:json)?\s*)?(?:\[|,)?\s*{json_call}{_SURPLUS}\s*;?\s*\]?(?:\s*```)?[\s}}]*"
@@ -145,6 +151,13 @@ _TAGGED = {
         (r'<parameter name="{}">', r"(?:</parameter>)?"),
         "(?:</invoke>)?",
         "</minimax:tool_call>",
+    ),
+    "muse_glimmer": (
+        "<atem:function_calls>",
+        '<atem:invoke name="{}">',
+        (r'<atem:parameter name="{}">', r"(?:</atem:parameter>)?"),
+        "(?:</atem:invoke>)?",
+        "</atem:function_calls>",
     ),
 }
 

@@ -24,8 +24,11 @@ TOOLS: Tools = {
 }
 
 # Formats whose parsers and grammars share nearly all code with those of another format: tested in full every night.
-SIMILAR_FORMATS = {"granite", "hunyuan", "kimi_k2", "lfm2", "minimax_m2", "nemotron", "olmo3", "phi4_mini", "seed_oss"}
+SIMILAR_FORMATS = {"granite", "hunyuan", "kimi_k2", "lfm2", "minimax_m2", "muse_glimmer", "nemotron", "olmo3"}
+SIMILAR_FORMATS |= {"phi4_mini", "seed_oss"}
 DAILY_FORMATS = [name for name in TOOL_CALL_FORMATS if name not in SIMILAR_FORMATS]
+
+MESSAGE_FORMATS = ("harmony", "muse_glimmer")  # their output consists of messages with headers
 
 # A joined event: `("text", ...)`, `("thought", ...)` or `("call", name, arguments)`.
 JoinedEvent = tuple[str, ...]
@@ -38,7 +41,7 @@ def parser(
     numbers = count()
     return OutputParser(
         TOOL_CALL_FORMATS[format_name] if format_name else None,
-        reasoning=None if format_name == "harmony" else THINK,
+        reasoning=None if format_name in MESSAGE_FORMATS else THINK,
         in_reasoning=in_reasoning,
         reasoned=reasoned,
         untagged=format_name == "hermes",

@@ -69,6 +69,7 @@ def test_format_is_detected_from_the_template(templates: dict[str, str], model: 
 def test_format_is_detected_from_tokens_without_template_evidence():
     for name in (
         "harmony",
+        "muse_glimmer",
         "deepseek",
         "mistral",
         "hermes",

@@ -17,6 +17,7 @@ from helexa.neuron.text.model_text import ModelText
 from neuron.parsers.output_patterns import respelling
 from neuron.parsers.piecewise_parsing import (
     DAILY_FORMATS,
+    MESSAGE_FORMATS,
     TOOLS,
     JoinedEvent,
     join_events,
@@ -126,6 +127,11 @@ ALPHABETS |= {
     "minimax_m2": SHARED
     + ["<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="ping">', '<invoke name="rm">', "</invoke>"] * 2
     + ['<parameter name="city">', '<parameter name="a">', "</parameter>", "1", "true", "[1, 2]", *JSON[:6]] * 2,
+    "muse_glimmer": SHARED
+    + ["<|start|>assistant", " to=ping", " to=get_weather", " to=rm", " to=self", " to=user"] * 2
+    + ["<|message|>", "<|eom|>", "<|eot|>", "<atem:function_calls>", "</atem:function_calls>"] * 3
+    + ['<atem:invoke name="ping">', '<atem:invoke name="rm">', "</atem:invoke>", '<atem:parameter name="city">'] * 2
+    + ['<atem:parameter name="a">', "</atem:parameter>", "1", "true", "[1, 2]", *JSON[:6]],
     **{
         name: SHARED + [*marks] * 3 + JSON * 2 + ["```json\n", "```", ";"]
         for name, marks in {
@@ -138,6 +144,7 @@ ALPHABETS |= {
 }
 HEADS = {
     "llama3_json": [""], "pythonic": ["", "["], "harmony": ["", " to=functions.ping", "<|channel|>analysis<|message|>"],
+    "muse_glimmer": ["", " to=ping<|message|>", " to=self<|message|>", " to=user<|message|>"],
 }  # fmt: skip
 
 
@@ -153,7 +160,7 @@ def test_events_account_for_all_generated_text(format_name: str):
     )
     def check(head: str, parts: list[str], cuts: list[int], tools: Tools | None, inside: bool) -> None:
         raw = head + "".join(parts)
-        inside &= format_name != "harmony"
+        inside &= format_name not in MESSAGE_FORMATS
         reader = parser(format_name, tools, in_reasoning=inside)
         events: list[OutputEvent] = [*reader.push(raw), *reader.flush()]
         if not (reader.repairs or reader.broken or reader.call_is_open):
@@ -174,7 +181,7 @@ def _read_as_tokens(format_name: str, raw: str) -> list[JoinedEvent]:
     tool_format = TOOL_CALL_FORMATS[format_name]
     text = TEXTS.get(format_name)
     if text is None:
-        marks = () if format_name == "harmony" else ("<think>", "</think>")
+        marks = () if format_name in MESSAGE_FORMATS else ("<think>", "</think>")
         text = TEXTS[format_name] = ModelText(byte_tokenizer(*sorted(tool_format.markers), *marks), "", {})
         text.output_format.tool_call_format = tool_format
     reader = AnswerReader(text, [0], form=AnswerForm(tools=TOOLS))

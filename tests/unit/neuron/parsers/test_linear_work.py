@@ -17,6 +17,10 @@ BODIES = {
     "gemma4": ('<|tool_call>call:write_file{content:<|"|>', '<|"|>}<tool_call|>'),
     "glm": ("<tool_call>write_file<arg_key>content</arg_key><arg_value>", "</arg_value></tool_call>"),
     "olmo3": ('<function_calls>write_file(content="', '")</function_calls>'),
+    "muse_glimmer": (
+        ' to=write_file<|message|><atem:function_calls><atem:invoke name="write_file"><atem:parameter name="content">',
+        "</atem:parameter></atem:invoke></atem:function_calls><|eom|>",
+    ),
     "harmony": ('<|channel|>commentary to=functions.write_file<|message|>{"content": "', '"}<|call|>'),
 }
 # The name follows the arguments, so the parser holds the arguments back.

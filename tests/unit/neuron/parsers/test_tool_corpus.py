@@ -15,7 +15,15 @@ from helexa.neuron.parsers.parser import OutputParser
 from helexa.neuron.parsers.values.json_text import strict_loads
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.text.model_text import ModelText
-from neuron.parsers.piecewise_parsing import SIMILAR_FORMATS, TOOLS, JoinedEvent, join_events, parser, pieces_at
+from neuron.parsers.piecewise_parsing import (
+    MESSAGE_FORMATS,
+    SIMILAR_FORMATS,
+    TOOLS,
+    JoinedEvent,
+    join_events,
+    parser,
+    pieces_at,
+)
 from neuron.parsers.tool_corpus import TAGGED, Output, outputs
 from neuron.scripted_engine import byte_tokenizer
 from nightly import cases, daily
@@ -37,7 +45,7 @@ def tokens_parsed(format_name: str, text: str, size: int, finish: str) -> tuple[
     """Return the events and the finish reason of an `AnswerReader` that gets `size` tokens per output."""
     known = TOOL_CALL_FORMATS[PARSERS.get(format_name, format_name)]
     if known.name not in TEXTS:
-        marks = () if known.name == "harmony" else ("<think>", "</think>")
+        marks = () if known.name in MESSAGE_FORMATS else ("<think>", "</think>")
         TEXTS[known.name] = ModelText(byte_tokenizer(*sorted(known.markers), *marks), "", {})
         TEXTS[known.name].output_format.tool_call_format = known
     model = TEXTS[known.name]

@@ -50,6 +50,13 @@ TAGGED = {
         "</invoke>\n</minimax:tool_call>",
         ("</parameter>", "<parameter name=", "</invoke>", "</minimax:tool_call>"),
     ),
+    "muse_glimmer": Tags(
+        '<|start|>assistant to={0}<|message|><atem:function_calls>\n<atem:invoke name="{0}">',
+        '<atem:parameter name="{}">',
+        "</atem:parameter>",
+        "</atem:invoke>\n</atem:function_calls><|eom|>",
+        ("</atem:parameter>", "<atem:parameter name=", "</atem:invoke>", "</atem:function_calls>"),
+    ),
 }
 PYTHONIC = {
     "pythonic": ("<|python_start|>", "<|python_end|>"),
@@ -340,7 +347,8 @@ def _wrong_tagged(format_name: str) -> list[Output]:
     weather = ("get_weather", _WEATHER)
     call = _tagged(format_name, *weather)
     tags = TAGGED[format_name]
-    opener, closer = tags.head.split("\n")[0].removesuffix("{}"), tags.end.split("\n")[-1]
+    opener, closer = tags.head.split("\n")[0].removesuffix("{}").format("get_weather"), tags.end.split("\n")[-1]
+    thought = "<|start|>assistant to=self<|message|>Hm." if format_name == "muse_glimmer" else "<think>\nHm.\n"
     json_call = _object("get_weather", json.dumps(_WEATHER))
     return [
         Output("float", call.replace("5", "5.0"), [weather]),
@@ -350,7 +358,7 @@ def _wrong_tagged(format_name: str) -> list[Output]:
         Output("json", f"{opener}\n{json_call}\n{closer}", [weather]),
         Output("json_list", f"{opener}[{json_call}, {json_call}]{closer}", [weather, weather]),
         Output("two_blocks", f"{call}{call}", [weather, weather]),
-        Output("unclosed_reasoning", f"<think>\nHm.\n{call}", [weather]),
+        Output("unclosed_reasoning", thought + call, [weather]),
     ]
 
 

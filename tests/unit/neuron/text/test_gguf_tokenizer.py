@@ -195,6 +195,8 @@ def test_end_tokens_bos_and_eos_are_read_from_gguf_keys(byte_metadata):
     [
         (["<|end|>", "<|user|>"], ["<|end|>"]),
         (["<|end|>", "<|return|>", "<|call|>", "<|channel|>"], ["<|return|>", "<|call|>"]),
+        (["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"], ["<|eot|>"]),
+        (["<|eom|>", "<|eot|>"], ["<|eom|>", "<|eot|>"]),
         (["<end_of_turn>", "<start_of_turn>"], ["<end_of_turn>"]),
         (
             ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|vision_pad|>"],

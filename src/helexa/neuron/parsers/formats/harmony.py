@@ -1,101 +1,195 @@
-"""Parse the Harmony format of gpt-oss.
+"""Parse formats whose whole output consists of messages with headers.
 
-All output consists of messages in channels: `<|channel|>CHANNEL to=RECIPIENT<|message|>...<|end|>`.
+They are Harmony, the format of gpt-oss, and the format of Muse Glimmer.
 """
 
 import re
+from typing import Literal
 
+from helexa.neuron.parsers.formats.tagged_calls import CallTags, TaggedCalls
 from helexa.neuron.parsers.output import Output
-from helexa.neuron.parsers.source import NO_MARKERS, Markers, Reading, Source
+from helexa.neuron.parsers.source import NO_MARKERS, Markers, NotACall, Reading, Source
 from helexa.neuron.parsers.values.json_call import read_arguments, take_surplus
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
-_FRAME = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN)
-_FRAMES, _STRAY_MARKERS = Markers(_FRAME), Markers(_FRAME[2:])
-_MESSAGES, _ENDS = Markers([_MESSAGE]), Markers([_END, _CALL, _RETURN])
-_HEADER_ENDS = Markers([_MESSAGE, *_ENDS.strings])
-_ANY = re.compile("|".join(map(re.escape, _FRAME)))
+_EOM, _EOT = "<|eom|>", "<|eot|>"
+_MESSAGES = Markers([_MESSAGE])
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _FUNCTIONS = "functions."
 _MAX_HEADER = 512
 
+Kind = Literal["reasoning", "text", "final", "call"]
 
-class Harmony:
-    """The Harmony format: all output consists of messages with a header and a channel.
 
-    * A message in the channel `analysis` is reasoning.
-    * A message with a tool as its recipient is a tool call if the request has tools, and if the content is a JSON
-      object or empty.
+class MessageFormat:
+    """A format whose whole output consists of messages with headers.
+
+    * A message of reasoning is reasoning.
+    * A message to a tool is a tool call if the request has tools, and if the content has the form of a call.
     * Any other message is text.
 
-    Special tokens mark the headers and ends of messages. The tokens `<|call|>` and `<|return|>` usually end the
-    generation. The prompt ends with `<|start|>assistant`, which begins the header of the first message. The parser is
-    also used for requests without tools, because text is enclosed in messages, too.
+    Special tokens mark the headers and ends of messages. The prompt ends with `<|start|>assistant`, which begins the
+    header of the first message. The parser is also used for requests without tools, because text is enclosed in
+    messages, too.
     """
 
-    name = "harmony"
-    markers = frozenset(_FRAME)
-    openers = _FRAME
-    leading = (" to=",)
-    closers = (_END, _CALL, _RETURN)
+    name: str
+    frame: tuple[str, ...]  # the markers, which are special tokens: `<|start|>`, those of headers, those of ends
+    begins: tuple[str, ...]  # the markers that may begin a header
+    closers: tuple[str, ...]  # the markers at the end of a message
+    thought_end: str  # text from the end of reasoning to the header of the next message
+    final_header: str  # the header of an answer
+
+    leading: tuple[str, ...] = (" to=",)
+
+    def __init__(self) -> None:
+        self.markers = frozenset(self.frame)
+        self.openers = self.frame
+        self._frames = Markers(self.frame)
+        self._stray = Markers(marker for marker in self.frame if marker not in self.begins)
+        self._ends = Markers(self.closers)
+        self._header_ends = Markers([_MESSAGE, *self.closers])
+        self._any = re.compile("|".join(map(re.escape, self.frame)))
+
+    def addressed(self, header: str) -> tuple[Kind, str]:
+        """Return the kind of the message with this header, and the called tool."""
+        raise NotImplementedError
+
+    def read_call(self, source: Source, output: Output, name: str) -> Reading[bool]:
+        """Parse a call of the tool `name`. Return False if the content is no call.
+
+        Raises:
+            NotACall: the call cannot be parsed.
+        """
+        raise NotImplementedError
 
     def read(self, source: Source, output: Output) -> Reading[None]:
         """Parse one message. Text outside of messages is added to `output` as plain text."""
-        if (yield from source.marker(_STRAY_MARKERS)):
+        if (yield from source.marker(self._stray)):
             source.settle()
             return
-        header, _ = yield from source.short(_HEADER_ENDS, _MAX_HEADER)
+        header, _ = yield from source.short(self._header_ends, _MAX_HEADER)
         source.settle()
         if not (yield from source.marker(_MESSAGES)):
             # A header is short and contains markers. Other text is an answer outside of a message.
-            if len(header) > _MAX_HEADER or not _ANY.search(header):
-                for text in _ANY.split(header):  # otherwise the text is a header without a message
+            if len(header) > _MAX_HEADER or not self._any.search(header):
+                for text in self._any.split(header):  # otherwise the text is a header without a message
                     output.text(text)
             return
+        kind, name = self.addressed(header)
+        source.settle()
+        if kind != "call":
+            yield from self._read_text(source, output, kind)
+            return
+        yield from source.space()
+        # Without tools in the request, or in another form than that of a call, a message to a tool is text.
+        if not (output.may_call and (yield from self.read_call(source, output, name))):
+            output.text(source.give_back())
+            yield from self._read_text(source, output, "text")
+            return
+        yield from take_surplus(source)
+        if (yield from source.marker(self._ends)) or source.empty:
+            source.settle()
+
+    def _read_text(self, source: Source, output: Output, kind: Kind) -> Reading[None]:
+        output.reasoning = kind == "reasoning"
+        # In a structured final message, the grammar decides. A marker may be part of a JSON string.
+        frames = NO_MARKERS if kind == "final" and output.structured else self._frames
+        add = output.thought if output.reasoning else output.text
+
+        def pass_on(chunk: str) -> None:
+            source.settle()
+            add(chunk)
+
+        while (marker := (yield from source.until(frames, pass_on))) and marker not in self.begins:
+            yield from source.marker(self._frames)
+            source.settle()
+            if marker in self.closers:
+                break
+        output.reasoning = False
+
+
+class Harmony(MessageFormat):
+    """The Harmony format of gpt-oss.
+
+    A message is `<|channel|>CHANNEL to=RECIPIENT<|message|>...<|end|>`.
+    A message in the channel `analysis` is reasoning. The content of a call is a JSON object, or empty. The tokens
+    `<|call|>` and `<|return|>` usually end the generation.
+    """
+
+    name = "harmony"
+    frame = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN)
+    begins = (_START, _CHANNEL)
+    closers = (_END, _CALL, _RETURN)
+    thought_end = f"{_END}{_START}assistant"
+    final_header = f"{_CHANNEL}final{_MESSAGE}"
+
+    def addressed(self, header: str) -> tuple[Kind, str]:
+        """Return the kind of the message with this header, and the called tool."""
         channel = match.group(1) if (match := _CHANNEL_NAME.search(header)) else ""
         recipient = match.group(1) if (match := _RECIPIENT.search(header)) else ""
-        source.settle()
         # In the channel `analysis`, only a recipient with the prefix `functions.` is a tool of the request.
         if (recipient and channel != "analysis") or recipient.startswith(_FUNCTIONS):
-            yield from _read_call(source, output, recipient.removeprefix(_FUNCTIONS))
+            return "call", recipient.removeprefix(_FUNCTIONS)
+        return {"analysis": "reasoning", "final": "final"}.get(channel, "text"), ""  # pyright: ignore[reportReturnType]
+
+    def read_call(self, source: Source, output: Output, name: str) -> Reading[bool]:
+        """Parse the arguments of a call, which may be missing."""
+        empty = (yield from source.upcoming(self._ends)) or source.complete
+        if not (empty or (yield from source.peek()) == "{"):
+            return False
+        output.check(name)
+        if empty:  # no arguments
+            output.start(name)
+            output.arguments("{}")
+            output.end()
         else:
-            yield from _read_text(source, output, reasoning=channel == "analysis", final=channel == "final")
+            yield from read_arguments(source, output, name, self._ends)
+        return True
 
 
-def _read_call(source: Source, output: Output, name: str) -> Reading[None]:
-    yield from source.space()
-    empty = (yield from source.upcoming(_ENDS)) or source.complete
-    # Without tools in the request, or without JSON as its content, a message to a tool is text.
-    if not output.may_call or not (empty or (yield from source.peek()) == "{"):
-        output.text(source.give_back())
-        yield from _read_text(source, output, reasoning=False)
-        return
-    output.check(name)
-    if empty:  # no arguments
-        output.start(name)
-        output.arguments("{}")
-        output.end()
-    else:
-        yield from read_arguments(source, output, name, _ENDS)
-    yield from take_surplus(source)
-    if (yield from source.marker(_ENDS)) or source.empty:
-        source.settle()
+_ATEM_OPEN, _ATEM_INVOKE = "<atem:function_calls>", '<atem:invoke name="'
+_ATEM_BEGINS = Markers([_ATEM_OPEN, _ATEM_INVOKE])
 
 
-def _read_text(source: Source, output: Output, *, reasoning: bool, final: bool = False) -> Reading[None]:
-    output.reasoning = reasoning
-    # In a structured final message, the grammar decides. A marker may be part of a JSON string.
-    frames = NO_MARKERS if final and output.structured else _FRAMES
+class MuseGlimmer(MessageFormat):
+    """The format of Muse Glimmer: `to=RECIPIENT<|message|>...<|eom|>`.
 
-    def pass_on(chunk: str) -> None:
-        source.settle()
-        (output.thought if reasoning else output.text)(chunk)
+    A message to `self` is reasoning, and a message to `user`, or without a recipient, is an answer. Calls have one tag
+    per argument. `<|eot|>` ends the generation.
+    """
 
-    while (marker := (yield from source.until(frames, pass_on))) and marker not in (_START, _CHANNEL):
-        yield from source.marker(_FRAMES)
-        source.settle()
-        if marker in _ENDS.strings:
-            break
-    output.reasoning = False
+    name = "muse_glimmer"
+    frame = (_START, _MESSAGE, _EOM, _EOT)
+    begins = (_START,)
+    closers = (_EOM, _EOT)
+    thought_end = f"{_EOM}{_START}assistant"
+    final_header = f" to=user{_MESSAGE}"
+    calls = TaggedCalls(
+        "muse_glimmer",
+        _ATEM_OPEN,
+        CallTags(
+            *(_ATEM_INVOKE, '">', '<atem:parameter name="', '">', "", "</atem:parameter>", "</atem:invoke>"),
+            "</atem:function_calls>",
+        ),
+    )
+
+    def addressed(self, header: str) -> tuple[Kind, str]:
+        """Return the kind of the message with this header, and the called tool."""
+        recipient = match.group(1) if (match := _RECIPIENT.search(header)) else "user"
+        if recipient in ("self", "user"):
+            return ("reasoning" if recipient == "self" else "final"), ""
+        return "call", recipient
+
+    def read_call(self, source: Source, output: Output, name: str) -> Reading[bool]:
+        """Parse the calls of one message. The tags name the tools, too."""
+        begins = yield from source.upcoming(_ATEM_BEGINS)
+        if not begins and not source.ended:
+            return False
+        output.check(name)  # the rest of an output that ends here is no text
+        if not begins:
+            raise NotACall
+        yield from self.calls.read(source, output)
+        return True

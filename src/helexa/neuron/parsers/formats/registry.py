@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from helexa.neuron.parsers.formats.gemma4 import Gemma4
-from helexa.neuron.parsers.formats.harmony import Harmony
+from helexa.neuron.parsers.formats.harmony import Harmony, MuseGlimmer
 from helexa.neuron.parsers.formats.hermes import Hermes, HermesStrict, QwenXml
 from helexa.neuron.parsers.formats.json_calls import GRANITE, HUNYUAN, NEMOTRON, PHI4_MINI, LlamaJson, Mistral
 from helexa.neuron.parsers.formats.pythonic import LFM2, LLAMA_4, OLMO_3
@@ -65,6 +65,7 @@ TOOL_CALL_FORMATS: dict[str, ToolCallFormat] = {
         Mistral(),
         DEEPSEEK,
         Harmony(),
+        MuseGlimmer(),
         Gemma4(),
         GLM,
         GRANITE,
@@ -82,6 +83,7 @@ TOOL_CALL_FORMATS: dict[str, ToolCallFormat] = {
 # Strings that only templates of one format contain, the most specific first: several formats share `<tool_call>`.
 _IN_TEMPLATE: tuple[tuple[str, str | None], ...] = (
     ("<|channel|>", "harmony"),
+    ("<atem:function_calls>", "muse_glimmer"),
     ("<｜tool▁call▁begin｜>", "deepseek"),
     ("[TOOL_CALLS]", "mistral"),
     ("<arg_key>", "glm"),  # its templates also contain `<tool_call>`
@@ -112,6 +114,7 @@ _IN_TEMPLATE: tuple[tuple[str, str | None], ...] = (
 # Tokens that only vocabularies of one format contain, for templates without tools.
 _IN_VOCABULARY = (
     (("<|channel|>", "<|message|>", "<|call|>"), "harmony"),
+    (("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"), "muse_glimmer"),
     (("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"), "deepseek"),
     (("[TOOL_CALLS]",), "mistral"),
     (("<arg_key>", "<arg_value>"), "glm"),
