@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from helexa.neuron.grammar.supported_schemas import bounded, without_ineffective
+from helexa.neuron.grammar.supported_schemas import bounded, supportable
 
 TokenId = Callable[[str], int | None]  # returns the token id of a string, or None if it is not a single token
 
@@ -60,7 +60,7 @@ class Rules:
         without_draft = (
             {key: value for key, value in schema.items() if key != "$schema"} if isinstance(schema, Mapping) else {}
         )
-        supported = bounded(without_ineffective(without_draft))
+        supported = bounded(supportable(without_draft))
         return self._add_nested({"name": name, "json_schema": supported | {"x-guidance": options}})
 
     def lark(self, name: str, text: str) -> str:

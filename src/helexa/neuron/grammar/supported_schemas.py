@@ -30,6 +30,30 @@ _NUMERIC = frozenset({"integer", "number"})
 # Additional bounds may contradict these keywords.
 _ELSEWHERE = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
 
+# Keywords with the value that has no effect.
+_NEUTRAL: tuple[tuple[str, Any], ...] = (
+    ("uniqueItems", False),
+    ("not", False),
+    ("propertyNames", True),
+    ("unevaluatedProperties", True),
+    ("unevaluatedItems", True),
+    ("dependentRequired", {}),
+    ("dependentSchemas", {}),
+)
+# Keywords that have no effect without one of the others.
+_DEPENDENT = {
+    "if": ("then", "else"),
+    "then": ("if",),
+    "else": ("if",),
+    "minContains": ("contains",),
+    "maxContains": ("contains",),
+}
+_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"})
+_NAMED = frozenset({"properties", "patternProperties", "required"})
+# Keywords whose subschemas may evaluate properties of the same value.
+_APPLICATORS = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas"})
+_NOTHING: dict[str, Any] = {"enum": []}  # a schema that no value matches
+
 _OVERLAPPING, _UNSUPPORTED = "oneOf constraints are not supported", "Unimplemented keys"  # llguidance's errors
 _WITH_STRICT = ("response_format", "tools", "tool_choice")  # request fields with the option `strict`
 _MAX_ERROR = 300
@@ -85,17 +109,51 @@ def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -
     return change(result)
 
 
-def without_ineffective(schema: Any) -> Any:
-    """Return a copy of `schema` without unknown formats and `"uniqueItems": false`."""
-    # These keywords have no effect, but llguidance rejects them.
-    return rewritten(schema, _without_ineffective)
+def supportable(schema: Any) -> Any:
+    """Return an equal schema without keywords that llguidance rejects, if possible.
+
+    Keywords without an effect are left out, such as unknown formats and `"uniqueItems": false`. Libraries that write
+    schemas for other languages use many of them. Others are written with keywords that llguidance supports.
+    """
+    return rewritten(schema, _supportable)
 
 
-def _without_ineffective(schema: dict[str, Any]) -> dict[str, Any]:
+def _supportable(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("not") in ({}, True):  # Zod writes this for a property that must be absent
+        return _NOTHING
     if isinstance(name := schema.get("format"), str) and name not in _FORMATS:
         del schema["format"]
-    if schema.get("uniqueItems") is False:
-        del schema["uniqueItems"]
+    for key, value in _NEUTRAL:
+        if key in schema and schema[key] == value and isinstance(schema[key], type(value)):
+            del schema[key]
+    for key, others in _DEPENDENT.items():
+        if key in schema and not any(other in schema for other in others):
+            del schema[key]
+    if schema.get("minContains") == 0 and "maxContains" not in schema:
+        schema.pop("contains", None)
+        del schema["minContains"]
+    if "unevaluatedProperties" in schema and not schema.keys() & _APPLICATORS:
+        schema.setdefault("additionalProperties", schema.pop("unevaluatedProperties"))
+        schema.pop("unevaluatedProperties", None)  # no property is unevaluated beside `additionalProperties`
+    return _without_property_names(schema)
+
+
+def _without_property_names(schema: dict[str, Any]) -> dict[str, Any]:
+    """Write `propertyNames` with other keywords, if it has a list or one pattern."""
+    names = schema.get("propertyNames")
+    if not isinstance(names, Mapping) or names.get("type", "string") != "string":
+        return schema
+    restrictions = names.keys() - _ANNOTATIONS - {"type"}
+    if not restrictions:
+        del schema["propertyNames"]
+    elif len(restrictions) == 1 and not schema.keys() & _NAMED:
+        value = schema.get("additionalProperties", True)
+        if isinstance(allowed := names.get("enum"), list) and all(isinstance(name, str) for name in allowed):
+            schema |= {"properties": dict.fromkeys(allowed, value), "additionalProperties": False}
+            del schema["propertyNames"]
+        elif isinstance(pattern := names.get("pattern"), str):
+            schema |= {"patternProperties": {pattern: value}, "additionalProperties": False}
+            del schema["propertyNames"]
     return schema
 
 
@@ -146,7 +204,8 @@ def _inside(value: Any) -> list[Any]:
 def bounded(schema: Any) -> Any:
     """Return a copy of `schema` that limits the number of digits of numbers.
 
-    Bounds of `LARGEST` and 10 decimal places (`DECIMALS`) are added to numbers without a limit.
+    Bounds of `LARGEST` and 10 decimal places (`DECIMALS`) are added to numbers without a limit. They also replace wider
+    bounds, such as those of 64-bit integers.
     """
     return rewritten(schema, _with_bounds)
 
@@ -155,7 +214,14 @@ def _with_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     numeric = _NUMERIC & type_names(schema)
     if not numeric or schema.keys() & _ELSEWHERE:
         return schema
+    schema = {key: value for key, value in schema.items() if not _is_wide(key, value)}
     return schema | _bounds(schema, integer="number" not in numeric)
+
+
+def _is_wide(key: str, value: Any) -> bool:
+    if not isinstance(value, int | float):
+        return False
+    return (key in _LOWER and value < -LARGEST) or (key in _UPPER and value > LARGEST)
 
 
 def _bounds(schema: Mapping[str, Any], *, integer: bool) -> dict[str, Any]:

@@ -267,7 +267,7 @@ async def test_unenforceable_schema_keywords_are_ignored_on_request(smol: Served
         "required": ["a"],
         "additionalProperties": False,
     }
-    loose = {**closed, "not": {}}
+    loose = {**closed, "not": {"required": ["b"]}}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": loose}}
     with pytest.raises(ApiError, match="not"):
         await generated(smol, response_format=wanted)

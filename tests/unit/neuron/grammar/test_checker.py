@@ -38,7 +38,7 @@ async def test_valid_grammars_pass(checker: GrammarChecker):
     ("schema", "pointer", "message"),
     [
         ({"type": "strin"}, "", "strin"),
-        ({"properties": {"a/b": {"items": {"not": {}}}}}, "/properties/a~1b/items", "not"),
+        ({"properties": {"a/b": {"items": {"not": {"const": 1}}}}}, "/properties/a~1b/items", "not"),
         ({"anyOf": [{"type": "null"}, {"pattern": "(?=a)"}]}, "/anyOf/1", "look-ahead"),
         ({"$defs": {"x": {"uniqueItems": True}}, "items": {"$ref": "#/$defs/x"}}, "/$defs/x", "uniqueItems"),
         ({"properties": {"a": {"$ref": "#/nowhere"}}}, "/properties/a", "nowhere"),
@@ -74,8 +74,23 @@ async def test_unknown_formats_are_ignored(checker: GrammarChecker, name: str):
     await checker.compile_check(for_schema({"$defs": {"x": schema}, "items": {"$ref": "#/$defs/x"}}), "guided_json")
 
 
-async def test_keywords_without_effect_are_accepted(checker: GrammarChecker):
-    await checker.compile_check(for_schema({"type": "array", "uniqueItems": False}), "response_format")
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"uniqueItems": False},
+        {"not": False},
+        {"propertyNames": {"type": "string", "description": "an id"}},
+        {"unevaluatedProperties": True},
+        {"dependentRequired": {}},
+        {"if": {"required": ["a"]}},
+        {"then": {"required": ["a"]}},
+        {"contains": {"type": "string"}, "minContains": 0},
+        {"maxContains": 3},
+    ],
+)
+async def test_keywords_without_effect_are_accepted(checker: GrammarChecker, keywords: dict[str, Any]):
+    schema = {"properties": {"a": {"anyOf": [keywords, {"type": "null"}]}}, **keywords}
+    await checker.compile_check(for_schema(schema), "response_format")
 
 
 async def test_tool_error_names_its_location(checker: GrammarChecker):
@@ -155,7 +170,7 @@ async def test_cancelled_check_does_not_shift_later_verdicts(checker: GrammarChe
         check.cancel()
         with pytest.raises(asyncio.CancelledError):
             await check
-    assert "not" in str(await rejection(checker, for_schema({"not": {}})))
+    assert "not" in str(await rejection(checker, for_schema({"not": {"const": 1}})))
     await checker.compile_check(for_schema({}), "response_format")
 
 

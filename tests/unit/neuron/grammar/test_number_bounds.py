@@ -28,6 +28,9 @@ def accepted_prefix(grammar: str, text: str) -> str:
         {"type": ["number", "null"]},
         {"type": "number", "minimum": -5},
         {"type": "number", "exclusiveMaximum": 10**17},
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
+        {"type": "number", "minimum": -1.8e308, "exclusiveMaximum": 1.8e308},
         {"type": "integer", "multipleOf": 1},
         {"anyOf": [{"type": "string"}, {"type": "number"}]},
         {"$ref": "#/$defs/n"},
@@ -71,7 +74,7 @@ def test_bounded_numbers_are_unchanged(schema: dict[str, Any], text: str) -> Non
     [
         {"type": "string", "minimum": 1},
         {"type": "object", "properties": {"type": {"const": "integer"}}, "default": {"type": "number"}},
-        {"type": "number", "maximum": 10**30},
+        {"type": "number", "minimum": 10**30},
         {"type": "integer", "anyOf": [{"minimum": 10**18}]},
         {"enum": [{"type": "number"}]},
         {"not": {"type": "number"}},

@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
 from helexa.neuron.grammar import for_schema
 from helexa.neuron.text.model_text import ModelText
@@ -43,3 +44,30 @@ def test_random_texts_in_a_real_vocabulary_are_valid(smollm2: Vocabulary, schema
     text, complete = walk(smollm2, for_schema(schema), random.Random(seed), 200)
     if complete:
         valid(schema, text)
+
+
+_LETTERS = {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "object", "properties": {"a": {"not": {}}}}, ["{}", '{"b":1}'], ['{"a":1}']),
+        ({"anyOf": [{"not": {}}, {"type": "string"}]}, ['"a"'], ["1"]),
+        ({"type": "array", "items": {"not": {}, "type": "string"}}, ["[]"], ['["a"]']),
+        (_LETTERS, ["{}", '{"a":1,"b":2}'], ['{"a":"x"}', '{"c":1}']),
+        ({"type": "object", "propertyNames": {"pattern": "^x[0-9]$"}}, ['{"x1":null}'], ['{"y1":1}', '{"x":1}']),
+        (
+            {"type": "object", "properties": {"a": {"type": "null"}}, "unevaluatedProperties": False},
+            ["{}", '{"a":null}'],
+            ['{"b":1}', '{"a":1}'],
+        ),
+    ],
+)
+def test_keywords_that_llguidance_rejects_are_written_with_others(schema: Schema, good: list[str], bad: list[str]):
+    checks = jsonschema.Draft202012Validator(schema)
+    for text in good + bad:
+        matcher = LLMatcher(LLTokenizer("byte"), for_schema(schema))
+        tokens = [*text.encode()]
+        accepted = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        assert accepted == checks.is_valid(json.loads(text)) == (text in good), text
