@@ -5,6 +5,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -143,6 +144,18 @@ async def test_refused_connection_raises_connect_error(client: Upstream) -> None
         pass
     with pytest.raises(ConnectError):
         await ask(client, server)
+
+
+async def test_connection_is_made_although_this_process_had_no_core_for_a_while() -> None:
+    client = Upstream(connect_timeout_secs=0.3)
+    async with Server(OK).serving() as server:
+        asking = asyncio.create_task(ask(client, server))
+        await asyncio.sleep(0)  # begins to connect
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            pass
+        assert await read(await asking) == b"hello"
+    client.close()
 
 
 @pytest.mark.parametrize(
