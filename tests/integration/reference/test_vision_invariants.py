@@ -22,6 +22,7 @@ LIKE_OTHERS = (
     "idefics3",
     "llava",
     "mistral3",
+    "muse_glimmer",
 )  # their images are handled as those of other models
 MODELS = [(name, {}) for name in TEXTS] + NATIVE_MODELS
 

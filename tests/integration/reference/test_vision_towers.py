@@ -193,6 +193,10 @@ def _arguments(ops: Ops) -> tuple[object, ...]:
         ("mistral3", "hidden_act", "gelu_new"),
         ("mistral3", "rope_parameters", {"rope_type": "yarn", "rope_theta": 10000.0}),
         ("mistral3", "rope_parameters", {"rope_theta": 0}),
+        ("muse_glimmer", "hidden_act", "silu"),
+        ("muse_glimmer", "pos_emb_width", 5),
+        ("muse_glimmer", "layer_types", ["full_attention"]),
+        ("muse_glimmer", "patch_temporal", 1),
         ("idefics3", "patch_size", 16),
     ],
 )

@@ -27,7 +27,15 @@ from helexa.neuron.vision.image_processor import PreparedImage, image_processor,
 from helexa.neuron.vision.layout import ImageRange, expanded_tokens
 from helexa.neuron.weights.vision_config import read_vision_config
 from neuron.vision.images import encoded, noise
-from reference.vision_models import MODELS, PREPROCESSORS, gemma4_inputs, pixels_of, tiles_of, with_both_steps
+from reference.vision_models import (
+    MODELS,
+    PREPROCESSORS,
+    gemma4_inputs,
+    muse_glimmer_inputs,
+    pixels_of,
+    tiles_of,
+    with_both_steps,
+)
 from tiny_models import tiny_model
 
 IMAGE_TOKEN, SEPARATOR = 300, 301
@@ -82,6 +90,7 @@ TEXTS: dict[str, dict[str, Any]] = {
     },
     "llava": {"model_type": "mistral", "sliding_window": None},
     "mistral3": {"model_type": "mistral", "sliding_window": None},
+    "muse_glimmer": {"sliding_window": 24},
     "idefics3": {"model_type": "llama"},
     "smolvlm": {"model_type": "llama"},
 }
@@ -170,6 +179,8 @@ class VisionLanguageModel:
             inputs["pixel_values"] = torch.cat([with_both_steps(image) for image in prompt.images])
             inputs["image_grid_thw"] = torch.tensor([(1, *image.layout.tiles[0]) for image in prompt.images])
             inputs["mm_token_type_ids"] = types.int()
+        elif prompt.images and self.model_type == "muse_glimmer":
+            inputs["pixel_values"], inputs["image_grid_thw"] = muse_glimmer_inputs(prompt.images)
         elif prompt.images and self.model_type == "gemma4":
             inputs["pixel_values"], inputs["image_position_ids"] = gemma4_inputs(prompt.images)
             inputs["mm_token_type_ids"] = types.int()

@@ -108,6 +108,21 @@ MODELS: dict[str, dict[str, Any]] = {
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "full",
     },
+    "muse_glimmer": {
+        "vision_config": {
+            "hidden_size": 96,
+            "intermediate_size": 84,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 4,
+            "patch_size": 14,
+            "pos_emb_height": 6,
+            "pos_emb_width": 6,
+            "rope_parameters": {"rope_type": "axial", "rope_theta": 10000.0},
+        },
+        "text_config": _TEXT,
+        "out_hidden_size": 384,
+        "projector_hidden_size": 48,
+    },
     "idefics3": {"vision_config": {**_SIGLIP, "image_size": 112, "patch_size": 14}, "text_config": _TEXT},
     "smolvlm": {
         "vision_config": {**_SIGLIP, "image_size": 96, "patch_size": 16},
@@ -123,6 +138,7 @@ PREPROCESSORS = {
     "gemma4": {"max_soft_tokens": 40, "do_normalize": False},
     "llava": {"size": {"longest_edge": 140}},
     "mistral3": {"size": {"longest_edge": 140}},
+    "muse_glimmer": {"max_image_tokens": 40},
     "idefics3": _SPLITTING,
     "smolvlm": {"size": {"longest_edge": 192}, "max_image_size": {"longest_edge": 96}},
 }
@@ -172,6 +188,9 @@ def expected_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -
     """Return the features that transformers computes for all images in one batch."""
     model_type = model.config.model_type
     with torch.inference_mode():
+        if model_type == "muse_glimmer":
+            features = [model.model.get_image_features(*muse_glimmer_inputs([image])).pooler_output for image in images]
+            return [ImageFeatures(embeddings) for (embeddings,) in features]
         if model_type.startswith("qwen"):
             pixels = torch.cat([with_both_steps(image) for image in images])
             grids = torch.tensor([(1, *image.layout.tiles[0]) for image in images])
@@ -208,6 +227,16 @@ def expected_features(model: PreTrainedModel, images: Sequence[PreparedImage]) -
 def with_both_steps(image: PreparedImage) -> Tensor:
     patches = torch.from_numpy(image.pixels).unflatten(1, (3, 1, -1))
     return patches.expand(-1, -1, 2, -1).flatten(1)
+
+
+def muse_glimmer_inputs(images: Sequence[PreparedImage]) -> tuple[Tensor, Tensor]:
+    """Return the inputs of images: patches in the order of rows, [patches, values], and their grids."""
+    patches = []
+    for image in images:
+        rows, columns = image.layout.tiles[0]
+        pixels = pixels_of(image, 14, 2).view(3, rows, 14, columns, 14).permute(1, 3, 0, 2, 4)
+        patches.append(pixels.reshape(rows * columns, 1, -1).expand(-1, 2, -1).flatten(1))
+    return torch.cat(patches), torch.tensor([(1, *image.layout.tiles[0]) for image in images])
 
 
 def gemma4_inputs(images: Sequence[PreparedImage]) -> tuple[Tensor, Tensor]:

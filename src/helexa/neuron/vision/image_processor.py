@@ -20,12 +20,15 @@ from helexa.neuron.vision.processors import (
     Gemma3Processor,
     Gemma4Processor,
     Idefics3Processor,
+    MuseGlimmerProcessor,
     PixtralProcessor,
     QwenVlProcessor,
 )
 
 # The image processor of a model: `Pixels` with the methods `layout` and `tiles`.
-ImageProcessor = QwenVlProcessor | Gemma3Processor | Gemma4Processor | Idefics3Processor | PixtralProcessor
+ImageProcessor = (
+    QwenVlProcessor | Gemma3Processor | Gemma4Processor | Idefics3Processor | MuseGlimmerProcessor | PixtralProcessor
+)
 
 Allocate = Callable[[tuple[int, int]], NDArray[np.float32]]  # returns an uninitialized array of the given shape
 
@@ -232,6 +235,21 @@ def _pixtral(config: Mapping[str, Any], vision: Mapping[str, Any], preprocessor:
     )
 
 
+def _muse_glimmer(
+    config: Mapping[str, Any], vision: Mapping[str, Any], preprocessor: Mapping[str, Any]
+) -> MuseGlimmerProcessor:
+    return msgspec.convert(
+        {
+            "type": "muse_glimmer",
+            "patch_size": vision["patch_size"],
+            "merge": vision["merge_size"],
+            "max_tokens": preprocessor.get("max_image_tokens", 4096),
+            **_common(preprocessor, Image.Resampling.LANCZOS, HALF, HALF),
+        },
+        MuseGlimmerProcessor,
+    )
+
+
 def _common(
     preprocessor: Mapping[str, Any], resample: int, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> dict[str, Any]:
@@ -255,6 +273,7 @@ _READERS: dict[str, _Reader] = {
     "gemma4": _gemma4,
     "llava": _pixtral,
     "mistral3": _pixtral,
+    "muse_glimmer": _muse_glimmer,
     "idefics3": _idefics3,
     "smolvlm": _idefics3,
 }

@@ -175,6 +175,7 @@ _TEXTS = {
     "gemma4": ImageText("<|image|>", "<|image|>", lambda layout: "<|image><|image|><image|>"),
     "llava": _PIXTRAL,
     "mistral3": _PIXTRAL,
+    "muse_glimmer": ImageText("<|patch|>", "<|patch|>", lambda layout: "<|image_start|><|patch|><|image_end|>"),
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
 }

@@ -1,5 +1,6 @@
 """Image processors of model families: pixels become the vision tower's input."""
 
+import itertools
 import math
 from typing import Annotated
 
@@ -249,6 +250,37 @@ class Gemma4Processor(Pixels, frozen=True, kw_only=True, tag="gemma4"):
         rows, columns = min(rows, self.side), min(columns, self.side)
         grid = Grid(rows * self.merge, columns * self.merge)
         return ImageLayout(((columns * block, rows * block),), (grid,), rows * columns)
+
+    def tiles(self, image: Image.Image, layout: ImageLayout) -> list[Image.Image]:
+        """Return the resized image as the only tile."""
+        return [self.resized(image, *layout.sizes)]
+
+
+class MuseGlimmerProcessor(Pixels, frozen=True, kw_only=True, tag="muse_glimmer"):
+    """Resizes an image to the whole number of blocks whose aspect ratio is nearest.
+
+    A block of `merge` x `merge` patches becomes one token.
+    """
+
+    max_tokens: Size  # maximum number of tokens of an image
+
+    def layout(self, width: int, height: int, max_tokens: int) -> ImageLayout:
+        """Return the layout of an image in pixels with at most `max_tokens` tokens."""
+        block, most = self.patch_size * self.merge, min(self.max_tokens, max_tokens)
+        # The order of the floating-point operations is that of transformers, so the results are equal.
+        rows, columns = height / block, width / block
+        ratio = columns / rows
+        if rows * columns > most:
+            rows = (most / ratio) ** 0.5
+            columns = rows * ratio
+        counts = [(math.floor(rows), math.ceil(rows)), (math.floor(columns), math.ceil(columns))]
+        # As in transformers, the order of the set decides between grids of the same aspect ratio.
+        grids = [grid for grid in set(itertools.product(*counts)) if min(grid) >= 1 and grid[0] * grid[1] <= most]
+        # An image with one long side fits in no grid. A row or column of blocks is then cut off at the limit.
+        grids = grids or [(min(max(1, round(rows)), most), min(max(1, round(columns)), most))]
+        row_count, column_count = min(grids, key=lambda grid: abs(grid[0] / grid[1] - height / width))
+        grid = Grid(row_count * self.merge, column_count * self.merge)
+        return ImageLayout(((column_count * block, row_count * block),), (grid,), row_count * column_count)
 
     def tiles(self, image: Image.Image, layout: ImageLayout) -> list[Image.Image]:
         """Return the resized image as the only tile."""

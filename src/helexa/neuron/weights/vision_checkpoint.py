@@ -32,7 +32,7 @@ from helexa.neuron.weights.vision_config import (
 _QWEN = re.compile(r"(?:model\.)?visual\.(?P<rest>.+)")
 _SIGLIP = re.compile(
     r"(?:model\.)?(?:vision_tower\.(?:vision_model\.)?|vision_model\.)(?P<rest>(?!head\.).+)"
-    r"|(?:model\.)?(?P<projector>(?:multi_modal_projector|connector|embed_vision)\..+)"
+    r"|(?:model\.)?(?P<projector>(?:multi_modal_projector|connector|embed_vision|vision_adapter|vision_projection)\..+)"
 )
 _PATCHES = "patch_embed.proj.weight"
 _SHIFTED_NORM = "multi_modal_projector.mm_soft_emb_norm.weight"

@@ -57,10 +57,35 @@ def interpolated(table: Tensor, side: int, grid: Grid, rows: Tensor, columns: Te
 
     The table is [side * side, H]. Reference: transformers `get_vision_interpolation_indices_and_weights`.
     """
-    row_places, row_shares = _neighbors(rows, grid.rows, side)
-    column_places, column_shares = _neighbors(columns, grid.columns, side)
-    # Bilinear. The corners of the grid have the embeddings of the corners of the table.
-    total = tensors.zeros(len(rows), table.shape[1], device=table.device)
+    # The corners of the grid have the embeddings of the corners of the table.
+    return _bilinear(table, side, _neighbors(rows, grid.rows, side), _neighbors(columns, grid.columns, side))
+
+
+def interpolated_with_zeros(table: Tensor, side: int, grid: Grid, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return position embeddings like `interpolated`, with zeros around the table.
+
+    The centers of the grid's cells are places in the table, whose entries are the centers of cells, too.
+    """
+    axes = []
+    for index, size in ((rows, grid.rows), (columns, grid.columns)):
+        place = (index.float() + 0.5) * side / size - 0.5
+        before = place.floor()
+        share, near = place - before, before.long()
+        axes.append(
+            (
+                (near.clamp(min=0), (near + 1).clamp(max=side - 1)),
+                ((1 - share) * (near >= 0), share * (near + 1 < side)),
+            )
+        )
+    return _bilinear(table, side, *axes)
+
+
+_Taps = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]  # two places in the table for each patch, and their shares
+
+
+def _bilinear(table: Tensor, side: int, row_taps: _Taps, column_taps: _Taps) -> Tensor:
+    (row_places, row_shares), (column_places, column_shares) = row_taps, column_taps
+    total = tensors.zeros(len(row_places[0]), table.shape[1], device=table.device)
     for row in range(2):
         for column in range(2):
             places = row_places[row] * side + column_places[column]
@@ -69,7 +94,18 @@ def interpolated(table: Tensor, side: int, grid: Grid, rows: Tensor, columns: Te
     return total
 
 
-def _neighbors(index: Tensor, size: int, side: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def window_order(grid: Grid, size: int) -> tuple[Tensor, list[int]]:
+    """Return the cells ordered by windows, int64 [cells], and each window's count."""
+    numbers = tensors.arange(grid.size).view(grid)
+    windows = [
+        numbers[top : top + size, left : left + size].flatten()
+        for top in range(0, grid.rows, size)
+        for left in range(0, grid.columns, size)
+    ]
+    return tensors.cat(windows), [len(window) for window in windows]
+
+
+def _neighbors(index: Tensor, size: int, side: int) -> _Taps:
     """Return the two nearest of `side` entries for each of `size` places, and shares."""
     place = index.float() * (side - 1) / max(size - 1, 1)
     before = place.floor()

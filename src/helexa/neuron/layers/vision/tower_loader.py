@@ -72,7 +72,9 @@ class TowerLoader:
         matrix = self._loader.prepared(name, (outputs, inputs), lambda: self._read(name, (inputs, outputs)).T)
         return self._loader.product([matrix], None)
 
-    def patch_embedding(self, name: str, outputs: int, patch_size: int, steps: int | None = None) -> LinearOp:
+    def patch_embedding(
+        self, name: str, outputs: int, patch_size: int, steps: int | None = None, *, flat: bool = False
+    ) -> LinearOp:
         """Return the linear layer that computes the embeddings of patches.
 
         The inputs are the values of a patch in the order channel, row, column, padded to `padded_width`.
@@ -81,17 +83,22 @@ class TowerLoader:
             name: the tensor `name.weight` is the kernel of a convolution, [outputs, channels, rows, columns], or
                 [outputs, channels, steps, rows, columns] if `steps` is given. It may also be a matrix whose columns are
                 in the order row, column, channel.
+            flat: whether `name.weight` is a matrix whose columns are in the order step, channel, row, column.
         """
         weight, values = f"{name}.weight", CHANNELS * patch_size**2
-        is_matrix = len(self._loader.checkpoint.shape(weight)) == 2
+        is_matrix = len(self._loader.checkpoint.shape(weight)) == 2 and not flat
         shape = (outputs, CHANNELS, *([] if steps is None else [steps]), patch_size, patch_size)
-        shape = (outputs, values) if is_matrix else shape
+        shape = (outputs, values) if is_matrix else (outputs, values * (steps or 1)) if flat else shape
 
         def read() -> Tensor:
             kernel = self._read(weight, shape)
             if is_matrix:
                 kernel = kernel.view(outputs, patch_size**2, CHANNELS).transpose(1, 2)
-            kernel = kernel if steps is None else kernel.sum(dim=2)  # a still image fills all time steps
+            # A still image fills all time steps.
+            if flat:
+                kernel = kernel.view(outputs, -1, values).sum(dim=1)
+            elif steps is not None:
+                kernel = kernel.sum(dim=2)
             return tensors.pad(kernel.flatten(1), (0, padded_width(values) - values))
 
         require_shape(weight, self._loader.checkpoint.shape(weight), shape)

@@ -14,6 +14,7 @@ _CLASSES = {
     "idefics3": ("siglip", "Idefics3Tower"),
     "llava": ("pixtral", "PixtralTower"),
     "mistral3": ("pixtral", "PixtralTower"),
+    "muse_glimmer": ("muse_glimmer", "MuseGlimmerTower"),
     "qwen2_5_vl": ("qwen", "Qwen25VlTower"),
     "qwen3_5": ("qwen", "Qwen35Tower"),
     "qwen3_5_moe": ("qwen", "Qwen35Tower"),

@@ -18,6 +18,7 @@ from helexa.neuron.layers.vision.encoder import (
     axial_tables,
     block_order,
     interpolated,
+    window_order,
 )
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
 from helexa.neuron.ops.operators import LinearOp
@@ -195,14 +196,3 @@ class Qwen25VlTower(VisionTower):
         merged = self._merger(hidden if delta is None else hidden + delta)
         # Back to the order of the prompt's tokens.
         return ImageFeatures(merged[order.argsort().to(ops.device)])
-
-
-def window_order(grid: Grid, size: int) -> tuple[Tensor, list[int]]:
-    """Return the cells ordered by windows, int64 [cells], and each window's count."""
-    numbers = tensors.arange(grid.size).view(grid)
-    windows = [
-        numbers[top : top + size, left : left + size].flatten()
-        for top in range(0, grid.rows, size)
-        for left in range(0, grid.columns, size)
-    ]
-    return tensors.cat(windows), [len(window) for window in windows]

@@ -1,5 +1,11 @@
 """Patches and layouts equal those of transformers' image processors."""
 
+import ast
+import importlib.util
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,6 +124,30 @@ def test_gemma4_rejects_a_normalization_that_transformers_would_apply() -> None:
     for settings in ({"image_mean": [0.5] * 3}, {"image_std": [0.5] * 3, "do_normalize": True}):
         with pytest.raises(ModelFileError, match="image_mean"):
             image_processor({"model_type": "gemma4", "vision_config": vision}, settings)
+
+
+def muse_glimmer_resize() -> Callable[..., tuple[int, int]]:
+    """Return `smart_resize` of transformers. Its module requires torchvision."""
+    spec = importlib.util.find_spec("transformers.models.muse_glimmer.image_processing_muse_glimmer")
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text())
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "smart_resize"]
+    namespace: dict[str, Any] = {"itertools": itertools, "math": math}
+    exec(compile(tree, "smart_resize", "exec"), namespace)
+    return namespace["smart_resize"]
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 4096])
+def test_muse_glimmer_sizes_equal_those_of_transformers(tokens: int) -> None:
+    config = {"model_type": "muse_glimmer", "vision_config": {"patch_size": 14, "merge_size": 2}}
+    processor, resize = image_processor(config, {"max_image_tokens": tokens}), muse_glimmer_resize()
+    for width, height in (*SIZES, (640, 480), (1920, 1080), (20, 20), (3000, 2999), (4000, 50)):
+        layout = image_layout(processor, width, height, ALL)
+        columns, rows = layout.sizes[0]
+        expected = resize(height, width, patch_size=28, max_tokens=tokens)
+        # An image with one long side has more tokens in transformers than the limit.
+        assert (rows, columns) == expected or expected[0] * expected[1] > tokens * 28**2
+        assert 0 < layout.tokens <= tokens
 
 
 @pytest.mark.parametrize(("width", "height"), [*SIZES, (1540, 1541)])
