@@ -53,6 +53,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "seed_oss": {},
     "arcee": {},
     "smollm3": {"head_dim": 16, "pad_token_id": None, "num_hidden_layers": 5},
+    "gemma": {},
+    "glm4": {
+        "pad_token_id": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
     "gemma2": {"attn_implementation": "eager", "query_pre_attn_scalar": 32, "sliding_window": 40},
     "gemma3_text": {
         "num_hidden_layers": 7,
@@ -96,7 +101,7 @@ VARIANTS |= {
     "stablelm": {"head_dim": 16, "use_qkv_bias": True},
 }
 LIKE_OTHERS = {"arcee", "ministral3", "granite_swa", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "stablelm"}
-LIKE_OTHERS |= {"gemma2"}
+LIKE_OTHERS |= {"gemma", "gemma2"}
 """Variants whose tensors are stored as those of another variant, and whose header is compared in a unit test."""
 
 EXPERTS = {

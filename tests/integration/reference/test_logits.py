@@ -138,6 +138,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sliding_window": 40,
         "rope_parameters": YARN,
     },
+    "gemma": {"model_type": "gemma"},
+    "glm4": {
+        "model_type": "glm4",
+        "pad_token_id": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
     "gemma2": GEMMA2,
     "gemma3": GEMMA3,
     "gemma3, biased and untied": GEMMA3 | {"attention_bias": True, "tie_word_embeddings": False},
@@ -247,6 +253,7 @@ OLDER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "rope_scaling": {"type": "su", **{key: LONGROPE[key] for key in ("short_factor", "long_factor")}},
         },
     ),
+    "gemma, as released": ({"model_type": "gemma"}, {"hidden_act": "gelu", "rope_parameters": None}),
     "gemma2": (GEMMA2 | {"num_hidden_layers": 4}, {"layer_types": None, "rope_parameters": None}),
     "gemma3": (
         GEMMA3,
@@ -295,12 +302,12 @@ OLDER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-LIKE_OTHERS = {"granite_swa", "granitemoe", "exaone4, no window", "olmo2", "phi3, windowed"}
+LIKE_OTHERS = {"gemma", "granite_swa", "granitemoe", "exaone4, no window", "olmo2", "phi3, windowed"}
 """Variants whose differences from Llama are also those of other variants."""
 ROUNDED = [
     *("llama, yarn", "granite", "mistral", "ministral3", "qwen2, sliding", "qwen3, sliding", "seed_oss", "smollm3"),
     *("gemma2", "gemma3", "granite_swa", "olmo2", "olmo3", "ernie4_5", "hunyuan_v1_dense", "phi3, windowed"),
-    *("exaone4", "stablelm", "arcee"),
+    *("exaone4", "stablelm", "arcee", "gemma", "glm4"),
 ]
 ROUNDED_DAILY = [*ROUNDED[:10], "olmo3", "hunyuan_v1_dense"]
 
@@ -389,6 +396,10 @@ def test_text_model_of_a_multimodal_model_matches(
         ("exaone4", {"layer_types": None, "sliding_window_pattern": "LX"}, "sliding_window_pattern"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
         ("stablelm", {"use_parallel_residual": True}, "use_parallel_residual"),
+        ("glm4", {"hidden_act": "gelu"}, "hidden_act"),
+        ("gemma", {"hidden_act": "silu"}, "hidden_act"),
+        ("gemma", {"hidden_activation": "gelu"}, "hidden_activation"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation"),

@@ -84,8 +84,8 @@ class Attention:
         self._rope = rope
         self._temperature = temperature
         query_rows, key_rows, value_rows = queries.times(head_dim), kv.times(head_dim), kv.times(head_dim)
-        if interleaved:  # the kernels rotate the first half of a head with the second half
-            query_rows, key_rows = query_rows.halved(head_dim), key_rows.halved(head_dim)
+        if interleaved:  # the kernels rotate the first half of the rotated numbers of a head with the second half
+            query_rows, key_rows = (rows.halved(head_dim, rope.rotated) for rows in (query_rows, key_rows))
         outputs = {f"{prefix}.q_proj": query_rows}
         if not shares_kv:
             outputs[f"{prefix}.k_proj"] = key_rows

@@ -95,6 +95,7 @@ class Rope:
             if factors.shape != frequencies.shape:
                 raise ModelFileError(f"{len(factors)} rope factors for {len(frequencies)} frequencies")
             frequencies /= factors.cpu().double()  # MPS has no float64
+        self.rotated = rope_dim  # R, the number of rotated numbers of each head
         self._ops = ops
         self._frequencies = frequencies.float().to(ops.device)
         self._axes = _axes(settings, rope_dim // 2).to(ops.device)

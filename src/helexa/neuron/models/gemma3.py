@@ -1,6 +1,6 @@
-"""Gemma 2 and Gemma 3, text models only.
+"""Gemma 1 to 3, text models only.
 
-References: transformers `modeling_gemma2`, `modeling_gemma3`.
+References: transformers `modeling_gemma`, `modeling_gemma2`, `modeling_gemma3`.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,41 @@ from helexa.neuron.tensors import Tensor
 _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
-class Gemma2(Llama):
-    """Llama with norms around attention and MLP, sliding windows and soft caps."""
+class Gemma(Llama):
+    """Llama with norms that multiply by `1 + w`, and a factor on the embeddings."""
+
+    defaults: ClassVar = {
+        "hidden_size": 3072,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    }
+    # The released models say "gelu", and transformers reads it as the approximation.
+    supported: ClassVar = {
+        "hidden_act": (None, "gelu", "gelu_pytorch_tanh"),
+        "hidden_activation": (None, "gelu_pytorch_tanh"),
+    }
+    half = False
+    norm_offset = 1.0
+    act = "gelu_tanh"
+
+    def prepare(self) -> None:
+        """Compute the factor of the embeddings, after the work of `Llama.prepare`."""
+        super().prepare()
+        self._factor = float(tensors.tensor(self.settings.hidden**0.5, dtype=self.loader.ops.dtype))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings of T token ids times sqrt(H), as float32 [T, H]."""
+        # The square root is rounded to the activation dtype, because the model was trained with the rounded factor.
+        return self.embedding(tokens, self._factor)
+
+
+class Gemma2(Gemma):
+    """Gemma 1 with norms around attention and MLP, sliding windows and soft caps."""
 
     defaults: ClassVar = {
         "hidden_size": 2304,
@@ -36,14 +69,6 @@ class Gemma2(Llama):
     implemented = ("attn_logit_softcapping", "final_logit_softcapping")
     supported: ClassVar = {"hidden_activation": (None, "gelu_pytorch_tanh")}
     types = ("full_attention", "sliding_attention")
-    half = False
-    norm_offset = 1.0
-    act = "gelu_tanh"
-
-    def prepare(self) -> None:
-        """Compute the factor of the embeddings, after the work of `Llama.prepare`."""
-        super().prepare()
-        self._factor = float(tensors.tensor(self.settings.hidden**0.5, dtype=self.loader.ops.dtype))
 
     def layer_type(self, index: int) -> str:
         """Return the type of layer `index`: full attention at a fixed interval."""
@@ -62,11 +87,6 @@ class Gemma2(Llama):
             self.norm(f"{prefix}.post_feedforward_layernorm"),
         )
         return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms, post_norms)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of T token ids times sqrt(H), as float32 [T, H]."""
-        # The square root is rounded to the activation dtype, because the model was trained with the rounded factor.
-        return self.embedding(tokens, self._factor)
 
 
 class Gemma3(Gemma2):

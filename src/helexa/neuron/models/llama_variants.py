@@ -1,7 +1,8 @@
 """Architectures that differ from Llama in a few lines, such as Mistral and Phi-3.
 
 References: transformers `modeling_mistral`, `modeling_ministral3`, `modeling_ernie4_5`, `modeling_seed_oss`,
-`modeling_arcee`, `modeling_hunyuan_v1_dense`, `modeling_phi3`, `modeling_smollm3`, `modeling_stablelm`.
+`modeling_arcee`, `modeling_hunyuan_v1_dense`, `modeling_phi3`, `modeling_smollm3`, `modeling_stablelm`,
+`modeling_glm4`.
 """
 
 import re
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.attention import QkNorms
-from helexa.neuron.layers.block import SquaredReluMlp
+from helexa.neuron.layers.block import Block, SquaredReluMlp
 from helexa.neuron.layers.rope import Rope, no_rotation, query_temperature
 from helexa.neuron.models.llama import ATTENTION_BIAS, Llama
 from helexa.neuron.models.settings import TensorNames
@@ -232,3 +233,29 @@ class StableLm(Llama):
         loader, width = self.loader, self.settings.hidden
         weight, bias = (loader.vector(f"{name}.{kind}", width) for kind in ("weight", "bias"))
         return loader.ops.layer_norm(weight, bias, self.settings.eps)
+
+
+class Glm4(Llama):
+    """Llama with norms around attention and MLP, which rotates half of each head.
+
+    It rotates adjacent numbers.
+    """
+
+    defaults: ClassVar = {
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1.5625e-7,
+    }
+    half = False
+    interleaved = True
+
+    def block(self, index: int, prefix: str) -> Block:
+        """Return the decoder layer `index`, with norms around attention and MLP."""
+        before = ("input_layernorm", "post_attention_layernorm")
+        after = ("post_self_attn_layernorm", "post_mlp_layernorm")
+        norms, post_norms = (
+            (self.norm(f"{prefix}.{first}"), self.norm(f"{prefix}.{second}")) for first, second in (before, after)
+        )
+        return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms, post_norms)

@@ -48,6 +48,7 @@ class RowRange:
     # number of rows of a head if the even rows of each head come first, then its odd rows; 0 for the order of the
     # tensor
     head: int = 0
+    rotated: int = 0  # number of the first rows of a head that have this order
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -61,11 +62,18 @@ class RowRange:
     def numbers(self) -> NDArray[np.int64]:
         """The numbers of the rows, in the order of the range."""
         numbers = np.arange(self.start, self.stop)
-        return numbers.reshape(-1, self.head // 2, 2).swapaxes(1, 2).ravel() if self.head else numbers
+        if not self.head:
+            return numbers
+        heads = numbers.reshape(-1, self.head)
+        pairs = heads[:, : self.rotated].reshape(len(heads), -1, 2).swapaxes(1, 2).reshape(len(heads), -1)
+        return np.concatenate((pairs, heads[:, self.rotated :]), axis=1).ravel()
 
-    def halved(self, head: int) -> "RowRange":
-        """Return the range with the even rows of each head of `head` rows first."""
-        return RowRange(self.start, self.stop, self.total, head)
+    def halved(self, head: int, rotated: int) -> "RowRange":
+        """Return the range with the even rows of each head of `head` rows first.
+
+        Only the first `rotated` rows of each head are reordered.
+        """
+        return RowRange(self.start, self.stop, self.total, head, rotated)
 
     def times(self, size: int, offset: int = 0, total: int = 0) -> "RowRange":
         """Return the range in a tensor with `size` adjacent rows per row of this range.
@@ -73,7 +81,7 @@ class RowRange:
         The tensor may have `offset` rows before them and `total` rows altogether.
         """
         start, stop = offset + self.start * size, offset + self.stop * size
-        return RowRange(start, stop, total or self.total * size, self.head)
+        return RowRange(start, stop, total or self.total * size, self.head, self.rotated)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForImageTextToText
 
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup
@@ -82,6 +83,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "seed_oss": UNEVEN | {"model_type": "seed_oss"},
     "arcee": UNEVEN | {"model_type": "arcee"},
     "smollm3": SHAPE | {"model_type": "smollm3", "pad_token_id": None, "num_hidden_layers": 5},
+    "gemma": SHAPE | {"model_type": "gemma", "num_key_value_heads": 1},
     "gemma2": SHAPE | {"model_type": "gemma2", "sliding_window": 40, "attn_logit_softcapping": 0.5},
     "gemma3": SHAPE | {"model_type": "gemma3_text", "sliding_window": 40, "query_pre_attn_scalar": 32},
     "gemma4": GEMMA4
@@ -144,10 +146,68 @@ MODELS |= {
     "ernie4_5": UNEVEN | {"model_type": "ernie4_5"},
     "hunyuan_v1_dense": UNEVEN | {"model_type": "hunyuan_v1_dense"},
     "phi3": UNEVEN | {"model_type": "phi3", "pad_token_id": None},
+    "glm4": UNEVEN
+    | {
+        "model_type": "glm4",
+        "pad_token_id": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
     "stablelm": UNEVEN | {"model_type": "stablelm", "num_attention_heads": 3},
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 48,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+}
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+MODELS |= {
+    "olmo2": UNEVEN | {"model_type": "olmo2", "pad_token_id": None},
+    "granitemoeshared": UNEVEN
+    | {
+        "model_type": "granitemoeshared",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "shared_intermediate_size": 48,
+    },
+    "ernie4_5_moe": UNEVEN
+    | {"model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 48},
+    "glm4_moe": UNEVEN
+    | {
+        "model_type": "glm4_moe",
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "use_qk_norm": True,
+    },
+    "glm4_moe_lite": SHAPE | LATENT | {"model_type": "glm4_moe_lite", "q_lora_rank": 48},
+    "deepseek_v2": SHAPE | LATENT | {"model_type": "deepseek_v2", "q_lora_rank": None},
+    "muse_glimmer": {
+        "auto": AutoModelForImageTextToText,
+        "model_type": "muse_glimmer",
+        "text_config": UNEVEN | {"model_type": "muse_glimmer_text", "num_hidden_layers": 4, "sliding_window": 40},
+        "vision_config": VISION,
+        "out_hidden_size": 128,
+        "projector_hidden_size": 32,
+    },
+}
 LIKE_OTHERS = {
+    "olmo2",
+    "granitemoeshared",
+    "ernie4_5_moe",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "deepseek_v2",
+    "muse_glimmer",
     "arcee",
+    "gemma",
+    "glm4",
     "gemma2",
     "ernie4_5",
     "exaone4",

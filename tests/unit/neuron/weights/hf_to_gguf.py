@@ -39,6 +39,7 @@ ARCHITECTURES = {
     "nemotron_h": "nemotron_h",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
+    "glm4": "glm4",
     "glm4_moe": "glm4moe",
     "ernie4_5_moe": "ernie4_5-moe",
     "glm4_moe_lite": "deepseek2",
@@ -46,6 +47,7 @@ ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "muse_glimmer_text": "muse-glimmer",
+    "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
@@ -130,6 +132,7 @@ NAMES = [
 _POST_NORMS = {"post_attention": "post_attention", "post_feedforward": "post_ffw"}
 NORMS = {
     "olmo2": _POST_NORMS,
+    "glm4": {"post_attention": "ffn", "post_self_attn": "post_attention", "post_mlp": "post_ffw"},
     "exaone4": _POST_NORMS,
     "muse-glimmer": {"post_attention": "post_attention", "pre_feedforward": "ffn", "post_feedforward": "post_ffw"},
     "gemma2": {"post_attention": "post_attention", "pre_feedforward": "ffn", "post_feedforward": "post_ffw"},
@@ -426,7 +429,8 @@ def changed(architecture: str, config: PreTrainedConfig, name: str, tensor: Tens
         return tensor.squeeze(1)
     if architecture == "muse-glimmer" and name.endswith("layernorm.weight"):
         return tensor + 1
-    if architecture in ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe") and name.endswith("norm.weight"):
+    shifted = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
+    if architecture in shifted and name.endswith("norm.weight"):
         return tensor if name.endswith("linear_attn.norm.weight") else tensor + 1
     return tensor[0] if name.endswith(("shared_expert_gate.weight", "moe_statics.e_score_correction_bias")) else tensor
 

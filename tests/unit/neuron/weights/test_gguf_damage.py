@@ -15,7 +15,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.formats import GroupwiseTensor
 from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
 from neuron.weights.hf_to_gguf import write_model
-from neuron.weights.test_gguf_families import tiny
+from neuron.weights.test_gguf_families import FAMILIES, tiny
 from nightly import daily
 
 CASES = 150
@@ -50,10 +50,9 @@ def damaged(original: bytes, header: int, chance: random.Random) -> bytes:
 
 
 OFTEN = ("llama", "qwen3_5_text", "gemma3_text", "gpt_oss")
-NEWER = ("gemma4_text", "deepseek_v3", "glm4_moe", "lfm2_moe", "nemotron_h", "ministral3")
 
 
-@pytest.mark.parametrize("kind", daily(OFTEN, [*OFTEN, *NEWER]))
+@pytest.mark.parametrize("kind", daily(OFTEN, FAMILIES.keys() - {"glm4_moe_lite"}))
 def test_damaged_files_load_or_are_rejected(kind: str, tmp_path: Path) -> None:
     original = write_model(tmp_path / "original.gguf", *tiny(kind), some_strings).read_bytes()
     header = min(int(tensor.data_offset) for tensor in gguf.GGUFReader(tmp_path / "original.gguf").tensors)

@@ -108,6 +108,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "attention_multiplier": 0.25}
     | {"num_local_experts": 4, "shared_intermediate_size": 32, "position_embedding_type": "nope"},
     "nemotron_h": SHAPE | MAMBA | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+    "gemma": SHAPE,
+    "glm4": SHAPE
+    | {
+        "pad_token_id": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
     "gemma2": SHAPE | {"sliding_window": 48, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 20.0},
     "gemma3_text": SHAPE | {"num_hidden_layers": 7, "sliding_window": 48, "query_pre_attn_scalar": 32},
     "gemma4_text": SHAPE

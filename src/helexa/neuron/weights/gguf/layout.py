@@ -79,6 +79,7 @@ _NORM = {"ffn_norm": "post_attention_layernorm"}
 _LATER_NORM = {"post_attention_norm": "post_attention_layernorm"}
 _FOUR_NORMS = {"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm", **_LATER_NORM}
 _POST_NORMS = {"post_ffw_norm": "post_feedforward_layernorm", **_LATER_NORM}
+_GLM4 = {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _HUNYUAN = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 _LFM2 = {
@@ -200,6 +201,7 @@ _LAYER: dict[str, Mapping[str, str]] = {
     "qwen35moe": _ATTENTION | _LATER_NORM | _EXPERTS | _LINEAR,
     "lfm2": _ATTENTION | _LFM2,
     "lfm2moe": _ATTENTION | _LFM2 | _LFM2_MOE,
+    "glm4": _ATTENTION | _NORM | _GLM4 | _DENSE | _FUSED,
     "glm4moe": _ATTENTION | _LATER_NORM | _DENSE | _EXPERTS | _SHARED_EXPERTS,
     "ernie4_5-moe": _ATTENTION
     | _NORM
@@ -213,6 +215,7 @@ _LAYER: dict[str, Mapping[str, str]] = {
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": _NEMOTRON,
     "muse-glimmer": _ATTENTION | _FOUR_NORMS | _DENSE | {"attn_gate": "self_attn.gate_proj"},
+    "gemma": _ATTENTION | _NORM | _DENSE,
     "gemma2": _ATTENTION | _FOUR_NORMS | _DENSE,
     "gemma3": _ATTENTION | _FOUR_NORMS | _DENSE,
     "gemma4": _ATTENTION | _FOUR_NORMS | _DENSE | _GEMMA4,
@@ -223,7 +226,7 @@ _NAME = re.compile(r"blk\.(?P<layer>0|[1-9]\d{0,5})\.(?P<stem>[\w.]+?)(?P<kind>\
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.", re.ASCII)
 
 _ROUND_ROBIN_HEADS = {"qwen35", "qwen35moe"}
-_SHIFTED_NORMS = {"gemma2", "gemma3", "qwen3next", *_ROUND_ROBIN_HEADS}
+_SHIFTED_NORMS = {"gemma", "gemma2", "gemma3", "qwen3next", *_ROUND_ROBIN_HEADS}
 _FLAT = re.compile(r"\.(?:mixer|mamba)\.(?:A_log|D|norm\.weight)$")  # vectors that are matrices in the file
 _LAYER_PREFIX = re.compile(r"model\.layers\.\d+\.", re.ASCII)
 
@@ -270,8 +273,8 @@ class GgufLayout:
 
     * llama, arcee, mistral3, muse-glimmer, smollm3 and the Granite models: the rows of q and k are interleaved in pairs
       for ggml's rotary embedding.
-    * gemma2, gemma3, qwen3next, qwen35, qwen35moe: the weights of norms are stored as `1 + w`, except the norm inside
-      linear attention. muse-glimmer: only the norms before and after attention and feed-forward layer.
+    * gemma, gemma2, gemma3, qwen3next, qwen35, qwen35moe: the weights of norms are stored as `1 + w`, except the norm
+      inside linear attention. muse-glimmer: only the norms before and after attention and feed-forward layer.
     * Linear attention, Mamba-2: `A_log` is stored as `-exp(A_log)`.
     * Mamba-2: `A_log` and `D` are matrices with one column, and the norm has one row per group.
     * Linear attention, Mamba-2, lfm2: the convolution weight lacks the middle dimension of size 1.
