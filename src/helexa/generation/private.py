@@ -50,7 +50,8 @@ from helexa.neuron.sources.sources import Sources
 from helexa.neuron.weights.gguf.files import part_names
 from helexa.neuron.weights.quant_policy import share_left
 
-if TYPE_CHECKING:  # modules that are imported while an engine loads, or only for options that need validation
+if TYPE_CHECKING:  # modules that are imported while an engine loads, or only for values that need validation
+    from helexa.core.wire.openai_chat import ChatRequest
     from helexa.neuron.config import NeuronConfig
     from helexa.neuron.lifecycle.served_model import ServedModel
 
@@ -296,13 +297,13 @@ class PrivateTarget:
 
     async def run(self, request: Request) -> AsyncGenerator[Event, None]:
         """Run a request in the engine, and yield the events of the response; see `Target`."""
-        from helexa.core.wire.openai_chat import ChatRequest
         from helexa.neuron.requests.inference import converse
+        from helexa.neuron.requests.text_chat import TextChat
 
         try:
             model = self._required()
             body = {"max_tokens": model.context_length, **request.body(self.model)}
-            events = await converse(model, ChatRequest.from_value(body), _PRINCIPAL)
+            events = await converse(model, TextChat.of(body) or _chat_request(body), _PRINCIPAL)
             async with aclosing(events):
                 async for event in events:
                     if isinstance(event, Failed):
@@ -358,8 +359,14 @@ class PrivateTarget:
 
 
 def _import_request_modules() -> None:
-    import helexa.core.wire.openai_chat
-    import helexa.neuron.requests.inference  # noqa: F401
+    import helexa.neuron.requests.inference
+    import helexa.neuron.requests.text_chat  # noqa: F401
+
+
+def _chat_request(body: dict[str, Any]) -> "ChatRequest":
+    from helexa.core.wire.openai_chat import ChatRequest  # needs pydantic, which is slow to import
+
+    return ChatRequest.from_value(body)
 
 
 def _weight_bytes(model: Path, quant: str | None) -> int:

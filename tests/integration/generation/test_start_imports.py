@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 SERVER = {"starlette", "anyio", "helexa.http", "helexa.cortex", "helexa.neuron.routes", "helexa.neuron.server"}
 OTHER_PROCESSES = {"tokenizers", "jinja2", "llguidance", "numpy", "PIL"}
@@ -87,3 +88,12 @@ def test_list_of_models_imports_no_gateway_and_no_commands_of_servers() -> None:
 def test_command_that_generates_imports_no_messages_of_engines_before_it_starts_processes() -> None:
     modules = imported("import helexa.cli.commands.generate")
     assert modules & {"pydantic", "orjson", "msgspec", "helexa.neuron.engine.ipc.messages"} == set()
+
+
+def test_private_engine_answers_a_text_without_pydantic(smollm2_gguf: Path) -> None:
+    program = (
+        f"import helexa; completion = helexa.generate('Hello', model={str(smollm2_gguf)!r}, target='private', "
+        "max_tokens=1, temperature=0.5)\n"
+        "assert completion.usage.completion == 1"
+    )
+    assert imported(program) & {"pydantic", "pydantic_core", "helexa.core.wire.request", "helexa.core.fleet"} == set()

@@ -9,13 +9,16 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from helexa.core.display import memory_text
 from helexa.core.errors import ApiError, overloaded
-from helexa.core.fleet import ModelLoad
 from helexa.neuron.admission.fair_queue import ANONYMOUS, FairQueue, Limits, Reason, Ticket, share_of
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.options import AdmissionOptions
+
+if TYPE_CHECKING:
+    from helexa.core.fleet import ModelLoad
 
 _OUTPUT_TOKENS = 256  # output tokens for which a request reserves memory; requests with longer output may be preempted
 
@@ -92,8 +95,10 @@ class Admission:
         self._closed = error
         self._settle(self._queue.close())
 
-    def load(self, model: str) -> ModelLoad:
+    def load(self, model: str) -> "ModelLoad":
         """Return the admission counts and KV memory; other fields keep their defaults."""
+        from helexa.core.fleet import ModelLoad  # needs pydantic, which private engines do not import
+
         queue, limits = self._queue, self._queue.limits
         self._update_free_pages()
         return ModelLoad(

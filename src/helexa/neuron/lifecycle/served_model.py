@@ -4,11 +4,10 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from helexa.core.display import memory_text
 from helexa.core.errors import service_unavailable
-from helexa.core.fleet import Limit, ModelInfo, ModelLoad, ModelStatus, Servable
 from helexa.core.load_options import LoadOptions
 from helexa.neuron.admission.admission import Admission
 from helexa.neuron.engine.ipc.messages import Ready, Timing
@@ -18,6 +17,7 @@ from helexa.neuron.options import ContextLimitOptions, TorchOptions
 from helexa.neuron.text.model_text import ModelText
 
 if TYPE_CHECKING:
+    from helexa.core.fleet import ModelInfo, ModelLoad, ModelStatus, Servable
     from helexa.neuron.vision.model_vision import ModelVision
 
 
@@ -72,11 +72,16 @@ class Measurements:
     tok_s_prefill: float = 0.0  # measured prefill rate in prompt tokens per second; 0 before the first measurement
 
 
-def context_limit(engine: EngineProperties, measurements: Measurements, settings: ContextLimitOptions) -> Limit:
-    """Return the limits of context, prompt (`input`) and `output`, in tokens.
+class TokenLimits(NamedTuple):
+    """Maximum numbers of tokens of a request; see `helexa.core.fleet.Limit`, which needs pydantic."""
 
-    `input` is `context` minus `output`. A `context` of 0 means that there is no memory for any request.
-    """
+    context: int  # 0 if there is no memory for any request
+    input: int  # tokens of the prompt: `context` minus `output`
+    output: int
+
+
+def context_limit(engine: EngineProperties, measurements: Measurements, settings: ContextLimitOptions) -> TokenLimits:
+    """Return the current limits of a model's requests."""
     context = min(engine.context, _cached_positions(engine, measurements.missing_bytes))
     if settings.enabled:
         context = min(context, rate_ceiling(engine, measurements, settings))
@@ -84,7 +89,7 @@ def context_limit(engine: EngineProperties, measurements: Measurements, settings
     if context > _STEP:
         context -= context % _STEP
     output = min(settings.output_reserve_tokens, context // _OUTPUT_PART)
-    return Limit(context=context, input=context - output, output=output)
+    return TokenLimits(context, context - output, output)
 
 
 def rate_ceiling(engine: EngineProperties, measurements: Measurements, settings: ContextLimitOptions) -> int:
@@ -204,30 +209,40 @@ class ServedModel:
         return self._context_limit.default_output_tokens
 
     @property
-    def limit(self) -> Limit:
+    def limit(self) -> TokenLimits:
         """Current limits of a request's prompt and output, in tokens."""
         measurements = Measurements(self.engine.missing_bytes, self._steady_rate.rate)
         return context_limit(self._engine_properties, measurements, self._context_limit)
 
     @property
-    def servable(self) -> Servable:
+    def servable(self) -> "Servable":
         """Whether the model could serve a small request now, and if not, why."""
-        if not self.engine.alive:
-            return Servable(ok=False, reason="engine_down", detail="the model's engine is not running")
-        if self.limit.context == 0:
-            missing = self.engine.missing_bytes >> 20
-            detail = f"{memory_text(missing)} of the memory granted to the KV cache are in use by other programs"
-            return Servable(ok=False, reason="insufficient_memory", detail=detail)
-        return Servable(ok=True)
+        from helexa.core.fleet import Servable
+
+        reason, detail = self._why_unservable() or (None, None)
+        return Servable(ok=reason is None, reason=reason, detail=detail)
 
     def require_servable(self) -> None:
         """Raise an error if the model cannot serve any request now."""
-        servable = self.servable
-        if not servable.ok:
-            raise service_unavailable(f"model '{self.id}' cannot serve requests now: {servable.detail}", retry_after=5)
+        if (why := self._why_unservable()) is not None:
+            raise service_unavailable(f"model '{self.id}' cannot serve requests now: {why[1]}", retry_after=5)
 
-    def info(self, status: ModelStatus = "loaded") -> ModelInfo:
+    def _why_unservable(self) -> tuple[str, str] | None:
+        """Return the reason, as an identifier and as text, why the model can serve no request now."""
+        if not self.engine.alive:
+            return "engine_down", "the model's engine is not running"
+        if self.limit.context == 0:
+            missing = memory_text(self.engine.missing_bytes >> 20)
+            return (
+                "insufficient_memory",
+                f"{missing} of the memory granted to the KV cache are in use by other programs",
+            )
+        return None
+
+    def info(self, status: "ModelStatus" = "loaded") -> "ModelInfo":
         """Return the model's entry in `GET /models` without waiting for the engine."""
+        from helexa.core.fleet import Limit, ModelInfo
+
         return ModelInfo(
             id=self.id,
             status=status,
@@ -239,13 +254,13 @@ class ServedModel:
             tensor_parallel=ranks if (ranks := self.engine.options.tensor_parallel) > 1 else None,
             pipeline_parallel=hosts if (hosts := self.engine.options.pipeline_parallel) > 1 else None,
             capabilities=["text"] if self.vision is None else ["text", "vision"],
-            limit=self.limit,
+            limit=Limit(**self.limit._asdict()),
             tool_call=self.text.capabilities.tool_call,
             reasoning=self.text.capabilities.reasoning,
             servable=self.servable,
         )
 
-    def load(self) -> ModelLoad:
+    def load(self) -> "ModelLoad":
         """Return the `GET /health` entry: requests, KV memory and token rates."""
         load, engine = self.admission.load(self.id), self.engine
         load.kv_pages_total, load.kv_pages_free = engine.ready.kv_pages, engine.free_pages

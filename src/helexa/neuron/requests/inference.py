@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,8 +18,6 @@ from helexa.core.errors import (
     service_unavailable,
 )
 from helexa.core.sampling import BOUNDS
-from helexa.core.wire.openai_chat import ChatRequest
-from helexa.core.wire.request import GenerationRequest
 from helexa.neuron.engine.ipc.messages import SamplingParams, TokenOutput
 from helexa.neuron.engine_client.client import TokenStream
 from helexa.neuron.events import ChoiceEvent, Failed, Finished, InferenceEvent, PromptCounted, Started
@@ -27,6 +26,11 @@ from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.requests.output_constraint import Constraint, chat_constraint, schemas_of
 from helexa.neuron.requests.prompt import NO_IMAGES, PartAt, PromptImages, cache_miss, chat_prompt, log_prompt
 from helexa.neuron.requests.request_record import RunRecorder, current
+
+if TYPE_CHECKING:  # pydantic models, which private engines need only for some requests
+    from helexa.core.wire.openai_chat import ChatRequest
+    from helexa.core.wire.request import GenerationRequest
+    from helexa.neuron.requests.text_chat import TextChat
 
 DEFAULT_TEMPERATURE = 0.7
 
@@ -47,7 +51,7 @@ _MOST_ACTIVE = 16  # largest number of concurrent runs of one request
 
 async def converse(
     model: ServedModel,
-    chat: ChatRequest,
+    chat: "ChatRequest | TextChat",
     principal: str,
     *,
     thinks: bool | None = None,
@@ -99,7 +103,7 @@ async def converse(
 def run(
     model: ServedModel,
     prompts: Sequence[list[int]],
-    request: GenerationRequest,
+    request: "GenerationRequest | TextChat",
     *,
     form: AnswerForm | None = None,
     constraint: Constraint | None = None,
@@ -140,7 +144,7 @@ def run(
 async def _run_choice(
     model: ServedModel,
     prompt: list[int],
-    request: GenerationRequest,
+    request: "GenerationRequest | TextChat",
     form: AnswerForm | None,
     constraint: Constraint | None,
     principal: str,
@@ -239,7 +243,7 @@ async def _run_choice(
         recorder.abandon(0 if outputs is None else outputs.unread)
 
 
-def _checked_limit(model: ServedModel, prompt: list[int], request: GenerationRequest) -> int:
+def _checked_limit(model: ServedModel, prompt: list[int], request: "GenerationRequest | TextChat") -> int:
     """Check the request against the model; return the output limit in tokens."""
     model.require_servable()
     limit = output_limit(prompt, request.output_limit, model.context_length, model.default_output)
@@ -271,7 +275,9 @@ def output_limit(prompt: list[int], requested: int | None, context_length: int, 
     return min((default or free) if requested is None else requested, free)
 
 
-def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], choice: int = 0) -> SamplingParams:
+def sampling_params(
+    request: "GenerationRequest | TextChat", defaults: Mapping[str, float], choice: int = 0
+) -> SamplingParams:
     """Return the sampling parameters for one answer.
 
     Each parameter is the request's value if set, else the model's default, else helexa's default.

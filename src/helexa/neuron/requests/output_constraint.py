@@ -4,11 +4,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from helexa.core.errors import unsupported_parameter
-from helexa.core.wire.openai_chat import ChatRequest
-from helexa.core.wire.request import AnswerShape, GenerationRequest
 from helexa.neuron.grammar import (
     after_reasoning,
     for_choice,
@@ -22,6 +20,11 @@ from helexa.neuron.grammar.calls import is_name
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.parsers.output import Tools
 
+if TYPE_CHECKING:  # pydantic models, which private engines need only for some requests
+    from helexa.core.wire.openai_chat import ChatRequest
+    from helexa.core.wire.request import AnswerShape, GenerationRequest
+    from helexa.neuron.requests.text_chat import TextChat
+
 
 @dataclass(frozen=True)
 class Constraint:
@@ -33,7 +36,7 @@ class Constraint:
     after_reasoning: str = ""
 
 
-async def completion_constraint(model: ServedModel, request: GenerationRequest) -> Constraint | None:
+async def completion_constraint(model: ServedModel, request: "GenerationRequest") -> Constraint | None:
     """Return a completion's constraint; None for unconstrained output.
 
     Raises:
@@ -47,7 +50,11 @@ async def completion_constraint(model: ServedModel, request: GenerationRequest) 
 
 
 async def chat_constraint(
-    model: ServedModel, chat: ChatRequest, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int], thinks: bool
+    model: ServedModel,
+    chat: "ChatRequest | TextChat",
+    tools: Sequence[Mapping[str, Any]],
+    prompt: Sequence[int],
+    thinks: bool,
 ) -> Constraint | None:
     """Return a chat's constraint; None for unconstrained output.
 
@@ -86,13 +93,13 @@ def _is_strict(function: Mapping[str, Any], forced: bool) -> bool:
     return forced if strict is None else bool(strict)
 
 
-def _shape_grammar(shape: AnswerShape) -> str:
+def _shape_grammar(shape: "AnswerShape") -> str:
     if shape.kind == "schema":
         return for_schema(shape.value, lenient=shape.lenient)
     return {"regex": for_regex, "choice": for_choice, "lark": for_lark}[shape.kind](shape.value)
 
 
-def _shape_constraint(model: ServedModel, shape: AnswerShape, prompt: Sequence[int], thinks: bool) -> Constraint:
+def _shape_constraint(model: ServedModel, shape: "AnswerShape", prompt: Sequence[int], thinks: bool) -> Constraint:
     grammar, token_id = _shape_grammar(shape), model.text.tokenizer.token_id
     known = model.text.output_format.tool_call_format
     if model.text.output_format.frames_calls:
@@ -103,7 +110,12 @@ def _shape_constraint(model: ServedModel, shape: AnswerShape, prompt: Sequence[i
 
 
 def _call_constraint(
-    model: ServedModel, chat: ChatRequest, tools: Tools, strict: frozenset[str], prompt: Sequence[int], thinks: bool
+    model: ServedModel,
+    chat: "ChatRequest | TextChat",
+    tools: Tools,
+    strict: frozenset[str],
+    prompt: Sequence[int],
+    thinks: bool,
 ) -> Constraint:
     tool_call_format = model.text.output_format.tool_call_format
     if tool_call_format is None:
@@ -137,7 +149,7 @@ def _with_reasoning(model: ServedModel, grammar: str, prompt: Sequence[int], thi
     return after_reasoning(grammar, formats.reasoning, begun=begun, token_id=model.text.tokenizer.token_id)
 
 
-def _after_closed_reasoning(model: ServedModel, chat: ChatRequest, tools: Tools) -> Constraint | None:
+def _after_closed_reasoning(model: ServedModel, chat: "ChatRequest | TextChat", tools: Tools) -> Constraint | None:
     """Return a constraint against reasoning after a closed reasoning, or None.
 
     Return None if the request limits no reasoning tokens, has no tools, or the output format needs no such constraint.

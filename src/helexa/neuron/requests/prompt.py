@@ -15,8 +15,6 @@ from helexa.core.errors import (
     vision_unsupported,
 )
 from helexa.core.logs import tell
-from helexa.core.wire.chat_message import IMAGE_PARTS, ChatMessage
-from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.reply import CacheMiss
 from helexa.neuron.engine.ipc.messages import PrefixMiss
 from helexa.neuron.lifecycle.served_model import ServedModel
@@ -30,6 +28,9 @@ from helexa.neuron.vision.layout import (
 )
 
 if TYPE_CHECKING:
+    from helexa.core.wire.chat_message import ChatMessage
+    from helexa.core.wire.openai_chat import ChatRequest
+    from helexa.neuron.requests.text_chat import TextChat, TextMessage
     from helexa.neuron.vision.model_vision import ModelVision, SharedImage
 
 
@@ -74,7 +75,7 @@ class Prompt(NamedTuple):
     part_at: PartAt | None = None
 
 
-async def chat_prompt(model: ServedModel, chat: ChatRequest, *, thinks: bool | None = None) -> Prompt:
+async def chat_prompt(model: ServedModel, chat: "ChatRequest | TextChat", *, thinks: bool | None = None) -> Prompt:
     """Render a conversation with the model's chat template and return the prompt.
 
     `Prompt.turn` is 0 for models without recurrent state, whose engines do not use it.
@@ -99,13 +100,17 @@ def thinking_variables(model: ServedModel, thinks: bool | None) -> dict[str, Any
     )
 
 
-async def prepared_images(model: ServedModel, messages: Sequence[ChatMessage]) -> "list[SharedImage]":
+async def prepared_images(model: ServedModel, messages: "Sequence[ChatMessage | TextMessage]") -> "list[SharedImage]":
     """Decode the images of a conversation; return their pixels in order.
 
     Raises:
         ApiError: 400: the model reads text only, or an image cannot be used. 503: the images of all requests need too
             much memory.
     """
+    if not any(message.has_image for message in messages):
+        return []
+    from helexa.core.wire.chat_message import IMAGE_PARTS
+
     parts = [
         (part, f"messages.{number}.content.{index}")
         for number, message in enumerate(messages)
@@ -113,8 +118,6 @@ async def prepared_images(model: ServedModel, messages: Sequence[ChatMessage]) -
         for index, part in enumerate(message.content)
         if part["type"] in IMAGE_PARTS
     ]
-    if not parts:
-        return []
     if model.vision is None:
         raise vision_unsupported(model.id)
     if len(parts) > MAX_IMAGES:
@@ -156,7 +159,7 @@ async def _prepared(vision: "ModelVision", part: Mapping[str, Any], field: str) 
 
 def rendered_prompt(
     model: ServedModel,
-    messages: Sequence[ChatMessage],
+    messages: "Sequence[ChatMessage | TextMessage]",
     tools: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
     images: "Sequence[SharedImage]",

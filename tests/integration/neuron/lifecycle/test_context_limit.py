@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa.core.fleet import Limit
 from helexa.neuron.config import ContextLimitConfig, read_config
 from helexa.neuron.lifecycle.served_model import (
     HOLD_SECONDS,
@@ -12,6 +11,7 @@ from helexa.neuron.lifecycle.served_model import (
     EngineProperties,
     Measurements,
     SteadyRate,
+    TokenLimits,
     context_limit,
 )
 
@@ -22,7 +22,7 @@ def engine_facts(context: int = 131072, pages: int = 4096, cpu: bool = False) ->
     return EngineProperties(context=context, pages=pages, page_size=64, page_bytes=PAGE_BYTES, cpu=cpu)
 
 
-def limit(engine: EngineProperties, missing: int = 0, rate: float = 0.0, **settings: object) -> Limit:
+def limit(engine: EngineProperties, missing: int = 0, rate: float = 0.0, **settings: object) -> TokenLimits:
     return context_limit(engine, Measurements(missing, rate), ContextLimitConfig.model_validate(settings))
 
 
@@ -54,10 +54,10 @@ def test_smallest_bound_is_the_limit(
 
 
 def test_output_share_of_the_context() -> None:
-    assert limit(engine_facts(65536)) == Limit(context=65536, input=57344, output=8192)
-    assert limit(engine_facts(8192)) == Limit(context=8192, input=6144, output=2048)
-    assert limit(engine_facts(8192), output_reserve_tokens=512) == Limit(context=8192, input=7680, output=512)
-    assert limit(engine_facts(8192), missing=10**9) == Limit(context=0, input=0, output=0)
+    assert limit(engine_facts(65536)) == TokenLimits(context=65536, input=57344, output=8192)
+    assert limit(engine_facts(8192)) == TokenLimits(context=8192, input=6144, output=2048)
+    assert limit(engine_facts(8192), output_reserve_tokens=512) == TokenLimits(context=8192, input=7680, output=512)
+    assert limit(engine_facts(8192), missing=10**9) == TokenLimits(context=0, input=0, output=0)
 
 
 @given(

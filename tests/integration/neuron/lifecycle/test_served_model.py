@@ -53,7 +53,8 @@ class Machine:
 
 def test_advertised_limits_are_enforced() -> None:
     model = scripted_model(answer("x"))
-    assert model.info().limit == model.limit == Limit(context=CONTEXT, input=CONTEXT * 3 // 4, output=CONTEXT // 4)
+    assert model.limit == (CONTEXT, CONTEXT * 3 // 4, CONTEXT // 4)
+    assert model.info().limit == Limit(context=CONTEXT, input=CONTEXT * 3 // 4, output=CONTEXT // 4)
     assert model.context_length == CONTEXT
     assert model.info().servable == Servable(ok=True)
 
@@ -63,7 +64,7 @@ async def test_requests_to_a_dead_engine_are_rejected() -> None:
     engine_of(model).alive = False
     assert model.servable == Servable(ok=False, reason="engine_down", detail="the model's engine is not running")
     with pytest.raises(ApiError) as refused:
-        await anext(run(model, [[1]], GenerationRequest(model="m")))
+        await anext(run(model, [[1]], GenerationRequest.from_value({"model": "m"})))
     assert (refused.value.status, refused.value.retry_after) == (503, 5)
 
 
