@@ -43,10 +43,10 @@ class MatrixStore:
         return None
 
     def add(self, name: str, matrix: Any) -> None:
-        """Add a matrix that was converted from the checkpoint, for the next `save`."""
+        """Add a matrix that was converted from the checkpoint, for `finish`."""
 
-    def save(self) -> object:
-        """Start to write the added matrices to disk in the background."""
+    def finish(self) -> object:
+        """End the load. The added matrices are written to disk in the background."""
         return None
 
 

@@ -155,7 +155,7 @@ class Build:
                 self.checkpoint, self.ops, lambda done: on_progress(done, total), store, self.policy, self.stage
             )
             model = self.architecture(self._config, loader)
-        store.save()
+        store.finish()
         return model
 
     def _part(self) -> str:

@@ -140,8 +140,7 @@ class NativeOps(Ops):
         key, version = f"{fingerprint(model)} {quant}", f"{self._library.layout} {loading_code_version()}"
         if part:
             key += f" {part}"
-        folder, threads = cache_root(None) / PACKED_FOLDER, tensors.get_num_threads()
-        return PackedStore(self._library, folder, key, threads, version, model_name(model))
+        return PackedStore(self._library, cache_root(None) / PACKED_FOLDER, key, version, model_name(model))
 
     def matrix(self, weight: Weight, quant_format: QuantFormat | None = None) -> PackedMatrix:
         quantized = None

@@ -4,9 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.ops.native import packed_store
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.packed import HugeMemory, PackedMatrix, pack
-from helexa.neuron.ops.native.packed_store import PackedStore, fingerprint
+from helexa.neuron.ops.native.packed_store import MappedWeights, PackedStore, fingerprint
 from neuron.ops import random_weights
 
 SHAPES = {"Q4_1": (48, 64), "Q6_K": (20, 512), "bfloat16": (17, 32), "IQ4_XS": (20, 256)}
@@ -25,6 +27,7 @@ SHAPES = {"Q4_1": (48, 64), "Q6_K": (20, 512), "bfloat16": (17, 32), "IQ4_XS": (
 def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_store, "_SMALLEST", 0)
     monkeypatch.setattr(packed_store, "_RESERVED", 0)
+    monkeypatch.setattr(packed_store, "_MOVE_AFTER_SECONDS", 0)
 
 
 @pytest.fixture
@@ -39,21 +42,29 @@ def saved(
 ) -> Path:
     """Save these matrices in a new store and return its file."""
     previous = set(folder.glob("*"))
-    store = PackedStore(library, folder, key, threads=2, version=version)
+    store = PackedStore(library, folder, key, version=version)
     for name, matrix in matrices.items():
         store.add(name, matrix)
-    thread = store.save()
+    thread = store.finish()
     assert thread is not None
     thread.join()
     (path,) = set(folder.glob("*")) - previous
     return path
 
 
+def saved_again(store: PackedStore, folder: Path) -> bool:
+    """Return whether `finish` changes the files."""
+    before = {path: path.stat().st_ino for path in folder.iterdir()}
+    if thread := store.finish():
+        thread.join()
+    return before != {path: path.stat().st_ino for path in folder.iterdir()}
+
+
 def test_saved_matrices_are_read_back(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
 ) -> None:
     saved(library, tmp_path, matrices)
-    store = PackedStore(library, tmp_path, "model", threads=2)
+    store = PackedStore(library, tmp_path, "model")
     for name, matrix in matrices.items():
         loaded = store.get(name, SHAPES[name])
         assert loaded is not None
@@ -61,14 +72,49 @@ def test_saved_matrices_are_read_back(
         assert loaded.number == matrix.number
     assert store.get("Q4_1", (48, 96)) is None
     assert store.get("Q5_K", (48, 64)) is None
-    assert store.save() is None, "it is on disk already"
+    assert not saved_again(store, tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no mremap")
+def test_mapped_weights_move_to_anonymous_memory_while_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_store, "_PART", 4 << 20)
+    content = np.random.default_rng(0).integers(0, 256, (11 << 20) + 12345, np.uint8)
+    (tmp_path / "weights").write_bytes(content.tobytes())
+    with (tmp_path / "weights").open("rb") as file:
+        mapped = MappedWeights(file, len(content))
+    mapped.populate()
+    ended, reads, differs = threading.Event(), 0, False
+
+    def read() -> None:
+        nonlocal reads, differs
+        while not ended.is_set() or not reads:
+            differs |= not np.array_equal(np.asarray(mapped.data), content)
+            reads += 1
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        assert mapped.move()
+    finally:
+        ended.set()
+        reader.join()
+    assert not differs
+    assert np.array_equal(np.asarray(mapped.data), content)
+    in_file = sum(
+        int(fields[0], 16) - int(start, 16)
+        for start, _, rest in (line.partition("-") for line in Path("/proc/self/maps").read_text().splitlines())
+        if (fields := rest.split())[-1] == str(tmp_path / "weights")
+    )
+    assert in_file < 4 << 20, "less than one huge page at each end"
 
 
 def test_other_model_or_layout_misses(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
 ) -> None:
     saved(library, tmp_path, matrices)
-    assert PackedStore(library, tmp_path, "other", threads=1).get("Q4_1", SHAPES["Q4_1"]) is None
+    assert PackedStore(library, tmp_path, "other").get("Q4_1", SHAPES["Q4_1"]) is None
 
 
 @pytest.mark.parametrize(
@@ -90,7 +136,7 @@ def test_damaged_file_is_ignored(
 ) -> None:
     path = saved(library, tmp_path, matrices)
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
-    assert PackedStore(library, tmp_path, "model", threads=1).get("Q4_1", SHAPES["Q4_1"]) is None
+    assert PackedStore(library, tmp_path, "model").get("Q4_1", SHAPES["Q4_1"]) is None
 
 
 def test_least_recently_used_file_is_evicted(
@@ -100,7 +146,7 @@ def test_least_recently_used_file_is_evicted(
     second = saved(library, tmp_path, matrices, "second")
     os.utime(first, (1, 1))
     os.utime(second, (2, 2))
-    PackedStore(library, tmp_path, "first", threads=1)  # marks the file as used
+    PackedStore(library, tmp_path, "first")  # marks the file as used
     monkeypatch.setattr(packed_store, "_LIMIT", int(first.stat().st_size * 2.5))
     third = saved(library, tmp_path, matrices, "third")
     assert set(tmp_path.iterdir()) == {first, third}
@@ -140,10 +186,10 @@ def test_files_take_a_tenth_of_the_disk_except_for_one_file(
     monkeypatch.setattr(packed_store.shutil, "disk_usage", lambda path: usage)
     saved(library, tmp_path, matrices, "first").unlink()
     first = saved(library, tmp_path, matrices, "first")
-    store = PackedStore(library, tmp_path, "second", threads=2)
+    store = PackedStore(library, tmp_path, "second")
     for name, matrix in matrices.items():
         store.add(name, matrix)
-    thread = store.save()
+    thread = store.finish()
     assert thread is not None
     thread.join()
     assert len(list(tmp_path.iterdir())) == 1 and not first.exists()
@@ -153,10 +199,10 @@ def test_store_without_enough_space_saves_nothing(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_store, "_LIMIT", 100)
-    store = PackedStore(library, tmp_path, "model", threads=1)
+    store = PackedStore(library, tmp_path, "model")
     for name, matrix in matrices.items():
         store.add(name, matrix)
-    thread = store.save()
+    thread = store.finish()
     assert thread is not None
     thread.join()
     assert list(tmp_path.iterdir()) == []
@@ -174,7 +220,7 @@ ops = NativeOps(native_kernels(), 1)
 store = ops.store(Path(sys.argv[1]))
 print(store.get("weight", (32, 64)) is not None)
 store.add("weight", ops.matrix(torch.ones(32, 64)))
-if thread := store.save():
+if thread := store.finish():
     thread.join()
 """
 
