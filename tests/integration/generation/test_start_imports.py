@@ -97,3 +97,13 @@ def test_private_engine_answers_a_text_without_pydantic(smollm2_gguf: Path) -> N
         "assert completion.usage.completion == 1"
     )
     assert imported(program) & {"pydantic", "pydantic_core", "helexa.core.wire.request", "helexa.core.fleet"} == set()
+
+
+def test_garbage_collector_does_not_run_during_the_imports_of_a_command() -> None:
+    program = (
+        "import gc; from helexa.__main__ import _OBJECTS; gc.set_threshold(_OBJECTS, 10, 10)\n"
+        "runs = sum(generation['collections'] for generation in gc.get_stats())\n"
+        "import helexa.cli.commands.generate, helexa.generation.private as private; private._import_request_modules()\n"
+        "assert sum(generation['collections'] for generation in gc.get_stats()) == runs"
+    )
+    assert "helexa.neuron.requests.inference" in imported(program)

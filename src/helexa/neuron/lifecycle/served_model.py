@@ -73,7 +73,10 @@ class Measurements:
 
 
 class TokenLimits(NamedTuple):
-    """Maximum numbers of tokens of a request; see `helexa.core.fleet.Limit`, which needs pydantic."""
+    """Maximum numbers of tokens of a request.
+
+    `helexa.core.fleet.Limit` has the same numbers, and needs pydantic.
+    """
 
     context: int  # 0 if there is no memory for any request
     input: int  # tokens of the prompt: `context` minus `output`
@@ -228,7 +231,7 @@ class ServedModel:
             raise service_unavailable(f"model '{self.id}' cannot serve requests now: {why[1]}", retry_after=5)
 
     def _why_unservable(self) -> tuple[str, str] | None:
-        """Return the reason, as an identifier and as text, why the model can serve no request now."""
+        """Return a reason code and a text if the model can serve no request now."""
         if not self.engine.alive:
             return "engine_down", "the model's engine is not running"
         if self.limit.context == 0:

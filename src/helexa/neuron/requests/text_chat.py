@@ -1,6 +1,7 @@
-"""Chat requests of private engines with plain texts and numbers only, which need no pydantic.
+"""Chat requests of private engines that need no validation by pydantic.
 
-The import of pydantic and of the models in `core.wire` takes a third of the caller's part of a start.
+They have only texts and numbers. The import of pydantic and of the models in `core.wire` takes a third of the caller's
+CPU time at a start.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,10 @@ class TextMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class TextChat(NumericSampling):
-    """A `ChatRequest` with text messages and sampling options. All other options have their defaults."""
+    """A `ChatRequest` with only text messages and sampling options.
+
+    All other options have their defaults.
+    """
 
     messages: tuple[TextMessage, ...]
     stream: bool = False
@@ -53,9 +57,10 @@ class TextChat(NumericSampling):
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> "TextChat | None":
-        """Return the request with the fields `body`; None if another field is set or a value is invalid.
+        """Return the request with the fields `body`, or None.
 
-        `ChatRequest` validates such a body, and says what is invalid.
+        The result is None if a field is not one of this class or its value is invalid. `ChatRequest` validates such a
+        body, and says what is invalid.
         """
         sampling: dict[str, float] = {}
         for name, value in body.items():

@@ -101,7 +101,10 @@ class PackedStore(MatrixStore):
         self._matrices[name] = matrix
 
     def finish(self) -> threading.Thread | None:
-        """Start and return a thread that writes the added matrices to disk, or moves those from disk to huge pages."""
+        """Start and return the thread that does the work after a load.
+
+        It writes the added matrices to disk, or moves the matrices from disk to huge pages.
+        """
         if self._mapped is not None:
             work = self._mapped.move_later
         elif sum(matrix.data.nbytes for matrix in self._matrices.values()) < _SMALLEST:
@@ -172,7 +175,7 @@ class PackedStore(MatrixStore):
 
 
 class MappedWeights:
-    """A mapped file of weights. Its pages can move to huge pages, while kernels read them.
+    """A mapped file of weights, which can move to huge pages while kernels read it.
 
     A copy at the start would take longer than all other work of a small model's load. Without huge pages, decoding
     takes 1 to 5 % longer.
