@@ -28,6 +28,7 @@ from helexa.neuron.engine.ipc.messages import EngineOptions
 DISK_MB = 20_000
 STREAM_TOKENS = 120
 POLL_SECONDS = 0.01
+SETTLE_SECONDS = 2.0
 COLD_THRESHOLD, READ_THRESHOLD, GAP_THRESHOLD = 0.05, 1.5, 1.1
 
 
@@ -38,12 +39,26 @@ def seconds_to_read(folder: Path) -> float:
     return time.perf_counter() - begin
 
 
+def bytes_on_disk(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.segment"))
+
+
+async def until_saved(folder: Path) -> None:
+    """Wait until an idle engine has saved its prompts. Its end would cut this off after two seconds."""
+    latest, size = -1, 0
+    while size != latest or not size:
+        latest = size
+        await asyncio.sleep(SETTLE_SECONDS)
+        size = bytes_on_disk(folder)
+
+
 async def restart(model: Path, options: EngineOptions, tokens: list[int], folder: Path) -> dict[str, float]:
     """Return the times to the first token of one round, in seconds."""
     async with engine(model, options) as client:
         require_context(client, len(tokens) + 1)
         cold = await ask(client, tokens, 1)
         memory = await ask(client, tokens, 1)
+        await until_saved(folder)
     read_secs = seconds_to_read(folder)
     async with engine(model, options) as client:
         disk = await ask(client, tokens, 1)
