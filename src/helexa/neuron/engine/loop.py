@@ -19,6 +19,7 @@ from helexa.neuron.engine.execution.device import (
     is_out_of_memory,
     release_frames,
 )
+from helexa.neuron.engine.execution.draft_head import HeadModel
 from helexa.neuron.engine.execution.draft_model import DraftModel
 from helexa.neuron.engine.execution.runner import ModelFacts, Runner
 from helexa.neuron.engine.execution.step_builder import build_step
@@ -81,8 +82,11 @@ class Steps:
         # dropped.
         self._overlap = overlap
         self._draft = None
-        if runner.draft is not None and runner.facts.drafts is not None:
-            self._draft = DraftModel(runner.draft, runner.facts.drafts, runner.facts.vocab_size)
+        limits, vocab_size = runner.facts.drafts, runner.facts.vocab_size
+        if limits is not None and runner.draft is not None:
+            self._draft = DraftModel(runner.draft, limits, vocab_size)
+        elif limits is not None and runner.draft_head is not None:
+            self._draft = HeadModel(runner.draft_head, limits, vocab_size)
         self._ahead: _Step | None = None
         self._strikes = OutOfMemoryCounter()
         self._read = 0.0  # time at which the results of the last step were read
@@ -118,7 +122,8 @@ class Steps:
         try:
             if self._draft is not None:
                 self._draft.add_drafts(plan, self._scheduler.planner.gate)
-            step = build_step(plan, self._runner.buckets, self._runner.encoder, self._scheduler.pages.windows)
+            tail = 0 if self._draft is None else self._draft.tail(plan)
+            step = build_step(plan, self._runner.buckets, self._runner.encoder, self._scheduler.pages.windows, tail)
             start_time = time.perf_counter()  # the step controller must not learn the time of encoding images
             expected = self._scheduler.expected_seconds(plan) if self._runner.counts_kernels else 0.0
             with heartbeat.step_of(expected):
@@ -160,6 +165,8 @@ class Steps:
             parts = self._scheduler.pages.parts(probe_sequence.pages[-1])
             if not self._runner.computes_finite_logits(parts, probe_sequence.slot):
                 raise ArithmeticError("the device computes no finite numbers any more")
+        if self._draft is not None:
+            self._draft.keep(plan, outcome.kept, self._scheduler.planner.gate)
         outputs = self._scheduler.commit(
             plan, outcome.tokens, seconds, outcome.logprobs, outcome.hidden, outcome.scores
         )

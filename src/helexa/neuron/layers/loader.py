@@ -54,6 +54,7 @@ class Loader:
         self._on_read = on_read
         self._read = 0
         self.matrix_bytes = 0  # total bytes of the matrices that this loader has returned
+        self.head_matrices: Sequence[Any] = ()  # the matrices of the output head, which a draft head shares
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -338,6 +339,7 @@ class Loader:
         """
         shares = embedding.shares
         matrices, bias = ([embedding.matrix], None) if tied else self.matrices({name: (shares.own,)}, inputs)
+        self.head_matrices = matrices
         own = [token - shares.own.start for token in suppressed if shares.own.start <= token < shares.own.stop]
         if cap is None:
             return self.gather_outputs(self.product(matrices, self._suppress(own, bias, len(shares.own))), shares)

@@ -3,13 +3,46 @@
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from helexa.core.errors import ModelFileError
+from helexa.neuron import tensors
 from helexa.neuron.layers.block import Block, Step, SublayerBlock
 from helexa.neuron.layers.loader import Loader
+from helexa.neuron.layers.parallel import Embedding
 from helexa.neuron.models.settings import NEUTRAL, Settings, TensorNames
 from helexa.neuron.ops.batch import AttentionShape, Batch
+from helexa.neuron.ops.operators import LinearOp
+from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor
+
+
+class KeptStates:
+    """Copies of the last hidden states of the last pass, for a draft head.
+
+    The copies have one row for each row in `Batch.sample_rows`. Their memory is fixed, so that captured graphs write to
+    it.
+
+    Args:
+        rows: maximum number of rows.
+        width: hidden size.
+    """
+
+    def __init__(self, ops: Ops, rows: int, width: int) -> None:
+        self._ops = ops
+        self._states = tensors.zeros(rows, width, device=ops.device)
+        self._rows = tensors.arange(rows, dtype=tensors.int32, device=ops.device)
+
+    def keep(self, hidden: Tensor) -> None:
+        """Copy the hidden states of all rows of `hidden`."""
+        if rows := hidden.shape[0]:
+            self._ops.choose_rows(hidden, self._rows[:rows], self._states[:rows])
+
+    def read(self, rows: int) -> NDArray[np.float32]:
+        """Return a copy of the hidden states of the last pass, [rows, width]."""
+        return np.array(self._states[:rows].cpu().numpy())
 
 
 class Decoder:
@@ -25,6 +58,7 @@ class Decoder:
         blocks: decoder layers of this stage, first to last.
         vocab_size: number of logits per row.
         bos_token: token at the beginning of sequences; 0 if the configuration has no valid `bos_token_id`.
+        kept: copies of hidden states for a draft head; None without a draft head.
     """
 
     # Whether some layers have a recurrent state, which every token changes and which cannot be rewound.
@@ -47,6 +81,8 @@ class Decoder:
     # settings.
     unneeded: str = r"(?!)"
     names: ClassVar[TensorNames] = TensorNames()  # Names of the tensors in checkpoints of this architecture
+
+    kept: KeptStates | None = None
 
     def __init_subclass__(cls) -> None:
         """Check that a model and its mixins do not set the same class attribute.
@@ -81,23 +117,39 @@ class Decoder:
         self.prepare()
         self._layers = loader.stage.layers(self.settings.layers)
         if loader.stage.is_first:
-            self.embedding = loader.embedding(self.names.embedding, self.settings.hidden)
+            self.embedding = self.read_embedding()
         self.blocks = [self.block(index, f"model.layers.{index}") for index in self._layers]
         layers = range(self.settings.layers)
         self._last_cached = max(index for index in layers if self.cache_layer(index) == index)
-        self.vocab_size = loader.vocab_size(self.names.embedding)
+        self.vocab_size = self.read_vocab_size()
         bos = config.get("bos_token_id")
         self.bos_token = bos if type(bos) is int and 0 <= bos < self.vocab_size else 0
         if loader.stage.is_first:
             self._norm = self.norm(self.names.norm)
-            tied = config.get("tie_word_embeddings")
-            # Tied anyway, the model would answer nonsense.
-            if tied is False and "lm_head.weight" not in loader:
-                raise ModelFileError("config: 'tie_word_embeddings' is false, but the tensor lm_head.weight is missing")
-            tied = tied or "lm_head.weight" not in loader
-            suppressed = self.settings.token_ids("suppress_tokens", self.vocab_size)
-            cap = self.settings.soft_cap("final_logit_softcapping")
-            self._head = loader.head("lm_head", self.embedding, tied, self.settings.hidden, suppressed, cap)
+            self._head = self.read_head()
+
+    def read_embedding(self) -> Embedding:
+        """Read the token embedding."""
+        return self.loader.embedding(self.names.embedding, self.settings.hidden)
+
+    def read_vocab_size(self) -> int:
+        """Return the number of logits per row from the header of the checkpoint."""
+        return self.loader.vocab_size(self.names.embedding)
+
+    def read_head(self) -> LinearOp:
+        """Read the output head.
+
+        Raises:
+            ModelFileError: the checkpoint has no output head, and the configuration says that it has one.
+        """
+        tied = self.settings.config.get("tie_word_embeddings")
+        # Tied anyway, the model would answer nonsense.
+        if tied is False and "lm_head.weight" not in self.loader:
+            raise ModelFileError("config: 'tie_word_embeddings' is false, but the tensor lm_head.weight is missing")
+        tied = tied or "lm_head.weight" not in self.loader
+        suppressed = self.settings.token_ids("suppress_tokens", self.vocab_size)
+        cap = self.settings.soft_cap("final_logit_softcapping")
+        return self.loader.head("lm_head", self.embedding, tied, self.settings.hidden, suppressed, cap)
 
     def prepare(self) -> None:
         """Check the settings, and create what all layers share, such as rotations."""
@@ -197,7 +249,10 @@ class Decoder:
                 delta[batch.embedding_rows] += batch.deepstack[index]
             heartbeat.beat()
         if stage.is_whole_model:
-            return self._norm(hidden, delta)
+            hidden = self._norm(hidden, delta)
+            if self.kept is not None:
+                self.kept.keep(hidden)
+            return hidden
         total = hidden if delta is None else hidden + delta
         hidden = stage.send(self.loader.ops, total, batch.sample_rows.shape[0])
         return self._norm(hidden) if stage.is_first else hidden

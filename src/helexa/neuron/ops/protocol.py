@@ -422,8 +422,12 @@ class Ops(ABC):
         ...
 
     @abstractmethod
-    def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return the S rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
+    def choose_rows(self, x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the S rows of x [T, H] with the indexes `rows` [S], as [S, H].
+
+        Args:
+            out: float32 [S, H], memory for the result; None for new memory.
+        """
         ...
 
     @abstractmethod

@@ -17,6 +17,7 @@ _TEXT = re.compile(
     r"(?:model\.language_model\.|language_model\.model\.|model\.text_model\.|backbone\.)(?P<rest>.+)|language_model\.(?P<head>lm_head\..+)"
 )
 _DRAFTING = re.compile(r"(?:model\.)?mtp[._]")  # multi-token prediction; text-only models may have it, too
+_HEAD = re.compile(r"(?:model\.)?mtp\.(?P<name>(?P<of_model>layers\.|norm\.)?.+)")
 _LAYER = re.compile(r"model\.layers\.(\d{1,6})\.", re.ASCII)
 _OTHER_MODALITIES = re.compile(
     r"(?:model\.)?(?:visual|vision\w*|audio\w*|multi_modal\w*|embed_(?:vision|audio)|connector|mlp1)\."
@@ -47,6 +48,15 @@ def text_tensor_names(names: Iterable[str], drafting: Container[int] = ()) -> di
     return stored_names
 
 
+def head_tensor_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the stored name of each tensor of the draft head, by its plain name.
+
+    The plain names are those of a model with one layer.
+    """
+    matches = ((name, _HEAD.fullmatch(name)) for name in names)
+    return {f"{'model.' if match['of_model'] else ''}{match['name']}": name for name, match in matches if match}
+
+
 def _drafting_layers(config: Mapping[str, Any]) -> range:
     """Return the indices of the multi-token prediction layers, after all others."""
     layers, more = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
@@ -71,9 +81,13 @@ def _plain_name(name: str) -> str | None:
 
 
 class SafetensorsCheckpoint:
-    """The `Checkpoint` of a folder with safetensors files and a `config.json`."""
+    """The `Checkpoint` of a folder with safetensors files and a `config.json`.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        head: whether to open the draft head of the model (`head_tensor_names`) in the place of the model.
+    """
+
+    def __init__(self, folder: Path, head: bool = False) -> None:
         """Read `config.json` and the headers of the `.safetensors` files in `folder`.
 
         Raises:
@@ -83,9 +97,12 @@ class SafetensorsCheckpoint:
         self.config: dict[str, Any] = text_config(read_json(folder / _CONFIG))
         tensors = file_tensors(folder)
         self._files = {tensor.file.path: tensor.file for tensor in tensors.values()}
-        self._stored_names = names = text_tensor_names(tensors, _drafting_layers(self.config))
+        self._stored_names = names = (
+            head_tensor_names(tensors) if head else text_tensor_names(tensors, _drafting_layers(self.config))
+        )
         skipped = tensors.keys() - names.values()
-        if skipped:
+        self.has_head = bool(skipped) and bool(head_tensor_names(skipped))  # whether the folder has a draft head, too
+        if skipped and not head:
             _log.info("%s: skipped tensors outside the text model: %s", folder.name, summarize_names(skipped))
         text = {name: tensors[stored] for name, stored in names.items()}
         self._tensors: dict[str, StoredTensor] = stored_tensors(text, self.config)

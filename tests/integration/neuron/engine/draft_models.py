@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from neuron.vision_model import write_tokenizer
@@ -36,7 +37,7 @@ def related_model(folder: Path, strength: float = 2.0, seed: int = 0, **settings
     """
     folder.mkdir(exist_ok=True)
     model = tiny_model(folder, seed=seed, **settings)
-    following = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(7))
+    following = related_tokens()
     with torch.no_grad():
         embedding = model.get_input_embeddings().weight
         embedding.normal_()
@@ -46,6 +47,11 @@ def related_model(folder: Path, strength: float = 2.0, seed: int = 0, **settings
     model.save_pretrained(folder, max_shard_size="50kB")
     write_tokenizer(folder)
     return model
+
+
+def related_tokens() -> Tensor:
+    """Return the token that `related_model` prefers after each token."""
+    return torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(7))
 
 
 def trained_model(folder: Path, steps: int, **settings: Any) -> None:

@@ -10,6 +10,7 @@ sequences share is thus shared in both caches. `ModelDrafter` records which posi
 
 import time
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -18,11 +19,32 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import sampling_of
 from helexa.neuron.engine.scheduling.draft_gate import DraftGate, DraftLimits, ModelDrafter
 from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
-from helexa.neuron.engine.step.step_input import StepInput, int32
+from helexa.neuron.engine.step.step_input import Float32, StepInput, int32
 from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
 from helexa.neuron.ops.sampling import Adjustments, Sampling
 
-_Span = tuple[Sequence, ModelDrafter, tuple[int, ...]]  # the drafts so far of a sequence
+Span = tuple[Sequence, ModelDrafter, tuple[int, ...]]  # the drafts so far of a sequence
+
+
+@dataclass(frozen=True)
+class CacheRows:
+    """The tokens of a sequence that a pass computes, and where their K and V are."""
+
+    tokens: list[int]
+    position: int  # position of the first token
+    start: int  # first position that the tokens attend to, which is the begin of a page
+    pages: list[int]  # pages of the positions from `start` on
+
+    @property
+    def end(self) -> int:
+        """The position after the last token."""
+        return self.position + len(self.tokens)
+
+    @property
+    def slots(self) -> list[int]:
+        """The slot of each token in the KV cache."""
+        positions = range(self.position, self.end)
+        return [self.pages[(p - self.start) // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in positions]
 
 
 class DraftModel:
@@ -39,6 +61,18 @@ class DraftModel:
         self._runner = runner
         self._vocab_size = vocab_size
 
+    def tail(self, plan: Plan) -> int:
+        """Return of how many tokens at the end of a prompt the hidden states are needed."""
+        return 0
+
+    def keep(self, plan: Plan, states: Float32 | None, gate: DraftGate) -> None:
+        """Keep the hidden states of a finished step, if the drafts depend on them.
+
+        Args:
+            plan: the plan of the step, which is not committed yet.
+            states: see `StepOutput.kept`.
+        """
+
     def add_drafts(self, plan: Plan, gate: DraftGate) -> None:
         """Add the drafts that `plan` asks for to its entries.
 
@@ -46,10 +80,11 @@ class DraftModel:
             gate: the gate, which learns the duration of each pass.
         """
         drafting = [entry for entry in plan if entry.open_drafts]
+        self.begin([entry.drafter for entry in drafting if isinstance(entry.drafter, ModelDrafter)])
         drafts: dict[int, tuple[int, ...]] = {entry.sequence.id: () for entry in drafting}
         passes = max((entry.open_drafts for entry in drafting), default=0)
         for done in range(passes):
-            spans: list[_Span] = []
+            spans: list[Span] = []
             for entry in drafting:
                 drafter = entry.drafter
                 assert isinstance(drafter, ModelDrafter)
@@ -57,76 +92,76 @@ class DraftModel:
                     drafter.passes = done + 1
                     spans.append((entry.sequence, drafter, drafts[entry.sequence.id]))
             if spans:
-                for (sequence, _, _), token in zip(spans, self._predict(spans, gate), strict=True):
+                for (sequence, _, _), token in zip(spans, self.predict(spans, gate), strict=True):
                     if token != NON_FINITE and token < self._vocab_size:
                         drafts[sequence.id] += (token,)
         for entry in drafting:
             self._finish(entry, drafts[entry.sequence.id])
 
-    def _predict(self, spans: Rows[_Span], gate: DraftGate) -> list[int]:
+    def begin(self, drafters: Rows[ModelDrafter]) -> None:
+        """Prepare the drafts of a step."""
+
+    def predict(self, spans: Rows[Span], gate: DraftGate) -> list[int]:
         """Return the next token of each sequence after its drafts so far."""
-        step = _step(spans, self._limits.vocab_size)
+        step = step_of([_rows(*span) for span in spans], sampling_for(spans, self._limits.vocab_size))
         begun = time.perf_counter()
         tokens = self._runner.launch(step).read().tokens
         gate.learn_pass(len(step.tokens), time.perf_counter() - begun)
         return tokens
 
+    def finish(self, sequence: Sequence, drafter: ModelDrafter) -> None:
+        """Record that all known tokens of a sequence are computed."""
+        drafter.end = len(sequence.tokens)
+
     def _finish(self, entry: PlanEntry, drafts: tuple[int, ...]) -> None:
         sequence, drafter = entry.sequence, entry.drafter
         assert isinstance(drafter, ModelDrafter)
-        drafter.end = len(sequence.tokens)
+        self.finish(sequence, drafter)
         if sequence.matcher is not None:
             drafts = sequence.matcher.fitting(drafts)
         entry.drafts, entry.open_drafts = drafts, 0
 
 
-def _step(spans: Rows[_Span], vocab_size: int) -> StepInput:
+def step_of(spans: Rows[CacheRows], sampling: Sampling) -> StepInput:
     """Return the input of the pass that yields the next draft of each sequence.
 
     The pass computes the tokens that are missing. The sampled tokens have the order of `spans`.
-
-    Args:
-        vocab_size: number of logits per row. Penalties of other tokens have no effect.
     """
-    inputs = [_inputs(*span) for span in spans]
-    order = sorted(range(len(spans)), key=lambda index: len(inputs[index]) > 1)  # spans of one row come first
-    tokens: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    ends: list[int] = []
-    last_rows = [0] * len(spans)
-    tables: list[list[int]] = []
-    prefixes: list[int] = []
-    for index in order:
-        sequence, drafter, drafts = spans[index]
-        end = len(sequence.tokens) + len(drafts)
-        begin = end - len(inputs[index])
-        tokens += inputs[index]
-        positions += range(begin, end)
-        slots += [sequence.pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(begin, end)]
-        ends.append(len(tokens))
-        last_rows[index] = len(tokens) - 1
-        prefixes.append(begin - drafter.start)
-        tables.append(sequence.pages[drafter.start // PAGE_SIZE : -(-end // PAGE_SIZE)])
+    order = order_of(spans)
+    ordered = [spans[index] for index in order]
+    ends = np.cumsum([len(rows.tokens) for rows in ordered])
+    last_rows = np.empty(len(spans), np.int32)
+    last_rows[order] = ends - 1
+    tables = [rows.pages[: -(-(rows.end - rows.start) // PAGE_SIZE)] for rows in ordered]
     pages = np.zeros((len(spans), max(map(len, tables))), np.int32)
     for row, table in zip(pages, tables, strict=True):
         row[: len(table)] = table
     starts = int32([0, *ends])
     return StepInput(
-        tokens=int32(tokens),
-        positions=int32(positions),
-        slots=int32(slots),
-        sample_rows=int32(last_rows),
+        tokens=int32([token for rows in ordered for token in rows.tokens]),
+        positions=int32([position for rows in ordered for position in range(rows.position, rows.end)]),
+        slots=int32([slot for rows in ordered for slot in rows.slots]),
+        sample_rows=last_rows,
         starts=starts,
-        prefixes=int32(prefixes),
+        prefixes=int32([rows.position - rows.start for rows in ordered]),
         settled=np.diff(starts),
         state_slots=np.zeros(len(spans), np.int32),
         pages=pages,
-        sampling=_sampling(spans, vocab_size),
+        sampling=sampling,
     )
 
 
-def _sampling(spans: Rows[_Span], vocab_size: int) -> Sampling:
+def order_of(spans: Rows[CacheRows]) -> list[int]:
+    """Return the order of the spans in a pass: spans of one row come first."""
+    return sorted(range(len(spans)), key=lambda index: len(spans[index].tokens) > 1)
+
+
+def sampling_for(spans: Rows[Span], vocab_size: int) -> Sampling:
+    """Return the sampling settings of the next draft of each sequence.
+
+    Args:
+        vocab_size: number of logits per row. Penalties of other tokens have no effect.
+    """
     sampling = sampling_of([(sequence, drafts) for sequence, _, drafts in spans])
     starts, tokens, values = msgspec.structs.astuple(sampling.adjustments)
     valid = tokens < vocab_size
@@ -136,6 +171,8 @@ def _sampling(spans: Rows[_Span], vocab_size: int) -> Sampling:
     return msgspec.structs.replace(sampling, logprobs={}, adjustments=adjustments)
 
 
-def _inputs(sequence: Sequence, drafter: ModelDrafter, drafts: tuple[int, ...]) -> list[int]:
-    """Return the tokens for the next pass: the missing tokens, or the latest draft."""
-    return [drafts[-1]] if drafts else sequence.tokens[drafter.end :]
+def _rows(sequence: Sequence, drafter: ModelDrafter, drafts: tuple[int, ...]) -> CacheRows:
+    """Return the rows of the next pass: the missing tokens, or the latest draft."""
+    tokens = [drafts[-1]] if drafts else sequence.tokens[drafter.end :]
+    first = len(sequence.tokens) + len(drafts) - len(tokens)
+    return CacheRows(tokens, first, drafter.start, sequence.pages[drafter.start // PAGE_SIZE :])

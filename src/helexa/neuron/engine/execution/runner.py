@@ -128,6 +128,7 @@ class Runner:
     facts: ModelFacts  # sizes of the model, set after loading
     encoder: ImageEncoder | None = None  # the encoder of images, set after loading; None if the model reads text only
     draft: "Runner | None" = None  # the runner of the draft model, set after loading; None without a draft model
+    draft_head: "Runner | None" = None  # the runner of the draft head, set after loading; None without a draft head
 
     def __init__(
         self,
@@ -166,6 +167,16 @@ class Runner:
             self.buckets = buckets(grant.sequences, drafting)
 
     @property
+    def model(self) -> Decoder:
+        """The part of the model of this process."""
+        return self._model
+
+    @property
+    def pages(self) -> int:
+        """Number of KV pages."""
+        return self._pages
+
+    @property
     def computes_alone(self) -> bool:
         """Whether no other process computes a part of the model."""
         return not self._others
@@ -187,11 +198,12 @@ class Runner:
         """
         last = None if after is None or after.sampled is None else after.sampled.tokens
         logits, sums, scores = self._compute_on_all_ranks(step, last)
+        kept = None if self._model.kept is None else self._model.kept.read(len(step.sample_rows))
         if step.sampling is None:
-            return StepInFlight(hidden=sums, scores=scores)
+            return StepInFlight(hidden=sums, scores=scores, kept=kept)
         sampled = Sampled(self.ops, logits, step.sampling, last)
         logprobs = Logprobs(self.ops, logits, step.sampling.logprobs, sampled.tokens)
-        return StepInFlight(sampled, logprobs, sums, scores)
+        return StepInFlight(sampled, logprobs, sums, scores, kept)
 
     @tensors.inference_mode()
     def follow(self, step: StepInput) -> None:

@@ -27,6 +27,7 @@ def build_step(
     buckets: Rows[Bucket] = (),
     encoder: ImageEncoder | None = None,
     windows: WindowPages | None = None,
+    tail: int = 0,
 ) -> StepInput:
     """Return the input of the step that `plan` describes.
 
@@ -35,6 +36,7 @@ def build_step(
         buckets: batch sizes for which graphs are captured. If the step fits into one, the input names this bucket.
         encoder: encoder of the images in the plan; None for a model that reads text only.
         windows: the window pages of the KV pages; None if all layers have the same pages.
+        tail: number of last tokens of each prompt whose hidden states a draft head needs; 0 without a draft head.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -69,7 +71,7 @@ def build_step(
             images.add(entry, start, encoder)
         ends.append(len(tokens))
         samples[sequence.id] = range(len(tokens) - len(drafts) - 1, len(tokens))
-        if hidden_range := _wanted(entry):
+        if hidden_range := wanted_states(entry, tail):
             hidden[sequence.id] = range(start + hidden_range.start - computed, start + hidden_range.stop - computed)
     sampling = [entry for entry in plan if entry.samples]
     pooled = [entry for entry in plan if entry.sequence.id in hidden] if hidden else []
@@ -87,7 +89,7 @@ def build_step(
         settled=int32([entry.count for entry in order]),
         state_slots=int32([entry.sequence.slot or 0 for entry in order]),
         pages=pages,
-        hidden=[_hidden_rows(entry) for entry in pooled],
+        hidden=[_hidden_rows(entry, tail) for entry in pooled],
         sampling=sampling_of(list(sampled_rows(sampling))) if sampling else None,
         restores=_copies((entry.restore, entry.sequence.slot) for entry in plan),
         saves=_copies((entry.sequence.slot, entry.save) for entry in plan),
@@ -157,14 +159,32 @@ def _presences(sequence: Sequence, drafts: tuple[int, ...]) -> _Cells:
     return tokens, np.asarray(p.presence_penalty + p.frequency_penalty * counts, np.float32)
 
 
-def _wanted(entry: PlanEntry) -> range:
+def wanted_states(entry: PlanEntry, tail: int) -> range:
+    """Return the positions of a plan entry whose hidden states are needed.
+
+    Rows that sample a token for a draft head are not included.
+
+    Args:
+        tail: see `build_step`.
+    """
     sequence = entry.sequence
-    return sequence.wanted(sequence.computed, sequence.computed + entry.count)
+    end = sequence.computed + entry.count
+    if may_keep(sequence) and not entry.decoding:
+        return range(max(len(sequence.tokens) - 1 - tail, sequence.computed), end - entry.samples) if tail else range(0)
+    return sequence.wanted(sequence.computed, end)
 
 
-def _hidden_rows(entry: PlanEntry) -> HiddenRows:
-    sequence, hidden_range = entry.sequence, _wanted(entry)
+def may_keep(sequence: Sequence) -> bool:
+    """Return whether a draft head may predict tokens of a sequence."""
+    others = sequence.pooled is None and sequence.request.prompt_logprobs is None
+    return others and sequence.images is None and sequence.request.max_tokens > 1
+
+
+def _hidden_rows(entry: PlanEntry, tail: int) -> HiddenRows:
+    sequence, hidden_range = entry.sequence, wanted_states(entry, tail)
     alternatives = sequence.request.prompt_logprobs
+    if may_keep(sequence):
+        return HiddenRows(sequence.id, len(hidden_range), kept=True)
     if sequence.pooled is not None or alternatives is None:
         return HiddenRows(sequence.id, len(hidden_range))
     next_tokens = int32(sequence.tokens[hidden_range.start + 1 : hidden_range.stop + 1])

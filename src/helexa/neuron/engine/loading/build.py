@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -25,7 +25,7 @@ from helexa.neuron.models import model_class
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.models.settings import SERVED_CONTEXT
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.weights.checkpoint import open_checkpoint
+from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 
 _log = logging.getLogger("helexa.neuron.engine")
 # Time limit of an exchange over gloo or NCCL, by type of device. The server's limit for steps is usually shorter.
@@ -48,17 +48,17 @@ class Build:
         # The decoder layers to build. The caller may set them before `request` and `model`.
         self.stage: Stage = WHOLE_MODEL
         self.device = usable_device(options.device_of(rank))
-        self.checkpoint = open_checkpoint(path)
+        self.checkpoint = self.open(path)
         try:
             self.model_type = str(self.checkpoint.config.get("model_type"))
-            self.architecture = model_class(self.model_type)
+            self.architecture = self.architecture_of(self.model_type)
             with self._invalid_configuration():
-                self._config = self.architecture.standard_config(self.checkpoint.config)
+                self.config = self.architecture.standard_config(self.checkpoint.config)
                 if options.context_length:
-                    self._config[SERVED_CONTEXT] = options.context_length
-                self.ops = kernels_for(self.device, options, self._config, self.architecture.half)
+                    self.config[SERVED_CONTEXT] = options.context_length
+                self.ops = kernels_for(self.device, options, self.config, self.architecture.half)
                 self.ops.ranks = rank_group(options, rank, self.device)
-                self.layers = int(self._config.get("num_hidden_layers") or 0)
+                self.layers = int(self.config.get("num_hidden_layers") or 0)
                 self.policy = policy_for(options, self.checkpoint, self.layers, self.ops)
                 # Only rank 0 encodes images, because the other ranks receive the embeddings with the step.
                 self.vision = None
@@ -67,6 +67,14 @@ class Build:
         except BaseException:
             self.checkpoint.close()
             raise
+
+    def open(self, path: Path) -> Checkpoint:
+        """Open the checkpoint at `path`."""
+        return open_checkpoint(path)
+
+    def architecture_of(self, model_type: str) -> type[Decoder]:
+        """Return the class of the model."""
+        return model_class(model_type)
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +111,7 @@ class Build:
         """Return the memory request: of all ranks together on CPUs, else of one device."""
         with self._invalid_configuration():
             estimate = estimate_memory(
-                self.checkpoint, self.architecture, self._config, self.ops, self.policy, self.stage
+                self.checkpoint, self.architecture, self.config, self.ops, self.policy, self.stage
             )
             if not self.stage.is_whole_model:  # the other hosts may have fewer pages
                 estimate = dataclasses.replace(estimate, window_page=0)
@@ -148,17 +156,21 @@ class Build:
         Args:
             on_progress: called with (bytes read, total bytes) while the weights load.
         """
-        store = self.ops.store(self.path, self.policy.quant, self._part())
+        store = self.ops.store(self.path, self.policy.quant, self.part())
         total = self.checkpoint.total_bytes
         with self._invalid_configuration():
             loader = Loader(
                 self.checkpoint, self.ops, lambda done: on_progress(done, total), store, self.policy, self.stage
             )
-            model = self.architecture(self._config, loader)
+            model = self.build(self.config, loader)
         store.finish()
         return model
 
-    def _part(self) -> str:
+    def build(self, config: dict[str, Any], loader: Loader) -> Decoder:
+        """Return the model, with the weights that `loader` reads."""
+        return self.architecture(config, loader)
+
+    def part(self) -> str:
         """Return the name of this process's part of the model; empty for the whole."""
         ranks, names = self.ops.ranks, []
         if ranks.count > 1:

@@ -1,16 +1,30 @@
-"""Loads the draft model of a model (see `execution.draft_model`)."""
+"""Loads the draft model or the draft head of a model.
 
+See `execution.draft_model` and `execution.draft_head`.
+"""
+
+import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.execution.draft_head import CONTEXT
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest, no_draft_model
 from helexa.neuron.engine.loading.build import Build
 from helexa.neuron.engine.scheduling.draft_gate import MOST_DRAFT_ROWS, DraftLimits
-from helexa.neuron.models.decoder import Decoder
+from helexa.neuron.layers.loader import Loader
+from helexa.neuron.models.decoder import Decoder, KeptStates
+from helexa.neuron.models.draft_heads import MTP_HEADS, DraftHead
+from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
+from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.weights.checkpoint import Checkpoint
+from helexa.neuron.weights.safetensors import SafetensorsCheckpoint
 
+_log = logging.getLogger("helexa.neuron.engine")
 _MOST_MISSING = 128  # tokens that only one of the vocabularies has: models of a family differ in special tokens
 
 
@@ -25,18 +39,7 @@ class DraftPart(Build):
         path = Path(options.draft_model)
         if reason := no_draft_model(options):
             raise ModelFileError(f"the draft model {path.name} cannot be used: {reason}; load without draft_model")
-        drafting = min(options.max_sequences, max(options.speculation_max_sequences, 1))
-        own = msgspec.structs.replace(
-            options,
-            quant="" if path.suffix.lower() == ".gguf" else options.quant,
-            max_step_tokens=MOST_DRAFT_ROWS,
-            max_sequences=drafting,
-            context_length=0,
-            kv_cache_mb=0,
-            images=False,
-            draft_model="",
-        )
-        super().__init__(path, own)
+        super().__init__(path, _own_options(options, path))
         self._fixed_cache = options.kv_cache_mb > 0
         if self.architecture.recurrent:
             self.checkpoint.close()
@@ -67,6 +70,14 @@ class DraftPart(Build):
         # The caches of all layers have the page numbers of the model that verifies the drafts.
         return msgspec.structs.replace(own, page=own.page + own.window_page, window_page=0, window_pages=0)
 
+    def load(self, decoder: Decoder, on_progress: Callable[[int, int], None]) -> Decoder:
+        """Load and return the draft model.
+
+        Args:
+            decoder: the model that verifies the drafts.
+        """
+        return self.model(on_progress)
+
     def start(self, decoder: Decoder, grant: MemoryGrant, step_bytes: int) -> tuple[Runner, DraftLimits]:
         """Allocate the KV cache of the draft model, and return its runner and limits.
 
@@ -89,6 +100,119 @@ class DraftPart(Build):
             ratio=min(self.ops.step_bytes / max(step_bytes, 1), 1.0),
         )
         return runner, limits
+
+
+class HeadPart(Build):
+    """The open draft head in the checkpoint of a model (MTP).
+
+    Args:
+        build: the model that verifies the drafts.
+    """
+
+    def __init__(self, build: Build, path: Path) -> None:
+        self._model: Decoder | None = None
+        self._contexts = _drafting(build.options)
+        self._rows = max(build.options.max_step_tokens, build.options.max_sequences) * (1 + MAX_DRAFTS)
+        super().__init__(path, _own_options(build.final_options, path))
+        try:
+            self._own_request = self.request()
+        except BaseException:
+            self.checkpoint.close()
+            raise
+
+    def open(self, path: Path) -> Checkpoint:
+        """Open the tensors of the head."""
+        checkpoint = SafetensorsCheckpoint(path, head=True)
+        checkpoint.config |= {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_only_layers": []}
+        return checkpoint
+
+    def architecture_of(self, model_type: str) -> type[DraftHead]:
+        """Return the class of the head."""
+        return MTP_HEADS[model_type]
+
+    def part(self) -> str:
+        """Return the name of the head's part of the checkpoint."""
+        return "draft head"
+
+    def build(self, config: dict[str, Any], loader: Loader) -> Decoder:
+        """Return the head, which shares the token embedding of the model."""
+        return self.architecture_of(self.model_type)(config, loader, self._model)
+
+    def added_to(self, request: MemoryRequest) -> MemoryRequest:
+        """Return `request` with the memory of the draft head added."""
+        own = self._own_request
+        kept = (MAX_DRAFTS + 1) * self._contexts * int(self.config["hidden_size"]) * 4
+        cache = self._pages * (own.page + own.window_page)
+        return msgspec.structs.replace(
+            request,
+            weights=request.weights + own.weights,
+            loading=max(request.loading, own.loading),
+            step=request.step + own.step + cache + kept,
+        )
+
+    @property
+    def _pages(self) -> int:
+        return self._contexts * CONTEXT // PAGE_SIZE
+
+    def load(self, decoder: Decoder, on_progress: Callable[[int, int], None]) -> Decoder:
+        """Load and return the draft head (see `DraftPart.load`)."""
+        self._model = decoder
+        decoder.kept = KeptStates(decoder.loader.ops, self._rows, decoder.settings.hidden)
+        return self.model(on_progress)
+
+    def start(self, decoder: Decoder, grant: MemoryGrant, step_bytes: int) -> tuple[Runner, DraftLimits]:
+        """Allocate the KV cache of the draft head, and return its runner and limits."""
+        assert isinstance(decoder, DraftHead)
+        rows = MOST_DRAFT_ROWS + MAX_DRAFTS * self._contexts
+        decoder.allocate(rows)
+        decoder.kept = KeptStates(self.ops, rows, decoder.settings.hidden)
+        own = msgspec.structs.replace(grant, pages=self._pages, sequences=self._contexts, snapshots=0)
+        runner = Runner(decoder, self.ops, self.options, self._own_request, own)
+        ratio = min(self.ops.step_bytes / max(step_bytes, 1), 1.0)
+        return runner, DraftLimits(1 << 30, decoder.vocab_size, ratio, is_head=True)
+
+
+def open_draft(build: Build) -> DraftPart | HeadPart | None:
+    """Open the draft model of the options, else the draft head of the model, if any.
+
+    Raises:
+        ModelFileError: the draft model cannot be used.
+    """
+    options, checkpoint = build.options, build.checkpoint
+    if options.draft_model:
+        part = DraftPart(options)
+        try:
+            require_same_vocabulary(build.path, part.path)
+        except BaseException:
+            part.checkpoint.close()
+            raise
+        return part
+    has_head = isinstance(checkpoint, SafetensorsCheckpoint) and checkpoint.has_head and build.model_type in MTP_HEADS
+    if not has_head or no_draft_model(options) or build.ops.name != NativeOps.name:
+        return None
+    try:
+        return HeadPart(build, build.path)
+    except ModelFileError as error:  # the model works without its head
+        _log.warning("the draft head (MTP) of %s is not used: %s", build.path.name, error)
+        return None
+
+
+def _drafting(options: EngineOptions) -> int:
+    return min(options.max_sequences, max(options.speculation_max_sequences, 1))
+
+
+def _own_options(options: EngineOptions, path: Path) -> EngineOptions:
+    """Return the options of a draft model or a draft head at `path`."""
+    return msgspec.structs.replace(
+        options,
+        quant="" if path.suffix.lower() == ".gguf" else options.quant,
+        max_step_tokens=MOST_DRAFT_ROWS,
+        max_sequences=_drafting(options),
+        context_length=0,
+        kv_cache_mb=0,
+        images=False,
+        draft_model="",
+    )
 
 
 def require_same_vocabulary(model: Path, draft: Path) -> None:

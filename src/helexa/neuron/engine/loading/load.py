@@ -28,7 +28,7 @@ from helexa.neuron.engine.ipc.messages import (
 from helexa.neuron.engine.ipc.sockets import encode, receive
 from helexa.neuron.engine.loading.build import Build, load_part
 from helexa.neuron.engine.loading.device import choose_backend, threads_of_rank, with_torch_if_required
-from helexa.neuron.engine.loading.draft import DraftPart, require_same_vocabulary
+from helexa.neuron.engine.loading.draft import DraftPart, open_draft
 from helexa.neuron.engine.loading.fit import divide_free_memory, least_grant
 from helexa.neuron.engine.loading.loaded_model import LoadedModel, measured_on_device
 from helexa.neuron.engine.loading.memory_request import usable_memory
@@ -104,9 +104,9 @@ def load_once(
     ranks = options.tensor_parallel
     with ExitStack() as opened, ExitStack() as on_error:
         build = opened.enter_context(Build(model_path, options))
-        draft = opened.enter_context(DraftPart(options)) if options.draft_model else None
+        draft = open_draft(build)
         if draft is not None:
-            require_same_vocabulary(model_path, draft.path)
+            opened.enter_context(draft)
         stages = None
         if group is not None:
             stages = on_error.enter_context(closing(RemoteStages(group, model_path, options)))
@@ -137,7 +137,7 @@ def load_once(
         if stages is not None:
             loaded += stages.wait_until_loaded()
         done = build.checkpoint.total_bytes
-        draft_decoder = None if draft is None else draft.model(lambda read, _: on_own_progress(done + read))
+        draft_decoder = None if draft is None else draft.load(decoder, lambda read, _: on_own_progress(done + read))
         on_progress(total, total)
         others = tuple(processes for processes in (other_ranks, stages) if processes is not None)
         encoder = build.encoder(decoder)
@@ -148,9 +148,11 @@ def load_once(
             grant = ask(request)
         runner, token_seconds = _start(build, model, request, grant)
         runner.encoder = encoder
-        runner.facts = _facts(build, decoder, request, grant, loaded, granted, token_seconds, draft_decoder)
+        sharing = draft_decoder if isinstance(draft, DraftPart) else None  # a decoder with the same pages
+        runner.facts = _facts(build, decoder, request, grant, loaded, granted, token_seconds, sharing)
         if draft is not None and draft_decoder is not None:
-            runner.draft, limits = draft.start(draft_decoder, grant, build.ops.step_bytes)
+            own, limits = draft.start(draft_decoder, grant, build.ops.step_bytes)
+            runner.draft, runner.draft_head = (None, own) if limits.is_head else (own, None)
             runner.facts = dataclasses.replace(runner.facts, drafts=limits)
         # From here on, the runner owns the other processes and ends them.
         on_error.pop_all()

@@ -55,6 +55,7 @@ class DraftLimits:
     context: int  # maximum number of positions of a sequence
     vocab_size: int  # number of tokens; a larger token id cannot be an input
     ratio: float  # bytes of the draft model's weights in a step, divided by those of the model
+    is_head: bool = False  # whether a draft head predicts the tokens, which reads hidden states of the model
 
 
 class PassCost:
@@ -138,6 +139,14 @@ class ModelDrafter:
         self.start = self.end = 0
         self.marked = 0  # number of leading pages that are marked as computed, or lie before `start`
         self.passes = 0  # number of passes of the draft model before the step that is planned
+
+    def missing(self, length: int) -> int:
+        """Return how many tokens of a sequence of `length` the draft model must compute."""
+        return length - self.end
+
+    def prepare(self, length: int) -> bool:
+        """Return whether a draft head can draft for a sequence of `length` tokens."""
+        return True
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Record how many of the drafts in a step were accepted."""

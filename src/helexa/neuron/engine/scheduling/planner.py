@@ -357,7 +357,7 @@ class Planner:
             drafts = drafter.draft(limit)
             count, gain = self.gate.ngram_drafts(drafter.acceptance, len(drafts), rows, sequences)
             model, length = sequence.model_drafter, len(sequence.tokens)
-            if model is not None and self.gate.prefers_model(model, length - model.end, gain):
+            if model is not None and self.gate.prefers_model(model, model.missing(length), gain):
                 return (), None
             drafts = drafts[:count]
             if sequence.matcher is not None:
@@ -388,10 +388,8 @@ class Planner:
             )
             if limit <= 0 or sequence.images is not None:
                 continue
-            drafter = sequence.model_drafter = sequence.model_drafter or ModelDrafter(self.gate)
-            self._memory.prepare_drafts(sequence, drafter)
-            if max(sequence.tokens[drafter.end :]) < self._draft_limits.vocab_size:
-                candidate = Candidate(drafter, length - drafter.end, limit, sequence.generated)
+            if (drafter := self._model_drafter(sequence)) is not None:
+                candidate = Candidate(drafter, drafter.missing(length), limit, sequence.generated)
                 candidates[drafter] = sequence, candidate
         count, chosen = self.gate.choose([candidate for _, candidate in candidates.values()], rows)
         drafts: dict[Sequence, int] = {}
@@ -400,6 +398,16 @@ class Planner:
             if self._memory.grow(sequence, sequence.pending + min(count, candidate.limit)):
                 drafts[sequence] = min(count, candidate.limit)
         return drafts
+
+    def _model_drafter(self, sequence: Sequence) -> ModelDrafter | None:
+        """Return the drafter of a sequence; None if the draft model cannot draft."""
+        assert self._draft_limits is not None
+        drafter, length = sequence.model_drafter, len(sequence.tokens)
+        if self._draft_limits.is_head:  # the drafter exists if the model has computed hidden states
+            return drafter if drafter is not None and drafter.prepare(length) else None
+        drafter = sequence.model_drafter = drafter or ModelDrafter(self.gate)
+        self._memory.prepare_drafts(sequence, drafter)
+        return drafter if max(sequence.tokens[drafter.end :]) < self._draft_limits.vocab_size else None
 
     @staticmethod
     def _drafter(sequence: Sequence) -> Drafter:

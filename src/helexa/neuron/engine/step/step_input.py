@@ -60,6 +60,7 @@ class HiddenRows(msgspec.Struct, frozen=True):
     # are summed for an embedding
     followers: Int32 | None = None
     alternatives: int = 0  # number of likeliest tokens to report with each log-probability
+    kept: bool = False  # whether a draft head needs the hidden states, and nothing else
 
 
 class StepInput(msgspec.Struct, frozen=True):

@@ -187,6 +187,8 @@ class StepOutput:
     # log-probabilities of prompt tokens that this step has computed, by sequence id, for requests that set
     # `prompt_logprobs`
     scores: dict[int, list[Logprob]] = field(default_factory=dict[int, list[Logprob]])
+    # hidden states of the rows of `StepInput.sample_rows` (see `KeptStates`); None without a draft head
+    kept: Float32 | None = None
 
 
 def decode_output(data: bytes) -> StepOutput:
@@ -240,6 +242,7 @@ class StepInFlight:
     hidden: Mapping[int, Readback] = field(default_factory=dict[int, Readback])
     # log-probabilities of prompt tokens by sequence id, from `begin_scores`
     scores: Mapping[int, ScoresReadback] = field(default_factory=dict[int, ScoresReadback])
+    kept: Float32 | None = None  # hidden states for a draft head (see `StepOutput.kept`)
 
     @tensors.inference_mode()
     def read(self, rejection_masks: RejectionMasks | None = None) -> StepOutput:
@@ -247,9 +250,9 @@ class StepInFlight:
         sums = {number: copy.wait().numpy() for number, copy in self.hidden.items()}
         scores = {number: copy.wait() for number, copy in self.scores.items()}
         if self.sampled is None or self.logprobs is None:
-            return StepOutput([], hidden=sums, scores=scores)
+            return StepOutput([], hidden=sums, scores=scores, kept=self.kept)
         tokens = self.sampled.read(rejection_masks)
-        return StepOutput(tokens, self.logprobs.read(tokens), sums, scores)
+        return StepOutput(tokens, self.logprobs.read(tokens), sums, scores, self.kept)
 
 
 def begin_sums(rows: list[HiddenRows], hidden: Tensor | None) -> dict[int, Readback]:
@@ -261,4 +264,8 @@ def begin_sums(rows: list[HiddenRows], hidden: Tensor | None) -> dict[int, Readb
     if hidden is None:
         return {}
     pairs = zip(rows, hidden.split([entry.count for entry in rows]), strict=True)
-    return {entry.sequence: Readback(states.float().sum(0)) for entry, states in pairs if entry.followers is None}
+    return {
+        entry.sequence: Readback(states.float().sum(0))
+        for entry, states in pairs
+        if entry.followers is None and not entry.kept
+    }

@@ -90,9 +90,9 @@ class Launcher:
         self.launch("sum_pairs", x=x, places=places, weights=weights, out=out, **size)
         return out
 
-    def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return the S rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
+    def choose_rows(self, x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the rows [S, H] of x with the indexes `rows` (see `Ops.choose_rows`)."""
         count, width = rows.shape[0], x.shape[1]
-        out = self.take(count, width)
+        out = self.take(count, width) if out is None else out
         self.launch("choose_rows", x=x, chosen=rows, out=out, rows=count, width=width)
         return out

@@ -337,8 +337,8 @@ class NativeOps(Ops):
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
         return self._launcher.gate_mul(gate_up, gate)
 
-    def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        return self._launcher.choose_rows(x, rows)
+    def choose_rows(self, x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._launcher.choose_rows(x, rows, out)
 
     def sample(self, logits: Tensor, sampling: Sampling, last: Tensor | None = None) -> Tensor:
         return sample(self._launcher, logits, sampling, last)

@@ -212,8 +212,8 @@ class ReferenceOps(Ops):
     def add(self, out: Tensor, x: Tensor) -> Tensor:
         return out.add_(x)
 
-    def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        return x[rows]
+    def choose_rows(self, x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        return x[rows] if out is None else out.copy_(x[rows])
 
     def sample(self, logits: Tensor, sampling: Sampling, last: Tensor | None = None) -> Tensor:
         return draws.sample(draws.adjusted(logits, sampling.adjustments, last).float(), draws.settings_of(sampling))

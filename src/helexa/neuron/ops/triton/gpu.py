@@ -212,8 +212,8 @@ class GpuOps(Ops):
     def add(self, out: Tensor, x: Tensor) -> Tensor:
         return self._torch.add(out, x)
 
-    def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        return x[rows]
+    def choose_rows(self, x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        return x[rows] if out is None else out.copy_(x[rows])
 
     def state_bytes(self, sizes: DeltaSizes | ConvSizes | ScanSizes) -> int:
         return DeltaRule.state_bytes(sizes, self.dtype) if isinstance(sizes, DeltaSizes) else sizes.state_bytes

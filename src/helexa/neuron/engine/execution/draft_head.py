@@ -1,0 +1,192 @@
+"""Runs a draft head, which predicts tokens from hidden states of the model.
+
+The engine verifies the drafts of a head like those of a draft model (see `draft_model`). The hidden states are those
+that the steps of the model compute anyway: of each row that samples a token, and of the last tokens of a prompt. The
+head thus reads no long prompt, and no prompt waits for it.
+
+The head has a small KV cache of its own: a context of `CONTEXT` positions for each sequence that drafts. If a context
+is full, or if the head has not read the last tokens of a sequence, it starts again from the last `TAIL` hidden states.
+Prefix hits and preemptions therefore need no care: a preempted sequence starts again, too.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence as Rows
+from itertools import islice
+
+import numpy as np
+
+from helexa.neuron.engine.execution.draft_model import CacheRows, DraftModel, Span, order_of, sampling_for, step_of
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_builder import may_keep, wanted_states
+from helexa.neuron.engine.scheduling.draft_gate import DraftGate, DraftLimits, ModelDrafter
+from helexa.neuron.engine.scheduling.sequence import Plan, Sequence
+from helexa.neuron.engine.step.step_input import Float32
+from helexa.neuron.models.draft_heads import DraftHead
+from helexa.neuron.ops.constants import MAX_DRAFTS, NON_FINITE, PAGE_SIZE
+
+# Number of hidden states per sequence that are kept, so that the head can start to draft.
+TAIL = 32
+
+# Maximum number of positions of a sequence that the head attends to.
+CONTEXT = 16 * PAGE_SIZE
+
+
+class HeadDrafter(ModelDrafter):
+    """The last hidden states of a sequence, and what a draft head has computed."""
+
+    def forget(self) -> None:
+        """Forget the hidden states, because the sequence starts again."""
+        super().forget()
+        self._states: deque[Float32] = deque(maxlen=TAIL)  # of the positions before `_kept`
+        self._kept = 0
+        self.context: int | None = None  # number of the context in the cache of the head; None without a context
+        # The context has K and V of the positions from `first` to `read`.
+        self.first = self.read = 0
+
+    def keep(self, position: int, states: Float32) -> None:
+        """Keep hidden states of consecutive positions, the first of which is `position`."""
+        if not self._kept - len(self._states) <= position <= self._kept:
+            self._states.clear()
+            self._kept = position
+        while self._kept > position:  # rejected drafts, or tokens that are computed again
+            self._states.pop()
+            self._kept -= 1
+        self._states.extend(states)
+        self._kept += len(states)
+
+    def prepare(self, length: int) -> bool:
+        """Return whether the hidden states before the last of `length` tokens are known."""
+        end, oldest = length - 1, self._kept - len(self._states)
+        if not oldest < end <= self._kept:
+            return False
+        full = end + MAX_DRAFTS - self.first > CONTEXT
+        if self.context is None or full or self.read < max(oldest, end - TAIL) or self.read >= end:
+            self.first = self.read = max(oldest, end - TAIL)
+        return True
+
+    def missing(self, length: int) -> int:
+        """Return how many rows the head must compute for a sequence of `length` tokens."""
+        return length - 1 - self.read
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        """Record how many of the drafts in a step were accepted."""
+        super().learn(drafted, accepted)
+        self.end = 0  # the head computes no pages of the sequence
+
+    def unread(self, length: int) -> list[Float32]:
+        """Return the hidden states of the `missing` rows."""
+        oldest = self._kept - len(self._states)
+        return list(islice(self._states, self.read - oldest, length - 1 - oldest))
+
+
+class HeadModel(DraftModel):
+    """A loaded draft head.
+
+    Args:
+        runner: the draft head and its KV cache.
+        limits: its limits for the planner.
+        vocab_size: number of tokens of the model that verifies the drafts.
+    """
+
+    def __init__(self, runner: Runner, limits: DraftLimits, vocab_size: int) -> None:
+        contexts = runner.pages // (CONTEXT // PAGE_SIZE)  # number of sequences with a part of the KV cache
+        super().__init__(runner, limits, vocab_size)
+        assert isinstance(runner.model, DraftHead)
+        self._head = runner.model
+        self._owners: list[HeadDrafter | None] = [None] * contexts  # the first one has waited longest to draft
+        self._numbers = list(range(contexts))
+        self._own_states: dict[int, Float32] = {}  # output of the last pass by sequence id
+
+    def tail(self, plan: Plan) -> int:
+        """Return of how many tokens at the end of a prompt the hidden states are needed."""
+        return TAIL if len(plan) <= len(self._owners) else 0
+
+    def keep(self, plan: Plan, states: Float32 | None, gate: DraftGate) -> None:
+        """Keep the hidden states of a finished step (see `DraftModel.keep`)."""
+        tail = self.tail(plan)
+        if states is None or not tail:
+            return
+        sampled, row = 0, sum(len(entry.drafts) + 1 for entry in plan if entry.samples)
+        for entry in plan:
+            sequence, wanted = entry.sequence, wanted_states(entry, tail)
+            kept = may_keep(sequence) and bool(sequence.pages)  # False if the sequence ended after the plan
+            if kept and not isinstance(sequence.model_drafter, HeadDrafter):
+                sequence.model_drafter = HeadDrafter(gate)
+            drafter = sequence.model_drafter
+            if wanted:
+                if kept and isinstance(drafter, HeadDrafter):
+                    drafter.keep(wanted.start, states[row : row + len(wanted)])
+                row += len(wanted)
+            if entry.samples:
+                count = len(entry.drafts) + 1
+                if kept and isinstance(drafter, HeadDrafter):
+                    drafter.keep(sequence.computed + entry.count - 1, states[sampled : sampled + count])
+                sampled += count
+
+    def begin(self, drafters: Rows[ModelDrafter]) -> None:
+        """Give each of `drafters` a context; those that drafted longest ago lose theirs."""
+        own = [drafter for drafter in drafters if isinstance(drafter, HeadDrafter)]
+        kept = {drafter.context for drafter in own if self._owns(drafter)}
+        for drafter in own:
+            number = drafter.context
+            if number is None or not self._owns(drafter):
+                number = next(number for number in self._numbers if number not in kept)
+                kept.add(number)
+                self._take(drafter, number)
+            self._numbers.remove(number)
+            self._numbers.append(number)
+
+    def _owns(self, drafter: HeadDrafter) -> bool:
+        return drafter.context is not None and self._owners[drafter.context] is drafter
+
+    def _take(self, drafter: HeadDrafter, number: int) -> None:
+        previous = self._owners[number]
+        if previous is not None and previous.context == number:
+            previous.context = None
+        self._owners[number], drafter.context = drafter, number
+
+    def predict(self, spans: Rows[Span], gate: DraftGate) -> list[int]:
+        """Return the next token of each sequence after its drafts so far."""
+        rows = [self._rows(*span) for span in spans]
+        step = step_of(rows, sampling_for(spans, self._vocab_size))
+        begun = time.perf_counter()
+        states = [self._states(*spans[index]) for index in order_of(rows)]
+        self._head.set_inputs(np.concatenate(states))
+        output = self._runner.launch(step).read()
+        assert output.kept is not None
+        for (sequence, drafter, _), token, state in zip(spans, output.tokens, output.kept, strict=True):
+            self._own_states[sequence.id] = state[None]
+            if token == NON_FINITE:
+                self._clear(drafter)
+        gate.learn_pass(len(step.tokens), time.perf_counter() - begun)
+        return output.tokens
+
+    def finish(self, sequence: Sequence, drafter: ModelDrafter) -> None:
+        """Record that the head has computed all known tokens of a sequence."""
+        assert isinstance(drafter, HeadDrafter)
+        drafter.read = len(sequence.tokens) - 1
+        self._own_states.pop(sequence.id, None)
+
+    def _rows(self, sequence: Sequence, drafter: ModelDrafter, drafts: tuple[int, ...]) -> CacheRows:
+        assert isinstance(drafter, HeadDrafter)
+        first = len(sequence.tokens) + len(drafts) - 2 if drafts else drafter.read
+        # The row of a hidden state has the token at the next position.
+        tokens = [drafts[-1]] if drafts else sequence.tokens[drafter.read + 1 :]
+        return CacheRows(tokens, first - drafter.first, 0, self._pages(drafter))
+
+    def _states(self, sequence: Sequence, drafter: ModelDrafter, drafts: tuple[int, ...]) -> Float32:
+        assert isinstance(drafter, HeadDrafter)
+        return self._own_states[sequence.id] if drafts else np.stack(drafter.unread(len(sequence.tokens)))
+
+    @staticmethod
+    def _pages(drafter: HeadDrafter) -> list[int]:
+        assert drafter.context is not None
+        pages = CONTEXT // PAGE_SIZE
+        return list(range(drafter.context * pages, (drafter.context + 1) * pages))
+
+    def _clear(self, drafter: ModelDrafter) -> None:
+        """Set the context of a sequence to zero."""
+        # NaN would affect the next sequence in these pages even at masked positions.
+        assert isinstance(drafter, HeadDrafter)
+        self._runner.clear(self._pages(drafter))
