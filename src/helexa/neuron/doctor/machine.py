@@ -40,6 +40,7 @@ _INSTRUCTIONS = {
     "avx_vnni": "AVX-VNNI",
     "avx512_vnni": "AVX512-VNNI",
     "avx512_bf16": "AVX512-BF16",
+    "amx_int8": "AMX-INT8",
     "asimd": "NEON",
     "asimddp": "NEON dot products",
     "i8mm": "NEON matrix products",

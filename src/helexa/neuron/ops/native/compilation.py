@@ -34,16 +34,19 @@ class Level(NamedTuple):
 
 _V3 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_BF16 = _V4 | {"avx512_vnni", "avx512_bf16", "avx512vbmi"}
+_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi")
 # With -march=armv8.2-a, the compiler may use the atomic and rounding instructions of Armv8.1-A.
 _V8_2 = frozenset({"asimd", "atomics", "asimdrdm"})
 # All levels, from the fastest to the slowest of each machine type.
 LEVELS = (
     Level(
-        "x86_64_v4_bf16",
+        "x86_64_v4_amx",
         "x86_64",
-        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi"),
-        _V4 | {"avx512_vnni", "avx512_bf16", "avx512vbmi"},
+        (*_BF16_FLAGS, "-mamx-tile", "-mamx-int8"),
+        _BF16 | {"amx_tile", "amx_int8"},
     ),
+    Level("x86_64_v4_bf16", "x86_64", _BF16_FLAGS, _BF16),
     Level("x86_64_v4_vnni", "x86_64", ("-march=x86-64-v4", "-mavx512vnni"), _V4 | {"avx512_vnni"}),
     Level("x86_64_v4", "x86_64", ("-march=x86-64-v4",), _V4),
     Level("x86_64_v3_vnni", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), _V3 | {"avx_vnni"}),

@@ -103,11 +103,22 @@ class KernelLibrary:
         library.dump_stacks_on.argtypes = (ctypes.c_int64,)
         library.dump_stacks_on.restype = None
         diagnostics.use_native(library.dump_stacks_on)
+        self._use_amx = library.use_amx
+        self._use_amx.argtypes = (ctypes.c_int64,)
+        self._use_amx.restype = ctypes.c_int64
         self.start_threads(1)
+        self.use_amx(True)
 
     def start_threads(self, count: int) -> None:
         """Run kernels with at least `count` threads from now on."""
         self._start_threads(count)
+
+    def use_amx(self, wanted: bool) -> bool:
+        """Use AMX from now on if `wanted` and possible; return whether.
+
+        AMX is possible if the library was compiled for it, and the system gives this process its registers.
+        """
+        return bool(self._use_amx(wanted))
 
     def join_ranks(self, memory: Tensor, ranks: RankGroup) -> None:
         """Prepare this rank for the exchange with other ranks in shared memory.

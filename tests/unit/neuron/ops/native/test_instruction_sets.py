@@ -1,5 +1,9 @@
 """Kernels compiled for older processors are as accurate, and their rows as independent of the batch."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -20,6 +24,26 @@ CODEBOOKS = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"]
 """Types whose weights are indexes into a codebook."""
 PAGES = 20
 KINDS = [AttentionKind(0.125), AttentionKind(0.2, window=150, sinks=torch.linspace(-3, 3, 6), cap=1.5)]
+SMALL_SIGNAL_STACK = """
+import ctypes
+class Stack(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+memory = ctypes.create_string_buffer(8192)
+stack = Stack(ctypes.addressof(memory), 0, len(memory))
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
+from helexa.neuron.ops.native.native_kernels import native_kernels
+print(native_kernels().use_amx(True))
+"""
+"""A program whose signal stack has no space for the registers of AMX."""
+
+
+@pytest.fixture
+def with_amx(library: KernelLibrary) -> Iterator[KernelLibrary]:
+    """The kernels as compiled for this machine, if they use AMX."""
+    if not library.use_amx(True):
+        pytest.skip("this processor has no AMX, or the compiler or the system does not know it")
+    yield library
+    library.use_amx(True)
 
 
 def products_hold(library: KernelLibrary, name: str, bits: int) -> None:
@@ -141,3 +165,22 @@ def test_mixture_with_avx2(with_avx2: KernelLibrary) -> None:
 
 def test_mixture_with_avx_vnni(with_avx_vnni: KernelLibrary) -> None:
     mixture_holds(with_avx_vnni)
+
+
+@pytest.mark.parametrize("bits", [16, 8, MIXED])
+@pytest.mark.parametrize("name", [*random_weights.ALL, *CODEBOOKS])
+def test_products_with_and_without_amx_are_equal(with_amx: KernelLibrary, name: str, bits: int) -> None:
+    weight = decode_random(name, 50, 2) if name in CODEBOOKS else random_weights.make(name, 50, 512)
+    ops, x = NativeOps(with_amx, 2, x_bits=bits), torch.randn(117, 512) ** 3  # with outliers
+    x[:, 7] *= 40
+    linear = ops.linear([ops.matrix(weight)], torch.randn(50))
+    for rows in (15, 16, 17, 31, 32, 117):
+        assert with_amx.use_amx(True)
+        expected = linear(x[:rows]).clone()
+        assert not with_amx.use_amx(False)
+        assert torch.equal(linear(x[:rows]), expected)
+
+
+def test_kernels_work_without_amx_if_the_system_refuses_it(with_amx: KernelLibrary) -> None:
+    command = [sys.executable, "-c", SMALL_SIGNAL_STACK]
+    assert subprocess.check_output(command, text=True, timeout=60).strip() == "False"

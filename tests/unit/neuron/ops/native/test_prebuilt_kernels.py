@@ -79,6 +79,8 @@ def chosen(folder: Path, *cores: str) -> str | None:
         (f"{SKYLAKE} avx512_bf16", "x86_64_v4"),
         (f"{SKYLAKE} avx512_vnni avx512_bf16", "x86_64_v4_vnni"),
         (f"{SKYLAKE} avx512_vnni avx512_bf16 avx512vbmi", "x86_64_v4_bf16"),
+        (f"{SKYLAKE} avx512_vnni avx512_bf16 avx512vbmi amx_tile", "x86_64_v4_bf16"),
+        (f"{SKYLAKE} avx512_vnni avx512_bf16 avx512vbmi amx_tile amx_int8", "x86_64_v4_amx"),
     ],
 )
 def test_fastest_library_that_the_processor_runs_is_chosen(installed: Path, flags: str, level: str) -> None:

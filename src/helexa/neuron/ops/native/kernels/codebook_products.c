@@ -301,7 +301,6 @@ _Static_assert(CHUNK / sizeof(reordered) / ((MAX_INDEX_ROWS + 1 + TOGETHER) / TO
                "a chunk of the largest item has at least one stretch");
 
 void multiply_indexes(const multiply_arguments *a, int64_t begin, int64_t end, int64_t first, int64_t last) {
-    const block *blocks = (const block *)a->x;
     int64_t groups = a->columns / GROUP, number = a->number, rows = end - begin;
     int64_t few = rows <= (FORMATS[number].group == GROUP ? TOGETHER : TOGETHER - 2); /* halves need more registers */
     int64_t bytes = tile_bytes(FORMATS[number], a->columns), all = (rows + TOGETHER - 1) / TOGETHER * TOGETHER;
@@ -317,12 +316,11 @@ void multiply_indexes(const multiply_arguments *a, int64_t begin, int64_t end, i
         for (int64_t part = 0; part < rows; part += TOGETHER) {
             int64_t here = rows - part < TOGETHER ? rows - part : TOGETHER, width = padded(here);
             for (int64_t r = 0; r < width; r++) {
-                int64_t row = begin + part + r, start = panel_start(row, a->rows);
-                int64_t together = panel_rows(a->rows - start);
                 for (int64_t i = 0; i < count; i++) {
                     reordered *to = x + part * count + i * width + r;
+                    const block from = block_of(a->x, begin + part + (r < here ? r : 0), a->rows, groups, g + i);
                     if (r < here)
-                        reorder(blocks + start * groups + (g + i) * together + row - start, to);
+                        reorder(&from, to);
                     else
                         memset(to, 0, sizeof *to);
                 }

@@ -23,6 +23,7 @@
 #ifndef CODEBOOKS_H
 #define CODEBOOKS_H
 
+#include "amx.h"
 #include "graph.h"
 #include "tiles.h"
 
@@ -53,7 +54,8 @@ void pack_indexes(const format f, const uint8_t *codes, const int32_t *places, u
 /* Expand the 8 groups of a stretch, and prefetch the weights `ahead` bytes after the stretch. */
 void expand(int64_t number, const uint8_t *matrix, const uint8_t *stretch, uint8_t *to, int64_t ahead);
 
-#define MAX_INDEX_ROWS 90 /* maximum rows of an item of `multiply_indexes`, without two rows of a larger last panel */
+/* Maximum rows of an item of `multiply_indexes`, without the rows that the last item has in addition. */
+#define MAX_INDEX_ROWS (AMX ? 80 : 90)
 #define LEAST_TILES 8     /* tiles for which `multiply_indexes` prepares activations once, unless threads would wait */
 
 /* Change the number of tiles and rows per item to numbers that suit `multiply_indexes`. */

@@ -5,6 +5,10 @@
 
 #define CACHED 131072 /* bytes of activations per item, which stay in the L2 cache */
 #define LEAST_ROWS 48 /* minimum rows per item */
+/* Limits of an item of AMX: bytes of activations, of which most products read half, and rows, whose sums stay in the L1
+ * cache. */
+#define AMX_CACHED 393216
+#define MOST_AMX_ROWS 96
 /* Arguments of the functions that multiply the rows of a panel. These functions may also multiply blocks after the last
  * row. Callers ignore the results of these blocks. */
 #define PANEL \
@@ -62,11 +66,17 @@ PRODUCTS(expanded_halves, EXPANDED[1])
 /* Return the number of tiles that are multiplied by a panel at once. */
 INLINE int64_t panel_tiles(int64_t rows) { return rows > 4 && rows <= PANEL_ROWS ? MAX_TILES : 1; }
 
+#if AMX
+void multiply_with_amx(const multiply_arguments *a, int64_t begin, int64_t end, int64_t first, int64_t last);
+#endif
+
 /* Return the number of rows that one item multiplies: few enough for the L2 cache and an even load of the threads, and
  * many enough that each tile is loaded only a few times. */
-static int64_t rows_per_item(int64_t groups) {
-    int64_t rows = CACHED / (groups * (int64_t)sizeof(block));
-    return (rows < LEAST_ROWS ? LEAST_ROWS : rows) / PANEL_ROWS * PANEL_ROWS;
+static int64_t rows_per_item(int64_t groups, int amx) {
+    int64_t cached = amx ? AMX_CACHED : CACHED, panel = amx ? AMX_ROWS : PANEL_ROWS;
+    int64_t rows = cached / (groups * (int64_t)sizeof(block));
+    if (amx && rows > MOST_AMX_ROWS) rows = MOST_AMX_ROWS;
+    return (rows < LEAST_ROWS ? LEAST_ROWS : rows) / panel * panel;
 }
 
 /* Return the number of tiles per item: enough work to justify an item and to read weights ahead, but few enough for an
@@ -120,7 +130,9 @@ KERNEL(multiply, item) {
     const block *x = (const block *)a->x;
     int64_t rows = a->rows, groups = a->columns / GROUP, outputs = a->outputs, stride = a->stride, number = a->number;
     int64_t tiles = (outputs + LANES - 1) / LANES, bytes = tile_bytes(FORMATS[number], a->columns);
-    int64_t share = tiles_per_item(tiles, bytes, rows), most = rows_per_item(groups);
+    const int amx = has_amx_panels(rows);
+    int64_t share = tiles_per_item(tiles, bytes, rows), most = rows_per_item(groups, amx);
+    if (amx && share < MAX_TILES) share = MAX_TILES;
     if (FORMATS[number].entries) limit_items(&share, &most, tiles);
     int64_t shares = (tiles + share - 1) / share, last_panel = panel_start(rows, rows);
     if (item < 0) return shares * (last_panel / most + 1);
@@ -132,6 +144,12 @@ KERNEL(multiply, item) {
         multiply_indexes(a, begin, end, first, last);
         return 0;
     }
+#if AMX
+    if (amx) {
+        multiply_with_amx(a, begin, end, first, last);
+        return 0;
+    }
+#endif
     multiply_panel *const multiply_rows = MULTIPLY_PANEL[number];
     for (int64_t row = begin, together; row < end; row += together) {
         together = panel_rows(end - row);

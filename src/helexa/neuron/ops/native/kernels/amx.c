@@ -1,0 +1,38 @@
+/* Permission to use the registers of AMX, and their sizes. */
+#include "amx.h"
+
+#if AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define REQUEST_PERMISSION 0x1023 /* ARCH_REQ_XCOMP_PERM */
+#define TILE_DATA 18              /* number of the processor state with the registers */
+
+int amx_allowed;
+
+/* Use AMX from now on if `wanted` is set and Linux allows all threads of this process to; return whether. Do not call
+ * this while a graph runs, or between `quantize` and the products of its result. */
+int64_t use_amx(int64_t wanted) {
+    amx_allowed = wanted && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    return amx_allowed;
+}
+
+void size_registers(int64_t rows, int64_t quads) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } sizes = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        sizes.rows[i] = (uint8_t)(i == 4 || i == 5 ? quads : rows);
+        sizes.row_bytes[i] = (uint16_t)(i < 6 ? 4 * LANES : 4 * quads);
+    }
+    __asm__ volatile("" : : "r"(&sizes) : "memory"); /* GCC knows only of a read of the first eight bytes */
+    _tile_loadconfig(&sizes);
+}
+#else
+int64_t use_amx(int64_t wanted) {
+    (void)wanted;
+    return 0;
+}
+#endif
