@@ -168,13 +168,6 @@ LATENT = {
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 MODELS |= {
     "olmo2": UNEVEN | {"model_type": "olmo2", "pad_token_id": None},
-    "granitemoeshared": UNEVEN
-    | {
-        "model_type": "granitemoeshared",
-        "num_local_experts": 8,
-        "num_experts_per_tok": 3,
-        "shared_intermediate_size": 48,
-    },
     "ernie4_5_moe": UNEVEN
     | {"model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 48},
     "glm4_moe": UNEVEN
@@ -199,7 +192,6 @@ MODELS |= {
 }
 LIKE_OTHERS = {
     "olmo2",
-    "granitemoeshared",
     "ernie4_5_moe",
     "glm4_moe",
     "glm4_moe_lite",
