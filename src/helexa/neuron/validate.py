@@ -29,8 +29,7 @@ from helexa.neuron.doctor.doctor import look_at_folder
 from helexa.neuron.doctor.kernels import look_at_kernels
 from helexa.neuron.doctor.machine import CheckResult, look_at_machine
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
-from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
-from helexa.neuron.engine.ipc.processes import CollectiveResult
+from helexa.neuron.engine.ipc.messages import CollectiveResult, EngineOptions, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.hardware.discovery import default_device
 from helexa.neuron.lifecycle.registry import Registry

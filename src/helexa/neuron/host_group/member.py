@@ -18,8 +18,7 @@ from helexa.neuron.code_version import code_version
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine.ipc.channel import Channel, ChannelError, SecretError, accept, connect, wait_until_closed
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
-from helexa.neuron.engine.ipc.messages import MemoryRequest
-from helexa.neuron.engine.ipc.processes import MemoryDenied, StageSetup
+from helexa.neuron.engine.ipc.messages import MemoryDenied, MemoryRequest, StageSetup
 from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.hardware.discovery import default_device

@@ -20,8 +20,7 @@ import msgspec
 
 from helexa.neuron import tensors
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
-from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine.ipc.processes import CollectiveResult
+from helexa.neuron.engine.ipc.messages import CollectiveResult, EngineOptions
 from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.rank import exchange_for
 from helexa.neuron.ops.native.native import NativeOps
