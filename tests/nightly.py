@@ -21,5 +21,6 @@ def daily(chosen: Collection[Any], every: Iterable[Any], *, several: bool = Fals
     Args:
         several: whether each case is a tuple with the values of several parameters.
     """
+    assert not isinstance(every, set), "processes of one run would collect a set in different orders"
     nightly = pytest.mark.nightly
     return [case if case in chosen else pytest.param(*(case if several else (case,)), marks=nightly) for case in every]

@@ -52,7 +52,7 @@ def damaged(original: bytes, header: int, chance: random.Random) -> bytes:
 OFTEN = ("llama", "qwen3_5_text", "gemma3_text", "gpt_oss")
 
 
-@pytest.mark.parametrize("kind", daily(OFTEN, FAMILIES.keys() - {"glm4_moe_lite"}))
+@pytest.mark.parametrize("kind", daily(OFTEN, (kind for kind in FAMILIES if kind != "glm4_moe_lite")))
 def test_damaged_files_load_or_are_rejected(kind: str, tmp_path: Path) -> None:
     original = write_model(tmp_path / "original.gguf", *tiny(kind), some_strings).read_bytes()
     header = min(int(tensor.data_offset) for tensor in gguf.GGUFReader(tmp_path / "original.gguf").tensors)
