@@ -119,6 +119,10 @@ async def test_memory_estimate_matches_the_usage(smollm2_gguf: Path) -> None:
             await answers(count, 3)
         await answers(4, 3, SamplingParams(temperature=1.0, top_p=0.999, seed=1))
         look()
+        async with asyncio.timeout(60):
+            while granted[0].total > 1.4 * used:  # packed weights are pages of their file until they are moved
+                await asyncio.sleep(0.05)
+                look()
     finally:
         await client.close()
-    assert used <= granted[0].total <= 1.4 * used  # usage varies by some MiB between runs
+    assert used <= granted[0].total  # usage varies by some MiB between runs
