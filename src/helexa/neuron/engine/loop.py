@@ -82,11 +82,10 @@ class Steps:
         # dropped.
         self._overlap = overlap
         self._draft = None
-        limits, vocab_size = runner.facts.drafts, runner.facts.vocab_size
-        if limits is not None and runner.draft is not None:
-            self._draft = DraftModel(runner.draft, limits, vocab_size)
-        elif limits is not None and runner.draft_head is not None:
-            self._draft = HeadModel(runner.draft_head, limits, vocab_size)
+        if runner.draft is not None and (limits := runner.facts.drafts) is not None:
+            self._draft = DraftModel(runner.draft, limits, runner.facts.vocab_size)
+        elif runner.draft_head is not None and (limits := runner.facts.drafts) is not None:
+            self._draft = HeadModel(runner.draft_head, limits, runner.facts.vocab_size)
         self._ahead: _Step | None = None
         self._strikes = OutOfMemoryCounter()
         self._read = 0.0  # time at which the results of the last step were read

@@ -30,6 +30,7 @@ class SimulatedRunner(SimulatedCache):
         self.buckets: list[Bucket] = []
         self.encoder = None
         self.draft = None
+        self.draft_head = None
         self.counts_kernels = False
         self.ahead = 0
         self.entries = 0

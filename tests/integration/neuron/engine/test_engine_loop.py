@@ -57,6 +57,7 @@ class Runner:
     counts_kernels = False
     encoder = None
     draft = None
+    draft_head = None
     buckets: ClassVar[list[Bucket]] = []
     facts = ModelFacts(**FACTS)
 

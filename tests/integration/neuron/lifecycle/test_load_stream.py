@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from helexa.neuron.hardware.accelerators import Accelerators
-from helexa.neuron.lifecycle import registry
+from helexa.neuron.lifecycle import load_preparation
 from helexa.neuron.routes import management
 from neuron.fake_models import make_model, release, starts, until
 from neuron.running_node import Node, running
@@ -106,7 +106,7 @@ async def test_load_that_cannot_begin_gets_a_plain_error_response(node: Node) ->
 
 async def test_broken_driver_is_reported_in_the_load_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = Accelerators(unavailable="reboot")
-    monkeypatch.setattr(registry, "accelerators", lambda: facts)
+    monkeypatch.setattr(load_preparation, "accelerators", lambda: facts)
     async with running({"NEURON_HARNESS__TORCH__DEVICE": "cuda:0"}) as node:
         async with ask(node, make_model(tmp_path)) as response:
             assert (response.status, (await response.json())["code"]) == (503, "cuda_unavailable")
