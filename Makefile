@@ -27,12 +27,13 @@ chat: $(VENV)/.installed
 	$(BIN)/helexa chat
 
 # Tests start some hundred processes, which would compile helexa each time if none may leave what it compiled. On one or
-# two CPUs, one more worker computes while the others wait for processes. Status 1: tests failed; all tests were run.
-test: export PYTHONDONTWRITEBYTECODE =
-test: export OMP_NUM_THREADS = 1
+# two CPUs, one more worker computes while the others wait for processes. `nproc` prints OMP_NUM_THREADS if it is set, so
+# only the tests get it. Status 1: tests failed, and all tests were run.
+TEST_ENVIRONMENT = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1
 test: lint
-	$(BIN)/python -m pytest -n $$(( $$(nproc) < 3 ? $$(nproc) + 1 : 4 )) --dist loadfile --no-loadscope-reorder \
-		--max-worker-restart 0 $(TESTS) || { [ $$? = 1 ] && $(BIN)/python .ci/second_run.py; }
+	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n $$(( $$(nproc) < 3 ? $$(nproc) + 1 : 4 )) --dist loadfile \
+		--no-loadscope-reorder --max-worker-restart 0 $(TESTS) || \
+		{ [ $$? = 1 ] && $(TEST_ENVIRONMENT) $(BIN)/python .ci/second_run.py; }
 
 # All tests with many more random cases, then the install paths and outside programs: hours.
 nightly:
