@@ -72,10 +72,10 @@ class ApiFormat(Protocol):
 
 
 def text_of(value: Any) -> str:
-    """Return a string with unpaired surrogates replaced, or "" for another value."""
+    """Return a string with U+FFFD for each unpaired surrogate, or "" for another value."""
     if not isinstance(value, str):
         return ""
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def count_of(value: Any) -> int:
