@@ -95,7 +95,7 @@ INLINE place place_of_row(uint8_t *group, int64_t rows, int64_t r) {
 }
 
 /* Return the block of the row `row` of `rows` rows and the group `g`. */
-INLINE block block_of(const uint8_t *x, int64_t row, int64_t rows, int64_t groups, int64_t g) {
+INLINE block stored_block(const uint8_t *x, int64_t row, int64_t rows, int64_t groups, int64_t g) {
     int64_t start = panel_start(row, rows), together = rows_of_panel(start, rows), r = row - start;
     if (!has_amx_panels(rows)) return ((const block *)x)[start * groups + g * together + r];
     place from = place_of_row(amx_group(x, start, rows, groups, g), together, r);

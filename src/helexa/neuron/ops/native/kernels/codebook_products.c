@@ -318,7 +318,7 @@ void multiply_indexes(const multiply_arguments *a, int64_t begin, int64_t end, i
             for (int64_t r = 0; r < width; r++) {
                 for (int64_t i = 0; i < count; i++) {
                     reordered *to = x + part * count + i * width + r;
-                    const block from = block_of(a->x, begin + part + (r < here ? r : 0), a->rows, groups, g + i);
+                    const block from = stored_block(a->x, begin + part + (r < here ? r : 0), a->rows, groups, g + i);
                     if (r < here)
                         reorder(&from, to);
                     else
