@@ -72,7 +72,7 @@ class ApiFormat(Protocol):
 
 
 def text_of(value: Any) -> str:
-    """Return a string with U+FFFD for each unpaired surrogate, or "" for another value."""
+    """Return a string with U+FFFD for unpaired surrogates, or "" for another value."""
     if not isinstance(value, str):
         return ""
     return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
