@@ -216,6 +216,12 @@ CALLS = (
     ),
     Quirk(
         "vLLM",
+        "empty arguments that are encoded twice",
+        Seen(calls=(("add", {}),), end="tool_calls", usage=(7, 2)),
+        whole=_calls(tool_call("add", json.dumps("{}"), id="call_1")),
+    ),
+    Quirk(
+        "vLLM",
         "text, then a call, in one chunk with the finish reason",
         Seen("Hi", calls=(_ADD,), end="tool_calls", usage=(7, 2)),
         (

@@ -186,8 +186,8 @@ def _as_text(arguments: Any, *, whole: bool) -> str:
     `whole` is True if the arguments are complete.
     """
     if isinstance(arguments, str):
-        twice_encoded = whole and arguments.startswith('"')
-        return as_json(decoded).decode() if twice_encoded and (decoded := parse_arguments(arguments)) else arguments
+        decoded = parse_arguments(arguments) if whole and arguments.startswith('"') else None  # encoded twice
+        return arguments if decoded is None else as_json(decoded).decode()
     return as_json(arguments).decode() if isinstance(arguments, dict) else ""  # some backends send an object
 
 

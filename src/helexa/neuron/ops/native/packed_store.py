@@ -177,8 +177,8 @@ class PackedStore(MatrixStore):
 class MappedWeights:
     """A mapped file of weights, which can move to huge pages while kernels read it.
 
-    A copy at the start would take longer than all other work of a small model's load. Without huge pages, decoding
-    takes 1 to 5 % longer.
+    A copy at the start would take longer than all other work of a small model's load. Without huge pages, decoding of
+    one sequence took 1 to 5 % longer on Zen 4, and 1.6 times as long on Sapphire Rapids in a virtual machine.
     """
 
     def __init__(self, file: BinaryIO, size: int) -> None:

@@ -100,7 +100,8 @@ INLINE void add_upper(const uint8_t *x, const expanded *weights, int64_t i, int6
 }
 
 /* Compute the sums of products of the codes of `rows` rows and `count` expanded groups. */
-INLINE void multiply_codes(const uint8_t *panel, const expanded *weights, int64_t count, int64_t rows, work *to, const int halves) {
+INLINE void multiply_codes(const uint8_t *panel, const expanded *weights, int64_t count, int64_t rows, work *to,
+                           const int halves) {
     const __mmask16 each_row = (__mmask16)((1 << rows) - 1);
     const __m512i of_half = _mm512_set1_epi32((1 << QUADS / halves) - 1);
     uint32_t chosen[SUM_TILES], any = 0; /* rows with upper bytes */
