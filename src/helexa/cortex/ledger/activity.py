@@ -143,12 +143,16 @@ async def recent(
 
 
 def _row(activity: Activity) -> Args:
-    return tuple([_column(value) for value in _values(activity)])
-
-
-def _column(value: Any) -> Any:
-    value_type = type(value)
-    return plain(value) if value_type is str else bounded(value, _MAX_INTEGER) if value_type is int else value
+    return tuple(
+        [
+            plain(value)
+            if type(value) is str
+            else bounded(value, _MAX_INTEGER)
+            if type(value) is int and not 0 <= value <= _MAX_INTEGER
+            else value
+            for value in _values(activity)
+        ]
+    )
 
 
 async def charges(

@@ -109,11 +109,11 @@ class History:
                     for key in _keys(node_name, model):
                         sums[key] += count
             for key, count in sums.items():
-                for series in self._find(*key):
+                if (series := self._find(*key)) is not None:
                     ring: Ring = getattr(series, field)
                     ring[place] = max(ring[place], count)
         for key, known in memory.items():
-            for series in self._find(*key):
+            if (series := self._find(*key)) is not None:
                 series.memory_used[place] = sum(used for used, _ in known)
                 series.memory_total[place] = sum(total for _, total in known)
 
@@ -124,18 +124,18 @@ class History:
         place = self._advance()
         end = min(self._clock(), (activity.started_ms + activity.duration_ms) / 1000)
         start = min(end, (activity.started_ms + (activity.ttft_ms or 0.0)) / 1000)
-        shares = [
-            (interval % INTERVALS, share)
+        tokens = [
+            (interval % INTERVALS, activity.completion * share)
             for interval, share in _shares(start, end)
             if self._current - INTERVALS < interval <= self._current
         ]
         for by, name in _keys(activity.node, activity.model):
-            for series in self._find(by, name):
+            if (series := self._find(by, name)) is not None:
                 if activity.ttft_ms is not None:
                     series.first_token_ms[place] += activity.ttft_ms
                     series.first_tokens[place] += 1
-                for at, share in shares:
-                    series.tokens[at] += activity.completion * share
+                for at, count in tokens:
+                    series.tokens[at] += count
 
     def report(self, by: By, limit: int) -> dict[str, Any]:
         """Return the complete intervals as JSON, oldest first.
@@ -181,24 +181,24 @@ class History:
             return first
         return [_sum_of_known(values) for values in zip(first, *others, strict=True)]
 
-    def _find(self, by: By, name: str) -> Iterator[_Series]:
-        """Yield the series of a name; nothing for a new name if there are too many."""
+    def _find(self, by: By, name: str) -> _Series | None:
+        """Return the series of a name; None for a new name if there are too many."""
         known = self._series[by]
         series = known.get(name)
         if series is None and len(known) < MAX_NAMES:
             series = known[name] = _Series()
         if series is not None:
             series.used_at = self._current
-            yield series
+        return series
 
     def _advance(self) -> int:
         """Forget the intervals before the last hour, and return the current place."""
         now = int(self._clock()) // INTERVAL_SECS
-        for interval in range(max(self._current + 1, now - INTERVALS + 1), now + 1):
-            for known in self._series.values():
-                for series in known.values():
-                    series.forget(interval % INTERVALS)
         if now > self._current:
+            for interval in range(max(self._current + 1, now - INTERVALS + 1), now + 1):
+                for known in self._series.values():
+                    for series in known.values():
+                        series.forget(interval % INTERVALS)
             self._current = now
             for known in self._series.values():
                 for name in [name for name, one in known.items() if one.used_at <= now - INTERVALS]:
@@ -219,15 +219,16 @@ def _ring(value: float) -> Ring:
     return array("f", [value]) * INTERVALS
 
 
-def _shares(start: float, end: float) -> Iterator[tuple[int, float]]:
-    """Yield the intervals between two Unix times, with the share of each."""
+def _shares(start: float, end: float) -> list[tuple[int, float]]:
+    """Return the intervals between two Unix times, with the share of each."""
     first, last = int(start // INTERVAL_SECS), int(end // INTERVAL_SECS)
     if first == last:
-        yield first, 1.0
-        return
+        return [(first, 1.0)]
+    shares: list[tuple[int, float]] = []
     for interval in range(max(first, last - INTERVALS), last + 1):
         inside = min(end, (interval + 1) * INTERVAL_SECS) - max(start, interval * INTERVAL_SECS)
-        yield interval, inside / (end - start)
+        shares.append((interval, inside / (end - start)))
+    return shares
 
 
 def _memory(node: Node) -> tuple[float, float] | None:
