@@ -2,7 +2,7 @@
 
 import threading
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import APIResponse, Page, Route, expect
 
 from cortex.console.conftest import LONG, SignIn
 from cortex.console.fake_fleet import ADMIN, ALICE, FakeFleet, running
@@ -196,6 +196,31 @@ def test_expired_session_keeps_the_draft_under_the_sign_in_dialog(sign_in: SignI
     page.get_by_role("button", name="Try again").click()
     expect(page.get_by_text("5 tokens")).to_have_count(2)
     assert page.locator(".bubble").count() == 2
+
+
+def test_sign_out_is_no_lost_session_if_the_stream_ends_before_the_response(sign_in: SignIn) -> None:
+    page = sign_in()
+    page.get_by_role("button", name="Actions for n1", exact=True).wait_for()  # it arrives on the stream
+    signed_out: list[tuple[Route, APIResponse]] = []
+    ended: list[str] = []
+
+    def hold(route: Route) -> None:
+        if route.request.method == "DELETE":
+            signed_out.append((route, route.fetch()))
+        else:
+            route.continue_()
+
+    page.route("**/api/session", hold)
+    page.on("requestfinished", lambda request: ended.append(request.url))
+    page.on("requestfailed", lambda request: ended.append(request.url))
+    page.get_by_role("button", name="Sign out").click()
+    while not signed_out or not any("/api/events" in url for url in ended):
+        page.wait_for_timeout(20)
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    (route, response), *_ = signed_out
+    route.fulfill(response=response)
+    expect(page.get_by_role("heading", name="Sign in to this gateway")).to_be_visible()
+    expect(page.get_by_role("dialog")).to_have_count(0)
 
 
 def test_reload_keeps_the_conversation_and_the_draft(sign_in: SignIn) -> None:

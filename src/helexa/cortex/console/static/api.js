@@ -91,8 +91,12 @@ export async function refreshSession() {
   return found;
 }
 
+// True while the user signs out. The stream of events may then end before the response to the sign-out arrives.
+let signingOut = false;
+
 // Learn why a request was rejected, and ask to sign in again.
 export async function sessionEnded(error) {
+  if (signingOut) return;
   const before = session.get();
   if (before?.signed_in) interrupted.set(true);
   let now;
@@ -120,12 +124,17 @@ export async function signIn(credential) {
 
 export async function signOut() {
   interrupted.set(false);
+  signingOut = true;
   try {
     await send("/api/session", { method: "DELETE" });
   } catch {
     /* the session has ended already */
   }
-  await refreshSession();
+  try {
+    await refreshSession();
+  } finally {
+    signingOut = false;
+  }
 }
 
 // Return true if the user is an admin. Otherwise open the sign-in dialog and return false.
