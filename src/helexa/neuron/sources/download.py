@@ -12,10 +12,9 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helexa.neuron.sources.fetch import ContentError, Fetch, disk_error, disk_full_error
+from helexa.neuron.sources.fetch import ContentError, Fetch, WebError, disk_error, disk_full_error
 from helexa.neuron.sources.repository_files import Listing, RemoteFile
 from helexa.neuron.sources.snapshot import Snapshots
-from helexa.neuron.sources.web_error import WebError
 
 if TYPE_CHECKING:  # a cached model needs no HTTP client
     from helexa.neuron.sources.web import Site, SiteResponse

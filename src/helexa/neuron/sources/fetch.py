@@ -1,4 +1,7 @@
-"""Handle of a running fetch, which finds or downloads a model in a worker thread."""
+"""Handle of a running fetch, and the errors of a fetch.
+
+A fetch finds or downloads a model in a worker thread.
+"""
 
 import errno
 import threading
@@ -6,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helexa.core.errors import SourceError
-from helexa.neuron.sources.web_error import WebError
 
 # Function that receives stage, bytes done and total bytes (0: unknown).
 ProgressReport = Callable[[str, int, int], None]
@@ -54,6 +56,28 @@ class Fetch:
     def abandon(self) -> None:
         """Cancel the fetch; its thread ends at its next call of this object."""
         self._abandoned.set()
+
+
+class WebError(Exception):
+    """A failed HTTP request or an unusable response."""
+
+    def __init__(
+        self,
+        where: str,
+        reason: str,
+        *,
+        status: int | None = None,
+        code: str = "",
+        retry_after: int | None = None,
+        transient: bool = True,
+    ) -> None:
+        super().__init__(reason)
+        self.where = where  # scheme, host and port of the server
+        self.status = status  # HTTP status, or None if there was no response
+        # Error code of the Hugging Face Hub, such as `GatedRepo`. Empty if the response has no error code.
+        self.code = code
+        self.retry_after = retry_after  # value of `Retry-After` in seconds, or None
+        self.transient = transient  # whether the error may be transient. In this case, a retry may succeed.
 
 
 class DiskError(Exception):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from helexa.core.errors import SourceError
-from helexa.neuron.sources.web_error import WebError
+from helexa.neuron.sources.fetch import WebError
 from helexa.neuron.text.config_files import POOLING_FILE
 from helexa.neuron.weights.gguf.files import part_names
 from helexa.neuron.weights.quant_policy import AUTO, NAMES, is_quant

@@ -16,11 +16,18 @@ from helexa.neuron.cache_folder import cache_root, expanded
 from helexa.neuron.options import MOST_DOWNLOADS, NodeOptions, SourceOptions
 from helexa.neuron.processes.file_threads import FileThreads
 from helexa.neuron.sources.download import Downloads, retry_delay
-from helexa.neuron.sources.fetch import ContentError, DiskError, Fetch, ProgressReport, disk_error, source_error
+from helexa.neuron.sources.fetch import (
+    ContentError,
+    DiskError,
+    Fetch,
+    ProgressReport,
+    WebError,
+    disk_error,
+    source_error,
+)
 from helexa.neuron.sources.pypi import cached_package_model, packaged_model
 from helexa.neuron.sources.repository_files import Listing, chosen_files, model_path, request_listing
 from helexa.neuron.sources.snapshot import Snapshots
-from helexa.neuron.sources.web_error import WebError
 from helexa.neuron.weights.quant_policy import is_quant, share_left
 
 if TYPE_CHECKING:

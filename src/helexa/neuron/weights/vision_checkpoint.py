@@ -19,15 +19,10 @@ from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES
 from helexa.neuron.weights.gguf.header import GgufTensor
 from helexa.neuron.weights.gguf.layout import halves
+from helexa.neuron.weights.gguf.mmproj import hugging_face_names, interleaved_heads, mmproj_beside
 from helexa.neuron.weights.model_file import WHOLE, Part
 from helexa.neuron.weights.safetensors_file import file_tensors
-from helexa.neuron.weights.vision_config import (
-    VisionConfig,
-    hugging_face_names,
-    interleaved_heads,
-    mmproj_beside,
-    read_vision_config,
-)
+from helexa.neuron.weights.vision_config import VisionConfig, read_vision_config
 
 _QWEN = re.compile(r"(?:model\.)?visual\.(?P<rest>.+)")
 _SIGLIP = re.compile(

@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.vision.image_processor import image_processor
+from helexa.neuron.weights.gguf.mmproj import mmproj_beside
 from helexa.neuron.weights.vision_checkpoint import open_vision_checkpoint
-from helexa.neuron.weights.vision_config import mmproj_beside, read_vision_config
+from helexa.neuron.weights.vision_config import read_vision_config
 
 QWEN: dict[str, Any] = {"model_type": "qwen3_5", "vision_config": {"hidden_size": 64}}
 
