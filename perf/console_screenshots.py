@@ -1,10 +1,9 @@
-"""Make the screenshots of the console for the documentation: docs/images/console-*.webp.
-
-usage: python perf/console_screenshots.py
+"""Make the screenshots of the console for the documentation: `console-*.webp`.
 
 The fleet is made up: a real gateway in front of fake nodes, which report hardware and speeds that this machine lacks.
 """
 
+import argparse
 import asyncio
 import base64
 import math
@@ -189,21 +188,26 @@ def open_page(browser: Browser, url: str, theme: Any, height: int = 900) -> Page
     return page
 
 
-def shoot(page: Page, name: str) -> None:
+def shoot(page: Page, folder: Path, name: str) -> None:
     page.mouse.move(0, 0)
     page.wait_for_timeout(400)
     session = page.context.new_cdp_session(page)
     data = session.send("Page.captureScreenshot", {"format": "webp", "quality": QUALITY})["data"]
     content = base64.b64decode(data)
     assert len(content) < MOST_BYTES, f"{name} has {len(content)} bytes"
-    (IMAGES / f"console-{name}.webp").write_bytes(content)
+    (folder / f"console-{name}.webp").write_bytes(content)
     print(f"console-{name}.webp: {len(content)} bytes")
     page.context.close()
 
 
 def main() -> None:
     """Take all screenshots."""
-    IMAGES.mkdir(exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--out", type=Path, default=IMAGES, metavar="FOLDER", help="replace the images in FOLDER (default: %(default)s)"
+    )
+    folder: Path = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
     prices = {"input": 0.1, "output": 0.4, "cache_read": 0.02}
     models = [{"id": model, "vram_mb": 16_000, "cost": prices} for model in (LARGE, VISION, CODER, LOADING, SMALL)]
     with running(*nodes(), models=models) as fleet, browsing.chromium() as browser:
@@ -211,7 +215,7 @@ def main() -> None:
         fleet.run(write_last_hour(fleet))
         page = open_page(browser, f"{fleet.url}/#/fleet", "light", 820)
         page.locator(".node").nth(2).wait_for()
-        shoot(page, "fleet")
+        shoot(page, folder, "fleet")
         page = open_page(browser, f"{fleet.url}/#/playground", "dark", 820)
         page.get_by_role("button", name="Compare").click()
         for place, model in enumerate((LARGE, CODER)):
@@ -220,10 +224,10 @@ def main() -> None:
         page.keyboard.press("Enter")
         page.get_by_role("button", name="Stop").last.wait_for()
         page.get_by_role("button", name="Send").wait_for()
-        shoot(page, "playground")
+        shoot(page, folder, "playground")
         page = open_page(browser, f"{fleet.url}/#/usage", "light", 640)
         page.get_by_role("rowheader", name=LARGE).wait_for()
-        shoot(page, "usage")
+        shoot(page, folder, "usage")
 
 
 if __name__ == "__main__":
