@@ -21,7 +21,10 @@ from typing import Any
 import aiohttp
 import orjson
 
-from helexa.bench.api_formats import (
+from helexa.bench.identity import TargetKind
+from helexa.bench.measurement.load import Clock, PromptRequest
+from helexa.bench.measurement.measures import Delta, RequestRecord, Role
+from helexa.bench.wire_formats import (
     AnthropicMessages,
     ApiFormat,
     OpenAIChat,
@@ -30,9 +33,6 @@ from helexa.bench.api_formats import (
     mapping,
     text,
 )
-from helexa.bench.identity import TargetKind
-from helexa.bench.measurement.load import Clock, PromptRequest
-from helexa.bench.measurement.measures import Delta, RequestRecord, Role
 from helexa.core.logs import tell
 from helexa.core.sse import EventParser
 

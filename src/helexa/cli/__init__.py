@@ -34,9 +34,7 @@ app.command("helexa.cli.commands.models:pull", help="Download models to this mac
 app.command(
     "helexa.cli.commands.models:list_models", name=["list", "ls"], help="List the models downloaded to this machine."
 )
-app.command(
-    "helexa.cli.commands.prompts:cache", help="List or delete saved prompts and packed weights of this machine."
-)
+app.command("helexa.cli.commands.cache:cache", help="List or delete saved prompts and packed weights of this machine.")
 app.command("helexa.cli.commands.models:models", help="List models to run, by the memory that they need.")
 app.command("helexa.cli.commands.models:show", help="Show the properties of a model from its files.")
 app.command("helexa.cli.commands.rm:rm", help="Remove models from this machine.")

@@ -9,8 +9,8 @@ from typing import Any
 
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Markers, NotACall, Reading, Source
+from helexa.neuron.parsers.values.argument_values import bare_value, dumps, strict_loads
 from helexa.neuron.parsers.values.json_call import read_calls
-from helexa.neuron.parsers.values.json_text import bare_value, dumps, strict_loads
 from helexa.neuron.parsers.values.json_value import repaired_json
 from helexa.neuron.parsers.values.keyed_arguments import KeyedArguments
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from helexa.neuron.parsers.schema_types import child_schema
 from helexa.neuron.parsers.source import NO_MARKERS, Markers, NotACall, Reading, Source
+from helexa.neuron.parsers.values.argument_values import MAX_BARE, bare_value
 from helexa.neuron.parsers.values.json_string import JsonString
-from helexa.neuron.parsers.values.json_text import MAX_BARE, bare_value
 
 MAX_DEPTH = 100
 
