@@ -34,9 +34,17 @@ hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Run files that need a real model first: they take longest, and should not run last on a single worker."""
-    long = {item.path for item in items if "smollm2_gguf" in item.fixturenames}
-    items.sort(key=lambda item: item.path not in long)
+    """Run the files that take longest first: none of them should run last, on a single worker.
+
+    They run Triton's interpreter, compile kernels for other processors, need a real model, or start a browser.
+    """
+    slow = ("smollm2_gguf", "browser", "built", "portable", "with_avx2")
+    long = {item.path for item in items if not set(slow).isdisjoint(item.fixturenames)}
+
+    def order(item: pytest.Function) -> int:
+        return 0 if item.path.parent.name == "triton" else 1 if item.path in long else 2
+
+    items.sort(key=order)
 
 
 def pytest_collection_finish() -> None:

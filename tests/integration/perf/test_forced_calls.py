@@ -23,7 +23,7 @@ async def test_forced_calls_are_valid_or_truncated(
 
     tasks = [random_task(number, seed=1) for number in range(TOOLS)]
     async with stack() as running:
-        for tokenizer in (qwen2_5_tokenizer, mistral_nemo_tokenizer, llama3_2_tokenizer)[: cases(2, 3)]:
+        for tokenizer in (qwen2_5_tokenizer, mistral_nemo_tokenizer, llama3_2_tokenizer)[: cases(1, 3)]:
             model = f"random/{tokenizer.name}"
             await running.load(model, write_random_model(tokenizer, tmp_path / tokenizer.name), "")
             counts = await attack(running, model, tasks, every_api=False, streams=4, max_tokens=MAX_TOKENS)

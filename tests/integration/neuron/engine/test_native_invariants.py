@@ -21,7 +21,7 @@ from helexa.neuron.ops.native import native_kernels
 from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.ops.native.native_kernels import Unavailable
 from helexa.neuron.ops.torch_cpu import CpuOps
-from nightly import daily
+from nightly import cases, daily
 
 # "The capital of France is" and artificial text of different lengths; page boundaries (64) fall inside and at the ends.
 FRANCE = [504, 3575, 282, 4649, 314]
@@ -30,6 +30,8 @@ PROMPTS = [
     for n, length in enumerate((0, 1, 12, 40, 58, 59, 60, 130))
 ]
 TOKENS = 8
+COMPARED = slice(1, None, cases(3, 1))
+"""Prompts whose tokens are compared with the reference, which computes each of them in float32."""
 Reference = Callable[[tuple[int, ...], tuple[int, ...]], torch.Tensor]
 CACHE_MB = 128
 MAX_LOGPROB_GAP = 0.4
@@ -135,7 +137,7 @@ def test_native_tokens_match_the_reference_up_to_close_choices(
     native: Runner, runner: Runner, reference: Reference, expected_tokens: list[list[int]]
 ) -> None:
     assert generate(runner, scheduler_of(runner), [FRANCE], 4) == [expected_tokens[0][:4]]
-    for prompt, tokens in zip(PROMPTS, expected_tokens, strict=True):
+    for prompt, tokens in list(zip(PROMPTS, expected_tokens, strict=True))[COMPARED]:
         check_near_reference(native, reference, prompt, tokens)
 
 
@@ -151,7 +153,8 @@ def test_native_tokens_match_the_reference_up_to_close_choices(
 def test_stock_torch_tokens_match_the_reference_up_to_close_choices(
     stock: Runner, reference: Reference, options: dict[str, int]
 ) -> None:
-    for prompt, tokens in zip(PROMPTS, generate(stock, scheduler_of(stock, **options), PROMPTS, TOKENS), strict=True):
+    outputs = generate(stock, scheduler_of(stock, **options), PROMPTS, TOKENS)
+    for prompt, tokens in list(zip(PROMPTS, outputs, strict=True))[COMPARED]:
         check_near_reference(stock, reference, prompt, tokens)
 
 

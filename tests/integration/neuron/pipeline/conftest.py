@@ -16,7 +16,6 @@ from helexa.neuron.engine.ipc.channel import HostAddress
 from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.host_group.member import StageProcesses, accept_engines
-from neuron.ranks.rank_models import write_tiny_gguf
 
 SECRET = b"the secret of the tests' hosts"
 
@@ -75,8 +74,3 @@ def group_of() -> Iterator[GroupOf]:
     """Function that returns a group with this number of hosts, including host 0."""
     with hosts() as group_of:
         yield group_of
-
-
-@pytest.fixture(scope="session")
-def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("tiny"))

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
+from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.engine.ipc.messages import HostGroup
 from helexa.neuron.engine_client.child import COMMAND, Child
 from injection import inject
@@ -107,6 +108,7 @@ async def test_other_files_fail_the_load(
     for host, size in ((0, 0), (1, 1)):
         folder = tmp_path / f"cache{host}"
         folder.mkdir()
+        (folder / "kernels").symlink_to(cache_root(None) / "kernels")  # to avoid compiling them again
         shutil.copy(tiny_gguf, folder / "model.gguf")
         with (folder / "model.gguf").open("ab") as file:
             file.write(b"\0" * size)

@@ -1,12 +1,9 @@
 """Fixtures of the tests of tensor parallelism."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-from neuron.ranks.rank_models import write_tiny_gguf
 
 
 @pytest.fixture(scope="module")
@@ -16,8 +13,3 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="session")
-def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("tiny"))

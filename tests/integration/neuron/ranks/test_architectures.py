@@ -48,13 +48,13 @@ def test_each_rank_holds_its_part_of_the_weights(
     assert max(sizes) <= 1.05 * whole / ranks
 
 
-@pytest.mark.parametrize("name", daily(["gpt_oss", "qwen3_5_moe"], ["llama", "gpt_oss", "qwen3_5_moe"]))
+@pytest.mark.parametrize("name", daily(["gpt_oss"], ["llama", "gpt_oss", "qwen3_5_moe"]))
 def test_logits_over_gloo_are_close_to_those_of_one_rank(name: str, tmp_path: Path) -> None:
     assert_close_to_one_rank(name, tmp_path, 2, kernels="torch", dtype="float32", tensor_parallel_mode="exact")
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("name", daily(["llama", "gemma3", "gpt_oss", "qwen3_5_moe"], MODELS))
+@pytest.mark.parametrize("name", daily(["gemma3", "qwen3_5_moe"], MODELS))
 def test_logits_from_partial_sums_are_close_to_those_of_one_rank(name: str, ranks: int, tmp_path: Path) -> None:
     assert_close_to_one_rank(name, tmp_path, ranks, kernels="torch", dtype="float32", tensor_parallel_mode="sum")
 

@@ -7,6 +7,7 @@ import pytest
 
 from cortex.fake_node import FakeNode, never_end
 from cortex.running_gateway import eventually, running_cortex
+from helexa.cortex.fleet import poller
 
 MODELS = [{"id": "Org/Cold", "source": "pypi:cold-model"}, {"id": "Org/Other"}]
 
@@ -46,7 +47,10 @@ async def test_concurrent_requests_load_a_cold_model_on_one_node() -> None:
         assert (len(a.loads), len(b.loads)) == (1, 0)
 
 
-async def test_loaded_model_is_served_before_the_next_poll(cold: Any, node: FakeNode) -> None:
+async def test_loaded_model_is_served_before_the_next_poll(
+    cold: Any, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "REFRESH_TIMEOUT_SECS", 0.1)
     node.may_answer_polls.clear()
     assert (await cold.ask("cold"))[0] == 200
     assert (await cold.ask("cold"))[0] == 200

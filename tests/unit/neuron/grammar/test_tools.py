@@ -18,7 +18,7 @@ from neuron.grammar.schemas import Schema, tool_schemas
 from neuron.parsers.piecewise_parsing import DAILY_FORMATS, MESSAGE_FORMATS, TOOLS, parse_pieces, parser
 from nightly import cases, daily
 
-WALKS = cases(40, 1000, "HELEXA_TEST_SCHEMAS")
+WALKS = cases(20, 1000, "HELEXA_TEST_SCHEMAS")
 
 PLAN: Schema = {
     "type": "object",

@@ -28,7 +28,7 @@ from neuron.parsers.piecewise_parsing import (
 from neuron.scripted_engine import byte_tokenizer
 from nightly import NIGHTLY, cases, daily
 
-FUZZ = cases(100, 3000, "HELEXA_FUZZ")
+FUZZ = cases(48, 3000, "HELEXA_FUZZ")
 RANDOM = NIGHTLY or "HELEXA_FUZZ" in os.environ
 STREAMS = settings(max_examples=FUZZ, derandomize=not RANDOM)
 CALL_SETTINGS = settings(max_examples=FUZZ // 4, derandomize=not RANDOM)

@@ -14,7 +14,7 @@ from neuron.parsers.output_patterns import respelling
 from neuron.parsers.piecewise_parsing import TOOLS, JoinedEvent, join_events, parse_pieces, parser, pieces_at
 from nightly import cases
 
-SPACING = cases(11, 4)
+SPACING = cases(23, 4)
 """Characters between the places at which a text is cut twice."""
 
 CASES = [

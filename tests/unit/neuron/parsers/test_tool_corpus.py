@@ -28,7 +28,7 @@ from neuron.parsers.tool_corpus import TAGGED, Output, outputs
 from neuron.scripted_engine import byte_tokenizer
 from nightly import cases, daily
 
-COUNT = cases(30, 300, "HELEXA_TOOL_CORPUS")
+COUNT = cases(12, 300, "HELEXA_TOOL_CORPUS")
 CUTS = cases(2, 6)  # positions at which each output is cut
 FORMATS = [*sorted(TOOL_CALL_FORMATS), "untagged", "mistral_named"]
 PARSERS = {"untagged": "hermes", "mistral_named": "mistral"}

@@ -26,6 +26,7 @@ from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher, read_vocab
 from helexa.neuron.engine.step.step_output import Sampled
 from helexa.neuron.ops.constants import MAX_DRAFTS
 from helexa.neuron.ops.reference.reference import ReferenceOps
+from nightly import cases
 
 WIDTH = 49152
 END = 2
@@ -230,7 +231,7 @@ def test_rejected_token_is_redrawn_from_the_allowed_distribution(tokenizer: LLTo
     logits[5000] = weights.sum().log()  # half of the drawn tokens are rejected
     counts = torch.zeros(WIDTH)
     grammar_matcher = GrammarMatcher(LLMatcher(tokenizer, LLMatcher.grammar_from_regex("[0-9]")))
-    draws = 4000
+    draws = cases(1000, 4000)
     for seed in range(draws):
         sequence = Sequence(
             request(0, DIGITS, sampling=SamplingParams(temperature=1, seed=seed)), matcher=grammar_matcher

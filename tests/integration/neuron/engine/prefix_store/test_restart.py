@@ -1,6 +1,6 @@
 """Prompts on disk: an engine that reads them answers as one that computed them.
 
-Each engine is a process of its own with a real model.
+Each engine is a process of its own.
 """
 
 import asyncio
@@ -133,16 +133,14 @@ async def test_prompt_is_not_computed_again_after_a_restart(folder: Path, smollm
         assert (tokens, 0) == await answer(client, LONG[:200], salt="b") and cached == 192
 
 
-async def test_other_principals_options_and_files_share_nothing(
-    folder: Path, smollm2_gguf: Path, tmp_path: Path
-) -> None:
-    async with engine(smollm2_gguf) as client:
+async def test_other_principals_options_and_files_share_nothing(folder: Path, tiny_gguf: Path, tmp_path: Path) -> None:
+    async with engine(tiny_gguf) as client:
         await answer(client)
-    async with engine(smollm2_gguf) as client:
+    async with engine(tiny_gguf) as client:
         assert (await answer(client, salt="b"))[1] == 0
-    async with engine(smollm2_gguf, kv_dtype="int8") as client:
+    async with engine(tiny_gguf, kv_dtype="int8") as client:
         assert (await answer(client))[1] == 0
-    copy = shutil.copyfile(smollm2_gguf, tmp_path / smollm2_gguf.name)
+    copy = shutil.copyfile(tiny_gguf, tmp_path / tiny_gguf.name)
     os.truncate(copy, copy.stat().st_size)
     async with engine(copy) as client:
         assert (await answer(client))[1] == 0
@@ -182,14 +180,14 @@ async def test_window_pages_are_read_with_the_pages(folder: Path, tmp_path: Path
         assert client.disk.tokens == PAGES * 64
 
 
-async def test_killed_engine_leaves_a_usable_store(folder: Path, smollm2_gguf: Path) -> None:
-    async with engine(smollm2_gguf) as client:
+async def test_killed_engine_leaves_a_usable_store(folder: Path, tiny_gguf: Path) -> None:
+    async with engine(tiny_gguf) as client:
         computed = await answer(client)
         await eventually(lambda: saved(folder) >= PAGES)
         client._child.signal(signal.SIGKILL)
     torn = segments(folder)[0]
     os.truncate(torn, torn.stat().st_size - 1000)
-    async with engine(smollm2_gguf) as client:
+    async with engine(tiny_gguf) as client:
         tokens, cached = await answer(client)
         assert tokens == computed[0]
         assert 0 < cached < PAGES * 64
@@ -210,10 +208,10 @@ def overwrite(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", daily([flip], [flip, Path.unlink, empty, overwrite]))
-async def test_damaged_files_change_no_answer(folder: Path, smollm2_gguf: Path, damage: Callable[[Path], Any]) -> None:
-    async with engine(smollm2_gguf) as client:
+async def test_damaged_files_change_no_answer(folder: Path, tiny_gguf: Path, damage: Callable[[Path], Any]) -> None:
+    async with engine(tiny_gguf) as client:
         computed = await answer(client)
-    async with engine(smollm2_gguf) as client:
+    async with engine(tiny_gguf) as client:
         assert (await answer(client, LONG[:140]))[1] == 128  # the records are known before the damage
         for segment in segments(folder):
             damage(segment)
@@ -222,16 +220,16 @@ async def test_damaged_files_change_no_answer(folder: Path, smollm2_gguf: Path, 
         assert cached < PAGES * 64
 
 
-async def test_prefix_keys_of_cached_prompts_are_reported_by_tier(folder: Path, smollm2_gguf: Path) -> None:
+async def test_prefix_keys_of_cached_prompts_are_reported_by_tier(folder: Path, tiny_gguf: Path) -> None:
     first, second = "0123456789abcdef", "00000000000000ff"
-    async with engine(smollm2_gguf) as client:
+    async with engine(tiny_gguf) as client:
         await answer(client, LONG * 2, prefix_key=first)
         await answer(client, LONG, prefix_key=second)  # too short to matter
         assert client.prefixes == CachedPrefixes(memory=[first])
         changed = client.generate([*(LONG * 2)[:49], 7, *(LONG * 2)[50:]], max_tokens=1, sampling=GREEDY, salt="a")
         assert [output async for output in changed] and changed.miss == PrefixMiss(position=49, reason="changed")
         await eventually(lambda: saved(folder) >= 2 * PAGES + 1)
-    async with engine(smollm2_gguf) as client:
+    async with engine(tiny_gguf) as client:
         await eventually(lambda: client.prefixes == CachedPrefixes(disk=[first]))  # an idle engine looks, too
         await answer(client, LONG * 2 + [7] * 600, prefix_key=second)
         assert client.prefixes == CachedPrefixes(memory=[first, second])
@@ -265,25 +263,25 @@ async def test_cleared_snapshots_are_computed_again(folder: Path, tmp_path: Path
         assert await answer(client) == (computed[0], 0)
 
 
-async def test_two_engines_use_one_store(folder: Path, smollm2_gguf: Path) -> None:
-    async with engine(smollm2_gguf) as first, engine(smollm2_gguf) as second:
+async def test_two_engines_use_one_store(folder: Path, tiny_gguf: Path) -> None:
+    async with engine(tiny_gguf) as first, engine(tiny_gguf) as second:
         computed = await asyncio.gather(answer(first), answer(second))
         assert computed[0] == computed[1]
-    async with engine(smollm2_gguf) as client:
+    async with engine(tiny_gguf) as client:
         assert await answer(client) == (computed[0][0], PAGES * 64)
 
 
-async def test_folder_that_cannot_be_written_costs_no_answer(folder: Path, smollm2_gguf: Path) -> None:
+async def test_folder_that_cannot_be_written_costs_no_answer(folder: Path, tiny_gguf: Path) -> None:
     folder.write_text("a file in place of the folder")
-    async with engine(smollm2_gguf) as client:
+    async with engine(tiny_gguf) as client:
         assert await answer(client) == await answer(client, salt="b")
         assert (await answer(client))[1] == PAGES * 64  # from memory
 
 
-async def test_waiting_request_may_be_canceled(folder: Path, smollm2_gguf: Path) -> None:
-    async with engine(smollm2_gguf) as client:
+async def test_waiting_request_may_be_canceled(folder: Path, tiny_gguf: Path) -> None:
+    async with engine(tiny_gguf) as client:
         computed = await answer(client)
-    async with engine(smollm2_gguf) as client:
+    async with engine(tiny_gguf) as client:
         for _ in range(5):
             stream = client.generate(LONG, max_tokens=8, sampling=GREEDY, salt="a")
             task = asyncio.create_task(anext(stream))
@@ -294,11 +292,11 @@ async def test_waiting_request_may_be_canceled(folder: Path, smollm2_gguf: Path)
         assert (await answer(client))[0] == computed[0]
 
 
-async def test_other_sequences_go_on_while_pages_are_read(folder: Path, smollm2_gguf: Path) -> None:
+async def test_other_sequences_go_on_while_pages_are_read(folder: Path, tiny_gguf: Path) -> None:
     others = [[(5 + 3 * number) % 200 for number in range(20 + n)] for n in range(3)]
-    async with engine(smollm2_gguf) as client:
+    async with engine(tiny_gguf) as client:
         expected = [(await answer(client, prompt))[0] for prompt in (LONG, *others)]
-    async with engine(smollm2_gguf) as client:
+    async with engine(tiny_gguf) as client:
         answers = await asyncio.gather(*(answer(client, prompt) for prompt in (*others, LONG)))
         assert [tokens for tokens, _ in answers] == [*expected[1:], expected[0]]
         assert answers[-1][1] == PAGES * 64

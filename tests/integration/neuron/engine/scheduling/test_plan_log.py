@@ -186,7 +186,7 @@ def test_fixed_step_timing_makes_plans_independent_of_measured_times():
             options = arguments[0]
             scheduler = Scheduler(*arguments, step_controller.StepController(options, 120.0, token_seconds))
             hour = VirtualHour(scheduler, seed=3, noise_seed=noise_seed, overlap=True)
-            hour.run(seconds=900)
+            hour.run(seconds=300)
             plans[timing].append(hour.plans)
     assert plans["fixed"][0] == plans["fixed"][1]
     assert plans["measured"][0] != plans["measured"][1]
