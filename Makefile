@@ -18,7 +18,7 @@ EXTRAS := all$(if $(wildcard /dev/nvidiactl),$(comma)gpu)
 # Installations with pip and uv during a check get the same build of PyTorch.
 WITH_CPU_TORCH = PIP_CONSTRAINT=$(abspath $(VENV)/constraints.txt) UV_CONSTRAINT=$(abspath $(VENV)/constraints.txt)
 
-.PHONY: up chat test nightly outside lint bench bench-all bench-long dist check-install docs lock clean
+.PHONY: up chat test nightly outside lint style types bytecode bench bench-all bench-long dist check-install docs lock clean
 
 up: $(VENV)/.installed
 	$(BIN)/helexa up
@@ -30,7 +30,8 @@ chat: $(VENV)/.installed
 # two CPUs, one more worker computes while the others wait for processes. `nproc` prints OMP_NUM_THREADS if it is set, so
 # only the tests get it. Status 1: tests failed, and all tests were run.
 TEST_ENVIRONMENT = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1
-test: lint
+test: $(VENV)/.installed-test
+	$(MAKE) --no-print-directory --jobs=2 --output-sync style types bytecode
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n $$(( $$(nproc) < 3 ? $$(nproc) + 1 : 4 )) --dist loadfile \
 		--no-loadscope-reorder --max-worker-restart 0 $(TESTS) || \
 		{ [ $$? = 1 ] && $(TEST_ENVIRONMENT) $(BIN)/python .ci/second_run.py; }
@@ -49,12 +50,23 @@ outside: $(VENV)/.installed-test
 	status=$$?; $(BIN)/python outside/clients_table.py && exit $$status
 
 lint: $(VENV)/.installed-test
+	$(MAKE) --no-print-directory --jobs=2 --output-sync style types
+
+style: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/lint-imports --no-cache --config import-circles.toml
 	$(BIN)/python tools/check_prose.py
+
+types: $(VENV)/.installed-test
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# All workers of pytest import the same thousands of modules at once. After an installation, each worker would compile all
+# of them, so one process does it first, on the CPU that pyright leaves idle.
+bytecode: $(VENV)/.installed-test
+	@$(TEST_ENVIRONMENT) $(BIN)/python -m pytest --collect-only -qq $(TESTS) > $(VENV)/collected.txt || \
+		{ cat $(VENV)/collected.txt; exit 1; }
 
 PEERS ?= --install-peers $(VENV)/peers
 COMPARE = $(BIN)/python perf/compare.py $(PEERS)
