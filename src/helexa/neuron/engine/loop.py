@@ -61,6 +61,7 @@ class _Step:
 
     plan: Plan
     begun: float  # time at which the launch started, in seconds of `time.perf_counter`
+    tail: int = 0  # see `DraftModel.tail`
     launched: StepInFlight | None = None  # the step in flight; None if the launch failed
     error: Exception | None = None  # the exception of a failed launch, else None
 
@@ -121,12 +122,12 @@ class Steps:
         try:
             if self._draft is not None:
                 self._draft.add_drafts(plan, self._scheduler.planner.gate)
-            tail = 0 if self._draft is None else self._draft.tail(plan)
+            tail = 0 if self._draft is None else self._draft.tail(plan, self._scheduler.planner.gate)
             step = build_step(plan, self._runner.buckets, self._runner.encoder, self._scheduler.pages.windows, tail)
             start_time = time.perf_counter()  # the step controller must not learn the time of encoding images
             expected = self._scheduler.expected_seconds(plan) if self._runner.counts_kernels else 0.0
             with heartbeat.step_of(expected):
-                return _Step(plan, start_time, self._runner.launch(step, after))
+                return _Step(plan, start_time, tail, self._runner.launch(step, after, keep=tail > 0))
         # Not raised here: with overlap, the results of the previous step must be read first.
         except Exception as error:
             return _Step(plan, start_time, error=error)
@@ -165,7 +166,7 @@ class Steps:
             if not self._runner.computes_finite_logits(parts, probe_sequence.slot):
                 raise ArithmeticError("the device computes no finite numbers any more")
         if self._draft is not None:
-            self._draft.keep(plan, outcome.kept, self._scheduler.planner.gate)
+            self._draft.keep(plan, outcome.kept, step.tail, self._scheduler.planner.gate)
         outputs = self._scheduler.commit(
             plan, outcome.tokens, seconds, outcome.logprobs, outcome.hidden, outcome.scores
         )

@@ -259,6 +259,10 @@ class AnyDrafts(DraftGate):
         super().__init__(ratio=1.0, fixed=True)
         self._chance, self._share = chance, share
 
+    @property
+    def rests(self) -> bool:
+        return self._share < 1.0 and self._chance.random() < 0.1
+
     def choose(self, candidates: Collection[Candidate], rows: int) -> tuple[int, list[ModelDrafter]]:
         chosen = [each.drafter for each in candidates if each.missing <= 128 and self._chance.random() < self._share]
         return self._chance.choice((1, 3, 5)) if chosen else 0, chosen

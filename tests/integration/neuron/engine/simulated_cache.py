@@ -22,7 +22,7 @@ class SimulatedCache:
         self._window_slots: dict[tuple[int, int], Contents] = {}
         self._states: dict[int, Contents] = {}
 
-    def launch(self, plan: Plan, after: "SimulatedStep | None" = None) -> "SimulatedStep":
+    def launch(self, plan: Plan, after: "SimulatedStep | None" = None, keep: bool = False) -> "SimulatedStep":
         """Run a plan whose unknown tokens come from the step `after`; return a step that is read later."""
         return SimulatedStep(self.run([_known(entry, after) for entry in plan]))
 

@@ -36,10 +36,10 @@ class SimulatedRunner(SimulatedCache):
         self.entries = 0
         self.cleared: list[int] = []
 
-    def launch(self, plan: Plan, after: SimulatedStep | None = None) -> SimulatedStep:
+    def launch(self, plan: Plan, after: SimulatedStep | None = None, keep: bool = False) -> SimulatedStep:
         if any(FATAL in entry.sequence.tokens for entry in plan):
             raise ValueError("simulated failure")
-        step = super().launch(plan, after)
+        step = super().launch(plan, after, keep)
         rows = [entry for entry in plan if entry.samples for _ in range(len(entry.drafts) + 1)]
         non_finite = [NOT_FINITE in entry.sequence.tokens for entry in rows]
         self.ahead += after is not None

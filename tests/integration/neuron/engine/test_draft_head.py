@@ -28,7 +28,8 @@ from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.draft_gate import DraftGate
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.step.grammar_matcher import read_vocabulary
-from helexa.neuron.engine.step.step_input import Float32
+from helexa.neuron.engine.step.step_input import Float32, StepInput
+from helexa.neuron.engine.step.step_output import StepInFlight
 from helexa.neuron.ops.native.native import NativeOps
 from nightly import cases
 
@@ -105,17 +106,34 @@ def test_gate_lets_a_trained_head_draft_and_stops_a_random_one(mtp: Trained, tmp
     related_model(tmp_path / "model", strength=4.0, **HYBRID)
     add_mtp(tmp_path / "model", Mtp(mtp.model))
     schedulers: list[Scheduler] = []
+    kept: list[Counter[bool]] = []
     for folder in (mtp.folder, tmp_path / "model"):
         runner = load(folder)
         scheduler = scheduler_of(runner, step_timing="fixed")
         schedulers.append(scheduler)
+        kept.append(steps_that_keep(runner))
         for seed in range(4):
             generate_both(runner, scheduler, [likely_tokens(random.Random(seed), 24)], DRAWN)
     trained, randomized = (scheduler.committer.model_drafts for scheduler in schedulers)
     assert trained.accepted > 60
-    assert randomized.drafted < 70  # in 252 steps
+    assert randomized.drafted < 40  # in 252 steps
     gains = [scheduler.drafts().gain for scheduler in schedulers]
     assert gains[0] > 1.1 > 1.05 > gains[1]
+    assert kept[0][False] == 0
+    assert kept[1][False] > 100  # while the gate rests
+
+
+def steps_that_keep(runner: Runner) -> Counter[bool]:
+    """Return how many of the later steps keep hidden states for the draft head, and how many do not."""
+    counts: Counter[bool] = Counter()
+    launch = runner.launch
+
+    def counting(step: StepInput, after: StepInFlight | None = None, keep: bool = False) -> StepInFlight:
+        counts[keep] += 1
+        return launch(step, after, keep)
+
+    runner.launch = counting  # type: ignore[method-assign]
+    return counts
 
 
 def states_of(first: int, stop: int) -> Float32:

@@ -66,7 +66,7 @@ class Runner:
         self.cleared: list[int] = []
         self.probe_is_finite = True
 
-    def launch(self, plan: Plan, after: object) -> "Computed":
+    def launch(self, plan: Plan, after: object, keep: bool = False) -> "Computed":
         return Computed(StepOutput(self._step(plan), {}, hidden_of(plan)))
 
     def clear(self, pages: list[int]) -> None:

@@ -153,7 +153,7 @@ def test_failed_step_releases_its_tensors(monkeypatch: pytest.MonkeyPatch):
     simulation.runner.device = torch.device("cpu")
     launch = simulation.runner.launch
 
-    def run_out(plan: Plan, after: SimulatedStep | None = None) -> SimulatedStep:
+    def run_out(plan: Plan, after: SimulatedStep | None = None, keep: bool = False) -> SimulatedStep:
         if len(plan[0].sequence.tokens) < 3:
             return launch(plan, after)
         tensor = torch.zeros(3)

@@ -98,14 +98,13 @@ class HeadModel(DraftModel):
         self._numbers = list(range(contexts))
         self._own_states: dict[int, Float32] = {}  # output of the last pass by sequence id
 
-    def tail(self, plan: Plan) -> int:
+    def tail(self, plan: Plan, gate: DraftGate) -> int:
         """Return of how many tokens at the end of a prompt the hidden states are needed."""
-        return TAIL if len(plan) <= len(self._owners) else 0
+        return TAIL if len(plan) <= len(self._owners) and not gate.rests else 0
 
-    def keep(self, plan: Plan, states: Float32 | None, gate: DraftGate) -> None:
+    def keep(self, plan: Plan, states: Float32 | None, tail: int, gate: DraftGate) -> None:
         """Keep the hidden states of a finished step (see `DraftModel.keep`)."""
-        tail = self.tail(plan)
-        if states is None or not tail:
+        if states is None:
             return
         sampled, row = 0, sum(len(entry.drafts) + 1 for entry in plan if entry.samples)
         for entry in plan:
@@ -153,7 +152,7 @@ class HeadModel(DraftModel):
         begun = time.perf_counter()
         states = [self._states(*spans[index]) for index in order_of(rows)]
         self._head.set_inputs(np.concatenate(states))
-        output = self._runner.launch(step).read()
+        output = self._runner.launch(step, keep=True).read()
         assert output.kept is not None
         for (sequence, drafter, _), token, state in zip(spans, output.tokens, output.kept, strict=True):
             self._own_states[sequence.id] = state[None]

@@ -61,16 +61,20 @@ class DraftModel:
         self._runner = runner
         self._vocab_size = vocab_size
 
-    def tail(self, plan: Plan) -> int:
-        """Return of how many tokens at the end of a prompt the hidden states are needed."""
+    def tail(self, plan: Plan, gate: DraftGate) -> int:
+        """Return of how many tokens at the end of a prompt the hidden states are needed.
+
+        If the number is 0, the hidden states of no token are needed.
+        """
         return 0
 
-    def keep(self, plan: Plan, states: Float32 | None, gate: DraftGate) -> None:
+    def keep(self, plan: Plan, states: Float32 | None, tail: int, gate: DraftGate) -> None:
         """Keep the hidden states of a finished step, if the drafts depend on them.
 
         Args:
             plan: the plan of the step, which is not committed yet.
             states: see `StepOutput.kept`.
+            tail: result of the method `tail` for this plan, when the step was launched.
         """
 
     def add_drafts(self, plan: Plan, gate: DraftGate) -> None:

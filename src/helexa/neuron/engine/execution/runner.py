@@ -187,7 +187,7 @@ class Runner:
         return self.computes_alone and self.ops.counts_items
 
     @tensors.inference_mode()
-    def launch(self, step: StepInput, after: StepInFlight | None = None) -> StepInFlight:
+    def launch(self, step: StepInput, after: StepInFlight | None = None, keep: bool = False) -> StepInFlight:
         """Launch one step, and return a handle from which its results can be read.
 
         On a GPU, this method returns before the step is computed.
@@ -195,10 +195,11 @@ class Runner:
         Args:
             step: input of the step. Its negative tokens are indices into the tokens that the previous step samples.
             after: handle of the previous step; None if `step` has no negative tokens.
+            keep: whether to return the hidden states for a draft head (see `StepOutput.kept`).
         """
         last = None if after is None or after.sampled is None else after.sampled.tokens
         logits, sums, scores = self._compute_on_all_ranks(step, last)
-        kept = None if self._model.kept is None else self._model.kept.read(len(step.sample_rows))
+        kept = self._model.kept.read(len(step.sample_rows)) if keep and self._model.kept is not None else None
         if step.sampling is None:
             return StepInFlight(hidden=sums, scores=scores, kept=kept)
         sampled = Sampled(self.ops, logits, step.sampling, last)

@@ -10,7 +10,9 @@ of tokens per second for each number of drafts, from three measurements:
 
 Until measurements show a gain, the draft model runs only on credit. The credit grows by `_CREDIT_SHARE` of the time of
 decode steps and by the time that accepted drafts save. A draft model that never helps therefore costs at most this
-share of the time, and `_FIRST_CREDIT` steps once.
+share of the time, and `_FIRST_CREDIT` steps once. If some drafts in a row are rejected and there is no gain, the gate
+rests: it drafts nothing for a number of steps, then tries one step with drafts. Each such trial that fails doubles the
+next rest.
 
 The draft model computes the tokens of a sequence late: when the sequence is about to draft, and only a few of the
 tokens before. A long prompt therefore costs the draft model nothing, and starts no later.
@@ -31,6 +33,8 @@ _LEAST_CONTEXT, _MOST_MISSING = 32, 96  # tokens that the draft model computes b
 _CREDIT_SHARE = 0.01
 _FIRST_CREDIT, _MOST_CREDIT = 8.0, 16.0  # in durations of a step without drafts
 _TRIALS = 4  # steps with drafts for which the credit must suffice before the draft model computes missing tokens
+_LEAST_REJECTED, _MOST_REJECTED = 4, 16  # verifications without an accepted draft in a row, then the gate rests
+_FIRST_REST, _LONGEST_REST = 32, 512  # in steps
 _LEAST_GAIN = 1.02
 _LEAST_TESTED = 8  # verified drafts before a gain counts as measured
 _REFRESH_EVERY = 64  # steps with drafts after which a step without drafts measures the duration of such a step
@@ -194,7 +198,14 @@ class DraftGate:
         self._credit: float | None = None  # seconds; None until the duration of a step is known
         self._sequences = 1  # number of decoding sequences in the last step
         self._in_a_row = 0
+        self._rejected = 0  # number of verifications in a row without an accepted draft
+        self._rest, self._next_rest = 0, _FIRST_REST  # in steps
         self.gain = 1.0  # estimated tokens per second in the last decode steps, divided by those without drafts
+
+    @property
+    def rests(self) -> bool:
+        """Whether the next steps get no drafts of the draft model."""
+        return self._rest > 0
 
     def choose(self, candidates: Collection[Candidate], rows: int) -> tuple[int, list[ModelDrafter]]:
         """Return the number of drafts per sequence, and the sequences that draft.
@@ -223,6 +234,9 @@ class DraftGate:
                 best, best_gain = count, gain
         if best:
             self._learn_gain(best_gain)
+            self._next_rest = _FIRST_REST
+        elif self._should_rest():
+            self._begin_rest()
         elif chosen and self._credit >= (cost := self._cost(chosen, 1, rows)):
             self._credit -= cost
             best = 1
@@ -282,6 +296,7 @@ class DraftGate:
             if not self._fixed:
                 self._pass = PassCost(self._step.seconds(1) * self._ratio, fixed=False)
         self._add_credit(_CREDIT_SHARE * seconds)
+        self._rest = max(self._rest - 1, 0)
 
     def learn_pass(self, rows: int, seconds: float) -> None:
         """Record the duration of a pass of the draft model with `rows` rows."""
@@ -290,7 +305,22 @@ class DraftGate:
     def learn_result(self, drafted: int, accepted: int) -> None:
         """Record how many of the drafts of a sequence were accepted in a step."""
         self._acceptance.learn(drafted, accepted)
+        self._rejected = 0 if accepted else self._rejected + 1
         self._add_credit(accepted * self._step.seconds(self._sequences) / self._sequences)
+
+    def _begin_rest(self) -> None:
+        self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
+        self._rejected = 0
+
+    def _should_rest(self) -> bool:
+        """Return whether so many drafts were rejected that trials in each step do not pay."""
+        # A pair that gained before has a high acceptance. A rest would cost its draft model the tokens of the rest.
+        gain = self._speedup(self._acceptance.rate(_PRIOR_ACCEPTANCE, _PRIOR_WEIGHT / 2), 1)
+        return self._rejected >= _MOST_REJECTED or (self._rejected >= _LEAST_REJECTED and gain < 1.0)
+
+    def _trial_seconds(self) -> float:
+        """Return by how many seconds one draft of one sequence lengthens a step."""
+        return self._pass.seconds(1) + max(self._step.seconds(2) - self._step.seconds(1), 0.0)
 
     def _add_credit(self, seconds: float) -> None:
         if self._credit is not None:
@@ -311,8 +341,7 @@ class DraftGate:
             saved = (1 - 1 / gain) * candidate.generated * self._step.seconds(1)
             if gain > _LEAST_GAIN and saved >= candidate.drafter.debt + cost:
                 return True
-        trial = self._pass.seconds(1) + self._step.seconds(2) - self._step.seconds(1)
-        return self._credit is not None and self._credit >= cost + _TRIALS * trial
+        return self._credit is not None and self._credit >= cost + _TRIALS * self._trial_seconds()
 
     def _rate(self, drafter: ModelDrafter) -> float:
         return drafter.acceptance.rate(self._acceptance.rate(_PRIOR_ACCEPTANCE, _PRIOR_WEIGHT), _SEQUENCE_WEIGHT)

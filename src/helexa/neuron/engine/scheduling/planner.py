@@ -142,7 +142,7 @@ class Planner:
                     drafts[sequence] = self._draft(sequence, remaining, rows, len(decoding))
                     rows += len(drafts[sequence][0])
                     remaining -= len(drafts[sequence][0])
-            if self._draft_limits is not None:
+            if self._draft_limits is not None and not self.gate.rests:
                 undrafted = [sequence for sequence, (tokens, _) in drafts.items() if not tokens]
                 open_drafts = self._open_drafts(undrafted, rows, remaining)
         entries = [self._entry(sequence, count, *drafts.get(sequence, ((), None))) for sequence, count in plan.items()]

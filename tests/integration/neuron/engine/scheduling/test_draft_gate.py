@@ -38,7 +38,7 @@ class Simulation:
         pairs = list(zip(self._drafters, self._lengths, strict=True))
         missing = {drafter: min(length - drafter.end, 64) for drafter, length in pairs}
         candidates = [Candidate(drafter, missing[drafter], 9, length - 300) for drafter, length in pairs]
-        count, chosen = self.gate.choose(candidates, len(pairs))
+        count, chosen = (0, []) if self.gate.rests else self.gate.choose(candidates, len(pairs))
         for done in range(count):
             rows = len(chosen) if done else sum(missing[drafter] for drafter in chosen)
             self.gate.learn_pass(rows, self._take(seconds(rows, 0.036 * self._ratio)))
@@ -64,6 +64,23 @@ class Simulation:
 @pytest.mark.parametrize(("ratio", "sequences"), [(0.45, 1), (0.1, 1), (0.02, 1), (0.45, 4)])
 def test_drafts_that_are_never_accepted_cost_at_most_3_percent(ratio: float, sequences: int) -> None:
     assert Simulation(ratio, sequences).run(600, acceptance=0.0) >= 0.97
+
+
+def test_small_draft_model_that_never_helps_costs_at_most_3_percent_of_a_short_answer() -> None:
+    assert Simulation(0.02).run(100, acceptance=0.0) >= 0.97
+
+
+def test_gate_rests_ever_longer_if_all_drafts_are_rejected() -> None:
+    simulation = Simulation(0.02)
+    rests: list[int] = []
+    for _ in range(3000):
+        before = simulation.gate.rests
+        simulation.run(1, acceptance=0.0)
+        if simulation.gate.rests:
+            rests = [*rests[:-1], rests[-1] + 1] if before else [*rests, 1]
+    lengths = [31, 63, 127, 255, 511, 511, 511]  # without the step that begins a rest
+    assert rests[: len(lengths)] == lengths
+    assert simulation.drafted < 60
 
 
 @pytest.mark.parametrize(
