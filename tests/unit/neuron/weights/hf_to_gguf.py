@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 GRANITE = ("granite", "granitehybrid", "granitemoe", "granite_swa")
-INTERLEAVED = ("arcee", "llama", "mistral3", "muse-glimmer", "smollm3", *GRANITE)
+INTERLEAVED = ("arcee", "llama", "mistral3", "muse-glimmer", "nemotron_h", "nemotron_h_moe", "smollm3", *GRANITE)
 ARCHITECTURES = {
     "llama": "llama",
     "ministral3": "mistral3",
@@ -187,7 +187,8 @@ def write_keys(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     add(writer.add_head_count_kv, "num_key_value_heads")
     add(writer.add_key_length, "head_dim")
     add(writer.add_value_length, "head_dim")
-    add(writer.add_layer_norm_rms_eps, "rms_norm_eps", "norm_eps", "layer_norm_epsilon")
+    add(writer.add_layer_norm_rms_eps, "rms_norm_eps", "norm_eps")
+    add(writer.add_layer_norm_eps, "layer_norm_eps", "layer_norm_epsilon")
     add(writer.add_expert_count, "num_local_experts", "num_experts")
     add(writer.add_expert_used_count, "num_experts_per_tok")
     add(writer.add_expert_feed_forward_length, "moe_intermediate_size")
@@ -244,6 +245,7 @@ def write_keys(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     if writer.arch.startswith("nemotron_h"):
         kinds = config.layers_block_type
         writer.add_head_count_kv([config.num_key_value_heads * (kind == "full_attention") for kind in kinds])
+        writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)  # without effect
         moe = "moe" in kinds
         width = config.moe_intermediate_size if moe else config.intermediate_size
         writer.add_feed_forward_length([width * (kind in ("mlp", "moe")) for kind in kinds])
@@ -252,7 +254,6 @@ def write_keys(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
         writer.add_ssm_group_count(config.n_groups)
         writer.add_ssm_time_step_rank(config.mamba_num_heads)
         writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
-        writer.add_layer_norm_eps(config.layer_norm_epsilon)  # llama.cpp requires the key and does not use it
         if moe:
             writer.add_expert_count(config.n_routed_experts)
             writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
@@ -293,7 +294,6 @@ def write_keys(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
             ratio = config.max_position_embeddings / config.original_max_position_embeddings
             writer.add_rope_scaling_attn_factors((1 + log(ratio) / log(config.original_max_position_embeddings)) ** 0.5)
     if writer.arch == "stablelm":
-        writer.add_layer_norm_eps(config.layer_norm_eps)
         writer.add_parallel_residual(config.use_parallel_residual)
     if writer.arch == "gemma4":
         write_gemma4_keys(writer, config)
@@ -406,7 +406,7 @@ def split(architecture: str, config: PreTrainedConfig, name: str, stored: Tensor
             yield f"{stem}.up_proj.{kind}", rows[:, 1::2]
         else:
             yield f"{stem}.down_proj.{kind}", rows
-    elif last == "gate_up_proj":
+    elif last == "gate_up_proj" and architecture != "gemma4":
         for projection, rows in zip(("gate", "up"), stored.chunk(2, dim=1), strict=True):
             yield f"{stem}.{projection}_proj.weight", rows
     else:

@@ -254,6 +254,8 @@ def gguf_tensors(config: PreTrainedConfig, name: str, tensor: Tensor) -> dict[st
         return {f"{stem}.{name}.weight": rows for name, rows in zip(names, tensor.chunk(len(names), 1), strict=True)}
     if not last.startswith("gate_up"):
         return {f"{stem}.down_proj.{kind}": rows_first}
+    if config.model_type == "gemma4_text":
+        return {name: tensor}
     gate, up = rows_first.chunk(2, dim=1)
     if config.model_type == "gpt_oss":
         gate, up = rows_first[:, 0::2], rows_first[:, 1::2]

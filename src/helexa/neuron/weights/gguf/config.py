@@ -15,8 +15,11 @@ from helexa.neuron.weights.gguf.metadata import Metadata, suppressed_tokens
 
 _GRANITE = frozenset(["granite", "granitehybrid", "granitemoe", "granite_swa"])
 
-# Architectures whose rows of q and k are interleaved in pairs, for a rotation of the whole head.
-INTERLEAVED = frozenset(["arcee", "llama", "mistral3", "muse-glimmer", "smollm3", *_GRANITE])
+_NEMOTRON = frozenset(["nemotron_h", "nemotron_h_moe"])
+
+# Architectures whose rows of q and k are interleaved in pairs, for a rotation of the whole head. The converter of
+# Nemotron-H interleaves the rows, too, although the model has no rotary embedding.
+INTERLEAVED = frozenset(["arcee", "llama", "mistral3", "muse-glimmer", "smollm3", *_GRANITE, *_NEMOTRON])
 
 _LATENT = frozenset(["deepseek2"])  # Architectures with latent attention, whose values have another width than the keys
 
@@ -28,7 +31,8 @@ _WITHOUT_ATTENTION = frozenset(["granitehybrid", "lfm2", "lfm2moe", "nemotron_h"
 
 _ATTENTION_BIASES = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_output.bias")
 
-_EPSILON = {"stablelm": "attention.layer_norm_epsilon"}
+# Architectures whose files may have an epsilon only at the key of LayerNorm, as in llama.cpp.
+_LAYER_NORM_EPSILON = frozenset(["stablelm", *_NEMOTRON])
 
 # Values that do not change the computation, of llama.cpp's keys that this module reads for no architecture or for some
 # architectures only. In llama.cpp, 0 turns a scale off.
@@ -128,7 +132,7 @@ def _common(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": _kv_heads(metadata, blocks, heads),
         "head_dim": head_dim,
-        "rms_norm_eps": metadata.number(_EPSILON.get(metadata.architecture, "attention.layer_norm_rms_epsilon")),
+        "rms_norm_eps": _epsilon(metadata),
         "max_position_embeddings": metadata.integer("context_length"),
         "vocab_size": metadata.integer("vocab_size") if embedding is None else embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -142,6 +146,13 @@ def _common(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
         if token is not None:
             config[f"{kind}_token_id"] = token
     return config
+
+
+def _epsilon(metadata: Metadata) -> float:
+    key = "attention.layer_norm_rms_epsilon"
+    if metadata.architecture in _LAYER_NORM_EPSILON and key not in metadata:
+        key = "attention.layer_norm_epsilon"
+    return metadata.number(key)
 
 
 def _kv_heads(metadata: Metadata, blocks: int, heads: int) -> int:
@@ -158,6 +169,8 @@ def _kv_heads(metadata: Metadata, blocks: int, heads: int) -> int:
 
 
 def _rope(metadata: Metadata, head_dim: int) -> dict[str, Any]:
+    if metadata.architecture in _NEMOTRON:  # without rotary embedding, but with an arbitrary number of dimensions
+        return {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
     dimensions = metadata.integer("rope.dimension_count", head_dim)
     if dimensions > head_dim or (metadata.architecture in INTERLEAVED and dimensions != head_dim):
         raise metadata.error("rope.dimension_count", f"is {dimensions}, but a head has {head_dim} numbers")

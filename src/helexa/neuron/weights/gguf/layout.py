@@ -271,8 +271,8 @@ class GgufLayout:
 
     GGUF files differ from Hugging Face's checkpoints in the following ways:
 
-    * llama, arcee, mistral3, muse-glimmer, smollm3 and the Granite models: the rows of q and k are interleaved in pairs
-      for ggml's rotary embedding.
+    * llama, arcee, mistral3, muse-glimmer, nemotron_h, smollm3 and the Granite models: the rows of q and k are
+      interleaved in pairs for ggml's rotary embedding.
     * gemma, gemma2, gemma3, qwen3next, qwen35, qwen35moe: the weights of norms are stored as `1 + w`, except the norm
       inside linear attention. muse-glimmer: only the norms before and after attention and feed-forward layer.
     * Linear attention, Mamba-2: `A_log` is stored as `-exp(A_log)`.
@@ -321,7 +321,7 @@ class GgufLayout:
         """
         module, _, rest = _LAYER_PREFIX.sub("", name).partition(".")
         projection = rest.partition(".")[0]
-        if module == "self_attn" and projection in self._interleaved_heads:
+        if module in ("self_attn", "mixer") and projection in self._interleaved_heads:
             return halves(name, shape[0], self._interleaved_heads[projection])
         if module == "linear_attn" and self._value_heads is not None:
             return self._value_heads.rows(name, rest, shape[0])
