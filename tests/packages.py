@@ -67,10 +67,13 @@ def wheel(requirement: str, sha256: str) -> Path:
     return target
 
 
-def from_sdist(requirement: str, sha256: str, prefix: str, name: str) -> Path:
+def from_sdist(requirement: str, sha256: str, prefix: str, name: str, only: Sequence[str] = ("*",)) -> Path:
     """Extract the files below `prefix` of a source archive; return the cached folder `name`.
 
     `prefix` does not include the archive's top folder.
+
+    Args:
+        only: patterns of the files to extract, such as `conversion/*`; a pattern matches the path below `prefix`.
     """
     target = CACHE / name
     if not target.exists():
@@ -81,8 +84,9 @@ def from_sdist(requirement: str, sha256: str, prefix: str, name: str) -> Path:
             with tar_file(archive) as tar:
                 for member in tar:
                     path = member.name.partition("/")[2]
-                    if member.isfile() and path.startswith(prefix):
-                        member.name = path.removeprefix(prefix)
+                    below = path.removeprefix(prefix)
+                    if member.isfile() and path.startswith(prefix) and any(fnmatch.fnmatch(below, p) for p in only):
+                        member.name = below
                         tar.extract(member, unpacked)
             CACHE.mkdir(parents=True, exist_ok=True)
             shutil.move(unpacked, target)
