@@ -53,6 +53,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "least_threads",
         "empty_graphs",
         "more_threads",
+        "slow_attempts",
     ],
 )
 def test_figures_of_a_graph_count_for_this_graph_only(folder: Path, case: str) -> None:

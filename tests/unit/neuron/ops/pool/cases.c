@@ -133,6 +133,34 @@ static void least_threads(void) {
     run_counted();
 }
 
+/* Pretend that the pool ran `count` graphs of two threads in 200 ms each, in which both threads had no core. */
+static void run_slowly(int64_t count) {
+    for (int64_t i = 0; i < count && active == 2; i++) {
+        graphs++, changed -= 200000000;
+        atomic_store(&slept, INT64_C(190000000));
+        atomic_store(&delayed, INT64_C(190000000));
+        adapt(200000000);
+    }
+}
+
+/* If graphs are slower than the pause, the pool tries two threads less and less often all the same. */
+static void slow_attempts(void) {
+    CHECK(start_threads(2) == 2);
+    graphs = 100, changed_graph = 0, changed = now_ns() - LAST_PAUSE;
+    run_slowly(3);
+    CHECK(active == 1 && pause_ns == FIRST_PAUSE); /* two threads were good for 100 graphs */
+    for (int64_t expected = 2 * FIRST_PAUSE; expected <= LAST_PAUSE; expected *= 2) {
+        changed -= pause_ns;
+        atomic_store(&slept, 0);
+        atomic_store(&delayed, 0);
+        adapt(1);
+        CHECK(active == 2 && watched == WATCHED);
+        run_slowly(3);
+        CHECK(active == 1 && pause_ns == expected);
+    }
+    run_counted();
+}
+
 /* Graphs without instructions end at once, and the other threads do not run the next graph twice. */
 static void empty_graphs(void) {
     CHECK(start_threads(4) == 4);
@@ -176,7 +204,7 @@ int main(int argument_count, char **arguments) {
     } cases[] = {
         {"foreign_times", foreign_times}, {"late_sleeper", late_sleeper}, {"foreign_delay", foreign_delay},
         {"lost_core", lost_core}, {"least_threads", least_threads}, {"empty_graphs", empty_graphs}, {"forked", forked},
-        {"more_threads", more_threads},
+        {"more_threads", more_threads}, {"slow_attempts", slow_attempts},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (argument_count == 2 && !strcmp(arguments[1], cases[i].name)) return cases[i].run(), 0;

@@ -29,6 +29,7 @@
 #define MOST_LOSS 10000000     /* ns that a thread may cost before the pool uses one thread less */
 #define FIRST_PAUSE 100000000  /* ns until the pool tries one thread more; twice as long after each failed attempt */
 #define LAST_PAUSE 3200000000
+#define FEW_GRAPHS 8           /* an attempt that ends within so many graphs has failed, however slow they were */
 
 typedef _Atomic int64_t counter;
 
@@ -52,7 +53,8 @@ static counter *counters[MAX_THREADS]; /* per thread and instruction: number of 
 static const instruction *graph;
 static int64_t length, crew = 1;
 static int64_t active = 1; /* number of threads that run the next graph, from 1 to `crew` */
-static int64_t loss, pause_ns = FIRST_PAUSE, changed; /* `changed`: time of the last change of `active` */
+static int64_t loss, pause_ns = FIRST_PAUSE;
+static int64_t changed, changed_graph; /* time of the last change of `active`, and number of graphs until then */
 static int64_t graphs;     /* number of graphs that have started */
 static int64_t watched;    /* number of next graphs in which threads read how long they waited for a core */
 static _Atomic int64_t slept; /* ns that threads slept in this graph, until other threads had run their items */
@@ -167,6 +169,7 @@ void add_progress(void) { count_progress(); }
 TRACED void pool_play(int64_t self, int64_t thread_count) {
     const instruction *now = graph; /* after the last `meet`, `graph` and `length` may change */
     int64_t count = length;
+    if (self && watched && core_wait_graph != graphs - 1) start_delay(graphs - 1); /* did not run the graph before */
     for (int64_t i = 0; i < count; i++, now++) {
         int64_t items = now->run(now->arguments, -1);
         for (int64_t offset = 0; offset < thread_count; offset++) {
@@ -205,11 +208,12 @@ static void adapt(int64_t ns) {
     loss += (wait < delay ? wait : delay) * active - ns;
     if (loss < 0) loss = 0;
     if (loss > MOST_LOSS && active > 1) {
-        int failed = now - changed < FIRST_PAUSE;
+        int failed = now - changed < FIRST_PAUSE || graphs - changed_graph < FEW_GRAPHS;
         pause_ns = !failed ? FIRST_PAUSE : pause_ns < LAST_PAUSE ? 2 * pause_ns : LAST_PAUSE;
-        active--, loss = 0, changed = now;
+        active--, loss = 0, changed = now, changed_graph = graphs;
     } else if (active < crew && now - changed > pause_ns) {
-        active++, loss = 0, changed = now;
+        active++, loss = 0, changed = now, changed_graph = graphs;
+        watched = WATCHED; /* so that one slow graph is enough to end the attempt */
     }
 }
 
