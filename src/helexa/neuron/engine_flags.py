@@ -71,8 +71,8 @@ class EngineFlags:
             All 8-bit types mean int8.
         enforce_eager: Do not run decode steps as CUDA graphs.
         tool_call_parser: Tool-call format of the models on the command line, else the format of the chat template.
-        draft_model: Smaller model with the same vocabulary as the model on the command line, which makes its output
-            faster on a CPU.
+        draft_model: Smaller model with the same vocabulary as the model on the command line, or an EAGLE-3 head of it,
+            which makes its output faster on a CPU.
         chat_template: File with a Jinja template that replaces the chat template of the models on the command line.
         threads: Number of threads on a CPU; 0 for the number of cores.
         gpu_layers: 0 to run models on the CPU. helexa runs all layers on one device, so other numbers have no effect.

@@ -34,6 +34,7 @@ class Attention:
     each rank computes some of the heads.
 
     Args:
+        inputs: width of the input; None for `hidden`, the width of the output.
         scale: factor on the products of queries and keys; None for 1 / sqrt(head_dim).
         window: number of positions that each query attends to, including its own; None for all positions.
         sinks: whether the heads have attention sinks: one score per head, which the softmax of the head includes.
@@ -63,6 +64,7 @@ class Attention:
         kv_heads: int,
         head_dim: int,
         rope: Rope,
+        inputs: int | None = None,
         scale: float | None = None,
         window: int | None = None,
         sinks: bool = False,
@@ -78,6 +80,7 @@ class Attention:
         shares_kv: bool = False,
     ) -> None:
         self._ops = loader.ops
+        inputs = hidden if inputs is None else inputs
         shares = loader.head_shares(heads, kv_heads)
         queries, kv = shares.queries.own, shares.kv_heads
         self._heads, self._kv_heads, self._head_dim = len(queries), len(kv), head_dim
@@ -95,15 +98,15 @@ class Attention:
         if gated:
             # The rows of queries and gates alternate by head, so they are a product of their own.
             del outputs[f"{prefix}.q_proj"]
-            self._gated_q = loader.column_parallel_linear({f"{prefix}.q_proj": queries.times(2 * head_dim)}, hidden)
+            self._gated_q = loader.column_parallel_linear({f"{prefix}.q_proj": queries.times(2 * head_dim)}, inputs)
         self._gate = None
         if gate is not None:
-            self._gate = loader.column_parallel_linear({f"{prefix}.{gate}": queries.times(head_dim)}, hidden)
+            self._gate = loader.column_parallel_linear({f"{prefix}.{gate}": queries.times(head_dim)}, inputs)
         if norms is not None and norms.whole:
-            self._qkv: LinearOp = NormedProjections(loader, prefix, outputs, hidden, norms)
+            self._qkv: LinearOp = NormedProjections(loader, prefix, outputs, inputs, norms)
         else:
             # Some checkpoints (Phi-3) have queries, keys and values as one tensor.
-            self._qkv = loader.fused_linear(f"{prefix}.qkv_proj", outputs, hidden)
+            self._qkv = loader.fused_linear(f"{prefix}.qkv_proj", outputs, inputs)
         self._out = loader.row_parallel_linear(f"{prefix}.{output}", hidden, shares.queries.times(head_dim))
         self._norms = None
         if norms is not None and not norms.whole:

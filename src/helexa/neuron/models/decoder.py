@@ -1,6 +1,6 @@
 """The base class of all models: embedding, layers, final norm, output head."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from helexa.neuron.tensors import Tensor
 
 
 class KeptStates:
-    """Copies of the last hidden states of the last pass, for a draft head.
+    """Copies of hidden states of the last pass, for a draft head.
 
     The copies have one row for each row in `Batch.sample_rows`. Their memory is fixed, so that captured graphs write to
     it.
@@ -28,21 +28,41 @@ class KeptStates:
     Args:
         rows: maximum number of rows.
         width: hidden size.
+        layers: indices of different layers whose inputs are kept; empty to keep the output of the last norm instead.
     """
 
-    def __init__(self, ops: Ops, rows: int, width: int) -> None:
+    def __init__(self, ops: Ops, rows: int, width: int, layers: Sequence[int] = ()) -> None:
         self._ops = ops
-        self._states = tensors.zeros(rows, width, device=ops.device)
+        self._layers = tuple(layers)
+        self._states = [tensors.zeros(rows, width, device=ops.device) for _ in self._layers or (None,)]
         self._rows = tensors.arange(rows, dtype=tensors.int32, device=ops.device)
 
-    def keep(self, hidden: Tensor) -> None:
-        """Copy the hidden states of all rows of `hidden`."""
-        if rows := hidden.shape[0]:
-            self._ops.choose_rows(hidden, self._rows[:rows], self._states[:rows])
+    def keep_input(self, layer: int, hidden: Tensor, delta: Tensor | None, rows: Tensor) -> None:
+        """Copy the rows `rows` of the input of a layer, if the draft head needs it.
+
+        Args:
+            hidden: [T, H], the residual stream.
+            delta: [T, H], output of the previous layer, which is not yet added to `hidden`; None for the first layer.
+        """
+        if layer not in self._layers or not rows.shape[0]:
+            return
+        chosen = self._ops.choose_rows(hidden, rows)
+        if delta is not None:
+            chosen = self._ops.add(chosen, self._ops.choose_rows(delta, rows))
+        self._copy(chosen, self._layers.index(layer))
+
+    def keep_output(self, hidden: Tensor) -> None:
+        """Copy all rows of the output of the last norm, if the draft head needs it."""
+        if not self._layers and hidden.shape[0]:
+            self._copy(hidden, 0)
+
+    def _copy(self, hidden: Tensor, part: int) -> None:
+        rows = hidden.shape[0]
+        self._ops.choose_rows(hidden, self._rows[:rows], self._states[part][:rows])
 
     def read(self, rows: int) -> NDArray[np.float32]:
-        """Return a copy of the hidden states of the last pass, [rows, width]."""
-        return np.array(self._states[:rows].cpu().numpy())
+        """Return a copy of the hidden states of the last pass, [rows, layers * width]."""
+        return np.concatenate([states[:rows].cpu().numpy() for states in self._states], axis=1)
 
 
 class Decoder:
@@ -238,6 +258,8 @@ class Decoder:
         few = batch.sample_rows.shape[0] < batch.tokens.shape[0] and batch.attention_ends is None
         last = self._last_cached if few else self.settings.layers - 1
         for index, block, cache in zip(self._layers, self.blocks, caches, strict=True):
+            if self.kept is not None:
+                self.kept.keep_input(index, hidden, delta, batch.sample_rows)
             rows = batch.sample_rows if index == last else None
             hidden, delta = block(hidden, delta, cache, step, rows)
             if rows is not None and index + 1 < self.settings.layers:
@@ -251,7 +273,7 @@ class Decoder:
         if stage.is_whole_model:
             hidden = self._norm(hidden, delta)
             if self.kept is not None:
-                self.kept.keep(hidden)
+                self.kept.keep_output(hidden)
             return hidden
         total = hidden if delta is None else hidden + delta
         hidden = stage.send(self.loader.ops, total, batch.sample_rows.shape[0])

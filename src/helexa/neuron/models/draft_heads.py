@@ -2,29 +2,39 @@
 
 A draft head computes a row for each token of a sequence after the first. Its inputs are the embedding of the token, and
 the hidden states that the model has computed at the position before. The output is the logits of the next token. To
-predict a second token, the head takes its own output in the place of the model's hidden states.
+predict a second token, the head takes its own output in the place of the model's hidden states. The head uses the
+model's token embedding.
 
 MTP (multi-token prediction, as in DeepSeek-V3, 2024) of Qwen3-Next and Qwen3.5 is a full-attention layer of the model's
 kind, on the model's hidden states after its last norm. The checkpoint of the model contains the head. The head uses the
-model's token embedding and output head.
+model's output head.
+
+EAGLE-3 (Li et al., 2025) is a Llama layer on the hidden states before three layers of the model. Its checkpoint is a
+folder of its own. The output head has a smaller vocabulary. Reference: `LlamaForCausalLMEagle3` of SpecForge.
 """
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from helexa.core.errors import ModelFileError
 from helexa.neuron import tensors
-from helexa.neuron.layers.block import Step
-from helexa.neuron.layers.loader import Loader
+from helexa.neuron.layers.attention import Attention
+from helexa.neuron.layers.block import Mixer, Step
+from helexa.neuron.layers.loader import Loader, require_shape
 from helexa.neuron.layers.parallel import Embedding
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.models.llama import Llama
 from helexa.neuron.models.qwen import Qwen3Next, Qwen35, Qwen35Moe
 from helexa.neuron.ops.batch import Batch
-from helexa.neuron.ops.operators import LinearOp
+from helexa.neuron.ops.operators import LinearOp, NormOp
+from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.rank_group import RowRange
 from helexa.neuron.tensors import Tensor
+
+_EAGLE_LAYERS = 3  # number of layers of the model whose inputs an EAGLE-3 head reads
 
 
 class DraftHead(Decoder):
@@ -32,7 +42,12 @@ class DraftHead(Decoder):
 
     Args:
         model: the model; None to build the head without weights, for a memory estimate.
+
+    Attributes:
+        targets: token of the model for each token of the head; None if they are the same.
     """
+
+    targets: NDArray[np.int64] | None = None
 
     def __init__(self, config: dict[str, Any], loader: Loader, model: Decoder | None = None) -> None:
         self._model = model
@@ -63,6 +78,15 @@ class DraftHead(Decoder):
         """Return the output head of the model, for the kernels of this head."""
         return (lambda x: x) if self._model is None else self.loader.product(self._model.loader.head_matrices, None)
 
+    @classmethod
+    def input_layers(cls, config: Mapping[str, Any], count: int) -> tuple[int, ...]:
+        """Return the layers of the model whose inputs the head reads (see `KeptStates`).
+
+        Args:
+            count: number of layers of the model.
+        """
+        return ()
+
 
 class MtpHead(DraftHead, Qwen35):
     """The multi-token prediction of Qwen3.5 and Qwen3-Next."""
@@ -86,7 +110,7 @@ class MtpHead(DraftHead, Qwen35):
         states = self._of_state(self._state_norm(self._inputs[: batch.tokens.shape[0]]))
         hidden = self._norm(*self.blocks[0](tokens, states, caches[0], Step(batch), batch.sample_rows))
         if self.kept is not None:
-            self.kept.keep(hidden)
+            self.kept.keep_output(hidden)
         return hidden
 
 
@@ -107,3 +131,171 @@ MTP_HEADS: dict[str, type[MtpHead]] = {
     "qwen3_5_moe": MtpMoeHead,
     "qwen3_next": MtpNextHead,
 }
+
+
+class EagleBlock:
+    """The layer of an EAGLE-3 head. Its attention reads two inputs side by side.
+
+    Args:
+        norms: norms of the token embedding, of the hidden states, and of the input of the feed-forward layer.
+    """
+
+    def __init__(
+        self, ops: Ops, mixer: Mixer, mlp: Callable[[Tensor], Tensor], norms: tuple[NormOp, NormOp, NormOp]
+    ) -> None:
+        self._ops = ops
+        self.mixer = mixer
+        self._mlp = mlp
+        self._token_norm, self._state_norm, self._mlp_norm = norms
+        self.allocate(0, 0)
+
+    def allocate(self, rows: int, width: int) -> None:
+        """Allocate memory for the inputs of at most `rows` rows, of `width` numbers each."""
+        # The rows of both inputs, one after another. In `_order` they alternate, so that two rows are one of both.
+        self._inputs = tensors.zeros(2 * rows, width)
+        self._rows = tensors.arange(rows, dtype=tensors.int32)
+        self._order = tensors.from_numpy(np.arange(2 * rows, dtype=np.int32).reshape(2, rows).T.flatten())
+
+    def __call__(self, tokens: Tensor, states: Tensor, cache: Any, step: Step, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual stream of `rows`, and the last output (see `Block`).
+
+        Args:
+            tokens: [T, H], token embeddings.
+            states: [T, H], hidden states.
+        """
+        inputs = self._joined(self._token_norm(tokens), self._state_norm(states))
+        delta = self.mixer(inputs, cache, step, rows)
+        hidden = self._ops.choose_rows(states, rows)
+        return hidden, self._mlp(self._mlp_norm(hidden, delta))
+
+    def _joined(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return the rows of both tensors side by side, [T, 2 * H]."""
+        count, width = first.shape
+        for start, part in ((0, first), (self._rows.shape[0], second)):
+            self._ops.choose_rows(part, self._rows[:count], self._inputs[start : start + count])
+        return self._ops.choose_rows(self._inputs, self._order[: 2 * count]).view(count, 2 * width)
+
+
+class EagleHead(DraftHead, Llama):
+    """A head of EAGLE-3 for models with layers like those of Llama."""
+
+    supported: ClassVar = {
+        **Llama.supported,
+        "num_hidden_layers": (1,),
+        "norm_before_fc": (None, False),
+        "norm_before_residual": (None, False),
+        "norm_output": (None, False),
+        "fc_norm": (None, False),
+    }
+    # The model has the embedding. `t2d` follows from `d2t`.
+    unneeded = r"model\.embed_tokens\.weight|d2t|t2d"
+
+    @classmethod
+    def input_layers(cls, config: Mapping[str, Any], count: int) -> tuple[int, ...]:
+        """Return the layers of the model whose inputs the head reads.
+
+        Raises:
+            ModelFileError: the configuration names no layers of the model.
+        """
+        nested = config.get("eagle_config")
+        nested = nested if isinstance(nested, dict) else {}
+        if nested.get("use_aux_hidden_state") is False:
+            raise ModelFileError("config: 'use_aux_hidden_state' is false, supported: true")
+        key = "eagle_aux_hidden_state_layer_ids"
+        chosen, outputs = config.get(key), nested.get(key)
+        if chosen is None and outputs is None:
+            chosen = [2, count // 2, count - 3]
+        elif chosen is None and isinstance(outputs, list):
+            # SGLang, which reads `eagle_config`, numbers the outputs of the layers, and vLLM their inputs.
+            chosen = [layer + 1 if type(layer) is int else layer for layer in outputs]
+        if (
+            not isinstance(chosen, list)
+            or len(chosen) != _EAGLE_LAYERS
+            or not all(type(layer) is int and 0 <= layer < count for layer in chosen)
+            or sorted(set(chosen)) != chosen
+        ):
+            raise ModelFileError(f"it reads the inputs of the layers {chosen}, but the model has {count} layers")
+        return tuple(chosen)
+
+    def read_vocab_size(self) -> int:
+        """Return the number of tokens that the head can predict."""
+        return self.settings.positive("draft_vocab_size", self.settings.positive("vocab_size"))
+
+    def read_head(self) -> LinearOp:
+        """Return the head's own output head, or the output head of the model.
+
+        Raises:
+            ModelFileError: `d2t` is not a list of different tokens of the model.
+        """
+        own, total = self.vocab_size, self.settings.positive("vocab_size")
+        if own != total or "d2t" in self.loader:
+            offsets = self.loader.checkpoint.read("d2t")
+            assert isinstance(offsets, Tensor)
+            require_shape("d2t", tuple(offsets.shape), (own,))
+            self.targets = np.arange(own) + offsets.cpu().numpy().astype(np.int64)
+            if not 0 <= self.targets.min() <= self.targets.max() < total or len(np.unique(self.targets)) < own:
+                raise ModelFileError(f"tensor d2t does not name {own} of {total} tokens")
+        if "lm_head.weight" not in self.loader and self.targets is None:
+            return super().read_head()
+        embedding = Embedding(self.loader.ops, None, self.loader.shares(own))  # for its number of tokens
+        return self.loader.head("lm_head", embedding, tied=False, inputs=self.settings.hidden)
+
+    def block(self, index: int, prefix: str) -> Any:
+        """Read the layer, and the projection of the hidden states of the model."""
+        width = self.settings.hidden
+        matrices, bias = self.loader.matrices({"fc": (RowRange(0, width, width),)}, _EAGLE_LAYERS * width)
+        self._of_states = self.loader.product(matrices, bias)
+        token_norm, state_norm, mlp_norm = (
+            self.norm(f"{prefix}.{name}") for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+        )
+        mixer, mlp = self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp")
+        self._layer = EagleBlock(self.loader.ops, mixer, mlp, (token_norm, state_norm, mlp_norm))
+        return self._layer
+
+    def mixer(self, index: int, prefix: str) -> Mixer:
+        """Return the attention, which reads twice the hidden size."""
+        settings = self.settings
+        return Attention(
+            self.loader,
+            f"{prefix}.self_attn",
+            hidden=settings.hidden,
+            inputs=2 * settings.hidden,
+            heads=settings.heads,
+            kv_heads=settings.kv_heads,
+            head_dim=settings.head_dim,
+            rope=self.rope_of(index),
+        )
+
+    def allocate(self, rows: int) -> None:
+        """Allocate memory for the inputs of at most `rows` rows."""
+        super().allocate(rows)
+        self._layer.allocate(rows, self.settings.hidden)
+
+    @tensors.inference_mode()
+    def set_inputs(self, states: NDArray[np.float32]) -> None:
+        """Set the hidden states of the rows of the next pass.
+
+        Args:
+            states: [T, 3 * H], hidden states of the model, or [T, H], outputs of the head.
+        """
+        if states.shape[1] == self.settings.hidden:
+            super().set_inputs(states)
+        else:
+            super().set_inputs(self._of_states(tensors.from_numpy(states)).numpy())
+
+    def hidden(self, batch: Batch, caches: list[Any]) -> Tensor:
+        """Return the hidden states of the rows in `batch.sample_rows` (see `Decoder`)."""
+        states = self._inputs[: batch.tokens.shape[0]]
+        hidden, delta = self._layer(self.embed(batch.tokens), states, caches[0], Step(batch), batch.sample_rows)
+        normed = self._norm(hidden, delta)
+        if self.kept is not None:
+            self.kept.keep_output(hidden)  # before the norm, which has added `delta`
+        return normed
+
+
+def gives_layer_inputs(architecture: type[Decoder]) -> bool:
+    """Return whether EAGLE-3 heads can read the inputs of the layers of a model."""
+    # The residual stream must be that of Llama, and later steps must not compute accepted drafts again.
+    same = (architecture.hidden is Decoder.hidden, architecture.embed is Decoder.embed)
+    layers = issubclass(architecture, Llama) and architecture.block is Llama.block
+    return all(same) and layers and not architecture.recurrent

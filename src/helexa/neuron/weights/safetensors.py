@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ _TEXT = re.compile(
 )
 _DRAFTING = re.compile(r"(?:model\.)?mtp[._]")  # multi-token prediction; text-only models may have it, too
 _HEAD = re.compile(r"(?:model\.)?mtp\.(?P<name>(?P<of_model>layers\.|norm\.)?.+)")
+_EAGLE_LAYER = re.compile(r"^(?:midlayer|layers\.0)\.")
 _LAYER = re.compile(r"model\.layers\.(\d{1,6})\.", re.ASCII)
 _OTHER_MODALITIES = re.compile(
     r"(?:model\.)?(?:visual|vision\w*|audio\w*|multi_modal\w*|embed_(?:vision|audio)|connector|mlp1)\."
@@ -57,6 +58,16 @@ def head_tensor_names(names: Iterable[str]) -> dict[str, str]:
     return {f"{'model.' if match['of_model'] else ''}{match['name']}": name for name, match in matches if match}
 
 
+def eagle_tensor_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the stored name of each tensor of an EAGLE-3 head, by its plain name.
+
+    The plain names are those of a model with one layer.
+    """
+    plain = ((name, _EAGLE_LAYER.sub("layers.0.", name.removeprefix("model."), count=1)) for name in names)
+    of_model = ("layers.", "norm.", "embed_tokens.")
+    return {f"model.{name}" if name.startswith(of_model) else name: stored for stored, name in plain}
+
+
 def _drafting_layers(config: Mapping[str, Any]) -> range:
     """Return the indices of the multi-token prediction layers, after all others."""
     layers, more = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
@@ -84,10 +95,10 @@ class SafetensorsCheckpoint:
     """The `Checkpoint` of a folder with safetensors files and a `config.json`.
 
     Args:
-        head: whether to open the draft head of the model (`head_tensor_names`) in the place of the model.
+        names_of: function that returns the tensors to open, such as `head_tensor_names`; None for the text model.
     """
 
-    def __init__(self, folder: Path, head: bool = False) -> None:
+    def __init__(self, folder: Path, names_of: Callable[[Iterable[str]], dict[str, str]] | None = None) -> None:
         """Read `config.json` and the headers of the `.safetensors` files in `folder`.
 
         Raises:
@@ -98,11 +109,11 @@ class SafetensorsCheckpoint:
         tensors = file_tensors(folder)
         self._files = {tensor.file.path: tensor.file for tensor in tensors.values()}
         self._stored_names = names = (
-            head_tensor_names(tensors) if head else text_tensor_names(tensors, _drafting_layers(self.config))
+            text_tensor_names(tensors, _drafting_layers(self.config)) if names_of is None else names_of(tensors)
         )
         skipped = tensors.keys() - names.values()
         self.has_head = bool(skipped) and bool(head_tensor_names(skipped))  # whether the folder has a draft head, too
-        if skipped and not head:
+        if skipped and names_of is None:
             _log.info("%s: skipped tensors outside the text model: %s", folder.name, summarize_names(skipped))
         text = {name: tensors[stored] for name, stored in names.items()}
         self._tensors: dict[str, StoredTensor] = stored_tensors(text, self.config)

@@ -21,7 +21,7 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import may_keep, wanted_states
 from helexa.neuron.engine.scheduling.draft_gate import DraftGate, DraftLimits, ModelDrafter
 from helexa.neuron.engine.scheduling.sequence import Plan, Sequence
-from helexa.neuron.engine.step.step_input import Float32
+from helexa.neuron.engine.step.step_input import Float32, Int32
 from helexa.neuron.models.draft_heads import DraftHead
 from helexa.neuron.ops.constants import MAX_DRAFTS, NON_FINITE, PAGE_SIZE
 
@@ -97,6 +97,13 @@ class HeadModel(DraftModel):
         self._owners: list[HeadDrafter | None] = [None] * contexts  # the first one has waited longest to draft
         self._numbers = list(range(contexts))
         self._own_states: dict[int, Float32] = {}  # output of the last pass by sequence id
+        # A head may have logits of fewer tokens than the model.
+        self._targets, self._logits = self._head.targets, vocab_size
+        self._logit_of: Int32 | None = None
+        if self._targets is not None:
+            self._logits = len(self._targets)
+            self._logit_of = np.full(vocab_size, self._logits, np.int32)
+            self._logit_of[self._targets] = np.arange(self._logits)
 
     def tail(self, plan: Plan, gate: DraftGate) -> int:
         """Return of how many tokens at the end of a prompt the hidden states are needed."""
@@ -148,7 +155,7 @@ class HeadModel(DraftModel):
     def predict(self, spans: Rows[Span], gate: DraftGate) -> list[int]:
         """Return the next token of each sequence after its drafts so far."""
         rows = [self._rows(*span) for span in spans]
-        step = step_of(rows, sampling_for(spans, self._vocab_size))
+        step = step_of(rows, sampling_for(spans, self._logits, self._logit_of))
         begun = time.perf_counter()
         states = [self._states(*spans[index]) for index in order_of(rows)]
         self._head.set_inputs(np.concatenate(states))
@@ -159,7 +166,9 @@ class HeadModel(DraftModel):
             if token == NON_FINITE:
                 self._clear(drafter)
         gate.learn_pass(len(step.tokens), time.perf_counter() - begun)
-        return output.tokens
+        if self._targets is None:
+            return output.tokens
+        return [token if token == NON_FINITE else int(self._targets[token]) for token in output.tokens]
 
     def finish(self, sequence: Sequence, drafter: ModelDrafter) -> None:
         """Record that the head has computed all known tokens of a sequence."""

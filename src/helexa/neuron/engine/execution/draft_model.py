@@ -19,7 +19,7 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import sampling_of
 from helexa.neuron.engine.scheduling.draft_gate import DraftGate, DraftLimits, ModelDrafter
 from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
-from helexa.neuron.engine.step.step_input import Float32, StepInput, int32
+from helexa.neuron.engine.step.step_input import Float32, Int32, StepInput, int32
 from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
 from helexa.neuron.ops.sampling import Adjustments, Sampling
 
@@ -160,14 +160,17 @@ def order_of(spans: Rows[CacheRows]) -> list[int]:
     return sorted(range(len(spans)), key=lambda index: len(spans[index].tokens) > 1)
 
 
-def sampling_for(spans: Rows[Span], vocab_size: int) -> Sampling:
+def sampling_for(spans: Rows[Span], vocab_size: int, logit_of: Int32 | None = None) -> Sampling:
     """Return the sampling settings of the next draft of each sequence.
 
     Args:
         vocab_size: number of logits per row. Penalties of other tokens have no effect.
+        logit_of: index of the logit of each token, `vocab_size` for a token without a logit; None if the logit of each
+            token has the token's index.
     """
     sampling = sampling_of([(sequence, drafts) for sequence, _, drafts in spans])
     starts, tokens, values = msgspec.structs.astuple(sampling.adjustments)
+    tokens = tokens if logit_of is None else logit_of[tokens]
     valid = tokens < vocab_size
     if not valid.all():
         starts = np.concatenate(([0], np.cumsum(valid)), dtype=np.int32)[starts]

@@ -74,9 +74,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     # several tokens in one step. The output does not change.
     speculation: bool = True
     speculation_max_sequences: int = 4  # number of decoding sequences above which the engine drafts no tokens
-    # Path of a draft model's file or folder; empty for none. A draft model is a smaller model with the same vocabulary.
-    # It predicts tokens, which the engine verifies like the drafts of `speculation`. Only on CPUs, and only if one
-    # process computes the model.
+    # Path of a draft model's file or folder, or of the folder of an EAGLE-3 head; empty for none. A draft model is a
+    # smaller model with the same vocabulary. It predicts tokens, which the engine verifies like the drafts of
+    # `speculation`. Only on CPUs, and only if one process computes the model.
     draft_model: str = ""
     graphs: bool = True  # capture decode steps as graphs and replay them, if the kernels support it
     overlap: bool | None = None  # launch a step before the previous step is read; None to do so on GPUs only

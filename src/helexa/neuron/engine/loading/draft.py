@@ -1,6 +1,7 @@
 """Loads the draft model or the draft head of a model.
 
-See `execution.draft_model` and `execution.draft_head`.
+See `execution.draft_model` and `execution.draft_head`. The option `draft_model` names a draft model, or the folder of
+an EAGLE-3 head.
 """
 
 import logging
@@ -11,18 +12,19 @@ from typing import Any
 import msgspec
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.execution.draft_head import CONTEXT
+from helexa.neuron.engine.execution.draft_head import CONTEXT, TAIL
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest, no_draft_model
 from helexa.neuron.engine.loading.build import Build
 from helexa.neuron.engine.scheduling.draft_gate import MOST_DRAFT_ROWS, DraftLimits
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models.decoder import Decoder, KeptStates
-from helexa.neuron.models.draft_heads import MTP_HEADS, DraftHead
+from helexa.neuron.models.draft_heads import MTP_HEADS, DraftHead, EagleHead, gives_layer_inputs
 from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
 from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.weights.checkpoint import Checkpoint
-from helexa.neuron.weights.safetensors import SafetensorsCheckpoint
+from helexa.neuron.weights.model_file import read_json
+from helexa.neuron.weights.safetensors import SafetensorsCheckpoint, eagle_tensor_names, head_tensor_names
 
 _log = logging.getLogger("helexa.neuron.engine")
 _MOST_MISSING = 128  # tokens that only one of the vocabularies has: models of a family differ in special tokens
@@ -103,7 +105,7 @@ class DraftPart(Build):
 
 
 class HeadPart(Build):
-    """The open draft head in the checkpoint of a model (MTP).
+    """An open draft head, of the model's checkpoint (MTP) or of a folder (EAGLE-3).
 
     Args:
         build: the model that verifies the drafts.
@@ -115,20 +117,19 @@ class HeadPart(Build):
         self._rows = max(build.options.max_step_tokens, build.options.max_sequences) * (1 + MAX_DRAFTS)
         super().__init__(path, _own_options(build.final_options, path))
         try:
+            self.check(build)
+            self._inputs = self.architecture_of(self.model_type).input_layers(self.config, build.layers)
             self._own_request = self.request()
         except BaseException:
             self.checkpoint.close()
             raise
 
-    def open(self, path: Path) -> Checkpoint:
-        """Open the tensors of the head."""
-        checkpoint = SafetensorsCheckpoint(path, head=True)
-        checkpoint.config |= {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_only_layers": []}
-        return checkpoint
-
     def architecture_of(self, model_type: str) -> type[DraftHead]:
         """Return the class of the head."""
-        return MTP_HEADS[model_type]
+        raise NotImplementedError
+
+    def check(self, build: Build) -> None:
+        """Raise a ModelFileError if the head is not for the model of `build`."""
 
     def part(self) -> str:
         """Return the name of the head's part of the checkpoint."""
@@ -141,7 +142,8 @@ class HeadPart(Build):
     def added_to(self, request: MemoryRequest) -> MemoryRequest:
         """Return `request` with the memory of the draft head added."""
         own = self._own_request
-        kept = (MAX_DRAFTS + 1) * self._contexts * int(self.config["hidden_size"]) * 4
+        states = (MAX_DRAFTS + 1) * self._contexts + TAIL + 4 * self._step_rows  # also the inputs of the head
+        kept = states * max(len(self._inputs), 1) * int(self.config["hidden_size"]) * 4
         cache = self._pages * (own.page + own.window_page)
         return msgspec.structs.replace(
             request,
@@ -154,22 +156,95 @@ class HeadPart(Build):
     def _pages(self) -> int:
         return self._contexts * CONTEXT // PAGE_SIZE
 
+    @property
+    def _step_rows(self) -> int:
+        return MOST_DRAFT_ROWS + MAX_DRAFTS * self._contexts
+
     def load(self, decoder: Decoder, on_progress: Callable[[int, int], None]) -> Decoder:
         """Load and return the draft head (see `DraftPart.load`)."""
         self._model = decoder
-        decoder.kept = KeptStates(decoder.loader.ops, self._rows, decoder.settings.hidden)
+        decoder.kept = KeptStates(decoder.loader.ops, self._rows, decoder.settings.hidden, self._inputs)
         return self.model(on_progress)
 
     def start(self, decoder: Decoder, grant: MemoryGrant, step_bytes: int) -> tuple[Runner, DraftLimits]:
         """Allocate the KV cache of the draft head, and return its runner and limits."""
         assert isinstance(decoder, DraftHead)
-        rows = MOST_DRAFT_ROWS + MAX_DRAFTS * self._contexts
+        rows = self._step_rows
         decoder.allocate(rows)
         decoder.kept = KeptStates(self.ops, rows, decoder.settings.hidden)
         own = msgspec.structs.replace(grant, pages=self._pages, sequences=self._contexts, snapshots=0)
         runner = Runner(decoder, self.ops, self.options, self._own_request, own)
         ratio = min(self.ops.step_bytes / max(step_bytes, 1), 1.0)
         return runner, DraftLimits(1 << 30, decoder.vocab_size, ratio, is_head=True)
+
+
+class MtpPart(HeadPart):
+    """The open draft head in the checkpoint of a model."""
+
+    def open(self, path: Path) -> Checkpoint:
+        """Open the tensors of the head."""
+        checkpoint = SafetensorsCheckpoint(path, head_tensor_names)
+        checkpoint.config |= {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_only_layers": []}
+        return checkpoint
+
+    def architecture_of(self, model_type: str) -> type[DraftHead]:
+        """Return the class of the head."""
+        return MTP_HEADS[model_type]
+
+
+class EaglePart(HeadPart):
+    """The open folder of an EAGLE-3 head."""
+
+    def __init__(self, build: Build, path: Path) -> None:
+        reason = no_draft_model(build.options)
+        if not reason and build.ops.name != NativeOps.name:
+            reason = f"draft heads need the native kernels, not the kernels {build.ops.name}"
+        if not reason and not gives_layer_inputs(build.architecture):
+            reason = f"draft heads for models of the architecture '{build.model_type}' are not implemented"
+        try:
+            if reason:
+                raise ModelFileError(reason)
+            super().__init__(build, path)
+        except ModelFileError as error:
+            raise ModelFileError(
+                f"the draft head {path.name} cannot be used: {error}; use a head that was trained for "
+                f"{build.path.name}, or load without draft_model"
+            ) from None
+
+    def open(self, path: Path) -> Checkpoint:
+        """Open the tensors of the head."""
+        return SafetensorsCheckpoint(path, eagle_tensor_names)
+
+    def architecture_of(self, model_type: str) -> type[DraftHead]:
+        """Return the class of the head.
+
+        Raises:
+            ModelFileError: the layer of the head is not a layer of Llama.
+        """
+        if model_type != "llama":
+            raise ModelFileError(f"config: 'model_type' is {model_type!r}, supported: 'llama'")
+        return EagleHead
+
+    def check(self, build: Build) -> None:
+        """Raise a ModelFileError if the head is not for the model of `build`."""
+        if self.ops.name != NativeOps.name:
+            raise ModelFileError(f"the native kernels do not support its sizes, and it would run with {self.ops.name}")
+        hidden = build.config.get("hidden_size")
+        vocabulary = build.checkpoint.shape(f"{build.architecture.names.embedding}.weight")[0]
+        wanted = {"hidden_size": hidden, "target_hidden_size": hidden, "vocab_size": vocabulary}
+        for key, value in wanted.items():
+            if self.config.get(key, value) != value:
+                raise ModelFileError(f"config: '{key}' is {self.config[key]!r}, but it is {value} in the model")
+
+
+def is_eagle_head(path: Path) -> bool:
+    """Return whether `path` is the folder of an EAGLE-3 head, by its configuration."""
+    if not (path / "config.json").is_file():
+        return False
+    config = read_json(path / "config.json")
+    names = config.get("architectures")
+    named = isinstance(names, list) and any("eagle3" in str(name).lower() for name in names)
+    return named or "draft_vocab_size" in config or "eagle_config" in config
 
 
 def open_draft(build: Build) -> DraftPart | HeadPart | None:
@@ -179,6 +254,8 @@ def open_draft(build: Build) -> DraftPart | HeadPart | None:
         ModelFileError: the draft model cannot be used.
     """
     options, checkpoint = build.options, build.checkpoint
+    if options.draft_model and is_eagle_head(Path(options.draft_model)):
+        return EaglePart(build, Path(options.draft_model))
     if options.draft_model:
         part = DraftPart(options)
         try:
@@ -191,7 +268,7 @@ def open_draft(build: Build) -> DraftPart | HeadPart | None:
     if not has_head or no_draft_model(options) or build.ops.name != NativeOps.name:
         return None
     try:
-        return HeadPart(build, build.path)
+        return MtpPart(build, build.path)
     except ModelFileError as error:  # the model works without its head
         _log.warning("the draft head (MTP) of %s is not used: %s", build.path.name, error)
         return None

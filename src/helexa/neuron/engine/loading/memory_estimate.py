@@ -200,12 +200,16 @@ class WeightSizes(Loader):
         self._embedding = super().embedding(name, width)
         return self._embedding
 
+    def head(self, *arguments: Any, **options: Any) -> LinearOp:
+        """Count the output head, without its width: `memory_request` counts the logits."""
+        widest = self.widest
+        head = super().head(*arguments, **options)
+        self.widest = widest
+        return head
+
     def product(self, matrices: Sequence[_Matrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """Count a product with concatenated matrices; return a placeholder function."""
-        outputs = _outputs(matrices)
-        # The output head has as many outputs as the embedding has rows. `memory_request` counts the logits.
-        if self._embedding is None or outputs != len(self._embedding.shares.own):
-            self.widest = max(self.widest, outputs + matrices[0].weight.shape[1])
+        self.widest = max(self.widest, _outputs(matrices) + matrices[0].weight.shape[1])
         self._multiply(matrices)
         return lambda x: x
 
@@ -218,8 +222,7 @@ class WeightSizes(Loader):
 
     def gather_outputs(self, product: LinearOp, shares: Shares) -> LinearOp:
         """Count the width of a product whose result has the outputs of all ranks."""
-        if self._embedding is None or shares.total != self._embedding.vocab_size:
-            self.widest = max(self.widest, shares.total)
+        self.widest = max(self.widest, shares.total)
         return product
 
     def sum_over_ranks(self, product: Callable[..., Tensor], outputs: int) -> Callable[..., Tensor]:
