@@ -263,7 +263,13 @@ class CacheConformance:
 
 
 class Conformance(CacheConformance):
-    """Tests of all operations; the tests of an operation are named `test_<operation>...`."""
+    """Tests of all operations; the tests of an operation are named `test_<operation>...`.
+
+    Attributes:
+        mixture_rows: Number of rows of mixtures of experts that are computed one after another, at most 7.
+    """
+
+    mixture_rows = 7
 
     @pytest.fixture
     def connected(self, ops: Ops, tmp_path: Path) -> Ops:
@@ -382,7 +388,7 @@ class Conformance(CacheConformance):
         weights = [random_weights.make("Q8_0", *shape) for shape in ((64, 64), (64, 64), (64, 64)) * 3]
         matrices = [connected.matrix(weight) for weight in weights]
         experts = [Expert(matrices[at : at + 2], matrices[at + 2]) for at in range(0, 9, 3)]
-        x, scores = torch.randn(5, 64), torch.randn(5, 3)
+        x, scores = torch.randn(self.mixture_rows, 64), torch.randn(self.mixture_rows, 3)
         shares = ExpertShares(Shares.split(64, 1, 0), Shares.split(64, 1, 0))
         divided = connected.mixture(experts, Routing(2, "shares"), None, shares)(x.clone(), scores)
         self.near(divided, connected.mixture(experts, Routing(2, "shares"))(x.clone(), scores).double())
@@ -507,9 +513,10 @@ class Conformance(CacheConformance):
     @pytest.mark.parametrize("form", ["Q8_0", "bfloat16"])
     def test_mixture_of_experts_without_gates(self, ops: Ops, form: str) -> None:
         x, scores = torch.randn(7, 64) / 8, torch.stack([torch.randperm(4).float() for _ in range(7)])
+        x, scores = x[: self.mixture_rows], scores[: self.mixture_rows]
         routing, weights = Routing(2, "normalized"), [[random_weights.make(form, 64, 64) for _ in "ud"] for _ in "abcd"]
         experts = [Expert([ops.matrix(up)], ops.matrix(down)) for up, down in weights]
-        out, expected = ops.mixture(experts, routing, act=WITHOUT_GATE)(x.clone(), scores), torch.zeros(7, 64).double()
+        out, expected = ops.mixture(experts, routing, act=WITHOUT_GATE)(x.clone(), scores), torch.zeros_like(x).double()
         for row, (chosen, shares) in enumerate(zip(*routing(scores), strict=True)):
             for expert, share in zip(chosen.tolist(), shares.tolist(), strict=True):
                 up, down = (random_weights.plain(weight) for weight in weights[expert])

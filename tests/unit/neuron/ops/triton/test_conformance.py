@@ -22,10 +22,15 @@ KINDS = list(product(ATTENTION_KINDS, (64, 32)))
 class TestTriton(Conformance):
     tolerance = 1e-3  # scales of two levels are merged into one float16
     cache_tolerance = 1e-4
+    mixture_rows = 2
 
     @pytest.fixture
     def ops(self) -> Ops:
         return GpuOps(CPU, torch.float32)
+
+    @pytest.mark.parametrize("heads", daily([34], [3, 34]))
+    def test_attend_takes_keys_for_values_in_a_cache_without_values(self, ops: Ops, heads: int) -> None:
+        super().test_attend_takes_keys_for_values_in_a_cache_without_values(ops, heads)
 
     @pytest.mark.parametrize("window", daily([40], [None, 40]))
     def test_layer_shares_normalized_keys_and_values_of_wide_heads(self, ops: Ops, window: int | None) -> None:
@@ -62,6 +67,14 @@ class TestTritonInBytes(CacheConformance):
     @pytest.fixture
     def ops(self) -> Ops:
         return GpuOps(CPU, torch.float32, kv_bits=8)
+
+    @pytest.mark.parametrize("heads", daily([3], [3, 34]))
+    def test_attend_takes_keys_for_values_in_a_cache_without_values(self, ops: Ops, heads: int) -> None:
+        super().test_attend_takes_keys_for_values_in_a_cache_without_values(ops, heads)
+
+    @pytest.mark.nightly
+    def test_attend_sampled_equals_the_sampled_rows_of_attend(self, ops: Ops) -> None:
+        super().test_attend_sampled_equals_the_sampled_rows_of_attend(ops)
 
     @pytest.mark.parametrize("window", daily([], [None, 40]))
     def test_layer_shares_normalized_keys_and_values_of_wide_heads(self, ops: Ops, window: int | None) -> None:
