@@ -266,7 +266,7 @@ async def test_cleared_snapshots_are_computed_again(folder: Path, tmp_path: Path
 async def test_two_engines_use_one_store(folder: Path, tiny_gguf: Path) -> None:
     async with engine(tiny_gguf) as first, engine(tiny_gguf) as second:
         computed = await asyncio.gather(answer(first), answer(second))
-        assert computed[0] == computed[1]
+        assert computed[0][0] == computed[1][0]  # a slow engine may read what the other one has saved
     async with engine(tiny_gguf) as client:
         assert await answer(client) == (computed[0][0], PAGES * 64)
 
