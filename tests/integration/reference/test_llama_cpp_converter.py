@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 import torch
 from tokenizers import decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedModel
+from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
@@ -145,8 +145,7 @@ def converted(
     if kind in SENTENCEPIECE:
         (folder / "tokenizer.model").write_bytes(sentencepiece_model)
     else:
-        (byte_fallback_bpe if small else byte_level_bpe).save(str(folder / "tokenizer.json"))
-        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+        write_bpe(byte_fallback_bpe if small else byte_level_bpe, folder)
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | RELEASED.get(kind, {})))
     options = ["--no-mtp"] if kind in WITHOUT_MTP else []
@@ -170,6 +169,25 @@ def test_logits_of_matrices_in_16_bits_differ_by_rounding(
             parameter.data = parameter.data.to(dtype).float()
     file = llama_cpp.convert(tmp_path, tmp_path / "converted.gguf", kind=kind)
     assert_rounding(Converted(reference, file, 512), limit)
+
+
+@pytest.mark.nightly
+def test_logits_of_the_text_model_of_muse_glimmer_differ_by_rounding(
+    byte_level_bpe: tokenizers.Tokenizer, tmp_path: Path
+) -> None:
+    text = {"model_type": "muse_glimmer_text", "num_hidden_layers": 5, "sliding_window": 40, "vocab_size": 50_304}
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    settings = {"text_config": test_gguf.SHAPE | text, "vision_config": vision}
+    settings |= {"out_hidden_size": 128, "projector_hidden_size": 32}
+    reference = tiny_model(tmp_path, auto=AutoModelForImageTextToText, model_type="muse_glimmer", **settings)
+    write_bpe(byte_level_bpe, tmp_path)
+    file = llama_cpp.convert(tmp_path, tmp_path / "converted.gguf")
+    assert_rounding(Converted(reference, file, byte_level_bpe.get_vocab_size()), limit=0.01)
+
+
+def write_bpe(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
 def assert_rounding(converted: Converted, limit: float) -> None:
