@@ -140,6 +140,13 @@ MODELS: dict[str, dict[str, Any]] = {
 WINDOWS = {"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"]}
 MODELS |= {
     "granitemoe": UNEVEN | {"model_type": "granitemoe", "num_local_experts": 8, "num_experts_per_tok": 3},
+    "granitemoeshared": UNEVEN
+    | {
+        "model_type": "granitemoeshared",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "shared_intermediate_size": 192,
+    },
     "granite_swa": UNEVEN | WINDOWS | {"model_type": "granite_swa"},
     "olmo3": UNEVEN | WINDOWS | {"model_type": "olmo3", "pad_token_id": None},
     "exaone4": UNEVEN | WINDOWS | {"model_type": "exaone4"},
@@ -205,6 +212,7 @@ LIKE_OTHERS = {
     "exaone4",
     "granite_swa",
     "granitemoe",
+    "granitemoeshared",
     "hunyuan_v1_dense",
     "stablelm",
     "gemma4",
