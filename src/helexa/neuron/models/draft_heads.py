@@ -151,7 +151,7 @@ class EagleBlock:
 
     def allocate(self, rows: int, width: int) -> None:
         """Allocate memory for the inputs of at most `rows` rows, of `width` numbers each."""
-        # The rows of both inputs, one after another. In `_order` they alternate, so that two rows are one of both.
+        # The rows of both inputs, one after another. In `_order` they alternate: two rows are one row of both inputs.
         self._inputs = tensors.zeros(2 * rows, width)
         self._rows = tensors.arange(rows, dtype=tensors.int32)
         self._order = tensors.from_numpy(np.arange(2 * rows, dtype=np.int32).reshape(2, rows).T.flatten())
@@ -214,7 +214,9 @@ class EagleHead(DraftHead, Llama):
             or not all(type(layer) is int and 0 <= layer < count for layer in chosen)
             or sorted(set(chosen)) != chosen
         ):
-            raise ModelFileError(f"it reads the inputs of the layers {chosen}, but the model has {count} layers")
+            raise ModelFileError(
+                f"it reads the inputs of the layers {str(chosen)[:80]}, but the model has {count} layers"
+            )
         return tuple(chosen)
 
     def read_vocab_size(self) -> int:

@@ -103,7 +103,8 @@ def _reject_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return parsed
 
 
-_OF_TEXT = {"quantization_config", "per_layer_config"}  # other keys with this ending belong to other modalities
+# Other keys with this ending belong to other modalities.
+_OF_TEXT = {"quantization_config", "per_layer_config", "eagle_config"}
 _TIED = "tie_word_embeddings"
 
 

@@ -54,6 +54,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "empty_graphs",
         "more_threads",
         "slow_attempts",
+        "reductions_in_a_row",
     ],
 )
 def test_figures_of_a_graph_count_for_this_graph_only(folder: Path, case: str) -> None:

@@ -201,9 +201,9 @@ class EaglePart(HeadPart):
             reason = f"draft heads need the native kernels, not the kernels {build.ops.name}"
         if not reason and not gives_layer_inputs(build.architecture):
             reason = f"draft heads for models of the architecture '{build.model_type}' are not implemented"
+        if reason:
+            raise ModelFileError(f"the draft head {path.name} cannot be used: {reason}; load without draft_model")
         try:
-            if reason:
-                raise ModelFileError(reason)
             super().__init__(build, path)
         except ModelFileError as error:
             raise ModelFileError(
@@ -212,7 +212,13 @@ class EaglePart(HeadPart):
             ) from None
 
     def open(self, path: Path) -> Checkpoint:
-        """Open the tensors of the head."""
+        """Open the tensors of the head.
+
+        Raises:
+            ModelFileError: the folder has no valid checkpoint, or has the format of the library speculators.
+        """
+        if "speculators_model_type" in read_json(path / "config.json"):
+            raise ModelFileError("its format, that of the library speculators, is not supported")
         return SafetensorsCheckpoint(path, eagle_tensor_names)
 
     def architecture_of(self, model_type: str) -> type[DraftHead]:
@@ -234,7 +240,7 @@ class EaglePart(HeadPart):
         wanted = {"hidden_size": hidden, "target_hidden_size": hidden, "vocab_size": vocabulary}
         for key, value in wanted.items():
             if self.config.get(key, value) != value:
-                raise ModelFileError(f"config: '{key}' is {self.config[key]!r}, but it is {value} in the model")
+                raise ModelFileError(f"config: '{key}' is {str(self.config[key])[:40]}, but it is {value} in the model")
 
 
 def is_eagle_head(path: Path) -> bool:

@@ -11,8 +11,8 @@ of tokens per second for each number of drafts, from three measurements:
 Until measurements show a gain, the draft model runs only on credit. The credit grows by `_CREDIT_SHARE` of the time of
 decode steps and by the time that accepted drafts save. A draft model that never helps therefore costs at most this
 share of the time, and `_FIRST_CREDIT` steps once. If some drafts in a row are rejected and there is no gain, the gate
-rests: it drafts nothing for a number of steps, then tries one step with drafts. Each such trial that fails doubles the
-next rest.
+rests: it drafts nothing for a number of steps, then drafts again. If the next drafts are rejected, too, the next rest
+is twice as long.
 
 The draft model computes the tokens of a sequence late: when the sequence is about to draft, and only a few of the
 tokens before. A long prompt therefore costs the draft model nothing, and starts no later.
@@ -296,7 +296,9 @@ class DraftGate:
             if not self._fixed:
                 self._pass = PassCost(self._step.seconds(1) * self._ratio, fixed=False)
         self._add_credit(_CREDIT_SHARE * seconds)
-        self._rest = max(self._rest - 1, 0)
+        if self._rest:
+            self._rest -= 1
+            self._learn_gain(1.0)
 
     def learn_pass(self, rows: int, seconds: float) -> None:
         """Record the duration of a pass of the draft model with `rows` rows."""

@@ -161,6 +161,19 @@ static void slow_attempts(void) {
     run_counted();
 }
 
+/* Reductions in a row are no failed attempts: the pause stays short. */
+static void reductions_in_a_row(void) {
+    CHECK(start_threads(8) == 8);
+    for (int64_t i = 0; i < 4; i++) {
+        graphs++, changed = now_ns() - INT64_C(400000000);
+        atomic_store(&slept, INT64_C(7) * 390000000);
+        atomic_store(&delayed, INT64_C(390000000));
+        adapt(400000000);
+    }
+    CHECK(active == 4 && pause_ns == FIRST_PAUSE);
+    run_counted();
+}
+
 /* Graphs without instructions end at once, and the other threads do not run the next graph twice. */
 static void empty_graphs(void) {
     CHECK(start_threads(4) == 4);
@@ -205,6 +218,7 @@ int main(int argument_count, char **arguments) {
         {"foreign_times", foreign_times}, {"late_sleeper", late_sleeper}, {"foreign_delay", foreign_delay},
         {"lost_core", lost_core}, {"least_threads", least_threads}, {"empty_graphs", empty_graphs}, {"forked", forked},
         {"more_threads", more_threads}, {"slow_attempts", slow_attempts},
+        {"reductions_in_a_row", reductions_in_a_row},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (argument_count == 2 && !strcmp(arguments[1], cases[i].name)) return cases[i].run(), 0;

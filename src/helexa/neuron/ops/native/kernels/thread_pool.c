@@ -55,6 +55,7 @@ static int64_t length, crew = 1;
 static int64_t active = 1; /* number of threads that run the next graph, from 1 to `crew` */
 static int64_t loss, pause_ns = FIRST_PAUSE;
 static int64_t changed, changed_graph; /* time of the last change of `active`, and number of graphs until then */
+static int attempt;        /* whether the last change of `active` was one thread more */
 static int64_t graphs;     /* number of graphs that have started */
 static int64_t watched;    /* number of next graphs in which threads read how long they waited for a core */
 static _Atomic int64_t slept; /* ns that threads slept in this graph, until other threads had run their items */
@@ -150,8 +151,8 @@ static int64_t ns_without_core(void) {
 /* Begin to count the time without a core for the graph after `graph_number`. */
 static void start_delay(int64_t graph_number) { core_wait = ns_without_core(), core_wait_graph = graph_number; }
 
-/* Add the ns that this thread had no core in this graph. If the thread did not read its time at the end of the graph
- * before, the time of this graph is unknown, and only the next graph counts. */
+/* Add the ns that this thread had no core in this graph. If the thread read its time neither at the end of the
+ * graph before nor at the start of this one, the time of this graph is unknown, and only the next graph counts. */
 static void add_delay(void) {
     int64_t before = core_wait, known = core_wait_graph == graphs - 1;
     start_delay(graphs);
@@ -169,7 +170,7 @@ void add_progress(void) { count_progress(); }
 TRACED void pool_play(int64_t self, int64_t thread_count) {
     const instruction *now = graph; /* after the last `meet`, `graph` and `length` may change */
     int64_t count = length;
-    if (self && watched && core_wait_graph != graphs - 1) start_delay(graphs - 1); /* did not run the graph before */
+    if (self && watched && core_wait_graph != graphs - 1) start_delay(graphs - 1); /* its time is not known yet */
     for (int64_t i = 0; i < count; i++, now++) {
         int64_t items = now->run(now->arguments, -1);
         for (int64_t offset = 0; offset < thread_count; offset++) {
@@ -209,10 +210,11 @@ static void adapt(int64_t ns) {
     if (loss < 0) loss = 0;
     if (loss > MOST_LOSS && active > 1) {
         int failed = now - changed < FIRST_PAUSE || graphs - changed_graph < FEW_GRAPHS;
-        pause_ns = !failed ? FIRST_PAUSE : pause_ns < LAST_PAUSE ? 2 * pause_ns : LAST_PAUSE;
-        active--, loss = 0, changed = now, changed_graph = graphs;
+        if (!failed) pause_ns = FIRST_PAUSE;
+        else if (attempt) pause_ns = pause_ns < LAST_PAUSE ? 2 * pause_ns : LAST_PAUSE;
+        active--, attempt = 0, loss = 0, changed = now, changed_graph = graphs;
     } else if (active < crew && now - changed > pause_ns) {
-        active++, loss = 0, changed = now, changed_graph = graphs;
+        active++, attempt = 1, loss = 0, changed = now, changed_graph = graphs;
         watched = WATCHED; /* so that one slow graph is enough to end the attempt */
     }
 }
