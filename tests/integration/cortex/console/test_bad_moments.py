@@ -101,8 +101,10 @@ def test_formulas_and_code_are_drawn_by_libraries_that_load_for_them(sign_in: Si
     expect(answer).to_contain_text("\\nope{ stays")
     expect(answer.locator(".hljs-keyword").first).to_have_text("def")
     expect(answer.locator("pre")).to_have_text("def f(): pass")
-    font = "document.fonts.load('1em KaTeX_Main').then((all) => all.length && all[0].status)"
-    assert page.evaluate(font) == "loaded"
+    # The formulas may be there before the stylesheet that names the font.
+    page.wait_for_function(
+        "document.fonts.load('1em KaTeX_Main').then((all) => all.length > 0 && all[0].status === 'loaded')"
+    )
 
 
 def test_html_in_an_answer_is_shown_as_text(sign_in: SignIn) -> None:
