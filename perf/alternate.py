@@ -5,8 +5,8 @@ usage: python perf/alternate.py MODEL --llama-cpp PYTHON [--rows decode@1,decode
 MODEL is a GGUF file, for example from `random_gguf.py`. PYTHON is a Python interpreter of the same version that has
 llama-cpp-python. Both engines compute with one thread. The script measures processor time, so other programs on the
 machine disturb the comparison less than that of `compare.py`. In a decode row, the engines compute one step each in
-turn, for about `--seconds` seconds. In a prefill row, they compute up to three prompts each in turn. The output has a
-JSON line for each row:
+turn, for about `--seconds` seconds. In a prefill row, they compute up to three prompts each in turn. helexa computes
+without AMX, which llama.cpp may use. The output has a JSON line for each row:
 
     helexa, llama.cpp    tokens per second of processor time, of the median step or prompt
     ratio                helexa's rate divided by llama.cpp's rate
@@ -28,6 +28,7 @@ from support.output import print_line
 from support.rows import DECODE_STEPS, Row, parse_rows, parser
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.ops.native.native_kernels import native_kernels
 
 _LEAST_STEPS, _PROMPTS = 5, 3
 
@@ -84,6 +85,8 @@ def main() -> None:
         raise SystemExit("--threads must be 1, because llama.cpp's threads wait for each other in a loop")
     options = EngineOptions(threads=1, speculation=False, max_prefill_beside_decode=0)
     ours = Engine(arguments.model, options)
+    # llama.cpp sets the sizes of AMX's registers once for each thread, so another user of them in the thread breaks it.
+    native_kernels().use_amx(False)
     engines = (ours, load_llama_cpp(arguments.llama_cpp, arguments.model, arguments.rows))
     for row in arguments.rows:
         helexa, peer = alternate(row, engines, arguments.seconds)
