@@ -29,7 +29,7 @@ from helexa.cortex.forwarding.proxy import Settle
 from helexa.cortex.forwarding.relay import wait_for_load
 from helexa.cortex.forwarding.reply import Reply, advice
 from helexa.cortex.forwarding.request import ClientRequest
-from helexa.cortex.forwarding.request_limits import has_media, media_tokens
+from helexa.cortex.forwarding.request_limits import media_tokens
 from helexa.cortex.forwarding.retry import NoResponse, Outcome, may_retry
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.reservation import Reservation
@@ -76,7 +76,7 @@ async def reserve_budget(
     if principal.hard_cap is None:
         return await ledger.reserve(principal, request_id, model, request.tokens(limit)), replace(request, metered=True)
     spending, context = request.spending, None if limit is None else limit.context
-    if not spending.fills(context):
+    if request.has_media and not spending.fills(context):
         body = request.body
         # images cost tokens that the length of the text does not show
         media = await gateway.body_workers.run(media_tokens, body) if request.large else media_tokens(body)
@@ -256,7 +256,7 @@ async def serve(
     hint = advice(request.headers)
     if hint is not None:
         response.headers.append((b"x-helexa-advice", hint))
-    if not has_media(request.body):
+    if not request.has_media:
         await _serve_prepared(gateway, model, request, response, record, permit, limit)
         return
     async with gateway.prepared_images(model, request.body) as prepared:
@@ -427,5 +427,9 @@ async def wait_for_model(
 def _widest_limit(view: FleetView, model: str) -> Limit | None:
     """Return the model's limits from the node with the largest context, or None."""
     # A prompt that exceeds this context length cannot be served by any node.
-    limits = [node.models[model].limit for node in view.nodes if model in node.models]
-    return max((limit for limit in limits if limit is not None), key=lambda limit: limit.context, default=None)
+    widest: Limit | None = None
+    for node in view.nodes:
+        info = node.models.get(model)
+        if info is not None and info.limit is not None and (widest is None or info.limit.context > widest.context):
+            widest = info.limit
+    return widest

@@ -20,7 +20,7 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 def request_id(headers: Headers) -> str:
     """Return the header `x-request-id` if it is valid, else a new random id."""
-    for name, value in headers:
+    for name, value in headers if b"x-request-id" in dict(headers) else ():
         if name == b"x-request-id" and _ID.fullmatch(value):
             return value.decode()
     return f"{random.getrandbits(128):032x}"  # must be unique, not secret
@@ -33,8 +33,8 @@ def require_json(headers: Headers) -> None:
     # (CORS preflight), as it does for forms and plain text, but not for JSON.
     if not content_types or not all(map(_is_json, content_types)):
         raise unsupported_media_type(b", ".join(content_types)[:200].decode("latin-1"))
-    for name, value in headers:
-        # A connection decodes supported encodings, and removes the header.
+    # A connection decodes supported encodings, and removes the header.
+    for name, value in headers if b"content-encoding" in dict(headers) else ():
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             shown = value[:100].decode("latin-1")
             message = f"the content-encoding {shown!r} is not supported; use one of {ACCEPTED}, or none"
@@ -58,13 +58,8 @@ def is_loopback(host: str) -> bool:
 
 def host_and_origin(headers: Headers) -> tuple[bytes, bytes]:
     """Return the headers `Host` and `Origin` in lower case. A missing header is empty."""
-    host = origin = b""
-    for name, value in headers:
-        if name == b"host":
-            host = value.lower()
-        elif name == b"origin":
-            origin = value.lower()
-    return host, origin
+    values = dict(headers)
+    return values.get(b"host", b"").lower(), values.get(b"origin", b"").lower()
 
 
 def without_port(host: bytes) -> bytes:

@@ -239,6 +239,8 @@ def body_decoder(headers: Headers) -> tuple[BodyDecoder | None, Headers]:
 
     Without a supported encoding, the decoder is None and the headers are unchanged.
     """
+    if b"content-encoding" not in dict(headers):
+        return None, headers
     codings = [value for name, value in headers if name == b"content-encoding"]
     if len(codings) != 1:
         return None, headers

@@ -1,6 +1,7 @@
 """Responses to clients, and filters for headers that go to nodes and back."""
 
 import re
+from functools import lru_cache
 
 import orjson
 from starlette.types import Message, Send
@@ -74,8 +75,10 @@ def returned_headers(headers: Headers) -> Headers:
 
 
 def _headers_in_connection(headers: Headers) -> set[bytes]:
+    if b"connection" not in dict(headers):
+        return set()
     values = [value for name, value in headers if name == b"connection"]
-    return {token.strip().lower() for value in values for token in value.split(b",")} if values else set()
+    return {token.strip().lower() for value in values for token in value.split(b",")}
 
 
 _ADVICE = {
@@ -90,11 +93,14 @@ def advice(headers: Headers) -> bytes | None:
     """Return the header `X-Helexa-Advice` for a known client, else None."""
     for header, value in headers:
         if header == b"user-agent":
-            user_agent = value.lower()
-            for name, text in _ADVICE.items():
-                if name in user_agent:
-                    return text.encode()
+            return _advice_for(value)
     return None
+
+
+@lru_cache(maxsize=64)
+def _advice_for(user_agent: bytes) -> bytes | None:
+    lower_case = user_agent.lower()
+    return next((text.encode() for name, text in _ADVICE.items() if name in lower_case), None)
 
 
 class Reply:

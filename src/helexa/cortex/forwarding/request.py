@@ -22,6 +22,7 @@ from helexa.cortex.forwarding.request_limits import (
     Fields,
     PromptImages,
     TokenLimit,
+    has_media,
     read_token_limit,
 )
 from helexa.cortex.upstream.meter import BYTES_PER_TOKEN
@@ -147,6 +148,7 @@ class ClientRequest(msgspec.Struct, frozen=True):
     enforced: int | None = None
     large: bool = False  # True if the body is large. Worker processes then parse and rewrite the body.
     images: PromptImages = NO_IMAGES
+    has_media: bool = True  # False if the body certainly contains no image or file
 
     @property
     def includes_usage(self) -> bool:
@@ -266,6 +268,7 @@ def parse_request(path: str, headers: Headers, body: bytes) -> ClientRequest:
         fields.stream is True,
         fields.previous_response_id if isinstance(fields.previous_response_id, str) else None,
         stream_options=fields.stream_options if isinstance(fields.stream_options, dict) else None,
+        has_media=has_media(body),
     )
 
 
@@ -286,9 +289,9 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
         ApiError: 413: longer than `limit` bytes. 408: the client stops sending. 503: the memory for bodies is used up.
         ClientDisconnected: the client disconnected before the end of the body.
     """
-    for name, value in headers:
-        if name == b"content-length" and value.isdigit() and int(value) > limit:
-            raise _too_large(limit)
+    length = dict(headers).get(b"content-length", b"")
+    if length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
     while True:

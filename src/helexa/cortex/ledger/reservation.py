@@ -6,7 +6,7 @@ tokens of a lease for one running request.
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -292,6 +292,12 @@ class Reservation:
 def bounded(number: int, maximum: int = MAX_TOKENS) -> int:
     """Return `number`, which may be untrusted, limited to 0 to `maximum`."""
     return min(max(0, number), maximum)
+
+
+def are_plain(texts: Sequence[str]) -> bool:
+    """Return whether `plain` certainly changes none of the texts."""
+    joined = "".join(texts)
+    return joined.isascii() and "\0" not in joined and max(map(len, texts), default=0) <= _MAX_TEXT_CHARS
 
 
 def plain(text: str) -> str:

@@ -11,7 +11,7 @@ import re
 import time
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import orjson
@@ -84,7 +84,7 @@ class History:
 
     def sample(self) -> None:
         """Add the current requests and memory of all nodes."""
-        place = self._advance()
+        place = self._advance(self._clock())
         view = self._view()
         running, queued = dict(view.in_flight), dict[tuple[str, str], int]()
         memory: defaultdict[tuple[By, str], list[tuple[float, float]]] = defaultdict(list)
@@ -121,18 +121,22 @@ class History:
         """Add the tokens and the time to first token of a finished request."""
         if activity.node is None or not (activity.completion or activity.ttft_ms is not None):
             return
-        place = self._advance()
-        end = min(self._clock(), (activity.started_ms + activity.duration_ms) / 1000)
-        start = min(end, (activity.started_ms + (activity.ttft_ms or 0.0)) / 1000)
-        tokens = [
-            (interval % INTERVALS, activity.completion * share)
-            for interval, share in _shares(start, end)
-            if self._current - INTERVALS < interval <= self._current
-        ]
+        now = self._clock()
+        place, current = self._advance(now), self._current
+        ttft_ms = activity.ttft_ms
+        end = min(now, (activity.started_ms + activity.duration_ms) / 1000)
+        start = min(end, (activity.started_ms + (ttft_ms or 0.0)) / 1000)
+        tokens: Sequence[tuple[int, float]] = ((place, activity.completion),)
+        if start < current * INTERVAL_SECS:  # most requests begin and end in the current interval
+            tokens = [
+                (interval % INTERVALS, activity.completion * share)
+                for interval, share in _shares(start, end)
+                if current - INTERVALS < interval <= current
+            ]
         for by, name in _keys(activity.node, activity.model):
             if (series := self._find(by, name)) is not None:
-                if activity.ttft_ms is not None:
-                    series.first_token_ms[place] += activity.ttft_ms
+                if ttft_ms is not None:
+                    series.first_token_ms[place] += ttft_ms
                     series.first_tokens[place] += 1
                 for at, count in tokens:
                     series.tokens[at] += count
@@ -143,7 +147,7 @@ class History:
         The `limit` nodes or models with the most output tokens come first. The last element, with the name None, has
         the sums of all others. Values before the start of the gateway and of intervals without a measurement are None.
         """
-        self._advance()
+        self._advance(self._clock())
         ranked = sorted(self._series[by].items(), key=lambda item: (-sum(item[1].tokens), item[0]))
         series = [{"name": name, **self._values([one])} for name, one in ranked[:limit]]
         if others := [one for _, one in ranked[limit:]]:
@@ -191,9 +195,9 @@ class History:
             series.used_at = self._current
         return series
 
-    def _advance(self) -> int:
-        """Forget the intervals before the last hour, and return the current place."""
-        now = int(self._clock()) // INTERVAL_SECS
+    def _advance(self, time: float) -> int:
+        """Forget the intervals before the last hour, and return the place of `time`."""
+        now = int(time) // INTERVAL_SECS
         if now > self._current:
             for interval in range(max(self._current + 1, now - INTERVALS + 1), now + 1):
                 for known in self._series.values():
