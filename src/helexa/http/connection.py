@@ -218,8 +218,12 @@ class ClientConnection(RequestParser, asyncio.Protocol):
             if cycle.complete:
                 self.close()
 
-    def write(self, data: bytes) -> None:
-        """Queue `data` to be sent."""
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        """Queue `data` to be sent; the `last` bytes of the only response are sent at once."""
+        # With more requests, the loop handles more events between two polls if responses wait for its next iteration.
+        if last and not self._unsent and len(self.service.tasks) == 1:
+            self._transport.write(data)
+            return
         if not self._unsent:
             self._loop.call_soon(self._flush)  # one system call sends all data of one iteration of the loop
         self._unsent.append(data)

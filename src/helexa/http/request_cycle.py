@@ -110,6 +110,7 @@ class RequestCycle:
         "_event",
         "_expects",
         "_has_event",
+        "_head",
         "_is_head",
         "_length",
         "_received",
@@ -157,6 +158,7 @@ class RequestCycle:
         self._event: asyncio.Event | None = None  # created only for a task that waits
         self._chunked = False
         self._remaining_length: int | None = None
+        self._head = b""  # head of a response with a body, which waits for the first bytes of the body
 
     @property
     def missing_bytes(self) -> int:
@@ -347,7 +349,11 @@ class RequestCycle:
         self.started = True
         self._expects = False
         self._remaining_length, self._chunked = remaining_length, chunked
-        self._connection.write(b"%b%b%b\r\n" % (line, self._connection.service.date(), header_block))
+        head = b"%b%b%b\r\n" % (line, self._connection.service.date(), header_block)
+        if remaining_length:
+            self._head = head
+        else:
+            self._connection.write(head)  # at once, because the first event of a stream may take long
 
     def _write(self, body: bytes, more: bool) -> None:
         if self._chunked:
@@ -362,7 +368,8 @@ class RequestCycle:
                 if self._remaining_length < 0 or (self._remaining_length and not more):
                     raise RuntimeError("the length of the body differs from content-length")
             if body:
-                self._connection.write(body)
+                self._connection.write(self._head + body, last=not more)
+                self._head = b""
         if not more:
             # the rest of the body is of no use
             self._take_chunks()
@@ -384,11 +391,11 @@ class RequestCycle:
             self._event.set()
 
     def _break_off(self, error: ApiError) -> None:
-        if not self.started:
+        if not self.started or self._head:
             self.keep_alive = False
             body = orjson.dumps(error.envelope())
             length = (b"content-length", b"%d" % len(body))
             self._start(error.status, [(b"content-type", b"application/json"), length])
-            self._connection.write(b"" if self._is_head else body)
+            self._connection.write(b"" if self._is_head else self._head + body)
         self._take_chunks()
         self._connection.end()

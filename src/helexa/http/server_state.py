@@ -53,8 +53,8 @@ class OpenConnection(Protocol):
     writable: asyncio.Event | None
     service: "Service"  # state that all connections of the server share
 
-    def write(self, data: bytes) -> None:
-        """Send `data` to the client."""
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send `data` to the client. `last` is True for the end of a response."""
         ...
 
     def body_consumed(self, size: int) -> None:

@@ -208,6 +208,8 @@ FAULTS = {
     "no such status": [{**OK, "status": 999}],
     "an informational status": [{**OK, "status": 101}],
     "a malformed length": [start((b"content-length", b"x"))],
+    "no body after its length": [start((b"content-length", b"3"))],
+    "more than the length at once": [start((b"content-length", b"3")), body(b"abcd")],
 }
 
 

@@ -11,7 +11,7 @@ import re
 import time
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
 import orjson
@@ -25,6 +25,7 @@ INTERVAL_SECS = 15
 INTERVALS = 240
 SAMPLE_SECS = 5.0
 MAX_NAMES = 500
+MAX_FINISHED = 1000
 
 By = Literal["fleet", "node", "model"]
 Ring: TypeAlias = "array[float]"
@@ -73,6 +74,8 @@ class History:
 
     def __init__(self, view: Callable[[], FleetView], clock: Callable[[], float] = time.time) -> None:
         self._view, self._clock = view, clock
+        # when requests finished (Unix seconds), and what `_count_finished` counts, at the latest at the next sample
+        self._finished: list[tuple[float, Activity]] = []
         self._series: dict[By, dict[str, _Series]] = {"fleet": {}, "node": {}, "model": {}}
         self._first = self._current = int(clock()) // INTERVAL_SECS  # numbers of intervals
 
@@ -84,7 +87,7 @@ class History:
 
     def sample(self) -> None:
         """Add the current requests and memory of all nodes."""
-        place = self._advance(self._clock())
+        place = self._count_finished()
         view = self._view()
         running, queued = dict(view.in_flight), dict[tuple[str, str], int]()
         memory: defaultdict[tuple[By, str], list[tuple[float, float]]] = defaultdict(list)
@@ -119,27 +122,32 @@ class History:
 
     def observe(self, activity: Activity) -> None:
         """Add the tokens and the time to first token of a finished request."""
-        if activity.node is None or not (activity.completion or activity.ttft_ms is not None):
-            return
-        now = self._clock()
-        place, current = self._advance(now), self._current
-        ttft_ms = activity.ttft_ms
-        end = min(now, (activity.started_ms + activity.duration_ms) / 1000)
-        start = min(end, (activity.started_ms + (ttft_ms or 0.0)) / 1000)
-        tokens: Sequence[tuple[int, float]] = ((place, activity.completion),)
-        if start < current * INTERVAL_SECS:  # most requests begin and end in the current interval
+        if activity.node is not None and (activity.completion or activity.ttft_ms is not None):
+            self._finished.append((self._clock(), activity))
+            if len(self._finished) == MAX_FINISHED:
+                self._count_finished()
+
+    def _count_finished(self) -> int:
+        """Count the finished requests since the last call, and return the current place."""
+        finished, self._finished = self._finished, []
+        for now, activity in finished:
+            assert activity.node is not None
+            place = self._advance(now)
+            end = min(now, (activity.started_ms + activity.duration_ms) / 1000)
+            start = min(end, (activity.started_ms + (activity.ttft_ms or 0.0)) / 1000)
             tokens = [
                 (interval % INTERVALS, activity.completion * share)
                 for interval, share in _shares(start, end)
-                if current - INTERVALS < interval <= current
+                if self._current - INTERVALS < interval <= self._current
             ]
-        for by, name in _keys(activity.node, activity.model):
-            if (series := self._find(by, name)) is not None:
-                if ttft_ms is not None:
-                    series.first_token_ms[place] += ttft_ms
-                    series.first_tokens[place] += 1
-                for at, count in tokens:
-                    series.tokens[at] += count
+            for by, name in _keys(activity.node, activity.model):
+                if (series := self._find(by, name)) is not None:
+                    if activity.ttft_ms is not None:
+                        series.first_token_ms[place] += activity.ttft_ms
+                        series.first_tokens[place] += 1
+                    for at, count in tokens:
+                        series.tokens[at] += count
+        return self._advance(self._clock())
 
     def report(self, by: By, limit: int) -> dict[str, Any]:
         """Return the complete intervals as JSON, oldest first.
@@ -147,7 +155,7 @@ class History:
         The `limit` nodes or models with the most output tokens come first. The last element, with the name None, has
         the sums of all others. Values before the start of the gateway and of intervals without a measurement are None.
         """
-        self._advance(self._clock())
+        self._count_finished()
         ranked = sorted(self._series[by].items(), key=lambda item: (-sum(item[1].tokens), item[0]))
         series = [{"name": name, **self._values([one])} for name, one in ranked[:limit]]
         if others := [one for _, one in ranked[limit:]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sqlite3
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from cortex.postgres import Postgres
 from helexa.core.errors import HelexaError
 from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Database, DatabaseError
+from helexa.cortex.ledger.storage.sqlite import _run_for_each
 
 COUNT = "SELECT COUNT(*) AS n FROM windows"
 INSERT = "INSERT INTO windows (key_id, window_id, spent) VALUES ($1, $2, $3)"
@@ -23,6 +25,21 @@ async def database(url: str) -> AsyncIterator[Database]:
     await database.migrate()
     yield database
     await database.close()
+
+
+@pytest.mark.parametrize("most", [999, 32_766])  # SQLite's limit of parameters, before version 3.32 and since
+def test_rows_of_a_batch_fit_into_statements_of_any_sqlite(most: int):
+    connection = sqlite3.connect(":memory:")
+    connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, most)
+    columns = [f"c{number}" for number in range(21)]
+    connection.execute(f"CREATE TABLE t ({', '.join(columns)})")
+    insert = f"INSERT INTO t ({', '.join(columns)}) VALUES ({', '.join(f'${number + 1}' for number in range(21))})"
+    rows = [tuple(range(row, row + 21)) for row in range(300)]
+    _run_for_each(connection, insert, rows)
+    assert connection.execute("SELECT * FROM t ORDER BY c0").fetchall() == rows
+    _run_for_each(connection, "UPDATE t SET c1 = $2 WHERE c0 = $1", [(row, -row) for row in range(300)])
+    assert connection.execute("SELECT SUM(c0 + c1), COUNT(*) FROM t").fetchall() == [(0, 300)]
+    connection.close()
 
 
 async def test_placeholders_repeat_in_any_order(database: Database):

@@ -22,9 +22,9 @@ from helexa.cortex.ledger.storage.database import Args, Database, DatabaseError,
 
 _NORMAL, _FULL = "PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"
 _BUSY_TIMEOUT_SECS = 5.0
-_ROWS_PER_INSERT = (32, 6)
+_ROWS_PER_INSERT = (128, 32, 6)
 _INSERT = re.compile(r"(INSERT INTO .* VALUES )\(([$\d, ]+)\)((?: ON CONFLICT .*)?)")
-_PARAMETER_NAMES = [str(number) for number in range(1, 100)]  # in SQLite, `$1` is a parameter named "1"
+_PARAMETER = re.compile(r"\$(\d+)")
 # Errors of one statement or of its values; the database stays usable.
 _STATEMENT_ERRORS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.InterfaceError)
 _TRANSIENT_ERRORS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)  # the connection stays usable
@@ -223,8 +223,16 @@ def _result_code(error: sqlite3.Error) -> int | None:
     return None if code is None else code & 0xFF
 
 
-def _named_args(args: Args) -> dict[str, Any]:
-    return dict(zip(_PARAMETER_NAMES, args, strict=False))
+@cache
+def _positional(sql: str) -> tuple[str, list[int]]:
+    """Replace parameters such as `$2` by `?`; also return their places in the args."""
+    # In SQLite, `$2` is a parameter with a name, and the driver releases the GIL for the name of each parameter.
+    return _PARAMETER.sub("?", sql), [int(number) - 1 for number in _PARAMETER.findall(sql)]
+
+
+def _run(connection: sqlite3.Connection, sql: str, args: Args) -> sqlite3.Cursor:
+    statement, places = _positional(sql)
+    return connection.execute(statement, [args[place] for place in places])
 
 
 def _begin(connection: sqlite3.Connection, durable: bool) -> None:
@@ -244,11 +252,11 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 def _fetch(connection: sqlite3.Connection, sql: str, args: Args) -> list[Row]:
-    return [dict(row) for row in connection.execute(sql, _named_args(args))]
+    return [dict(row) for row in _run(connection, sql, args)]
 
 
 def _execute(connection: sqlite3.Connection, sql: str, args: Args) -> int:
-    return max(connection.execute(sql, _named_args(args)).rowcount, 0)
+    return max(_run(connection, sql, args).rowcount, 0)
 
 
 def _write(connection: sqlite3.Connection, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
@@ -268,15 +276,18 @@ def _write(connection: sqlite3.Connection, guard: tuple[str, Args], steps: Seque
 
 def _run_for_each(connection: sqlite3.Connection, sql: str, rows: Sequence[Args]) -> None:
     """Run the statement `sql` once for each tuple of arguments in `rows`."""
-    written = 0
+    written, most_parameters = 0, connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)  # 999 before SQLite 3.32
     for count in _ROWS_PER_INSERT:
+        if rows and count * len(rows[0]) > most_parameters:
+            continue
         # One statement inserts many rows, because the driver releases the GIL once per statement. Reacquiring the GIL
         # from a busy event loop takes longer than inserting a row.
         if len(rows) - written >= count and (insert := _multi_row_insert(sql, count)) is not None:
             while len(rows) - written >= count:
                 connection.execute(insert, [value for row in rows[written : written + count] for value in row])
                 written += count
-    connection.executemany(sql, map(_named_args, rows[written:]))
+    statement, places = _positional(sql)
+    connection.executemany(statement, ([row[place] for place in places] for row in rows[written:]))
 
 
 @cache
