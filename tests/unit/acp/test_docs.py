@@ -6,7 +6,7 @@ from pathlib import Path
 
 from helexa.acp.config import agent_version, load
 from helexa.acp.protocol.capabilities import MODES, initialize_result
-from helexa.acp.protocol.commands import COMMANDS
+from helexa.acp.protocol.slash_commands import COMMANDS
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs/acp.md").read_text()

@@ -24,15 +24,8 @@ from helexa.acp.conversation import (
     ToolResult,
     UserMessage,
 )
-from helexa.acp.providers.provider import (
-    AnswerDelta,
-    ModelChoice,
-    ModelRequest,
-    Models,
-    Provider,
-    ProviderError,
-    ThoughtLevel,
-)
+from helexa.acp.providers.models import ModelChoice, Models, Provider
+from helexa.acp.providers.requests_and_events import AnswerDelta, ModelRequest, ProviderError, ThoughtLevel
 from helexa.acp.tools.excerpt import ends
 from helexa.acp.tools.tool import PermissionCallback, Scope, ToolContext
 

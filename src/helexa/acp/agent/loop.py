@@ -4,11 +4,13 @@ import asyncio
 import logging
 from contextlib import aclosing
 
-from helexa.acp.agent.answer import AnswerCollector, Call, ToolCallRunner, parse_call
+from helexa.acp.agent.answer import AnswerCollector
 from helexa.acp.agent.context import Turn, compact
 from helexa.acp.agent.request import RequestBuilder, trusted_notes
+from helexa.acp.agent.tool_calls import Call, ToolCallRunner, parse_call
 from helexa.acp.conversation import CallChanged, Notice, StopReason, ToolKind, ToolResult, UsageChanged
-from helexa.acp.providers.provider import FinishReason, ModelCard, Provider, ProviderError, Usage
+from helexa.acp.providers.models import ModelCard, Provider
+from helexa.acp.providers.requests_and_events import FinishReason, ProviderError, Usage
 
 logger = logging.getLogger(__name__)
 

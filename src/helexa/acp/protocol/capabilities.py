@@ -6,7 +6,8 @@ from typing import Any, get_args
 from helexa.acp.agent.context import Choices
 from helexa.acp.config import Mode, agent_version
 from helexa.acp.protocol.json_rpc import invalid_params
-from helexa.acp.providers.provider import ModelCard, ModelChoice, ThoughtLevel
+from helexa.acp.providers.models import ModelCard, ModelChoice
+from helexa.acp.providers.requests_and_events import ThoughtLevel
 
 PROTOCOL_VERSION = 1
 AUTH_METHOD = "configuration"

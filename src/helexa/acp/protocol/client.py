@@ -10,7 +10,7 @@ from helexa.acp.host.host import Client, HostError
 from helexa.acp.preferences import Grant, Preferences
 from helexa.acp.protocol.capabilities import ClientCapabilities
 from helexa.acp.protocol.json_rpc import ValidatingTransport, sent_id
-from helexa.acp.protocol.projection import event_updates
+from helexa.acp.protocol.prompts_and_updates import event_updates
 from helexa.acp.tools.tool import Offer, PermissionRequest, Scope, Verdict
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import msgspec
 
 from helexa.acp.config import ConfigError, Settings
 from helexa.acp.conversation import encode
-from helexa.acp.protocol.agent import Agent
 from helexa.acp.protocol.capabilities import AUTH_METHOD, ClientCapabilities, initialize_result, read_capabilities
 from helexa.acp.protocol.client import EditorClient
 from helexa.acp.protocol.json_rpc import (
@@ -29,6 +28,7 @@ from helexa.acp.protocol.json_rpc import (
     method_not_found,
     parse_error,
 )
+from helexa.acp.protocol.request_handlers import Agent
 
 logger = logging.getLogger(__name__)
 

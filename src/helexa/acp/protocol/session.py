@@ -27,8 +27,9 @@ from helexa.acp.preferences import Preferences
 from helexa.acp.protocol.capabilities import ClientCapabilities, config_options
 from helexa.acp.protocol.client import Permissions
 from helexa.acp.protocol.json_rpc import INTERNAL_ERROR, RpcError, internal_error
-from helexa.acp.protocol.projection import Update, event_updates, replay
-from helexa.acp.providers.provider import Models, ProviderError
+from helexa.acp.protocol.prompts_and_updates import Update, event_updates, replay
+from helexa.acp.providers.models import Models
+from helexa.acp.providers.requests_and_events import ProviderError
 from helexa.acp.store import Entry, Round, SavedChoices, SavedSession, SavedUsage, SessionLog, StoreError, Title
 from helexa.acp.tools.tool import ToolContext
 

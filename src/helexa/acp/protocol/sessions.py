@@ -18,7 +18,8 @@ from helexa.acp.protocol.capabilities import ClientCapabilities, is_mode, is_tho
 from helexa.acp.protocol.client import EditorClient, Permissions
 from helexa.acp.protocol.json_rpc import RpcError, internal_error, invalid_params, not_found
 from helexa.acp.protocol.session import Session
-from helexa.acp.providers.provider import Models, ThoughtLevel
+from helexa.acp.providers.models import Models
+from helexa.acp.providers.requests_and_events import ThoughtLevel
 from helexa.acp.store import SESSION_ID, Head, SavedSession, SessionEntry, SessionLog, Store, StoreError
 from helexa.acp.tools.mcp import McpServer
 from helexa.acp.tools.tool import ToolContext
@@ -186,7 +187,7 @@ class Sessions:
         folders: tuple[Path, ...],
         servers: Sequence[McpServer],
     ) -> Session:
-        from helexa.acp.host.client import open_host
+        from helexa.acp.host.editor_host import open_host
         from helexa.acp.tools.toolbox import open_toolbox
 
         await self._close_idle_session()

@@ -6,7 +6,7 @@ from typing import Any
 
 from helexa.acp.conversation import AssistantMessage, Image, Text, ToolCall, ToolResult, UserMessage
 from helexa.acp.providers.connection import Json, count_of, list_of, object_of, text_of
-from helexa.acp.providers.provider import (
+from helexa.acp.providers.requests_and_events import (
     AnswerDelta,
     CallDelta,
     End,

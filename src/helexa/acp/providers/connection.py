@@ -15,8 +15,8 @@ import httpx2
 
 from helexa.acp.config import Endpoint
 from helexa.acp.conversation import sendable
-from helexa.acp.providers.provider import ModelEvent, ModelRequest, ProviderError
-from helexa.acp.providers.rejection import provider_error
+from helexa.acp.providers.error_responses import provider_error
+from helexa.acp.providers.requests_and_events import ModelEvent, ModelRequest, ProviderError
 
 Json = dict[str, Any]
 

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 from helexa.acp.config import Endpoint, WireApi
 from helexa.acp.providers.anthropic_messages import AnthropicMessages
 from helexa.acp.providers.connection import ApiFormat, EndpointConnection, Json, connect
+from helexa.acp.providers.error_responses import rejects, rejects_tools
+from helexa.acp.providers.models import ModelCard, Provider
 from helexa.acp.providers.openai_chat import OpenAIChat
 from helexa.acp.providers.openai_responses import OpenAIResponses
-from helexa.acp.providers.provider import End, ModelCard, ModelEvent, ModelRequest, Provider, ProviderError
-from helexa.acp.providers.rejection import rejects, rejects_tools
+from helexa.acp.providers.requests_and_events import End, ModelEvent, ModelRequest, ProviderError
 from helexa.acp.providers.written_calls import MarkerReader, with_written_calls
 
 MAX_MODELS = 2000

@@ -8,7 +8,8 @@ from typing import Any
 
 from helexa.acp.conversation import AssistantMessage, Image, Text, ToolResult, UserMessage
 from helexa.acp.providers.connection import Json, count_of, list_of, object_of, text_of
-from helexa.acp.providers.provider import (
+from helexa.acp.providers.error_responses import provider_error
+from helexa.acp.providers.requests_and_events import (
     AnswerDelta,
     CallDelta,
     End,
@@ -18,7 +19,6 @@ from helexa.acp.providers.provider import (
     ReasoningDelta,
     Usage,
 )
-from helexa.acp.providers.rejection import provider_error
 
 NAME = "openai-responses"
 

@@ -18,8 +18,15 @@ from enum import Enum, auto
 from typing import Any
 
 from helexa.acp.conversation import AssistantMessage, Message, Text, ToolResult, UserMessage
-from helexa.acp.providers.provider import AnswerDelta, CallDelta, End, ModelEvent, ModelRequest, ReasoningDelta
-from helexa.acp.providers.repair import MalformedCall, ParsedCall, repair
+from helexa.acp.providers.requests_and_events import (
+    AnswerDelta,
+    CallDelta,
+    End,
+    ModelEvent,
+    ModelRequest,
+    ReasoningDelta,
+)
+from helexa.acp.providers.tool_call_repair import MalformedCall, ParsedCall, repair
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"

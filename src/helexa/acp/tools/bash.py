@@ -36,9 +36,8 @@ from msgspec import Meta
 from helexa.acp.conversation import CardContent, Location, Terminal, Text, ToolKind
 from helexa.acp.host.boundary import Boundary, OutOfBounds
 from helexa.acp.host.host import ToolError
-from helexa.acp.tools.builtin import Arguments, BuiltIn, as_block
 from helexa.acp.tools.excerpt import ends, fenced, shown_whole, title
-from helexa.acp.tools.tool import Act, Progress, Runs, ToolContext, ToolOutcome
+from helexa.acp.tools.tool import Act, Arguments, BuiltIn, Progress, Runs, ToolContext, ToolOutcome, as_block
 
 _SETTINGS = {
     "core.attributesFile": str(Path(__file__).with_name("secret_files.gitattributes")),

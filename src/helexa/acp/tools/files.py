@@ -10,9 +10,8 @@ from msgspec import UNSET, Meta, UnsetType
 from helexa.acp.conversation import CardContent, Diff, Image, Location, Text, ToolKind
 from helexa.acp.host.boundary import ResolvedPath
 from helexa.acp.host.host import HostError, ToolError
-from helexa.acp.tools.builtin import Arguments, BuiltIn, as_block
 from helexa.acp.tools.excerpt import clipped, fenced, shown_whole, title
-from helexa.acp.tools.tool import Act, Progress, ToolContext, ToolOutcome, Writes
+from helexa.acp.tools.tool import Act, Arguments, BuiltIn, Progress, ToolContext, ToolOutcome, Writes, as_block
 
 _MAX_DIFF_BYTES = 128_000  # per side of a diff
 _CONTEXT_LINES = 5

@@ -15,10 +15,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from helexa.acp.conversation import Location, ToolKind
 from helexa.acp.host.host import ToolError
-from helexa.acp.tools.builtin import Arguments, BuiltIn, as_block
 from helexa.acp.tools.excerpt import printable, title
 from helexa.acp.tools.search_process import Search, SearchResults
-from helexa.acp.tools.tool import Progress, ToolContext, ToolOutcome
+from helexa.acp.tools.tool import Arguments, BuiltIn, Progress, ToolContext, ToolOutcome, as_block
 
 _SECONDS = 30.0
 

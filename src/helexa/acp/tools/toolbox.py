@@ -10,11 +10,10 @@ from helexa.acp.config import Mode
 from helexa.acp.conversation import PlanEntry, PlanPriority, PlanStatus, ToolKind
 from helexa.acp.tools import mcp as mcp_tools
 from helexa.acp.tools.bash import Bash
-from helexa.acp.tools.builtin import Arguments, BuiltIn
 from helexa.acp.tools.files import EditFile, ReadFile, WriteFile
 from helexa.acp.tools.mcp import McpServer
 from helexa.acp.tools.search import Glob, Grep, ListDir
-from helexa.acp.tools.tool import Progress, Tool, ToolContext, ToolOutcome
+from helexa.acp.tools.tool import Arguments, BuiltIn, Progress, Tool, ToolContext, ToolOutcome
 
 
 class _Task(Struct, forbid_unknown_fields=True):

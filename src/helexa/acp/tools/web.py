@@ -14,9 +14,8 @@ from yarl import URL
 
 from helexa.acp.conversation import CardContent, Text, ToolKind
 from helexa.acp.host.host import ToolError
-from helexa.acp.tools.builtin import Arguments, BuiltIn
 from helexa.acp.tools.excerpt import clipped, fenced, shown_whole, title
-from helexa.acp.tools.tool import Act, Fetches, Progress, ToolContext, ToolOutcome
+from helexa.acp.tools.tool import Act, Arguments, BuiltIn, Fetches, Progress, ToolContext, ToolOutcome
 
 _SECONDS = 30
 _MAX_PAGE_BYTES = 2 << 20

@@ -24,7 +24,7 @@ from helexa.acp.conversation import (
     UserMessage,
 )
 from helexa.acp.host.host import LocalHost
-from helexa.acp.providers.provider import ModelChoice, Models
+from helexa.acp.providers.models import ModelChoice, Models
 from helexa.acp.tools.tool import PermissionRequest, Scope, ToolContext, Verdict
 from helexa.acp.tools.toolbox import open_toolbox
 from scripted.endpoint import ScriptedEndpoint

@@ -6,7 +6,7 @@ import pytest
 
 from helexa.acp.agent.context import compact, fit_messages, tokens, visible
 from helexa.acp.conversation import AssistantMessage, Cleared, Image, Summary, Text, ToolCall, ToolResult, UserMessage
-from helexa.acp.providers.provider import ProviderError
+from helexa.acp.providers.requests_and_events import ProviderError
 from scripted.endpoint import ScriptedEndpoint
 from scripted.script_steps import Reject, Say
 

@@ -15,7 +15,7 @@ from helexa.acp.conversation import (
     ToolResult,
     UserMessage,
 )
-from helexa.acp.providers.provider import ProviderError
+from helexa.acp.providers.requests_and_events import ProviderError
 from scripted.endpoint import ScriptedEndpoint
 from scripted.script_steps import Call, Reject, Say
 from scripted.wire_formats import APIS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from editors.recording_client import Editor, ErrorResponse, agent_in_memory, memory, settings_for
 from helexa.acp.config import ConfigError
-from helexa.acp.protocol.agent import Agent
+from helexa.acp.protocol.request_handlers import Agent
 from scripted.endpoint import ScriptedEndpoint
 from scripted.script_steps import Say
 

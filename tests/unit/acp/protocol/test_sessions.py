@@ -269,7 +269,7 @@ async def test_late_model_list_updates_options_and_default(
     endpoint: ScriptedEndpoint, tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ):
     work.mkdir()
-    monkeypatch.setattr("helexa.acp.protocol.agent.MODELS_WAIT_S", 0.01)
+    monkeypatch.setattr("helexa.acp.protocol.request_handlers.MODELS_WAIT_S", 0.01)
     endpoint.listing.clear()
     endpoint.models = {"data": [{"id": "found", "object": "model", "context_length": 20000}]}
     async with agent_in_memory(settings_for(endpoint.url, tmp_path, default_model="helexa/small")) as editor:

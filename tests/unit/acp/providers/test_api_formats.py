@@ -9,13 +9,12 @@ import pytest
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.conversation import AssistantMessage, Image, Text, ToolCall, ToolResult, UserMessage
 from helexa.acp.providers import connection
-from helexa.acp.providers.provider import (
+from helexa.acp.providers.models import ModelChoice, Models
+from helexa.acp.providers.requests_and_events import (
     AnswerDelta,
     CallDelta,
     End,
-    ModelChoice,
     ModelRequest,
-    Models,
     ProviderError,
     ReasoningDelta,
     ToolSpec,

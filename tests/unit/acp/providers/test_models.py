@@ -6,7 +6,8 @@ import pytest
 
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.providers.endpoint import model_cards
-from helexa.acp.providers.provider import ModelCard, ModelChoice, Models, ProviderError
+from helexa.acp.providers.models import ModelCard, ModelChoice, Models
+from helexa.acp.providers.requests_and_events import ProviderError
 from scripted.endpoint import ScriptedEndpoint
 from scripted.script_steps import Reject
 

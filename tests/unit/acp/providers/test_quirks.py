@@ -11,13 +11,12 @@ from emulator.table import QUIRKS
 
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.conversation import Text, UserMessage
-from helexa.acp.providers.provider import (
+from helexa.acp.providers.models import ModelChoice, Models
+from helexa.acp.providers.requests_and_events import (
     AnswerDelta,
     CallDelta,
     End,
-    ModelChoice,
     ModelRequest,
-    Models,
     ProviderError,
     ReasoningDelta,
     ToolSpec,

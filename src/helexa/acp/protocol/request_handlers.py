@@ -9,12 +9,13 @@ from typing import Any, ClassVar, cast
 from helexa.acp.config import Mode, Settings
 from helexa.acp.protocol.capabilities import TEMPERATURES, ClientCapabilities, is_mode, is_thought_level, modes
 from helexa.acp.protocol.client import EditorClient
-from helexa.acp.protocol.commands import COMMANDS, find_command
 from helexa.acp.protocol.json_rpc import current_request, invalid_params, not_found
-from helexa.acp.protocol.projection import read_prompt
+from helexa.acp.protocol.prompts_and_updates import read_prompt
 from helexa.acp.protocol.session import Session
 from helexa.acp.protocol.sessions import Sessions, describe
-from helexa.acp.providers.provider import Models, ThoughtLevel
+from helexa.acp.protocol.slash_commands import COMMANDS, find_command
+from helexa.acp.providers.models import Models
+from helexa.acp.providers.requests_and_events import ThoughtLevel
 from helexa.acp.tools.mcp import HttpServer, McpServer, StdioServer
 
 logger = logging.getLogger(__name__)

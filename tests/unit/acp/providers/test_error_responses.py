@@ -2,7 +2,7 @@
 
 import pytest
 
-from helexa.acp.providers.rejection import MAX_MESSAGE_CHARACTERS, provider_error
+from helexa.acp.providers.error_responses import MAX_MESSAGE_CHARACTERS, provider_error
 
 
 def read(status, body, headers=None):

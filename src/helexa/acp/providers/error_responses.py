@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from helexa.acp.providers.provider import ErrorKind, ProviderError
+from helexa.acp.providers.requests_and_events import ErrorKind, ProviderError
 
 MAX_MESSAGE_CHARACTERS = 500  # maximum number of characters quoted from a server's error message
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from helexa.acp.providers.repair import MalformedCall, ParsedCall, repair
+from helexa.acp.providers.tool_call_repair import MalformedCall, ParsedCall, repair
 
 
 def _schema(required, *optional, **types):
