@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from helexa.bench.analysis import confirms, judge
 from helexa.bench.client import Client, api_format_of, open_session
 from helexa.bench.identity import Model
-from helexa.bench.measurement.load import Clock, sample_seed
-from helexa.bench.measurement.measures import measure
+from helexa.bench.measurement.load_generators import Clock, sample_seed
+from helexa.bench.measurement.request_metrics import measure
 from helexa.bench.scenarios.single import Single, Subject
-from helexa.bench.target import ServedModel
+from helexa.bench.target_interface import ServedModel
+from helexa.bench.verdicts_and_change_points import confirms, judge
 
 FIRST, EXTRA, BUILDS, TRIALS = 5, 3, 200, 200
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 256  # defaults of helexa-bench

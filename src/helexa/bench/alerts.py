@@ -12,14 +12,14 @@ from typing import Any
 
 import aiohttp
 
-from helexa.bench.analysis import MIN_SAMPLES, Verdict, confirms
 from helexa.bench.config import AlertsSection
 from helexa.bench.identity import Configuration
-from helexa.bench.measurement.metrics import METRICS
+from helexa.bench.measurement.metric_definitions import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.series import BuildSamples, configuration_samples, judged, known_level
-from helexa.bench.store.rows import AlertRow, ConfigurationIds, ConfigurationRow
-from helexa.bench.store.store import Store, now_ms
+from helexa.bench.store.row_types import AlertRow, ConfigurationIds, ConfigurationRow
+from helexa.bench.store.writer import Store, now_ms
+from helexa.bench.verdicts_and_change_points import MIN_SAMPLES, Verdict, confirms
 from helexa.core.logs import tell
 
 

@@ -22,7 +22,7 @@ from helexa.bench.results.archive import Archive
 from helexa.bench.results.runs import runs
 from helexa.bench.results.summary import summary
 from helexa.bench.store.database import StoreError
-from helexa.bench.store.rows import RunRow
+from helexa.bench.store.row_types import RunRow
 from helexa.core.errors import ApiError
 from helexa.core.version import __version__
 

@@ -22,8 +22,8 @@ import aiohttp
 import orjson
 
 from helexa.bench.identity import TargetKind
-from helexa.bench.measurement.load import Clock, PromptRequest
-from helexa.bench.measurement.measures import Delta, RequestRecord, Role
+from helexa.bench.measurement.load_generators import Clock, PromptRequest
+from helexa.bench.measurement.request_metrics import Delta, RequestRecord, Role
 from helexa.bench.wire_formats import (
     AnthropicMessages,
     ApiFormat,

@@ -156,7 +156,7 @@ def score(
         config: The configuration file.
     """
     from helexa.bench.store.database import StoreError
-    from helexa.bench.store.store import Store
+    from helexa.bench.store.writer import Store
 
     path = database(db, config)
     if not path.exists():
@@ -226,7 +226,7 @@ def import_(source: Path, /, *, db: Path | None = None, config: ConfigPath = Non
         config: The configuration file.
     """
     from helexa.bench.store.importer import import_runs
-    from helexa.bench.store.store import Store
+    from helexa.bench.store.writer import Store
 
     with Store(database(db, config)) as store:
         report = import_runs(store, source)
@@ -262,7 +262,7 @@ def once(*, config: ConfigPath = None, log_format: LogFormat = "text") -> int:
     from helexa.bench.alerts import EXIT_REGRESSED, AlertMonitor, payload
     from helexa.bench.results.archive import Archive
     from helexa.bench.store.database import measuring
-    from helexa.bench.store.store import Store
+    from helexa.bench.store.writer import Store
     from helexa.core import logs
 
     logs.configure(log_format)
@@ -289,7 +289,7 @@ def swap_cost(*, config: ConfigPath = None, samples: int = 1, log_format: LogFor
     """
     from helexa.bench import daemon
     from helexa.bench.store.database import measuring
-    from helexa.bench.store.store import Store
+    from helexa.bench.store.writer import Store
     from helexa.bench.sweep import swap_scenario
     from helexa.core import logs
 

@@ -15,12 +15,12 @@ from helexa.bench.alerts import AlertMonitor, ReviewResult
 from helexa.bench.client import open_session
 from helexa.bench.config import BenchConfig
 from helexa.bench.identity import Configuration
-from helexa.bench.measurement.load import Clock
+from helexa.bench.measurement.load_generators import Clock
 from helexa.bench.results.archive import Archive
 from helexa.bench.scenarios.single import Scenario
 from helexa.bench.servers import connect
 from helexa.bench.store.database import measuring
-from helexa.bench.store.store import Store, prune
+from helexa.bench.store.writer import Store, prune
 from helexa.bench.sweep import Sweep, SweepReport, sweep_scenarios
 from helexa.core.errors import ConfigError
 from helexa.core.logs import tell

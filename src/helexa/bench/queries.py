@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from helexa.bench import alerts
-from helexa.bench.measurement.metrics import METRICS, Metric
+from helexa.bench.measurement.metric_definitions import METRICS, Metric
 from helexa.bench.results import comparison, curves, runs, series, summary
 from helexa.bench.results.archive import Archive
-from helexa.bench.store.rows import RequestRow, RunRow
+from helexa.bench.store.row_types import RequestRow, RunRow
 from helexa.core.errors import ApiError
 
 _LONGEST = 300

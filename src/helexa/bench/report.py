@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from helexa.bench.analysis import MIN_SAMPLES
-from helexa.bench.measurement.metrics import METRICS
+from helexa.bench.measurement.metric_definitions import METRICS
 from helexa.bench.pages.formatting import change, measured, memory, number, seconds, share
 from helexa.bench.results import curves, runs, summary
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import MetricComparison
+from helexa.bench.verdicts_and_change_points import MIN_SAMPLES
 
 FINDERS: dict[str, Callable[[Archive], list[Any]]] = {
     "summary": summary.summary,

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 from helexa.bench.config import BenchConfig, ScenariosSection
 from helexa.bench.identity import Configuration
-from helexa.bench.measurement.load import Clock, sample_seed
-from helexa.bench.measurement.measures import Objectives, measure_run
+from helexa.bench.measurement.load_generators import Clock, sample_seed
+from helexa.bench.measurement.request_metrics import Objectives, measure_run
 from helexa.bench.scenarios.load import Agentic, Concurrency, Mixed, Rate
 from helexa.bench.scenarios.quality import Capability, Image, json_correctness, tool_correctness
 from helexa.bench.scenarios.single import Cancel, DecodeAtDepth, Outcome, Scenario, Single, Subject, Swap
 from helexa.bench.servers import Connection
-from helexa.bench.store.rows import Reading, Sample
-from helexa.bench.store.store import Store
-from helexa.bench.target import Identity, ServedModel, TargetError, TargetServer
+from helexa.bench.store.row_types import Reading, Sample
+from helexa.bench.store.writer import Store
+from helexa.bench.target_interface import Identity, ServedModel, TargetError, TargetServer
 from helexa.core.logs import tell
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from helexa.bench.identity import Build, Gpu, Host, Model, ScenarioKey, Target
-from helexa.bench.store.columns import pack
-from helexa.bench.store.store import Store
+from helexa.bench.store.sample_to_rows import pack
+from helexa.bench.store.writer import Store
 
 GAINS = (0.2, 0.42, 0.9)
 """Positions in the history, from 0 to 1, of builds that made every target 7 % faster."""

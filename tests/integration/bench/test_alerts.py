@@ -13,8 +13,8 @@ from helexa.bench.alerts import AlertMonitor
 from helexa.bench.config import AlertsSection
 from helexa.bench.identity import Build, Configuration, Host, Model, ScenarioKey, Target
 from helexa.bench.results.archive import Archive
-from helexa.bench.store.rows import Sample
-from helexa.bench.store.store import Store, now_ms
+from helexa.bench.store.row_types import Sample
+from helexa.bench.store.writer import Store, now_ms
 
 SAMPLES = 5
 

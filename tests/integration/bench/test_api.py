@@ -13,7 +13,7 @@ from openapi_spec_validator import validate
 
 from helexa.bench.queries import QUESTIONS
 from helexa.bench.results import curves, series, summary
-from helexa.bench.store.store import Store
+from helexa.bench.store.writer import Store
 
 BEAST = "host=beast&model=Qwen/Qwen3-8B"
 QUERIES = {

@@ -8,15 +8,15 @@ import pytest
 
 from helexa.bench import report
 from helexa.bench.identity import Build, Configuration, Gpu, Host, Model, ScenarioKey, Target
-from helexa.bench.measurement.measures import Delta, RequestRecord, measure_run
+from helexa.bench.measurement.request_metrics import Delta, RequestRecord, measure_run
 from helexa.bench.pages import charts, views
 from helexa.bench.pages.site import PAGES, html, query_string
 from helexa.bench.results import curves, series
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import Side, compare
 from helexa.bench.results.runs import runs
-from helexa.bench.store.rows import Sample
-from helexa.bench.store.store import Store, now_ms
+from helexa.bench.store.row_types import Sample
+from helexa.bench.store.writer import Store, now_ms
 
 CONFIGURATION = Configuration(
     Target("a", "neuron", "http://a:13131"),

@@ -9,7 +9,7 @@ import pytest
 
 from helexa.bench.store.database import Reader, StoreError
 from helexa.bench.store.importer import ImportReport, import_runs
-from helexa.bench.store.store import Store
+from helexa.bench.store.writer import Store
 
 FIRST: dict[str, Any] = {
     "ts": "2026-06-13T10:00:00Z",

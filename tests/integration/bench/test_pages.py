@@ -18,7 +18,7 @@ from helexa.bench.pages.site import PAGES, export, live_link
 from helexa.bench.pages.site import html as render_page
 from helexa.bench.results import curves, series
 from helexa.bench.results.archive import Archive
-from helexa.bench.store.store import Store
+from helexa.bench.store.writer import Store
 
 STATIC = resources.files("helexa.bench.pages").joinpath("static")
 CHOICE = "?target=beast&model=Qwen/Qwen3-8B"

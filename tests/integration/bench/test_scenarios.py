@@ -11,11 +11,11 @@ import pytest
 from bench.scripted_node import LOAD_SECS, UNLOAD_SECS, ScriptedNode, subject_of
 from bench.scripted_server import Script, streamed_script
 from bench.virtual_time import run
-from helexa.bench.measurement.measures import measure, measure_run
+from helexa.bench.measurement.request_metrics import measure, measure_run
 from helexa.bench.scenarios import single
 from helexa.bench.scenarios.load import Agentic, Mixed
 from helexa.bench.scenarios.single import Cancel, Outcome, Scenario, Swap
-from helexa.bench.target import ServedModel
+from helexa.bench.target_interface import ServedModel
 
 FULL = Script(status=429, body={"error": {"message": "no room"}})
 BROKEN = Script(status=500, body={"error": {"message": "it broke"}})

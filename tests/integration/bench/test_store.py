@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from helexa.bench.identity import Build, Configuration, Gpu, Host, Model, ScenarioKey, Target
-from helexa.bench.measurement.measures import Delta, Objectives, RequestRecord, measure_run
+from helexa.bench.measurement.request_metrics import Delta, Objectives, RequestRecord, measure_run
 from helexa.bench.store.database import SCHEMA_VERSION, Reader, StoreError, measuring, open_writer
-from helexa.bench.store.rows import Reading, Sample
-from helexa.bench.store.store import Store, now_ms, prune
+from helexa.bench.store.row_types import Reading, Sample
+from helexa.bench.store.writer import Store, now_ms, prune
 
 CONFIGURATION = Configuration(
     Target("node", "neuron", "http://node:13131"),

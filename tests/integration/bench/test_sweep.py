@@ -13,12 +13,12 @@ from bench.scripted_node import ScriptedNode, connection_to
 from bench.scripted_server import Script, streamed_script
 from bench.virtual_time import VirtualClock, run
 from helexa.bench.config import BenchConfig
-from helexa.bench.measurement.load import Clock
-from helexa.bench.measurement.measures import Objectives
+from helexa.bench.measurement.load_generators import Clock
+from helexa.bench.measurement.request_metrics import Objectives
 from helexa.bench.scenarios.load import Concurrency, Mixed, Rate
 from helexa.bench.scenarios.single import Cancel, Scenario, Single, Swap
 from helexa.bench.store.database import Reader
-from helexa.bench.store.store import Store
+from helexa.bench.store.writer import Store
 from helexa.bench.sweep import Sweep, SweepReport
 
 SAMPLES = 2

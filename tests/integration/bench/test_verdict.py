@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helexa.bench.analysis import MIN_EFFECT, confirms, judge, least_effect, median_ratio
+from helexa.bench.verdicts_and_change_points import MIN_EFFECT, confirms, judge, least_effect, median_ratio
 
 STEADY = [[1.0, 1.01, 0.99, 1.005, 0.995]] * 6
 SCATTER = json.loads((Path(__file__).parent / "unchanged_builds.json").read_text())

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from helexa.bench.analysis import Interval
-from helexa.bench.measurement.metrics import METRICS
+from helexa.bench.measurement.metric_definitions import METRICS
 from helexa.bench.pages.formatting import UNITS
 from helexa.bench.results.curves import Capacity, Scaling
 from helexa.bench.results.runs import RunDetail
 from helexa.bench.results.series import Series
-from helexa.bench.store.rows import RequestRow
+from helexa.bench.store.row_types import RequestRow
+from helexa.bench.verdicts_and_change_points import Interval
 
 Chart = dict[str, Any]
 _MS = 1000

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from helexa.bench import alerts, analysis
-from helexa.bench.measurement.metrics import METRICS
+from helexa.bench import alerts, verdicts_and_change_points
+from helexa.bench.measurement.metric_definitions import METRICS
 from helexa.bench.pages import charts, formatting
 from helexa.bench.results import comparison, curves, runs, series, summary
 from helexa.bench.results.archive import Archive, hardware_label
-from helexa.bench.store.rows import TargetRow
+from helexa.bench.store.row_types import TargetRow
 
 Context = dict[str, Any]
 Query = Mapping[str, Any]
@@ -238,7 +238,7 @@ def alert_list(archive: Archive, query: Query) -> Context:
 
 def method(_archive: Archive, _query: Query) -> Context:
     """Method page: definitions of metrics, and constants of comparisons."""
-    return {"metrics": METRICS.values(), "rule": analysis, "knee_factor": curves.KNEE_FACTOR}
+    return {"metrics": METRICS.values(), "rule": verdicts_and_change_points, "knee_factor": curves.KNEE_FACTOR}
 
 
 def _first_configuration(

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from helexa.bench.analysis import MIN_EFFECT, MIN_SAMPLES, Interval, median_ratio
-from helexa.bench.measurement.metrics import METRICS
-from helexa.bench.results.archive import Archive, DimensionTables, hardware_label, latest, scenario_order
-from helexa.bench.store.rows import ConfigurationIds, HostRow
+from helexa.bench.measurement.metric_definitions import METRICS
+from helexa.bench.results.archive import Archive, DimensionTables, hardware_label
+from helexa.bench.results.latest_results import latest, scenario_order
+from helexa.bench.store.row_types import ConfigurationIds, HostRow
+from helexa.bench.verdicts_and_change_points import MIN_EFFECT, MIN_SAMPLES, Interval, median_ratio
 
 
 def hardware(old: HostRow, new: HostRow) -> str:

@@ -6,7 +6,8 @@ the loads with the best trade-offs between total throughput and rate per user.
 
 from dataclasses import dataclass, replace
 
-from helexa.bench.results.archive import Archive, LatestResult, by_group, latest
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.latest_results import LatestResult, by_group, latest
 
 KNEE_FACTOR = 2
 LOAD_KINDS = ("concurrency", "rate")

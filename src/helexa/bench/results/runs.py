@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from helexa.bench.results.archive import Archive, latest
-from helexa.bench.store.rows import Reading, RequestRow, RunRow, ScoreRow
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.latest_results import latest
+from helexa.bench.store.row_types import Reading, RequestRow, RunRow, ScoreRow
 
 MOST_RUNS = 5000
 FILTERS = ("target", "host", "model", "scenario", "kind", "sha", "ok", "since_ms", "before_ms")

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from helexa.bench import analysis
-from helexa.bench.analysis import MIN_EFFECT, Verdict, judge
-from helexa.bench.measurement.metrics import METRICS
+from helexa.bench.measurement.metric_definitions import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import changes, hardware
-from helexa.bench.store.rows import ConfigurationRow
+from helexa.bench.store.row_types import ConfigurationRow
+from helexa.bench.verdicts_and_change_points import MIN_EFFECT, Verdict, judge, levels
 
 HOT = (
     *("ttft_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s", "output_tps_user", "output_tps", "prefill_tps", "queue_s"),
@@ -260,7 +259,7 @@ def _fitted(grouped: Sequence[BuildSamples]) -> list[tuple[float | None, float |
         # Medians, so that one slow sample of a build does not look like a change of level.
         medians = [float(np.median(one.values)) for one in same]
         before: float | None = None
-        for level in analysis.levels(medians):
+        for level in levels(medians):
             change = None if before is None else level.value / before - 1
             fits.append((level.value, change))
             fits += [(level.value, None)] * (level.end - level.start - 1)

@@ -5,11 +5,12 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from helexa.bench.analysis import Verdict
-from helexa.bench.measurement.metrics import METRICS
-from helexa.bench.results.archive import Archive, LatestResult, gpu_label, latest, scenario_order
+from helexa.bench.measurement.metric_definitions import METRICS
+from helexa.bench.results.archive import Archive, gpu_label
+from helexa.bench.results.latest_results import LatestResult, latest, scenario_order
 from helexa.bench.results.series import HOT, configuration_samples, judged, known_level
-from helexa.bench.store.rows import ConfigurationRow
+from helexa.bench.store.row_types import ConfigurationRow
+from helexa.bench.verdicts_and_change_points import Verdict
 
 HEADLINES = {
     "concurrency": "output_tps",

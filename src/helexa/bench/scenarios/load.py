@@ -6,8 +6,15 @@ import random
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from helexa.bench.measurement.load import Arrivals, PromptRequest, Turn, arrival_times, closed_loop, open_loop
-from helexa.bench.measurement.measures import Objectives, RequestRecord
+from helexa.bench.measurement.load_generators import (
+    Arrivals,
+    PromptRequest,
+    Turn,
+    arrival_times,
+    closed_loop,
+    open_loop,
+)
+from helexa.bench.measurement.request_metrics import Objectives, RequestRecord
 from helexa.bench.scenarios.single import Outcome, Scenario, Subject, first_failure, load_failure, text_objectives
 
 _PROBE_TOKENS = 32

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from helexa.bench.measurement.load import PromptRequest, Tool, Turn
-from helexa.bench.measurement.measures import RequestRecord
+from helexa.bench.measurement.load_generators import PromptRequest, Tool, Turn
+from helexa.bench.measurement.request_metrics import RequestRecord
 from helexa.bench.scenarios.single import Outcome, Scenario, Subject, first_failure
 from helexa.bench.servers import NeuronTarget
-from helexa.bench.target import JsonCalls, ServedModel, TargetError
+from helexa.bench.target_interface import JsonCalls, ServedModel, TargetError
 
 _MAX_TOKENS = 512
 _PROMPT_TOKENS = 1024

@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Literal
 
 from helexa.bench.client import Client
 from helexa.bench.identity import ScenarioKey
-from helexa.bench.measurement.load import Ask, Clock, PromptRequest, Prompts, Turn
-from helexa.bench.measurement.measures import Objectives, RequestRecord
+from helexa.bench.measurement.load_generators import Ask, Clock, PromptRequest, Prompts, Turn
+from helexa.bench.measurement.request_metrics import Objectives, RequestRecord
 from helexa.bench.servers import NeuronTarget
-from helexa.bench.target import ServedModel, TargetError
+from helexa.bench.target_interface import ServedModel, TargetError
 
 _TAIL_TOKENS = 16
 _CHUNKS = 3

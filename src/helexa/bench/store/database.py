@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from helexa.bench.store import columns
-from helexa.bench.store.rows import (
+from helexa.bench.store import sample_to_rows
+from helexa.bench.store.row_types import (
     AlertRow,
     BuildRow,
     ConfigurationIds,
@@ -311,5 +311,5 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
     for name in _JSON & row.keys():
         row[name] = json.loads(row[name])
     if "chunks_s" in row:
-        row["chunks_s"] = columns.unpack(row["chunks_s"])
+        row["chunks_s"] = sample_to_rows.unpack(row["chunks_s"])
     return row

@@ -26,8 +26,8 @@ from helexa.bench.identity import (
     digest,
 )
 from helexa.bench.store.database import StoreError
-from helexa.bench.store.rows import Sample
-from helexa.bench.store.store import Store
+from helexa.bench.store.row_types import Sample
+from helexa.bench.store.writer import Store
 
 _KNOWN = (
     *("id", "ts", "target_name", "target_kind", "endpoint", "hostname", "driver_version", "cuda_version", "gpus_json"),

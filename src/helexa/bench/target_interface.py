@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 
 from helexa.bench.identity import Build, Host, Model
-from helexa.bench.store.rows import Reading
+from helexa.bench.store.row_types import Reading
 from helexa.core.errors import HelexaError
 
 

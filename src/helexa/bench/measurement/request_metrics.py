@@ -147,7 +147,7 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class RequestMeasures:
-    """The metrics of one request, which the module `metrics` defines.
+    """The metrics of one request, which the module `metric_definitions` defines.
 
     A metric that cannot be computed is None.
     """

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from helexa.bench.identity import Build, Configuration, Host, Model, ScenarioKey, Target
-from helexa.bench.store.columns import columns_of, request_rows
 from helexa.bench.store.database import StoreError, open_writer
-from helexa.bench.store.rows import ConfigurationIds, Sample
+from helexa.bench.store.row_types import ConfigurationIds, Sample
+from helexa.bench.store.sample_to_rows import columns_of, request_rows
 from helexa.core.version import __version__
 
 

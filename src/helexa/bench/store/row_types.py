@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from helexa.bench.measurement.measures import RequestRecord, RunMeasures
+from helexa.bench.measurement.request_metrics import RequestRecord, RunMeasures
 
 
 @dataclass(frozen=True, slots=True)

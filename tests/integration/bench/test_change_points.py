@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from helexa.bench.analysis import levels
+from helexa.bench.verdicts_and_change_points import levels
 
 
 def bounds(values):
