@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from cyclopts import App, UnknownOptionError
 
-from helexa.cli.command_words import usage_message
+from helexa.cli.misspellings import usage_message
 from helexa.cli.terminal import exit_code
 from helexa.core.program import VERSION_FLAGS, call, run_program
 from helexa.core.version import version_line
@@ -41,18 +41,19 @@ app.command("helexa.cli.commands.rm:rm", help="Remove models from this machine."
 app.command("helexa.cli.commands.status:ps", help="List the models of the fleet and how busy they are.")
 app.command("helexa.cli.commands.load:load", help="Load models on a running gateway.")
 app.command("helexa.cli.commands.load:unload", help="Unload models from a running gateway.")
-app.command("helexa.cli.commands.load:stop", help="Stop the helexa up of this machine, or unload a model.")
+app.command("helexa.cli.commands.up:stop", help="Stop the helexa up of this machine, or unload a model.")
 app.command("helexa.cli.commands.logs:logs", help="Print the logs of helexa up on this machine.")
 app.command("helexa.bench.cli:app", name="bench", help="Measure every build of every node, and show the results.")
 app.command("helexa.cli.commands.status:status", help="Show the state of the gateway and its nodes.")
 app.command(
     "helexa.cli.commands.console:console", help="Print a link that signs a browser on this machine in to the console."
 )
-app.command("helexa.cli.commands.checks:smoke", help="Check a running gateway or node after a deployment.")
+app.command("helexa.cli.commands.doctor_and_smoke:smoke", help="Check a running gateway or node after a deployment.")
 app.command("helexa.cli.commands.config:app", name="config", help="Show the configuration of a node or a gateway.")
 app.command("helexa.acp.cli:serve", name="acp", help="Run the coding agent for an editor, on stdin and stdout.")
 app.command(
-    "helexa.cli.commands.checks:doctor", help="Report the hardware and software, and the device that models run on."
+    "helexa.cli.commands.doctor_and_smoke:doctor",
+    help="Report the hardware and software, and the device that models run on.",
 )
 app.command("helexa.cli.flags:completion", help="Print a shell's completion script.")
 

@@ -43,7 +43,7 @@ def model_names(context: "CompletionContext") -> list[str]:
     """
     from contextlib import suppress
 
-    from helexa.cli.gateway import Gateway
+    from helexa.cli.gateway_client import Gateway
     from helexa.cli.local.local_model import models_here
     from helexa.core.errors import HelexaError
     from helexa.core.source import short_names

@@ -29,7 +29,7 @@ from helexa.generation.targets import DEFAULT_MODEL
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from helexa.cli.gateway import Gateway
+    from helexa.cli.gateway_client import Gateway
 
 
 def choose_model(gateway: "Gateway", wanted: str | None, *, quiet: bool = False) -> str:
@@ -207,7 +207,7 @@ def load_model(
     """
     location = target_flags.location(name)
     if location.url is not None and not location.is_private and (checked or location.wanted_model is None):
-        from helexa.cli.gateway import Gateway  # an HTTP client, which is slow to import
+        from helexa.cli.gateway_client import Gateway  # an HTTP client, which is slow to import
 
         gateway = Gateway.from_environment(location.url)
         location = replace(location, model=choose_model(gateway, location.wanted_model, quiet=quiet))

@@ -9,7 +9,7 @@ from typing import Any
 
 from helexa.cli.conversation import Content, Conversation, report, stats_line
 from helexa.cli.flags import TargetFlags
-from helexa.cli.gateway import Gateway
+from helexa.cli.gateway_client import Gateway
 from helexa.cli.local.state_folder import state_folder
 from helexa.cli.model_loading import load_model
 from helexa.cli.terminal import CommandError, dim, printable

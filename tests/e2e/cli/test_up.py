@@ -22,7 +22,7 @@ from urllib.request import HTTPCookieProcessor, Request, build_opener
 import pytest
 
 from helexa.cli.commands import console, up
-from helexa.cli.gateway import Gateway
+from helexa.cli.gateway_client import Gateway
 from helexa.cli.local.local_config import LocalConfig, LocalModel
 from helexa.cli.local.state_folder import configured_key, generated_key, writing_to
 from helexa.cli.terminal import CommandError

@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from helexa.cli.gateway import DEFAULT_URL, Gateway
+from helexa.cli.gateway_client import DEFAULT_URL, Gateway
 from helexa.cli.local.local_config import LocalConfig
 from helexa.cli.local.state_folder import key_of_local_gateway, local_gateway
 from helexa.cli.terminal import CommandError, note, printable

@@ -1,4 +1,4 @@
-"""`helexa load`, `unload` and `stop`: models of a running gateway."""
+"""`helexa load` and `unload`: models of a running gateway."""
 
 import sys
 import threading
@@ -9,8 +9,8 @@ from cyclopts import Parameter
 
 from helexa.cli.commands.status import node_reports
 from helexa.cli.flags import GatewayUrl, ModelName, Quiet
-from helexa.cli.gateway import Gateway
-from helexa.cli.local.state_folder import local_gateway, only_running, running_ups
+from helexa.cli.gateway_client import Gateway
+from helexa.cli.local.state_folder import local_gateway
 from helexa.cli.terminal import MODEL_NOT_FOUND, USAGE, CommandError, Progress, note, printable
 from helexa.core.display import memory_text
 from helexa.core.source import bare_id, is_path, typed_source
@@ -134,32 +134,3 @@ def _memory(gateway: Gateway, answer: dict[str, Any]) -> str:
 def _loaded(gateway: Gateway, node: str | None) -> list[str]:
     reports = [report for report in node_reports(gateway) if node in (None, report.name) and report.kind == "neuron"]
     return list(dict.fromkeys(info.id for report in reports for info in report.models))
-
-
-def stop(
-    *models: ModelName,
-    port: int | None = None,
-    all_running: Annotated[bool, Parameter(name="--all", negative="")] = False,
-    url: str | None = None,
-    quiet: Quiet = False,
-) -> None:
-    """Stop the `helexa up` of this machine, or unload the named models.
-
-    Args:
-        models: Models to unload, as `helexa unload` does. Default: stop `helexa up`.
-        port: Port of the gateway of the `helexa up` to stop, if several run.
-        all_running: Stop all of them.
-        url: Gateway from which to unload the models.
-        quiet: Print nothing.
-    """
-    if models:
-        if port is not None or all_running:
-            raise CommandError("--port and --all stop `helexa up`, and are not for models; use --url", USAGE)
-        unload(*models, url=url, quiet=quiet)
-        return
-    if url is not None:
-        raise CommandError("`helexa stop` stops a `helexa up` of this machine; choose it with --port", USAGE)
-    for up in running_ups() if all_running and running_ups() else [only_running(port)]:
-        up.stop()
-        if not quiet:
-            note(f"stopped the `helexa up` of {up.url}")

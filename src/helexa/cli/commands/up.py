@@ -1,4 +1,4 @@
-"""`helexa up`: run one node and one gateway until the command ends."""
+"""`helexa up` and `helexa stop`: run one node and one gateway, and end them."""
 
 import importlib.util
 import os
@@ -9,11 +9,21 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from helexa.cli.commands.console import announce
-from helexa.cli.flags import LocalEngineFlags, ModelName, Verbose
-from helexa.cli.gateway import Gateway
+from helexa.cli.commands.load import unload
+from helexa.cli.flags import LocalEngineFlags, ModelName, Quiet, Verbose
+from helexa.cli.gateway_client import Gateway
 from helexa.cli.local.local_config import LOOPBACK, OLLAMA_OPTION, OLLAMA_PORT, LocalConfig, LocalModel, check_ports
 from helexa.cli.local.stack import Stack
-from helexa.cli.local.state_folder import configured_key, generated_key, log_files, recorded, state_folder, writing_to
+from helexa.cli.local.state_folder import (
+    configured_key,
+    generated_key,
+    log_files,
+    only_running,
+    recorded,
+    running_ups,
+    state_folder,
+    writing_to,
+)
 from helexa.cli.model_loading import with_hint
 from helexa.cli.terminal import USAGE, CommandError, Progress, note, printable
 from helexa.core.errors import SourceError, not_installed
@@ -243,3 +253,32 @@ def _slow_reason(engine: LocalEngineFlags) -> str | None:
     if engine.device not in (None, "auto", "cpu") or (reason := why_unavailable()) is None:
         return None
     return reason if engine.device == "cpu" or device_for(model_bytes=0).device == "cpu" else None
+
+
+def stop(
+    *models: ModelName,
+    port: int | None = None,
+    all_running: Annotated[bool, Parameter(name="--all", negative="")] = False,
+    url: str | None = None,
+    quiet: Quiet = False,
+) -> None:
+    """Stop the `helexa up` of this machine, or unload the named models.
+
+    Args:
+        models: Models to unload, as `helexa unload` does. Default: stop `helexa up`.
+        port: Port of the gateway of the `helexa up` to stop, if several run.
+        all_running: Stop all of them.
+        url: Gateway from which to unload the models.
+        quiet: Print nothing.
+    """
+    if models:
+        if port is not None or all_running:
+            raise CommandError("--port and --all stop `helexa up`, and are not for models; use --url", USAGE)
+        unload(*models, url=url, quiet=quiet)
+        return
+    if url is not None:
+        raise CommandError("`helexa stop` stops a `helexa up` of this machine; choose it with --port", USAGE)
+    for up in running_ups() if all_running and running_ups() else [only_running(port)]:
+        up.stop()
+        if not quiet:
+            note(f"stopped the `helexa up` of {up.url}")

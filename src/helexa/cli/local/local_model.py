@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from helexa.cli.gateway import Gateway
+from helexa.cli.gateway_client import Gateway
 from helexa.cli.terminal import MODEL_NOT_FOUND, USAGE, CommandError, note, printable
 from helexa.core.display import memory_text
 from helexa.core.errors import HelexaError

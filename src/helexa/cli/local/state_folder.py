@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from helexa.cli.gateway import DEFAULT_URL, Gateway
+from helexa.cli.gateway_client import DEFAULT_URL, Gateway
 from helexa.cli.terminal import CONFIG, UNREACHABLE, USAGE, CommandError
 from helexa.core.config import read_secret
 from helexa.core.errors import ConfigError

@@ -10,7 +10,7 @@ from cyclopts import Parameter, validators
 
 from helexa.cli.commands.status import node_reports
 from helexa.cli.flags import AsJson
-from helexa.cli.gateway import Gateway
+from helexa.cli.gateway_client import Gateway
 from helexa.cli.model_loading import choose_model
 from helexa.cli.terminal import USAGE, CommandError, printable
 from helexa.core.fleet import Health
