@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from helexa.core.fleet import ModelSpec
-from helexa.core.source import ModelSource
+from helexa.core.model_names import ModelSource
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.sources import Sources

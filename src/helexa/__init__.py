@@ -12,6 +12,7 @@ from helexa.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from helexa.core.errors import HelexaError
     from helexa.core.sampling import Sampling
+    from helexa.generation.batch_file import FileSummary
     from helexa.generation.completion import Completion, Delta, Timings, TokenLogprob, ToolCall, Usage
     from helexa.generation.errors import (
         AuthenticationError,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
         SchemaError,
         UnreachableError,
     )
-    from helexa.generation.files import FileSummary
     from helexa.generation.library import (
         abatch,
         abatch_file,
@@ -106,7 +106,7 @@ _HOMES = {
         "SchemaError",
         "UnreachableError",
     ),
-    "helexa.generation.files": ("FileSummary",),
+    "helexa.generation.batch_file": ("FileSummary",),
     "helexa.generation.library": (
         "abatch",
         "abatch_file",

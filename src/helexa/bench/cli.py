@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from cyclopts import App
 
-from helexa.core.program import VERSION_FLAGS, call, run_program
+from helexa.core.command_line import VERSION_FLAGS, call, run_program
 from helexa.core.version import version_line
 
 _COMMANDS = "helexa.bench.commands"

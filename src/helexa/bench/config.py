@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from helexa.bench.identity import TargetKind
-from helexa.core import config, variables
+from helexa.core import config, environment_variables
 from helexa.core.address import Address, Listen, base_url
 
 ENV_PREFIX = "BENCH_"
@@ -204,7 +204,7 @@ def load(path: Path | None) -> BenchConfig:
         ConfigError: the configuration is invalid. The message is one line.
     """
     settings = config.load(BenchConfig, path, env_prefix=ENV_PREFIX)
-    variables.log_unknown_variables(BenchConfig, prefix=ENV_PREFIX)
+    environment_variables.log_unknown_variables(BenchConfig, prefix=ENV_PREFIX)
     if path is not None:
         settings.bench.db_path = path.absolute().parent / settings.bench.db_path
     return settings

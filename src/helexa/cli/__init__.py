@@ -10,7 +10,7 @@ from cyclopts import App, UnknownOptionError
 
 from helexa.cli.misspellings import usage_message
 from helexa.cli.terminal import exit_code
-from helexa.core.program import VERSION_FLAGS, call, run_program
+from helexa.core.command_line import VERSION_FLAGS, call, run_program
 from helexa.core.version import version_line
 from helexa.neuron.engine_flags import complete_flags
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from helexa.core.sampling import Sampling
-from helexa.generation.targets import PRIVATE, ModelLocation
+from helexa.generation.target_choice import PRIVATE, ModelLocation
 from helexa.neuron.engine_flags import DTYPES, Dtype, EngineFlags
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def model_names(context: "CompletionContext") -> list[str]:
     from helexa.cli.gateway_client import Gateway
     from helexa.cli.local.local_model import models_here
     from helexa.core.errors import HelexaError
-    from helexa.core.source import short_names
+    from helexa.core.model_names import short_names
     from helexa.neuron.builtin_models import BUILTIN_MODELS
 
     names = dict.fromkeys([*BUILTIN_MODELS, *short_names()])

@@ -21,10 +21,10 @@ from helexa.cli.terminal import (
 )
 from helexa.core.display import file_size_text
 from helexa.core.errors import HelexaError, SourceError
-from helexa.core.source import full_name, known_models, short_names, suggestion
+from helexa.core.model_names import full_name, known_models, short_names, suggestion
 from helexa.generation.model import Model
 from helexa.generation.target import Target
-from helexa.generation.targets import DEFAULT_MODEL
+from helexa.generation.target_choice import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

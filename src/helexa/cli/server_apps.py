@@ -4,7 +4,7 @@ from functools import partial
 
 from cyclopts import App
 
-from helexa.core.program import VERSION_FLAGS
+from helexa.core.command_line import VERSION_FLAGS
 from helexa.core.version import version_line
 from helexa.cortex.cli import app as cortex
 from helexa.neuron.cli import app as neuron

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from helexa.core import config
 from helexa.core.errors import ConfigError, SourceError
 from helexa.core.fleet import Cost, Limit, SamplingDefaults
-from helexa.core.source import ModelSource
+from helexa.core.model_names import ModelSource
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, Parameter
 
+from helexa.core.command_line import VERSION_FLAGS, call, run_program
 from helexa.core.errors import ConfigError, HelexaError, UsageError
-from helexa.core.program import VERSION_FLAGS, call, run_program
 from helexa.core.version import version_line
 from helexa.cortex.commands.fleet_commands import GatewayApi
 

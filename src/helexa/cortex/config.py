@@ -8,10 +8,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, IPvAnyNetwork, SecretStr, model_validator
 
-from helexa.core import config, variables
+from helexa.core import config, environment_variables
 from helexa.core.address import Address, ApiUrl, BaseUrl, HostName, HostPattern, Listen
+from helexa.core.environment_variables import FormerSetting
 from helexa.core.errors import ConfigError
-from helexa.core.variables import FormerSetting
 from helexa.http.acceptor import MAX_CONNECTIONS
 
 ENV_PREFIX = "CORTEX_"
@@ -296,7 +296,7 @@ class CortexConfig(config.Section):
         return self
 
 
-def load(path: Path | None, origins: dict[variables.Keys, str] | None = None) -> CortexConfig:
+def load(path: Path | None, origins: dict[environment_variables.Keys, str] | None = None) -> CortexConfig:
     """Read the configuration from `path` and `CORTEX_` variables.
 
     Relative paths are resolved against the directory of the file. The keys in `bearer_file` and `bearer_env` become the
@@ -329,7 +329,7 @@ def load(path: Path | None, origins: dict[variables.Keys, str] | None = None) ->
 def log_unknown_variables(settings: CortexConfig) -> None:
     """Log a warning about `CORTEX_` variables that set nothing."""
     keys = [neuron.bearer_env for neuron in settings.neurons if neuron.bearer_env is not None]
-    variables.log_unknown_variables(CortexConfig, prefix=ENV_PREFIX, other_names=keys)
+    environment_variables.log_unknown_variables(CortexConfig, prefix=ENV_PREFIX, other_names=keys)
 
 
 def client_context(ca_file: Path | None) -> ssl.SSLContext:

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from helexa.generation.targets import Targets
+from helexa.generation.target_choice import Targets
 
 T = TypeVar("T")
 

@@ -6,13 +6,13 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 from helexa.core.errors import explained_extras
 from helexa.generation.background import AsyncCaller, BlockingCaller, blocking
+from helexa.generation.batch_file import FileSummary
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError
-from helexa.generation.files import FileSummary
 from helexa.generation.model import AskOptions, AsyncStream, BatchOptions, Model, OnError, OnToken, Stream
 from helexa.generation.request import Prompt
 from helexa.generation.target import OnProgress
-from helexa.generation.targets import ModelLocation
+from helexa.generation.target_choice import ModelLocation
 
 _LOCATION_FIELDS = ("model", "target", "device", "dtype", "quant")
 

@@ -21,9 +21,9 @@ from helexa.generation.background import (
     blocking,
     blocking_each,
 )
+from helexa.generation.batch_file import FileRun, FileSummary, ResultFile, read_prompts
 from helexa.generation.completion import Completion, Delta
 from helexa.generation.errors import BatchError, GenerationError, InvalidRequestError
-from helexa.generation.files import FileRun, FileSummary, ResultFile, read_prompts
 from helexa.generation.request import (
     AnswerSchema,
     Ask,
@@ -34,7 +34,7 @@ from helexa.generation.request import (
     image_part,
 )
 from helexa.generation.target import OnProgress, Target
-from helexa.generation.targets import ModelLocation
+from helexa.generation.target_choice import ModelLocation
 from helexa.generation.tools import Tool, chosen_tool, tool_definitions
 
 if TYPE_CHECKING:

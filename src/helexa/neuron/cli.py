@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, Parameter, validators
 
+from helexa.core.command_line import VERSION_FLAGS, call, run_program
 from helexa.core.errors import ConfigError, HelexaError, UsageError
-from helexa.core.program import VERSION_FLAGS, call, run_program
 from helexa.core.version import version_line
 from helexa.neuron.engine_flags import EngineFlags, complete_flags
 
@@ -106,8 +106,8 @@ def serve(
     import logging
 
     from helexa.core import logs, tracing
-    from helexa.core.program import hide_argument
-    from helexa.core.source import ModelSource, typed_source
+    from helexa.core.command_line import hide_argument
+    from helexa.core.model_names import ModelSource, typed_source
     from helexa.http.process import run
     from helexa.neuron.builtin_models import source_text
     from helexa.neuron.config import DefaultModel, exposure, log_unknown_variables, read_config
@@ -210,7 +210,7 @@ def join(
     """
     from pydantic import SecretStr
 
-    from helexa.core.program import hide_argument
+    from helexa.core.command_line import hide_argument
     from helexa.neuron import join as joining
 
     if token is not None:

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field
 
-from helexa.core import variables
+from helexa.core import environment_variables
 from helexa.core.config import HeaderSecret, Section, load, read_secret
+from helexa.core.environment_variables import FormerSetting
 from helexa.core.fleet import ModelSpec
 from helexa.core.logs import LogFormat
-from helexa.core.variables import FormerSetting
 from helexa.neuron.cache_folder import expanded
 from helexa.neuron.hardware.cpus import NUMA_FOLDER
 from helexa.neuron.options import (
@@ -201,8 +201,8 @@ def read_config(
     path: Path | None,
     environ: Mapping[str, str] | None = None,
     warn: Callable[[str], None] = log.warning,
-    flags: Mapping[variables.Keys, tuple[str, Any]] | None = None,
-    origins: dict[variables.Keys, str] | None = None,
+    flags: Mapping[environment_variables.Keys, tuple[str, Any]] | None = None,
+    origins: dict[environment_variables.Keys, str] | None = None,
 ) -> NeuronConfig:
     """Read the configuration from `path` and environment variables.
 
@@ -249,9 +249,9 @@ def read_config(
 
 def log_unknown_variables() -> None:
     """Log the names of `NEURON_` variables that have no effect."""
-    former = (variables.variable_name(ENV_PREFIX, setting.keys) for setting in _FORMER_SETTINGS)
+    former = (environment_variables.variable_name(ENV_PREFIX, setting.keys) for setting in _FORMER_SETTINGS)
     others = (NUMA_FOLDER, *_RETIRED_VARIABLES, *former)
-    variables.log_unknown_variables(NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, other_names=others)
+    environment_variables.log_unknown_variables(NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, other_names=others)
 
 
 def exposure(config: NeuronConfig) -> str | None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from helexa.core.errors import UsageError
-from helexa.core.source import is_path, typed_source
+from helexa.core.model_names import is_path, typed_source
 
 if TYPE_CHECKING:
-    from helexa.core.variables import Keys  # imports pydantic, which `--help` does not need
+    from helexa.core.environment_variables import Keys  # imports pydantic, which `--help` does not need
 
 DTYPES = {"half": "float16", "float": "float32"}
 """Names of vLLM for data types, and helexa's names."""

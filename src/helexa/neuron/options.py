@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from helexa.core.model_names import DEFAULT_SCHEME
 from helexa.core.sampling import Bounds
-from helexa.core.source import DEFAULT_SCHEME
 from helexa.neuron.engine.ipc.messages import (
     Activations,
     EngineOptions,

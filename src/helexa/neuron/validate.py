@@ -21,7 +21,7 @@ import psutil
 from helexa.core.display import memory_text
 from helexa.core.errors import HelexaError
 from helexa.core.fleet import ModelSpec
-from helexa.core.source import ModelSource
+from helexa.core.model_names import ModelSource
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig

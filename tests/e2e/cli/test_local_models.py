@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from cli.screen import Screen
 from helexa.cli.local.local_config import LocalModel
 from helexa.cli.local.state_folder import recorded, state_folder
-from helexa.core.source import ModelSource
+from helexa.core.model_names import ModelSource
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.inventory import downloaded_models
 from helexa.neuron.sources.sources import Sources

@@ -13,7 +13,7 @@ from helexa.generation.background import background
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
     """Remove the library's environment variables, and skip the search for local servers."""
-    monkeypatch.setattr("helexa.generation.targets.LOCAL_URLS", ())
+    monkeypatch.setattr("helexa.generation.target_choice.LOCAL_URLS", ())
     for name in ("BASE_URL", "API_KEY", "MODEL", "DEVICE", "NUM_PARALLEL", "FORCE_F32"):
         monkeypatch.delenv(f"HELEXA_{name}", raising=False)
         monkeypatch.delenv(f"CANDLE_{name}", raising=False)

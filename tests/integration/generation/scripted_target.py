@@ -10,7 +10,7 @@ from helexa.generation.completion import Delta, Usage
 from helexa.generation.errors import InvalidRequestError, generation_error
 from helexa.generation.request import Request
 from helexa.generation.target import End, Event
-from helexa.generation.targets import ModelLocation
+from helexa.generation.target_choice import ModelLocation
 
 _serial = itertools.count()
 

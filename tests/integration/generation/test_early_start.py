@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helexa.generation import early_start, targets
+from helexa.generation import early_start, target_choice
 from helexa.generation.early_start import needs_engine
 from helexa.generation.errors import EngineError
-from helexa.generation.targets import PRIVATE, ModelLocation, Targets
+from helexa.generation.target_choice import PRIVATE, ModelLocation, Targets
 from helexa.neuron.processes import sandbox
 from helexa.neuron.processes.sandbox import ProcessPool
 from helexa.neuron.text import TEMPLATE_PROCESS
@@ -122,7 +122,7 @@ async def test_failed_start_of_a_sandbox_ends_the_engine_process(monkeypatch: py
     def fail(module: str) -> None:
         raise OSError(errno.EAGAIN, f"no process for {module}")
 
-    monkeypatch.setattr(targets, "start_spare", fail)
+    monkeypatch.setattr(target_choice, "start_spare", fail)
     before = {process.pid for process in psutil.Process().children()}
     used = Targets()
     with pytest.raises(EngineError, match="no engine can start: no process for"):

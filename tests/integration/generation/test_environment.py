@@ -5,7 +5,7 @@ import pytest
 from helexa.core.errors import ConfigError
 from helexa.generation import environment
 from helexa.generation.private import EngineSettings
-from helexa.generation.targets import ModelLocation
+from helexa.generation.target_choice import ModelLocation
 from helexa.neuron.sources.sources import _limit
 
 

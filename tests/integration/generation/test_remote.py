@@ -3,7 +3,7 @@
 import pytest
 
 import helexa
-from helexa.generation.targets import ModelLocation
+from helexa.generation.target_choice import ModelLocation
 from neuron.scripted_engine import MODEL, answer, endless, failing
 from neuron.scripted_node import serve
 from ports import free_port
@@ -209,7 +209,7 @@ def test_dtype_for_a_server_is_rejected(gateway):
 
 async def test_local_server_with_the_model_is_preferred(monkeypatch):
     async with serve(answer("from the node")) as node:
-        monkeypatch.setattr("helexa.generation.targets.LOCAL_URLS", (node.url,))
+        monkeypatch.setattr("helexa.generation.target_choice.LOCAL_URLS", (node.url,))
         assert ModelLocation(model=MODEL).url is None
         result = await helexa.agenerate("hi", model=MODEL)
         assert result.text == "from the node"

@@ -8,10 +8,10 @@ from pydantic import Field
 
 import helexa
 from helexa.core.fleet import ModelSpec
-from helexa.core.source import ModelSource
+from helexa.core.model_names import ModelSource
 from helexa.generation.background import background
 from helexa.generation.private import PrivateTarget
-from helexa.generation.targets import ModelLocation
+from helexa.generation.target_choice import ModelLocation
 from neuron.scripted_engine import AGENT_TEMPLATE, MODEL, Registry, answer, byte_tokenizer, scripted_model
 from neuron.scripted_node import serve
 

@@ -5,8 +5,8 @@ import pytest
 from pydantic import AliasChoices, Field
 
 from helexa.core.config import Section, load, read_secret, read_toml, secret_in_variable
+from helexa.core.environment_variables import log_unknown_variables
 from helexa.core.errors import ConfigError
-from helexa.core.variables import log_unknown_variables
 
 
 class Engine(Section):

@@ -9,7 +9,7 @@ import pytest
 PROGRAM = """
 import sys
 from pathlib import Path
-from helexa.core.program import hide_argument
+from helexa.core.command_line import hide_argument
 hide_argument("a-secret-key"), hide_argument("x"), hide_argument("")
 print(repr(Path("/proc/self/cmdline").read_bytes().split(b"\\0")[-5:]), repr(sys.argv[1:]))
 """

@@ -14,7 +14,7 @@ from helexa.cli.flags import AsJson, ModelName
 from helexa.cli.local.state_folder import running_ups
 from helexa.cli.terminal import MODEL_NOT_FOUND, CommandError, note, printable
 from helexa.core.display import file_size_text, text_table
-from helexa.core.source import bare_id, typed_source
+from helexa.core.model_names import bare_id, typed_source
 from helexa.neuron.cache_folder import SavedFiles, delete_saved, packed_weights, saved_prompts
 
 _HEADINGS = ("MODEL", "KIND", "SIZE", "LAST USED")

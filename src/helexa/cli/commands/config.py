@@ -12,8 +12,8 @@ from pydantic import BaseModel, SecretStr
 
 from helexa.cli.flags import AsJson, Switch
 from helexa.cli.terminal import USAGE, CommandError, note, printable
-from helexa.core.program import VERSION_FLAGS
-from helexa.core.variables import Keys
+from helexa.core.command_line import VERSION_FLAGS
+from helexa.core.environment_variables import Keys
 from helexa.core.version import version_line
 from helexa.neuron.engine_flags import EngineFlags
 

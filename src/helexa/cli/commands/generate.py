@@ -30,9 +30,9 @@ from helexa.cli.model_loading import load_model
 from helexa.cli.terminal import USAGE, CommandError, Progress, json_text, note
 from helexa.generation.answering import Result
 from helexa.generation.background import BlockingCaller, across, blocking_each
+from helexa.generation.batch_file import Item, read_prompts, result_record
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError
-from helexa.generation.files import Item, read_prompts, result_record
 from helexa.generation.model import AskOptions, Model
 from helexa.generation.request import AnswerSchema, Ask, Request, image_part
 

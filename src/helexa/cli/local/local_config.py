@@ -10,7 +10,7 @@ from pathlib import Path
 
 from helexa.cli.local.state_folder import write_private
 from helexa.cli.terminal import CONFIG, USAGE, CommandError
-from helexa.core.source import ModelSource, typed_source
+from helexa.core.model_names import ModelSource, typed_source
 from helexa.http.headers import is_loopback
 from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.cache_folder import default_prompts_mb

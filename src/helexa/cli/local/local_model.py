@@ -11,9 +11,9 @@ from helexa.cli.gateway_client import Gateway
 from helexa.cli.terminal import MODEL_NOT_FOUND, USAGE, CommandError, note, printable
 from helexa.core.display import memory_text
 from helexa.core.errors import HelexaError
-from helexa.core.source import KnownModel, ModelSource, known_models, suggestion, typed_source
+from helexa.core.model_names import KnownModel, ModelSource, known_models, suggestion, typed_source
 from helexa.generation.environment import LOCAL_URLS
-from helexa.generation.targets import DEFAULT_MODEL
+from helexa.generation.target_choice import DEFAULT_MODEL
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.inventory import DownloadedModel, downloaded_models
 from helexa.neuron.sources.sources import local_model as model_at

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 from helexa.cli.gateway_client import DEFAULT_URL, Gateway
 from helexa.cli.terminal import CONFIG, UNREACHABLE, USAGE, CommandError
+from helexa.core.command_line import hide_argument
 from helexa.core.config import read_secret
 from helexa.core.errors import ConfigError
-from helexa.core.program import hide_argument
 from helexa.cortex.access.keys import MAX_SECRET_BYTES, new_secret
 from helexa.http.headers import is_loopback
 

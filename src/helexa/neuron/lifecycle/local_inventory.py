@@ -10,7 +10,7 @@ from pathlib import Path
 
 from helexa.core.errors import ApiError, HelexaError
 from helexa.core.local_models import MAX_LOCAL_MODELS, LocalModel, LocalModels
-from helexa.core.source import ModelSource
+from helexa.core.model_names import ModelSource
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.lifecycle.inspection import Inspection, Inspector
 from helexa.neuron.processes.file_threads import FileThreads

@@ -14,7 +14,7 @@ import msgspec
 
 from helexa.core.errors import ApiError, HelexaError, model_not_found, service_unavailable, shutting_down
 from helexa.core.load_options import LoadOptions
-from helexa.core.source import ModelSource, bare_id
+from helexa.core.model_names import ModelSource, bare_id
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.engine.ipc.messages import EngineOptions, Progress, no_draft_model
 from helexa.neuron.engine_client.child import Child, Spawn, WarmStandby

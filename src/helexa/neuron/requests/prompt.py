@@ -15,7 +15,7 @@ from helexa.core.errors import (
     vision_unsupported,
 )
 from helexa.core.logs import tell
-from helexa.core.wire.reply import CacheMiss
+from helexa.core.wire.usage import CacheMiss
 from helexa.neuron.engine.ipc.messages import PrefixMiss
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.text.chat_template import TemplateError

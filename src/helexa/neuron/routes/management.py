@@ -29,7 +29,7 @@ from helexa.core.errors import (
 from helexa.core.fleet import ModelId, ModelSpec, Record
 from helexa.core.local_models import PullRequest
 from helexa.core.logs import tell
-from helexa.core.source import ModelSource, bare_id
+from helexa.core.model_names import ModelSource, bare_id
 from helexa.core.sse import KEEP_ALIVE, frame
 from helexa.core.wire.request import to_api_error
 from helexa.http.responses import JsonResponse

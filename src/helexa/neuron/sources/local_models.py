@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from helexa.core.local_models import LocalModel
-from helexa.core.source import bare_id
+from helexa.core.model_names import bare_id
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.sources.inventory import DownloadedModel, downloaded_models, hub_caches

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helexa.core.errors import ConfigError, SourceError
-from helexa.core.source import DEFAULT_SCHEME, ModelSource
+from helexa.core.model_names import DEFAULT_SCHEME, ModelSource
 from helexa.neuron.cache_folder import cache_root, expanded
 from helexa.neuron.options import MOST_DOWNLOADS, NodeOptions, SourceOptions
 from helexa.neuron.processes.file_threads import FileThreads

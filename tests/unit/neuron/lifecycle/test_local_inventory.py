@@ -10,7 +10,7 @@ import pytest
 
 from helexa.core.errors import ApiError, SourceError
 from helexa.core.local_models import LocalModel, PullRequest
-from helexa.core.source import ModelSource
+from helexa.core.model_names import ModelSource
 from helexa.neuron.config import NeuronConfig, SourceConfig
 from helexa.neuron.lifecycle.inspection import inspect, template_abilities
 from helexa.neuron.lifecycle.local_inventory import LocalInventory

@@ -41,7 +41,7 @@ async def test_waiting_process_resumes_the_download_of_a_killed_process(hub: Fak
     hub.inject(FILE, Fault(stall=1_500_000))
     script = f"""
 import asyncio
-from helexa.core.source import ModelSource
+from helexa.core.model_names import ModelSource
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.sources import Sources
 sources = Sources(read_config(None, {node.environ!r}))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import helexa
-from helexa.generation.files import ResultFile
+from helexa.generation.batch_file import ResultFile
 
 RUN = """
 import sys, helexa

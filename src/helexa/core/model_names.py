@@ -10,7 +10,7 @@ A source id names the files from which a model is loaded:
 | `file:/path`, `/path`, `./path`, `~/path`  | a local path                          |
 
 Users also write short names such as `llama3.2:1b`, and relative paths without `./`; see `typed_source`. The file
-`known_models.toml` lists the known models. `python -m helexa.core.source` prints them as the table of
+`known_models.toml` lists the known models. `python -m helexa.core.model_names` prints them as the table of
 docs/models-to-run.md.
 """
 

@@ -10,7 +10,7 @@ from helexa.bench.cli import main as bench
 from helexa.cli import app
 from helexa.cli import main as helexa
 from helexa.cli.misspellings import OTHER_WORDS
-from helexa.core.program import run_program
+from helexa.core.command_line import run_program
 from helexa.cortex.cli import main as cortex
 from helexa.neuron.cli import main as neuron
 
