@@ -28,7 +28,7 @@ from support.output import print_line
 from support.rows import DECODE_STEPS, Row, parse_rows, parser
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.ops.native.native_kernels import native_kernels
+from helexa.neuron.ops.native.kernel_library import native_kernels
 
 _LEAST_STEPS, _PROMPTS = 5, 3
 

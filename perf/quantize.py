@@ -132,7 +132,7 @@ def child(folder: Path, quant: str) -> None:
     from helexa.neuron.engine.ipc.messages import EngineOptions
     from helexa.neuron.engine.loading.load import load as load_model
     from helexa.neuron.hardware.cpus import physical_cores
-    from helexa.neuron.ops.native.native_kernels import Unavailable, native_kernels
+    from helexa.neuron.ops.native.kernel_library import Unavailable, native_kernels
 
     with contextlib.suppress(Unavailable):
         native_kernels()

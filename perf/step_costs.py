@@ -31,7 +31,7 @@ from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step.step_output import Sampled
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 
 VOCABULARY = 32_000
 CHANCE = random.Random(1)

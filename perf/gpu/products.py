@@ -20,7 +20,7 @@ from gpu_support import timing
 if TYPE_CHECKING:
     from helexa.neuron.ops.mixture import MixtureOp
     from helexa.neuron.ops.operators import LinearOp
-    from helexa.neuron.ops.triton.gpu import GpuOps
+    from helexa.neuron.ops.triton.gpu_ops import GpuOps
 
 SHAPES = {
     "Qwen3-8B qkv": (6144, 4096),
@@ -44,7 +44,7 @@ Op = TypeVar("Op")
 
 def main() -> None:
     arguments = timing.arguments(__doc__)
-    from helexa.neuron.ops.triton.gpu import GpuOps
+    from helexa.neuron.ops.triton.gpu_ops import GpuOps
 
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     tiny = arguments.tiny

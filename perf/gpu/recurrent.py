@@ -23,9 +23,9 @@ CUTS = {"greedy": (0, 0, 1, 0), "plain": (1, 0, 1, 0), "top-k and top-p": (0.7, 
 
 def main() -> None:
     arguments = timing.arguments(__doc__)
-    from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
+    from helexa.neuron.ops.gated_delta import DeltaSizes, DeltaWeights
     from helexa.neuron.ops.sampling import Sampling
-    from helexa.neuron.ops.triton.gpu import GpuOps
+    from helexa.neuron.ops.triton.gpu_ops import GpuOps
 
     device, dtype, tiny = torch.device(arguments.device), getattr(torch, arguments.dtype), arguments.tiny
     copies = timing.copy_bandwidth(device, 1 << 20 if tiny else 1 << 30)

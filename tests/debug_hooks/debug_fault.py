@@ -36,7 +36,7 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import PAGE_SIZE, RANK_STATE_BYTES
-from helexa.neuron.ops.native.native_kernels import native_kernels
+from helexa.neuron.ops.native.kernel_library import native_kernels
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor
 from injection import FAULTS

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from helexa.neuron.cache_folder import cache_root
-from helexa.neuron.ops.native.native_kernels import native_kernels
+from helexa.neuron.ops.native.kernel_library import native_kernels
 
 PROMPT = "Which of these words is a color? " + "red stone river lamp " * 60
 

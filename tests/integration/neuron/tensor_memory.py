@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from helexa.neuron.ops.native.packed import PackedMatrix
+from helexa.neuron.ops.native.packed_weights import PackedMatrix
 
 
 def tensor_bytes(value: object, seen: dict[int, object]) -> int:

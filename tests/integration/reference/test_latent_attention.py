@@ -11,7 +11,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.native.native_ops import NativeOps
 from nightly import daily
 from tiny_models import assert_equal_to, decode, tiny_model
 

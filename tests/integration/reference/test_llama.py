@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.ops.native import native_kernels as native_kernels_module
-from helexa.neuron.ops.native.native import NativeOps
-from helexa.neuron.ops.torch_cpu import CpuOps
+from helexa.neuron.ops.native import kernel_library
+from helexa.neuron.ops.native.native_ops import NativeOps
+from helexa.neuron.ops.torch_cpu_ops import CpuOps
 from helexa.neuron.weights.gguf.files import GgufFile
 from local_tokenizers import from_gguf
 
@@ -62,7 +62,7 @@ def test_packed_kernels_agree_for_the_first_sixteen_tokens(
 ) -> None:
     if not compiler:
         monkeypatch.setenv("PATH", "/nonexistent")
-        monkeypatch.setattr(native_kernels_module, "native_kernels", native_kernels_module.native_kernels.__wrapped__)
+        monkeypatch.setattr(kernel_library, "native_kernels", kernel_library.native_kernels.__wrapped__)
     runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=64))
     assert runner.ops.name == (NativeOps.name if compiler and shutil.which("cc") else CpuOps.name)
     separately = [generate(runner, scheduler_of(runner), [prompt], 16)[0] for prompt in prompts]

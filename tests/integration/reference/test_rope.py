@@ -9,7 +9,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedd
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.rope import Rope, rope_settings
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 
 OPS = ReferenceOps(torch.device("cpu"), torch.float32)
 SHAPE = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128}

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.ops.native.native import NativeOps
-from helexa.neuron.ops.native.native_kernels import Unavailable, native_kernels
-from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.reference.reference import ReferenceOps
-from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.native.kernel_library import Unavailable, native_kernels
+from helexa.neuron.ops.native.native_ops import NativeOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
+from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from helexa.neuron.vision.image_processor import image_processor
 from helexa.neuron.weights.quant_policy import VisionQuantPolicy
 from helexa.neuron.weights.vision_checkpoint import open_vision_checkpoint

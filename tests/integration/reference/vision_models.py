@@ -14,8 +14,8 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models.vision import tower_class
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
-from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.vision.decode import ImageLimits
 from helexa.neuron.vision.image_processor import PreparedImage, image_processor, prepare
 from helexa.neuron.weights.quant_policy import QuantPolicy

@@ -30,7 +30,7 @@ from helexa.neuron.engine.prefix_disk import NAME, PAGE, STATE, WINDOW, PrefixDi
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.sequence_memory import Memory
 from helexa.neuron.ops.native.compilation import processor_flags, sources
-from helexa.neuron.ops.native.packed_store import fingerprint, loading_code_version
+from helexa.neuron.ops.native.packed_weights_cache import fingerprint, loading_code_version
 
 _log = logging.getLogger("helexa.neuron.engine")
 

@@ -9,8 +9,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.block import Step
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.short_convolution import require_window
-from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
-from helexa.neuron.ops.gated_delta import wide
+from helexa.neuron.ops.gated_delta import DeltaSizes, DeltaWeights, wide
 from helexa.neuron.ops.rank_group import RowRange, row_numbers
 from helexa.neuron.ops.state_cache import MatrixCache
 from helexa.neuron.tensors import Tensor

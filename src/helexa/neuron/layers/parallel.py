@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.operators import LinearOp
-from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.rank_group import Shares
 from helexa.neuron.tensors import Tensor
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron import tensors
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.operators import QueryTemperature
-from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.tensors import Tensor
 
 

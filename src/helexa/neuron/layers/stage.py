@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from helexa.neuron import tensors
-from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.tensors import Tensor
 
 

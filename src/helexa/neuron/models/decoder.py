@@ -13,8 +13,8 @@ from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.parallel import Embedding
 from helexa.neuron.models.settings import NEUTRAL, Settings, TensorNames
 from helexa.neuron.ops.batch import AttentionShape, Batch
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.operators import LinearOp
-from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor
 

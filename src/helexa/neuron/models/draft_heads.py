@@ -29,8 +29,8 @@ from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.models.llama import Llama
 from helexa.neuron.models.qwen import Qwen3Next, Qwen35, Qwen35Moe
 from helexa.neuron.ops.batch import Batch
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.operators import LinearOp, NormOp
-from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.rank_group import RowRange
 from helexa.neuron.tensors import Tensor
 

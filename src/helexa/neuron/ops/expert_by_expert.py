@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.mixture import WITHOUT_GATE, Clamp, Expert, ExpertShares, Mixture, MixtureOp, Routing
-from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.tensors import Tensor
 
 

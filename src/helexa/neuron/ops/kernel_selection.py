@@ -8,7 +8,7 @@ from typing import Any
 from helexa.neuron import tensors
 from helexa.neuron.hardware.triton_toolchain import triton_cache, triton_missing
 from helexa.neuron.ops.constants import MIXED, Kernels
-from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.tensors import Device, DType
 
 
@@ -52,7 +52,7 @@ def select_kernels(
         reason = _why_triton_is_unusable(device)
         if reason is None:
             os.environ.setdefault("TRITON_CACHE_DIR", str(triton_cache()))
-            from helexa.neuron.ops.triton.gpu import GpuOps
+            from helexa.neuron.ops.triton.gpu_ops import GpuOps
 
             return SelectedKernels(
                 GpuOps(device, dtype or _gpu_dtype(device, half), kv_bits or 16), f"Triton on {device.type}"
@@ -65,8 +65,8 @@ def select_kernels(
     # The native kernels and those of `CpuOps` exist only for bfloat16.
     if dtype is not None and dtype != tensors.bfloat16:
         return _plain_torch(device, dtype, f"{tensors.dtype_name(dtype)} was requested")
-    from helexa.neuron.ops.native.native import NativeOps
-    from helexa.neuron.ops.native.native_kernels import Unavailable, native_kernels
+    from helexa.neuron.ops.native.kernel_library import Unavailable, native_kernels
+    from helexa.neuron.ops.native.native_ops import NativeOps
 
     try:
         library, reason = native_kernels(), NativeOps.unsupported_shape(config)
@@ -77,7 +77,7 @@ def select_kernels(
     except Unavailable as error:
         reason = str(error)
     tensors.require_torch(reason)
-    from helexa.neuron.ops.torch_cpu import CpuOps
+    from helexa.neuron.ops.torch_cpu_ops import CpuOps
 
     if CpuOps.available():
         return SelectedKernels(CpuOps(device, tensors.bfloat16), reason)
@@ -86,7 +86,7 @@ def select_kernels(
 
 def _plain_torch(device: Device, dtype: DType, reason: str) -> SelectedKernels:
     tensors.require_torch(reason)
-    from helexa.neuron.ops.reference.reference import ReferenceOps
+    from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 
     return SelectedKernels(ReferenceOps(device, dtype), reason)
 

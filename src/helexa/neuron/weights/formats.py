@@ -62,8 +62,8 @@ class GroupwiseTensor:
     # int8 [16], the value of each code. None if the codes are used as numbers. A matrix with a table has no minimums.
     table: Tensor | None = None
     # The combinations of codes that occur in the matrix, uint8 [entries, n], in ascending order of their numbers (see
-    # `weights/gguf/codebooks.py`). Each n adjacent codes of a row, without their bit 3, are an entry. None if the codes
-    # are independent of each other.
+    # `weights/gguf/table_blocks.py`). Each n adjacent codes of a row, without their bit 3, are an entry. None if the
+    # codes are independent of each other.
     codebook: Tensor | None = None
 
     @property

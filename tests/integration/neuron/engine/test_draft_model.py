@@ -22,7 +22,7 @@ from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.step.grammar_matcher import read_vocabulary
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.native.native_ops import NativeOps
 from nightly import cases, daily
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Plan, Sequence
 from helexa.neuron.engine.scheduling.token_history import Drafter
 from helexa.neuron.engine.step.step_input import StepInput
-from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.native.native_ops import NativeOps
 from nightly import daily
 
 TOKENS = 24

@@ -17,10 +17,10 @@ from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.native import native_kernels
-from helexa.neuron.ops.native.native import NativeOps
-from helexa.neuron.ops.native.native_kernels import Unavailable
-from helexa.neuron.ops.torch_cpu import CpuOps
+from helexa.neuron.ops.native import kernel_library
+from helexa.neuron.ops.native.kernel_library import Unavailable
+from helexa.neuron.ops.native.native_ops import NativeOps
+from helexa.neuron.ops.torch_cpu_ops import CpuOps
 from nightly import cases, daily
 
 # "The capital of France is" and artificial text of different lengths; page boundaries (64) fall inside and at the ends.
@@ -75,7 +75,7 @@ def stock(smollm2_gguf: Path) -> Runner:
         raise Unavailable("not for this test")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_kernels, "native_kernels", no_compiler)
+        patch.setattr(kernel_library, "native_kernels", no_compiler)
         runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=CACHE_MB))
     assert runner.ops.name == CpuOps.name
     return runner

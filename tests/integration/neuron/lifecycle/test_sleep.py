@@ -22,7 +22,7 @@ from helexa.neuron.config import read_config
 from helexa.neuron.engine_client.child import Child
 from helexa.neuron.events import Failed, Finished, TextDelta
 from helexa.neuron.lifecycle.registry import Registry
-from helexa.neuron.ops.native.native_kernels import native_kernels
+from helexa.neuron.ops.native.kernel_library import native_kernels
 from helexa.neuron.requests.embedding import embedded
 from helexa.neuron.requests.inference import run
 from helexa.neuron.sources.sources import Sources

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from helexa.neuron.ops.distributed import Distributed
 from helexa.neuron.ops.rank_group import RankGroup, Shares
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]

@@ -15,7 +15,7 @@ from helexa.neuron.engine.ranks.rank_processes import RankError, RankProcesses
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
 from helexa.neuron.ops.rank_group import RankGroup
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.weights.checkpoint import open_checkpoint
 from neuron.ranks.rank_models import MODELS, STEPS, logits_and_tokens
 from neuron.weights.hf_to_gguf import write_model

@@ -11,8 +11,8 @@ from helexa.neuron.layers.block import Step
 from helexa.neuron.layers.gated_delta import GatedDeltaNet
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.ops.batch import Span
-from helexa.neuron.ops.delta_rule import DeltaRule
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.gated_delta import DeltaRule
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.state_cache import MatrixCache
 from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.model_file import WHOLE, Part

@@ -10,7 +10,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.ops.operators import LinearOp
 from helexa.neuron.ops.rank_group import RankGroup, Shares
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.weights.model_file import WHOLE, Part
 from helexa.neuron.weights.quant_policy import QuantPolicy
 

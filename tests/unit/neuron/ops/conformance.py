@@ -22,12 +22,12 @@ from helexa.neuron.engine.step.step_input import StepBuffers, StepInput
 from helexa.neuron.ops.batch import AttentionKind, Batch, Bucket, Capacity, Span
 from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
 from helexa.neuron.ops.convolution import ConvSizes, ConvWeights
-from helexa.neuron.ops.delta_rule import DeltaRule, DeltaSizes, DeltaWeights
+from helexa.neuron.ops.gated_delta import DeltaRule, DeltaSizes, DeltaWeights
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.mixture import WITHOUT_GATE, BestGroups, Clamp, Expert, ExpertShares, Routing
 from helexa.neuron.ops.operators import HeadNorms, QueryTemperature
-from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.rank_group import SINGLE, RowRange, SharedMemory, Shares
-from helexa.neuron.ops.reference.reference import ACTIVATIONS, GATES, RmsNorm
+from helexa.neuron.ops.reference.reference_ops import ACTIVATIONS, GATES, RmsNorm
 from helexa.neuron.ops.sampling import Adjustments
 from helexa.neuron.ops.state_cache import MatrixCache
 from helexa.neuron.ops.state_space import ScanSizes, ScanWeights

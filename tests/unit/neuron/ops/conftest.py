@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from helexa.neuron.ops.native import compilation
-from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.native import NativeOps
-from helexa.neuron.ops.native.native_kernels import Unavailable, native_kernels
+from helexa.neuron.ops.native.kernel_library import KernelLibrary, Unavailable, native_kernels
+from helexa.neuron.ops.native.native_ops import NativeOps
 
 THREADS = 2
 

@@ -13,7 +13,7 @@ from helexa.neuron.engine.scheduling.sequence import Sequence as EngineSequence
 from helexa.neuron.engine.step.step_input import StepBuffers, StepInput, int32
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity, Span
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.native.native_ops import NativeOps
 from neuron.ops import float64
 
 CPU = torch.device("cpu")

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.native import NativeOps
-from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.native.native_ops import NativeOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from neuron.ops.conformance import CacheConformance, Conformance
 from neuron.ops.paging import CPU
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
 from neuron.ops import float64
 from neuron.weights.test_gguf_blocks import BLOCKS, decode_random

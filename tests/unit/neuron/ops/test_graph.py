@@ -17,9 +17,8 @@ from helexa.neuron.engine.scheduling.sequence import PlanEntry
 from helexa.neuron.engine.step.step_input import StepBuffers
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity
 from helexa.neuron.ops.constants import CONSTANTS, PAGE_SIZE
-from helexa.neuron.ops.native.kernel_library import INSTRUCTION_BYTES, KernelLibrary
-from helexa.neuron.ops.native.native import NativeOps
-from helexa.neuron.ops.native.native_kernels import native_kernels
+from helexa.neuron.ops.native.kernel_library import INSTRUCTION_BYTES, KernelLibrary, native_kernels
+from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.processes import heartbeat
 from neuron.ops import paging, random_weights
 

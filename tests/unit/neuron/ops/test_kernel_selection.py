@@ -12,11 +12,11 @@ from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.device import kernels_for
 from helexa.neuron.ops.constants import MIXED
 from helexa.neuron.ops.kernel_selection import accelerator_dtype, select_kernels
-from helexa.neuron.ops.native import native_kernels
+from helexa.neuron.ops.native import kernel_library
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.native import NativeOps
-from helexa.neuron.ops.reference.reference import ReferenceOps
-from helexa.neuron.ops.torch_cpu import CpuOps
+from helexa.neuron.ops.native.native_ops import NativeOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
+from helexa.neuron.ops.torch_cpu_ops import CpuOps
 
 CPU = torch.device("cpu")
 SHAPE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}
@@ -98,7 +98,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Chosen:
     def chosen(**environment: str) -> tuple[str, str]:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(native_kernels, "native_kernels", native_kernels.native_kernels.__wrapped__)
+        monkeypatch.setattr(kernel_library, "native_kernels", kernel_library.native_kernels.__wrapped__)
         choice = select_kernels(CPU, None, SHAPE)
         return choice.ops.name, choice.reason
 
@@ -147,8 +147,8 @@ def test_engines_that_start_together_compile_once(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("CC", str(script(tmp_path, f'echo "$1" >> {calls}\n{GARBAGE}')))
     monkeypatch.setenv("HELEXA_CACHE", str(tmp_path))
     with ThreadPoolExecutor() as threads:
-        engines = [threads.submit(native_kernels.native_kernels.__wrapped__) for _ in range(3)]
-    assert {type(engine.exception()) for engine in engines} == {native_kernels.Unavailable}
+        engines = [threads.submit(kernel_library.native_kernels.__wrapped__) for _ in range(3)]
+    assert {type(engine.exception()) for engine in engines} == {kernel_library.Unavailable}
     arguments = calls.read_text().split()
     assert (arguments.count("--version"), arguments.count("-shared")) == (0, 1)
 

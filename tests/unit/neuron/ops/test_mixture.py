@@ -10,8 +10,8 @@ from torch.overrides import TorchFunctionMode
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.mixture import Clamp, Expert, Routing
 from helexa.neuron.ops.native.mixture import NativeMixture
-from helexa.neuron.ops.native.native import NativeOps
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.native.native_ops import NativeOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from neuron.ops import random_weights
 
 HIDDEN, WIDE, COUNT = 256, 512, 20

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.weights.formats import GroupwiseTensor
 from helexa.neuron.weights.quant_policy import QUANT_FORMATS
 from helexa.neuron.weights.quantize import quantize

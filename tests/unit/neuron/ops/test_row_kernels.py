@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.ops.operators import HeadNorms
 from neuron.ops import paging, random_weights
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.operators import FewPassRmsNorm, RmsNorm
-from helexa.neuron.ops.reference.reference import ReferenceOps
-from helexa.neuron.ops.torch_cpu import CpuOps, Int4Linear
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
+from helexa.neuron.ops.torch_cpu_ops import CpuOps, Int4Linear
 from helexa.neuron.weights.formats import GroupwiseTensor
 from neuron.ops import float64, paging, random_weights
 

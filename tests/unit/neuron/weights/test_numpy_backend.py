@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from helexa.neuron import tensors
-from helexa.neuron.ops.native.native import NativeOps
-from helexa.neuron.ops.native.native_kernels import native_kernels
+from helexa.neuron.ops.native.kernel_library import native_kernels
+from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.tensors import functions
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from helexa.neuron.weights.gguf import blocks

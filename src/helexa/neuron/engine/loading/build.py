@@ -24,7 +24,7 @@ from helexa.neuron.layers.stage import WHOLE_MODEL, Stage
 from helexa.neuron.models import model_class
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.models.settings import SERVED_CONTEXT
-from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 
 _log = logging.getLogger("helexa.neuron.engine")

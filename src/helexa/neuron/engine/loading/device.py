@@ -18,9 +18,9 @@ from helexa.neuron.engine.loading.memory_request import free_memory
 from helexa.neuron.engine.ranks.cpu_binding import cpus_for
 from helexa.neuron.hardware.cpus import cpu_limit, physical_cores
 from helexa.neuron.ops.constants import MIXED
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.kernel_selection import select_kernels
 from helexa.neuron.ops.native.compilation import why_unavailable
-from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.rank_group import RankGroup
 from helexa.neuron.tensors import Device
 from helexa.neuron.weights.checkpoint import Checkpoint

@@ -19,7 +19,7 @@ from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
 from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.interface import Ops
 
 _log = logging.getLogger("helexa.neuron.engine")
 # Needs more memory than greedy sampling, and a copy of the logits for penalties.

@@ -23,9 +23,9 @@ from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.messages import CollectiveResult, EngineOptions
 from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.rank import exchange_for
-from helexa.neuron.ops.native.native import NativeOps
-from helexa.neuron.ops.native.native_kernels import Unavailable, native_kernels
-from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.native.kernel_library import Unavailable, native_kernels
+from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.ops.rank_group import RankGroup, SharedMemory, Shares
 from helexa.neuron.tensors import Tensor
 
@@ -67,7 +67,7 @@ def _kernels() -> Iterator[tuple[str, Ops]]:
     with suppress(Unavailable):
         yield "shared memory", NativeOps(native_kernels(), 1)
     if tensors.uses_torch():
-        from helexa.neuron.ops.reference.reference import ReferenceOps
+        from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 
         yield "gloo", ReferenceOps(tensors.device("cpu"), tensors.float32)
 

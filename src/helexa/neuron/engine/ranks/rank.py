@@ -28,8 +28,8 @@ from helexa.neuron.engine.ranks.messages import (
 )
 from helexa.neuron.engine.step.step_input import decode_input
 from helexa.neuron.models.decoder import Decoder
-from helexa.neuron.ops.native.native import NativeOps
-from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.ops.rank_group import Exchange, RankGroup, SharedMemory
 
 

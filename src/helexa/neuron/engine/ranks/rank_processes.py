@@ -46,7 +46,7 @@ from helexa.neuron.engine.ranks.rank import exchange_for
 from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.engine.step.step_input import encode as encode_step
 from helexa.neuron.ops.batch import Bucket
-from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.rank_group import SharedMemory
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.processes.diagnostics import exit_reason

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from helexa.neuron import tensors
 from helexa.neuron.layers.vision.tower_loader import Blocks, TowerLoader, padded_width
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.operators import NormOp
-from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.vision.layout import Grid
 

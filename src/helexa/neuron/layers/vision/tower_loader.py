@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from helexa.neuron import tensors
 from helexa.neuron.layers.loader import Loader, require_shape
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.operators import LinearOp, NormOp
-from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 

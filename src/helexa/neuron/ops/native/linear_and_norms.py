@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from helexa.neuron import tensors
 from helexa.neuron.ops.native.launcher import GATES, Launcher
-from helexa.neuron.ops.native.packed import PackedMatrix
+from helexa.neuron.ops.native.packed_weights import PackedMatrix
 from helexa.neuron.tensors import Tensor
 
 

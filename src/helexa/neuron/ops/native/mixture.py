@@ -7,7 +7,7 @@ from helexa.neuron.ops.constants import MAX_EXPERTS
 from helexa.neuron.ops.mixture import WITHOUT_GATE, BestGroups, Clamp, Expert, ExpertShares, Routing
 from helexa.neuron.ops.native.kernel_library import Argument
 from helexa.neuron.ops.native.launcher import GATES, Launcher
-from helexa.neuron.ops.native.packed import PackedMatrix
+from helexa.neuron.ops.native.packed_weights import PackedMatrix
 from helexa.neuron.tensors import Tensor
 
 

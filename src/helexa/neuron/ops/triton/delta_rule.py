@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from helexa.neuron.ops.batch import Batch
-from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.gated_delta import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.state_cache import MatrixCache
 from helexa.neuron.ops.triton.delta_chunks import TABLES, advance_chunks, convolved_row, gates
 from helexa.neuron.ops.triton.launch import GpuProperties, launch

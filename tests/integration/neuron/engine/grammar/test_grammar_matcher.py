@@ -25,7 +25,7 @@ from helexa.neuron.engine.scheduling.token_history import Drafter
 from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher, read_vocabulary
 from helexa.neuron.engine.step.step_output import Sampled
 from helexa.neuron.ops.constants import MAX_DRAFTS
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from nightly import cases
 
 WIDTH = 49152

@@ -12,9 +12,9 @@ from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate, estimate_memory
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
-from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.rank_group import RankGroup
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor
 from helexa.neuron.weights.model_file import WHOLE, Part
@@ -118,11 +118,11 @@ def test_estimate_matches_the_memory_of_a_cpu_model(model: str, dtype: str, quan
 def test_estimate_matches_the_memory_of_a_gpu_model(
     model: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from helexa.neuron.ops.triton import gpu
+    from helexa.neuron.ops.triton import gpu_ops
 
-    monkeypatch.setattr(gpu, "SCRATCH_BYTES", 0)
+    monkeypatch.setattr(gpu_ops, "SCRATCH_BYTES", 0)
     tiny_model(tmp_path, **MODELS[model])
-    ops = gpu.GpuOps(torch.device("cpu"), torch.bfloat16)
+    ops = gpu_ops.GpuOps(torch.device("cpu"), torch.bfloat16)
     with open_checkpoint(tmp_path) as checkpoint:
         architecture = model_class(checkpoint.config["model_type"])
         config = architecture.standard_config(checkpoint.config)

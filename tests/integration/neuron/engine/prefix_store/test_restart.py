@@ -20,7 +20,7 @@ from helexa.neuron.cache_folder import cache_root, saved_prompts
 from helexa.neuron.engine.ipc.messages import CachedPrefixes, EngineOptions, PrefixMiss, SamplingParams
 from helexa.neuron.engine.prefix_disk import _records
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.ops.native.native_kernels import native_kernels
+from helexa.neuron.ops.native.kernel_library import native_kernels
 from http_listener import eventually
 from nightly import NIGHTLY, cases, daily
 from tiny_models import tiny_model

@@ -5,7 +5,7 @@ import torch
 
 from helexa.neuron.engine.step.step_output import Logprobs
 from helexa.neuron.ops.constants import NON_FINITE
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 
 OPS = ReferenceOps(torch.device("cpu"), torch.float32)
 

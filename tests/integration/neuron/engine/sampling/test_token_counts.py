@@ -12,7 +12,7 @@ from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence, allows
 from helexa.neuron.engine.scheduling.token_history import TokenCounts
 from helexa.neuron.engine.step.step_output import Sampled
 from helexa.neuron.ops.constants import NON_FINITE
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.sampling import adjusted
 
 PENALTY = SamplingParams(temperature=0, repetition_penalty=2.0)

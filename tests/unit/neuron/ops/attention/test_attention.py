@@ -11,7 +11,7 @@ from helexa.neuron.engine.scheduling.sequence import PlanEntry
 from helexa.neuron.ops.batch import AttentionKind, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.native.native_ops import NativeOps
 from neuron.ops import paging
 
 LENGTHS = [[1], [64], [65], [513], [1030, 3, 64, 511, 512], [5] * 9 + [600]]

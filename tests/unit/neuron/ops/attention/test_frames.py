@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from helexa.neuron.ops.constants import SEGMENT_POSITIONS
-from helexa.neuron.ops.native.native import NativeOps
-from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.reference.reference import ACTIVATIONS
-from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.native.native_ops import NativeOps
+from helexa.neuron.ops.reference.reference_ops import ACTIVATIONS
+from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from neuron.ops.paging import CPU
 from nightly import daily
 

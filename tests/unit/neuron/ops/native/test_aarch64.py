@@ -7,7 +7,7 @@ import pytest
 from helexa.neuron.ops.batch import AttentionKind
 from helexa.neuron.ops.constants import MIXED
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.native.native_ops import NativeOps
 from neuron.ops import random_weights
 from neuron.ops.conformance import Conformance
 from neuron.ops.native.emulated_library import PROCESSORS, EmulatedLibrary, compile_emulated

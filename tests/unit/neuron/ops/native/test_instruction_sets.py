@@ -12,8 +12,8 @@ from helexa.neuron.ops.constants import MIXED
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.mixture import Clamp, Routing
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.native import NativeOps
-from helexa.neuron.ops.reference.reference import GATES
+from helexa.neuron.ops.native.native_ops import NativeOps
+from helexa.neuron.ops.reference.reference_ops import GATES
 from neuron.ops import float64, paging, random_weights
 from neuron.ops.test_mixture import ALIKE, experts, inputs, near
 from neuron.ops.test_quantize import holds
@@ -31,7 +31,7 @@ class Stack(ctypes.Structure):
 memory = ctypes.create_string_buffer(8192)
 stack = Stack(ctypes.addressof(memory), 0, len(memory))
 assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
-from helexa.neuron.ops.native.native_kernels import native_kernels
+from helexa.neuron.ops.native.kernel_library import native_kernels
 print(native_kernels().use_amx(True))
 """
 """A program whose signal stack has no space for the registers of AMX."""

@@ -14,7 +14,7 @@ from helexa.neuron.ops.constants import CONSTANTS, STRUCTS, Field
 from helexa.neuron.ops.native import compilation
 from helexa.neuron.ops.native.attention import Split, Tile
 from helexa.neuron.ops.native.kernel_library import Argument, Instruction, KernelLibrary, structure
-from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.native.native_ops import NativeOps
 
 _NEURON = compilation.KERNELS.parents[1]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import helexa
-from helexa.neuron.ops.native import compilation, native_kernels
+from helexa.neuron.ops.native import compilation, kernel_library
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 
 ROOT = Path(helexa.__file__).parents[2]
@@ -125,8 +125,8 @@ def test_unloadable_library_is_replaced_by_a_compiled_one(
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setenv("CC", "/nonexistent/cc")
-    with pytest.raises(native_kernels.Unavailable, match="no C compiler found"):
-        native_kernels.native_kernels.__wrapped__()
+    with pytest.raises(kernel_library.Unavailable, match="no C compiler found"):
+        kernel_library.native_kernels.__wrapped__()
     assert "the prebuilt kernels cannot be loaded, compiling them: " in caplog.text
 
 
@@ -206,7 +206,7 @@ def unpack(folder: Path) -> Path:
 def test_name_of_the_compiled_library_depends_on_the_file_of_the_compiler(tmp_path: Path) -> None:
     compiler = tmp_path / "cc"
     compiler.write_text("no program")
-    name = native_kernels._key(str(compiler))
-    assert native_kernels._key(str(compiler)) == name
+    name = kernel_library._key(str(compiler))
+    assert kernel_library._key(str(compiler)) == name
     compiler.write_text("another compiler")
-    assert native_kernels._key(str(compiler)) != name
+    assert kernel_library._key(str(compiler)) != name

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from helexa.neuron.ops.triton.launch import GpuProperties
 
 KIB = 1 << 10

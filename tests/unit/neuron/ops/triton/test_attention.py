@@ -9,9 +9,9 @@ from torch import Tensor
 
 from helexa.neuron.ops.batch import AttentionKind, Batch, Bucket, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.triton import attention
-from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from helexa.neuron.ops.triton.launch import GpuProperties
 from neuron.ops import float64, paging
 from neuron.ops.paging import CPU

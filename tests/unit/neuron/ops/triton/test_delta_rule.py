@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.batch import Batch, Span
-from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
-from helexa.neuron.ops.reference.reference import ReferenceOps
-from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.ops.gated_delta import DeltaOp, DeltaSizes, DeltaWeights
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
+from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from helexa.neuron.ops.triton.launch import GpuProperties
 from neuron.ops import paging
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.operators import LinearOp
-from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from helexa.neuron.ops.triton.launch import GpuProperties
 from helexa.neuron.ops.triton.products.gemm import multiply_tiles, tiles
 from helexa.neuron.ops.triton.products.linear import PackedLinear, kernel_for

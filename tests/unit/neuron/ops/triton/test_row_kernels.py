@@ -7,9 +7,9 @@ from torch import Tensor
 from helexa.neuron.ops.batch import AttentionKind, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.operators import HeadNorms
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.triton import kv_cache
-from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from neuron.ops import float64, paging
 from neuron.ops.paging import CPU
 

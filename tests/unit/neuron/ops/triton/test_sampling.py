@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from helexa.neuron.ops.constants import NON_FINITE
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.triton import sampling as kernels
-from helexa.neuron.ops.triton.gpu import GpuOps
+from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from neuron.ops.drawn_rows import drawn
 
 CPU = torch.device("cpu")

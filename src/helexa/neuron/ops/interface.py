@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from helexa.neuron import tensors
 from helexa.neuron.ops.batch import AttentionKind, Batch
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights
-from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
+from helexa.neuron.ops.gated_delta import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.operators import (
     HeadLinearOp,

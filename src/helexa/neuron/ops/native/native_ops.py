@@ -20,22 +20,22 @@ from helexa.neuron.cache_folder import PACKED_FOLDER, cache_root, model_name
 from helexa.neuron.ops.batch import AttentionKind, Batch
 from helexa.neuron.ops.constants import LANES, MAX_DIM, MIXED, PAGE_SIZE, SAMPLED_ARRAYS
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights
-from helexa.neuron.ops.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
+from helexa.neuron.ops.gated_delta import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.native.attention import AttentionPlan, attend_frames, parts_of_group
 from helexa.neuron.ops.native.captured_graph import Graphs, Workspace
-from helexa.neuron.ops.native.delta import NativeDelta
+from helexa.neuron.ops.native.gated_delta import NativeDelta
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.launcher import GATES, NO_WINDOW, Launcher
 from helexa.neuron.ops.native.linear_and_norms import NativeGroupNorm, NativeLayerNorm, NativeLinear, NativeRmsNorm
 from helexa.neuron.ops.native.mixture import NativeHeadLinear, NativeMixture
-from helexa.neuron.ops.native.packed import HugeMemory, PackedMatrix, pack, packed_bytes, quantize
-from helexa.neuron.ops.native.packed_store import PackedStore, fingerprint, loading_code_version
+from helexa.neuron.ops.native.packed_weights import HugeMemory, PackedMatrix, pack, packed_bytes, quantize
+from helexa.neuron.ops.native.packed_weights_cache import PackedStore, fingerprint, loading_code_version
 from helexa.neuron.ops.native.recurrent import NativeShortConvolution, NativeStateSpace, SpanList
 from helexa.neuron.ops.native.sampling import log_probabilities, sample
 from helexa.neuron.ops.operators import HeadLinearOp, HeadNorms, LinearOp, NormOp, ProductBytes, QueryTemperature
-from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.rank_group import Exchange, RowRange, Shares
 from helexa.neuron.ops.sampling import Masks, Sampling
 from helexa.neuron.ops.state_cache import ConvCache

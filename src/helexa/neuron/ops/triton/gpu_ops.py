@@ -11,8 +11,9 @@ from torch import Tensor
 
 from helexa.neuron.ops.batch import AttentionKind, Batch
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights, ShortConvolution
-from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
+from helexa.neuron.ops.gated_delta import DeltaOp, DeltaSizes, DeltaWeights
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.mixture import WITHOUT_GATE, Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.operators import (
     ConcatenatedLinear,
@@ -25,9 +26,8 @@ from helexa.neuron.ops.operators import (
     NormOp,
     ProductBytes,
 )
-from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.rank_group import Exchange, RowRange, Shares
-from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.sampling import Masks, Sampling, adjusted, log_probabilities, settings_of
 from helexa.neuron.ops.state_space import ScanOp, ScanSizes, ScanWeights, StateSpace
 from helexa.neuron.ops.triton import attention, frame_attention, kv_cache

@@ -30,9 +30,9 @@ import msgspec
 from helexa.core.version import __version__
 from helexa.neuron import tensors
 from helexa.neuron.cache_folder import PACKED_SUFFIX
+from helexa.neuron.ops.interface import MatrixStore
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.packed import PackedMatrix
-from helexa.neuron.ops.protocol import MatrixStore
+from helexa.neuron.ops.native.packed_weights import PackedMatrix
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.weights.gguf.files import part_names
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from helexa.neuron import tensors
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import LANES, MAX_DIM
-from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.gated_delta import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.native.launcher import Launcher
 from helexa.neuron.ops.native.recurrent import SpanList
 from helexa.neuron.ops.state_cache import MatrixCache

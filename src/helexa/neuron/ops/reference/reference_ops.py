@@ -15,9 +15,9 @@ from helexa.neuron.ops import sampling as draws
 from helexa.neuron.ops.batch import AttentionKind, Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights, ShortConvolution
-from helexa.neuron.ops.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
-from helexa.neuron.ops.gated_delta import wide
+from helexa.neuron.ops.gated_delta import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights, wide
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.operators import (
     DenseLinear,
@@ -32,7 +32,6 @@ from helexa.neuron.ops.operators import (
     ProductBytes,
     RmsNorm,
 )
-from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.rank_group import Exchange, RowRange, Shares
 from helexa.neuron.ops.reference.attention import SpanGroups, attend_frames, rotated_by
 from helexa.neuron.ops.sampling import Masks, Sampling

@@ -14,10 +14,10 @@ import torch
 
 import helexa
 from helexa.neuron.cache_folder import cache_root
-from helexa.neuron.ops.native import packed_store
+from helexa.neuron.ops.native import packed_weights_cache
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.packed import HugeMemory, PackedMatrix, pack
-from helexa.neuron.ops.native.packed_store import MappedWeights, PackedStore, fingerprint
+from helexa.neuron.ops.native.packed_weights import HugeMemory, PackedMatrix, pack
+from helexa.neuron.ops.native.packed_weights_cache import MappedWeights, PackedStore, fingerprint
 from neuron.ops import random_weights
 
 SHAPES = {"Q4_1": (48, 64), "Q6_K": (20, 512), "bfloat16": (17, 32), "IQ4_XS": (20, 256)}
@@ -25,9 +25,9 @@ SHAPES = {"Q4_1": (48, 64), "Q6_K": (20, 512), "bfloat16": (17, 32), "IQ4_XS": (
 
 @pytest.fixture(autouse=True)
 def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_store, "_SMALLEST", 0)
-    monkeypatch.setattr(packed_store, "_RESERVED", 0)
-    monkeypatch.setattr(packed_store, "_MOVE_AFTER_SECONDS", 0)
+    monkeypatch.setattr(packed_weights_cache, "_SMALLEST", 0)
+    monkeypatch.setattr(packed_weights_cache, "_RESERVED", 0)
+    monkeypatch.setattr(packed_weights_cache, "_MOVE_AFTER_SECONDS", 0)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_saved_matrices_are_read_back(
 def test_mapped_weights_move_to_anonymous_memory_while_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_store, "_PART", 4 << 20)
+    monkeypatch.setattr(packed_weights_cache, "_PART", 4 << 20)
     content = np.random.default_rng(0).integers(0, 256, (11 << 20) + 12345, np.uint8)
     (tmp_path / "weights").write_bytes(content.tobytes())
     with (tmp_path / "weights").open("rb") as file:
@@ -147,7 +147,7 @@ def test_least_recently_used_file_is_evicted(
     os.utime(first, (1, 1))
     os.utime(second, (2, 2))
     PackedStore(library, tmp_path, "first")  # marks the file as used
-    monkeypatch.setattr(packed_store, "_LIMIT", int(first.stat().st_size * 2.5))
+    monkeypatch.setattr(packed_weights_cache, "_LIMIT", int(first.stat().st_size * 2.5))
     third = saved(library, tmp_path, matrices, "third")
     assert set(tmp_path.iterdir()) == {first, third}
 
@@ -160,7 +160,7 @@ def test_other_version_of_a_model_is_removed_before_other_models(
     other = saved(library, tmp_path, matrices, "second", "1")
     os.utime(old, (now, now - 60))
     os.utime(other, (now, now - 3600))
-    monkeypatch.setattr(packed_store, "_LIMIT", int(old.stat().st_size * 2.5))
+    monkeypatch.setattr(packed_weights_cache, "_LIMIT", int(old.stat().st_size * 2.5))
     new = saved(library, tmp_path, matrices, "first", "2")
     assert set(tmp_path.iterdir()) == {other, new}
 
@@ -183,7 +183,7 @@ def test_files_take_a_tenth_of_the_disk_except_for_one_file(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(total=1000)
-    monkeypatch.setattr(packed_store.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(packed_weights_cache.shutil, "disk_usage", lambda path: usage)
     saved(library, tmp_path, matrices, "first").unlink()
     first = saved(library, tmp_path, matrices, "first")
     store = PackedStore(library, tmp_path, "second")
@@ -198,7 +198,7 @@ def test_files_take_a_tenth_of_the_disk_except_for_one_file(
 def test_store_without_enough_space_saves_nothing(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_store, "_LIMIT", 100)
+    monkeypatch.setattr(packed_weights_cache, "_LIMIT", 100)
     store = PackedStore(library, tmp_path, "model")
     for name, matrix in matrices.items():
         store.add(name, matrix)
@@ -212,10 +212,10 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-from helexa.neuron.ops.native import packed_store
-from helexa.neuron.ops.native.native_kernels import native_kernels
-from helexa.neuron.ops.native.native import NativeOps
-packed_store._SMALLEST = packed_store._RESERVED = 0
+from helexa.neuron.ops.native import packed_weights_cache
+from helexa.neuron.ops.native.kernel_library import native_kernels
+from helexa.neuron.ops.native.native_ops import NativeOps
+packed_weights_cache._SMALLEST = packed_weights_cache._RESERVED = 0
 ops = NativeOps(native_kernels(), 1)
 store = ops.store(Path(sys.argv[1]))
 print(store.get("weight", (32, 64)) is not None)
