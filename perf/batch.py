@@ -86,7 +86,7 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
     from helexa.neuron.engine.execution.step_builder import build_step
     from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
     from helexa.neuron.engine.kv_cache import PagePool
-    from helexa.neuron.engine.loading.device import choose_backend
+    from helexa.neuron.engine.loading.backend_choice import choose_backend
     from helexa.neuron.engine.loading.load import load_once
     from helexa.neuron.engine.scheduling.scheduler import Scheduler
     from helexa.neuron.engine.scheduling.sequence import Sequence

@@ -21,7 +21,7 @@ def start_engine_early(arguments: Sequence[str], environ: Mapping[str, str]) -> 
     If the command does not use the process, it ends with the command.
     """
     if needs_engine(arguments, environ) and has_engine_packages():
-        from helexa.neuron.engine_client.engine_process import start_early
+        from helexa.neuron.engine_client.early_start import start_early
 
         with suppress(OSError):  # the command tries again later, and reports the error then
             start_early()

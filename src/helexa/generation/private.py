@@ -31,7 +31,7 @@ from helexa.generation.target import End, Event, OnProgress, WasThought
 from helexa.generation.tools import ToolCallDelta
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import default_prompts_mb
-from helexa.neuron.engine_client.child import Child, WarmStandby
+from helexa.neuron.engine_client.process import Child, WarmStandby
 from helexa.neuron.events import (
     Failed,
     Finished,

@@ -157,7 +157,7 @@ def serve(
     _prepare_engines(settings)
     group = _group_settings(settings, hosts)
     if group is not None and group.host:
-        from helexa.neuron.host_group.member import run_member
+        from helexa.neuron.host_group.stage_processes import run_member
 
         run_member(group, settings)
         return
@@ -407,7 +407,7 @@ async def _serve(
     """
     import asyncio
 
-    from helexa.neuron.engine_client.child import WarmStandby
+    from helexa.neuron.engine_client.process import WarmStandby
 
     standby = WarmStandby()
     try:

@@ -22,7 +22,7 @@ def test_caller_of_a_private_engine_imports_no_server_and_no_package_of_other_pr
 
 
 def test_command_starts_its_engine_process_before_it_imports_errors_and_tracebacks() -> None:
-    modules = imported("import helexa.generation.early_start, helexa.neuron.engine_client.engine_process")
+    modules = imported("import helexa.generation.early_start, helexa.neuron.engine_client.early_start")
     assert modules & {"helexa.core.errors", "traceback", "logging", "asyncio", "dataclasses"} == set()
 
 

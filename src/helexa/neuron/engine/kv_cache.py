@@ -70,7 +70,7 @@ class PagePool:
         self.total = total
         self.page_size = page_size  # positions per page
         self.windows = windows  # None if a page is one part in the caches of all layers
-        self.drafted: set[int] = set()  # the pages whose K and V a draft model has computed, too (see `draft_gate`)
+        self.drafted: set[int] = set()  # the pages whose K and V a draft model has computed, too (see `draft_length`)
         self._empty = list(range(total - 1, -1, -1))
         self._cached: dict[int, None] = {}  # registered pages without a holder, the least recently used first
         self._holders = [0] * total

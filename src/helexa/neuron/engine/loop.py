@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from helexa.neuron import tensors
-from helexa.neuron.engine.execution.device import (
+from helexa.neuron.engine.execution.device_errors import (
     OutOfMemoryCounter,
     is_device_fault,
     is_out_of_memory,

@@ -45,7 +45,7 @@ def main() -> None:
 def _run(connection: socket.socket, pixel_socket: socket.socket) -> None:
     defer(IMPORTED_BY_TORCH)
     # Imports are slow, so a warm standby process imports before it receives `Load`.
-    from helexa.neuron.engine.loading.device import import_torch_for_gpu
+    from helexa.neuron.engine.loading.backend_choice import import_torch_for_gpu
     from helexa.neuron.engine.loading.load import load_reporting
     from helexa.neuron.engine.loop import Engine
 

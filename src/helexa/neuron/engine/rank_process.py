@@ -12,10 +12,10 @@ from pathlib import Path
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import tensors
 from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
-from helexa.neuron.engine.execution.device import DeviceError, is_device_fault, is_out_of_memory
+from helexa.neuron.engine.execution.device_errors import DeviceError, is_device_fault, is_out_of_memory
 from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
+from helexa.neuron.engine.loading.backend_choice import choose_backend, threads_of_rank, with_torch_if_required
 from helexa.neuron.engine.loading.build import load_rank
-from helexa.neuron.engine.loading.device import choose_backend, threads_of_rank, with_torch_if_required
 from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.messages import (
     FromRank,

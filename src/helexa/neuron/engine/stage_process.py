@@ -20,12 +20,17 @@ from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
 from helexa.neuron import tensors
 from helexa.neuron.code_version import code_version
 from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
-from helexa.neuron.engine.execution.device import DeviceError
+from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.channel import Channel, ChannelError
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryDenied, MemoryGrant, MemoryRequest, StageSetup
 from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
+from helexa.neuron.engine.loading.backend_choice import (
+    choose_backend,
+    threads_of_rank,
+    usable_device,
+    with_torch_if_required,
+)
 from helexa.neuron.engine.loading.build import Build, load_part
-from helexa.neuron.engine.loading.device import choose_backend, threads_of_rank, usable_device, with_torch_if_required
 from helexa.neuron.engine.loading.memory_request import usable_memory
 from helexa.neuron.engine.pipeline.messages import (
     AllocateStage,

@@ -40,8 +40,8 @@ from helexa.neuron.engine.ipc.messages import (
     TokenOutput,
 )
 from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
-from helexa.neuron.engine_client.child import Child, Spawn
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
+from helexa.neuron.engine_client.process import Child, Spawn
 from helexa.neuron.engine_client.watchdog import kill_when_hung
 from helexa.neuron.vision.layout import ImageRange
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from helexa.neuron.engine_client.child import Child
+from helexa.neuron.engine_client.process import Child
 
 log = logging.getLogger(__name__)
 

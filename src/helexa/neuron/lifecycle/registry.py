@@ -17,10 +17,9 @@ from helexa.core.load_options import LoadOptions
 from helexa.core.model_names import ModelSource, bare_id
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.engine.ipc.messages import EngineOptions, Progress, no_draft_model
-from helexa.neuron.engine_client.child import Child, Spawn, WarmStandby
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
-from helexa.neuron.lifecycle.hosted_model import SAVE_SECONDS, HostedModel, RestartLimiter
+from helexa.neuron.engine_client.process import Child, Spawn, WarmStandby
 from helexa.neuron.lifecycle.load_preparation import (
     check_heads,
     check_tool_parser,
@@ -30,6 +29,7 @@ from helexa.neuron.lifecycle.load_preparation import (
     text_of,
     vision_of,
 )
+from helexa.neuron.lifecycle.restart_and_sleep import SAVE_SECONDS, HostedModel, RestartLimiter
 from helexa.neuron.options import NodeOptions
 from helexa.neuron.processes import memory
 from helexa.neuron.processes.file_threads import FileThreads

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from helexa.neuron.layers.latent_attention import LatentAttention, LatentSizes
 from helexa.neuron.layers.rope import Rope, rope_settings
-from helexa.neuron.models.mixture_config import WithDeepSeekExperts
+from helexa.neuron.models.with_experts import WithDeepSeekExperts
 from helexa.neuron.ops.mixture import Routing
 
 

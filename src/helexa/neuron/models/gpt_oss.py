@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from helexa.neuron import tensors
 from helexa.neuron.layers.moe import ExpertReader, SparseMoe
 from helexa.neuron.models.llama import Llama
-from helexa.neuron.models.mixture_config import expert_counts
+from helexa.neuron.models.with_experts import expert_counts
 from helexa.neuron.ops.mixture import Clamp, Routing
 from helexa.neuron.ops.rank_group import RowRange, part_of
 from helexa.neuron.tensors import Tensor

@@ -14,8 +14,8 @@ from helexa.neuron.layers.mamba import UNLIMITED_STEPS, Mamba2
 from helexa.neuron.layers.moe import ExpertReader, SparseMoe
 from helexa.neuron.layers.rope import Rope, no_rotation
 from helexa.neuron.models.llama import Llama
-from helexa.neuron.models.mixture_config import expert_counts
 from helexa.neuron.models.settings import TensorNames
+from helexa.neuron.models.with_experts import expert_counts
 from helexa.neuron.ops.mixture import Routing
 from helexa.neuron.ops.state_space import ScanSizes
 from helexa.neuron.tensors import Tensor

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.attention import QkNorms
 from helexa.neuron.layers.moe import SharedExpert
-from helexa.neuron.models.mixture_config import WithDeepSeekExperts, WithExperts
 from helexa.neuron.models.settings import TensorNames
+from helexa.neuron.models.with_experts import WithDeepSeekExperts, WithExperts
 from helexa.neuron.ops.mixture import Routing
 
 

@@ -12,8 +12,8 @@ from helexa.neuron.layers.block import Mixer, SquaredReluMlp, SublayerBlock, Wit
 from helexa.neuron.layers.mamba import UNLIMITED_STEPS, Mamba2
 from helexa.neuron.layers.moe import LatentSpace
 from helexa.neuron.layers.rope import Rope, no_rotation
-from helexa.neuron.models.mixture_config import WithDeepSeekExperts
 from helexa.neuron.models.settings import TensorNames
+from helexa.neuron.models.with_experts import WithDeepSeekExperts
 from helexa.neuron.ops.state_space import ScanSizes
 from helexa.neuron.tensors import Tensor
 

@@ -15,7 +15,7 @@ from helexa.neuron.layers.block import Mixer
 from helexa.neuron.layers.gated_delta import GatedDeltaNet
 from helexa.neuron.layers.rope import rope_settings
 from helexa.neuron.models.llama import Llama
-from helexa.neuron.models.mixture_config import WithExperts
+from helexa.neuron.models.with_experts import WithExperts
 
 
 class Qwen2(Llama):

@@ -20,7 +20,7 @@ from helexa.http.connection import ClientConnection
 from helexa.http.listener import Listener
 from helexa.http.process import collect_seldom, notify, on_reload_signal, on_stop_signals, raise_descriptor_limit
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.engine_client.child import WarmStandby
+from helexa.neuron.engine_client.process import WarmStandby
 from helexa.neuron.hardware.discovery import broken_driver, default_device, overlooked
 from helexa.neuron.host_group.membership import Membership
 from helexa.neuron.lifecycle.load_preparation import max_tensor_parallel

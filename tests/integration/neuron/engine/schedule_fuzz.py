@@ -21,7 +21,7 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, Logprob, PromptImage, SamplingParams
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.loop import Steps
-from helexa.neuron.engine.scheduling.draft_gate import Candidate, DraftGate, ModelDrafter
+from helexa.neuron.engine.scheduling.draft_length import Candidate, DraftGate, ModelDrafter
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence

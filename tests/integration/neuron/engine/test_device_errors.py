@@ -7,7 +7,7 @@ import torch
 
 from debug_fault import Fault, Faults
 from helexa.core.errors import HelexaError
-from helexa.neuron.engine.execution.device import OutOfMemoryCounter, is_device_fault, is_out_of_memory
+from helexa.neuron.engine.execution.device_errors import OutOfMemoryCounter, is_device_fault, is_out_of_memory
 
 
 def caused(error: Exception, cause: Exception) -> Exception:

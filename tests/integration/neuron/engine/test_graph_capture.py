@@ -14,7 +14,7 @@ from scheduler_runs import generate, scheduler_of
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.loading import device
+from helexa.neuron.engine.loading import backend_choice
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
 from helexa.neuron.engine.step.step_input import StepBuffers, StepInput, buckets
@@ -47,7 +47,9 @@ def expected(model: Path) -> list[list[int]]:
 def graph_runner(model: Path, **options: int) -> Runner:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            device, "select_kernels", lambda *a, **k: SelectedKernels(TabledOps(CPU, torch.float32), "ops under test")
+            backend_choice,
+            "select_kernels",
+            lambda *a, **k: SelectedKernels(TabledOps(CPU, torch.float32), "ops under test"),
         )
         return load_once(model, EngineOptions(dtype="float32", kv_cache_mb=4, **options))  # type: ignore[arg-type]
 

@@ -14,9 +14,9 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate
 from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Plan, Sequence
-from helexa.neuron.engine.scheduling.token_history import Drafter
 from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.ops.native.native_ops import NativeOps
 from nightly import daily

@@ -12,13 +12,13 @@ from simulated_cache import SimulatedStep
 from simulated_runner import FATAL, FATAL_LATE, NOT_FINITE, STOP, SimulatedRunner
 
 from helexa.neuron.engine import loop
-from helexa.neuron.engine.execution import device
+from helexa.neuron.engine.execution import device_errors
 from helexa.neuron.engine.ipc.messages import Embed, EngineOptions, Generate, Pooling, SamplingParams, TokenOutput
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.loop import Steps, _finite_vectors
+from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
-from helexa.neuron.engine.scheduling.token_history import Drafter
 from helexa.neuron.engine.step.step_input import HiddenRows
 from helexa.neuron.engine.step.step_output import StepInFlight, begin_sums
 
@@ -104,7 +104,7 @@ def test_outputs_with_and_without_overlap_are_equal(hybrid: bool, pages: int, se
 @pytest.mark.parametrize("hybrid", [False, True], ids=["attention", "hybrid"])
 @pytest.mark.parametrize("seed", range(6))
 def test_failures_and_cancels_do_not_change_other_outputs(hybrid: bool, seed: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(device, "_MOST_STRIKES", 100)  # many of the few running requests are bad
+    monkeypatch.setattr(device_errors, "_MOST_STRIKES", 100)  # many of the few running requests are bad
     chance = random.Random(seed)
     inputs = requests(chance, 20, (FATAL, FATAL, FATAL, NOT_FINITE))
     bad = {message.id for message in inputs if {FATAL, NOT_FINITE} & set(message.prompt)}

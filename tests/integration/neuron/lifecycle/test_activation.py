@@ -11,7 +11,7 @@ import pytest
 from helexa.core.errors import ApiError
 from helexa.core.fleet import ModelSpec
 from helexa.neuron.config import DefaultModel, read_config
-from helexa.neuron.engine_client.child import Child, WarmStandby
+from helexa.neuron.engine_client.process import Child, WarmStandby
 from helexa.neuron.hardware.accelerators import Accelerators
 from helexa.neuron.lifecycle import load_preparation
 from helexa.neuron.lifecycle.load_preparation import CudaUnavailableError

@@ -1,6 +1,6 @@
 """When a crashed engine is restarted."""
 
-from helexa.neuron.lifecycle.hosted_model import RestartLimiter
+from helexa.neuron.lifecycle.restart_and_sleep import RestartLimiter
 
 
 def test_pauses_grow_until_restarts_are_exhausted():

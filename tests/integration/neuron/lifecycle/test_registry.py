@@ -18,7 +18,7 @@ from helexa.core.model_names import ModelSource, bare_id
 from helexa.neuron.builtin_models import BUILTIN_MODELS, Builtin
 from helexa.neuron.config import DefaultModel, NeuronConfig, read_config
 from helexa.neuron.engine.ipc.messages import SamplingParams, Timing
-from helexa.neuron.engine_client.child import Child
+from helexa.neuron.engine_client.process import Child
 from helexa.neuron.lifecycle import registry as lifecycle_registry
 from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry
 from helexa.neuron.lifecycle.served_model import ServedModel

@@ -19,7 +19,7 @@ from helexa.core.fleet import ModelInfo, ModelSpec
 from helexa.core.wire.openai_completions import CompletionRequest
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import read_config
-from helexa.neuron.engine_client.child import Child
+from helexa.neuron.engine_client.process import Child
 from helexa.neuron.events import Failed, Finished, TextDelta
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.ops.native.kernel_library import native_kernels

@@ -15,7 +15,7 @@ from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine.ipc.channel import HostAddress
 from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.host_group.member import StageProcesses, accept_engines
+from helexa.neuron.host_group.stage_processes import StageProcesses, accept_engines
 
 SECRET = b"the secret of the tests' hosts"
 

@@ -14,7 +14,7 @@ import pytest
 from helexa.core.errors import ModelFileError
 from helexa.core.fleet import ModelSpec
 from helexa.neuron.config import read_config
-from helexa.neuron.engine_client.child import Child
+from helexa.neuron.engine_client.process import Child
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.sources.sources import Sources
 from helexa.neuron.text.model_text import ModelText

@@ -10,7 +10,7 @@ import pytest
 from scheduler_runs import generate, scheduler_of
 
 from debug_fault import Faults
-from helexa.neuron.engine.execution.device import DeviceError
+from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant
 from helexa.neuron.engine.loading.loaded_model import LoadedModel

@@ -12,8 +12,8 @@ import pytest
 from helexa.core.errors import ApiError, HelexaError, ModelFileError
 from helexa.core.logs import request_id
 from helexa.neuron.engine.ipc.messages import EngineOptions, Progress, SamplingParams, TokenOutput
-from helexa.neuron.engine_client.child import Child
 from helexa.neuron.engine_client.client import EngineClient, TokenStream
+from helexa.neuron.engine_client.process import Child
 from neuron.fake_models import ENGINE, until
 
 

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine_client.child import Child, WarmStandby
 from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.engine_client.process import Child, WarmStandby
 from http_listener import eventually
 from neuron.fake_models import ENGINE, make_model, starts
 

@@ -5,8 +5,8 @@ from typing import ClassVar
 import pytest
 
 from helexa.neuron.models.deepseek import DeepSeekV3
-from helexa.neuron.models.mixture_config import WithDeepSeekExperts, WithExperts
 from helexa.neuron.models.qwen import Qwen3
+from helexa.neuron.models.with_experts import WithDeepSeekExperts, WithExperts
 
 
 def test_attribute_of_two_base_classes_is_an_error() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine.loading.device import kernels_for
+from helexa.neuron.engine.loading.backend_choice import kernels_for
 from helexa.neuron.ops.constants import MIXED
 from helexa.neuron.ops.kernel_selection import accelerator_dtype, select_kernels
 from helexa.neuron.ops.native import kernel_library

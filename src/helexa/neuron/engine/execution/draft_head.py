@@ -19,7 +19,7 @@ import numpy as np
 from helexa.neuron.engine.execution.draft_model import CacheRows, DraftModel, Span, order_of, sampling_for, step_of
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import may_keep, wanted_states
-from helexa.neuron.engine.scheduling.draft_gate import DraftGate, DraftLimits, ModelDrafter
+from helexa.neuron.engine.scheduling.draft_length import DraftGate, DraftLimits, ModelDrafter
 from helexa.neuron.engine.scheduling.sequence import Plan, Sequence
 from helexa.neuron.engine.step.step_input import Float32, Int32
 from helexa.neuron.models.draft_heads import DraftHead

@@ -9,11 +9,11 @@ from typing import Protocol
 
 from helexa.neuron import tensors
 from helexa.neuron.engine.execution.cache_bytes import CacheBytes
-from helexa.neuron.engine.execution.device import DeviceMemory, OutOfStepError, is_device_fault
+from helexa.neuron.engine.execution.device_errors import DeviceMemory, OutOfStepError, is_device_fault
 from helexa.neuron.engine.execution.image_encoder import ImageEncoder
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
 from helexa.neuron.engine.kv_cache import CacheKind
-from helexa.neuron.engine.scheduling.draft_gate import DraftLimits
+from helexa.neuron.engine.scheduling.draft_length import DraftLimits
 from helexa.neuron.engine.step.step_input import Int32, Readback, StepBuffers, StepInput, buckets, int32
 from helexa.neuron.engine.step.step_output import (
     MOST_ROWS,

@@ -16,7 +16,7 @@ from helexa.neuron.engine.execution.draft_head import CONTEXT, TAIL
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest, no_draft_model
 from helexa.neuron.engine.loading.build import Build
-from helexa.neuron.engine.scheduling.draft_gate import MOST_DRAFT_ROWS, DraftLimits
+from helexa.neuron.engine.scheduling.draft_length import MOST_DRAFT_ROWS, DraftLimits
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models.decoder import Decoder, KeptStates
 from helexa.neuron.models.draft_heads import MTP_HEADS, DraftHead, EagleHead, gives_layer_inputs

@@ -13,7 +13,7 @@ import msgspec
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError, not_installed
 from helexa.neuron import tensors
-from helexa.neuron.engine.execution.device import DeviceError, is_out_of_memory
+from helexa.neuron.engine.execution.device_errors import DeviceError, is_out_of_memory
 from helexa.neuron.engine.execution.runner import ModelFacts, Runner
 from helexa.neuron.engine.ipc.messages import (
     EngineOptions,
@@ -26,8 +26,8 @@ from helexa.neuron.engine.ipc.messages import (
     Ready,
 )
 from helexa.neuron.engine.ipc.sockets import encode, receive
+from helexa.neuron.engine.loading.backend_choice import choose_backend, threads_of_rank, with_torch_if_required
 from helexa.neuron.engine.loading.build import Build, load_part
-from helexa.neuron.engine.loading.device import choose_backend, threads_of_rank, with_torch_if_required
 from helexa.neuron.engine.loading.draft import DraftPart, open_draft
 from helexa.neuron.engine.loading.fit import divide_free_memory, least_grant
 from helexa.neuron.engine.loading.loaded_model import LoadedModel, measured_on_device

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from helexa.neuron import tensors
-from helexa.neuron.engine.execution.device import DeviceMemory, StepMemory
+from helexa.neuron.engine.execution.device_errors import DeviceMemory, StepMemory
 from helexa.neuron.engine.execution.runner import OtherProcesses, Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, MemoryGrant, MemoryRequest, SamplingParams

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
-from helexa.neuron.engine.execution.device import DeviceError, DeviceMemory
+from helexa.neuron.engine.execution.device_errors import DeviceError, DeviceMemory
 from helexa.neuron.engine.ipc.channel import Channel, ChannelError, connect, wait_until_closed
 from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup, MemoryGrant, MemoryRequest
 from helexa.neuron.engine.kv_cache import CacheKind

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from helexa.neuron.engine.ipc.messages import FinishReason, Logprob, TokenOutput
-from helexa.neuron.engine.scheduling.draft_gate import ModelDrafter
+from helexa.neuron.engine.scheduling.draft_length import ModelDrafter
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
 from helexa.neuron.engine.step.step_input import Float32

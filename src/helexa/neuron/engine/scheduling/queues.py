@@ -5,7 +5,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 
-from helexa.neuron.engine.scheduling.recent_prompts import RecentPrompts
+from helexa.neuron.engine.scheduling.cache_miss import RecentPrompts
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.sequence_memory import Memory
 

@@ -25,7 +25,7 @@ import msgspec
 from helexa.neuron.engine.ipc.messages import Drafts, EngineOptions, Logprob, TokenOutput
 from helexa.neuron.engine.kv_cache import PagePool, StatePool, new_chain
 from helexa.neuron.engine.scheduling.committer import Committer
-from helexa.neuron.engine.scheduling.draft_gate import DraftLimits
+from helexa.neuron.engine.scheduling.draft_length import DraftLimits
 from helexa.neuron.engine.scheduling.planner import Planner
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS, ImageTraits, PromptImages
 from helexa.neuron.engine.scheduling.queues import Queues

@@ -29,9 +29,9 @@ from helexa.neuron.engine.ipc.messages import (
     TokenOutput,
     TracedStep,
 )
-from helexa.neuron.engine.scheduling.draft_gate import ModelDrafter
+from helexa.neuron.engine.scheduling.draft_length import ModelDrafter
+from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter, TokenCounts
 from helexa.neuron.engine.scheduling.prompt_images import PromptImages
-from helexa.neuron.engine.scheduling.token_history import Drafter, TokenCounts
 from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher, Mask
 from helexa.neuron.engine.step.step_input import Float32, Int32, int32
 from helexa.neuron.engine.step.step_output import PooledVector

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from helexa.neuron.engine.ipc.messages import PrefixReuse
 from helexa.neuron.engine.kv_cache import PagePool, StatePool, extend_chain
-from helexa.neuron.engine.scheduling.draft_gate import ModelDrafter, first_position, is_behind
+from helexa.neuron.engine.scheduling.draft_length import ModelDrafter, first_position, is_behind
 from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
 
 _SNAPSHOT_INTERVAL = 2048  # positions between snapshots within a prompt

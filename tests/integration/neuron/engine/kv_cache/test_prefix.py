@@ -8,7 +8,7 @@ from simulated_cache import SimulatedCache
 
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, PrefixMiss, SamplingParams, TokenOutput
 from helexa.neuron.engine.kv_cache import PagePool
-from helexa.neuron.engine.scheduling import recent_prompts
+from helexa.neuron.engine.scheduling import cache_miss
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.text.model_text import ModelText
@@ -293,7 +293,7 @@ def test_miss_after_an_eviction_names_the_first_lost_page() -> None:
 
 
 def test_recent_prompts_are_bounded_and_conversations_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent_prompts, "_MOST_TOKENS", 4000)
+    monkeypatch.setattr(cache_miss, "_MOST_TOKENS", 4000)
     simulation = Simulation(page_size=16, pages=1000)
     for turn in range(700, 1600, 100):
         simulation.cached(LONG[:turn], salt="a")

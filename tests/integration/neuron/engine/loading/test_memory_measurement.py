@@ -8,9 +8,9 @@ from page_table_ops import TabledOps
 
 from helexa.core.errors import DoesNotFitError
 from helexa.core.fleet import DeviceHealth
-from helexa.neuron.engine.execution.device import DeviceMemory, StepMemory
+from helexa.neuron.engine.execution.device_errors import DeviceMemory, StepMemory
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant
-from helexa.neuron.engine.loading import device
+from helexa.neuron.engine.loading import backend_choice
 from helexa.neuron.engine.loading.fit import divide_free_memory
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loading.loaded_model import LoadedModel, largest, measured, measured_on_device
@@ -135,7 +135,7 @@ def test_rank_measures_the_steps_after_an_allocation(tiny: Path, monkeypatch: py
 
 def test_runner_measures_the_largest_steps_before_the_cache(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        device,
+        backend_choice,
         "select_kernels",
         lambda *a, **k: SelectedKernels(TabledOps(torch.device("cpu"), torch.float32), "small"),
     )

@@ -8,10 +8,10 @@ from simulated_cache import SimulatedCache
 
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.kv_cache import PagePool
-from helexa.neuron.engine.scheduling import token_history
+from helexa.neuron.engine.scheduling import ngrams_and_counts
+from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.scheduling.token_history import Drafter
 
 TEXT = [7 * n % 101 for n in range(60)]  # no token twice
 NextToken = Callable[[list[int]], int]
@@ -58,12 +58,12 @@ def test_index_built_in_parts_equals_a_complete_one(monkeypatch: pytest.MonkeyPa
     for part in (1, 2, 5, 64):
         for length in range(40):
             tokens = [rng.randrange(3) for _ in range(length)]
-            monkeypatch.setattr(token_history, "_MAX_OLDER", part)
+            monkeypatch.setattr(ngrams_and_counts, "_MAX_OLDER", part)
             parted = Drafter(tokens)
             for _ in range(length // part + 1):
                 tokens.append(rng.randrange(3))
                 parted.draft(4)
-            monkeypatch.setattr(token_history, "_MAX_OLDER", 1000)
+            monkeypatch.setattr(ngrams_and_counts, "_MAX_OLDER", 1000)
             assert parted.draft(4) == Drafter(list(tokens)).draft(4)
             assert parted.may_draft == Drafter(list(tokens)).may_draft
 
@@ -81,7 +81,7 @@ def test_draft_reads_a_bounded_part_of_a_long_prompt_from_its_end() -> None:
     prompt = [*range(1000, 51000), *late, *range(300, 1000), *late[:6]]
     drafter = Drafter(Reading(prompt))
     assert drafter.draft(1) == (200,)
-    assert sum(reads) < 3 * token_history._MAX_OLDER
+    assert sum(reads) < 3 * ngrams_and_counts._MAX_OLDER
 
 
 def test_success_lengthens_drafts_and_failure_requires_longer_matches() -> None:

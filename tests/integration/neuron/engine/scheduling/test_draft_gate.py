@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from helexa.neuron.engine.scheduling.draft_gate import Acceptance, Candidate, DraftGate, ModelDrafter
+from helexa.neuron.engine.scheduling.draft_length import Acceptance, Candidate, DraftGate, ModelDrafter
 
 _ROWS = {1: 1.0, 2: 1.06, 4: 1.48, 6: 2.27, 8: 3.15, 16: 5.8, 64: 20.0, 512: 150.0}  # as measured with a 1.5B model
 

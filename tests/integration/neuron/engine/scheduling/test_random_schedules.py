@@ -13,7 +13,7 @@ from simulated_images import image, image_request
 from simulated_runner import FATAL, FATAL_LATE, NOT_FINITE, STOP, SimulatedRunner, next_token
 
 from helexa.neuron.engine import loop
-from helexa.neuron.engine.execution import device
+from helexa.neuron.engine.execution import device_errors
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, PromptImage, SamplingParams
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.loop import Steps
@@ -33,7 +33,7 @@ IMAGES = [image(number, tokens) for number, tokens in enumerate((3, 5, 6, 9))]
 @pytest.fixture(autouse=True)
 def _steps_are_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "build_step", lambda plan, *rest: plan)
-    monkeypatch.setattr(device, "_MOST_STRIKES", 100_000)
+    monkeypatch.setattr(device_errors, "_MOST_STRIKES", 100_000)
 
 
 def random_requests(chance: random.Random, crowded: bool) -> list[Generate]:

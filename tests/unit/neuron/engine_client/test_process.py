@@ -12,8 +12,8 @@ import pytest
 
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine_client.child import Child
 from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.engine_client.process import Child
 from helexa.neuron.processes.diagnostics import exit_reason
 
 READS_A_TRUNCATED_FILE = """

@@ -15,7 +15,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Self
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.engine_client.engine_process import COMMAND, EngineProcess, take_early
+from helexa.neuron.engine_client.early_start import COMMAND, EngineProcess, take_early
 from helexa.neuron.processes import diagnostics
 from helexa.neuron.processes.diagnostics import exit_reason
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Rows
 import numpy as np
 from numpy.typing import NDArray
 
-from helexa.neuron.engine.scheduling.draft_gate import Acceptance
+from helexa.neuron.engine.scheduling.draft_length import Acceptance
 
 _LONG, _SHORT = 8, 3  # lengths of the n-grams in the index; a short n-gram may occur in several contexts
 _MAX_OLDER = 2048  # tokens of the prompt that one call adds to the index, which takes about two milliseconds

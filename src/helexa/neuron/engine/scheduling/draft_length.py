@@ -1,8 +1,8 @@
 """Decides how many tokens to draft, and from where, by cost and acceptance.
 
 The engine verifies drafts (predicted tokens) of a sequence in one step. They come from n-gram lookup (see
-`token_history`), or from a draft model: a smaller model with the same vocabulary. The gate compares the expected number
-of tokens per second for each number of drafts, from three measurements:
+`ngrams_and_counts`), or from a draft model: a smaller model with the same vocabulary. The gate compares the expected
+number of tokens per second for each number of drafts, from three measurements:
 
 * the duration of a step by its number of rows (tokens)
 * the duration of a pass of the draft model by its number of rows
