@@ -24,7 +24,7 @@ from support.local_model import local_path
 from helexa.core.wire.responses.request import ResponsesRequest
 from helexa.neuron.engine.ipc.messages import Logprob, TokenOutput
 from helexa.neuron.events import Started
-from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
+from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.routes.chat import ChatProjector
 from helexa.neuron.routes.projector import Projector

@@ -33,7 +33,7 @@ from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models.vision import tower_class
 from helexa.neuron.ops.kernel_selection import select_kernels
 from helexa.neuron.vision.decode import ImageLimits
-from helexa.neuron.vision.image_processor import PreparedImage, image_processor, prepare
+from helexa.neuron.vision.processor_choice import PreparedImage, image_processor, prepare
 from helexa.neuron.weights.quant_policy import VisionQuantPolicy
 from helexa.neuron.weights.vision_checkpoint import open_vision_checkpoint
 

@@ -18,7 +18,7 @@ from helexa.cli.local.local_config import LocalModel
 from helexa.cli.local.state_folder import recorded, state_folder
 from helexa.core.model_names import ModelSource
 from helexa.neuron.config import read_config
-from helexa.neuron.sources.inventory import downloaded_models
+from helexa.neuron.sources.downloaded_models import downloaded_models
 from helexa.neuron.sources.sources import Sources
 from neuron.fake_hub import FakeHub, Fault
 

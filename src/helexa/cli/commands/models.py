@@ -19,7 +19,7 @@ from helexa.core.display import file_size_text, text_table
 from helexa.core.errors import SourceError
 from helexa.core.model_names import KnownModel, full_name, known_models
 from helexa.generation.library import pull as fetched
-from helexa.neuron.sources.inventory import DownloadedModel
+from helexa.neuron.sources.downloaded_models import DownloadedModel
 
 if TYPE_CHECKING:
     from helexa.neuron.lifecycle.inspection import Description

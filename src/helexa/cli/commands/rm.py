@@ -13,7 +13,7 @@ from helexa.cli.local.local_model import downloaded_model
 from helexa.cli.local.state_folder import RunningUp, running_ups
 from helexa.cli.terminal import USAGE, CommandError, note, printable
 from helexa.core.display import file_size_text
-from helexa.neuron.sources.inventory import DownloadedModel
+from helexa.neuron.sources.downloaded_models import DownloadedModel
 from helexa.neuron.sources.local_models import names_of
 from helexa.neuron.weights.gguf.files import part_names
 

@@ -15,7 +15,7 @@ from helexa.core.model_names import KnownModel, ModelSource, known_models, sugge
 from helexa.generation.environment import LOCAL_URLS
 from helexa.generation.target_choice import DEFAULT_MODEL
 from helexa.neuron.config import read_config
-from helexa.neuron.sources.inventory import DownloadedModel, downloaded_models
+from helexa.neuron.sources.downloaded_models import DownloadedModel, downloaded_models
 from helexa.neuron.sources.sources import local_model as model_at
 
 _FASTEST_READ_GB = 5.5  # a CPU generates only a few tokens/s if each token reads more

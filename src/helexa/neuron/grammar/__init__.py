@@ -3,9 +3,16 @@
 A grammar is JSON text in llguidance's format. The engine compiles the grammar and masks the tokens that it forbids.
 """
 
-from helexa.neuron.grammar.answer import after_reasoning, for_choice, for_lark, for_regex, for_schema, in_final_channel
 from helexa.neuron.grammar.checker import GrammarChecker
-from helexa.neuron.grammar.tools import for_tools
+from helexa.neuron.grammar.output_with_calls import for_tools
+from helexa.neuron.grammar.whole_output import (
+    after_reasoning,
+    for_choice,
+    for_lark,
+    for_regex,
+    for_schema,
+    in_final_channel,
+)
 
 __all__ = [
     "GrammarChecker",

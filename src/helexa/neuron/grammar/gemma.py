@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from helexa.neuron.grammar.calls import CallableTool
 from helexa.neuron.grammar.rules import Rules, literal, without
+from helexa.neuron.grammar.single_call import CallableTool
 from helexa.neuron.grammar.supported_schemas import type_names
 from helexa.neuron.parsers.formats.gemma4 import QUOTE
 from helexa.neuron.parsers.schema_types import resolved, with_definitions

@@ -19,7 +19,7 @@ from helexa.neuron.hardware.cpus import physical_cores
 from helexa.neuron.models import check_model_type
 from helexa.neuron.models.settings import Settings
 from helexa.neuron.ops.constants import SAMPLED_ARRAYS
-from helexa.neuron.processes import sandboxed
+from helexa.neuron.processes import inside_sandbox
 from helexa.neuron.processes.sandbox import ProcessPool, Sandbox, SandboxError
 from helexa.neuron.text.config_files import MAX_SOURCE_LENGTH, SamplingDefaults, TemplateSources
 from helexa.neuron.text.model_text import ModelText
@@ -171,7 +171,7 @@ def _kv_position_bytes(settings: Settings, config: Mapping[str, Any]) -> int:
 
 def _respond(body: bytes) -> bytes:
     request = msgspec.json.decode(body, type=InspectionRequest)
-    with sandboxed.cpu_time_limit(_MAX_SECONDS):
+    with inside_sandbox.cpu_time_limit(_MAX_SECONDS):
         return msgspec.json.encode(inspect(Path(request.path), request.rows, request.sequences))
 
 
@@ -278,4 +278,4 @@ def _most(sizes: Counter[str]) -> str:
 
 
 if __name__ == "__main__":
-    sandboxed.serve(_respond, _MAX_BYTES)
+    inside_sandbox.serve(_respond, _MAX_BYTES)

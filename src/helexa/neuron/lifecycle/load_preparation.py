@@ -69,7 +69,7 @@ def check_tool_parser(name: str | None) -> None:
     """Raise a HelexaError unless `name` is None, `none` or a tool-call format."""
     if name is None or name == _NO_PARSER:
         return
-    from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
+    from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
 
     if name not in TOOL_CALL_FORMATS:
         known = ", ".join([*TOOL_CALL_FORMATS, _NO_PARSER])
@@ -91,7 +91,7 @@ def text_of(path: Path, spec: LoadOptions, chat_template: Path | None = None) ->
     settings = sandbox.settings()
     # Imported after the process has read the files, because another thread may import them meanwhile.
     from helexa.neuron.builtin_models import recommended_sampling
-    from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
+    from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
     from helexa.neuron.text.model_text import ModelText
 
     text = ModelText.of(settings, sandbox, None if chat_template is None else _template(chat_template))

@@ -10,7 +10,7 @@ import weakref
 from contextlib import suppress
 from typing import BinaryIO, cast
 
-from helexa.neuron.processes.sandboxed import OUT_OF_MEMORY, read_frame, write_frame
+from helexa.neuron.processes.inside_sandbox import OUT_OF_MEMORY, read_frame, write_frame
 
 MAX_SILENT_SECONDS = 600.0
 """Seconds after which a process that answers nothing is killed.
@@ -36,7 +36,7 @@ class ProcessPool:
     """
 
     def __init__(self, module: str, kept: int) -> None:
-        self._module = module  # name of the module that the processes run. The module calls `sandboxed.serve`.
+        self._module = module  # name of the module that the processes run. The module calls `inside_sandbox.serve`.
         self._kept = kept  # maximum number of idle processes. Further processes end when they become idle.
         self._processes = _Processes()
         self._finalizer = weakref.finalize(self, self._processes.end)  # also runs when this program exits
@@ -145,7 +145,7 @@ class Sandbox:
         """Send a request to a process, and return the response.
 
         Args:
-            body: body of the request, at most `sandboxed.MAX_BYTES`.
+            body: body of the request, at most `inside_sandbox.MAX_BYTES`.
             descriptor: file descriptor to send with the request; None for no descriptor.
 
         Raises:

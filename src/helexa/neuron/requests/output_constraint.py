@@ -16,7 +16,7 @@ from helexa.neuron.grammar import (
     for_tools,
     in_final_channel,
 )
-from helexa.neuron.grammar.calls import is_name
+from helexa.neuron.grammar.single_call import is_name
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.parsers.output import Tools
 

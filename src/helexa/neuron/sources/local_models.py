@@ -13,7 +13,7 @@ from helexa.core.local_models import LocalModel
 from helexa.core.model_names import bare_id
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.sources.inventory import DownloadedModel, downloaded_models, hub_caches
+from helexa.neuron.sources.downloaded_models import DownloadedModel, downloaded_models, hub_caches
 from helexa.neuron.sources.repository_files import quant_tag
 from helexa.neuron.weights.gguf.files import part_names
 

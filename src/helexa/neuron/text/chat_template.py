@@ -20,9 +20,9 @@ from functools import cached_property
 from typing import Any
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.parsers.formats.registry import find_tool_call_format
+from helexa.neuron.parsers.formats.detection import find_tool_call_format
+from helexa.neuron.processes.inside_sandbox import MAX_BYTES
 from helexa.neuron.processes.sandbox import ProcessPool, Sandbox, SandboxError
-from helexa.neuron.processes.sandboxed import MAX_BYTES
 from helexa.neuron.text import TEMPLATE_PROCESS
 from helexa.neuron.text.config_files import MAX_SOURCE_LENGTH
 from helexa.neuron.text.message_order import (

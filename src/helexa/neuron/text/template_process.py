@@ -3,7 +3,7 @@
 `TemplateRenderer` starts the process. A chat template comes with the weights and is untrusted code. Jinja's immutable
 sandbox blocks attributes such as `__class__`: their value is Jinja's `Undefined` object, which prints as empty text and
 cannot be called. It does not limit the memory of string methods or the time of comparisons, so the process has limits
-(see `sandboxed`).
+(see `inside_sandbox`).
 """
 
 import json
@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from helexa.neuron.processes.sandboxed import cpu_time_limit, serve
+from helexa.neuron.processes.inside_sandbox import cpu_time_limit, serve
 
 MAX_MEMORY = 128 << 20  # maximum growth of the process's address space after its start, in bytes
 

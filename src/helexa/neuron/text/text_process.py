@@ -15,7 +15,7 @@ import msgspec
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.processes import memory
-from helexa.neuron.processes.sandboxed import cpu_time_limit, serve
+from helexa.neuron.processes.inside_sandbox import cpu_time_limit, serve
 from helexa.neuron.text.config_files import TextSettings
 from helexa.neuron.text.encoder import BackendEncoder
 from helexa.neuron.text.text_files import read_text_files

@@ -16,8 +16,6 @@ import msgspec
 from helexa.core.errors import ModelFileError
 from helexa.neuron.processes.sandbox import ProcessPool, Sandbox, SandboxError
 from helexa.neuron.vision.decode import ImageLimits, check_bytes
-from helexa.neuron.vision.image_process import ImageRequest, ImageResponse
-from helexa.neuron.vision.image_processor import ImageProcessor, image_layout, image_processor
 from helexa.neuron.vision.layout import (
     MAX_PATCHES,
     ImageError,
@@ -26,12 +24,14 @@ from helexa.neuron.vision.layout import (
     PixelMemoryError,
     expanded_tokens,
 )
+from helexa.neuron.vision.processor_choice import ImageProcessor, image_layout, image_processor
+from helexa.neuron.vision.sandbox_process import ImageRequest, ImageResponse
 from helexa.neuron.vision.shared_pixels import SharedPixels
 from helexa.neuron.weights.vision_config import VisionConfig, read_vision_config
 
 MAX_SECONDS = 15.0  # maximum CPU time for one image, in seconds
 
-_MODULE = "helexa.neuron.vision.image_process"
+_MODULE = "helexa.neuron.vision.sandbox_process"
 _PROCESSES = 2
 _FLOAT_BYTES = 4
 
@@ -70,7 +70,7 @@ class ImageSandbox:
     def prepare(self, data: bytes, processor: ImageProcessor, max_tokens: int) -> SharedImage:
         """Return the patches and the digest of the image file with the contents `data`.
 
-        For `max_tokens`, see `image_processor.prepare`.
+        For `max_tokens`, see `processor_choice.prepare`.
 
         Raises:
             ImageError: the image cannot be used, or it needs too much memory or time; the message gives the reason.

@@ -28,8 +28,8 @@ from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.window_pages import WindowPages, window_pages_needed
 from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
-from helexa.neuron.vision.image_processor import PreparedImage
 from helexa.neuron.vision.layout import expanded_tokens
+from helexa.neuron.vision.processor_choice import PreparedImage
 
 SEQUENCES = 8
 _ROUNDING = 1e-4

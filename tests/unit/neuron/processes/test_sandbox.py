@@ -13,21 +13,21 @@ from pathlib import Path
 import psutil
 import pytest
 
+from helexa.neuron.processes.inside_sandbox import write_frame
 from helexa.neuron.processes.sandbox import ProcessPool, Sandbox, end_spares, start_spare
-from helexa.neuron.processes.sandboxed import write_frame
 
 _TEMPLATE_PROCESS = "helexa.neuron.text.template_process"
 
 # A pipe as a FIFO file lets the module of the sandbox process say that it works on a request.
 _MODULE = """
 import os, time
-from helexa.neuron.processes import sandboxed
+from helexa.neuron.processes import inside_sandbox
 
 def respond(body):
     print(os.getpid(), file=open(body.decode(), "w"), flush=True)
     time.sleep(600)
 
-sandboxed.serve(respond, 1 << 30)
+inside_sandbox.serve(respond, 1 << 30)
 """
 _PROGRAM = """
 import os, sys, threading
@@ -91,7 +91,7 @@ def descriptors_left(count: int) -> Iterator[None]:
 
 
 def test_process_ends_in_silence_if_its_program_was_killed_before_the_answer() -> None:
-    serve = "from helexa.neuron.processes import sandboxed; sandboxed.serve(bytes.upper, 1 << 30)"
+    serve = "from helexa.neuron.processes import inside_sandbox; inside_sandbox.serve(bytes.upper, 1 << 30)"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", serve], **pipes) as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None

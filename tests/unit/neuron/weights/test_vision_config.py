@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.vision.image_processor import image_processor
+from helexa.neuron.vision.processor_choice import image_processor
 from helexa.neuron.weights.gguf.mmproj import mmproj_beside
 from helexa.neuron.weights.vision_checkpoint import open_vision_checkpoint
 from helexa.neuron.weights.vision_config import read_vision_config

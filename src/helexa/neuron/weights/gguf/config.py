@@ -1,14 +1,14 @@
 """Convert the metadata of a GGUF header to Hugging Face's `config.json`.
 
 This module does not import torch. The meaning of each key follows llama.cpp's converters (`conversion/`). The keys that
-only some architectures have are read in `families.py`.
+only some architectures have are read in `architecture_settings.py`.
 """
 
 import math
 from typing import Any
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.gguf.families import FAMILIES
+from helexa.neuron.weights.gguf.architecture_settings import FAMILIES
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.header import is_list_of
 from helexa.neuron.weights.gguf.metadata import Metadata, suppressed_tokens

@@ -1,7 +1,7 @@
 """Read the settings of experts and of recurrent layers from a GGUF header.
 
-Each function reads the keys of one architecture, or of several with the same keys, for `FAMILIES` in `families.py`. A
-model with recurrent layers often has experts, too.
+Each function reads the keys of one architecture, or of several with the same keys, for `FAMILIES` in
+`architecture_settings.py`. A model with recurrent layers often has experts, too.
 """
 
 from collections.abc import Mapping

@@ -5,8 +5,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from helexa.core.errors import ApiError
-from helexa.neuron.grammar.answer import MESSAGES
-from helexa.neuron.grammar.calls import (
+from helexa.neuron.grammar.gemma import gemma_call
+from helexa.neuron.grammar.rules import Rules, TokenId, escaped, literal, without
+from helexa.neuron.grammar.single_call import (
     CallableTool,
     bare_tagged_call,
     json_call,
@@ -14,14 +15,13 @@ from helexa.neuron.grammar.calls import (
     schema_call,
     tagged_call,
 )
-from helexa.neuron.grammar.gemma import gemma_call
-from helexa.neuron.grammar.rules import Rules, TokenId, escaped, literal, without
+from helexa.neuron.grammar.whole_output import MESSAGES
+from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.formats.gemma4 import CLOSE as GEMMA_CLOSE
 from helexa.neuron.parsers.formats.gemma4 import OPEN as GEMMA_OPEN
 from helexa.neuron.parsers.formats.harmony import MuseGlimmer
 from helexa.neuron.parsers.formats.json_calls import GRANITE, HUNYUAN, NEMOTRON, PHI4_MINI, JsonCalls
 from helexa.neuron.parsers.formats.pythonic import LFM2, LLAMA_4, OLMO_3, Pythonic
-from helexa.neuron.parsers.formats.registry import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.formats.tagged_calls import FUNCTION_XML, GLM, MINIMAX_M2, SEED_OSS, TaggedCalls
 from helexa.neuron.parsers.output import Tools
 

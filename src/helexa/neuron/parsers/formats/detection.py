@@ -7,9 +7,9 @@ from helexa.neuron.parsers.formats.gemma4 import Gemma4
 from helexa.neuron.parsers.formats.harmony import Harmony, MuseGlimmer
 from helexa.neuron.parsers.formats.hermes import Hermes, HermesStrict, QwenXml
 from helexa.neuron.parsers.formats.json_calls import GRANITE, HUNYUAN, NEMOTRON, PHI4_MINI, LlamaJson, Mistral
+from helexa.neuron.parsers.formats.kimi_and_deepseek import DEEPSEEK, KIMI_K2
 from helexa.neuron.parsers.formats.pythonic import LFM2, LLAMA_4, OLMO_3
 from helexa.neuron.parsers.formats.tagged_calls import GLM, MINIMAX_M2, SEED_OSS
-from helexa.neuron.parsers.formats.token_calls import DEEPSEEK, KIMI_K2
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Reading, Source
 

@@ -9,10 +9,10 @@ from functools import partial
 
 import msgspec
 
-from helexa.neuron.processes.sandboxed import cpu_time_limit, receive_descriptor, serve
+from helexa.neuron.processes.inside_sandbox import cpu_time_limit, receive_descriptor, serve
 from helexa.neuron.vision.decode import ImageLimits, pixel_share
-from helexa.neuron.vision.image_processor import ImageProcessor, prepare
 from helexa.neuron.vision.layout import ImageError
+from helexa.neuron.vision.processor_choice import ImageProcessor, prepare
 from helexa.neuron.vision.shared_pixels import pixel_array
 
 MAX_MEMORY = 1536 << 20  # maximum growth of the process's address space after its start, in bytes
