@@ -22,10 +22,10 @@ from helexa.cortex.forwarding.node_calls import NodeCalls
 from helexa.cortex.forwarding.proxy import Proxy
 from helexa.cortex.images.request_images import ImagePreparation, PreparedBody
 from helexa.cortex.ledger.activity import Activity
+from helexa.cortex.ledger.keys_and_nodes import JoinedNode, KeyStore, NodeStore
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Database
-from helexa.cortex.ledger.stores import JoinedNode, KeyStore, NodeStore
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
 from helexa.cortex.lifecycle.pulls import Pulls
 from helexa.cortex.node_join import Joins

@@ -22,7 +22,7 @@ from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.access.keys import new_secret
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.node_errors import NodeError
-from helexa.cortex.ledger.stores import Invitation, NodeStore, invalid_invitation, node_exists
+from helexa.cortex.ledger.keys_and_nodes import Invitation, NodeStore, invalid_invitation, node_exists
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from helexa.cortex.access.keys import Key, NewKey, key_json, reject_static, stat
 from helexa.cortex.api.admin_requests import NewInvitation
 from helexa.cortex.config import CortexConfig, load
 from helexa.cortex.ledger.activity import budget
+from helexa.cortex.ledger.keys_and_nodes import KeyStore, NodeStore
 from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Database
-from helexa.cortex.ledger.stores import KeyStore, NodeStore
 from helexa.http.headers import is_loopback
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from cortex.cortex_process import run
 from cortex.running_gateway import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.access.auth import Authenticator
+from helexa.cortex.ledger.keys_and_nodes import KeyStore
 from helexa.cortex.ledger.storage import open_database
-from helexa.cortex.ledger.stores import KeyStore
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from cortex.running_gateway import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.access.auth import Authenticator
 from helexa.cortex.access.keys import Principal, Window, digest_of
+from helexa.cortex.ledger.keys_and_nodes import KeyStore
 from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Database
-from helexa.cortex.ledger.stores import KeyStore
 
 FULL = Principal(
     "alice",

@@ -8,10 +8,10 @@ import pytest
 from pydantic import SecretStr
 
 from helexa.core.errors import ApiError
-from helexa.cortex.ledger import stores
+from helexa.cortex.ledger import keys_and_nodes
+from helexa.cortex.ledger.keys_and_nodes import JoinedNode, NodeStore
 from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Database
-from helexa.cortex.ledger.stores import JoinedNode, NodeStore
 
 KEY = SecretStr("key-of-the-node")
 
@@ -59,7 +59,7 @@ async def test_rejected_node_does_not_use_up_its_invitation(database: Database) 
 
 
 async def test_number_of_open_invitations_is_limited(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "MAX_INVITATIONS", 2)
+    monkeypatch.setattr(keys_and_nodes, "MAX_INVITATIONS", 2)
     now = [1000.0]
     store = NodeStore(database, lambda: now[0])
     for _ in range(2):

@@ -13,7 +13,7 @@ from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, eventually, running_cortex
 from helexa.core.errors import ApiError
 from helexa.cortex.config import NeuronSection
-from helexa.cortex.ledger.stores import Invitation
+from helexa.cortex.ledger.keys_and_nodes import Invitation
 from helexa.cortex.node_join import ATTEMPTS_PER_MINUTE, FailedAttempts, allowed_endpoint
 from ports import free_port
 
