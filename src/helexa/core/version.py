@@ -1,4 +1,4 @@
-"""The version of helexa, and the commit and time of its build."""
+"""Versions: of helexa, of its build (commit and time), and of the node's code."""
 
 import os
 import re
@@ -56,6 +56,22 @@ def version_line(program: str) -> str:
     built = f"built {datetime.fromisoformat(build().timestamp).date()}" if build().timestamp else ""
     details = ", ".join(filter(None, (sha, built)))
     return f"{program} {__version__} ({details})" if details else f"{program} {__version__}"
+
+
+@cache
+def node_code_version() -> str:
+    """Return helexa's version, and a digest of all Python and C files of the node.
+
+    Hosts that compute a model together must have the same version.
+    """
+    import hashlib
+
+    node = Path(__file__).parents[1] / "neuron"
+    digest = hashlib.sha256()
+    for path in sorted((*node.rglob("*.py"), *node.rglob("*.[ch]"))):
+        digest.update(f"\0{path.relative_to(node).as_posix()}\0".encode())
+        digest.update(path.read_bytes())
+    return f"{__version__} {digest.hexdigest()[:16]}"
 
 
 def _commit() -> tuple[str, bool | None]:

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
+from helexa.core.version import node_code_version
 from helexa.neuron import tensors
-from helexa.neuron.code_version import code_version
 from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.channel import Channel, ChannelError
@@ -119,9 +119,9 @@ class StageWorker:
     def _load(self, opened: OpenStage) -> Rank:
         """Load the stage's layers and allocate its caches, as the engine says."""
         choose_backend(self._own(opened.options))  # first, because the report of an error uses the backend
-        if opened.version != code_version():
+        if opened.version != node_code_version():
             raise HelexaError(
-                f"this host runs helexa {code_version()}, but host 0 runs {opened.version}; "
+                f"this host runs helexa {node_code_version()}, but host 0 runs {opened.version}; "
                 "install the same version on both"
             )
         model = opened.model.find()

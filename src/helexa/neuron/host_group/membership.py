@@ -16,8 +16,8 @@ import psutil
 
 from helexa.core.errors import ConfigError, HelexaError
 from helexa.core.fleet import GroupHost
+from helexa.core.version import node_code_version
 from helexa.http.listener import bind
-from helexa.neuron.code_version import code_version
 from helexa.neuron.config import GroupConfig
 from helexa.neuron.engine.ipc.channel import Channel, ChannelError, HostAddress, accept, wait_until_closed
 from helexa.neuron.engine.ipc.messages import HostGroup
@@ -166,7 +166,7 @@ class Membership:
 
     def __init__(self, settings: GroupSettings) -> None:
         self.settings = settings
-        self._version = code_version()
+        self._version = node_code_version()
         self._channels: dict[int, Channel] = {}
         self._members: dict[int, Join] = {}
         self._lock = threading.Lock()

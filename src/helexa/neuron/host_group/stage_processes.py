@@ -13,8 +13,8 @@ from types import FrameType
 import psutil
 
 from helexa.core.errors import ConfigError, DoesNotFitError, HelexaError
+from helexa.core.version import node_code_version
 from helexa.http.listener import AddressInUseError, bind
-from helexa.neuron.code_version import code_version
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine.ipc.channel import Channel, ChannelError, SecretError, accept, connect, wait_until_closed
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
@@ -202,7 +202,7 @@ def _join(settings: GroupSettings) -> Join:
     return Join(
         host=settings.host,
         hosts=settings.hosts,
-        version=code_version(),
+        version=node_code_version(),
         hostname=socket.gethostname(),
         address=settings.own.address,
         port=settings.own.port,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from helexa.neuron.code_version import code_version
+from helexa.core.version import node_code_version
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine.ipc.channel import HostAddress
 from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup
@@ -58,7 +58,7 @@ def hosts(**context_limit: int) -> Iterator[GroupOf]:
     addresses = [HostAddress(*listener.getsockname()) for listener in listeners]
     try:
         yield lambda count: HostGroup(
-            hosts=addresses[: count - 1], own_address="127.0.0.1", secret=SECRET, version=code_version()
+            hosts=addresses[: count - 1], own_address="127.0.0.1", secret=SECRET, version=node_code_version()
         )
     finally:
         stages.close()

@@ -202,7 +202,7 @@ class HostGroup(msgspec.Struct, frozen=True, kw_only=True):
     hosts: list[HostAddress]  # where the hosts accept connections, in the order of their stages
     own_address: str  # address of host 0, from which the engine connects
     secret: bytes  # the secret that all hosts of the group share
-    version: str  # version of the code of host 0 (see `code_version`)
+    version: str  # version of the code of host 0 (see `node_code_version`)
 
     def __repr__(self) -> str:
         return f"HostGroup({', '.join(map(str, self.hosts))})"  # without the secret

@@ -28,7 +28,7 @@ _PIECE_BYTES = 16 << 20
 class OpenStage(msgspec.Struct, frozen=True, kw_only=True, tag="open_stage"):
     """Engine -> stage, as the first message: open the model's files."""
 
-    version: str  # version of the engine's code (see `code_version`). The stage must have the same version.
+    version: str  # version of the engine's code (see `node_code_version`). The stage must have the same version.
     model: ModelPath  # the model's file or folder
     stage: int  # number of the stage, from 1
     # Options of the engine. The stage uses the device and the number of threads of its own host instead.

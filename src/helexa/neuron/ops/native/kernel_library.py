@@ -1,4 +1,4 @@
-"""Python interface of the compiled C kernels; chooses the library: prebuilt, or compiled.
+"""Python interface of the C kernels, and the choice of the compiled library.
 
 An instruction is a call of one kernel with its arguments, encoded as bytes. The C library runs lists of instructions,
 which are called graphs.
