@@ -24,10 +24,11 @@ from helexa.cortex.access.keys import Principal
 from helexa.cortex.access.rate_limiter import RateLimitPermit
 from helexa.cortex.fleet.fleet_view import FleetView, find_local, nodes_without_vision, same_files
 from helexa.cortex.forwarding.body_checks import MAX_BYTES_PER_TOKEN, check_prompt
+from helexa.cortex.forwarding.client_reply import Reply
+from helexa.cortex.forwarding.headers import advice
 from helexa.cortex.forwarding.node_calls import NodeCalls
 from helexa.cortex.forwarding.proxy import Settle
 from helexa.cortex.forwarding.relay import wait_for_load
-from helexa.cortex.forwarding.reply import Reply, advice
 from helexa.cortex.forwarding.request import ClientRequest
 from helexa.cortex.forwarding.request_limits import media_tokens
 from helexa.cortex.forwarding.retry import NoResponse, Outcome, may_retry

@@ -7,7 +7,7 @@ import pytest
 
 from helexa.core.errors import ApiError
 from helexa.cortex.forwarding.body_checks import MAX_BYTES_PER_TOKEN, check_prompt, prompt_bytes
-from helexa.cortex.forwarding.reply import advice
+from helexa.cortex.forwarding.headers import advice
 
 
 def body(**fields: Any) -> bytes:

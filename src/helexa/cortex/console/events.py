@@ -25,7 +25,7 @@ from helexa.cortex.api.listings import Dynamics, Entry, dynamics, model_list, no
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import FleetView, Node
 from helexa.cortex.fleet.poller import Poller
-from helexa.cortex.forwarding.reply import UNBUFFERED
+from helexa.cortex.forwarding.headers import UNBUFFERED
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.lifecycle.lifecycle import Lifecycle

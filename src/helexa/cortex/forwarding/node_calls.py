@@ -9,7 +9,7 @@ from helexa.core.errors import ApiError
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import FleetView
 from helexa.cortex.forwarding.body_checks import BodyWorkers
-from helexa.cortex.forwarding.reply import bearer_header
+from helexa.cortex.forwarding.headers import bearer_header
 from helexa.cortex.forwarding.request import ClientRequest
 from helexa.cortex.forwarding.request_limits import CHAT, COMPLETIONS
 from helexa.cortex.routing import WarmRoute, route

@@ -14,8 +14,9 @@ from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.fleet.fleet import Fleet, RunningRequest
 from helexa.cortex.forwarding.backend_requests import BackendAttempt, BackendRequests
 from helexa.cortex.forwarding.body_checks import BodyWorkers
+from helexa.cortex.forwarding.client_reply import Reply
+from helexa.cortex.forwarding.headers import bearer_header, forwarded_headers
 from helexa.cortex.forwarding.relay import Settle, SilenceComments, forward_error, read_chunk, relay
-from helexa.cortex.forwarding.reply import Reply, bearer_header, forwarded_headers
 from helexa.cortex.forwarding.request import ClientRequest
 from helexa.cortex.forwarding.retry import (
     CONTENT_ERRORS,

@@ -17,7 +17,8 @@ from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.fleet.breaker import COOLDOWN_SECS
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.forwarding.backend_requests import MAX_ERROR_BYTES
-from helexa.cortex.forwarding.reply import UNBUFFERED, Reply, returned_headers
+from helexa.cortex.forwarding.client_reply import Reply
+from helexa.cortex.forwarding.headers import UNBUFFERED, returned_headers
 from helexa.cortex.forwarding.request import ClientRequest
 from helexa.cortex.forwarding.request_limits import RESPONSES
 from helexa.cortex.forwarding.retry import (

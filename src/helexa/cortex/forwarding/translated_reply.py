@@ -9,7 +9,7 @@ from starlette.types import Send
 
 from helexa.core.errors import ApiError
 from helexa.core.sse import MAX_EVENT_BYTES, LineSplitter
-from helexa.cortex.forwarding.reply import Reply
+from helexa.cortex.forwarding.client_reply import Reply
 from helexa.cortex.upstream.response_body import malformed, read_error, read_error_value
 from helexa.http.headers import Headers
 

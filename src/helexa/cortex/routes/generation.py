@@ -15,7 +15,7 @@ from helexa.cortex.access.rate_limiter import RateLimitPermit
 from helexa.cortex.anthropic.reply import AnthropicReply
 from helexa.cortex.fleet.node_errors import NodeError
 from helexa.cortex.forwarding.body_checks import BodyWorkers
-from helexa.cortex.forwarding.reply import Reply, ResponseReply
+from helexa.cortex.forwarding.client_reply import Reply, ResponseReply
 from helexa.cortex.forwarding.request import ClientRequest, is_large, parse_request, read_body
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.observability.request_record import RequestRecord

@@ -23,7 +23,7 @@ from helexa.cortex.api.admin_requests import ModelLoadRequest, ModelPullRequest,
 from helexa.cortex.api.listings import Entry, model_list
 from helexa.cortex.fleet.fleet_view import VISION, Node
 from helexa.cortex.fleet.node_errors import NodeError
-from helexa.cortex.forwarding.reply import UNBUFFERED
+from helexa.cortex.forwarding.headers import UNBUFFERED
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.lifecycle.explain import explain
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot

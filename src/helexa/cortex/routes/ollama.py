@@ -15,7 +15,7 @@ from helexa.cortex.access.auth import authorize
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.access.rate_limiter import RateLimitPermit
 from helexa.cortex.fleet.fleet_view import FleetView, files_of
-from helexa.cortex.forwarding.reply import Reply
+from helexa.cortex.forwarding.client_reply import Reply
 from helexa.cortex.forwarding.request import read_small_body
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.lifecycle.pulls import NodePull
