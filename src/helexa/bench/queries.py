@@ -1,18 +1,26 @@
-"""All queries of the API: URL path, parameters, and the function that answers."""
+"""All queries of the API: URL path, parameters, function; and their thread."""
 
+import asyncio
 import difflib
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from helexa.bench import alerts
 from helexa.bench.measurement.metric_definitions import METRICS, Metric
 from helexa.bench.results import comparison, curves, runs, series, summary
 from helexa.bench.results.archive import Archive
+from helexa.bench.store.database import StoreError
 from helexa.bench.store.row_types import RequestRow, RunRow
 from helexa.core.errors import ApiError
 
 _LONGEST = 300
+_MOST_WAITING = 64
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,3 +294,61 @@ QUESTIONS = (
         table=True,
     ),
 )
+
+
+class QueryExecutor:
+    """Runs queries on the result database in a separate thread.
+
+    The database is opened at the first query. If another file has replaced the database file, the next query opens the
+    new file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, "archive")
+        self._archive: Archive | None = None
+        self._file: tuple[int, int] | None = None
+        self._waiting = 0
+
+    async def ask(self, query: Callable[[Archive], T]) -> T:
+        """Run `query` on the database in the executor's thread and return its result.
+
+        Raises:
+            ApiError: status 503, if the database cannot be opened or too many queries are already waiting.
+        """
+        if self._waiting >= _MOST_WAITING:
+            raise ApiError(503, "overloaded", "too many requests are waiting; retry in a second", retry_after=1)
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, query)
+        except StoreError as error:
+            raise ApiError(503, "no_database", str(error), retry_after=10) from None
+        finally:
+            self._waiting -= 1
+
+    async def warm_up(self) -> None:
+        """Fill the cache with the results of the overview page."""
+        with suppress(ApiError):
+            await self.ask(summary.summary)
+
+    async def close(self) -> None:
+        """Stop the thread, drop waiting queries, and close the database."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._archive is not None:
+            self._archive.close()
+
+    def _run(self, query: Callable[[Archive], T]) -> T:
+        return query(self._current())
+
+    def _current(self) -> Archive:
+        try:
+            status = self._path.stat()
+        except OSError:
+            raise StoreError("nothing has been measured yet; run `helexa-bench once`") from None
+        file = (status.st_dev, status.st_ino)
+        if self._archive is None or file != self._file:
+            if self._archive is not None:
+                self._archive.close()
+                self._archive = None
+            self._archive, self._file = Archive(self._path), file
+        return self._archive

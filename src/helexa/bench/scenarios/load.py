@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from helexa.bench.measurement.load_generators import (
     open_loop,
 )
 from helexa.bench.measurement.request_metrics import Objectives, RequestRecord
-from helexa.bench.scenarios.single import Outcome, Scenario, Subject, first_failure, load_failure, text_objectives
+from helexa.bench.scenarios.single import Outcome, Scenario, Subject, first_failure, text_objectives
 
 _PROBE_TOKENS = 32
 _PROBES_RPS = 2.0
@@ -213,3 +214,23 @@ class Agentic(Scenario):
             turns += [Turn("assistant", record.text or "..."), Turn("user", f"The tool returned: {returned}")]
             took = self.tool_secs * source.lognormvariate(0, _SPREAD)
             await subject.clock.sleep_until(subject.clock.now() + took)
+
+
+MOST_FAILURES = 0.05
+"""Largest share of failed requests in a valid sample.
+
+Requests rejected by an overloaded server do not count as failed.
+"""
+
+
+def load_failure(records: Sequence[RequestRecord]) -> str | None:
+    """Return why a sample of many requests is invalid, or None if it is valid.
+
+    A sample is invalid if no request succeeded or more than 5 % of the requests failed.
+    """
+    failed = [record for record in records if record.status in ("error", "timeout", "incomplete")]
+    if not any(record.status == "ok" for record in records):
+        return first_failure(records)
+    if len(failed) > MOST_FAILURES * len(records):
+        return f"{len(failed)} of {len(records)} requests failed; the first: {first_failure(failed)}"
+    return None

@@ -99,13 +99,6 @@ class Scenario:
         return params["prompt_tokens"], params["max_tokens"]
 
 
-MOST_FAILURES = 0.05
-"""Largest share of failed requests in a valid sample.
-
-Requests rejected by an overloaded server do not count as failed.
-"""
-
-
 def first_failure(records: Sequence[RequestRecord]) -> str | None:
     """Return a text with the status and the error of the first failed request.
 
@@ -117,19 +110,6 @@ def first_failure(records: Sequence[RequestRecord]) -> str | None:
         if record.status != "ok":
             return f"{record.status}: {record.error or 'no reason given'}"
     return None if records else "the scenario sent no request; raise its duration or rate"
-
-
-def load_failure(records: Sequence[RequestRecord]) -> str | None:
-    """Return why a sample of many requests is invalid, or None if it is valid.
-
-    A sample is invalid if no request succeeded or more than 5 % of the requests failed.
-    """
-    failed = [record for record in records if record.status in ("error", "timeout", "incomplete")]
-    if not any(record.status == "ok" for record in records):
-        return first_failure(records)
-    if len(failed) > MOST_FAILURES * len(records):
-        return f"{len(failed)} of {len(records)} requests failed; the first: {first_failure(failed)}"
-    return None
 
 
 def fits(model: ServedModel, prompt_tokens: int, answer_tokens: int) -> bool:
