@@ -283,7 +283,7 @@ def test_neutral_parameter_values_are_accepted(fields: dict[str, Any]) -> None:
         ({"n": 2}, "n"),
         ({"max_tokens": 3}, "max_tokens"),
         ({"max_completion_tokens": 3}, "max_completion_tokens"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
         ({"include": ["secrets"]}, "include"),
         ({"text": {"verbosity": "high"}}, "text.verbosity"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
@@ -320,7 +320,8 @@ def test_unsupported_parameters_are_rejected_by_name(fields: dict[str, Any], par
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"tools": [{"type": "function"}]}, "tools.0.name"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{}]}]}, "tools.0.tools.0"),
-        ({"tools": [FUNCTION, {"type": "namespace", "name": "a", "tools": [FUNCTION]}]}, "tools"),
+        ({"tools": [FUNCTION, FUNCTION]}, "tools"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [FUNCTION, FUNCTION]}]}, "tools"),
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"metadata": {"a": 1}}, "metadata.a"),
@@ -397,12 +398,33 @@ def test_functions_in_namespaces_are_flattened() -> None:
     request = parse(tools=tools, tool_choice="none")
     names = [tool["function"]["name"] for tool in request.chat().tools or ()]
     assert names == ["f", "g"]
-    assert request.namespaces == {"f": "agents"}
+    assert request.namespaced == {"f": ("agents", "f")}
+
+
+def test_functions_of_one_name_in_several_namespaces_are_told_apart() -> None:
+    """MCP servers often have tools of the same name, and clients group the tools of each server in a namespace."""
+    tools = [
+        *({"type": "namespace", "name": name, "tools": [FUNCTION]} for name in ("mcp__a__", "b")),
+        FUNCTION,
+        {"type": "namespace", "name": "c", "tools": [FUNCTION | {"name": "g"}]},
+    ]
+    calls = [CALL | {"call_id": space, "name": "f", "namespace": space} for space in ("mcp__a__", "b")]
+    plain = CALL | {"call_id": "none", "name": "f"}
+    choice = {"type": "function", "name": "f", "namespace": "b"}
+    request = parse(tools=tools, input=[message_item("hi", "user"), *calls, plain], tool_choice=choice)
+    chat = request.chat()
+    names = ["mcp__a__f", "b__f", "f", "g"]
+    assert [tool["function"]["name"] for tool in chat.tools or ()] == names
+    assert [call["function"]["name"] for call in chat.messages[-1].tool_calls or ()] == names[:3]
+    assert chat.forced_tool == "b__f"
+    assert request.namespaced == {"mcp__a__f": ("mcp__a__", "f"), "b__f": ("b", "f"), "g": ("c", "g")}
+    shown = json.loads(request.shown(store=False, temperature=0.7, top_p=1.0))["tools"]
+    assert [tool["name"] for tool in shown] == ["f", "f", "f", "g"]
 
 
 def test_only_allowed_functions_are_offered() -> None:
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}
-    chosen, names = chat_choice(allowed)
+    chosen, names = chat_choice(allowed, {})
     tools = [FUNCTION, FUNCTION | {"name": "g"}]
     assert (chosen, [tool["function"]["name"] for tool in chat_tools(tools, names)]) == ("auto", ["g"])
 
@@ -432,7 +454,7 @@ def test_arbitrary_fields_raise_only_api_errors(fields: dict[str, Any]) -> None:
         request = parse(**fields)
         request.chat([message_item("one", "user")])
         json.loads(request.shown(store=True, temperature=0.7, top_p=1.0))
-        assert isinstance(request.namespaces, dict)
+        assert isinstance(request.namespaced, dict)
     except ApiError as error:
         assert error.status == 400
         assert len(str(error)) < 1000

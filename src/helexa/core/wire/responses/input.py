@@ -11,6 +11,7 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from pydantic_core import to_json
@@ -122,7 +123,18 @@ def _as_text(value: Any) -> str:
     return "" if value is None else to_json(value, inf_nan_mode="null").decode()
 
 
-def chat_messages(instructions: str | None, items: Sequence[Item], *, known: int = 0) -> list[Message]:
+def name_in_chat(names: Mapping[tuple[str | None, str], str], namespace: Any, name: str) -> str:
+    """Return the name of a function in the chat, which is `name` by default."""
+    return names.get((namespace, name), name) if isinstance(namespace, str | None) else name
+
+
+def chat_messages(
+    instructions: str | None,
+    items: Sequence[Item],
+    names: Mapping[tuple[str | None, str], str] = MappingProxyType({}),
+    *,
+    known: int = 0,
+) -> list[Message]:
     """Convert a conversation from items of the Responses API to chat messages.
 
     Consecutive output items of the model (reasoning, a message, tool calls) become one assistant message.
@@ -132,6 +144,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item], *, known: int
 
     Args:
         instructions: instructions of the request, or None.
+        names: names of functions in the chat, by namespace and name.
         known: number of items at the beginning that come from earlier responses. In error messages, number 0 is the
             first item after them.
 
@@ -139,7 +152,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item], *, known: int
         ApiError: 400: an item is invalid (`invalid_request_body`) or not supported (`unsupported_parameter`). The
             message names the item.
     """
-    conversation = _Conversation(instructions)
+    conversation = _Conversation(instructions, names)
     for index, item in enumerate(items, start=-known):
         conversation.add(item, f"input.{index}")
     messages = conversation.messages()
@@ -151,7 +164,8 @@ def chat_messages(instructions: str | None, items: Sequence[Item], *, known: int
 class _Conversation:
     """Builds chat messages from the items of a conversation."""
 
-    def __init__(self, instructions: str | None) -> None:
+    def __init__(self, instructions: str | None, names: Mapping[tuple[str | None, str], str]) -> None:
+        self._names = names
         self._prompts = [instructions or ""]
         self._messages: list[Message] = []
         self._reasoning: list[str] = []  # reasoning before the next assistant message
@@ -197,7 +211,8 @@ class _Conversation:
             self._append({"role": role, "content": content})
 
     def _add_call(self, item: Item, field: str) -> None:
-        function = {"name": _string(item, "name", field), "arguments": _arguments(item, field)}
+        name = name_in_chat(self._names, item.get("namespace"), _string(item, "name", field))
+        function = {"name": name, "arguments": _arguments(item, field)}
         call = {**_call_id(item, "id", field), "type": "function", "function": function}
         message = self._messages[-1] if self._assistant_open else self._begin_assistant()
         message.setdefault("tool_calls", []).append(call)

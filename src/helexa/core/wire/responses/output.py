@@ -290,10 +290,11 @@ def _is_object(arguments: str) -> bool:
 class ResponseOutput:
     """Builds the output items of a response one after the other."""
 
-    def __init__(self, stem: str, namespaces: Mapping[str, str]) -> None:
+    def __init__(self, stem: str, namespaced: Mapping[str, tuple[str, str]]) -> None:
         self.items: list[dict[str, Any]] = []  # the completed items, as JSON objects
         self._stem = stem  # random string that the ids of the response and of all its items contain
-        self._namespaces = namespaces  # namespaces of the functions that have one, by function name
+        # namespace and name of each function in a namespace, by the name that the model uses
+        self._namespaced = namespaced
         self._item: ResponseItem | None = None
         self._answered = False  # there is a message or a call
 
@@ -313,7 +314,8 @@ class ResponseOutput:
 
     def begin_call(self, call_id: str, name: str) -> list[Event]:
         """Begin a tool call, and return the stream events for it."""
-        return self._open(CallItem(self._stem, self._next, call_id, name, self._namespaces.get(name)))
+        namespace, own_name = self._namespaced.get(name, (None, name))
+        return self._open(CallItem(self._stem, self._next, call_id, own_name, namespace))
 
     def add_arguments(self, arguments: str) -> list[Event]:
         """Add arguments to the current tool call, and return the event."""

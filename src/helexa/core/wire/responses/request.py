@@ -5,7 +5,8 @@ tool contains its function as a nested object.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, StringConstraints
@@ -14,12 +15,13 @@ from pydantic_core import PydanticCustomError, to_json
 from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.request import GenerationRequest, WireObject
-from helexa.core.wire.responses.input import Item, chat_messages
+from helexa.core.wire.responses.input import Item, chat_messages, name_in_chat
 
 Tool = dict[str, Any]
 
 _FUNCTION = ("name", "description", "parameters", "strict")
-_IGNORED = frozenset({"web_search", "web_search_preview"})  # agents offer these tools by default and work without them
+# agents offer these tools by default and work without them
+_IGNORED = frozenset({"web_search", "web_search_preview", "image_generation"})
 
 _UNSUPPORTED = ("background", "conversation", "context_management", "max_tool_calls", "moderation", "prompt")
 _LIMITS = ("max_tokens", "max_completion_tokens")
@@ -53,19 +55,35 @@ _PROMPT = (
 def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
     """Return the function tools as pairs of a namespace (or None) and a function.
 
-    Web search tools are ignored.
+    Tools for web search and for images are ignored.
 
     Raises:
-        ApiError: 400 `unsupported_parameter`: a tool is neither a function nor a web search tool. 400
-            `invalid_request_body`: a tool is malformed, or two functions have the same name.
+        ApiError: 400 `unsupported_parameter`: a tool is neither a function nor ignored. 400
+            `invalid_request_body`: a tool is malformed.
     """
-    tool_functions = list(_functions(tools or (), "tools", None))
-    names: set[str] = set()
-    for _, function in tool_functions:
-        if function["name"] in names:
-            raise invalid_body(f"tools: there are several functions {function['name'][:80]!r}", "tools")
-        names.add(function["name"])
-    return tool_functions
+    return list(_functions(tools or (), "tools", None))
+
+
+def chat_names(tools: Sequence[Tool] | None) -> dict[tuple[str | None, str], str]:
+    """Return the names of the functions in a chat request, by namespace and name.
+
+    Chat requests have no namespaces, and clients name a namespace after each MCP server. A function whose name occurs
+    several times gets its namespace as a prefix.
+
+    Raises:
+        ApiError: 400: a tool is malformed or not supported, or two functions have the same name.
+    """
+    pairs = [(namespace, function["name"]) for namespace, function in functions(tools)]
+    counts = Counter(name for _, name in pairs)
+    names: dict[tuple[str | None, str], str] = {}
+    used = set[str]()
+    for namespace, name in pairs:
+        chat_name = name if namespace is None or counts[name] == 1 else f"{namespace.removesuffix('__')}__{name}"
+        if chat_name in used:
+            raise invalid_body(f"tools: there are several functions {name[:80]!r}", "tools")
+        used.add(chat_name)
+        names[namespace, name] = chat_name
+    return names
 
 
 def _functions(tools: Sequence[Any], field: str, namespace: str | None) -> Iterable[tuple[str | None, Tool]]:
@@ -101,15 +119,22 @@ def chat_tools(tools: Sequence[Tool] | None, allowed: set[str] | None = None) ->
     Raises:
         ApiError: 400: a tool is malformed or not supported, or two functions have the same name.
     """
-    return [
-        {"type": "function", "function": {key: tool[key] for key in _FUNCTION if tool[key] is not None}}
-        for _, tool in functions(tools)
-        if allowed is None or tool["name"] in allowed
-    ]
+    names = chat_names(tools)
+    converted: list[Tool] = []
+    for namespace, tool in functions(tools):
+        if allowed is None or tool["name"] in allowed:
+            function = {key: tool[key] for key in _FUNCTION if tool[key] is not None}
+            converted.append({"type": "function", "function": function | {"name": names[namespace, tool["name"]]}})
+    return converted
 
 
-def chat_choice(choice: str | dict[str, Any] | None) -> tuple[str | dict[str, Any] | None, set[str] | None]:
+def chat_choice(
+    choice: str | dict[str, Any] | None, names: Mapping[tuple[str | None, str], str]
+) -> tuple[str | dict[str, Any] | None, set[str] | None]:
     """Convert `tool_choice` to the format of chat completions.
+
+    Args:
+        names: the result of `chat_names`.
 
     Returns:
         The tool choice, and the names of the tools that the model may call. The names are None if all tools are
@@ -122,7 +147,7 @@ def chat_choice(choice: str | dict[str, Any] | None) -> tuple[str | dict[str, An
         return choice, None
     match choice:
         case {"type": "function", "name": str(name)} | {"type": "function", "function": {"name": str(name)}}:
-            return {"type": "function", "function": {"name": name}}, None
+            return {"type": "function", "function": {"name": name_in_chat(names, choice.get("namespace"), name)}}, None
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
             return mode, {
                 tool["name"] for tool in tools if isinstance(tool, dict) and isinstance(tool.get("name"), str)
@@ -209,8 +234,9 @@ class ResponsesRequest(GenerationRequest):
                 raise unsupported_parameter(name, f"'{name}' is not supported here; use 'max_output_tokens'")
         for name in _UNSUPPORTED:
             self.reject(name)
-        if self.truncation not in (None, "disabled"):
-            raise unsupported_parameter("truncation", "'truncation' must be 'disabled': nothing is left out")
+        # Some clients always send `auto`. A conversation that is too long is an error then, too: nothing is left out.
+        if self.truncation not in (None, "auto", "disabled"):
+            raise unsupported_parameter("truncation", "'truncation' must be 'auto' or 'disabled'")
         for name in self.include or ():
             if name not in _INCLUDABLE:
                 message = f"'include' of {name[:80]!r} is not supported; leave it out"
@@ -231,8 +257,9 @@ class ResponsesRequest(GenerationRequest):
         shared = {name: getattr(self, name) for name in GenerationRequest.model_fields}
         value = {name: field for name, field in shared.items() if field is not None}
         value |= self.model_extra or {}
-        value["messages"] = chat_messages(self.instructions, [*history, *self.input], known=len(history))
-        value["tool_choice"], allowed = chat_choice(self.tool_choice)
+        names = chat_names(self.tools)
+        value["messages"] = chat_messages(self.instructions, [*history, *self.input], names, known=len(history))
+        value["tool_choice"], allowed = chat_choice(self.tool_choice, names)
         value["max_completion_tokens"] = self.max_output_tokens
         value["parallel_tool_calls"] = self.parallel_tool_calls
         if tools := chat_tools(self.tools, allowed):
@@ -249,9 +276,13 @@ class ResponsesRequest(GenerationRequest):
             raise with_renamed_param(error) from None
 
     @property
-    def namespaces(self) -> dict[str, str]:
-        """The tool namespaces by function name, for functions that have one."""
-        return {function["name"]: space for space, function in functions(self.tools) if space is not None}
+    def namespaced(self) -> dict[str, tuple[str, str]]:
+        """Namespace and name of each function in a namespace, by its name in the chat."""
+        return {
+            chat_name: (namespace, name)
+            for (namespace, name), chat_name in chat_names(self.tools).items()
+            if namespace is not None
+        }
 
     def shown(self, *, store: bool, temperature: float, top_p: float) -> bytes:
         """Return the response fields that repeat the request's parameters, as JSON.
