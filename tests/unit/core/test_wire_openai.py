@@ -27,6 +27,8 @@ UNSUPPORTED: dict[str, object] = {
     "skip_special_tokens": False,
     "truncate_prompt_tokens": 5,
     "logits_processors": ["x"],
+    "grammar": 'root ::= "x"',
+    "ebnf": 'root ::= "x"',
 }
 
 
@@ -167,6 +169,7 @@ def test_stop_is_read_as_a_list(stop: object, read: list[str] | None) -> None:
         {"audio": None, "functions": [], "function_call": "none"},
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"min_tokens": 0, "stop_token_ids": [], "bad_words": [], "allowed_token_ids": None, "chat_template": None},
+        {"grammar": "", "ebnf": None, "json_schema": None, "regex": ""},
         {"include_stop_str_in_output": False, "prompt_logprobs": None, "use_beam_search": False},
         {"verbosity": "medium", "prediction": None, "skip_special_tokens": True},
         {"prediction": {"type": "content", "content": "a guess only makes the answer faster"}},

@@ -15,6 +15,8 @@ from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_m
 from helexa.core.sampling import NumericSampling
 
 _KINDS = {"json": "schema", "regex": "regex", "choice": "choice", "grammar": "lark", "json_object": "object"}
+# Fields of llama.cpp and SGLang that require a format, with the member of `structured_outputs` that means the same.
+_OTHER_NAMES = {"json_schema": "json", "regex": "regex"}
 _VALUES = {"schema": "a JSON Schema", "choice": "a list of strings", "object": "true"}  # all others are strings
 
 MAX_CHOICES = 16
@@ -27,6 +29,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": (),
     "chat_template": (),
+    "ebnf": (),
+    "grammar": (),
     "include_stop_str_in_output": (),
     "logits_processors": (),
     "min_tokens": (),
@@ -159,6 +163,7 @@ class ShapedRequest(WireRequest):
                 _shape_of_option("guided_regex", "regex", self.guided_regex),
                 _shape_of_option("guided_choice", "choice", self.guided_choice),
                 _shape_of_option("guided_grammar", "grammar", self.guided_grammar),
+                *(_shape_of_option(name, option, self.extra(name) or None) for name, option in _OTHER_NAMES.items()),
             )
             if shape is not None
         ]
@@ -186,17 +191,21 @@ def _shape_of_format(value: dict[str, Any] | None) -> AnswerShape | None:
     kind = None if value is None else value.get("type")
     if value is None or kind == "text":
         return None
-    if kind == "json_object":
+    # llama.cpp, Together and others have the schema beside the type, also for `json_object`.
+    schema = value.get("schema")
+    if kind == "json_object" and schema is None:
         return AnswerShape("schema", {"type": "object"}, "response_format")
-    if kind != "json_schema":
+    if kind not in ("json_object", "json_schema"):
         raise unsupported_parameter(
             "response_format",
             f"the type of 'response_format' cannot be {str(kind)[:80]!r}; use text, json_object or json_schema",
         )
-    json_schema = value.get("json_schema")
-    if not isinstance(json_schema, dict) or not isinstance(schema := json_schema.get("schema"), dict | bool):
-        raise invalid_body("response_format.json_schema.schema: must be a JSON Schema", "response_format")
-    return AnswerShape("schema", schema, "response_format", lenient=json_schema.get("strict") is False)
+    json_schema = value.get("json_schema") if kind == "json_schema" else None
+    fields = json_schema if isinstance(json_schema, dict) else value
+    if not isinstance(schema := fields.get("schema"), dict | bool):
+        place = "schema" if fields is value and schema is not None else "json_schema.schema"
+        raise invalid_body(f"response_format.{place}: must be a JSON Schema", "response_format")
+    return AnswerShape("schema", schema, "response_format", lenient=fields.get("strict") is False)
 
 
 def _shape_of_option(param: str, name: str, value: Any) -> AnswerShape | None:

@@ -69,6 +69,12 @@ async def engine_request(fields: dict[str, Any], template: str = AGENT_TEMPLATE,
         ({"guided_grammar": 'start: "x" ("," "x")*'}, "x,x", "x,"),
         ({"structured_outputs": {"regex": "[a-c]{2}", "json": None}}, "ab", "abc"),
         ({"structured_outputs": {"json_object": True}}, "{}", "1"),
+        # the forms of llama.cpp, Together and SGLang
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, ANIMAL, "{}"),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, ANIMAL, "{}"),
+        ({"json_schema": SCHEMA}, ANIMAL, "{}"),
+        ({"json_schema": json.dumps(SCHEMA)}, ANIMAL, "{}"),
+        ({"regex": "[a-c]{2}"}, "ab", "abc"),
     ],
 )
 @pytest.mark.parametrize("path", [PATH, "/v1/completions"])
