@@ -10,7 +10,7 @@ import pytest
 from openai.types import CreateEmbeddingResponse
 
 from helexa.core.errors import ApiError
-from helexa.core.wire.tokens_and_embeddings import EmbeddingsRequest, embeddings, encoded
+from helexa.core.wire.tokens_and_embeddings import EmbeddingsRequest, embeddings, encoded, shortened
 
 
 def parse(**fields: Any) -> EmbeddingsRequest:
@@ -38,12 +38,24 @@ def test_other_inputs_are_rejected(value: object) -> None:
     assert (caught.value.code, caught.value.param) == ("invalid_request_body", "input")
 
 
-@pytest.mark.parametrize("fields", [{"dimensions": 64}, {"truncate_prompt_tokens": 9}])
-def test_parameters_that_truncate_are_rejected(fields: dict[str, Any]) -> None:
-    (name,) = fields
-    with pytest.raises(ApiError, match=f"'{name}'") as caught:
-        parse(input="a", **fields)
+def test_truncation_of_texts_is_rejected() -> None:
+    with pytest.raises(ApiError, match="'truncate_prompt_tokens'") as caught:
+        parse(input="a", truncate_prompt_tokens=9)
     assert caught.value.code == "unsupported_parameter"
+
+
+def test_shortened_embeddings_have_length_1() -> None:
+    """Some clients always send the dimensions of the model."""
+    vector = [0.6, 0.0, 0.8]
+    assert shortened(vector, None) == shortened(vector, 3) == vector
+    assert shortened([0.48, 0.64, 0.6], 2) == pytest.approx([0.6, 0.8])
+    assert shortened([0.0, 1.0], 1) == [0.0]
+    with pytest.raises(ApiError, match="have 3") as caught:
+        shortened(vector, 4)
+    assert (caught.value.status, caught.value.param) == (400, "dimensions")
+    for dimensions in (0, "3", 2.5):
+        with pytest.raises(ApiError, match="dimensions"):
+            parse(input="a", dimensions=dimensions)
 
 
 @pytest.mark.parametrize("encoding", ["float", None])

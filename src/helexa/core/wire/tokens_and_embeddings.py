@@ -1,6 +1,7 @@
 """Bodies of `/tokenize`, `/detokenize`, `/tokenizer_info` and `/v1/embeddings`."""
 
 import base64
+import math
 import struct
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -120,13 +121,13 @@ class EmbeddingsRequest(WireRequest):
 
     input: Annotated[list[str | list[int]], PlainValidator(_inputs, json_schema_input_type=_Input)]
     encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(None, ge=1)
     user: str | None = None
 
     def reject_unsupported(self) -> None:
-        """Reject the parameters that would truncate the vectors or the texts."""
-        for name in ("dimensions", "truncate_prompt_tokens"):
-            if self.extra(name) is not None:
-                raise unsupported_parameter(name)
+        """Reject the parameter that would truncate the texts."""
+        if self.extra("truncate_prompt_tokens") is not None:
+            raise unsupported_parameter("truncate_prompt_tokens")
 
 
 class EmbeddingData(TypedDict):
@@ -164,6 +165,21 @@ def embeddings(model: str, vectors: Sequence[bytes], tokens: int) -> Embeddings:
         model=model,
         usage=EmbeddingsUsage(prompt_tokens=tokens, total_tokens=tokens),
     )
+
+
+def shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
+    """Return the first `dimensions` numbers of an embedding, normalized to length 1.
+
+    Raises:
+        ApiError: 400 `invalid_request_body`: the embedding has fewer numbers.
+    """
+    if dimensions is None or dimensions == len(vector):
+        return vector
+    if dimensions > len(vector):
+        raise invalid_body(f"dimensions: the model's embeddings have {len(vector)}", "dimensions")
+    # As in OpenAI's API. Clients compare embeddings by their scalar product, so the length must be 1.
+    norm = math.hypot(*vector[:dimensions])
+    return [number / norm for number in vector[:dimensions]] if norm else vector[:dimensions]
 
 
 def encoded(vector: Sequence[float], encoding: str | None) -> bytes:

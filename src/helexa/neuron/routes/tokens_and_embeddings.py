@@ -16,6 +16,7 @@ from helexa.core.wire.tokens_and_embeddings import (
     Tokens,
     embeddings,
     encoded,
+    shortened,
 )
 from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard
 from helexa.http.responses import JsonResponse
@@ -94,11 +95,14 @@ async def create_embeddings(request: Request) -> Response:
     embeddings_request = EmbeddingsRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(embeddings_request.model)
     disconnect: DisconnectGuard = request.scope["extensions"][DisconnectGuard.NAME]
-    encoding = embeddings_request.encoding_format
+    encoding, dimensions = embeddings_request.encoding_format, embeddings_request.dimensions
     try:
         with disconnect:
             vectors, tokens = await embedded(
-                model, embeddings_request.input, principal_of(request), lambda vector: encoded(vector, encoding)
+                model,
+                embeddings_request.input,
+                principal_of(request),
+                lambda vector: encoded(shortened(vector, dimensions), encoding),
             )
     except ClientDisconnected:
         raise ApiError(400, "client_disconnected", "the client went away") from None

@@ -111,6 +111,17 @@ async def test_openai_client_gets_base64_by_default(node: Node) -> None:
     assert packed.data[0].embedding == pytest.approx(plain.data[0].embedding, rel=1e-6)
 
 
+async def test_vectors_have_the_requested_dimensions(node: Node) -> None:
+    whole = await node.openai.embeddings.create(model=MODEL, input="abc", dimensions=3)
+    short = await node.openai.embeddings.create(model=MODEL, input="abc", dimensions=2)
+    first, second, _ = whole.data[0].embedding
+    assert short.data[0].embedding == pytest.approx(
+        [first / math.hypot(first, second), second / math.hypot(first, second)]
+    )
+    status, code, message = await node.error("/v1/embeddings", ASK | {"dimensions": 4})
+    assert (status, code) == (400, "invalid_request_body") and "have 3" in message
+
+
 async def test_token_ids_are_used_unchanged(node: Node) -> None:
     await node.openai.embeddings.create(model=MODEL, input=[[5, 6], [7]])
     assert [request["prompt"] for request in node.engine.embedder.requests] == [[5, 6], [7]]
@@ -131,7 +142,7 @@ async def test_principal_is_the_salt(node: Node) -> None:
         ({"input": [[10**6]]}, 400, "invalid_request_body", "input.0: 1000000"),
         ({"input": ["a", [1, -1]]}, 400, "invalid_request_body", "input.1: -1"),
         ({"input": "x" * (CONTEXT + 1)}, 400, "context_length_exceeded", f"maximum context length is {CONTEXT} tokens"),
-        ({"dimensions": 2}, 400, "unsupported_parameter", "'dimensions'"),
+        ({"dimensions": 0}, 400, "invalid_request_body", "dimensions"),
     ],
 )
 async def test_invalid_request_has_its_error_code(
