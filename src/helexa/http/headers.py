@@ -16,6 +16,7 @@ from helexa.http.content_coding import ACCEPTED
 Headers = list[tuple[bytes, bytes]]  # headers of a request or response: names in lower case, and values
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_RESERVED_SUFFIXES = (b".localhost", b".internal")
 
 
 def request_id(headers: Headers) -> str:
@@ -66,6 +67,11 @@ def without_port(host: bytes) -> bytes:
     """Return a `Host` header without its port, but with the brackets of IPv6."""
     name, colon, port = host.rpartition(b":")
     return name if colon and port.isdigit() else host
+
+
+def is_reserved_name(name: bytes) -> bool:
+    """Return whether no web site can have the name, as `host.docker.internal`."""
+    return name.endswith(_RESERVED_SUFFIXES)
 
 
 def is_same_origin(origin: bytes, host: bytes) -> bool:

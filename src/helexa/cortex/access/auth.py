@@ -66,7 +66,7 @@ class Authenticator:
             ApiError: 401 if the key is missing or invalid although `require_auth` is true, or if the key is revoked or
                 expired; 400 if the headers contain two different keys.
         """
-        secret = shown_secret(headers)
+        secret = shown_secret(headers, self._of_two)
         if secret is None:
             credential = None if self.find_session is None else self.find_session(headers)
             if credential is not None:
@@ -122,17 +122,28 @@ class Authenticator:
             )
         return principal
 
+    def _of_two(self, first: bytes, second: bytes) -> bytes:
+        # Anthropic's libraries send each key that the environment has, also a key for another server.
+        known = [secret for secret in (first, second) if digest_of(secret[:MAX_SECRET_BYTES]) in self._keys]
+        if len(known) > 1:
+            raise _conflict()
+        return known[0] if known else first
+
     def _index(self) -> None:
         self._keys = {key.digest: key for key in (*self._stored, *self.static)}
 
 
-def shown_secret(headers: Headers) -> bytes | None:
+def shown_secret(headers: Headers, of_two: Callable[[bytes, bytes], bytes] | None = None) -> bytes | None:
     """Return the API key in `Authorization: Bearer` or `x-api-key`, or None.
 
+    Args:
+        of_two: returns the key to use if the two headers contain different keys. None if none may be used.
+
     Raises:
-        ApiError: 400 if the headers contain two different keys, because the account to charge is ambiguous.
+        ApiError: 400 if there are two different keys, because the account to charge is ambiguous.
     """
     presented_secret: bytes | None = None
+    presented_in = b""
     for name, value in headers:
         if name == b"authorization":
             scheme, _, secret = value.strip().partition(b" ")
@@ -142,8 +153,10 @@ def shown_secret(headers: Headers) -> bytes | None:
         else:
             continue
         if secret and presented_secret is not None and secret != presented_secret:
-            raise ApiError(400, "conflicting_api_keys", "the request contains two different API keys; send one of them")
-        presented_secret = secret or presented_secret
+            if of_two is None or name == presented_in:
+                raise _conflict()
+            secret = of_two(presented_secret, secret)
+        presented_secret, presented_in = secret or presented_secret, name
     return presented_secret
 
 
@@ -168,6 +181,10 @@ def authorize(principal: Principal | None, model_id: str, name: str) -> None:
             param="model",
             model_id=name[:200],
         )
+
+
+def _conflict() -> ApiError:
+    return ApiError(400, "conflicting_api_keys", "the request contains two different API keys; send one of them")
 
 
 def _unauthorized(message: str) -> ApiError:

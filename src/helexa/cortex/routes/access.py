@@ -20,7 +20,15 @@ from helexa.cortex.config import GatewaySection
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ollama.answer import to_ollama_error
 from helexa.cortex.ollama.to_openai import is_ollama_path
-from helexa.http.headers import Headers, host_and_origin, is_loopback, is_same_origin, request_id, without_port
+from helexa.http.headers import (
+    Headers,
+    host_and_origin,
+    is_loopback,
+    is_reserved_name,
+    is_same_origin,
+    request_id,
+    without_port,
+)
 from helexa.http.responses import JsonResponse
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -101,7 +109,8 @@ class OriginGuard:
 
     It has an effect only if the gateway requires no API keys. A page is foreign if its origin is neither the gateway's
     own origin nor in `gateway.cors_origins`. A gateway that listens on loopback also rejects requests without a key if
-    their `Host` header is not a loopback name. This middleware runs before all other middleware.
+    their `Host` header is neither a loopback name nor a reserved name, under which containers reach this machine. This
+    middleware runs before all other middleware.
     """
 
     def __init__(self, app: ASGIApp, section: GatewaySection, authenticator: Authenticator) -> None:
@@ -132,7 +141,10 @@ class OriginGuard:
         return ApiError(403, code, _MESSAGES[code])
 
     def _is_foreign_host(self, host: bytes) -> bool:
-        return self._hosts is not None and host != b"" and without_port(host) not in self._hosts
+        if self._hosts is None or host == b"" or (name := without_port(host)) in self._hosts:
+            return False
+        name = name.removesuffix(b".")  # DNS permits the dot at the end of a complete name
+        return name not in self._hosts and not is_reserved_name(name)
 
     def _may_call(self, origin: bytes, host: bytes) -> bool:
         return is_same_origin(origin, host) or origin in self._origins or b"*" in self._origins
@@ -140,7 +152,10 @@ class OriginGuard:
 
 _MESSAGES = {
     "origin_not_allowed": "the page's origin is not allowed; add it to gateway.cors_origins, or send an API key",
-    "host_not_allowed": "without an API key, the host must be localhost, 127.0.0.1 or ::1; gateway.insecure allows all",
+    "host_not_allowed": (
+        "without an API key, the host must be localhost, 127.0.0.1, ::1 or a name in .internal; "
+        "gateway.insecure allows all"
+    ),
 }
 
 

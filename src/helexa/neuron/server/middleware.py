@@ -14,7 +14,14 @@ from helexa.core import tracing
 from helexa.core.errors import ApiError
 from helexa.core.logs import request_id, tell
 from helexa.http import headers
-from helexa.http.headers import Headers, host_and_origin, is_loopback, is_same_origin, without_port
+from helexa.http.headers import (
+    Headers,
+    host_and_origin,
+    is_loopback,
+    is_reserved_name,
+    is_same_origin,
+    without_port,
+)
 from helexa.http.request_cycle import INTERIM
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.requests import request_record
@@ -34,7 +41,6 @@ _POLLED = frozenset(
 )
 
 _OPEN = ("/health", "/health/ready")
-_RESERVED_SUFFIXES = (b".localhost", b".internal")  # reserved domains, which cannot be registered by web sites
 
 INTERIM_HEADER = b"x-helexa-keep-alive"
 MIN_SECS = 1
@@ -153,7 +159,7 @@ class AccessGuard:
 
     def _knows(self, name: bytes) -> bool:
         # An IP address cannot be rebound to another machine, as a name can.
-        return name in self._names or name.endswith(_RESERVED_SUFFIXES) or _is_address(name)
+        return name in self._names or is_reserved_name(name) or _is_address(name)
 
 
 def _is_address(name: bytes) -> bool:

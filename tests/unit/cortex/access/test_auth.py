@@ -122,6 +122,19 @@ def test_two_different_keys_are_rejected(require_auth: bool) -> None:
         assert "two different API keys" in message
 
 
+def test_key_for_another_server_is_ignored() -> None:
+    """Anthropic's libraries send both keys that the environment has."""
+    for mine, other in ((bearer(b"alice's"), b"sk-ant-1"), (bearer(b"sk-ant-oat"), b"alice's")):
+        for headers in ([*mine, (b"x-api-key", other)], [(b"x-api-key", other), *mine]):
+            for require_auth in (True, False):
+                assert new_authenticator(require_auth=require_auth).admit(headers) is ALICE
+    strangers = [*bearer(b"sk-ant-oat"), (b"x-api-key", b"sk-ant-1")]
+    assert new_authenticator(require_auth=False).admit(strangers) is None
+    assert error_of(new_authenticator(), strangers)[3] == INVALID
+    revoked = [*bearer(b"alice's"), (b"x-api-key", b"bob's")]
+    assert error_of(new_authenticator(), revoked)[:2] == (400, "conflicting_api_keys")
+
+
 def test_replace_swaps_stored_keys_and_keeps_static_ones() -> None:
     authenticator = new_authenticator()
     assert authenticator.admit(bearer(b"root's")) == ROOT
