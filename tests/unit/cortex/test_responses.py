@@ -166,6 +166,21 @@ async def test_conversation_continues_on_the_node_that_stores_it(nodes: list[Fak
         assert len(nodes[0].bodies) == body_count
 
 
+REFERENCES = ({"type": "item_reference", "id": "msg_n2abc_0"}, {"id": "msg_n2abc_0"})
+
+
+@pytest.mark.parametrize("reference", REFERENCES, ids=["typed", "untyped"])
+async def test_referenced_item_is_read_on_the_node_that_stores_it(
+    nodes: list[FakeNode], reference: dict[str, Any]
+) -> None:
+    """Vercel's AI SDK refers to the items of earlier responses, without `previous_response_id`."""
+    items = [{"role": "user", "content": "Hi"}, reference, {"role": "user", "content": "Go on"}]
+    async with running_cortex(*nodes, settings=SETTINGS) as cortex:
+        for _ in range(6):
+            assert (await post(cortex, input=items))[0] == 200
+        assert [len(node.bodies) for node in nodes] == [0, 6, 0]
+
+
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 async def test_stored_response_is_requested_from_the_node_that_has_it(nodes: list[FakeNode], method: str) -> None:
     async with running_cortex(*nodes, settings=SETTINGS) as cortex:

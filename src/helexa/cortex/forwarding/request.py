@@ -138,7 +138,7 @@ class ClientRequest(msgspec.Struct, frozen=True):
     model: str  # requested model name: a model id or an alias
     spending: TokenLimit  # the settings of the request that limit how many tokens it can use
     stream: bool = False  # True if the client requests an event stream
-    # Id of the stored response that the request continues, or None. The response is stored on one node.
+    # Id of the stored response that the request continues or refers to, or None. The response is stored on one node.
     previous: str | None = None
     translated: bool = False  # True if the gateway translated a chat request from another API
     stream_options: Mapping[str, Any] | None = None  # the client's stream options, or None
@@ -259,14 +259,15 @@ def parse_request(path: str, headers: Headers, body: bytes) -> ClientRequest:
         raise _parse_error(body, error) from None
     if not isinstance(fields.model, str) or not fields.model:
         raise missing_model()
+    spending = read_token_limit(path, fields, body)
     return ClientRequest(
         path,
         headers,
         body,
         fields.model,
-        read_token_limit(path, fields, body),
+        spending,
         fields.stream is True,
-        fields.previous_response_id if isinstance(fields.previous_response_id, str) else None,
+        spending.stored,
         stream_options=fields.stream_options if isinstance(fields.stream_options, dict) else None,
         has_media=has_media(body),
     )

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from helexa.core.errors import invalid_body
+from helexa.core.wire.responses.output import response_of
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -60,6 +61,15 @@ class Fields(msgspec.Struct):
     input: msgspec.Raw = _NULL
 
 
+class _Item(msgspec.Struct):
+    type: Any = None
+    id: Any = None
+    role: Any = None
+
+
+_items = msgspec.json.Decoder(list[_Item])
+
+
 class TokenLimit(msgspec.Struct, frozen=True):
     """The values in a request that limit how many tokens the request can use."""
 
@@ -72,6 +82,8 @@ class TokenLimit(msgspec.Struct, frozen=True):
     # the request fields with which this API produces several completions
     multipliers: frozenset[str] = frozenset({"n"})
     continues: bool = False  # True if the prompt also includes a conversation that is stored on a node
+    # id of a stored response that the request continues or refers to, or None. It is stored on one node.
+    stored: str | None = None
 
     def fills(self, context: int | None) -> bool:
         """Return whether the bound of the prompts' tokens reaches the context length."""
@@ -117,13 +129,34 @@ def _completions(fields: Fields, prompt: int) -> TokenLimit:
 
 
 def _responses(fields: Fields, prompt: int) -> TokenLimit:
+    stored = stored_response(fields.previous_response_id, fields.input)
     return TokenLimit(
         prompt,
         output=_number("max_output_tokens", fields.max_output_tokens),
         limit_field="max_output_tokens",
         multipliers=frozenset(),
-        continues=isinstance(fields.previous_response_id, str),
+        continues=stored is not None,
+        stored=stored,
     )
+
+
+def stored_response(previous: Any, input: msgspec.Raw) -> str | None:
+    """Return the id of the stored response that a request refers to, or None.
+
+    Args:
+        previous: the field `previous_response_id`.
+        input: the field `input`, which may contain references to items of stored responses.
+    """
+    if isinstance(previous, str):
+        return previous
+    if memoryview(input)[:1] != b"[":
+        return None
+    try:
+        items = _items.decode(input)
+    except msgspec.DecodeError:
+        return None  # the node rejects items that are no objects
+    references = (item.id for item in items if item.type in (None, "item_reference") and item.role is None)
+    return next((response_of(id) for id in references if isinstance(id, str)), None)
 
 
 def _embeddings(fields: Fields, prompt: int) -> TokenLimit:

@@ -28,6 +28,7 @@ from helexa.cortex.anthropic.to_chat import CountRequest
 from helexa.cortex.forwarding.body_checks import check_containers
 from helexa.cortex.forwarding.node_calls import TOKENIZE_PATH, parse_count
 from helexa.cortex.forwarding.request import is_large, read_body, rewrite
+from helexa.cortex.forwarding.request_limits import stored_response
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.observability.request_record import CLIENT_CLOSED_REQUEST
 from helexa.cortex.routes.request_bodies import read_count
@@ -44,6 +45,7 @@ RETRY_SECS = 5
 class _Fields(msgspec.Struct):
     model: str | None = None
     previous_response_id: str | None = None
+    input: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _fields = msgspec.json.Decoder(_Fields)
@@ -60,23 +62,25 @@ async def ask_tokenizer(request: Request) -> Response:
             body = await read_body(request.receive, headers, gateway.max_body_bytes)
         except ClientDisconnected:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        fields = await gateway.body_workers.run(_read_large, body) if is_large(body) else _read(body)
-        target = await _target(gateway, principal, fields.model, fields.previous_response_id)
-        if fields.model != target.model or target.kind != "neuron":  # third-party backends get a single `model`
+        name, stored = await gateway.body_workers.run(_read_large, body) if is_large(body) else _read(body)
+        target = await _target(gateway, principal, name, stored)
+        if name != target.model or target.kind != "neuron":  # third-party backends get a single `model`
             run_rewrite = gateway.body_workers.run if is_large(body) else asyncio.to_thread
             body = await run_rewrite(rewrite, body, {"model": target.model})
         async with gateway.prepared_images(target.model, body) as prepared:
             return await _call_tokenizer(gateway, target, principal, request.url.path, prepared.body)
 
 
-def _read(body: bytes) -> _Fields:
+def _read(body: bytes) -> tuple[str | None, str | None]:
+    """Return the model's name, and the id of the stored response of a request."""
     try:
-        return _fields.decode(body)
+        fields = _fields.decode(body)
+        return fields.model, stored_response(fields.previous_response_id, fields.input)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed_json(str(error)) from None
 
 
-def _read_large(body: bytes) -> _Fields:
+def _read_large(body: bytes) -> tuple[str | None, str | None]:
     check_containers(body)
     return _read(body)
 
@@ -95,7 +99,7 @@ async def get_tokenizer_info(request: Request) -> Response:
 
 
 async def _target(
-    gateway: Gateway, principal: Principal | None, name: str | None, previous: str | None = None
+    gateway: Gateway, principal: Principal | None, name: str | None, stored: str | None = None
 ) -> WarmRoute:
     """Return the node to which a tokenizer request is forwarded.
 
@@ -103,7 +107,7 @@ async def _target(
         principal: account and key of the request, or None if anonymous.
         name: a model id or an alias. None selects the only loaded model that the key may use, because clients for
             single-model servers omit the name.
-        previous: id of a stored response, or None. The node that stores the response is preferred.
+        stored: id of a stored response, or None. The node that stores the response is preferred.
     """
     fleet_view, model, model_known = await find_model(gateway, name or _only_model(gateway, principal))
     authorize(principal, model, name or model)
@@ -112,7 +116,7 @@ async def _target(
     # Counting tokens is not charged, but a key whose budget is used up may not count either.
     if principal is not None:
         await gateway.ledger.check_budget(principal)
-    holder = None if previous is None else fleet_view.holder(previous)
+    holder = None if stored is None else fleet_view.holder(stored)
     other_nodes = set() if holder is None else {node.name for node in fleet_view.nodes} - {holder.name}
     target = route(fleet_view, model, avoid=other_nodes) or route(fleet_view, model)
     if target is None:

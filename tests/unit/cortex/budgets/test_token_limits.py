@@ -144,6 +144,25 @@ def test_stored_conversation_reserves_the_context() -> None:
     assert spending.most_tokens(10, None) == UNKNOWN_CONTEXT + 10
 
 
+@pytest.mark.parametrize(
+    ("item", "stored"),
+    [
+        ({"type": "item_reference", "id": "msg_abc_0"}, "resp_abc"),
+        ({"id": "rs_abc_1"}, "resp_abc"),
+        ({"type": "item_reference", "id": "odd"}, "resp_"),
+        ({"type": "message", "id": "msg_abc_0", "role": "user", "content": "x"}, None),
+        ({"role": "assistant", "id": "msg_abc_0", "content": "x"}, None),
+        ({"type": "function_call", "id": "fc_abc_0", "call_id": "c", "name": "f", "arguments": "{}"}, None),
+        ("x", None),
+    ],
+)
+def test_references_to_stored_items_reserve_the_context(item: Any, stored: str | None) -> None:
+    """A reference is short, but the item may be long."""
+    spending = ask(RESPONSES, input=[{"role": "user", "content": "x"}, item], max_output_tokens=10).spending
+    assert (spending.stored, spending.continues) == (stored, stored is not None)
+    assert (spending.most_tokens(10, None) > UNKNOWN_CONTEXT) == (stored is not None)
+
+
 def test_rate_limits_use_an_estimate() -> None:
     def estimate(limit: Limit | None, path: str = CHAT, **fields: Any) -> int:
         request = ask(path, **fields)
