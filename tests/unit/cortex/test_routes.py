@@ -119,6 +119,7 @@ async def test_models_are_listed_and_retrieved_by_id(cortex: Cortex) -> None:
     assert [entry["id"] for entry in models["data"]] == ["Org/M", "small"]
     assert (await cortex.get("/v1/models/Org/M"))["id"] == "Org/M"
     assert (await cortex.get("/v1/models/Org%2FM"))["id"] == "Org/M"
+    assert (await cortex.get("/v1/models/Org/M:latest"))["id"] == "Org/M"  # a name that chats accept, too
     assert (await cortex.get("/v1/models/nobody"))["error"]["code"] == "model_not_found"
 
 

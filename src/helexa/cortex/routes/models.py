@@ -32,7 +32,7 @@ from helexa.cortex.lifecycle.memory import totals
 from helexa.cortex.lifecycle.pulls import NodePull, Pulls
 from helexa.cortex.routes.admin import node_not_found, read_wait_secs
 from helexa.cortex.routing import unknown_model
-from helexa.cortex.serving import find_loadable
+from helexa.cortex.serving import find_loadable, resolve
 from helexa.http.headers import Headers
 from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard
 from helexa.http.responses import JsonResponse
@@ -55,12 +55,23 @@ async def list_models(request: Request) -> Response:
 
 async def get_model(request: Request) -> Response:
     """Respond with one model or alias, or an error if the key may not use it."""
-    name: str = request.path_params["model"]
-    for entry in entries_of(request):
-        if entry["id"] == name:
-            return JsonResponse(anthropic_model(entry) if VERSION_HEADER in request.headers else entry)
+    entry = entry_of(request, request.path_params["model"])
+    return JsonResponse(anthropic_model(entry) if VERSION_HEADER in request.headers else entry)
+
+
+def entry_of(request: Request, name: str) -> Entry:
+    """Return the entry of the model or alias that `name` means in a request.
+
+    Raises:
+        ApiError: 404 if there is no such model, or the key of the request may not use it; 503 if it is not known yet.
+    """
     gateway: Gateway = request.app.state.gateway
-    raise unknown_model(gateway.fleet.view(), name)
+    view = gateway.fleet.view()
+    entries = {entry["id"]: entry for entry in entries_of(request)}
+    entry = entries.get(name) or entries.get(resolve(gateway, view, name)[0])
+    if entry is None:
+        raise unknown_model(view, name)
+    return entry
 
 
 def entries_of(request: Request) -> list[Entry]:

@@ -26,10 +26,10 @@ from helexa.cortex.ollama.requests import ModelRequest
 from helexa.cortex.ollama.to_openai import BLOBS, CHAT_API, EMBED_API, EMBEDDINGS_API, GENERATE_API, Translation
 from helexa.cortex.routes.access import Endpoint, public, user
 from helexa.cortex.routes.generation import Generation
-from helexa.cortex.routes.models import PullStream, entries_of
+from helexa.cortex.routes.models import PullStream, entries_of, entry_of
 from helexa.cortex.routes.request_bodies import read_ollama
 from helexa.cortex.routing import unknown_model
-from helexa.cortex.serving import find_model, resolve, serve, wait_for_model
+from helexa.cortex.serving import find_model, serve, wait_for_model
 from helexa.http.headers import Headers, require_json
 from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard
 from helexa.http.responses import JsonResponse
@@ -146,12 +146,8 @@ async def list_running(request: Request) -> Response:
 
 async def show_model(request: Request) -> Response:
     """Respond with the properties of one model."""
-    gateway, name = _gateway(request), (await _model_request(request)).model
-    model, _ = resolve(gateway, gateway.fleet.view(), name)
-    for entry in entries_of(request):
-        if entry["id"] in (name, model):
-            return JsonResponse(ListedModel(gateway.lifecycle.snapshot(), entry).show())
-    raise unknown_model(gateway.fleet.view(), name)
+    entry = entry_of(request, (await _model_request(request)).model)
+    return JsonResponse(ListedModel(_gateway(request).lifecycle.snapshot(), entry).show())
 
 
 async def get_version(request: Request) -> Response:
