@@ -81,6 +81,10 @@ LM_STUDIO = (
     "Trying to keep the first 5000 tokens when context the overflows. However, the model is loaded with context length"
     " of only 4096 tokens, which is not enough."
 )
+LM_STUDIO_KEEP = (
+    "The number of tokens to keep from the initial prompt is greater than the context length (n_keep: 5000>= n_ctx:"
+    " 4096). Try to load the model with a larger context length, or provide a shorter input."
+)
 MISTRAL = "Prompt contains 5000 tokens and 0 draft tokens, too large for model with 4096 maximum context length"
 GEMINI = "The input token count (5000) exceeds the maximum number of tokens allowed (4096)."
 TGI = (
@@ -99,6 +103,7 @@ TGI = (
         (400, {"error": {"message": LLAMA_CPP_PYTHON, "type": "invalid_request_error", "param": "messages"}}),
         (500, {"error": {"message": "Requested tokens (5000) exceed context window of 4096", "code": None}}),
         (400, {"error": LM_STUDIO}),
+        (400, {"error": LM_STUDIO_KEEP}),
         (400, {"object": "error", "message": MISTRAL, "type": "invalid_request_error", "code": "3051"}),
         (400, [{"error": {"code": 400, "message": GEMINI, "status": "INVALID_ARGUMENT"}}]),
         (422, {"error": TGI, "error_type": "validation"}),

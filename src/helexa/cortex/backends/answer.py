@@ -5,12 +5,14 @@ import re
 from collections.abc import Coroutine, Iterator
 from typing import Any, Protocol
 
+from helexa.core.errors import ApiError
 from helexa.core.sse import DONE, EventParser
 from helexa.cortex.backends.choice import Choice
 from helexa.cortex.backends.completion import (
     as_stream,
     convert_completion,
     converted_completion,
+    error_in,
     joined,
     read_completion,
 )
@@ -192,6 +194,10 @@ _LAST_EVENT = re.compile(
 
 _MAX_MATCH_BYTES = 64
 
+# Begins an error of LiteLLM in a stream. It has no type, so clients of the Responses API cannot read it.
+_ERROR_EVENT = re.compile(rb'(?:\A|\n)data: ?(?=\{\s*"error"\s*:)')
+_MAX_ERROR_BYTES = 64 << 10
+
 
 class NativeResponses:
     """A successful response of a backend that has the Responses API itself.
@@ -213,6 +219,7 @@ class NativeResponses:
         self._first_chunk: bytes | None = first_chunk.removeprefix(BYTE_ORDER_MARK)
         self._streamed = streamed
         self._tail = b""
+        self._error: bytes | None = None  # beginning of an error without a type, up to which the body was returned
         self._has_last_event = False
 
     @property
@@ -225,21 +232,39 @@ class NativeResponses:
         """Return the next bytes of the body, or empty bytes at its end.
 
         Raises:
-            ApiError: 502: the body is empty or a web page, or a stream has ended without its last event.
+            ApiError: 502: the body is empty or a web page, or a stream has ended without its last event. Or an error in
+                the stream that clients cannot read.
             UpstreamError: the connection to the backend failed.
         """
+        if self._error is not None:
+            raise await self._read_error(self._error)
         chunk, self._first_chunk = self._first_chunk, None
         if chunk is None:
             chunk = await self._response.chunk()
         elif not chunk or chunk.lstrip().startswith(b"<"):
             raise malformed("it is empty" if not chunk else "it is a web page")
         if self._streamed and not self._has_last_event:
+            error = _ERROR_EVENT.search(chunk)
+            if error is not None and (error[0].startswith(b"\n") or self._tail[-1:] in (b"", b"\n")):
+                self._error, chunk = chunk[error.end() :], chunk[: error.start() + error[0].startswith(b"\n")]
+                return chunk or await self.chunk()
             self._tail += chunk
             self._has_last_event = _LAST_EVENT.search(self._tail) is not None
             self._tail = self._tail[-_MAX_MATCH_BYTES:]
             if not chunk and not self._has_last_event:
                 raise malformed("it ended without its last event")
         return chunk
+
+    async def _read_error(self, data: bytes) -> ApiError:
+        """Read the rest of an error in the stream, and return the error."""
+        while b"\n" not in data and len(data) <= _MAX_ERROR_BYTES and (chunk := await self._response.chunk()):
+            data += chunk
+        try:
+            value, _ = read_json(data.partition(b"\n")[0].strip())
+        except ValueError:
+            value = None
+        error = error_in(value) if isinstance(value, dict) else None
+        return error or malformed("an event is not JSON")
 
     def close(self) -> None:
         """Release the connection to the backend."""

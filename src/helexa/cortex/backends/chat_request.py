@@ -18,47 +18,69 @@ from helexa.core.wire.responses.request import ResponsesRequest, with_renamed_pa
 
 _ENDINGS = ("add_generation_prompt", "continue_final_message")
 STREAM_OPTIONS = "stream_options"
-_DROPPED = ("chat_template_kwargs", *_ENDINGS, "reasoning_effort", "parallel_tool_calls", STREAM_OPTIONS, "user")
+# Sampling parameters of Anthropic's and Ollama's clients that OpenAI's API does not have.
+_SAMPLING = ("top_k", "min_p", "repetition_penalty")
+EFFORT = "reasoning_effort"
+_DROPPED = ("chat_template_kwargs", *_ENDINGS, EFFORT, "parallel_tool_calls", STREAM_OPTIONS, "user")
+_DROPPED += _SAMPLING
 _DROPPED_IN_MESSAGES = ("reasoning_content",)
 _DROPPED_IN_FUNCTIONS = ("strict",)
-_OUTPUT_LIMIT = "max_tokens"
+OUTPUT_LIMIT = "max_tokens"
 _NEW_OUTPUT_LIMIT = "max_completion_tokens"
 
-# Fields that the gateway adds to translated requests, and omits for a backend that refuses them.
-OPTIONAL_FIELDS = (*_DROPPED, *_DROPPED_IN_MESSAGES, *_DROPPED_IN_FUNCTIONS, _OUTPUT_LIMIT)
+# Fields of translated requests that OpenAI's clients do not send, and that are omitted for a backend that refuses them.
+OPTIONAL_FIELDS = (*_DROPPED, *_DROPPED_IN_MESSAGES, *_DROPPED_IN_FUNCTIONS, OUTPUT_LIMIT)
+
+# Some servers require the parameters of a function, or their type, or properties of an object.
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+# An error that names a sampling parameter may be about its value. Only these words say that the parameter is unknown.
+_UNKNOWN_FIELD = re.compile(
+    rb"un(?:recogni[sz]ed|known|expected|supported)|not (?:supported|permitted|allowed|recogni[sz]ed|available)"
+    rb"|extra[_ ](?:inputs|fields|forbidden)|additional propert|cannot find field",
+    re.IGNORECASE,
+)
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _IMAGES_FOLLOW = "Images in the results of the tools:"
 
 
-def for_backend(body: bytes, refused: Collection[str]) -> bytes:
+def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool = False) -> bytes:
     """Return a translated chat request in the form that third-party backends accept.
 
-    * The arguments of tool calls become JSON text.
+    * The arguments of tool calls become JSON text, and functions without parameters get an empty object of them.
     * Images in tool messages move to a user message after them, because OpenAI's API allows only text there.
     * The variables that end the prompt within the last assistant message move to the fields that vLLM and SGLang have.
+    * If `thinks_by_effort`, disabled thinking becomes the reasoning effort `none`.
 
     Args:
         body: the request as JSON.
         refused: names in `OPTIONAL_FIELDS` that the backend refuses. These fields are left out. Without `max_tokens`,
             the limit is in `max_completion_tokens`.
+        thinks_by_effort: True for a server that ignores `chat_template_kwargs`, as Ollama does.
     """
     chat = orjson.loads(body)
     chat["messages"] = _messages(chat["messages"], refused)
     variables = chat.get("chat_template_kwargs")
+    disables_thinking = isinstance(variables, dict) and variables.get("enable_thinking") is False
     if isinstance(variables, dict):
         chat |= {name: variables.pop(name) for name in _ENDINGS if name in variables}
         if not variables:
             del chat["chat_template_kwargs"]
-    if _OUTPUT_LIMIT in refused and _OUTPUT_LIMIT in chat:
-        chat[_NEW_OUTPUT_LIMIT] = chat.pop(_OUTPUT_LIMIT)
+    if OUTPUT_LIMIT in refused and OUTPUT_LIMIT in chat:
+        chat[_NEW_OUTPUT_LIMIT] = chat.pop(OUTPUT_LIMIT)
     for name in _DROPPED:
         if name in refused:
             chat.pop(name, None)
+    if thinks_by_effort and disables_thinking:
+        chat[EFFORT] = "none"  # also for a model that has refused other efforts
     for tool in chat.get("tools", ()):
+        function = tool["function"]
+        if isinstance(parameters := function.get("parameters") or {}, dict):
+            function["parameters"] = _NO_PARAMETERS | parameters
         for name in _DROPPED_IN_FUNCTIONS:
             if name in refused:
-                tool["function"].pop(name, None)
+                function.pop(name, None)
     return orjson.dumps(chat)
 
 
@@ -67,6 +89,18 @@ def without_field(body: bytes, name: str) -> bytes:
     fields = _fields.decode(body)
     fields.pop(name, None)
     return msgspec.json.encode(fields)
+
+
+def output_limit(body: bytes) -> int | None:
+    """Return `max_tokens` of a chat request, or None if it has none."""
+    fields = _fields.decode(body)
+    limit = orjson.loads(memoryview(fields[OUTPUT_LIMIT])) if OUTPUT_LIMIT in fields else None
+    return limit if type(limit) is int else None
+
+
+def with_output_limit(body: bytes, limit: int) -> bytes:
+    """Return a chat request with another `max_tokens`; other bytes stay."""
+    return msgspec.json.encode(_fields.decode(body) | {OUTPUT_LIMIT: limit})
 
 
 def changed_messages(body: bytes, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> bytes:
@@ -90,7 +124,9 @@ def refused_fields(body: bytes, error: bytes) -> set[str]:
         for name in OPTIONAL_FIELDS
         if f'"{name}":'.encode() in body and re.search(rb"(?<!\w)%b(?!\w)" % name.encode(), error)
     }
-    return named if _NEW_OUTPUT_LIMIT.encode() in error else named - {_OUTPUT_LIMIT}
+    if _UNKNOWN_FIELD.search(error) is None:
+        named.difference_update(_SAMPLING)
+    return named if _NEW_OUTPUT_LIMIT.encode() in error else named - {OUTPUT_LIMIT}
 
 
 def _messages(messages: list[dict[str, Any]], refused: Collection[str]) -> list[dict[str, Any]]:
@@ -187,12 +223,21 @@ def _as_parts(content: Any) -> list[Any]:
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
-_REFUSED_IDS = re.compile(rb"tool call ids?\b.{0,200}\b(?:length|9)\b", re.IGNORECASE | re.DOTALL)
+# Errors of Mistral's templates, of OpenAI's API (at most 40 characters), and of Anthropic's and Amazon's (a pattern).
+_REFUSED_IDS = re.compile(
+    rb"tool[ _]calls?(?:\[\d+\]\.|[ _])ids?\b.{0,200}\b(?:length|9)\b|tool_?use[._]?id\b.{0,300}\bpattern\b",
+    re.IGNORECASE | re.DOTALL,
+)
 _SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 
 
+def refuses_thinking(error: bytes) -> bool:
+    """Return whether an error response of Ollama says that a model has no such effort."""
+    return re.search(rb"does not support thinking|\bthink value\b", error) is not None
+
+
 def refuses_ids(error: bytes) -> bool:
-    """Return whether an error response requires Mistral's ids of tool calls."""
+    """Return whether an error response says that ids of tool calls are malformed."""
     return _REFUSED_IDS.search(error) is not None
 
 
@@ -221,6 +266,37 @@ def _with_short_id(call: Any) -> Any:
 
 def _short(id: str) -> str:
     return id if _SHORT_ID.fullmatch(id) else sha256(id.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+class _Tool(msgspec.Struct):
+    type: Any = None
+
+
+class _Offer(msgspec.Struct):
+    tools: list[_Tool] | None = None
+    previous_response_id: Any = None
+    store: Any = None
+
+
+_offer = msgspec.json.Decoder(_Offer)
+
+
+def offers_other_tools(body: bytes) -> bool:
+    """Return whether a Responses request offers tools that are not functions.
+
+    False for a request that needs stored responses, because no chat request can replace it.
+    """
+    try:
+        offer = _offer.decode(body)
+    except msgspec.DecodeError:
+        return False
+    is_stored = offer.previous_response_id is not None or offer.store is True
+    return not is_stored and any(tool.type != "function" for tool in offer.tools or ())
+
+
+def refuses_tools(error: bytes) -> bool:
+    """Return whether an error response is about tools."""
+    return re.search(rb"\btools?\b", error) is not None
 
 
 _PREVIOUS = "previous_response_id"

@@ -11,6 +11,7 @@ from helexa.cortex.backends.choice import FAILED, Choice
 from helexa.cortex.upstream.response_body import as_json, malformed, read_error_value, read_json
 
 _MAX_DIGITS = 12
+_CACHED = ("prompt_cache_hit_tokens", "cached_tokens")  # names of DeepSeek and of Moonshot
 
 
 def reported_usage(body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -42,8 +43,8 @@ def other_counts(body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _converted(usage: dict[str, Any]) -> dict[str, Any] | None:
     prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-    cached = None
-    if prompt is None and (prompt := _count(usage.get("input_tokens"))) is not None:
+    cached = _cached(usage)
+    if prompt is None and (prompt := _count(usage.get("input_tokens"))) is not None and cached is None:
         # Anthropic's `input_tokens` do not include cached tokens; OpenAI's Responses API has `input_tokens_details`.
         cached = _count(usage.get("cache_read_input_tokens"))
         prompt += (cached or 0) + (_count(usage.get("cache_creation_input_tokens")) or 0)
@@ -55,9 +56,22 @@ def _converted(usage: dict[str, Any]) -> dict[str, Any] | None:
     total = _count(usage.get("total_tokens")) or prompt + completion
     counts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
     if cached:
-        counts["prompt_tokens_details"] = {"cached_tokens": cached}
+        details = usage.get("prompt_tokens_details")
+        shown = details if isinstance(details, dict) else {}
+        counts["prompt_tokens_details"] = {**shown, "cached_tokens": min(cached, prompt)}
     well_formed = all(usage.get(name) == count and type(usage.get(name)) is int for name, count in counts.items())
     return usage if well_formed else usage | counts
+
+
+def _cached(usage: dict[str, Any]) -> int | None:
+    """Return the number of cached tokens in a field that is not OpenAI's, or None."""
+    details = usage.get("prompt_tokens_details")
+    if isinstance(details, dict) and details.get("cached_tokens") is not None:
+        return None
+    for fields, name in ((usage.get("input_tokens_details"), "cached_tokens"), *((usage, name) for name in _CACHED)):
+        if isinstance(fields, dict) and (count := _count(fields.get(name))) is not None:
+            return count
+    return None
 
 
 def _usage(prompt: int, completion: int, cached: int = 0) -> dict[str, Any] | None:

@@ -7,15 +7,22 @@ from dataclasses import dataclass, field, replace
 from helexa.core.wire.responses.request import ResponsesRequest
 from helexa.cortex.backends.answer import BackendAnswer, NativeResponses, NodeResponse
 from helexa.cortex.backends.chat_request import (
+    EFFORT,
     OPTIONAL_FIELDS,
+    OUTPUT_LIMIT,
     STREAM_OPTIONS,
     chat_body,
     for_backend,
+    offers_other_tools,
+    output_limit,
     read_responses_request,
     refused_fields,
     refuses_ids,
     refuses_order,
+    refuses_thinking,
+    refuses_tools,
     with_alternating_roles,
+    with_output_limit,
     with_short_ids,
     without_field,
 )
@@ -24,6 +31,7 @@ from helexa.cortex.forwarding.body_checks import BodyWorkers
 from helexa.cortex.forwarding.request import ClientRequest
 from helexa.cortex.forwarding.request_limits import CHAT, COMPLETIONS, RESPONSES
 from helexa.cortex.upstream.connection import UpstreamResponse
+from helexa.cortex.upstream.response_body import CONTEXT_LENGTH_EXCEEDED, permitted_output, read_error
 
 # The gateway forgets after this time what it has learned about a backend, because the backend may be updated.
 KNOWLEDGE_SECS = 3600.0
@@ -41,6 +49,9 @@ class Knowledge:
 
     refused: frozenset[str] = frozenset()  # optional fields that the backend refuses
     lacks_responses: bool = False  # True if the backend has no `/v1/responses`
+    # True if its `/v1/responses` refuses tools that are not functions. Such a request becomes a chat request, in which
+    # the functions of namespaces are plain functions.
+    functions_only: bool = False
     alternates: bool = False  # True if the roles of messages must alternate (`role_order`)
     short_ids: bool = False  # True if ids of tool calls must have Mistral's format (`short_call_ids`)
 
@@ -71,16 +82,35 @@ class BackendAttempt:
         """
         if status in _NO_ROUTE and self.path == RESPONSES:
             return replace(self.knowledge, lacks_responses=True)
+        if status in _REFUSALS and self.path == RESPONSES and refuses_tools(error) and offers_other_tools(self.body):
+            return replace(self.knowledge, functions_only=True)
         if status in _TEMPLATE_ERRORS and self.path == CHAT:
             if not self.knowledge.alternates and refuses_order(error):
                 return replace(self.knowledge, alternates=True)
             if not self.knowledge.short_ids and refuses_ids(error):
                 return replace(self.knowledge, short_ids=True)
-        named = refused_fields(self.body, error) if status in _REFUSALS else set[str]()
+            if EFFORT in self.optional - self.knowledge.refused and refuses_thinking(error):
+                return replace(self.knowledge, refused=self.knowledge.refused | {EFFORT})
+        if status not in _REFUSALS or read_error(status, error).code == CONTEXT_LENGTH_EXCEEDED:
+            return None  # such an error may name fields because of their values
+        named = refused_fields(self.body, error)
         new = (named & self.optional) - self.knowledge.refused
         if not new:
             return None
         return replace(self.knowledge, refused=self.knowledge.refused | new)
+
+    def shortened(self, body: bytes, status: int, error: bytes) -> bytes | None:
+        """Return the request `body` with an output limit that fits the context, or None.
+
+        The result is None unless the error states a smaller limit, and the gateway translated the body.
+        """
+        # Anthropic's clients must state a limit, and coding agents state one that exceeds the context of many models.
+        # Nodes of helexa lower such a limit themselves.
+        if OUTPUT_LIMIT not in self.optional or self.responses is not None or status not in _REFUSALS:
+            return None
+        limit = output_limit(body)
+        most = 0 if limit is None else permitted_output(read_error(status, error), limit)
+        return with_output_limit(body, most) if most else None
 
     def convert(
         self,
@@ -111,24 +141,32 @@ class BackendAttempt:
 
 
 def new_attempt(
-    path: str, body: bytes, *, translated: bool, adds_stream_options: bool, knowledge: Knowledge
+    path: str,
+    body: bytes,
+    *,
+    translated: bool,
+    adds_stream_options: bool,
+    knowledge: Knowledge,
+    thinks_by_effort: bool = False,
 ) -> BackendAttempt:
     """Return the next attempt, according to the knowledge about the backend.
 
     Args:
         translated: True if the gateway translated the body from another API.
         adds_stream_options: True if the gateway added `stream_options` to a body that it did not translate.
+        thinks_by_effort: True if the backend reads only `reasoning_effort`, and not `chat_template_kwargs`.
 
     Raises:
         ApiError: 400: the request cannot be translated to a chat request.
     """
     responses = None
-    if path == RESPONSES and knowledge.lacks_responses:
+    if path == RESPONSES and (knowledge.lacks_responses or (knowledge.functions_only and offers_other_tools(body))):
         responses = read_responses_request(body)
         path, body, translated = CHAT, chat_body(responses), True
     optional = frozenset[str]()
     if translated:
-        body, optional = for_backend(body, knowledge.refused), frozenset(OPTIONAL_FIELDS)
+        body = for_backend(body, knowledge.refused, thinks_by_effort=thinks_by_effort)
+        optional = frozenset(OPTIONAL_FIELDS)
     elif adds_stream_options:
         optional = frozenset({STREAM_OPTIONS})
         body = without_field(body, STREAM_OPTIONS) if STREAM_OPTIONS in knowledge.refused else body
@@ -164,6 +202,7 @@ class BackendKnowledge:
         merged = Knowledge(
             known.refused | lesson.refused,
             known.lacks_responses or lesson.lacks_responses,
+            known.functions_only or lesson.functions_only,
             known.alternates or lesson.alternates,
             known.short_ids or lesson.short_ids,
         )
@@ -184,7 +223,7 @@ class BackendRequests:
         self._knowledge = BackendKnowledge()
 
     async def send(
-        self, url: str, model: str, request: ClientRequest, body: bytes, send: Send
+        self, url: str, model: str, request: ClientRequest, body: bytes, send: Send, *, thinks_by_effort: bool = False
     ) -> tuple[UpstreamResponse, bytes, BackendAttempt]:
         """Send a request for the model `model` to the backend with the base URL `url`.
 
@@ -195,6 +234,7 @@ class BackendRequests:
             model: id of the model at the backend.
             body: body of the request for a third-party backend.
             send: function that sends a body to the backend.
+            thinks_by_effort: as for `new_attempt`.
 
         Returns:
             The last response, its first bytes (of an error response: all bytes up to `MAX_ERROR_BYTES`), and the form
@@ -214,6 +254,7 @@ class BackendRequests:
                 translated=request.translated,
                 adds_stream_options=request.adds_stream_options,
                 knowledge=knowledge,
+                thinks_by_effort=thinks_by_effort,
             )
             response, chunk = await send(attempt.path, attempt.body)
             if response.status < 400:
@@ -222,10 +263,11 @@ class BackendRequests:
                 return response, chunk, attempt
             chunk = await _read_error(response, chunk)
             lesson = attempt.learn(response.status, chunk) if attempts_left else None
-            if lesson is None:
+            shorter = attempt.shortened(body, response.status, chunk) if attempts_left and lesson is None else None
+            if lesson is None and shorter is None:
                 return response, chunk, attempt
             response.close()
-            knowledge = lesson
+            knowledge, body = lesson or knowledge, shorter or body
         raise AssertionError("the last attempt returns its response")
 
 

@@ -98,8 +98,9 @@ class Proxy:
                     node_response, first_chunk = await self._send(target, request, running, headers, request.path, body)
                 else:
                     send = partial(self._send, target, request, running, headers)
+                    by_effort = self._thinks_by_effort(target)
                     node_response, first_chunk, attempt = await self._backends.send(
-                        target.url, model, request, body, send
+                        target.url, model, request, body, send, thinks_by_effort=by_effort
                     )
             except UpstreamError as error:
                 raise self._without_response(error, record) from error
@@ -135,6 +136,12 @@ class Proxy:
                     self._fleet.served(node, model, requester)
             finally:
                 node_response.close()
+
+    def _thinks_by_effort(self, target: WarmRoute) -> bool:
+        """Return whether a third-party backend is Ollama with a model that can think."""
+        nodes = (node for node in self._fleet.view().nodes if node.name == target.node)
+        info = next((node.models.get(target.model) for node in nodes), None)
+        return info is not None and info.harness == "ollama" and info.reasoning is True
 
     async def _send(
         self,

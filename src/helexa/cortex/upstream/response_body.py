@@ -118,14 +118,22 @@ _TOO_LONG = re.compile(
 _LIMIT = re.compile(
     r"context (?:length|window|size)(?: is| of)?(?: only)?(?: of)? (\d+)|context length \((\d+) tokens\)"
     r"|model with (\d+) maximum context|maximum model length of (\d+)|> (\d+) maximum"
-    r"|tokens allowed \((\d+)\)|must be <= (\d+)",
+    r"|tokens allowed \((\d+)\)|must be <= (\d+)|n_ctx: (\d+)",
     re.IGNORECASE,
 )
 _PROMPT = re.compile(
     r"resulted in (\d+)|(\d+) (?:tokens )?(?:from the input|in the messages|in your prompt)|at least (\d+) input"
     r"|passed (\d+) input|prompt \(length (\d+)\)|input \((\d+) tokens\)|Requested tokens \((\d+)\)"
     r"|Prompt contains (\d+)|too long: (\d+)|input token count \((\d+)\)|first (\d+) tokens|has (\d+) input tokens"
-    r"|Given: (\d+) `inputs`",
+    r"|Given: (\d+) `inputs`|n_keep: (\d+)",
+    re.IGNORECASE,
+)
+_LEAST_OUTPUT = 256  # With less room, an error is better: it lets clients shorten the conversation.
+_LEAST_PROMPT = re.compile(r"at least \d+ input")
+_MOST_OUTPUT = re.compile(
+    r"at most (\d+) (?:completion|output) tokens|valid range of max_tokens is \[\d+, ?(\d+)\]"
+    r"|`max_tokens` must be less than or equal to `(\d+)`|> (\d+), which is the maximum allowed number of output"
+    r"|max(?:_completion|_output)?_tokens\b.{0,80}expected a value <= (\d+)",
     re.IGNORECASE,
 )
 
@@ -218,6 +226,18 @@ def context_limit(error: ApiError) -> int:
 def context_prompt(error: ApiError) -> int:
     """Return the prompt tokens that a `context_length_exceeded` error states, or 0."""
     return _size(error.extras, "prompt_len") or _number(_PROMPT, str(error))
+
+
+def permitted_output(error: ApiError, limit: int) -> int:
+    """Return an output limit below `limit` that may avoid an error, or 0."""
+    most = _number(_MOST_OUTPUT, str(error))
+    if error.code == CONTEXT_LENGTH_EXCEEDED:
+        prompt = context_prompt(error)
+        most = context_limit(error) - prompt if prompt else 0
+        # vLLM counts a prompt only as far as it needs to know that the prompt is too long for the output limit.
+        if _LEAST_PROMPT.search(str(error)):
+            most = min(most, limit // 2)
+    return most if _LEAST_OUTPUT <= most < limit else 0
 
 
 def _parse(body: bytes) -> Any:

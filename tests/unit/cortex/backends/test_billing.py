@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from emulator.backend import Backend
 from emulator.message_quirks import USAGE
 from emulator.quirk import Quirk
 from emulator.table import QUIRKS
 
-from cortex.fake_node import FakeNode
+from cortex.fake_node import CHOICE, FakeNode
 from cortex.running_gateway import Cortex, running_cortex
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -63,3 +64,42 @@ async def test_prompt_and_answer_of_a_stream_are_charged(cortex: Cortex, name: s
 @pytest.mark.parametrize("name", WHOLE, ids=shown)
 async def test_prompt_and_answer_of_a_whole_answer_are_charged(cortex: Cortex, name: str) -> None:
     check(QUIRKS[name], await charge(cortex, name, {}))
+
+
+COUNTS: dict[str, Any] = {"prompt_tokens": 100, "completion_tokens": 2, "total_tokens": 102}
+RESPONSE_COUNTS: dict[str, Any] = {
+    "input_tokens": 100,
+    "output_tokens": 2,
+    "input_tokens_details": {"cached_tokens": 80},
+}
+
+
+@pytest.mark.parametrize(
+    ("usage", "cached"),
+    [
+        (COUNTS | {"prompt_cache_hit_tokens": 80, "prompt_cache_miss_tokens": 20}, 80),
+        (COUNTS | {"cached_tokens": 80}, 80),
+        (COUNTS | {"cached_tokens": 80, "prompt_tokens_details": {"audio_tokens": 1}}, 80),
+        (RESPONSE_COUNTS, 80),
+        (COUNTS | {"cached_tokens": 80, "prompt_tokens_details": {"cached_tokens": 0}}, 0),  # OpenAI's field counts
+        (COUNTS | {"prompt_cache_hit_tokens": 900}, 100),
+    ],
+    ids=["DeepSeek", "Moonshot", "other details", "Responses", "OpenAI", "too many"],
+)
+async def test_cached_tokens_have_the_names_of_the_clients_api(usage: dict[str, Any], cached: int) -> None:
+    async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"id": "c1", "choices": [CHOICE], "usage": usage})
+
+    async with FakeNode(speak=speak).holds("Org/M").serving() as backend:
+        settings = {"neurons": [{"name": "n1", "endpoint": backend.url, "kind": "openai"}]}
+        async with running_cortex(backend, settings=settings) as cortex:
+            body = {"model": "Org/M", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+            async with cortex.client.post(f"{cortex.url}/v1/messages", json=body) as response:
+                shown = (await response.json())["usage"]
+            assert (shown["input_tokens"], shown["cache_read_input_tokens"]) == (100 - cached, cached)
+            async with cortex.client.post(f"{cortex.url}/v1/chat/completions", json=body) as response:
+                shown = (await response.json())["usage"]
+            assert (shown["prompt_tokens"], shown.get("prompt_tokens_details", {}).get("cached_tokens", 0)) == (
+                100,
+                cached,
+            )

@@ -65,6 +65,32 @@ async def test_truncated_stream_ends_with_an_error(
     assert await events(gateway) == expected
 
 
+ERROR = b'data: {"error": {"message": "the model crashed", "type": "server_error", "code": "500"}}\n\n'
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [[ERROR], [RESPONSE_STREAM[0], ERROR], [RESPONSE_STREAM[0] + ERROR], [RESPONSE_STREAM[0], ERROR[:40], ERROR[40:]]],
+)
+async def test_error_without_a_type_becomes_an_error_event(
+    gateway: Cortex, backend: FakeNode, stream: list[bytes]
+) -> None:
+    """LiteLLM sends such errors, and clients report a missing field `type` instead of the message."""
+
+    async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        return await begin(request, *stream)
+
+    backend.speak = speak
+    body = {"model": "Org/M", "input": "Hi", "stream": True}
+    async with gateway.client.post(f"{gateway.url}/v1/responses", json=body) as response:
+        if stream[0] == ERROR:
+            assert (await response.json())["error"]["message"] == "the model crashed"
+            return
+        first, last = EventParser().feed(await response.read())
+    assert (first.event, last.event) == ("response.output_text.delta", "error")
+    assert json.loads(last.data)["message"] == "the model crashed"
+
+
 @pytest.mark.parametrize("headers", [{"content-type": "text/plain"}, {"content-type": "Application/JSON"}])
 async def test_whole_response_may_have_another_content_type(
     gateway: Cortex, backend: FakeNode, headers: dict[str, str]

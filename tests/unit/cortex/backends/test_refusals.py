@@ -100,6 +100,17 @@ async def test_messages_omits_fields_that_the_backend_refused(backend: FakeNode)
     assert [message["content"] for message in sent["messages"]] == ["Hi", "Hello", "Again"]
 
 
+async def test_sampling_that_the_backend_lacks_is_omitted(backend: FakeNode) -> None:
+    async with gateway(backend) as cortex:
+        message = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "top_k": 40}
+        assert (await post(cortex, "/v1/messages", **message))[0] == 200
+        options = {"top_k": 40, "min_p": 0.1, "repeat_penalty": 1.1, "num_predict": 9}
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "options": options, "stream": False}
+        status, answer = await post(cortex, "/api/chat", **chat)
+        assert (status, answer["message"]["content"]) == (200, "Hello")
+    assert set(orjson.loads(backend.bodies[-1])) <= KNOWN
+
+
 async def test_output_limit_has_the_name_that_the_backend_accepts(backend: FakeNode) -> None:
     backend.speak = reasoning_model
     async with gateway(backend) as cortex:
@@ -116,10 +127,14 @@ async def test_output_limit_has_the_name_that_the_backend_accepts(backend: FakeN
         (b"the last message must be from the user", set()),
         (b"Extra inputs are not permitted: chat_template_kwargs", {"chat_template_kwargs"}),
         (b"chat_template_kwargs_x is unknown", set()),
+        (b"Unrecognized request argument supplied: top_k", {"top_k"}),
+        (b'{"loc": ["body", "top_k"], "type": "extra_forbidden"}', {"top_k"}),
+        (b"top_k must be -1 (disable), or at least 1, got 0", set()),
     ],
 )
 def test_only_named_fields_of_the_request_are_refused(error: bytes, refused: set[str]) -> None:
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9000, "chat_template_kwargs": {"a": 1}}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9000, "top_k": 0}
+    body["chat_template_kwargs"] = {"a": 1}
     assert refused_fields(orjson.dumps(body), error) == refused
 
 
@@ -178,6 +193,37 @@ async def test_responses_are_answered_through_chat_completions(backend: FakeNode
     assert len(backend.bodies) == asked + 1, "the gateway asks for /v1/responses only once"
 
 
+async def llamacpp(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    """Accept only functions, as the Responses API of llama.cpp's server does."""
+    body = await request.json()
+    if request.path == "/v1/chat/completions":
+        call = {"id": "call_1", "type": "function", "function": {"name": "mail__send", "arguments": "{}"}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return web.json_response({"id": "c1", "choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    if any(tool["type"] != "function" for tool in body.get("tools", ())):
+        error = {"code": 400, "message": "'type' of tool must be 'function'", "type": "invalid_request_error"}
+        return web.json_response({"error": error}, status=400)
+    return web.json_response({"id": "resp_1", "object": "response", "status": "completed", "output": [], "usage": None})
+
+
+async def test_tools_of_codex_reach_a_backend_that_knows_only_functions(backend: FakeNode) -> None:
+    backend.speak = llamacpp
+    send = {"type": "function", "name": "send", "parameters": {"type": "object"}}
+    spaces = [{"type": "namespace", "name": name, "tools": [send]} for name in ("mail", "chat")]
+    codex = {"input": "Hi", "store": False, "tools": [*spaces, {"type": "web_search"}, {"type": "image_generation"}]}
+    async with gateway(backend) as cortex:
+        for _ in range(2):
+            status, response = await post(cortex, "/v1/responses", **codex)
+            assert (status, response["output"][0]["name"], response["output"][0]["namespace"]) == (200, "send", "mail")
+        names = [tool["function"]["name"] for tool in orjson.loads(backend.bodies[-1])["tools"]]
+        assert (names, len(backend.bodies)) == (["mail__send", "chat__send"], 3)  # it has learned after one refusal
+        for fields in ({"tools": [send]}, {"previous_response_id": "resp_1"}):
+            status, response = await post(cortex, "/v1/responses", input="Hi", **fields)
+            assert (status, response["id"]) == (200, "resp_1")
+        status, error = await post(cortex, "/v1/responses", **codex | {"store": True})
+        assert (status, "must be 'function'" in error["error"]["message"]) == (400, True)
+
+
 @pytest.mark.parametrize("fields", [{"previous_response_id": "resp_1"}, {"store": True}])
 async def test_stored_response_of_a_backend_without_responses_is_an_error(
     backend: FakeNode, fields: dict[str, Any]
@@ -206,6 +252,17 @@ def test_images_in_tool_messages_move_to_a_user_message() -> None:
     sent = orjson.loads(for_backend(orjson.dumps({"model": "m", "messages": followed}), ()))["messages"]
     assert [part.get("text") for part in sent[4]["content"]][-1] == "What is it?"
     assert len(sent) == 5
+
+
+def test_functions_without_parameters_have_an_empty_object_of_them() -> None:
+    empty = {"type": "object", "properties": {}}
+    some = {"properties": {"a": {"type": "integer"}}}
+    given: list[Any] = [None, {}, {"type": "object"}, some]
+    functions = [{"name": "f", **({} if parameters is None else {"parameters": parameters})} for parameters in given]
+    tools = [{"type": "function", "function": function} for function in functions]
+    sent = orjson.loads(for_backend(orjson.dumps({"model": "m", "messages": [], "tools": tools}), ()))
+    expected = [empty, empty, empty, {"type": "object", **some}]
+    assert [tool["function"]["parameters"] for tool in sent["tools"]] == expected
 
 
 def test_beginning_of_the_answer_is_continued_by_vllm() -> None:

@@ -14,6 +14,13 @@ from helexa.cortex.backends.chat_request import refuses_ids, with_short_ids
 ERRORS = [
     "Jinja Exception: Tool call IDs should be alphanumeric strings with length 9!",
     "Tool call id was toolu_01A09q90qw90lq917835lq9 but must be a-z, A-Z, 0-9, with a length of 9.",
+    "Invalid 'messages[2].tool_calls[0].id': string too long. Expected a string with maximum length 40, but got a"
+    " string with length 43 instead.",
+    "Invalid 'messages[3].tool_call_id': string too long. Expected a string with maximum length 40, but got a string"
+    " with length 46 instead.",
+    "messages.5.content.0.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'",
+    "1 validation error detected: Value 'functions.Bash:0' at 'messages.2.member.content.1.member.toolUse.toolUseId'"
+    " failed to satisfy constraint: Member must satisfy regular expression pattern: [a-zA-Z0-9_-]+",
 ]
 
 
@@ -30,25 +37,36 @@ def ids_of(body: bytes) -> tuple[list[str], list[str]]:
     return calls, [message["tool_call_id"] for message in messages if message["role"] == "tool"]
 
 
-async def mistral(node: FakeNode, request: web.Request) -> web.StreamResponse:
-    """Answer like llama.cpp's server with a Mistral template."""
-    calls, results = ids_of(await request.read())
-    if all(re.fullmatch("[a-zA-Z0-9]{9}", id) for id in (*calls, *results)):
-        return web.json_response({"id": "c1", "choices": [CHOICE], "usage": USAGE})
-    return web.json_response(
-        {"error": {"code": 400, "message": ERRORS[0], "type": "invalid_request_error"}}, status=400
-    )
+def refusing(text: str, pattern: str) -> Any:
+    """Answer like a server that accepts only ids with the pattern: llama.cpp's with a Mistral template, and others."""
+
+    async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        calls, results = ids_of(await request.read())
+        if all(re.fullmatch(pattern, id) for id in (*calls, *results)):
+            return web.json_response({"id": "c1", "choices": [CHOICE], "usage": USAGE})
+        return web.json_response({"error": {"code": 400, "message": text, "type": "invalid_request_error"}}, status=400)
+
+    return speak
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-async def test_refused_ids_are_sent_in_mistrals_format(path: str) -> None:
-    use = {"type": "tool_use", "id": "toolu_01A09q90qw", "name": "f", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "toolu_01A09q90qw", "content": "r"}
-    messages: Any = turns("toolu_01A09q90qw")
+@pytest.mark.parametrize(
+    ("id", "text", "pattern"),
+    [
+        ("toolu_01A09q90qw", ERRORS[0], "[a-zA-Z0-9]{9}"),
+        ("chatcmpl-tool-0123456789abcdef0123456789abcdef", ERRORS[2], ".{1,40}"),
+        ("functions.Bash:0", ERRORS[4], "[a-zA-Z0-9_-]+"),
+    ],
+    ids=["Mistral", "OpenAI", "Anthropic"],
+)
+async def test_refused_ids_are_sent_in_mistrals_format(path: str, id: str, text: str, pattern: str) -> None:
+    use = {"type": "tool_use", "id": id, "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": id, "content": "r"}
+    messages: Any = turns(id)
     if path == "/v1/messages":
         messages = [messages[0], {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
     body = {"model": "Org/M", "max_tokens": 9, "messages": messages}
-    async with FakeNode(speak=mistral).holds("Org/M").serving() as backend:
+    async with FakeNode(speak=refusing(text, pattern)).holds("Org/M").serving() as backend:
         settings: dict[str, Any] = {"neurons": [{"name": "n1", "endpoint": backend.url, "kind": "openai"}]}
         async with running_cortex(backend, settings=settings) as cortex:
             for _ in range(2):
