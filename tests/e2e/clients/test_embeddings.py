@@ -44,5 +44,11 @@ def test_embedding_request_leaves_the_node_idle(stack: Stack, client: openai.Ope
 
 def test_node_error_reaches_the_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        vectors(client, "x", dimensions=8)
+        vectors(client, "x", extra_body={"truncate_prompt_tokens": 8})
     assert caught.value.code == "unsupported_parameter"
+
+
+def test_vectors_are_shortened(client: openai.OpenAI) -> None:
+    (whole,), (short,) = vectors(client, "x"), vectors(client, "x", dimensions=8)
+    norm = math.hypot(*whole[:8])
+    assert short == pytest.approx([number / norm for number in whole[:8]], abs=1e-6)
