@@ -163,6 +163,11 @@ def test_references_to_stored_items_reserve_the_context(item: Any, stored: str |
     assert (spending.most_tokens(10, None) > UNKNOWN_CONTEXT) == (stored is not None)
 
 
+def test_escapes_hide_no_reference() -> None:
+    body = b'{"model":"a","max_output_tokens":10,"input":[{"type":"item_\\u0072eference","\\u0069d":"msg_abc_0"}]}'
+    assert parse_request(RESPONSES, [], body).previous == "resp_abc"
+
+
 def test_rate_limits_use_an_estimate() -> None:
     def estimate(limit: Limit | None, path: str = CHAT, **fields: Any) -> int:
         request = ask(path, **fields)
