@@ -66,8 +66,8 @@ async def tokenizer_info(request: Request) -> Response:
     info = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model.context_length,
-        "add_bos_token": text.tokenizer.add_bos,
-        "add_eos_token": text.tokenizer.add_eos,
+        "add_bos_token": text.tokenizer.bos_id in text.tokenizer.prefix,
+        "add_eos_token": text.tokenizer.eos_id in text.tokenizer.suffix,
         "chat_template": text.template.source or None,
         "bos_token": text.tokenizer.token_text(text.tokenizer.bos_id),
         "eos_token": text.tokenizer.token_text(text.tokenizer.eos_id),

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from helexa.core.errors import ModelFileError
 from helexa.neuron.text.encoder import backend_errors
 from helexa.neuron.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from helexa.neuron.text.tokenizer import AddedText
 from helexa.neuron.weights.gguf.header import StringArray, is_list_of
 from helexa.neuron.weights.gguf.metadata import TokenType, corrected_types
 
@@ -53,12 +54,36 @@ class GgufVocabulary:
             raise ModelFileError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
         self.types = corrected_types(metadata, tokens, types)  # the `TokenType` of each token, by id
         self._warn_of_corrections(tokens, types)
-        self.ids = dict(zip(self.tokens, range(len(tokens)), strict=True))  # the id of each token, by text
         if not tokens:
             raise ModelFileError("tokenizer.ggml.tokens is empty")
+        self.repeated: dict[int, AddedText] = {}  # by id, tokens with the text of an earlier token
+        self.ids = dict(zip(self.tokens, range(len(tokens)), strict=True))  # the id of each token, by text
         if len(self.ids) != len(tokens):
-            repeated = next(token for token_id, token in enumerate(self.tokens) if self.ids[token] != token_id)
-            raise ModelFileError(f"tokenizer.ggml.tokens lists a token twice: {repeated[:_SHOWN_LENGTH]!r}")
+            self._rename_repeated()
+            self.ids = dict(zip(self.tokens, range(len(tokens)), strict=True))
+
+    def _rename_repeated(self) -> None:
+        """Give tokens with the text of an earlier token a name that no text contains.
+
+        Raises:
+            ModelFileError: the vocabulary is not one of SentencePiece.
+        """
+        first: dict[str, int] = {}
+        for token_id, token in enumerate(self.tokens):
+            if first.setdefault(token, token_id) == token_id:
+                continue
+            # Google's files of Gemma 4 with weights in Q4_0 have three. Other files with such tokens are damaged.
+            if self._metadata.get("tokenizer.ggml.model") not in ("gemma4", "llama"):
+                raise ModelFileError(f"tokenizer.ggml.tokens lists a token twice: {token[:_SHOWN_LENGTH]!r}")
+            special = self.types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
+            self.repeated[token_id] = AddedText(token, special)
+            # The model may generate the token, but prompts get the first one.
+            self.tokens[token_id], self.types[token_id] = f"[REPEATED_{token_id}]", int(TokenType.UNUSED)
+        _log.warning(
+            "the file lists %d tokens twice: prompts get the first of them: %s",
+            len(self.repeated),
+            ", ".join(repr(token.content[:_SHOWN_LENGTH]) for token in islice(self.repeated.values(), _SHOWN)),
+        )
 
     def _warn_of_corrections(self, tokens: Sequence[str], types: Sequence[int] | None) -> None:
         before = [int(TokenType.NORMAL)] * len(tokens) if types is None else types
@@ -141,6 +166,7 @@ class GgufTokenizer:
     Attributes:
         backend: tokenizer of the `tokenizers` library.
         ids: the id of each token, by text; None if the library changes the texts.
+        repeated: by id, the tokens whose text an earlier token has.
         bos_id: id of the beginning-of-sequence token, or None if the file has none.
         eos_id: id of the end-of-sequence token, or None if the file has none.
         end_ids: ids of all tokens in the file that end a sequence, a turn, a message or an infill.
@@ -167,6 +193,7 @@ class GgufTokenizer:
             self.backend, add_bos = sentencepiece_backend(vocabulary, merges, space_prefix), True
         self.backend.add_tokens(vocabulary.added_tokens())
         self.ids = None if model == "bert" else vocabulary.ids
+        self.repeated = vocabulary.repeated
         self.bos_id = vocabulary.token_id("bos")
         self.eos_id = vocabulary.token_id("eos")
         ends = (vocabulary.token_id(kind) for kind in _END_KINDS)

@@ -59,8 +59,7 @@ class ModelText:
         # reasoning format and tool-call format of the model's output
         self.output_format = OutputFormat(tokenizer, (template_source or "") + (tool_use or ""))
         # A model's template writes the beginning-of-sequence token. The fallback template does not.
-        first = tokenizer.bos_id if template_source is None and tokenizer.add_bos else None
-        self._prefix = [] if first is None else [first]
+        self._prefix = tokenizer.prefix if template_source is None else []
         self.sandbox: TextSandbox | None = None  # the sandbox process that tokenizes; None if this process does
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="text")
 

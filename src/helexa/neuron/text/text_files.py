@@ -1,7 +1,8 @@
 """Read the text settings and the tokenizer from a model's files."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -21,7 +22,7 @@ from helexa.neuron.text.config_files import (
 from helexa.neuron.text.encoder import BackendEncoder, backend_errors
 from helexa.neuron.text.gguf_tokenizer import MAX_TOKENS, GgufTokenizer
 from helexa.neuron.text.tokenizer import AddedText, Tokenizer, Vocabulary, spelling_of
-from helexa.neuron.text.tokenizer_json import read_tokenizer_json
+from helexa.neuron.text.tokenizer_json import add_configured_tokens, read_tokenizer_json
 from helexa.neuron.weights.gguf.files import GgufFile, gguf_models
 
 
@@ -84,13 +85,20 @@ def backend_vocabulary(
     backend: tokenizers.Tokenizer,
     *,
     ids: dict[str, int] | None = None,
+    repeated: Mapping[int, AddedText] = MappingProxyType({}),
     bos_id: int | None = None,
     eos_id: int | None = None,
     end_ids: Iterable[int] = (),
-    add_bos: bool = False,
-    add_eos: bool = False,
+    prefix: Iterable[int | None] = (),
+    suffix: Iterable[int | None] = (),
 ) -> Vocabulary:
     """Return the vocabulary of a tokenizer of the `tokenizers` library.
+
+    Args:
+        ids: the id of each token, by text; None to ask the library.
+        repeated: by id, the tokens whose text an earlier token has.
+        prefix: see `Vocabulary`. None stands for a token that the vocabulary does not have.
+        suffix: like `prefix`.
 
     Raises:
         ModelFileError: the tokenizer has too many tokens, or its decoder is not supported.
@@ -100,13 +108,13 @@ def backend_vocabulary(
     added = backend.get_added_tokens_decoder()
     return Vocabulary(
         ids=backend.get_vocab(with_added_tokens=True) if ids is None else ids,  # the library takes longer
-        added={token_id: AddedText(token.content, token.special) for token_id, token in added.items()},
+        added={token_id: AddedText(token.content, token.special) for token_id, token in added.items()} | dict(repeated),
         spelling=spelling_of(backend),
         bos_id=bos_id,
         eos_id=eos_id,
         end_ids=sorted(end_ids),
-        add_bos=add_bos,
-        add_eos=add_eos,
+        prefix=[token for token in prefix if token is not None],
+        suffix=[token for token in suffix if token is not None],
     )
 
 
@@ -120,11 +128,12 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> tuple[Vocabulary, BackendEnco
     vocabulary = backend_vocabulary(
         file.backend,
         ids=file.ids,
+        repeated=file.repeated,
         bos_id=file.bos_id,
         eos_id=file.eos_id,
         end_ids=file.end_ids,
-        add_bos=file.add_bos,
-        add_eos=file.add_eos,
+        prefix=[file.bos_id] if file.add_bos else [],
+        suffix=[file.eos_id] if file.add_eos else [],
     )
     return vocabulary, BackendEncoder(file.backend)
 
@@ -137,19 +146,29 @@ def directory_tokenizer(path: Path) -> tuple[Vocabulary, BackendEncoder]:
     """
     backend = read_tokenizer_json(path / "tokenizer.json")
     config = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
+    add_configured_tokens(backend, config, read_object(path / "added_tokens.json"))
     bos_id, eos_id = (_named_id(backend, config.get(key)) for key in ("bos_token", "eos_token"))
-    with backend_errors("tokenizer.json cannot be used", "download the model again"):
-        special_ids = backend.encode("", add_special_tokens=True).ids
-    add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
-    if not isinstance(add_bos, bool):
-        add_bos = special_ids[:1] == [bos_id]
-    if not isinstance(add_eos, bool):
-        add_eos = special_ids[add_bos:][-1:] == [eos_id]
+    prefix, suffix = _surrounding_ids(backend)
+    if isinstance(add_bos := config.get("add_bos_token"), bool):
+        prefix = [bos_id] if add_bos else []
+    if isinstance(add_eos := config.get("add_eos_token"), bool):
+        suffix = [eos_id] if add_eos else []
     ends = _configured_ends(path, backend.get_vocab_size(with_added_tokens=True))
-    vocabulary = backend_vocabulary(
-        backend, bos_id=bos_id, eos_id=eos_id, end_ids=ends, add_bos=add_bos, add_eos=add_eos
-    )
+    vocabulary = backend_vocabulary(backend, bos_id=bos_id, eos_id=eos_id, end_ids=ends, prefix=prefix, suffix=suffix)
     return vocabulary, BackendEncoder(backend)
+
+
+def _surrounding_ids(backend: tokenizers.Tokenizer) -> tuple[Sequence[int | None], Sequence[int | None]]:
+    """Return the ids that the post-processor puts before and after a text."""
+    # They need not be those of `bos_token` and `eos_token`: Qwen3-Embedding puts its padding token last.
+    with backend_errors("tokenizer.json cannot be used", "download the model again"):
+        if not backend.encode("", add_special_tokens=True).ids:
+            return [], []
+        encoding = backend.encode("a", add_special_tokens=True)
+    added = encoding.special_tokens_mask
+    first = next((index for index, special in enumerate(added) if not special), len(added))
+    last = next((index for index in range(len(added), first, -1) if not added[index - 1]), first)
+    return encoding.ids[:first], encoding.ids[last:]
 
 
 def _named_id(backend: tokenizers.Tokenizer, token: Any) -> int | None:

@@ -63,8 +63,9 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
     eos_id: int | None = None  # id of the end-of-sequence token that the model's files specify, or None
     # ids of the tokens that end generation, according to the model's files
     end_ids: list[int] = msgspec.field(default_factory=list[int])
-    add_bos: bool = False  # whether the files request `bos_id` at the beginning of a prompt
-    add_eos: bool = False  # whether the files request `eos_id` at the end of a prompt
+    # ids of the tokens that the files request at the beginning and at the end of a prompt
+    prefix: list[int] = msgspec.field(default_factory=list[int])
+    suffix: list[int] = msgspec.field(default_factory=list[int])
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -206,10 +207,8 @@ class Tokenizer:
         self._spell, self._spell_added = token_spellers(vocabulary.spelling)
         self.bos_id = vocabulary.bos_id  # id of the beginning-of-sequence token, or None
         self.eos_id = vocabulary.eos_id  # id of the end-of-sequence token that the model's files specify, or None
-        # whether `encode(..., add_special=True)` puts `bos_id` first
-        self.add_bos = vocabulary.add_bos and self.bos_id is not None
-        # whether `encode(..., add_special=True)` puts `eos_id` last
-        self.add_eos = vocabulary.add_eos and self.eos_id is not None
+        # ids of the tokens that `encode(..., add_special=True)` puts first, and of those that it puts last
+        self.prefix, self.suffix = vocabulary.prefix, vocabulary.suffix
         names = _END_TOKENS | _INFILLING_TOKENS
         names -= {end for token, end in _ENDS_OF_MESSAGES.items() if self.token_id(token) is not None}
         known_ends = (token_id for token_id, token in self._added.items() if token.content in names)
@@ -229,7 +228,7 @@ class Tokenizer:
 
         Args:
             text: any text. Lone surrogates are read as U+FFFD.
-            add_special: whether to add `bos_id` and `eos_id`, if the model's files request them.
+            add_special: whether to add `prefix` and `suffix`, the tokens that the model's files request.
             parse_special: if False, the texts of control tokens are encoded as plain text.
             continues: if True, the text continues other tokens, and a SentencePiece model adds no space before it.
 
@@ -239,11 +238,7 @@ class Tokenizer:
         # By default, a string such as `<|im_end|>` in the text becomes the control token with this name, because
         # rendered chat templates need it. As a consequence, a user's message can contain control tokens.
         ids = self._encoder.ids(text, parse_special=parse_special, continues=continues)
-        if not add_special:
-            return ids
-        first = [self.bos_id] if self.add_bos and self.bos_id is not None else []
-        last = [self.eos_id] if self.add_eos and self.eos_id is not None else []
-        return [*first, *ids, *last]
+        return [*self.prefix, *ids, *self.suffix] if add_special else ids
 
     def offsets(self, text: str) -> list[int]:
         """Return the index in `text` of each token's first character.
@@ -251,11 +246,11 @@ class Tokenizer:
         The tokens are those of `encode(text, add_special=True)`. A token that continues a character has the index of
         this character.
         """
-        offsets, end = [0] if self.add_bos else [], 0
+        offsets, end = [0] * len(self.prefix), 0
         for start, stop in self._encoder.spans(text):
             offsets.append(min(start, end))  # some tokenizers leave out the spaces at the beginning of a token
             end = max(end, stop)
-        return [*offsets, *([len(text)] if self.add_eos else [])]
+        return [*offsets, *[len(text)] * len(self.suffix)]
 
     def decoded_offsets(self, ids: Iterable[int]) -> list[int]:
         """Return the index in `decode(ids)` of each token's character (see `TextOffsets`)."""

@@ -2,16 +2,20 @@
 
 import base64
 import binascii
+import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.text.config_files import parse_object
 from helexa.neuron.text.encoder import backend_errors
 from helexa.neuron.text.gguf_tokenizer import MAX_ADDED_LENGTH
 from helexa.neuron.weights.model_file import read_model_file
+
+_log = logging.getLogger("helexa.neuron.text")
 
 MAX_BYTES = 64 << 20
 
@@ -51,6 +55,59 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     return backend
+
+
+def add_configured_tokens(backend: Tokenizer, config: Mapping[str, Any], legacy: Mapping[str, Any]) -> None:
+    """Add the tokens that the model's other files list, but `tokenizer.json` does not.
+
+    Args:
+        config: the contents of `tokenizer_config.json`, whose `added_tokens_decoder` has tokens by id.
+        legacy: the contents of `added_tokens.json`, ids by text. As in transformers, it is ignored if `config` has
+            `added_tokens_decoder`.
+
+    Raises:
+        ModelFileError: the tokens are too long.
+    """
+    stated = config.get("added_tokens_decoder")
+    tokens = _decoder_tokens(stated) if isinstance(stated, dict) else _legacy_tokens(config, legacy)
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    missing = {token_id: token for token_id, token in tokens.items() if token.content not in known}
+    if sum(len(token.content) for token in missing.values()) > MAX_ADDED_LENGTH:
+        raise ModelFileError(f"the model's files add tokens of more than {MAX_ADDED_LENGTH} characters")
+    for token_id in sorted(missing):
+        token, size = missing[token_id], backend.get_vocab_size(with_added_tokens=True)
+        current = backend.token_to_id(token.content)
+        # The library numbers new tokens itself.
+        if (size if current is None else current) == token_id:
+            backend.add_tokens([token])
+        else:
+            _log.warning("the token %r is not added: its id %d is not the next one, %d", token.content, token_id, size)
+
+
+def _decoder_tokens(stated: dict[str, Any]) -> dict[int, AddedToken]:
+    """Return the well-formed tokens of `added_tokens_decoder`."""
+    flags = ("special", "normalized", "lstrip", "rstrip", "single_word")
+    return {
+        int(key): AddedToken(token["content"], **{flag: token[flag] for flag in flags if type(token.get(flag)) is bool})
+        for key, token in stated.items()
+        if key.isdecimal() and isinstance(token, dict) and _is_text(token.get("content"))
+    }
+
+
+def _legacy_tokens(config: Mapping[str, Any], legacy: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """Return the well-formed tokens of `added_tokens.json`."""
+    named = [value for key, value in config.items() if key.endswith("_token")]
+    named += stated if isinstance(stated := config.get("additional_special_tokens"), list) else []
+    special = {value.get("content") if isinstance(value, dict) else value for value in named}
+    return {
+        token_id: AddedToken(text, special=text in special, normalized=text not in special)
+        for text, token_id in legacy.items()
+        if _is_text(text) and type(token_id) is int and token_id >= 0
+    }
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and value != ""
 
 
 def _added_length(file: dict[str, Any]) -> int:

@@ -102,6 +102,23 @@ def test_gemma_4_uses_its_merges_and_no_space_prefix():
         from_gguf(spm_metadata(pieces, model="gemma4", merges=["a a"]))
 
 
+def test_repeated_token_is_written_but_not_read(caplog):
+    # As in Google's files of Gemma 4 with weights in Q4_0.
+    pieces = dict.fromkeys(["▁", "a", "b", "ab", "▁a", "[REPEATED_x]"], 0.0)
+    for model in ("gemma4", "llama"):
+        metadata = spm_metadata(pieces, model=model, merges=["▁ a", "a b"], add_space_prefix=False)
+        metadata["tokenizer.ggml.tokens"] += ["ab", "▁a", "</s>"]
+        metadata["tokenizer.ggml.token_type"] += [1, 1, 3]
+        metadata["tokenizer.ggml.scores"] += [0.0, 0.0, 0.0]
+        tokenizer = from_gguf(metadata)
+        assert tokenizer.encode("ab</s>") == [262, 2]
+        assert tokenizer.decode([265, 266, 262, 267]) == "ab aab"
+        assert tokenizer.decode([267], skip_special=False) == "</s>"
+        assert tokenizer.vocab_size == 268
+        assert 265 not in tokenizer.encode("[REPEATED_265]")
+    assert "the file lists 3 tokens twice: prompts get the first of them: 'ab', '▁a', '</s>'" in caplog.text
+
+
 def test_pieces_with_equal_scores_merge_in_id_order():
     pieces = dict.fromkeys(["a", "b", "c", "bc", "ab", "abc"], -1000.0)
     tokenizer = from_gguf(spm_metadata(pieces, add_space_prefix=False))

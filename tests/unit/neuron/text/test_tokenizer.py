@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer
 
 from helexa.core.errors import ModelFileError
 from local_tokenizers import from_directory
@@ -113,6 +114,94 @@ def test_eos_is_added_according_to_the_files(tmp_path):
     assert tokenizer.encode("a", add_special=True) == [256, *tokenizer.encode("a"), 257]
     write_directory(tmp_path, backend, tokenizer_config=names | {"add_bos_token": False, "add_eos_token": False})
     assert from_directory(path).encode("a", add_special=True) == tokenizer.encode("a")
+
+
+@pytest.mark.parametrize("single", ["$A <|im_end|>", "<|im_end|> <s> $A", "<s> $A </s> <|im_end|>"])
+def test_tokens_around_a_text_need_not_be_bos_and_eos(tmp_path: Path, single: str) -> None:
+    # Qwen3-Embedding ends texts with its padding token, and GLM-4 begins them with two tokens.
+    backend = byte_level_backend()
+    ids = {"<s>": 256, "</s>": 257, "<|im_end|>": 258}
+    backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(ids.items()))
+    tokenizer = from_directory(write_directory(tmp_path, backend, tokenizer_config={"eos_token": "</s>"}))
+    for text in ("", "a", "ab"):
+        expected = backend.encode(text, add_special_tokens=True)
+        assert tokenizer.encode(text, add_special=True) == expected.ids
+        first = expected.special_tokens_mask[: expected.special_tokens_mask.index(0)] if text else []
+        if text:
+            assert tokenizer.offsets(text) == [
+                *[0] * len(first),
+                *range(len(text)),
+                *[len(text)] * (len(expected) - len(first) - len(text)),
+            ]
+
+
+def test_stated_flags_decide_over_the_post_processor(tmp_path: Path) -> None:
+    backend = byte_level_backend()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A <|im_end|>", special_tokens=[("<s>", 256), ("<|im_end|>", 258)]
+    )
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    path = write_directory(tmp_path, backend, tokenizer_config=names | {"add_bos_token": False})
+    assert from_directory(path).encode("a", add_special=True)[1:] == [258]
+    write_directory(tmp_path, backend, tokenizer_config=names | {"add_eos_token": True})
+    assert from_directory(path).encode("a", add_special=True)[::2] == [256, 257]
+
+
+def token(content: str, **flags: bool) -> dict[str, Any]:
+    return {"content": content, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False} | flags
+
+
+def test_tokens_that_only_other_files_list_are_added(tmp_path: Path) -> None:
+    decoder = {
+        "72": token("i", special=False),  # has this id in the vocabulary
+        "258": token("<|im_end|>", special=False),  # tokenizer.json decides
+        "260": token("<|tool|>", special=True),
+        "261": token("<note>", special=False),
+    }
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": decoder}
+    tokenizer = from_directory(write_directory(tmp_path, byte_level_backend(), tokenizer_config=config))
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("<|tool|>ab<note> i", "<|im_end|>"):
+        assert tokenizer.encode(text) == reference.encode(text)
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+    assert tokenizer.encode("<|tool|><note>") == [260, 261]
+    assert tokenizer.decode([260, 261, 258]) == "<note>"
+    assert tokenizer.vocab_size == 262
+
+
+def test_tokens_of_the_legacy_file_are_added_unless_the_configuration_lists_tokens(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"eos_token": "<|tool|>", "additional_special_tokens": ["<|call|>"]}
+    legacy = {"<|tool|>": 260, "<|call|>": 261, "<note>": 262}
+    path = write_directory(tmp_path, byte_level_backend(), tokenizer_config=config, added_tokens=legacy)
+    tokenizer = from_directory(path)
+    assert tokenizer.encode("<|tool|><|call|><note>") == [260, 261, 262]
+    assert tokenizer.decode([260, 261, 262]) == "<note>"
+    assert tokenizer.eos_id == 260
+    write_directory(tmp_path, byte_level_backend(), tokenizer_config=config | {"added_tokens_decoder": {}})
+    assert from_directory(path).vocab_size == 260
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        {"300": token("<far>")},
+        {"72": token("<|tool|>")},
+        {"260": token("")},
+        {"260": "<|tool|>", "x": token("<x>"), "²": token("<y>"), "-1": token("<z>"), "261": {"content": 3}},
+        ["<|tool|>"],
+    ],
+)
+def test_added_tokens_without_a_usable_id_or_text_are_left_out(tmp_path: Path, decoder: Any) -> None:
+    config = {"added_tokens_decoder": decoder}
+    tokenizer = from_directory(write_directory(tmp_path, byte_level_backend(), tokenizer_config=config))
+    assert tokenizer.vocab_size == 260
+
+
+def test_too_long_added_tokens_are_rejected(tmp_path: Path) -> None:
+    config = {"added_tokens_decoder": {"260": token("x" * (1 << 20)), "261": token("y")}}
+    with pytest.raises(ModelFileError, match="add tokens of more than"):
+        from_directory(write_directory(tmp_path, byte_level_backend(), tokenizer_config=config))
 
 
 @pytest.mark.parametrize(
