@@ -13,7 +13,7 @@ import orjson
 from helexa.core.errors import ModelFileError
 from helexa.neuron.text.tokenizer import Tokenizer, Vocabulary
 from helexa.neuron.weights.gguf.header import is_list_of
-from helexa.neuron.weights.model_file import open_model_file, read_model_file
+from helexa.neuron.weights.model_file import MAX_CONFIG_BYTES, MODULES_FILE, open_model_file, read_model_file
 
 _MAX_BYTES = 16 << 20
 _MAX_VALUES = 1 << 22
@@ -46,6 +46,9 @@ Pooling = Literal["mean", "last", "cls"]
 """
 
 POOLING_FILE = "1_Pooling/config.json"  # file in which Sentence Transformers models define the pooling method
+
+# The classes of Sentence Transformers that `requests.embedding` implements, and one that only training uses.
+_MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
 
 _DEFAULT_POOLING: Pooling = "mean"
 _POOLING_FLAGS: dict[str, Pooling] = {
@@ -205,6 +208,25 @@ def defaults_in_gguf(metadata: Mapping[str, Any]) -> SamplingDefaults:
 
 def _numbers(values: Mapping[str, Any]) -> SamplingDefaults:
     return {name: value for name, value in values.items() if type(value) in (int, float) and math.isfinite(value)}
+
+
+def require_known_modules(path: Path) -> None:
+    """Check that an embedding is the normalized result of the pooling.
+
+    Raises:
+        ModelFileError: `modules.json` of an embedding model names a module that is not implemented, such as `Dense`.
+    """
+    try:
+        modules = orjson.loads(read_model_file(path / MODULES_FILE, MAX_CONFIG_BYTES))
+    except (OSError, ValueError, ModelFileError):
+        return
+    stated = [module.get("type") for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
+    for name in (kind.rpartition(".")[2] for kind in stated if isinstance(kind, str)):
+        if name not in _MODULES:
+            raise ModelFileError(
+                f"{MODULES_FILE}: the module {name[:40]!r} is not supported, only {', '.join(_MODULES)}: the "
+                "embeddings would be wrong; use another embedding model"
+            )
 
 
 def pooling_in_directory(path: Path) -> Pooling:

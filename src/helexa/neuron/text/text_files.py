@@ -16,6 +16,7 @@ from helexa.neuron.text.config_files import (
     pooling_in_directory,
     pooling_in_gguf,
     read_object,
+    require_known_modules,
     special_tokens_in_directory,
     special_tokens_in_gguf,
 )
@@ -41,6 +42,7 @@ def read_text_files(path: Path) -> tuple[TextSettings, BackendEncoder]:
 
 
 def _from_directory(path: Path) -> tuple[TextSettings, BackendEncoder]:
+    require_known_modules(path)
     templates = TemplateSources.in_directory(path)
     vocabulary, encoder = directory_tokenizer(path)
     settings = TextSettings(

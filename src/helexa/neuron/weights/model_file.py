@@ -26,6 +26,9 @@ MAX_JSON_BYTES = 32 << 20
 # Maximum size of a configuration file in bytes. The server parses it, and all requests wait for the parser.
 MAX_CONFIG_BYTES = 4 << 20
 
+# File of an embedding model of Sentence Transformers: what is applied to a text, one after the other.
+MODULES_FILE = "modules.json"
+
 
 def open_model_file(path: Path, buffering: int = -1) -> BinaryIO:
     """Open the regular file at `path` for reading.

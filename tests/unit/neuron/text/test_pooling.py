@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from helexa.neuron.text.config_files import POOLING_FILE, pooling_in_directory, pooling_in_gguf
+from helexa.core.errors import ModelFileError
+from helexa.neuron.text.config_files import (
+    POOLING_FILE,
+    pooling_in_directory,
+    pooling_in_gguf,
+    require_known_modules,
+)
+from helexa.neuron.text.text_files import read_text_files
 
 
 def _directory(tmp_path: Path, content: str) -> Path:
@@ -40,6 +47,40 @@ def test_invalid_pooling_file_means_mean(tmp_path: Path, content: str) -> None:
 
 def test_missing_pooling_file_means_mean(tmp_path: Path) -> None:
     assert pooling_in_directory(tmp_path) == "mean"
+
+
+def _modules(*kinds: object) -> str:
+    return json.dumps([{"idx": n, "name": str(n), "path": f"{n}_X", "type": kind} for n, kind in enumerate(kinds)])
+
+
+KNOWN = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"]
+
+
+def test_module_that_changes_embeddings_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(_modules(*KNOWN, "sentence_transformers.models.Dense"))
+    with pytest.raises(ModelFileError, match=r"the module 'Dense' is not supported"):
+        require_known_modules(tmp_path)
+    with pytest.raises(ModelFileError, match=r"the module 'Dense' is not supported"):
+        (tmp_path / "tokenizer.json").write_text("{}")
+        read_text_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        _modules(*KNOWN),
+        _modules(*KNOWN, "sentence_transformers.models.Normalize", "custom.modules.Dropout"),
+        _modules(None, 3),
+        "[",
+        "{}",
+        '["Dense"]',
+    ],
+)
+def test_known_or_malformed_modules_are_accepted(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "modules.json").write_text(content)
+    require_known_modules(tmp_path)
 
 
 @pytest.mark.parametrize(
