@@ -136,7 +136,8 @@ class PackedStore(MatrixStore):
         return matrices
 
     def _write(self) -> None:
-        partial = self._path.with_suffix(f".partial-{os.getpid()}")
+        # The time, because engines in two containers may have the same process id.
+        partial = self._path.with_suffix(f".partial-{time.time_ns()}-{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             size = sum(_aligned(matrix.data.nbytes) for matrix in self._matrices.values())
@@ -160,8 +161,9 @@ class PackedStore(MatrixStore):
     def _free_space(self, size: int) -> None:
         """Remove old files, and others until `size` bytes fit."""
         for stale in self._path.parent.glob("*.partial-*"):
-            if time.time() - stale.stat().st_mtime > _STALE_SECONDS:
-                stale.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # another engine has renamed or deleted it
+                if time.time() - stale.stat().st_mtime > _STALE_SECONDS:
+                    stale.unlink()
         now, limit = time.time(), min(_LIMIT, shutil.disk_usage(self._path.parent).total // _DISK_SHARE)
         stored = _in_order_of_removal(self._path.parent, self._all_versions)
         total = sum(file.size for file in stored)

@@ -76,6 +76,19 @@ def test_saved_matrices_are_read_back(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no mremap")
+def test_file_that_another_engine_writes_is_left_alone(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
+) -> None:
+    # Engines in two containers may have the same process id.
+    saved(library, tmp_path, matrices)
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    other = path.with_suffix(f".partial-{os.getpid()}")
+    other.write_bytes(b"other")
+    assert saved(library, tmp_path, matrices) == path
+    assert other.read_bytes() == b"other"
+
+
 def test_mapped_weights_move_to_anonymous_memory_while_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
