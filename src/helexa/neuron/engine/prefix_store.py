@@ -31,6 +31,7 @@ from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.sequence_memory import Memory
 from helexa.neuron.ops.native.compilation import processor_flags, sources
 from helexa.neuron.ops.native.packed_weights_cache import fingerprint, loading_code_version
+from helexa.neuron.weights.gguf.mmproj import mmproj_beside
 
 _log = logging.getLogger("helexa.neuron.engine")
 
@@ -437,8 +438,9 @@ def _disk(model: Path, options: EngineOptions, runner: Runner) -> PrefixDisk:
 def _namespace(model: Path, options: EngineOptions, runner: Runner) -> str:
     """Return a digest of everything except its tokens that changes a page."""
     digest = hashlib.sha256(fingerprint(model).encode())
-    if options.mmproj:
-        digest.update(fingerprint(Path(options.mmproj)).encode())
+    tower = Path(options.mmproj) if options.mmproj else mmproj_beside(model)
+    if options.images and tower is not None:
+        digest.update(fingerprint(tower).encode())
     digest.update(loading_code_version().encode())
     for path in sources():
         digest.update(path.read_bytes())

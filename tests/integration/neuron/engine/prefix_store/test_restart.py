@@ -12,6 +12,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from helexa.neuron.cache_folder import cache_root, saved_prompts
 from helexa.neuron.engine.ipc.messages import CachedPrefixes, EngineOptions, PrefixMiss, SamplingParams
 from helexa.neuron.engine.prefix_disk import _records
+from helexa.neuron.engine.prefix_store import _namespace
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.ops.native.kernel_library import native_kernels
 from http_listener import eventually
@@ -144,6 +146,21 @@ async def test_other_principals_options_and_files_share_nothing(folder: Path, ti
     os.truncate(copy, copy.stat().st_size)
     async with engine(copy) as client:
         assert (await answer(client))[1] == 0
+
+
+def test_images_of_another_vision_tower_share_nothing(tmp_path: Path) -> None:
+    model, tower = tmp_path / "model.gguf", tmp_path / "mmproj.gguf"
+    model.write_bytes(b"model")
+
+    def namespaces(content: bytes) -> list[str]:
+        tower.write_bytes(content)
+        runner: Any = SimpleNamespace(page_parts=[8], window_parts=[], state_parts=[])
+        runner.ops = SimpleNamespace(name="native", kv_bits=8)
+        return [_namespace(model, EngineOptions(images=images), runner) for images in (False, True)]
+
+    (text, images), (other_text, other_images) = namespaces(b"tower"), namespaces(b"other")
+    assert text == other_text
+    assert images != other_images
 
 
 @pytest.mark.parametrize(
