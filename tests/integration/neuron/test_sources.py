@@ -265,9 +265,10 @@ def test_mixed_repository_yields_the_checkpoint_unless_quant_is_set():
     assert chosen_files("x", names, "Q4KM") == ["model-q4_k_m.gguf"]
 
 
-def test_pooling_configuration_is_downloaded_with_the_checkpoint():
-    names = ["config.json", "model.safetensors", "1_Pooling/config.json", "onnx/config.json"]
-    assert chosen_files("x", names, None) == ["1_Pooling/config.json", "config.json", "model.safetensors"]
+def test_pooling_configuration_and_templates_are_downloaded_with_the_checkpoint():
+    wanted = ["1_Pooling/config.json", "additional_chat_templates/tool_use.jinja", "config.json", "model.safetensors"]
+    names = [*wanted, "additional_chat_templates/rag.jinja", "onnx/config.json"]
+    assert chosen_files("x", names, None) == wanted
 
 
 DENSE = ["config.json", "model-1-of-2.safetensors", "model-2-of-2.safetensors", "model.safetensors.index.json"]
@@ -327,6 +328,8 @@ def test_sharded_models_are_listed_by_quantization():
 
 def test_duplicate_weights_are_downloaded_once():
     assert chosen_files("x", [*DENSE, "consolidated.safetensors"], None) == DENSE
+    single = ["config.json", "model.safetensors"]
+    assert chosen_files("x", [*single, "consolidated.safetensors"], None) == single
     assert "consolidated.safetensors" in chosen_files("x", ["config.json", "consolidated.safetensors"], None)
 
 

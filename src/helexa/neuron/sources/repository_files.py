@@ -12,7 +12,7 @@ import msgspec
 
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.fetch import WebError
-from helexa.neuron.text.config_files import POOLING_FILE
+from helexa.neuron.text.config_files import NAMED_TEMPLATES, POOLING_FILE
 from helexa.neuron.weights.gguf.files import part_names
 from helexa.neuron.weights.quant_policy import AUTO, NAMES, is_quant
 
@@ -25,6 +25,7 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 _PLAIN_SEGMENT = re.compile(r"[^\x00-\x1f\\:*?\"<>|]{1,255}")
 
 SHARD_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
 _ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 _TAG = re.compile(r"(?:^|[-._])((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4\w*)(?:-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 _PREFERENCE = (
@@ -149,12 +150,13 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
         (name for name in names if name.lower().endswith(".gguf") and not _file_name(name).startswith("mmproj")),
         key=lambda name: (_rank(name), name),
     )
-    # Skip files with a second copy of the weights: `consolidated*` files of repositories with a shard index.
-    duplicate_prefix = "consolidated" if SHARD_INDEX in names else "/"
+    # Skip files with a second copy of the weights, in the format of Mistral.
+    duplicate_prefix = "consolidated" if SHARD_INDEX in names or _SINGLE in names else "/"
     checkpoint = sorted(
         name
         for name in names
         if name == POOLING_FILE
+        or name in NAMED_TEMPLATES
         or ("/" not in name and name.endswith(_CHECKPOINT_SUFFIXES) and not name.startswith(duplicate_prefix))
     )
     dense = "config.json" in checkpoint and any(name.endswith(".safetensors") for name in checkpoint)

@@ -23,6 +23,9 @@ MAX_SOURCE_LENGTH = 1 << 20  # maximum number of characters in the source of a t
 _DEFAULT_TEMPLATE = "default"
 _TOOL_USE = "tool_use"
 
+# Files in a checkpoint's folder with templates that have a name, and the names.
+NAMED_TEMPLATES = {f"additional_chat_templates/{name}.jinja": name for name in (_DEFAULT_TEMPLATE, _TOOL_USE)}
+
 SamplingDefaults = dict[str, float | int]
 """Values that a model's publisher recommends: any of the keys of `_SAMPLING_KEYS`.
 
@@ -139,8 +142,8 @@ class TemplateSources:
             ModelFileError: one of the JSON files contains no JSON object.
         """
         files = {_DEFAULT_TEMPLATE: _template_text(path / "chat_template.jinja")}
-        for name in (_DEFAULT_TEMPLATE, _TOOL_USE):
-            files[name] = _template_text(path / "additional_chat_templates" / f"{name}.jinja") or files.get(name)
+        for file, name in NAMED_TEMPLATES.items():
+            files[name] = _template_text(path / file) or files.get(name)
         sources = cls.by_name(files)
         for name in ("chat_template.json", "tokenizer_config.json"):
             if sources.default is None:
