@@ -13,7 +13,7 @@ import msgspec
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.fetch import WebError
 from helexa.neuron.text.config_files import NAMED_TEMPLATES, POOLING_FILE
-from helexa.neuron.weights.gguf.files import part_names
+from helexa.neuron.weights.gguf.files import is_mmproj, part_names
 from helexa.neuron.weights.quant_policy import AUTO, NAMES, is_quant
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
             `quant_not_found`, and the error suggests the nearest name).
     """
     ggufs = sorted(
-        (name for name in names if name.lower().endswith(".gguf") and not _file_name(name).startswith("mmproj")),
+        (name for name in names if name.lower().endswith(".gguf") and not is_mmproj(_file_name(name))),
         key=lambda name: (_rank(name), name),
     )
     # Skip files with a second copy of the weights, in the format of Mistral.

@@ -82,6 +82,7 @@ async def test_models_are_listed_with_memory_from_their_headers_and_problems(
     os.mkfifo(folder / "pipe.gguf")
     (folder / "line\nbreak.gguf").touch()
     (folder / "mmproj-tower.gguf").touch()
+    (folder / "model.mmproj-Q8_0.gguf").touch()
     store(config, "org/name", smollm2_gguf)
     async with watching(config) as inventory:
         found = await until(inventory, lambda found: all(one.memory_mb or one.problem for one in found.values()))

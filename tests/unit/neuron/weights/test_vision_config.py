@@ -15,7 +15,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.vision.processor_choice import image_processor
 from helexa.neuron.weights.gguf.mmproj import mmproj_beside
 from helexa.neuron.weights.vision_checkpoint import open_vision_checkpoint
-from helexa.neuron.weights.vision_config import read_vision_config
+from helexa.neuron.weights.vision_config import has_vision, read_vision_config
 
 QWEN: dict[str, Any] = {"model_type": "qwen3_5", "vision_config": {"hidden_size": 64}}
 
@@ -110,6 +110,43 @@ def test_file_with_16_bits_is_preferred(tmp_path: Path) -> None:
         found = mmproj_beside(path)
         assert found is not None
         assert found.name == "Qwen-mmproj-f16.gguf"
+
+
+def headers(folder: Path, **lengths: int | None) -> None:
+    """Write GGUF files that only state the width of their embeddings; `_` in a name stands for `-`."""
+    for name, length in lengths.items():
+        projects = "mmproj" in name
+        writer = gguf.GGUFWriter(folder / f"{name.replace('_', '-')}.gguf", "clip" if projects else "llama")
+        if length is not None:
+            writer.add_uint32("clip.vision.projection_dim" if projects else "llama.embedding_length", length)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        ("Llama-8B-Q4", None),  # the other files do not fit
+        ("Qwen-VL-4B-Q8", "mmproj-Qwen-VL-4B-f32.gguf"),  # the name decides before the precision
+        ("Gemma-4B-Q8", "gemma-4B-mmproj-f16.gguf"),
+        ("Other-Q4", "gemma-4B-mmproj-f16.gguf"),
+        ("Old-Q4", "mmproj-Old.gguf"),  # without a width
+    ],
+)
+def test_only_an_mmproj_file_that_fits_the_model_is_used(tmp_path: Path, model: str, found: str | None) -> None:
+    headers(tmp_path, Llama_8B_Q4=4096, Qwen_VL_4B_Q8=2560, Gemma_4B_Q8=2560, Other_Q4=2560, Old_Q4=1024)
+    headers(tmp_path, mmproj_Qwen_VL_4B_f32=2560, gemma_4B_mmproj_f16=2560, mmproj_Qwen_VL_7B_f16=3584)
+    if model == "Old-Q4":
+        headers(tmp_path, mmproj_Old=None)
+    beside = mmproj_beside(tmp_path / f"{model}.gguf")
+    assert found == (beside.name if beside else None)
+
+
+def test_mmproj_file_of_another_model_is_not_used_in_a_folder(tmp_path: Path) -> None:
+    headers(tmp_path, Llama_8B_Q4=4096, mmproj_F16=2560)
+    assert mmproj_beside(tmp_path) is None
+    assert not has_vision(tmp_path / "Llama-8B-Q4.gguf")
 
 
 def mmproj(folder: Path, **changes: Any) -> Path:

@@ -133,12 +133,16 @@ def part_names(name: str) -> list[str]:
     return [f"{match['stem']}-{number:05}-of-{match['count']}.gguf" for number in range(1, int(match["count"]) + 1)]
 
 
+def is_mmproj(name: str) -> bool:
+    """Return whether a file is an encoder of images or audio of another file."""
+    return "mmproj" in name.lower()  # such as `mmproj-F16.gguf` or `Qwen2.5-VL-7B.mmproj-Q8_0.gguf`
+
+
 def gguf_models(folder: Path) -> list[Path]:
     """Return the GGUF models in `folder` (their first files), sorted by name."""
     models: dict[str, Path] = {}
     for path in sorted(folder.glob("*.gguf")):
         match = _PART.fullmatch(path.name)
-        # Encoders of images and audio, which belong to another file.
-        if not path.name.startswith("mmproj"):
+        if not is_mmproj(path.name):
             models.setdefault(match["stem"] + match["count"] if match else path.name, path)
     return list(models.values())

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.gguf.files import GgufFile
+from helexa.neuron.weights.gguf.files import GgufFile, gguf_models, is_mmproj
+from helexa.neuron.weights.gguf.header import read_header
 from helexa.neuron.weights.gguf.metadata import Metadata
 
 _ARCHITECTURE = "clip"
 _PRECISIONS = ("bf16", "f16", "q8_0", "f32")  # in the order of preference if there are several files
+# What the name of a file has besides the name of a model.
+_NO_NAME = re.compile(r"[-_.]?mmproj[-_.]?|[-_.]?(?:model[-_.])?(?:bf16|f16|f32|q8_0)$")
+_EMBEDDING, _PROJECTION = ".embedding_length", ".vision.projection_dim"
 _BLOCK = re.compile(r"v\.blk\.(?P<block>\d+)\.(?P<module>\w+)\.(?P<kind>\w+)", re.ASCII)
 _DEEPSTACK = re.compile(r"v\.deepstack\.(?P<block>\d+)\.(?P<module>norm|fc1|fc2)\.(?P<kind>weight|bias)", re.ASCII)
 _CAUSAL_GEMMA4 = (1536, 2560)  # hidden sizes of Gemma 4 E2B and E4B
@@ -35,15 +39,36 @@ class _Projector(NamedTuple):
 
 
 def mmproj_beside(model: Path) -> Path | None:
-    """Return the `mmproj` file beside a GGUF model, preferably of 16 bits, or None."""
+    """Return the `mmproj` file beside a GGUF model that fits the model, or None.
+
+    Files with the name of the model come first, then those of 16 bits.
+    """
     folder = model if model.is_dir() else model.parent
-    files = sorted(path for path in folder.glob("*.gguf") if "mmproj" in path.name.lower() and path != model)
+    files = sorted(path for path in folder.glob("*.gguf") if is_mmproj(path.name) and path != model)
+    if files and model.is_dir():
+        models = gguf_models(folder)
+        model = models[0] if len(models) == 1 else model
 
-    def rank(path: Path) -> int:
+    def rank(path: Path) -> tuple[bool, int]:
         name = path.name.lower()
-        return next((place for place, precision in enumerate(_PRECISIONS) if precision in name), len(_PRECISIONS))
+        precisions = (place for place, precision in enumerate(_PRECISIONS) if precision in name)
+        stem = _NO_NAME.sub("", path.stem.lower())
+        return not stem or stem not in model.name.lower(), next(precisions, len(_PRECISIONS))
 
-    return min(files, key=rank, default=None)
+    # A folder may have files of several models.
+    width = _value(model, _EMBEDDING) if files else None
+    fitting = (path for path in files if width is None or _value(path, _PROJECTION) in (None, width))
+    return min(fitting, key=rank, default=None)
+
+
+def _value(path: Path, ending: str) -> Any:
+    """Return the value of the only key that ends with `ending`; None if unknown."""
+    try:
+        metadata = read_header(path).metadata
+    except ModelFileError:  # the load reports the error
+        return None
+    values = [value for key, value in metadata.items() if key.endswith(ending)]
+    return values[0] if len(values) == 1 else None
 
 
 def mmproj_config(file: GgufFile) -> tuple[_Config, _Config]:
