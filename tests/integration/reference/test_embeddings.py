@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from scheduler_runs import GREEDY, scheduler_of
-from transformers import PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
@@ -89,6 +90,26 @@ def test_vectors_match_transformers_in_chunks_and_batches(
         ]
         for number, outputs in drive(runner, scheduler, sequences).items():
             assert_right(reference, sequences[number], pooling, outputs)
+
+
+@pytest.mark.parametrize(("model_type", "names"), [("qwen3", "model."), ("llama", ""), ("lfm2", "")])
+def test_embedding_model_needs_no_output_head(tmp_path: Path, model_type: str, names: str) -> None:
+    """Qwen3-Embedding and Qwen3-VL-Embedding: without an output head, and without the prefix of tensor names."""
+    shape = SHAPE | {"intermediate_size": 128, "num_hidden_layers": 2, "tie_word_embeddings": False}
+    if model_type == "lfm2":
+        shape |= {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+    reference = tiny_model(tmp_path, auto=AutoModel, model_type=model_type, **shape)
+    for file in tmp_path.glob("model*.safetensors*"):
+        file.unlink()
+    state = {f"{names}{name}": tensor.contiguous() for name, tensor in reference.state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "modules.json").write_text("[]")
+    runner = load_once(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=16, max_sequences=8, snapshot_mb=8))
+    sequence = Sequence.to_embed(Embed(id=0, prompt=PROMPTS[4], pooling="last"))
+    (output,) = drive(runner, scheduler_of(runner, max_sequences=8), [sequence])[0]
+    with torch.inference_mode():
+        vector = reference(torch.tensor([PROMPTS[4]])).last_hidden_state[0, -1]
+    torch.testing.assert_close(torch.tensor(output.vector), vector, rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("pages", [0, 8])

@@ -10,11 +10,14 @@ from typing import Any, Self
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.block_formats import StoredTensor, stored_tensors
 from helexa.neuron.weights.formats import Weight
-from helexa.neuron.weights.model_file import WHOLE, Part, read_json, text_config
+from helexa.neuron.weights.model_file import MODULES_FILE, WHOLE, Part, read_json, text_config
 from helexa.neuron.weights.safetensors_file import file_tensors
 
 _TEXT = re.compile(
-    r"(?:model\.language_model\.|language_model\.model\.|model\.text_model\.|backbone\.)(?P<rest>.+)|language_model\.(?P<head>lm_head\..+)"
+    r"(?:model\.language_model\.|language_model\.model\.|model\.text_model\.|backbone\."
+    # embedding models, which have no output head
+    r"|(?:language_model\.)?(?=(?:embed_tokens|layers|norm|embedding_norm)\.))(?P<rest>.+)"
+    r"|language_model\.(?P<head>lm_head\..+)"
 )
 _DRAFTING = re.compile(r"(?:model\.)?mtp[._]")  # multi-token prediction; text-only models may have it, too
 _HEAD = re.compile(r"(?:model\.)?mtp\.(?P<name>(?P<of_model>layers\.|norm\.)?.+)")
@@ -27,6 +30,7 @@ _OTHER_MODALITIES = re.compile(
 
 _log = logging.getLogger("helexa.neuron.weights")
 _CONFIG = "config.json"
+_EMBEDDING, _HEAD_WEIGHT = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def text_tensor_names(names: Iterable[str], drafting: Container[int] = ()) -> dict[str, str]:
@@ -111,6 +115,10 @@ class SafetensorsCheckpoint:
         self._stored_names = names = (
             text_tensor_names(tensors, _drafting_layers(self.config)) if names_of is None else names_of(tensors)
         )
+        tied = names_of is None and self.config.get("tie_word_embeddings") is not False
+        if tied and _HEAD_WEIGHT in names and not any("embed" in name for name in names):
+            # Of two tensors that share memory, `safetensors.torch.save_model` writes only the first by name.
+            names[_EMBEDDING] = names.pop(_HEAD_WEIGHT)
         skipped = tensors.keys() - names.values()
         self.has_head = bool(skipped) and bool(head_tensor_names(skipped))  # whether the folder has a draft head, too
         if skipped and names_of is None:
@@ -118,6 +126,8 @@ class SafetensorsCheckpoint:
         text = {name: tensors[stored] for name, stored in names.items()}
         self._tensors: dict[str, StoredTensor] = stored_tensors(text, self.config)
         self.total_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
+        if names_of is None and _HEAD_WEIGHT not in names and (folder / MODULES_FILE).exists():
+            self.config.pop("tie_word_embeddings", None)  # embeddings need no output head, whatever the setting says
 
     def __enter__(self) -> Self:
         return self

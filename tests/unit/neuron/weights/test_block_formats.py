@@ -95,6 +95,7 @@ def test_fp8_scales_may_be_exponents(kind: torch.dtype, tmp_path: Path) -> None:
 def test_fp8_checkpoint_may_have_unquantized_modules(tmp_path: Path) -> None:
     head = torch.randn(8, 4).bfloat16()
     tensors = {NAME: fp8(64, 96), f"{NAME}_scale_inv": torch.rand(4, 3), "lm_head.weight": head}
+    tensors["model.embed_tokens.weight"] = torch.ones(8, 4)
     with checkpoint_of(tmp_path, tensors, FP8) as checkpoint:
         assert torch.equal(checkpoint.read("lm_head.weight"), head)
 

@@ -57,10 +57,41 @@ NESTED = {"model_type": "some", "text_config": {"model_type": "gemma3_text", "hi
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
 def test_output_head_is_found_inside_or_outside_the_text_model(prefix: str, tmp_path: Path) -> None:
     head = "language_model.lm_head.weight" if prefix.startswith("language") else "lm_head.weight"
-    names = ["model.visual.patch.weight", f"{prefix}norm.weight", head, "mtp.fc.weight", "audio_tower.x"]
+    names = ["model.visual.patch.weight", f"{prefix}embed_tokens.weight", head, "mtp.fc.weight", "audio_tower.x"]
     with open_checkpoint(write(tmp_path, names, NESTED)) as checkpoint:
-        assert set(checkpoint.names()) == {"model.norm.weight", "lm_head.weight"}
+        assert set(checkpoint.names()) == {"model.embed_tokens.weight", "lm_head.weight"}
         assert checkpoint.read("lm_head.weight")[0, 0] == 2
+
+
+@pytest.mark.parametrize("prefix", ["", "language_model."])
+def test_tensor_names_of_a_model_without_head_are_completed(prefix: str, tmp_path: Path) -> None:
+    # Embedding models, such as Qwen3-Embedding.
+    names = [f"{prefix}{name}.weight" for name in ("embed_tokens", "layers.0.mlp.up_proj", "norm")]
+    with open_checkpoint(write(tmp_path, [*names, "visual.x"], NESTED)) as checkpoint:
+        assert checkpoint.names() == [
+            "model.embed_tokens.weight",
+            "model.layers.0.mlp.up_proj.weight",
+            "model.norm.weight",
+        ]
+        assert checkpoint.stored_name("model.norm.weight") == f"{prefix}norm.weight"
+
+
+@pytest.mark.parametrize("tied", [True, None])
+def test_shared_tensor_that_is_stored_as_output_head_is_the_embedding(tied: bool | None, tmp_path: Path) -> None:
+    config = {"model_type": "llama"} if tied is None else {"model_type": "llama", "tie_word_embeddings": tied}
+    with open_checkpoint(write(tmp_path, ["lm_head.weight", "model.norm.weight"], config)) as checkpoint:
+        assert set(checkpoint.names()) == {"model.embed_tokens.weight", "model.norm.weight"}
+        assert checkpoint.read("model.embed_tokens.weight")[0, 0] == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "tied"),
+    [(["lm_head.weight"], False), (["lm_head.weight", "model.embeddings.weight"], True)],
+)
+def test_output_head_stays_if_it_is_not_the_embedding(names: list[str], tied: bool, tmp_path: Path) -> None:
+    config = {"model_type": "llama", "tie_word_embeddings": tied}
+    with open_checkpoint(write(tmp_path, names, config)) as checkpoint:
+        assert checkpoint.names() == names
 
 
 def test_text_only_model_skips_only_its_drafting_layers(tmp_path: Path) -> None:
