@@ -273,6 +273,22 @@ def test_setting_that_changes_the_computation_is_rejected(config: dict[str, Any]
         estimate(path)
 
 
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96}}, 384),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 1.2, "original_max_position_embeddings": 96}}, 128),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 96}}, 192),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 128),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0, "original_max_position_embeddings": 96}}, 128),
+    ],
+)
+def test_yarn_extends_the_stated_context(config: dict[str, Any], context: int, tmp_path: Path) -> None:
+    # The cards of Qwen's models add YaRN, but leave `max_position_embeddings`.
+    with Build(folder_model(tmp_path, config=config), EngineOptions(dtype="float32", kv_cache_mb=1)) as build:
+        assert build.request().context == context
+
+
 def test_biases_that_the_configuration_excludes_are_rejected(tmp_path: Path) -> None:
     path = folder_model(tmp_path, **{"model.layers.1.self_attn.q_proj.bias": ones(64)})
     with pytest.raises(

@@ -57,7 +57,7 @@ class Settings:
             self.head_dim = self.positive("kv_lora_rank") + self.positive("qk_rope_head_dim")
         self.eps = self.fraction("rms_norm_eps", 1e-6)  # epsilon of the RMS norms
         # number of positions that the model was trained for
-        self.context = self.positive("max_position_embeddings", 2048)
+        self.context = max(self.positive("max_position_embeddings", 2048), _extended_context(config))
         self.served_context = self.positive(SERVED_CONTEXT, self.context)
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ModelFileError(
@@ -149,6 +149,18 @@ class Settings:
             value = self.config.get(key)
             if value not in values:
                 raise ModelFileError(f"config: '{key}' is {value!r}, supported: {', '.join(map(repr, values))}")
+
+
+def _extended_context(config: Mapping[str, Any]) -> int:
+    """Return to how many positions YaRN extends the context; 0 without YaRN."""
+    # Who follows the models' cards adds YaRN to a configuration, but leaves `max_position_embeddings`.
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = config.get(key)
+        if isinstance(rope, Mapping) and (rope.get("rope_type") or rope.get("type")) == "yarn":
+            factor, trained = rope.get("factor"), rope.get("original_max_position_embeddings")
+            if isinstance(factor, int | float) and isinstance(trained, int) and 0 < factor * trained < _LARGEST:
+                return int(factor * trained)
+    return 0
 
 
 @dataclass(frozen=True)
