@@ -206,8 +206,10 @@ class EagleHead(DraftHead, Llama):
         if chosen is None and outputs is None:
             chosen = [2, count // 2, count - 3]
         elif chosen is None and isinstance(outputs, list):
-            # SGLang, which reads `eagle_config`, numbers the outputs of the layers, and vLLM their inputs.
-            chosen = [layer + 1 if type(layer) is int else layer for layer in outputs]
+            # In `eagle_config`, some heads number the outputs of the layers, others their inputs. As in SGLang, they
+            # are told apart by the first number: the lowest state that a head reads is the output of layer 1.
+            after = int(outputs[:1] == [1])
+            chosen = [layer + after if type(layer) is int else layer for layer in outputs]
         if (
             not isinstance(chosen, list)
             or len(chosen) != _EAGLE_LAYERS

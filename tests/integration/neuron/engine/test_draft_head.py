@@ -333,6 +333,7 @@ def test_eagle_heads_do_not_read_the_layers_of_other_models(model_type: str) -> 
         ({"eagle_config": {"use_aux_hidden_state": True}}, (2, 16, 29)),
         ({"eagle_aux_hidden_state_layer_ids": [1, 15, 31]}, (1, 15, 31)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}}, (2, 16, 29)),  # outputs of layers
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}}, (2, 16, 29)),  # inputs of layers
     ],
 )
 def test_eagle_head_reads_the_layers_that_its_configuration_names(
