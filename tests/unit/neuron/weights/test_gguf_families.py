@@ -391,6 +391,13 @@ def test_value_heads_not_divisible_by_key_heads_are_rejected(tmp_path: Path) -> 
         rewritten("qwen3_5_text", tmp_path, keys)
 
 
+def test_decoder_layers_are_not_skipped_as_multi_token_prediction(tmp_path: Path) -> None:
+    config, state = tiny("qwen3_5_text")
+    with pytest.raises(ModelFileError, match=r"the last 1 of \d layers should be .* such as blk\.\d\."):
+        write_model(tmp_path / "model.gguf", config, state, lambda writer: writer.add_nextn_predict_layers(1))
+        GgufCheckpoint(tmp_path / "model.gguf")
+
+
 def test_multi_token_prediction_layers_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config, state = tiny("qwen3_5_text")
     config.num_hidden_layers, all_tensors = 4, len(state)

@@ -22,6 +22,7 @@ from helexa.neuron.weights.model_file import WHOLE, Part, block_numbers
 
 _log = logging.getLogger("helexa.neuron.weights")
 _WARNING_GROWTH = 1.25
+_PREDICTION = ".nextn."  # in the name of a tensor that only layers of multi-token prediction have
 
 
 class GgufCheckpoint:
@@ -141,6 +142,12 @@ class GgufCheckpoint:
             elif not self._is_scale(name):
                 # A tensor without a Hugging Face name keeps its name, so that loading the model reports it as unread.
                 named[hugging_face_name(architecture, name, layers) or name] = tensor
+        if skipped and not any(_PREDICTION in name for name in skipped):
+            raise ModelFileError(
+                f"{self._file.path.name}: the last {len(drafting)} of {drafting.stop} layers should be layers of "
+                f"multi-token prediction (nextn_predict_layers), but have the tensors of decoder layers, such as "
+                f"{skipped[0]}; convert the model again"
+            )
         if skipped:
             names = ", ".join(skipped[:3]) + (" .." if len(skipped) > 3 else "")
             _log.info("%s: skipped %d tensors of multi-token prediction: %s", self._file.path.name, len(skipped), names)
