@@ -22,7 +22,7 @@ from helexa.cortex.config import CortexConfig
 from helexa.cortex.console.console import Console, get_root, get_session, page_routes, sign_in, sign_out
 from helexa.cortex.console.events import get_events
 from helexa.cortex.console.oidc import check_extra, oidc_routes
-from helexa.cortex.forwarding.request_limits import CHAT, COMPACT, COMPLETIONS, EMBEDDINGS, IMAGES, RESPONSES
+from helexa.cortex.forwarding.token_bounds import CHAT, COMPACT, COMPLETIONS, EMBEDDINGS, IMAGES, RESPONSES
 from helexa.cortex.gateway import METRICS_CONNECTIONS, Gateway
 from helexa.cortex.ledger.storage.database import DatabaseError
 from helexa.cortex.observability.metrics import Metrics, create_metrics_app

@@ -18,8 +18,8 @@ from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.node_errors import CONNECT_TIMEOUT_SECS
 from helexa.cortex.fleet.poller import Poller
 from helexa.cortex.forwarding.body_checks import BodyWorkers
-from helexa.cortex.forwarding.node_calls import NodeCalls
 from helexa.cortex.forwarding.proxy import Proxy
+from helexa.cortex.forwarding.token_queries import NodeCalls
 from helexa.cortex.images.request_images import ImagePreparation, PreparedBody
 from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.ledger.keys_and_nodes import JoinedNode, KeyStore, NodeStore

@@ -26,12 +26,12 @@ from helexa.cortex.fleet.fleet_view import FleetView, find_local, nodes_without_
 from helexa.cortex.forwarding.body_checks import MAX_BYTES_PER_TOKEN, check_prompt
 from helexa.cortex.forwarding.client_reply import Reply
 from helexa.cortex.forwarding.headers import advice
-from helexa.cortex.forwarding.node_calls import NodeCalls
 from helexa.cortex.forwarding.proxy import Settle
 from helexa.cortex.forwarding.relay import wait_for_load
 from helexa.cortex.forwarding.request import ClientRequest
-from helexa.cortex.forwarding.request_limits import media_tokens
 from helexa.cortex.forwarding.retry import NoResponse, Outcome, may_retry
+from helexa.cortex.forwarding.token_bounds import media_tokens
+from helexa.cortex.forwarding.token_queries import NodeCalls
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.reservation import Reservation
 from helexa.cortex.lifecycle.load_queue import WaitingRequest

@@ -29,7 +29,7 @@ from helexa.cortex.backends.chat_request import (
 from helexa.cortex.backends.responses_answer import ResponsesAnswer
 from helexa.cortex.forwarding.body_checks import BodyWorkers
 from helexa.cortex.forwarding.request import ClientRequest
-from helexa.cortex.forwarding.request_limits import CHAT, COMPLETIONS, RESPONSES
+from helexa.cortex.forwarding.token_bounds import CHAT, COMPLETIONS, RESPONSES
 from helexa.cortex.upstream.connection import UpstreamResponse
 from helexa.cortex.upstream.response_body import CONTEXT_LENGTH_EXCEEDED, permitted_output, read_error
 

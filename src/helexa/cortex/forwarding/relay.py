@@ -20,7 +20,6 @@ from helexa.cortex.forwarding.backend_requests import MAX_ERROR_BYTES
 from helexa.cortex.forwarding.client_reply import Reply
 from helexa.cortex.forwarding.headers import UNBUFFERED, returned_headers
 from helexa.cortex.forwarding.request import ClientRequest
-from helexa.cortex.forwarding.request_limits import RESPONSES
 from helexa.cortex.forwarding.retry import (
     BUSY_STATUSES,
     NoResponse,
@@ -30,6 +29,7 @@ from helexa.cortex.forwarding.retry import (
     retry_after,
     timed_out,
 )
+from helexa.cortex.forwarding.token_bounds import RESPONSES
 from helexa.cortex.lifecycle.load_job import Progress
 from helexa.cortex.observability.request_record import RequestRecord
 from helexa.cortex.routing import WarmRoute

@@ -12,7 +12,7 @@ from starlette.types import Receive
 from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
 from helexa.core.fleet import Limit
 from helexa.core.wire.request import without_lone_surrogates
-from helexa.cortex.forwarding.request_limits import (
+from helexa.cortex.forwarding.token_bounds import (
     CHAT,
     COMPLETIONS,
     LIMIT_ALIASES,

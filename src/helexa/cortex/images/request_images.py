@@ -13,7 +13,7 @@ from helexa.core.wire.chat_message import IMAGE_PARTS
 from helexa.cortex.config import ImagesSection
 from helexa.cortex.forwarding.body_checks import BodyWorkers
 from helexa.cortex.forwarding.request import is_large, rewrite
-from helexa.cortex.forwarding.request_limits import NO_IMAGES, PromptImages, has_media
+from helexa.cortex.forwarding.token_bounds import NO_IMAGES, PromptImages, has_media
 from helexa.cortex.images.image_fetcher import FetchMemory, ImageFetcher
 from helexa.cortex.images.image_file import ImageProblem, check_data_url, image_tokens
 from helexa.http.server_state import BodyBudget

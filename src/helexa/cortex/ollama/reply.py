@@ -17,7 +17,7 @@ from helexa.core.errors import ApiError
 from helexa.core.fleet import ModelInfo
 from helexa.cortex.fleet.fleet_view import VISION, files_of
 from helexa.cortex.forwarding.client_reply import Reply
-from helexa.cortex.forwarding.request_limits import EMBEDDINGS
+from helexa.cortex.forwarding.token_bounds import EMBEDDINGS
 from helexa.cortex.forwarding.translated_reply import TranslatedReply, read_completion
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.observability.request_record import RequestRecord

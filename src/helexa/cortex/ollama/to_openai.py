@@ -10,7 +10,7 @@ from typing import Any
 
 from helexa.core.errors import invalid_body, unsupported_parameter
 from helexa.core.image_format import media_type
-from helexa.cortex.forwarding.request_limits import CHAT, COMPLETIONS, EMBEDDINGS
+from helexa.cortex.forwarding.token_bounds import CHAT, COMPLETIONS, EMBEDDINGS
 from helexa.cortex.ollama.requests import (
     ChatRequest,
     EmbeddingsRequest,

@@ -6,7 +6,7 @@ from helexa.cortex.anthropic.reply import Translation
 from helexa.cortex.anthropic.to_chat import CountRequest
 from helexa.cortex.forwarding.body_checks import BodyWorkers, check_containers
 from helexa.cortex.forwarding.request import ClientRequest, is_large, parse_request
-from helexa.cortex.forwarding.request_limits import CHAT
+from helexa.cortex.forwarding.token_bounds import CHAT
 from helexa.cortex.ollama.to_openai import Translation as OllamaTranslation
 from helexa.http.headers import Headers
 

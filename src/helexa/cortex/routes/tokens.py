@@ -26,9 +26,9 @@ from helexa.cortex.access.keys import Principal
 from helexa.cortex.anthropic.message import error_headers, to_anthropic_error
 from helexa.cortex.anthropic.to_chat import CountRequest
 from helexa.cortex.forwarding.body_checks import check_containers
-from helexa.cortex.forwarding.node_calls import TOKENIZE_PATH, parse_count
 from helexa.cortex.forwarding.request import is_large, read_body, rewrite
-from helexa.cortex.forwarding.request_limits import stored_response
+from helexa.cortex.forwarding.token_bounds import stored_response
+from helexa.cortex.forwarding.token_queries import TOKENIZE_PATH, parse_count
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.observability.request_record import CLIENT_CLOSED_REQUEST
 from helexa.cortex.routes.request_bodies import read_count

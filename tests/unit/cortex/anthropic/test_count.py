@@ -14,7 +14,7 @@ from helexa.core.errors import ApiError
 from helexa.core.wire.tokens_and_embeddings import TokenizeRequest
 from helexa.cortex.anthropic.reply import Translation
 from helexa.cortex.anthropic.to_chat import CountRequest
-from helexa.cortex.forwarding.node_calls import parse_count
+from helexa.cortex.forwarding.token_queries import parse_count
 from helexa.cortex.routes.tokens import count_tokens
 
 HI: Any = {"role": "user", "content": "Hi"}

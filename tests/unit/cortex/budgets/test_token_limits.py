@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit
 from helexa.cortex.forwarding.request import ClientRequest, parse_request
-from helexa.cortex.forwarding.request_limits import (
+from helexa.cortex.forwarding.token_bounds import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cortex.images.image_server import PNG_URL
 from helexa.core.errors import ApiError
-from helexa.cortex.forwarding.request_limits import PromptImages
+from helexa.cortex.forwarding.token_bounds import PromptImages
 from helexa.cortex.images.image_file import MIN_TOKENS
 from helexa.cortex.images.request_images import ImageLimits, RemoteImage, check_images, count_images, replace_urls
 

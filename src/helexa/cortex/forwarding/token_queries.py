@@ -11,7 +11,7 @@ from helexa.cortex.fleet.fleet_view import FleetView
 from helexa.cortex.forwarding.body_checks import BodyWorkers
 from helexa.cortex.forwarding.headers import bearer_header
 from helexa.cortex.forwarding.request import ClientRequest
-from helexa.cortex.forwarding.request_limits import CHAT, COMPLETIONS
+from helexa.cortex.forwarding.token_bounds import CHAT, COMPLETIONS
 from helexa.cortex.routing import WarmRoute, route
 from helexa.cortex.upstream.client import Upstream
 from helexa.cortex.upstream.connection import UpstreamError
