@@ -7,8 +7,8 @@ from typing import Any
 import tokenizers
 
 from helexa.neuron.text.encoder import BackendEncoder
-from helexa.neuron.text.text_files import backend_vocabulary, directory_tokenizer, gguf_tokenizer
 from helexa.neuron.text.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizer_files import backend_vocabulary, directory_tokenizer, gguf_tokenizer
 
 
 def of_backend(backend: tokenizers.Tokenizer, **stated: Any) -> Tokenizer:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from helexa.core.load_options import LoadOptions
-from helexa.neuron.text.config_files import SamplingDefaults
+from helexa.neuron.text.text_settings import SamplingDefaults
 
 
 @dataclass(frozen=True)

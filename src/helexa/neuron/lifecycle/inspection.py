@@ -21,9 +21,9 @@ from helexa.neuron.models.settings import Settings
 from helexa.neuron.ops.constants import SAMPLED_ARRAYS
 from helexa.neuron.processes import inside_sandbox
 from helexa.neuron.processes.sandbox import ProcessPool, Sandbox, SandboxError
-from helexa.neuron.text.config_files import MAX_SOURCE_LENGTH, SamplingDefaults, TemplateSources
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.template_process import TemplateEnvironment
+from helexa.neuron.text.text_settings import MAX_SOURCE_LENGTH, SamplingDefaults, TemplateSources
 from helexa.neuron.weights.gguf.config import gguf_config
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.model_file import MAX_JSON_BYTES, open_model_file, parse_json, read_json, text_config

@@ -12,7 +12,7 @@ import msgspec
 
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.fetch import WebError
-from helexa.neuron.text.config_files import NAMED_TEMPLATES, POOLING_FILE
+from helexa.neuron.text.text_settings import NAMED_TEMPLATES, POOLING_FILE
 from helexa.neuron.weights.gguf.files import is_mmproj, part_names
 from helexa.neuron.weights.quant_policy import AUTO, NAMES, is_quant
 

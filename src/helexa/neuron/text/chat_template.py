@@ -24,7 +24,6 @@ from helexa.neuron.parsers.formats.detection import find_tool_call_format
 from helexa.neuron.processes.inside_sandbox import MAX_BYTES
 from helexa.neuron.processes.sandbox import ProcessPool, Sandbox, SandboxError
 from helexa.neuron.text import TEMPLATE_PROCESS
-from helexa.neuron.text.config_files import MAX_SOURCE_LENGTH
 from helexa.neuron.text.message_order import (
     REASONING,
     alternating,
@@ -39,6 +38,7 @@ from helexa.neuron.text.message_order import (
     with_tools_in_system,
 )
 from helexa.neuron.text.template_traits import Attempt, TemplateTraits, call_text, is_writable
+from helexa.neuron.text.text_settings import MAX_SOURCE_LENGTH
 
 MAX_SECONDS = 5.0  # maximum CPU time for rendering one prompt, in seconds
 

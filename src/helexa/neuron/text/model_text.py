@@ -15,9 +15,9 @@ import msgspec
 
 from helexa.core.errors import HelexaError
 from helexa.neuron.text.chat_template import CHATML, ChatTemplate, Message, TemplateError
-from helexa.neuron.text.config_files import Pooling, SamplingDefaults, TemplateSources, TextSettings
 from helexa.neuron.text.output_format import OutputFormat
 from helexa.neuron.text.text_sandbox import TextSandbox
+from helexa.neuron.text.text_settings import Pooling, SamplingDefaults, TemplateSources, TextSettings
 from helexa.neuron.text.tokenizer import Encoder, Tokenizer
 
 P = ParamSpec("P")
@@ -88,7 +88,7 @@ class ModelText:
         Raises:
             ModelFileError: `path` contains no model, or its files are malformed or not supported.
         """
-        from helexa.neuron.text.text_files import read_text_files  # imports the library `tokenizers`
+        from helexa.neuron.text.tokenizer_files import read_text_files  # imports the library `tokenizers`
 
         return cls.of(*read_text_files(path))
 

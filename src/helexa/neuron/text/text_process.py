@@ -16,10 +16,10 @@ import msgspec
 from helexa.core.errors import ModelFileError
 from helexa.neuron.processes import memory
 from helexa.neuron.processes.inside_sandbox import cpu_time_limit, serve
-from helexa.neuron.text.config_files import TextSettings
 from helexa.neuron.text.encoder import BackendEncoder
-from helexa.neuron.text.text_files import read_text_files
+from helexa.neuron.text.text_settings import TextSettings
 from helexa.neuron.text.tokenizer import TOKEN_ITEM, TextRequest
+from helexa.neuron.text.tokenizer_files import read_text_files
 
 MAX_MEMORY = 2 << 30  # maximum growth of the process's address space after its start, in bytes
 

@@ -8,7 +8,7 @@ from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
 from helexa.neuron.weights.gguf.files import gguf_models
 from helexa.neuron.weights.model_file import WHOLE, Part
-from helexa.neuron.weights.safetensors import SafetensorsCheckpoint
+from helexa.neuron.weights.safetensors_checkpoint import SafetensorsCheckpoint
 
 
 class Checkpoint(Protocol):

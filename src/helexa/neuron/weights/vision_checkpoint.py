@@ -12,8 +12,8 @@ import numpy as np
 from helexa.core.errors import ModelFileError
 from helexa.neuron import tensors
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.weights.block_formats import StoredTensor, stored_tensors
 from helexa.neuron.weights.formats import Weight
+from helexa.neuron.weights.fp8_and_mxfp4 import StoredTensor, stored_tensors
 from helexa.neuron.weights.gguf.blocks import SUPPORTED_TYPES, decode
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES

@@ -17,7 +17,7 @@ from helexa.neuron.lifecycle.local_inventory import LocalInventory
 from helexa.neuron.lifecycle.pulls import MAX_RUNNING, Pulls
 from helexa.neuron.sources.local_models import MAX_DEPTH, FolderScan
 from helexa.neuron.sources.sources import Sources
-from helexa.neuron.text.config_files import TemplateSources
+from helexa.neuron.text.text_settings import TemplateSources
 from neuron.fake_hub import FakeHub
 
 COMMIT = "0" * 40

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.config_files import (
+from helexa.neuron.text.text_settings import (
     POOLING_FILE,
     pooling_in_directory,
     pooling_in_gguf,
     require_known_modules,
 )
-from helexa.neuron.text.text_files import read_text_files
+from helexa.neuron.text.tokenizer_files import read_text_files
 
 
 def _directory(tmp_path: Path, content: str) -> Path:

@@ -11,7 +11,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.pipeline.model_path import model_digest
 from helexa.neuron.lifecycle.inspection import describe
 from helexa.neuron.processes.file_use import is_used, mark_used
-from helexa.neuron.text.config_files import TemplateSources, read_object
+from helexa.neuron.text.text_settings import TemplateSources, read_object
 from helexa.neuron.text.tokenizer_json import read_tokenizer_json
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.model_file import open_model_file, read_json, read_model_file

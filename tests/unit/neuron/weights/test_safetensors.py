@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.safetensors import SafetensorsCheckpoint
+from helexa.neuron.weights.safetensors_checkpoint import SafetensorsCheckpoint
 
 CONFIG = {"model_type": "llama", "hidden_size": 8}
 DTYPES = [

@@ -10,7 +10,7 @@ import msgspec
 
 from helexa.neuron.engine.ipc.channel import ChannelState, HostAddress
 from helexa.neuron.ops.constants import Kernels
-from helexa.neuron.text.config_files import Pooling
+from helexa.neuron.text.text_settings import Pooling
 from helexa.neuron.vision.layout import ImageLayout, ImageRange
 
 MAX_TRACED_STEPS = 64  # Maximum number of steps that the engine reports for a traced request

@@ -24,7 +24,7 @@ from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
 from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.model_file import read_json
-from helexa.neuron.weights.safetensors import SafetensorsCheckpoint, eagle_tensor_names, head_tensor_names
+from helexa.neuron.weights.safetensors_checkpoint import SafetensorsCheckpoint, eagle_tensor_names, head_tensor_names
 
 _log = logging.getLogger("helexa.neuron.engine")
 _MOST_MISSING = 128  # tokens that only one of the vocabularies has: models of a family differ in special tokens

@@ -27,7 +27,7 @@ from helexa.neuron.engine.step.step_input import Float32, HiddenRows, Readback, 
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.sampling import Sampling
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.text.config_files import Pooling
+from helexa.neuron.text.text_settings import Pooling
 
 MOST_ROWS = 64  # Maximum rows of logits in memory. Logits take about 100 times as much memory as hidden states.
 

@@ -8,7 +8,9 @@ from typing import Any
 import tokenizers
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.config_files import (
+from helexa.neuron.text.encoder import BackendEncoder, backend_errors
+from helexa.neuron.text.gguf_tokenizer import MAX_TOKENS, GgufTokenizer
+from helexa.neuron.text.text_settings import (
     TemplateSources,
     TextSettings,
     defaults_in_directory,
@@ -20,8 +22,6 @@ from helexa.neuron.text.config_files import (
     special_tokens_in_directory,
     special_tokens_in_gguf,
 )
-from helexa.neuron.text.encoder import BackendEncoder, backend_errors
-from helexa.neuron.text.gguf_tokenizer import MAX_TOKENS, GgufTokenizer
 from helexa.neuron.text.tokenizer import AddedText, Tokenizer, Vocabulary, spelling_of
 from helexa.neuron.text.tokenizer_json import add_configured_tokens, read_tokenizer_json
 from helexa.neuron.weights.gguf.files import GgufFile, gguf_models
