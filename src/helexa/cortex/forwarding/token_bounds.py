@@ -154,7 +154,7 @@ def stored_response(previous: Any, input: msgspec.Raw) -> str | None:
     try:
         items = _items.decode(input)
     except msgspec.DecodeError:
-        return None  # the node rejects items that are no objects
+        return response_of("")  # the node also reads numbers such as 1e999, and may find references beside them
     references = (item.id for item in items if item.type in (None, "item_reference") and item.role is None)
     return next((response_of(id) for id in references if isinstance(id, str)), None)
 

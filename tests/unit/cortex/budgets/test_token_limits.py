@@ -153,7 +153,7 @@ def test_stored_conversation_reserves_the_context() -> None:
         ({"type": "message", "id": "msg_abc_0", "role": "user", "content": "x"}, None),
         ({"role": "assistant", "id": "msg_abc_0", "content": "x"}, None),
         ({"type": "function_call", "id": "fc_abc_0", "call_id": "c", "name": "f", "arguments": "{}"}, None),
-        ("x", None),
+        ("x", "resp_"),
     ],
 )
 def test_references_to_stored_items_reserve_the_context(item: Any, stored: str | None) -> None:
@@ -166,6 +166,12 @@ def test_references_to_stored_items_reserve_the_context(item: Any, stored: str |
 def test_escapes_hide_no_reference() -> None:
     body = b'{"model":"a","max_output_tokens":10,"input":[{"type":"item_\\u0072eference","\\u0069d":"msg_abc_0"}]}'
     assert parse_request(RESPONSES, [], body).previous == "resp_abc"
+
+
+def test_large_numbers_hide_no_reference() -> None:
+    hidden = b'{"role":"user","content":"x","id":1e999},{"type":"item_reference","id":"msg_abc_0"}'
+    body = b'{"model":"a","max_output_tokens":10,"input":[%b]}' % hidden
+    assert parse_request(RESPONSES, [], body).spending.continues
 
 
 def test_rate_limits_use_an_estimate() -> None:
