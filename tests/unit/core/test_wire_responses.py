@@ -429,6 +429,14 @@ def test_only_allowed_functions_are_offered() -> None:
     assert (chosen, [tool["function"]["name"] for tool in chat_tools(tools, names)]) == ("auto", ["g"])
 
 
+@pytest.mark.parametrize(("namespace", "offered"), [({"namespace": "b"}, ["b__f"]), ({}, ["a__f", "b__f"])])
+def test_only_functions_of_the_allowed_namespace_are_offered(namespace: dict[str, str], offered: list[str]) -> None:
+    tools = [{"type": "namespace", "name": name, "tools": [FUNCTION]} for name in ("a", "b")]
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f", **namespace}]}
+    chat = parse(tools=tools, tool_choice=allowed).chat()
+    assert [tool["function"]["name"] for tool in chat.tools or ()] == offered
+
+
 def test_integers_above_64_bits_are_repeated() -> None:
     tool = {"type": "function", "name": "f", "parameters": {"maximum": 2**70}}
     assert json.loads(parse(tools=[tool]).shown(store=False, temperature=0.7, top_p=1.0))["tools"][0]["parameters"] == {

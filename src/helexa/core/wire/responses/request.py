@@ -18,10 +18,12 @@ from helexa.core.wire.request import GenerationRequest, WireObject
 from helexa.core.wire.responses.input import Item, chat_messages, name_in_chat
 
 Tool = dict[str, Any]
+Allowed = set[tuple[str | None, str]]  # namespaces and names of functions; None means any namespace
 
 _FUNCTION = ("name", "description", "parameters", "strict")
 # agents offer these tools by default and work without them
 _IGNORED = frozenset({"web_search", "web_search_preview", "image_generation"})
+TOOL_TYPES = frozenset({"function", "namespace", *_IGNORED})
 
 _UNSUPPORTED = ("background", "conversation", "context_management", "max_tool_calls", "moderation", "prompt")
 _LIMITS = ("max_tokens", "max_completion_tokens")
@@ -111,10 +113,10 @@ def _normalized(function: Tool) -> Tool:
     return {"type": "function", **{key: function.get(key) for key in _FUNCTION}}
 
 
-def chat_tools(tools: Sequence[Tool] | None, allowed: set[str] | None = None) -> list[Tool]:
+def chat_tools(tools: Sequence[Tool] | None, allowed: Allowed | None = None) -> list[Tool]:
     """Convert function tools to the format of chat completions.
 
-    If `allowed` is not None, return only the functions with these names.
+    If `allowed` is not None, return only these functions.
 
     Raises:
         ApiError: 400: a tool is malformed or not supported, or two functions have the same name.
@@ -122,23 +124,23 @@ def chat_tools(tools: Sequence[Tool] | None, allowed: set[str] | None = None) ->
     names = chat_names(tools)
     converted: list[Tool] = []
     for namespace, tool in functions(tools):
-        if allowed is None or tool["name"] in allowed:
+        name = tool["name"]
+        if allowed is None or not allowed.isdisjoint({(namespace, name), (None, name)}):
             function = {key: tool[key] for key in _FUNCTION if tool[key] is not None}
-            converted.append({"type": "function", "function": function | {"name": names[namespace, tool["name"]]}})
+            converted.append({"type": "function", "function": function | {"name": names[namespace, name]}})
     return converted
 
 
 def chat_choice(
     choice: str | dict[str, Any] | None, names: Mapping[tuple[str | None, str], str]
-) -> tuple[str | dict[str, Any] | None, set[str] | None]:
+) -> tuple[str | dict[str, Any] | None, Allowed | None]:
     """Convert `tool_choice` to the format of chat completions.
 
     Args:
         names: the result of `chat_names`.
 
     Returns:
-        The tool choice, and the names of the tools that the model may call. The names are None if all tools are
-        allowed.
+        The tool choice, and the functions that the model may call, or None if all are allowed.
 
     Raises:
         ApiError: 400: the choice is malformed (`invalid_request_body`) or not supported (`unsupported_parameter`).
@@ -150,7 +152,11 @@ def chat_choice(
             return {"type": "function", "function": {"name": name_in_chat(names, choice.get("namespace"), name)}}, None
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
             return mode, {
-                tool["name"] for tool in tools if isinstance(tool, dict) and isinstance(tool.get("name"), str)
+                (namespace, name)
+                for tool in tools
+                if isinstance(tool, dict)
+                and isinstance(name := tool.get("name"), str)
+                and isinstance(namespace := tool.get("namespace"), str | None)
             }
         case {"type": "function" | "allowed_tools"}:
             raise invalid_body("tool_choice: needs 'name', or 'mode' and a list of 'tools'", "tool_choice")
