@@ -146,7 +146,7 @@ class RequestCycle:
         self._speaks_1_1 = speaks_1_1
         self.keep_alive = keep_alive  # True if the connection stays open for another request
         self.disconnect = disconnect  # state that tells whether the client has disconnected
-        self.started = False  # True once the response's head has been sent
+        self.started = False  # True once the application has sent the response's head
         self.complete = False  # True once the whole response has been sent
         self._chunks: list[bytes] = []
         self._size = 0

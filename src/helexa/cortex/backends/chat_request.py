@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from helexa.core.errors import ApiError, unsupported_parameter
-from helexa.core.wire.responses.request import ResponsesRequest, with_renamed_param
+from helexa.core.wire.responses.request import TOOL_TYPES, ResponsesRequest, with_renamed_param
 
 _ENDINGS = ("add_generation_prompt", "continue_final_message")
 STREAM_OPTIONS = "stream_options"
@@ -279,24 +279,31 @@ class _Offer(msgspec.Struct):
 
 
 _offer = msgspec.json.Decoder(_Offer)
+_TOOL_TYPES = tuple(TOOL_TYPES)  # a type that the client sends may be unhashable
 
 
 def offers_other_tools(body: bytes) -> bool:
     """Return whether a Responses request offers tools that are not functions.
 
-    False for a request that needs stored responses, because no chat request can replace it.
+    False for a request that needs stored responses or tools such as `file_search`, because no chat request can replace
+    it.
     """
     try:
         offer = _offer.decode(body)
     except msgspec.DecodeError:
         return False
     is_stored = offer.previous_response_id is not None or offer.store is True
-    return not is_stored and any(tool.type != "function" for tool in offer.tools or ())
+    types = [tool.type for tool in offer.tools or ()]
+    return not is_stored and any(kind != "function" for kind in types) and all(kind in _TOOL_TYPES for kind in types)
 
 
-def refuses_tools(error: bytes) -> bool:
-    """Return whether an error response is about tools."""
-    return re.search(rb"\btools?\b", error) is not None
+# A refused value in a tool of a known type is the client's error. Most errors about a type name the type `function`.
+_REFUSED_TYPE = re.compile(rb"[\"'`]function\b|\btool[ _]types?\b|\btools?\b.{0,80}\b(?:un|not )support", re.IGNORECASE)
+
+
+def refuses_tool_types(error: bytes) -> bool:
+    """Return whether an error response refuses a type of tools."""
+    return re.search(rb"\btools?\b", error) is not None and _REFUSED_TYPE.search(error) is not None
 
 
 _PREVIOUS = "previous_response_id"

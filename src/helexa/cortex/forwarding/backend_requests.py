@@ -20,7 +20,7 @@ from helexa.cortex.backends.chat_request import (
     refuses_ids,
     refuses_order,
     refuses_thinking,
-    refuses_tools,
+    refuses_tool_types,
     with_alternating_roles,
     with_output_limit,
     with_short_ids,
@@ -82,7 +82,12 @@ class BackendAttempt:
         """
         if status in _NO_ROUTE and self.path == RESPONSES:
             return replace(self.knowledge, lacks_responses=True)
-        if status in _REFUSALS and self.path == RESPONSES and refuses_tools(error) and offers_other_tools(self.body):
+        if (
+            status in _REFUSALS
+            and self.path == RESPONSES
+            and refuses_tool_types(error)
+            and offers_other_tools(self.body)
+        ):
             return replace(self.knowledge, functions_only=True)
         if status in _TEMPLATE_ERRORS and self.path == CHAT:
             if not self.knowledge.alternates and refuses_order(error):

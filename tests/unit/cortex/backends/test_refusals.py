@@ -224,6 +224,32 @@ async def test_tools_of_codex_reach_a_backend_that_knows_only_functions(backend:
         assert (status, "must be 'function'" in error["error"]["message"]) == (400, True)
 
 
+@pytest.mark.parametrize(
+    ("tool", "text"),
+    [
+        (
+            {"type": "web_search", "search_context_size": "huge"},
+            "Invalid value in tools[0].search_context_size: 'huge'",
+        ),
+        ({"type": "file_search", "vector_store_ids": []}, "Unsupported tool type: use 'function' or 'file_search'"),
+    ],
+)
+async def test_refused_tool_that_no_chat_request_replaces_is_an_error(
+    backend: FakeNode, tool: dict[str, Any], text: str
+) -> None:
+    """Otherwise one malformed request would take the web search from all later ones."""
+
+    async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/chat/completions":
+            return web.json_response({"id": "c1", "choices": [CHOICE], "usage": USAGE})
+        return web.json_response({"error": {"message": text, "code": None}}, status=400)
+
+    backend.speak = speak
+    async with gateway(backend) as cortex:
+        status, error = await post(cortex, "/v1/responses", input="Hi", tools=[tool])
+        assert (status, error["error"]["message"], len(backend.bodies)) == (400, text, 1)
+
+
 @pytest.mark.parametrize("fields", [{"previous_response_id": "resp_1"}, {"store": True}])
 async def test_stored_response_of_a_backend_without_responses_is_an_error(
     backend: FakeNode, fields: dict[str, Any]
