@@ -280,6 +280,7 @@ def test_setting_that_changes_the_computation_is_rejected(config: dict[str, Any]
         ({"rope_scaling": {"rope_type": "yarn", "factor": 1.2, "original_max_position_embeddings": 96}}, 128),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 96}}, 192),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 128),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}}, 128),
         ({"rope_scaling": {"rope_type": "linear", "factor": 4.0, "original_max_position_embeddings": 96}}, 128),
     ],
 )

@@ -57,7 +57,7 @@ class Settings:
             self.head_dim = self.positive("kv_lora_rank") + self.positive("qk_rope_head_dim")
         self.eps = self.fraction("rms_norm_eps", 1e-6)  # epsilon of the RMS norms
         # number of positions that the model was trained for
-        self.context = max(self.positive("max_position_embeddings", 2048), _extended_context(config))
+        self.context = _extended_context(config, self.positive("max_position_embeddings", 2048))
         self.served_context = self.positive(SERVED_CONTEXT, self.context)
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ModelFileError(
@@ -151,16 +151,19 @@ class Settings:
                 raise ModelFileError(f"config: '{key}' is {value!r}, supported: {', '.join(map(repr, values))}")
 
 
-def _extended_context(config: Mapping[str, Any]) -> int:
-    """Return to how many positions YaRN extends the context; 0 without YaRN."""
-    # Who follows the models' cards adds YaRN to a configuration, but leaves `max_position_embeddings`.
+def _extended_context(config: Mapping[str, Any], stated: int) -> int:
+    """Return to how many positions YaRN extends the stated context, if it does."""
+    # Who follows the models' cards adds YaRN to a configuration, but leaves `max_position_embeddings`. If this is less
+    # than the context before YaRN, it is a limit.
     for key in ("rope_scaling", "rope_parameters"):
         rope = config.get(key)
         if isinstance(rope, Mapping) and (rope.get("rope_type") or rope.get("type")) == "yarn":
             factor, trained = rope.get("factor"), rope.get("original_max_position_embeddings")
-            if isinstance(factor, int | float) and isinstance(trained, int) and 0 < factor * trained < _LARGEST:
+            if not isinstance(factor, int | float) or not isinstance(trained, int):
+                continue
+            if 0 < trained <= stated < factor * trained < _LARGEST:
                 return int(factor * trained)
-    return 0
+    return stated
 
 
 @dataclass(frozen=True)
