@@ -1,7 +1,7 @@
 """The last hour of the fleet and the newest log lines, in memory, for the console.
 
 The size of the history is bounded: one number per interval and field for the fleet, for each of at most `MAX_NAMES`
-nodes, and for each of at most `MAX_NAMES` models.
+nodes, and for each of at most `MAX_NAMES` models. Fewer than `MAX_FINISHED` finished requests wait to be counted.
 """
 
 import asyncio
