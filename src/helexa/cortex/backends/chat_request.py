@@ -298,7 +298,11 @@ def offers_other_tools(body: bytes) -> bool:
 
 
 # A refused value in a tool of a known type is the client's error. Most errors about a type name the type `function`.
-_REFUSED_TYPE = re.compile(rb"[\"'`]function\b|\btool[ _]types?\b|\btools?\b.{0,80}\b(?:un|not )support", re.IGNORECASE)
+_REFUSED_TYPE = re.compile(
+    rb"[\"'`]function\b|\bonly\b.{0,20}\bfunction|\btool[ _]types?\b|\btools?(?:\[\d+\]|\.\d+)\.type\b"
+    rb"|(?:unsupported|unknown|unrecogni[sz]ed) tools?\b|\btools?\b.{0,80}\b(?:un|not )support",
+    re.IGNORECASE,
+)
 
 
 def refuses_tool_types(error: bytes) -> bool:

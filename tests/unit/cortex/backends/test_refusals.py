@@ -12,7 +12,7 @@ from aiohttp import web
 
 from cortex.fake_node import CHOICE, DONE, USAGE, FakeNode, begin, chunk, event
 from cortex.running_gateway import Cortex, running_cortex
-from helexa.cortex.backends.chat_request import for_backend, refused_fields
+from helexa.cortex.backends.chat_request import for_backend, refused_fields, refuses_tool_types
 from helexa.cortex.forwarding.backend_requests import KNOWLEDGE_SECS, BackendKnowledge, Knowledge
 
 PNG = base64.b64encode(
@@ -248,6 +248,22 @@ async def test_refused_tool_that_no_chat_request_replaces_is_an_error(
     async with gateway(backend) as cortex:
         status, error = await post(cortex, "/v1/responses", input="Hi", tools=[tool])
         assert (status, error["error"]["message"], len(backend.bodies)) == (400, text, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (b"'tools.0': Input tag 'namespace' found using 'type' does not match the expected tags: 'function'", True),
+        (b"tools[0].type must be one of [function, mcp]", True),
+        (b"only function tools are allowed", True),
+        (b"Unsupported tool: namespace", True),
+        (b"tools of type namespace are not supported", True),
+        (b"tools[1].parameters: must be an object", False),
+        (b"this model does not support tools", False),
+    ],
+)
+def test_error_about_tools_may_refuse_their_type(error: bytes, refused: bool) -> None:
+    assert refuses_tool_types(error) is refused
 
 
 @pytest.mark.parametrize("fields", [{"previous_response_id": "resp_1"}, {"store": True}])
