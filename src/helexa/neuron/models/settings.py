@@ -153,8 +153,8 @@ class Settings:
 
 def _extended_context(config: Mapping[str, Any], stated: int) -> int:
     """Return to how many positions YaRN extends the stated context, if it does."""
-    # Who follows the models' cards adds YaRN to a configuration, but leaves `max_position_embeddings`. If this is less
-    # than the context before YaRN, it is a limit.
+    # By the model cards, users add YaRN to a configuration without a change of `max_position_embeddings`. A value below
+    # the context before YaRN is a limit.
     for key in ("rope_scaling", "rope_parameters"):
         rope = config.get(key)
         if isinstance(rope, Mapping) and (rope.get("rope_type") or rope.get("type")) == "yarn":

@@ -26,7 +26,7 @@ MAX_JSON_BYTES = 32 << 20
 # Maximum size of a configuration file in bytes. The server parses it, and all requests wait for the parser.
 MAX_CONFIG_BYTES = 4 << 20
 
-# File of an embedding model of Sentence Transformers: what is applied to a text, one after the other.
+# File of an embedding model of Sentence Transformers: its modules, in the order in which they process a text.
 MODULES_FILE = "modules.json"
 
 
