@@ -17,7 +17,7 @@ from helexa.core.fleet import Discovery, ModelInfo
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Report
-from helexa.cortex.lifecycle.fleet_snapshot import History
+from helexa.cortex.lifecycle.load_history import LoadHistory
 from helexa.cortex.lifecycle.load_queue import QueuedModel
 from helexa.cortex.lifecycle.memory import MemoryChange, MemoryEstimator, additional_mb
 from helexa.cortex.lifecycle.placement import ColdPlacement
@@ -137,7 +137,7 @@ class World:
     ) -> None:
         self.now = 0.0
         self.catalog = catalog
-        self.history = History()
+        self.history = LoadHistory()
         self.memory = MemoryEstimator()
         self.queues: dict[str, Queue] = {}
         self.outcome = Outcome()

@@ -18,7 +18,8 @@ import msgspec
 
 from helexa.core.errors import ApiError, model_not_found, service_unavailable
 from helexa.cortex.config import RoutingSection
-from helexa.cortex.fleet.breaker import ANY, ANYONE, Requester
+from helexa.cortex.fleet.breaker import ANY
+from helexa.cortex.fleet.ejection import ANYONE, Requester
 from helexa.cortex.fleet.fleet_view import FleetView, Node
 
 WARM = ("loaded", "reloading")

@@ -17,17 +17,8 @@ from typing import Self
 from helexa.core.fleet import Health, ModelInfo
 from helexa.core.local_models import LocalModels
 from helexa.cortex.config import NeuronSection, RoutingSection
-from helexa.cortex.fleet.breaker import (
-    ANY,
-    ANYONE,
-    COOLDOWN_SECS,
-    Breakers,
-    EjectionKey,
-    Ejections,
-    Key,
-    Pair,
-    Requester,
-)
+from helexa.cortex.fleet.breaker import ANY, COOLDOWN_SECS, Breakers, Key, Pair
+from helexa.cortex.fleet.ejection import ANYONE, EjectionKey, Ejections, Requester
 from helexa.cortex.fleet.fleet_view import MISSES_TO_DOWN, FleetView, LocalIndex, Node, Report
 from helexa.cortex.upstream.connection import UpstreamResponse
 

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from helexa.core.catalog import DEFAULT_RESIDENCY, Catalog, Profile
 from helexa.core.fleet import Discovery, Health, ModelInfo
 from helexa.core.local_models import LocalModel, LocalModels
-from helexa.cortex.fleet.breaker import ANY, EjectionKey, Key, Pair, Requester
+from helexa.cortex.fleet.breaker import ANY, Key, Pair
+from helexa.cortex.fleet.ejection import EjectionKey, Requester
 
 _LATEST = ":latest"
 

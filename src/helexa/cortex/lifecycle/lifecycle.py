@@ -15,16 +15,11 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import is_sleeping, local_profile, sleeping_profile
 from helexa.cortex.fleet.node_client import NodeClient, or_none
 from helexa.cortex.fleet.node_errors import MemoryRejection, NodeError
+from helexa.cortex.lifecycle.drain import Drains, StillNeededError
 from helexa.cortex.lifecycle.evictor import expired_models, expiry
-from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, History
-from helexa.cortex.lifecycle.load_job import (
-    Drains,
-    LoadDependencies,
-    LoadJob,
-    Progress,
-    StillNeededError,
-    reported_progress,
-)
+from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
+from helexa.cortex.lifecycle.load_history import LoadHistory
+from helexa.cortex.lifecycle.load_job import LoadDependencies, LoadJob, Progress, reported_progress
 from helexa.cortex.lifecycle.load_queue import (
     LoadFailure,
     LoadReport,
@@ -72,7 +67,7 @@ class Lifecycle:
         self._loaded = loaded
         self._clock = clock
         self._began = clock()
-        self._history = History()
+        self._history = LoadHistory()
         self._memory = MemoryEstimator()
         drains = Drains(fleet, client, self._memory, clock, evicted)
         self._client = client

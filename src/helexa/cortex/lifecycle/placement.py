@@ -13,7 +13,8 @@ from helexa.core.errors import ApiError, service_unavailable
 from helexa.core.fleet import ModelSpec
 from helexa.cortex.fleet.fleet_view import Node, is_sleeping
 from helexa.cortex.lifecycle.evictor import EvictionPlan, plan_eviction, preference
-from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
+from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
+from helexa.cortex.lifecycle.load_history import Failure
 from helexa.cortex.lifecycle.memory import HOST, device_pools, misfit
 from helexa.cortex.routing import unknown_model
 

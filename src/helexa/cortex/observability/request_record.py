@@ -10,7 +10,7 @@ import msgspec
 
 from helexa.core import tracing
 from helexa.cortex.access.keys import Principal
-from helexa.cortex.fleet.breaker import Requester
+from helexa.cortex.fleet.ejection import Requester
 from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.routing import WarmRoute
 from helexa.cortex.upstream.meter import Meter, Usage

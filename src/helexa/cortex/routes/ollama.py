@@ -21,7 +21,8 @@ from helexa.cortex.gateway import Gateway
 from helexa.cortex.lifecycle.pulls import NodePull
 from helexa.cortex.observability.request_record import RequestRecord
 from helexa.cortex.ollama.answer import to_ollama_error
-from helexa.cortex.ollama.reply import VERSION, ListedModel, OllamaReply
+from helexa.cortex.ollama.listed_models import ListedModel
+from helexa.cortex.ollama.reply import VERSION, OllamaReply
 from helexa.cortex.ollama.requests import ModelRequest
 from helexa.cortex.ollama.to_openai import BLOBS, CHAT_API, EMBED_API, EMBEDDINGS_API, GENERATE_API, Translation
 from helexa.cortex.routes.access import Endpoint, public, user

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from helexa.core.fleet import ModelInfo
 from helexa.cortex.config import NeuronSection, RoutingSection
-from helexa.cortex.fleet.breaker import ANY, COOLDOWN_SECS, MAX_BREAKERS, Breaker, Breakers, Requester
+from helexa.cortex.fleet.breaker import ANY, COOLDOWN_SECS, MAX_BREAKERS, Breaker, Breakers
+from helexa.cortex.fleet.ejection import Requester
 from helexa.cortex.fleet.fleet import MAX_BUSY_SECS, Fleet, Report
 
 PAIR = ("n1", "M")

@@ -3,15 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa.cortex.fleet.breaker import (
-    ANY,
-    FIRST_EJECTION_SECS,
-    MAX_EJECTIONS,
-    MAX_STRIKES,
-    Ejection,
-    Ejections,
-    Requester,
-)
+from helexa.cortex.fleet.breaker import ANY
+from helexa.cortex.fleet.ejection import FIRST_EJECTION_SECS, MAX_EJECTIONS, MAX_STRIKES, Ejection, Ejections, Requester
 
 PAIR = ("n1", "M")
 ANN, BOB = Requester("ann", "/chat"), Requester("bob", "/chat")

@@ -18,7 +18,8 @@ from helexa.cortex.config import EvictionSection
 from helexa.cortex.fleet.fleet_view import FleetView, LocalIndex, Node
 from helexa.cortex.lifecycle.evictor import expired_models, plan_eviction
 from helexa.cortex.lifecycle.explain import explain
-from helexa.cortex.lifecycle.fleet_snapshot import MAX_BACKOFF_SECS, Failure, FleetSnapshot, History
+from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
+from helexa.cortex.lifecycle.load_history import MAX_BACKOFF_SECS, Failure, LoadHistory
 from helexa.cortex.lifecycle.load_queue import QueuedModel as Queued
 from helexa.cortex.lifecycle.load_queue import decide
 from helexa.cortex.lifecycle.memory import READING_LAG_SECS, MemoryChange, MemoryEstimator, additional_mb
@@ -268,7 +269,7 @@ def test_model_is_divided_among_devices_of_one_kind(kinds: str, free: list[int],
 
 
 def test_unknown_model_size_is_the_last_reported_one() -> None:
-    known, history = catalog(A=20000, N={}), History()
+    known, history = catalog(A=20000, N={}), LoadHistory()
     blind = snapshot_of(node("a", "A"), known=known, sizes_mb=history.sizes_mb)
     assert isinstance(decision := place(blind, "N"), ColdPlacement) and decision.evict == ()
     history.look(FleetView((replace(node("b"), models={"N": ModelInfo(id="N", vram_used_mb=9000)}),)))
@@ -297,7 +298,7 @@ def test_load_failure_overrides_an_outdated_loading_status() -> None:
 
 
 def test_back_off_grows_to_a_limit_and_resets_after_a_load() -> None:
-    history, pair = History(), ("a", "A")
+    history, pair = LoadHistory(), ("a", "A")
     waits = [history.failed(pair, "no", 0.0, temporary=True).retry_at for _ in range(12)]
     assert waits[:4] == [5, 10, 20, 40] and waits[-1] == MAX_BACKOFF_SECS
     history.loaded(pair, 10.0)
@@ -575,7 +576,7 @@ def test_draft_model_on_a_disk_counts_in_the_estimate_of_its_model() -> None:
 
 
 def test_node_that_has_saved_the_waiting_prompt_is_preferred() -> None:
-    history, prompt = History(), frozenset({"00ff"})
+    history, prompt = LoadHistory(), frozenset({"00ff"})
 
     def saver(name: str, *models: str, memory: Set[str] = prompt, **fields: Any) -> Node:
         saved = ModelLoad(id="A", memory_prefixes=frozenset(memory), saved_prompts_mb=9)

@@ -14,7 +14,8 @@ from helexa.core.catalog import Catalog
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, Health, ModelInfo, ModelLoad
 from helexa.cortex.config import RoutingSection
-from helexa.cortex.fleet.breaker import ANY, ANYONE, Requester
+from helexa.cortex.fleet.breaker import ANY
+from helexa.cortex.fleet.ejection import ANYONE, Requester
 from helexa.cortex.fleet.fleet import FleetView, Node
 from helexa.cortex.forwarding.retry import may_retry
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot

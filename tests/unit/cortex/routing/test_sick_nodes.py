@@ -12,7 +12,7 @@ from aiohttp import web
 from cortex import fake_node
 from cortex.fake_node import FakeNode, Speak
 from cortex.running_gateway import Cortex, eventually, running_cortex
-from helexa.cortex.fleet import breaker
+from helexa.cortex.fleet import ejection
 
 ACCOUNTS = [f"account{number}" for number in range(6)]
 KEYS = [{"key": f"key of {account}", "account_id": account, "role": "admin"} for account in ACCOUNTS]
@@ -127,7 +127,7 @@ async def ejected(cortex: Cortex) -> list[str]:
 
 
 async def test_sick_node_is_shown_as_ejected(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(breaker, "FIRST_EJECTION_SECS", 600.0)
+    monkeypatch.setattr(ejection, "FIRST_EJECTION_SECS", 600.0)
     async with two_nodes(answering(500)) as (cortex, sick, _):
         for account in ACCOUNTS[:2]:
 
@@ -146,7 +146,7 @@ async def test_sick_node_is_shown_as_ejected(monkeypatch: pytest.MonkeyPatch, ca
 
 
 async def test_node_that_recovers_gets_its_share_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breaker, "FIRST_EJECTION_SECS", 0.05)
+    monkeypatch.setattr(ejection, "FIRST_EJECTION_SECS", 0.05)
     async with two_nodes(answering(500)) as (cortex, sick, _):
         await crowd(cortex)
         sick.speak = None
@@ -172,7 +172,7 @@ async def test_error_of_the_request_itself_reaches_the_client_and_ejects_no_node
 
 
 async def test_node_that_rejects_every_request_as_invalid_is_ejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breaker, "FIRST_EJECTION_SECS", 600.0)
+    monkeypatch.setattr(ejection, "FIRST_EJECTION_SECS", 600.0)
     text = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
     async with two_nodes(answering(400, text)) as (cortex, sick, _):
         outcomes = Counter([await ask(cortex, "account0") for _ in range(20)])
@@ -188,7 +188,7 @@ async def test_prompt_that_exceeds_the_context_of_one_node_is_served_by_the_othe
 
 
 async def test_broken_off_streams_eject_a_node_though_they_cannot_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breaker, "FIRST_EJECTION_SECS", 600.0)
+    monkeypatch.setattr(ejection, "FIRST_EJECTION_SECS", 600.0)
     async with two_nodes(fake_node.fail_within_a_stream) as (cortex, sick, _):
         outcomes = Counter([await ask(cortex, "account0", stream=True) for _ in range(10)])
         assert outcomes[599] <= 2 and outcomes[200] >= 8

@@ -1,0 +1,174 @@
+"""Ejections: nodes that fail requests which other nodes serve get few requests.
+
+A node is at fault for an error response if another node has answered the same request well. Each such
+*strike* ejects the (node, model) pair: for a while, the router prefers other nodes. Then the pair gets one request at a
+time as a trial. A failed trial doubles the time of the next ejection. A good response takes one strike back. No request
+fails because of an ejection: an ejected pair still gets requests if no other node can serve them.
+
+* An error in a request's content, such as a 400, is usually the client's. But if a pair has rejected the last
+  `MAX_REJECTIONS` requests to a path, it is suspect: requests that it rejects are then tried on another node, too.
+* A request may contain something that only this node cannot process. A strike therefore ejects the pair only for
+  requests of the same client to the same API path. If requests of two clients give strikes, without a good response to
+  another client in between, the pair is ejected for all clients of the path.
+
+No function in this module reads a clock: callers pass the time.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
+
+from helexa.cortex.fleet.breaker import ANY, Pair
+
+FIRST_EJECTION_SECS = 1.0
+MAX_REJECTIONS = 2
+MAX_STRIKES = 6  # ejections of 1, 2, 4, 8, 16, 32 seconds
+MAX_EJECTIONS = 1024
+
+
+class Requester(NamedTuple):
+    """The source of a request, as far as it matters for the choice of a node."""
+
+    client: str = ANY  # the account of the request, or the address of an anonymous client. `ANY` if unknown.
+    path: str = ""
+
+
+ANYONE = Requester()
+
+EjectionKey = tuple[Pair, Requester]
+
+
+@dataclass(frozen=True)
+class Ejection:
+    """Strikes of a (node, model) pair, for one client or all, on one API path.
+
+    All times are seconds of the same clock. Each change returns a new `Ejection`.
+    """
+
+    strikes: int = 0  # number of strikes that were not taken back
+    accuser: str = ANY  # client whose request gave the last strike
+    until: float = -inf  # end of the ejection
+    trying: bool = False  # True while a trial request is in progress
+
+    def ejected(self, now: float) -> bool:
+        """Return whether the router prefers other nodes.
+
+        Between ejections, this is the case during a trial.
+        """
+        return self.trying or now < self.until
+
+    def began(self, now: float) -> "Ejection":
+        """Return the state after the start of a request.
+
+        It is a trial if the pair had strikes and is not ejected.
+        """
+        return replace(self, trying=True) if self.strikes and not self.ejected(now) else self
+
+    def struck(self, client: str, now: float) -> "Ejection":
+        """Return the state after a strike.
+
+        During an ejection, only the failure of the trial counts.
+        """
+        if now < self.until:
+            return self
+        strikes = min(self.strikes + 1, MAX_STRIKES)
+        return Ejection(strikes, client, now + FIRST_EJECTION_SECS * 2 ** (strikes - 1))
+
+    def served(self) -> "Ejection":
+        """Return the state after a good response, which takes one strike back."""
+        return Ejection(max(0, self.strikes - 1), self.accuser)
+
+
+class Ejections:
+    """The ejections of all (node, model) pairs of a fleet."""
+
+    def __init__(self) -> None:
+        self._ejections: dict[EjectionKey, Ejection] = {}
+        self._rejections: dict[tuple[Pair, str], int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._ejections or self._rejections)
+
+    def began(self, pair: Pair, requester: Requester, now: float) -> tuple[EjectionKey, ...]:
+        """Record the start of a request, and return the keys whose trial is this request.
+
+        The caller must pass these keys to `ended` after the request.
+        """
+        trials: list[EjectionKey] = []
+        for key in _ejection_keys(pair, requester):
+            ejection = self._ejections.get(key)
+            if ejection is not None and (begun := ejection.began(now)) is not ejection:
+                self._put(key, begun)
+                trials.append(key)
+        return tuple(trials)
+
+    def ended(self, keys: Iterable[EjectionKey]) -> None:
+        """Record the end of the trial request of each key, with or without a result."""
+        for key in keys:
+            if key in self._ejections:
+                self._put(key, replace(self._ejections[key], trying=False))
+
+    def struck(self, pair: Pair, requester: Requester, now: float) -> bool:
+        """Record a strike: another node answered the same request well.
+
+        Return whether the strike began an ejection for all clients of the path.
+        """
+        client = requester.client
+        if client != ANY:
+            key = (pair, requester)
+            self._put(key, self._ejections.get(key, Ejection()).struck(client, now))
+        key = (pair, requester._replace(client=ANY))
+        ejection = self._ejections.get(key, Ejection())
+        if client != ANY and ejection.accuser in (ANY, client) and not ejection.strikes:
+            self._put(key, replace(ejection, accuser=client))  # one client's requests alone eject for nobody else
+            return False
+        self._put(key, struck := ejection.struck(client, now))
+        return struck is not ejection
+
+    def rejected(self, pair: Pair, path: str) -> bool:
+        """Record an error about a request's content; return whether it is suspect.
+
+        The pair is suspect if it has rejected more than `MAX_REJECTIONS` requests to the path in a row.
+        """
+        rejections = self._rejections[pair, path] = min(self._rejections.get((pair, path), 0), MAX_REJECTIONS) + 1
+        return rejections > MAX_REJECTIONS
+
+    def served(self, pair: Pair, requester: Requester) -> bool:
+        """Record a good response; return whether a strike or accusation was taken back."""
+        self._rejections.pop((pair, requester.path), None)
+        changed = False
+        for key in _ejection_keys(pair, requester):
+            ejection = self._ejections.get(key)
+            # An accusation without a strike is taken back only by a good response to another client.
+            if ejection is not None and (ejection.strikes or ejection.accuser != requester.client):
+                self._put(key, ejection.served() if ejection.strikes > 1 else Ejection())
+                changed = True
+        return changed
+
+    def ejected(self, now: float) -> frozenset[EjectionKey]:
+        """Return the keys for whose requests the router prefers other nodes."""
+        return frozenset(key for key, ejection in self._ejections.items() if ejection.ejected(now))
+
+    def changes_at(self, now: float) -> float:
+        """Return the next time at which `ejected` changes by itself, or infinity."""
+        return min((ejection.until for ejection in self._ejections.values() if ejection.until > now), default=inf)
+
+    def keep(self, wanted: Callable[[Pair], bool]) -> None:
+        """Drop the state of all pairs for which `wanted` returns False."""
+        self._ejections = {key: ejection for key, ejection in self._ejections.items() if wanted(key[0])}
+        self._rejections = {key: count for key, count in self._rejections.items() if wanted(key[0])}
+
+    def _put(self, key: EjectionKey, ejection: Ejection) -> None:
+        self._ejections.pop(key, None)  # the dict is in the order of the last changes
+        if ejection != Ejection():
+            self._ejections[key] = ejection
+            # The ejections for all clients stay: clients must not push them out.
+            of_clients = (key for key in self._ejections if key[1].client != ANY)
+            if len(self._ejections) > MAX_EJECTIONS and (oldest := next(of_clients, None)) is not None:
+                del self._ejections[oldest]
+
+
+def _ejection_keys(pair: Pair, requester: Requester) -> tuple[EjectionKey, ...]:
+    shared = (pair, requester._replace(client=ANY))
+    return (shared,) if requester.client == ANY else (shared, (pair, requester))
