@@ -21,7 +21,7 @@ from typing import Any
 
 from support.local_model import local_path
 
-from helexa.core.wire.responses.request import ResponsesRequest
+from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.neuron.engine.ipc.messages import Logprob, TokenOutput
 from helexa.neuron.events import Started
 from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS

@@ -30,7 +30,7 @@ from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingP
 from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step.step_output import Sampled
+from helexa.neuron.engine.step_output import Sampled
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 
 VOCABULARY = 32_000

@@ -25,8 +25,8 @@ app = App(
     result_action="return_value",
 )
 app.command("helexa.cli.commands.up:up", name=["serve", "up"], help="Start one neuron and one cortex on this machine.")
-app.command("helexa.cli.server_apps:gateway", name="gateway", help="Run and manage a gateway, like cortex.")
-app.command("helexa.cli.server_apps:node", name="node", help="Run and check a node, like neuron.")
+app.command("helexa.cortex.cli:gateway", name="gateway", help="Run and manage a gateway, like cortex.")
+app.command("helexa.neuron.cli:node", name="node", help="Run and check a node, like neuron.")
 app.command("helexa.cli.commands.generate:generate", help="Answer a prompt or a file of prompts.")
 app.command("helexa.cli.commands.chat:run", help="Chat with a model, downloaded if missing.")
 app.command("helexa.cli.commands.chat:chat", help="Chat with a model, or get one answer.")

@@ -124,3 +124,8 @@ def main() -> NoReturn:
 def _model_line(model: dict[str, Any]) -> str:
     locations = ", ".join(f"{location['node']}({location['status']})" for location in model["locations"])
     return f"{model['id']:<{_ID_COLUMNS}} {locations}".rstrip()
+
+
+gateway = App(name="gateway", help=app.help, version=partial(version_line, "helexa"), version_flags=VERSION_FLAGS)
+"""The application as `helexa gateway`."""
+gateway.update(app)

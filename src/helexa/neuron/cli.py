@@ -435,3 +435,9 @@ async def _join(server: "NodeServer", request: "JoinRequest") -> None:
         server.fail(error.exit_code)
     else:
         print(f"joined {request.gateway} as {request.name}, at {url}", flush=True)
+
+
+node = App(name="node", help=app.help, version=partial(version_line, "helexa"), version_flags=VERSION_FLAGS)
+"""The application as `helexa node`."""
+node.update(app)
+node.default(serve)

@@ -14,7 +14,7 @@ import msgspec
 from helexa.neuron.engine.ipc.messages import Cancel, Logprob, SamplingParams, TokenOutput
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Plan, Sequence
-from helexa.neuron.engine.step.step_input import Float32
+from helexa.neuron.engine.step_input import Float32
 from plan_log.records import Added, Failed, Finished, GrammarResult, Planned, Record, Setup, encode
 
 _log = logging.getLogger("helexa.neuron.engine")

@@ -15,21 +15,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from helexa.neuron.engine.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.ipc.messages import Cancel
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Plan, Sequence, as_after
-from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher
-from helexa.neuron.engine.step.step_output import PooledVector
-from plan_log.records import (
-    Added,
-    Failed,
-    Finished,
-    GrammarResult,
-    Planned,
-    PlannedEntry,
-    Setup,
-    read,
-)
+from helexa.neuron.engine.step_output import PooledVector
+from plan_log.records import Added, Failed, Finished, GrammarResult, Planned, PlannedEntry, Setup, read
 
 _NAN = float("nan")
 

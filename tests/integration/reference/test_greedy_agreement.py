@@ -17,7 +17,7 @@ from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step.step_input import int32
+from helexa.neuron.engine.step_input import int32
 from neuron.ranks.rank_models import MODELS
 from nightly import daily
 from tiny_models import tiny_model

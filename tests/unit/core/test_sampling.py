@@ -12,7 +12,7 @@ from helexa.core.fleet import SamplingDefaults
 from helexa.core.sampling import BOUNDS, RecommendedSampling, Sampling, SamplingOptions
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
-from helexa.core.wire.responses.request import ResponsesRequest
+from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.neuron.engine.ipc.messages import SamplingParams
 from helexa.neuron.text.text_settings import defaults_in_directory
 

@@ -9,7 +9,7 @@ from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit, ModelInfo
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
-from helexa.core.wire.responses.request import ResponsesRequest
+from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.core.wire.usage import usage
 from helexa.neuron.routes.status import model_entry, model_list
 

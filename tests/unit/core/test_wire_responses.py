@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.core.wire.responses.request import ResponsesRequest, chat_choice, chat_tools, with_renamed_param
+from helexa.core.wire.responses_request import ResponsesRequest, chat_choice, chat_tools, with_renamed_param
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": '{"x":1}', "status": None}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "42"}

@@ -18,7 +18,7 @@ from helexa.core.errors import ApiError
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
 from helexa.core.wire.request import WireRequest
-from helexa.core.wire.responses.request import CompactRequest, ResponsesRequest
+from helexa.core.wire.responses_request import CompactRequest, ResponsesRequest
 from helexa.core.wire.tokens_and_embeddings import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from helexa.cortex.api.openapi import document
 from helexa.cortex.app import ROUTES

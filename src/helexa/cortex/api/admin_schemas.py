@@ -8,8 +8,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from helexa.core.fleet import Activation, Cost, DeviceHealth, Discovery, FailedLoad, Limit, ModelInfo, ModelLoad
-from helexa.core.local_models import LocalModel, Pull
+from helexa.core.fleet import (
+    Activation,
+    Cost,
+    DeviceHealth,
+    Discovery,
+    FailedLoad,
+    Limit,
+    LocalModel,
+    ModelInfo,
+    ModelLoad,
+    Pull,
+)
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.api.generation_schemas import Body, Count
 from helexa.cortex.ledger.activity import Activity

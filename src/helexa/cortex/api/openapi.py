@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from helexa.core.version import __version__
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
-from helexa.core.wire.responses.request import CompactRequest, ResponsesRequest
+from helexa.core.wire.responses_request import CompactRequest, ResponsesRequest
 from helexa.core.wire.tokens_and_embeddings import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from helexa.cortex.api.operations import COUNT, NAME, OPERATIONS, Operation, Schema
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
-from helexa.core.wire.responses.request import CompactRequest, ResponsesRequest
+from helexa.core.wire.responses_request import CompactRequest, ResponsesRequest
 from helexa.core.wire.tokens_and_embeddings import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from helexa.cortex.access.keys import KeyChange, NewKey
 from helexa.cortex.api import admin_requests as requests

@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from helexa.core.errors import ApiError, unsupported_parameter
-from helexa.core.wire.responses.request import TOOL_TYPES, ResponsesRequest, with_renamed_param
+from helexa.core.wire.responses_request import TOOL_TYPES, ResponsesRequest, with_renamed_param
 
 _ENDINGS = ("add_generation_prompt", "continue_final_message")
 STREAM_OPTIONS = "stream_options"

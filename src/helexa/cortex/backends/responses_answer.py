@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 
 from helexa.core.sse import LineSplitter
-from helexa.core.wire.responses.output import Event
-from helexa.core.wire.responses.request import ResponsesRequest
-from helexa.core.wire.responses.writer import ResponseWriter
+from helexa.core.wire.responses_output import Event
+from helexa.core.wire.responses_request import ResponsesRequest
+from helexa.core.wire.responses_writer import ResponseWriter
 from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.upstream.response_body import malformed, parse_arguments
 

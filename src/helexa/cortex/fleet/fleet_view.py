@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from helexa.core.catalog import DEFAULT_RESIDENCY, Catalog, Profile
-from helexa.core.fleet import Discovery, Health, ModelInfo
-from helexa.core.local_models import LocalModel, LocalModels
+from helexa.core.fleet import Discovery, Health, LocalModel, LocalModels, ModelInfo
 from helexa.cortex.fleet.breaker import ANY, Key, Pair
 from helexa.cortex.fleet.ejection import EjectionKey, Requester
 

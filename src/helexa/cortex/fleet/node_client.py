@@ -9,8 +9,18 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import orjson
 from pydantic import Field, TypeAdapter, ValidationError
 
-from helexa.core.fleet import Discovery, Health, ModelInfo, ModelSpec, Record, WireInt
-from helexa.core.local_models import MAX_LOCAL_MODELS, LocalModel, LocalModels, Pull
+from helexa.core.fleet import (
+    MAX_LOCAL_MODELS,
+    Discovery,
+    Health,
+    LocalModel,
+    LocalModels,
+    ModelInfo,
+    ModelSpec,
+    Pull,
+    Record,
+    WireInt,
+)
 from helexa.cortex.fleet.fleet_view import Node, Report
 from helexa.cortex.fleet.node_errors import NodeError, error_reason, failure_reason, memory_rejection
 from helexa.cortex.upstream.client import Upstream

@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
-from helexa.core.wire.responses.request import ResponsesRequest
+from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.cortex.backends.answer import BackendAnswer, NativeResponses, NodeResponse
 from helexa.cortex.backends.chat_request import (
     EFFORT,

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from helexa.core.errors import invalid_body
-from helexa.core.wire.responses.output import response_of
+from helexa.core.wire.responses_output import response_of
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -44,8 +44,8 @@ from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Plan, Sequence, as_after, rejection_masks
 from helexa.neuron.engine.scheduling.step_controller import StepController
-from helexa.neuron.engine.step.step_input import Float32
-from helexa.neuron.engine.step.step_output import StepInFlight, StepOutput
+from helexa.neuron.engine.step_input import Float32
+from helexa.neuron.engine.step_output import StepInFlight, StepOutput
 from helexa.neuron.engine.window_pages import WindowPages
 from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
 from helexa.neuron.processes import heartbeat

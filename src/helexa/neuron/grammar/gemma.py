@@ -8,9 +8,9 @@ from typing import Any
 from helexa.neuron.grammar.rules import Rules, literal, without
 from helexa.neuron.grammar.single_call import CallableTool
 from helexa.neuron.grammar.supported_schemas import type_names
+from helexa.neuron.parsers.argument_values import has_type
 from helexa.neuron.parsers.formats.gemma4 import QUOTE
 from helexa.neuron.parsers.schema_types import resolved, with_definitions
-from helexa.neuron.parsers.values.argument_values import has_type
 
 _KEY = re.compile(r"[\w./-]{1,128}")
 _ANNOTATIONS = frozenset({"type", "title", "description", "default", "examples", "$schema", "$defs", "definitions"})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helexa.core.errors import ApiError, HelexaError
-from helexa.core.local_models import MAX_LOCAL_MODELS, LocalModel, LocalModels
+from helexa.core.fleet import MAX_LOCAL_MODELS, LocalModel, LocalModels
 from helexa.core.model_names import ModelSource
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.lifecycle.inspection import Inspection, Inspector

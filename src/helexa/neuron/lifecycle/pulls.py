@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from helexa.core import fleet
 from helexa.core.errors import ApiError, HelexaError, SourceError, service_unavailable
-from helexa.core.fleet import FailedLoad, ModelSpec
-from helexa.core.local_models import Pull, PullRequest
+from helexa.core.fleet import FailedLoad, ModelSpec, Pull, PullRequest
 from helexa.core.model_names import ModelSource, bare_id
 from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.config import NeuronConfig

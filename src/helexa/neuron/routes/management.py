@@ -26,8 +26,7 @@ from helexa.core.errors import (
     service_unavailable,
     shutting_down,
 )
-from helexa.core.fleet import ModelId, ModelSpec, Record
-from helexa.core.local_models import PullRequest
+from helexa.core.fleet import ModelId, ModelSpec, PullRequest, Record
 from helexa.core.logs import tell
 from helexa.core.model_names import ModelSource, bare_id
 from helexa.core.sse import KEEP_ALIVE, frame

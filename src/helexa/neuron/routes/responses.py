@@ -14,10 +14,10 @@ from starlette.routing import Route
 
 from helexa.core.errors import ApiError, unsupported_parameter
 from helexa.core.wire.openai_chat import ChatRequest
-from helexa.core.wire.responses.input import Item, compaction_item
-from helexa.core.wire.responses.output import Event, Logprob, ResponseUsage, response_usage
-from helexa.core.wire.responses.request import CompactRequest, ResponsesRequest, with_renamed_param
-from helexa.core.wire.responses.writer import ResponseWriter
+from helexa.core.wire.responses_input import Item, compaction_item
+from helexa.core.wire.responses_output import Event, Logprob, ResponseUsage, response_usage
+from helexa.core.wire.responses_request import CompactRequest, ResponsesRequest, with_renamed_param
+from helexa.core.wire.responses_writer import ResponseWriter
 from helexa.http.responses import JsonResponse
 from helexa.neuron.events import (
     Failed,

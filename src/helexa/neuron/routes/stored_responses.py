@@ -11,8 +11,8 @@ import orjson
 from pydantic_core import from_json, to_json
 
 from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
-from helexa.core.wire.responses.input import Item
-from helexa.core.wire.responses.output import response_of
+from helexa.core.wire.responses_input import Item
+from helexa.core.wire.responses_output import response_of
 from helexa.neuron.config import ResponsesConfig
 
 _LONGEST = 100

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from helexa.core.local_models import LocalModel
+from helexa.core.fleet import LocalModel
 from helexa.core.model_names import bare_id
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig

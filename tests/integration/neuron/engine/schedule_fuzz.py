@@ -18,6 +18,7 @@ import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
 from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, Logprob, PromptImage, SamplingParams
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.loop import Steps
@@ -25,7 +26,6 @@ from helexa.neuron.engine.scheduling.draft_length import Candidate, DraftGate, M
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.window_pages import WindowPages, window_pages_needed
 from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
 from helexa.neuron.vision.layout import expanded_tokens

@@ -14,18 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from draft_heads import (
-    DENSE,
-    HYBRID,
-    Eagle,
-    Mtp,
-    add_mtp,
-    last_states,
-    layer_inputs,
-    likely_tokens,
-    train,
-    write_eagle,
-)
+from draft_heads import DENSE, HYBRID, Eagle, Mtp, add_mtp, last_states, layer_inputs, likely_tokens, train, write_eagle
 from draft_models import VOCABULARY, related_model
 from safetensors.torch import load_file, save_file
 from schedule_fuzz import SEQUENCES, Subject, count_differences, random_cases
@@ -38,14 +27,14 @@ from helexa.neuron.engine.execution.draft_head import CONTEXT, TAIL, HeadDrafter
 from helexa.neuron.engine.execution.draft_model import CacheRows, step_of
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import sampling_of
+from helexa.neuron.engine.grammar_matcher import read_vocabulary
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest, SamplingParams
 from helexa.neuron.engine.loading.fit import divide_free_memory
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.draft_length import DraftGate
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.step.grammar_matcher import read_vocabulary
-from helexa.neuron.engine.step.step_input import Float32, StepInput, int32
-from helexa.neuron.engine.step.step_output import StepInFlight
+from helexa.neuron.engine.step_input import Float32, StepInput, int32
+from helexa.neuron.engine.step_output import StepInFlight
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.models import model_class
 from helexa.neuron.models.draft_heads import EagleHead, gives_layer_inputs

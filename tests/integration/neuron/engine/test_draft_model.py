@@ -16,11 +16,11 @@ from scheduler_runs import generate, scheduler_of
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.grammar_matcher import read_vocabulary
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest, SamplingParams
 from helexa.neuron.engine.loading.fit import divide_free_memory
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.step.grammar_matcher import read_vocabulary
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.native.native_ops import NativeOps
 from nightly import cases, daily

@@ -17,7 +17,7 @@ from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingP
 from helexa.neuron.engine.loading import backend_choice
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
-from helexa.neuron.engine.step.step_input import StepBuffers, StepInput, buckets
+from helexa.neuron.engine.step_input import StepBuffers, StepInput, buckets
 from helexa.neuron.ops.batch import Batch, Bucket, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.kernel_selection import SelectedKernels

@@ -19,8 +19,8 @@ from helexa.neuron.engine.loop import Steps, _finite_vectors
 from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
-from helexa.neuron.engine.step.step_input import HiddenRows
-from helexa.neuron.engine.step.step_output import StepInFlight, begin_sums
+from helexa.neuron.engine.step_input import HiddenRows
+from helexa.neuron.engine.step_output import StepInFlight, begin_sums
 
 PAGE, SEQUENCES, SNAPSHOTS = 4, 8, 6
 GREEDY = SamplingParams(temperature=0)

@@ -17,8 +17,8 @@ from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import Embed, EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.loading.load import load
 from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
-from helexa.neuron.engine.step.step_input import StepInput, decode_input, encode, int32
-from helexa.neuron.engine.step.step_output import StepOutput, decode_output
+from helexa.neuron.engine.step_input import StepInput, decode_input, encode, int32
+from helexa.neuron.engine.step_output import StepOutput, decode_output
 from nightly import daily
 from tiny_models import tiny_model
 
@@ -54,7 +54,7 @@ import sys
 from pathlib import Path
 from helexa.neuron.engine.loading.load import load
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine.step.step_input import decode_input, encode
+from helexa.neuron.engine.step_input import decode_input, encode
 import msgspec, torch
 
 runner = load(Path(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=EngineOptions))

@@ -12,8 +12,8 @@ from openai.types.responses import Response
 
 from helexa.core.errors import ApiError, overloaded, service_unavailable
 from helexa.core.sse import EventParser
-from helexa.core.wire.responses.input import chat_messages
-from helexa.core.wire.responses.request import ResponsesRequest
+from helexa.core.wire.responses_input import chat_messages
+from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.neuron.events import (
     Failed,
     Finished,

@@ -10,7 +10,7 @@ from openai.types.responses import Response as OpenAIResponse
 from starlette.requests import Request
 from starlette.routing import Route
 
-from helexa.core.wire.responses.request import ResponsesRequest
+from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.neuron.config import ResponsesConfig
 from helexa.neuron.events import (
     Finished,

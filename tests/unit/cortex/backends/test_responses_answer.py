@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cortex.backends.any_chunk import CHUNK
 from helexa.core.errors import ApiError
 from helexa.core.sse import EventParser
-from helexa.core.wire.responses.request import ResponsesRequest
+from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.cortex.anthropic.reply import MessageStream
 from helexa.cortex.backends import responses_answer
 from helexa.cortex.backends.answer import BackendAnswer

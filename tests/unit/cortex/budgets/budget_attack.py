@@ -18,7 +18,7 @@ from cortex.running_gateway import Cortex, eventually, running_cortex
 from helexa.core.errors import ApiError
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
-from helexa.core.wire.responses.request import ResponsesRequest
+from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.core.wire.tokens_and_embeddings import EmbeddingsRequest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

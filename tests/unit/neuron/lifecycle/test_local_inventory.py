@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helexa.core.errors import ApiError, SourceError
-from helexa.core.local_models import LocalModel, PullRequest
+from helexa.core.fleet import LocalModel, PullRequest
 from helexa.core.model_names import ModelSource
 from helexa.neuron.config import NeuronConfig, SourceConfig
 from helexa.neuron.lifecycle.inspection import inspect, template_abilities

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from helexa.neuron.engine.ipc.messages import TokenOutput
 from helexa.neuron.events import OutputEvent
+from helexa.neuron.parsers.argument_values import strict_loads
 from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.output import Tools
-from helexa.neuron.parsers.values.argument_values import strict_loads
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.text.model_text import ModelText
 from neuron.parsers.output_patterns import respelling

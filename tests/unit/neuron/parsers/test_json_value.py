@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helexa.neuron.parsers.argument_values import MAX_BARE, argument_text, dumps, strict_loads
+from helexa.neuron.parsers.json_value import MAX_DEPTH, JsonValue, read_json, repaired_json
 from helexa.neuron.parsers.source import Markers, NotACall, Source
-from helexa.neuron.parsers.values.argument_values import MAX_BARE, argument_text, dumps, strict_loads
-from helexa.neuron.parsers.values.json_value import MAX_DEPTH, JsonValue, read_json, repaired_json
 from nightly import cases
 
 CASES = cases(400, 20_000)

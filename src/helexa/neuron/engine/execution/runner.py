@@ -14,8 +14,8 @@ from helexa.neuron.engine.execution.image_encoder import ImageEncoder
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
 from helexa.neuron.engine.kv_cache import CacheKind
 from helexa.neuron.engine.scheduling.draft_length import DraftLimits
-from helexa.neuron.engine.step.step_input import Int32, Readback, StepBuffers, StepInput, buckets, int32
-from helexa.neuron.engine.step.step_output import (
+from helexa.neuron.engine.step_input import Int32, Readback, StepBuffers, StepInput, buckets, int32
+from helexa.neuron.engine.step_output import (
     MOST_ROWS,
     Logprobs,
     Sampled,

@@ -37,8 +37,8 @@ from helexa.neuron.engine.ranks.messages import (
     digest_of,
 )
 from helexa.neuron.engine.ranks.rank_processes import end_engine
-from helexa.neuron.engine.step.step_input import StepInput
-from helexa.neuron.engine.step.step_input import encode as encode_step
+from helexa.neuron.engine.step_input import StepInput
+from helexa.neuron.engine.step_input import encode as encode_step
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor

@@ -11,7 +11,7 @@ import numpy as np
 from helexa.neuron.engine.ipc.messages import CachedPrefixes, PrefixMiss
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.sequence_memory import Memory
-from helexa.neuron.engine.step.step_input import Int32
+from helexa.neuron.engine.step_input import Int32
 
 # Number of tokens that must be computed again before a miss is reported.
 LEAST_MISSED = 512

@@ -8,8 +8,8 @@ from helexa.neuron.engine.ipc.messages import FinishReason, Logprob, TokenOutput
 from helexa.neuron.engine.scheduling.draft_length import ModelDrafter
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
-from helexa.neuron.engine.step.step_input import Float32
-from helexa.neuron.engine.step.step_output import are_finite
+from helexa.neuron.engine.step_input import Float32
+from helexa.neuron.engine.step_output import are_finite
 from helexa.neuron.ops.constants import NON_FINITE
 
 _log = logging.getLogger("helexa.neuron.engine")

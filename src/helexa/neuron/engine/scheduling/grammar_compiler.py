@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helexa.core.errors import HelexaError
+from helexa.neuron.engine.grammar_matcher import GrammarMatcher, error_line
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher, error_line
 from helexa.neuron.processes import heartbeat
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Grammars:
         # This method imports llguidance, because the import is slow and most engines never receive a grammar.
         from llguidance import LLMatcher, LLParserLimits
 
-        from helexa.neuron.engine.step.grammar_matcher import read_vocabulary
+        from helexa.neuron.engine.grammar_matcher import read_vocabulary
         from helexa.neuron.grammar.limits import PARSER_LIMITS
 
         tokenizer = read_vocabulary(self._model, self._width)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from helexa.neuron.engine.ipc.messages import Generate
-from helexa.neuron.engine.step.step_input import Int32, int32
+from helexa.neuron.engine.step_input import Int32, int32
 from helexa.neuron.vision.layout import ImageLayout, ImageRange
 
 

@@ -32,7 +32,7 @@ from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Plan, Sequence
 from helexa.neuron.engine.scheduling.sequence_memory import Memory
 from helexa.neuron.engine.scheduling.step_controller import StepController
-from helexa.neuron.engine.step.step_input import Float32
+from helexa.neuron.engine.step_input import Float32
 
 
 class Scheduler:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from helexa.neuron.engine.grammar_matcher import GrammarMatcher, Mask
 from helexa.neuron.engine.ipc.messages import (
     MAX_TRACED_STEPS,
     Embed,
@@ -32,9 +33,8 @@ from helexa.neuron.engine.ipc.messages import (
 from helexa.neuron.engine.scheduling.draft_length import ModelDrafter
 from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter, TokenCounts
 from helexa.neuron.engine.scheduling.prompt_images import PromptImages
-from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher, Mask
-from helexa.neuron.engine.step.step_input import Float32, Int32, int32
-from helexa.neuron.engine.step.step_output import PooledVector
+from helexa.neuron.engine.step_input import Float32, Int32, int32
+from helexa.neuron.engine.step_output import PooledVector
 
 
 @dataclass(eq=False)

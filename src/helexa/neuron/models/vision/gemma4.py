@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron import tensors
-from helexa.neuron.layers.vision.encoder import EncoderBlock, Frames, axial_tables, block_order
-from helexa.neuron.layers.vision.tower_loader import Blocks, TowerLoader, padded_width
+from helexa.neuron.layers.vision_encoder import EncoderBlock, Frames, axial_tables, block_order
+from helexa.neuron.layers.vision_tower_loader import Blocks, TowerLoader, padded_width
 from helexa.neuron.models.settings import Settings
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
 from helexa.neuron.ops.operators import LinearOp, NormOp

@@ -6,7 +6,7 @@ References: transformers `modeling_pixtral`, `modeling_mistral3`, `modeling_llav
 from typing import ClassVar
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.layers.vision.encoder import (
+from helexa.neuron.layers.vision_encoder import (
     EncoderBlock,
     FrameAttention,
     Frames,

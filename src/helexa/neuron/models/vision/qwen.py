@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron import tensors
-from helexa.neuron.layers.vision.encoder import (
+from helexa.neuron.layers.vision_encoder import (
     EncoderBlock,
     FrameAttention,
     Frames,

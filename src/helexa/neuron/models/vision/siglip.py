@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron import tensors
-from helexa.neuron.layers.vision.encoder import EncoderBlock, FrameAttention, Frames, PlainMlp
+from helexa.neuron.layers.vision_encoder import EncoderBlock, FrameAttention, Frames, PlainMlp
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
 from helexa.neuron.ops.operators import LinearOp
 from helexa.neuron.tensors import Tensor

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, NamedTuple
 from helexa.core.errors import ModelFileError
 from helexa.neuron import tensors
 from helexa.neuron.layers.loader import Loader
-from helexa.neuron.layers.vision.encoder import EncoderBlock, Frames
-from helexa.neuron.layers.vision.tower_loader import CHANNELS, TowerLoader, padded_width
+from helexa.neuron.layers.vision_encoder import EncoderBlock, Frames
+from helexa.neuron.layers.vision_tower_loader import CHANNELS, TowerLoader, padded_width
 from helexa.neuron.models.settings import Settings
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor

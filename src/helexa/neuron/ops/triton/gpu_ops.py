@@ -33,13 +33,13 @@ from helexa.neuron.ops.state_space import ScanOp, ScanSizes, ScanWeights, StateS
 from helexa.neuron.ops.triton import attention, frame_attention, kv_cache
 from helexa.neuron.ops.triton import sampling as draws
 from helexa.neuron.ops.triton.delta_rule import DeltaRule
+from helexa.neuron.ops.triton.dequantize import dequantize, dequantize_rows
 from helexa.neuron.ops.triton.kv_cache import rotate_store
 from helexa.neuron.ops.triton.launch import CudaCapture, GpuProperties, StepGraphs, without_capture
+from helexa.neuron.ops.triton.linear import SCRATCH_BYTES, PackedLinear
 from helexa.neuron.ops.triton.mixture import GpuMixture, stacked
 from helexa.neuron.ops.triton.norm import LayerNorm, RmsNorm, activate, gate_mul
-from helexa.neuron.ops.triton.products.dequantize import dequantize, dequantize_rows
-from helexa.neuron.ops.triton.products.linear import SCRATCH_BYTES, PackedLinear
-from helexa.neuron.ops.triton.products.packed import PackedMatrix, pack, packed_bytes
+from helexa.neuron.ops.triton.packed import PackedMatrix, pack, packed_bytes
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.quant_policy import QuantFormat
 from helexa.neuron.weights.quantize import quantize

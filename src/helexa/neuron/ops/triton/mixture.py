@@ -16,11 +16,11 @@ from torch import Tensor
 from triton.language import constexpr
 
 from helexa.neuron.ops.mixture import BestGroups, Clamp, Routing
+from helexa.neuron.ops.triton.gemm import Blocks, Tiles, multiply_tiles, tiles
+from helexa.neuron.ops.triton.gemv import multiply_rows
 from helexa.neuron.ops.triton.launch import GpuProperties, launch
 from helexa.neuron.ops.triton.norm import gate_mul
-from helexa.neuron.ops.triton.products.gemm import Blocks, Tiles, multiply_tiles, tiles
-from helexa.neuron.ops.triton.products.gemv import multiply_rows
-from helexa.neuron.ops.triton.products.packed import LANES, PackedMatrix, alike, join
+from helexa.neuron.ops.triton.packed import LANES, PackedMatrix, alike, join
 
 _STEP = 1024  # pairs processed per iteration
 

@@ -4,12 +4,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from helexa.neuron.parsers.argument_values import bare_value, dumps, strict_loads
+from helexa.neuron.parsers.json_call import read_arguments, take_surplus
+from helexa.neuron.parsers.json_value import repaired_json
+from helexa.neuron.parsers.keyed_arguments import KeyedArguments
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Markers, NotACall, Reading, Source
-from helexa.neuron.parsers.values.argument_values import bare_value, dumps, strict_loads
-from helexa.neuron.parsers.values.json_call import read_arguments, take_surplus
-from helexa.neuron.parsers.values.json_value import repaired_json
-from helexa.neuron.parsers.values.keyed_arguments import KeyedArguments
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _OPENS, _CLOSES, _QUOTES, _CALLS = Markers([OPEN]), Markers([CLOSE]), Markers([QUOTE]), Markers(["call:"])

@@ -7,9 +7,9 @@ import re
 from typing import Literal
 
 from helexa.neuron.parsers.formats.tagged_calls import CallTags, TaggedCalls
+from helexa.neuron.parsers.json_call import read_arguments, take_surplus
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import NO_MARKERS, Markers, NotACall, Reading, Source
-from helexa.neuron.parsers.values.json_call import read_arguments, take_surplus
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"

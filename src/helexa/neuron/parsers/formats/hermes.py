@@ -4,9 +4,9 @@ Qwen models also use this format, which is named after Nous Research's Hermes mo
 """
 
 from helexa.neuron.parsers.formats.tagged_calls import FUNCTION_XML, read_tagged_call
+from helexa.neuron.parsers.json_call import read_calls, take_surplus
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Markers, Reading, Source
-from helexa.neuron.parsers.values.json_call import read_calls, take_surplus
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 TOOLS, _TOOLS_CLOSE = "<tools>", "</tools>"

@@ -8,9 +8,9 @@
 """
 
 from helexa.neuron.parsers.formats.pythonic import read_keywords
+from helexa.neuron.parsers.json_call import read_arguments, read_call, read_calls, take_surplus
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Markers, NotACall, Reading, Source
-from helexa.neuron.parsers.values.json_call import read_arguments, read_call, read_calls, take_surplus
 
 # Markers of JSON and of code fences around JSON.
 _JSON = Markers(["{", "[", "```"])

@@ -1,8 +1,8 @@
 """Parse the tool calls of Kimi K2 and DeepSeek, marked with special tokens."""
 
+from helexa.neuron.parsers.json_call import read_arguments, take_surplus
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Markers, Reading, Source
-from helexa.neuron.parsers.values.json_call import read_arguments, take_surplus
 
 _FUNCTIONS = "functions."
 _JSON, _LANGUAGE, _FENCE = Markers(["{", "```"]), Markers(["json"]), Markers(["```"])

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from sys import maxunicode
 from typing import Any
 
+from helexa.neuron.parsers.argument_values import bare_value, dumps, strict_loads
+from helexa.neuron.parsers.json_call import read_calls
+from helexa.neuron.parsers.json_value import repaired_json
+from helexa.neuron.parsers.keyed_arguments import KeyedArguments
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Markers, NotACall, Reading, Source
-from helexa.neuron.parsers.values.argument_values import bare_value, dumps, strict_loads
-from helexa.neuron.parsers.values.json_call import read_calls
-from helexa.neuron.parsers.values.json_value import repaired_json
-from helexa.neuron.parsers.values.keyed_arguments import KeyedArguments
 
 _QUOTES = Markers(["'", '"'])
 _LITERAL_ENDS = {end: Markers([end, "\\"]) for end in ("'", '"', "'''", '"""')}

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from helexa.neuron.parsers.json_call import read_calls, take_surplus
+from helexa.neuron.parsers.keyed_arguments import KeyedArguments
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Markers, NotACall, Reading, Source
-from helexa.neuron.parsers.values.json_call import read_calls, take_surplus
-from helexa.neuron.parsers.values.keyed_arguments import KeyedArguments
 
 _MAX_SPACE = 100
 _SPACE = re.compile(r"\s*")

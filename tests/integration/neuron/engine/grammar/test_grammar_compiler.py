@@ -18,10 +18,10 @@ import pytest_asyncio
 from llguidance import LLMatcher
 from scheduler_runs import GREEDY
 
+from helexa.neuron.engine.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.scheduling.grammar_compiler import GrammarFailure, Grammars
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar.limits import PARSER_LIMITS
 from helexa.neuron.text.model_text import ModelText
@@ -163,7 +163,7 @@ def test_panic_fails_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     def panic(model: Path, width: int) -> Any:
         raise Panic
 
-    monkeypatch.setattr("helexa.neuron.engine.step.grammar_matcher.read_vocabulary", panic)
+    monkeypatch.setattr("helexa.neuron.engine.grammar_matcher.read_vocabulary", panic)
     with closing(Grammars(Path("no model"), 10)) as grammars:
         for number in range(2):
             grammars.begin(sequence(number, JSON))

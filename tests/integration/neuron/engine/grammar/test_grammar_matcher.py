@@ -17,13 +17,13 @@ from simulated_cache import SimulatedCache
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from helexa.neuron.engine.execution.step_builder import sampled_rows, sampling_of
+from helexa.neuron.engine.grammar_matcher import GrammarMatcher, read_vocabulary
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence, rejection_masks
-from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher, read_vocabulary
-from helexa.neuron.engine.step.step_output import Sampled
+from helexa.neuron.engine.step_output import Sampled
 from helexa.neuron.ops.constants import MAX_DRAFTS
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from nightly import cases

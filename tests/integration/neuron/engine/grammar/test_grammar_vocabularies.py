@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher, Mask, read_vocabulary
+from helexa.neuron.engine.grammar_matcher import GrammarMatcher, Mask, read_vocabulary
 from helexa.neuron.grammar import after_reasoning, for_choice, for_lark, for_regex, for_schema, for_tools
 from helexa.neuron.grammar.limits import PARSER_LIMITS
 from helexa.neuron.parsers.reasoning import ReasoningMarks

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from helexa.neuron.engine.step.grammar_matcher import GrammarMatcher, Mask, read_vocabulary
+from helexa.neuron.engine.grammar_matcher import GrammarMatcher, Mask, read_vocabulary
 from helexa.neuron.grammar import for_tools
 from helexa.neuron.grammar.limits import PARSER_LIMITS
 from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS

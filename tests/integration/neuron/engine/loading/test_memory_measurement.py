@@ -15,16 +15,9 @@ from helexa.neuron.engine.loading.fit import divide_free_memory
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loading.loaded_model import LoadedModel, largest, measured, measured_on_device
 from helexa.neuron.engine.loading.memory_request import least_free
-from helexa.neuron.engine.ranks.messages import (
-    Allocate,
-    RankAllocated,
-    RankMemory,
-    ReportMemory,
-    RunStep,
-    digest_of,
-)
+from helexa.neuron.engine.ranks.messages import Allocate, RankAllocated, RankMemory, ReportMemory, RunStep, digest_of
 from helexa.neuron.engine.ranks.rank import Rank
-from helexa.neuron.engine.step.step_input import encode
+from helexa.neuron.engine.step_input import encode
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.kernel_selection import SelectedKernels
 from neuron.memory_requests import MIB, needs

@@ -10,7 +10,7 @@ from helexa.neuron.engine.execution.step_builder import sampling_of
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.scheduling.ngrams_and_counts import TokenCounts
 from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence, allows_planning_ahead
-from helexa.neuron.engine.step.step_output import Sampled
+from helexa.neuron.engine.step_output import Sampled
 from helexa.neuron.ops.constants import NON_FINITE
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.sampling import adjusted

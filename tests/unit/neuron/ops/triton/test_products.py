@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.operators import LinearOp
+from helexa.neuron.ops.triton.gemm import multiply_tiles, tiles
 from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from helexa.neuron.ops.triton.launch import GpuProperties
-from helexa.neuron.ops.triton.products.gemm import multiply_tiles, tiles
-from helexa.neuron.ops.triton.products.linear import PackedLinear, kernel_for
-from helexa.neuron.ops.triton.products.packed import PackedMatrix, pack
+from helexa.neuron.ops.triton.linear import PackedLinear, kernel_for
+from helexa.neuron.ops.triton.packed import PackedMatrix, pack
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
 from helexa.neuron.weights.quant_policy import QUANT_FORMATS
 from helexa.neuron.weights.quantize import quantize

@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from helexa.neuron.parsers.argument_values import has_type, strict_loads, whole_number
 from helexa.neuron.parsers.schema_types import schema_types
 from helexa.neuron.parsers.source import Markers
-from helexa.neuron.parsers.values.argument_values import has_type, strict_loads, whole_number
 
 _MAX_SPACE = 200
 _SPACE = re.compile(rf"[ \t\n\r]{{0,{_MAX_SPACE}}}")

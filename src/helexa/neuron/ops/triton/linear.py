@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from helexa.neuron.ops.triton.dequantize import dequantize
+from helexa.neuron.ops.triton.gemm import multiply_tiles, on_tensor_cores, tiles
+from helexa.neuron.ops.triton.gemv import multiply_rows
 from helexa.neuron.ops.triton.launch import GpuProperties
-from helexa.neuron.ops.triton.products.dequantize import dequantize
-from helexa.neuron.ops.triton.products.gemm import multiply_tiles, on_tensor_cores, tiles
-from helexa.neuron.ops.triton.products.gemv import multiply_rows
-from helexa.neuron.ops.triton.products.packed import PackedMatrix, alike, join
+from helexa.neuron.ops.triton.packed import PackedMatrix, alike, join
 
 # Number of bytes of the scratch memory into which products of many rows dequantize some matrix rows at a time.
 SCRATCH_BYTES = 64 << 20

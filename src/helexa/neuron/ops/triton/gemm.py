@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from helexa.neuron.ops.triton.dequantize import weight_tile
 from helexa.neuron.ops.triton.launch import GpuProperties, launch
-from helexa.neuron.ops.triton.products.dequantize import weight_tile
-from helexa.neuron.ops.triton.products.packed import LANES, PackedMatrix, fields
+from helexa.neuron.ops.triton.packed import LANES, PackedMatrix, fields
 
 _PER_PROCESSOR = 4  # programs per multiprocessor (SM) that read a matrix, to keep enough loads in flight
 _LEAST_SPLIT = 512  # minimum columns per split

@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from helexa.neuron.parsers.argument_values import dumps, strict_loads
+from helexa.neuron.parsers.json_value import read_json, read_json_text, repaired_json
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import NO_MARKERS, Markers, NotACall, Reading, Source
-from helexa.neuron.parsers.values.argument_values import dumps, strict_loads
-from helexa.neuron.parsers.values.json_value import read_json, read_json_text, repaired_json
 
 _OPEN, _COLON, _COMMA, _CLOSE = Markers(["{"]), Markers([":"]), Markers([","]), Markers(["}"])
 _QUOTE = Markers(['"', "'"])

@@ -9,8 +9,8 @@ import orjson
 
 from helexa.core.errors import ApiError
 from helexa.core.sse import frame
-from helexa.core.wire.responses.output import Event, ResponseOutput
-from helexa.core.wire.responses.request import ResponsesRequest
+from helexa.core.wire.responses_output import Event, ResponseOutput
+from helexa.core.wire.responses_request import ResponsesRequest
 
 
 class ResponseWriter:

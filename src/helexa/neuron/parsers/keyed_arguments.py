@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from contextlib import suppress
 
+from helexa.neuron.parsers.argument_values import argument_text, dumps
+from helexa.neuron.parsers.json_value import repaired_json
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.schema_types import is_text, schema_types
 from helexa.neuron.parsers.source import NotACall, Reading, Source
-from helexa.neuron.parsers.values.argument_values import argument_text, dumps
-from helexa.neuron.parsers.values.json_value import repaired_json
 
 
 class KeyedArguments:

@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 
 from helexa.neuron import tensors
+from helexa.neuron.engine.grammar_matcher import Mask
 from helexa.neuron.engine.ipc.messages import Logprob
-from helexa.neuron.engine.step.grammar_matcher import Mask
-from helexa.neuron.engine.step.step_input import Float32, HiddenRows, Readback, array_of, int32
+from helexa.neuron.engine.step_input import Float32, HiddenRows, Readback, array_of, int32
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.sampling import Sampling
 from helexa.neuron.tensors import Tensor

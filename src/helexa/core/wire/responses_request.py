@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError, to_json
 from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.request import GenerationRequest, WireObject
-from helexa.core.wire.responses.input import Item, chat_messages, name_in_chat
+from helexa.core.wire.responses_input import Item, chat_messages, name_in_chat
 
 Tool = dict[str, Any]
 Allowed = set[tuple[str | None, str]]  # namespaces and names of functions; None means any namespace

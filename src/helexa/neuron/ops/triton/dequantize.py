@@ -7,7 +7,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from helexa.neuron.ops.triton.launch import launch
-from helexa.neuron.ops.triton.products.packed import LANES, PackedMatrix, fields
+from helexa.neuron.ops.triton.packed import LANES, PackedMatrix, fields
 
 _LANES = constexpr(LANES)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from helexa.neuron import tensors
-from helexa.neuron.layers.vision.tower_loader import Blocks, TowerLoader, padded_width
+from helexa.neuron.layers.vision_tower_loader import Blocks, TowerLoader, padded_width
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.operators import NormOp
 from helexa.neuron.tensors import Tensor

@@ -1,1 +1,0 @@
-"""Inputs and results of one engine step, for the scheduler and the runner."""

@@ -1,1 +1,0 @@
-"""Layers of vision towers, which encode the patches of images."""

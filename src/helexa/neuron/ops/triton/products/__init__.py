@@ -1,1 +1,0 @@
-"""Matrix products with plain and quantized weights in Triton."""

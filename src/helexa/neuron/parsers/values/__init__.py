@@ -1,1 +1,0 @@
-"""Parsers of the values in tool calls: JSON values, Python strings and arguments."""
