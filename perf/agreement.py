@@ -37,7 +37,8 @@ from support.plain_gguf import plain_copy
 from torch import Tensor
 
 from helexa.neuron.engine.execution.step_builder import build_step
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.scheduler import Scheduler

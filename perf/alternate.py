@@ -27,7 +27,7 @@ from engine import Engine  # first, because it sets the environment of an engine
 from support.output import print_line
 from support.rows import DECODE_STEPS, Row, parse_rows, parser
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.ops.native.kernel_library import native_kernels
 
 _LEAST_STEPS, _PROMPTS = 5, 3

@@ -129,7 +129,7 @@ def load(folder: Path, quant: str) -> dict[str, float]:
 
 def child(folder: Path, quant: str) -> None:
     """Load the checkpoint and print the measurements. The function `load` runs this function in a new process."""
-    from helexa.neuron.engine.ipc.messages import EngineOptions
+    from helexa.neuron.engine.ipc.engine_options import EngineOptions
     from helexa.neuron.engine.loading.load import load as load_model
     from helexa.neuron.hardware.cpus import physical_cores
     from helexa.neuron.ops.native.kernel_library import Unavailable, native_kernels

@@ -24,7 +24,7 @@ from support.output import print_line, print_verdict, run
 from support.rows import prompt
 from support.scenario import ask, engine, parser, require_context
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient
 
 PREFIX, SUFFIX = 2048, 16

@@ -32,7 +32,7 @@ from support.output import print_line, print_verdict, run
 from support.rows import prompt
 from support.scenario import GREEDY, engine, parser, require_context
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient
 
 CHUNKS = 3

@@ -25,7 +25,8 @@ from statistics import median
 from support.output import print_line, print_verdict, run
 from support.scenario import GREEDY, TimedAnswer, ask, engine, parser
 
-from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.text.model_text import ModelText
 

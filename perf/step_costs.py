@@ -26,7 +26,8 @@ import msgspec
 import torch
 
 from helexa.neuron.engine.execution.step_builder import build_step, sampling_of
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence

@@ -23,7 +23,8 @@ from pathlib import Path
 
 import psutil
 
-from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 
 PERIOD = 0.1  # seconds from one SIGCONT to the next

@@ -46,7 +46,8 @@ from gpu_support.random_models import AGREEING, TINY_AGREEING, DistinctModel
 from torch import Tensor
 
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import SamplingParams
 from helexa.neuron.ops.sampling import uniforms
 from helexa.neuron.weights.quant_policy import QUANT_FORMATS
 from helexa.neuron.weights.quantize import quantize

@@ -195,7 +195,7 @@ class Bench:
 
     def load(self) -> None:
         """Measure the load time of a checkpoint that is not in the page cache."""
-        from helexa.neuron.engine.ipc.messages import EngineOptions
+        from helexa.neuron.engine.ipc.engine_options import EngineOptions
         from helexa.neuron.engine.loading.load import load
 
         self._write()
@@ -244,7 +244,7 @@ class Bench:
         return TINY if self._tiny else CONFIGS
 
     def _options(self, quant: str, **options: int) -> Any:
-        from helexa.neuron.engine.ipc.messages import EngineOptions
+        from helexa.neuron.engine.ipc.engine_options import EngineOptions
 
         tiny: dict[str, int] = {"kv_cache_mb": 8, "max_sequences": 4, "snapshot_mb": 1} if self._tiny else {}
         if not self._tiny:

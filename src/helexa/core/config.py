@@ -16,8 +16,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr, ValidationError
 
-from helexa.core.environment_variables import FormerSetting, Keys, overlay, replace_former_settings, set_value
+from helexa.core.environment_variables import Keys, overlay, set_value
 from helexa.core.errors import ConfigError, UsageError
+from helexa.core.former_settings import FormerSetting, replace_former_settings
 from helexa.core.version import __version__
 
 log = logging.getLogger(__name__)

@@ -1,12 +1,9 @@
-"""Environment variables that override settings, and settings of the first helexa.
+"""Environment variables that override settings.
 
 The variable `PREFIX_A__B` sets key `b` of table `a`.
 Variables that match no key of the configuration have no effect, because other programs use the same prefixes. For
 example, AWS Neuron has `NEURON_RT_VISIBLE_CORES`. For a service named `cortex`, Kubernetes sets `CORTEX_SERVICE_HOST`
 and `CORTEX_PORT=tcp://10.0.0.1:31313`.
-
-The configuration files of the first helexa (in Rust) start today's servers. A server logs one warning that lists the
-settings in its file and environment that have another name now, or no effect.
 """
 
 import difflib
@@ -14,8 +11,7 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import AliasChoices, BaseModel
@@ -70,11 +66,17 @@ def set_value(tree: dict[str, Any], keys: Keys, value: Any, name: str) -> None:
     Raises:
         ConfigError: `tree` has a plain value in place of a table.
     """
-    _table_of(tree, keys, name)[keys[-1]] = value
+    table_of(tree, keys, name)[keys[-1]] = value
 
 
-def _table_of(tree: dict[str, Any], keys: Keys, name: str) -> dict[str, Any]:
-    """Return the table with the last of `keys`; create missing tables."""
+def table_of(tree: dict[str, Any], keys: Keys, name: str) -> dict[str, Any]:
+    """Return the table with the last of `keys`; create missing tables.
+
+    `name` is the variable or option that sets the key, for error messages.
+
+    Raises:
+        ConfigError: `tree` has a plain value in place of a table.
+    """
     table = tree
     for key in keys[:-1]:
         table = table.setdefault(key, {})
@@ -199,59 +201,3 @@ def _rename_tables(tree: dict[str, Any], schema: type[BaseModel]) -> None:
 
 def _former_names(alias: Any) -> list[str]:
     return [choice for choice in alias.choices if isinstance(choice, str)] if isinstance(alias, AliasChoices) else []
-
-
-@dataclass(frozen=True)
-class FormerSetting:
-    """A key of a configuration file that today's schema does not have."""
-
-    keys: Keys  # path of the key or table in the file
-    replacement: Keys | None = None  # path of the key that takes the value. None if the setting has no effect.
-    # Converts the former value to the value of `replacement`. None as the result leaves the default.
-    convert: Callable[[Any], Any] = lambda value: value
-    reason: str = ""  # why the setting has no effect, for the warning. Empty if `replacement` is set.
-
-    def __str__(self) -> str:
-        name = ".".join(self.keys)
-        if self.replacement is not None:
-            return f"{name} sets {'.'.join(self.replacement)}"
-        return f"{name} has no effect" + (f" ({self.reason})" if self.reason else "")
-
-
-def replace_former_settings(
-    tree: dict[str, Any], settings: Sequence[FormerSetting], prefix: str, environ: Mapping[str, str]
-) -> Iterator[str]:
-    """Replace former settings in the parsed file `tree`, and yield what changed.
-
-    A current key in the file takes precedence over the former key that it replaces. An environment variable with the
-    full name of the former key takes precedence over the file.
-
-    Raises:
-        ConfigError: `tree` has a plain value in place of the table of a current key.
-    """
-    for setting in settings:
-        is_in_file, value = _take(tree, setting.keys)
-        name = variable_name(prefix, setting.keys)
-        if name in environ:
-            value = parse_value(environ[name])
-        elif not is_in_file:
-            continue
-        yield str(setting)
-        if setting.replacement is None or (value := setting.convert(value)) is None:
-            continue
-        table = _table_of(tree, setting.replacement, name if name in environ else ".".join(setting.keys))
-        if name in environ or setting.replacement[-1] not in table:
-            table[setting.replacement[-1]] = value
-
-
-def _take(tree: dict[str, Any], keys: Keys) -> tuple[bool, Any]:
-    """Remove the key `keys` from `tree`; return whether it existed, and its value."""
-    inner = tree.get(keys[0])
-    if len(keys) == 1:
-        return keys[0] in tree, tree.pop(keys[0], None)
-    if not isinstance(inner, dict):
-        return False, None
-    taken = _take(inner, keys[1:])
-    if taken[0] and not inner and len(keys) == 2:
-        del tree[keys[0]]
-    return taken

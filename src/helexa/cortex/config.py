@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field, IPvAnyNetwork, SecretStr, model_val
 
 from helexa.core import config, environment_variables
 from helexa.core.address import Address, ApiUrl, BaseUrl, HostName, HostPattern, Listen
-from helexa.core.environment_variables import FormerSetting
 from helexa.core.errors import ConfigError
+from helexa.core.former_settings import FormerSetting
 from helexa.http.acceptor import MAX_CONNECTIONS
 
 ENV_PREFIX = "CORTEX_"

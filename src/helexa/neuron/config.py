@@ -14,8 +14,8 @@ from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field
 
 from helexa.core import environment_variables
 from helexa.core.config import HeaderSecret, Section, load, read_secret
-from helexa.core.environment_variables import FormerSetting
 from helexa.core.fleet import ModelSpec
+from helexa.core.former_settings import FormerSetting
 from helexa.core.logs import LogFormat
 from helexa.neuron.cache_folder import expanded
 from helexa.neuron.hardware.cpus import NUMA_FOLDER

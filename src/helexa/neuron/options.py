@@ -12,7 +12,7 @@ import msgspec
 
 from helexa.core.model_names import DEFAULT_SCHEME
 from helexa.core.sampling import Bounds
-from helexa.neuron.engine.ipc.messages import (
+from helexa.neuron.engine.ipc.engine_options import (
     Activations,
     EngineOptions,
     PrefixReuse,

@@ -28,8 +28,9 @@ from helexa.neuron.config import NeuronConfig
 from helexa.neuron.doctor.doctor import look_at_folder
 from helexa.neuron.doctor.kernels import look_at_kernels
 from helexa.neuron.doctor.machine import CheckResult, look_at_machine
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
-from helexa.neuron.engine.ipc.messages import CollectiveResult, EngineOptions, SamplingParams
+from helexa.neuron.engine.ipc.messages import CollectiveResult, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.hardware.discovery import default_device
 from helexa.neuron.lifecycle.registry import Registry

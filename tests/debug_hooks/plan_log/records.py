@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from helexa.neuron.engine.ipc.messages import Cancel, EngineOptions, Generate
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Cancel, Generate
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS, ImageTraits
 from helexa.neuron.engine.scheduling.sequence import Plan

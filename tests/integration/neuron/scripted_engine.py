@@ -9,17 +9,18 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from helexa.core.errors import model_not_found
 from helexa.core.fleet import ModelInfo, ModelSpec
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import (
     CachedPrefixes,
     DiskUse,
     Drafts,
-    EngineOptions,
+    Embed,
     Generate,
     Ready,
     Timing,
     TokenOutput,
 )
-from helexa.neuron.engine_client.client import TokenStream
+from helexa.neuron.engine_client.token_stream import TokenStream
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.tokenizer import Tokenizer
@@ -133,9 +134,9 @@ class ScriptedEngine:
     def generate(self, prompt: list[int], wake_at: int = 1, **settings: Any) -> TokenStream:
         message = Generate(id=len(self.requests) + 1, prompt=prompt, **settings)
         self.requests.append(message)
-        return TokenStream(self, message, wake_at)  # type: ignore[arg-type]
+        return TokenStream(self.submit, self.cancel, message, wake_at)  # type: ignore[arg-type]
 
-    async def submit(self, stream: TokenStream, message: Generate) -> None:
+    async def submit(self, stream: TokenStream, message: Generate | Embed) -> None:
         def say(**fields: object) -> None:
             output = TokenOutput(id=message.id, **fields)  # type: ignore[arg-type]
             if output.finish is not None:

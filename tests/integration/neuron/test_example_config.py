@@ -17,7 +17,7 @@ from helexa.neuron.config import (
     TorchConfig,
     read_config,
 )
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "neuron.example.toml"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.weights.formats import GroupwiseTensor
 from helexa.neuron.weights.quant_policy import QuantPolicy

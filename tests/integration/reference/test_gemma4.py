@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.weights.vision_config import has_vision
 from neuron.weights.hf_to_gguf import write_model

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
 from neuron.weights.hf_to_gguf import write_model
 from reference.test_gguf import state

@@ -14,7 +14,8 @@ from scheduler_runs import GREEDY, scheduler_of
 from torch import Tensor
 
 from helexa.neuron.engine.execution.step_builder import build_step
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import int32

@@ -9,7 +9,7 @@ import torch
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.ops.native.native_ops import NativeOps
 from nightly import daily

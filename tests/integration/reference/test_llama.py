@@ -8,7 +8,7 @@ import torch
 from scheduler_runs import generate, scheduler_of
 from transformers import AutoModelForCausalLM
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.ops.native import kernel_library
 from helexa.neuron.ops.native.native_ops import NativeOps

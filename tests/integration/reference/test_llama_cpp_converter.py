@@ -17,7 +17,7 @@ import torch
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
 from helexa.neuron.weights.gguf.files import GgufFile

@@ -12,7 +12,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.ops.native.native_ops import NativeOps
 from tiny_models import assert_equal_to, decode, tiny_model

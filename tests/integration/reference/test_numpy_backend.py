@@ -10,7 +10,8 @@ from scheduler_runs import GREEDY, scheduler_of
 
 from helexa.neuron import tensors
 from helexa.neuron.engine.execution.step_builder import build_step
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from neuron.ranks.rank_models import MODELS, PROMPTS

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
 from neuron.weights.hf_to_gguf import write_model
 from tiny_models import decode, tiny_model

@@ -13,7 +13,7 @@ from torch import Tensor, ones, zeros
 from transformers import PreTrainedModel
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.build import Build
 from neuron.weights.hf_to_gguf import write_model
 from tiny_models import tiny_model

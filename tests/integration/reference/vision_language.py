@@ -18,7 +18,8 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, PromptImage
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Generate, PromptImage
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loop import Steps
 from helexa.neuron.engine.scheduling.sequence import Sequence

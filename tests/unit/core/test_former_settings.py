@@ -7,8 +7,8 @@ import pytest
 from pydantic import Field
 
 from helexa.core.config import Section, load
-from helexa.core.environment_variables import FormerSetting
 from helexa.core.errors import ConfigError
+from helexa.core.former_settings import FormerSetting
 
 
 class Engine(Section):

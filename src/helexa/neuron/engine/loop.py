@@ -23,13 +23,13 @@ from helexa.neuron.engine.execution.draft_head import HeadModel
 from helexa.neuron.engine.execution.draft_model import DraftModel
 from helexa.neuron.engine.execution.runner import ModelFacts, Runner
 from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import (
     CachedPrefixes,
     Cancel,
     ClearPrefixes,
     DiskUse,
     Embed,
-    EngineOptions,
     Generate,
     Shutdown,
     StepReport,

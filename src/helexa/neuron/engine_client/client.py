@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from contextvars import Context
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError, service_unavailable
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import (
     CachedPrefixes,
     Cancel,
@@ -20,16 +21,13 @@ from helexa.neuron.engine.ipc.messages import (
     Drafts,
     Embed,
     Embedding,
-    EngineOptions,
     FromEngine,
     Generate,
     HostGroup,
     Load,
     LoadFailed,
-    Logprob,
     MemoryRequest,
     Pooling,
-    PrefixMiss,
     Progress,
     PromptImage,
     Ready,
@@ -42,12 +40,12 @@ from helexa.neuron.engine.ipc.messages import (
 from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.engine_client.process import Child, Spawn
+from helexa.neuron.engine_client.token_stream import TokenStream
 from helexa.neuron.engine_client.watchdog import kill_when_hung
 from helexa.neuron.vision.layout import ImageRange
 
 if TYPE_CHECKING:
     from helexa.neuron.vision.model_vision import SharedImage
-    from helexa.neuron.vision.shared_pixels import SharedPixels
 
 
 log = logging.getLogger(__name__)
@@ -60,84 +58,6 @@ _LOAD_SECONDS = 600.0
 _STEP_SECONDS = 120.0
 _CLEAR_SECS = 60.0
 _READ_BYTES = 1 << 16
-
-
-class TokenStream(AsyncIterator[TokenOutput]):
-    """Iterates over the outputs of one request; the last one has `finish` set.
-
-    Outputs that arrive between two reads are merged into one output, so a slow consumer costs little memory. If a read
-    is canceled, no output is lost, and the consumer can read again. A call of `aclose` before the last output cancels
-    the request.
-    """
-
-    def __init__(
-        self, client: "EngineClient", message: Generate | Embed, wake_at: int = 1, pixels: "Sequence[SharedPixels]" = ()
-    ) -> None:
-        self.pixels = pixels
-        self._client = client
-        self._message = message
-        # Number of unread tokens at which a waiting consumer wakes. A number above 1 saves wake-ups, which are
-        # expensive compared with one token. The first token, an output with `started` and the end of the stream always
-        # wake the consumer.
-        self._wake_at = wake_at
-        self._wanted = 1
-        self._submitted = False
-        self._news = asyncio.Event()
-        self._tokens: list[int] = []
-        self._logprobs: list[Logprob] = []
-        self._prompt_logprobs: list[Logprob] = []
-        self._cached_tokens = 0
-        self._last: TokenOutput | None = None
-        self._ended = False
-        self.miss: PrefixMiss | None = None  # why a long beginning of the prompt was computed again
-
-    @property
-    def unread(self) -> int:
-        """Number of received tokens that the consumer has not read."""
-        return len(self._tokens)
-
-    async def __anext__(self) -> TokenOutput:
-        if self._ended:
-            raise StopAsyncIteration
-        # Sent here and not in the constructor: a stream that is never read costs the engine nothing.
-        if not self._submitted:
-            await self._client.submit(self, self._message)
-            self._submitted = True
-        await self._news.wait()
-        if self._ended:
-            raise StopAsyncIteration
-        self._news.clear()
-        self._wanted = self._wake_at
-        tokens, self._tokens = self._tokens, []
-        logprobs, self._logprobs = self._logprobs, []
-        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
-        cached_tokens, self._cached_tokens = self._cached_tokens, 0
-        self._ended = self._last is not None
-        return msgspec.structs.replace(
-            self._last or TokenOutput(id=self._message.id),
-            tokens=tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            cached_tokens=cached_tokens,
-        )
-
-    def put(self, output: TokenOutput) -> None:
-        """Add an output of the engine, and wake the consumer if necessary."""
-        self._tokens += output.tokens
-        self._logprobs += output.logprobs
-        self._prompt_logprobs += output.prompt_logprobs
-        self._cached_tokens += output.cached_tokens
-        self.miss = self.miss or output.miss
-        if output.finish is not None:
-            self._last = output
-        if self._last is not None or output.started or len(self._tokens) >= self._wanted:
-            self._news.set()
-
-    async def aclose(self) -> None:
-        """End the stream. If the request is unfinished, cancel it in the engine."""
-        self._ended = True
-        self._client.cancel(self._message.id)
-        self._news.set()
 
 
 class EngineClient:
@@ -306,7 +226,7 @@ class EngineClient:
             images=[PromptImage(image.digest, image.layout) for image in images],
             image_ranges=list(image_ranges),
         )
-        return TokenStream(self, message, wake_at, [image.pixels for image in images])
+        return TokenStream(self.submit, self.cancel, message, wake_at, [image.pixels for image in images])
 
     async def embed(self, prompt: list[int], *, pooling: Pooling = "mean", salt: str = "") -> Embedding:
         """Return the embedding of `prompt`, or an `Embedding` with an error.
@@ -315,7 +235,7 @@ class EngineClient:
         """
         self._require_alive()
         message = Embed(id=next(self._ids), prompt=prompt, pooling=pooling, salt=salt)
-        async with aclosing(TokenStream(self, message)) as outputs:
+        async with aclosing(TokenStream(self.submit, self.cancel, message)) as outputs:
             output = await anext(outputs)
         return Embedding(id=message.id, vector=output.vector, error=output.error, retry=output.retry)
 

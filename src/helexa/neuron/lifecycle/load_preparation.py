@@ -9,7 +9,7 @@ import msgspec
 
 from helexa.core.errors import HelexaError, ModelFileError, TensorParallelError
 from helexa.core.load_options import LoadOptions
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.hardware.accelerators import accelerators
 from helexa.neuron.hardware.cpus import usable_cpus
 from helexa.neuron.ops.constants import MAX_RANKS

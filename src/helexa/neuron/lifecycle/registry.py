@@ -16,7 +16,8 @@ from helexa.core.errors import ApiError, HelexaError, model_not_found, service_u
 from helexa.core.load_options import LoadOptions
 from helexa.core.model_names import ModelSource, bare_id
 from helexa.neuron.builtin_models import source_text
-from helexa.neuron.engine.ipc.messages import EngineOptions, Progress, no_draft_model
+from helexa.neuron.engine.ipc.engine_options import EngineOptions, no_draft_model
+from helexa.neuron.engine.ipc.messages import Progress
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.engine_client.process import Child, Spawn, WarmStandby

@@ -18,7 +18,7 @@ from helexa.neuron.events import (
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.requests.token_logprobs import TokenLogprobs
 from helexa.neuron.text.model_text import ModelText
-from helexa.neuron.text.output_format import StopStrings
+from helexa.neuron.text.stop_strings import StopStrings
 
 CallEvent = ToolCallStart | ToolCallDelta
 

@@ -10,16 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from helexa.core.errors import (
-    ApiError,
-    context_length_exceeded,
-    internal_error,
-    invalid_body,
-    service_unavailable,
-)
+from helexa.core.errors import ApiError, context_length_exceeded, internal_error, invalid_body, service_unavailable
 from helexa.core.sampling import BOUNDS
 from helexa.neuron.engine.ipc.messages import SamplingParams, TokenOutput
-from helexa.neuron.engine_client.client import TokenStream
+from helexa.neuron.engine_client.token_stream import TokenStream
 from helexa.neuron.events import ChoiceEvent, Failed, Finished, InferenceEvent, PromptCounted, Started
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader

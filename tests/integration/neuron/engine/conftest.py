@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
 
 

@@ -14,9 +14,9 @@ import torch
 
 from helexa.neuron.engine import loop
 from helexa.neuron.engine.execution.runner import ModelFacts
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import (
     Embed,
-    EngineOptions,
     FromEngine,
     Generate,
     SamplingParams,

@@ -13,7 +13,7 @@ import torch
 from schedule_fuzz import SEQUENCES, Subject, count_differences, random_cases
 
 from helexa.neuron.engine.grammar_matcher import read_vocabulary
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.ops.native.native_ops import NativeOps
 from neuron.vision_model import write_tokenizer

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from scheduler_runs import GREEDY
 
-from helexa.neuron.engine.ipc.messages import EngineOptions, TokenOutput
-from helexa.neuron.engine_client.client import EngineClient, TokenStream
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import TokenOutput
+from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.engine_client.token_stream import TokenStream
 from injection import inject
 
 FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
 from helexa.neuron.engine.scheduling.scheduler import Scheduler

@@ -6,7 +6,8 @@ import pytest
 from scheduler_runs import generate, recorded_preemptions, scheduler_of
 
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import SamplingParams
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.sequence import Plan
 from helexa.neuron.ops.constants import PAGE_SIZE

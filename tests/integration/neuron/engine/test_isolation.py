@@ -5,7 +5,8 @@ import random
 import pytest
 from simulated_cache import SimulatedCache
 
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Plan, Sequence

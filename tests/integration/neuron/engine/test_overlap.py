@@ -13,7 +13,8 @@ from simulated_runner import FATAL, FATAL_LATE, NOT_FINITE, STOP, SimulatedRunne
 
 from helexa.neuron.engine import loop
 from helexa.neuron.engine.execution import device_errors
-from helexa.neuron.engine.ipc.messages import Embed, EngineOptions, Generate, Pooling, SamplingParams, TokenOutput
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Embed, Generate, Pooling, SamplingParams, TokenOutput
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.loop import Steps, _finite_vectors
 from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter

@@ -12,8 +12,10 @@ from scheduler_runs import GREEDY
 
 from faults import bad_models
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.ipc.messages import EngineOptions, StepReport, TokenOutput
-from helexa.neuron.engine_client.client import OVERLOADED, EngineClient, TokenStream
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import StepReport, TokenOutput
+from helexa.neuron.engine_client.client import OVERLOADED, EngineClient
+from helexa.neuron.engine_client.token_stream import TokenStream
 
 FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"
 PAGE = 64

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading import build as build_module
 from helexa.neuron.engine.loading.backend_choice import usable_device
 from helexa.neuron.engine.loading.load import load_once

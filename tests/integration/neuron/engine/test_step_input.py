@@ -14,7 +14,8 @@ from scheduler_runs import scheduler_of
 
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
-from helexa.neuron.engine.ipc.messages import Embed, EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Embed, Generate, SamplingParams
 from helexa.neuron.engine.loading.load import load
 from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
 from helexa.neuron.engine.step_input import StepInput, decode_input, encode, int32

@@ -10,7 +10,7 @@ from helexa.neuron import kernel_survey
 from helexa.neuron.config import TorchConfig
 from helexa.neuron.doctor import kernels
 from helexa.neuron.doctor.kernels import DeviceKernels, KernelSurvey, look_at_kernels
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.hardware.triton_toolchain import triton_missing
 
 

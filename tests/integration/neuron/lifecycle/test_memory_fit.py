@@ -9,7 +9,8 @@ import pytest
 
 from helexa.core.errors import DoesNotFitError
 from helexa.core.fleet import ModelSpec
-from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest, SamplingParams
 from helexa.neuron.engine.loading import build
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine_client.client import EngineClient

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit, ModelSpec, Servable
 from helexa.core.wire.request import GenerationRequest
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence

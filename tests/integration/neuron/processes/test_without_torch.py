@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine_client.client import EngineClient

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions, HostGroup
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import HostGroup
 from helexa.neuron.engine.loading.load import load_once
 from neuron.weights.hf_to_gguf import write_model
 from nightly import daily

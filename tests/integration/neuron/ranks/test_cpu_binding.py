@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.hardware.cpus import cpu_list, physical_cores
 from numa_folder import two_nodes_of_this_machine

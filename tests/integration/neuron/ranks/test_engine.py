@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 
 from helexa.core.errors import HelexaError, ModelFileError
-from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams, TokenOutput
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import SamplingParams, TokenOutput
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.hardware.host_memory import engine_bytes, own_bytes
 from injection import inject

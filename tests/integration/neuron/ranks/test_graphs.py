@@ -12,7 +12,8 @@ from scheduler_runs import generate, scheduler_of
 from debug_fault import Faults
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import MemoryGrant
 from helexa.neuron.engine.loading.loaded_model import LoadedModel
 from helexa.neuron.ops.batch import Bucket
 from injection import inject

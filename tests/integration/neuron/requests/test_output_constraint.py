@@ -15,7 +15,8 @@ import pytest_asyncio
 from helexa.core.errors import ApiError
 from helexa.core.fleet import ModelSpec
 from helexa.core.wire.openai_chat import ChatRequest
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.events import Finished, InferenceEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 from helexa.neuron.lifecycle.served_model import ServedModel

@@ -11,7 +11,7 @@ from helexa.core.errors import ApiError, shutting_down
 from helexa.core.wire.request import GenerationRequest
 from helexa.neuron.admission.admission import Admission
 from helexa.neuron.config import AdmissionConfig
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.events import Finished, Started
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.inference import run

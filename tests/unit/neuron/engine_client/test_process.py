@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from helexa.core.errors import HelexaError, ModelFileError
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.process import Child
 from helexa.neuron.processes.diagnostics import exit_reason

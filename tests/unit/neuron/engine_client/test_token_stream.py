@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from helexa.neuron.engine.ipc.messages import Generate, SamplingParams, TokenOutput
-from helexa.neuron.engine_client.client import TokenStream
+from helexa.neuron.engine.ipc.messages import Embed, Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine_client.token_stream import TokenStream
 
 REQUEST = Generate(id=1, prompt=[1], max_tokens=9, sampling=SamplingParams())
 
@@ -16,7 +16,7 @@ class Client:
     def __init__(self) -> None:
         self.cancelled: list[int] = []
 
-    async def submit(self, stream: TokenStream, message: Generate) -> None:
+    async def submit(self, stream: TokenStream, message: Generate | Embed) -> None:
         pass
 
     def cancel(self, number: int) -> None:
@@ -25,7 +25,8 @@ class Client:
 
 async def read(wake_at: int, tokens: int) -> list[list[int]]:
     """Return the tokens that a consumer reads at each wake-up. Tokens arrive one by one."""
-    stream = TokenStream(Client(), REQUEST, wake_at)  # type: ignore[arg-type]
+    client = Client()
+    stream = TokenStream(client.submit, client.cancel, REQUEST, wake_at)
     reading = asyncio.create_task(_all(stream))
     for token in range(tokens):
         await asyncio.sleep(0)
@@ -53,7 +54,7 @@ async def test_consumer_wakes_for_first_token_every_gather_tokens_and_end(tokens
 
 async def test_aclose_drops_undelivered_tokens() -> None:
     client = Client()
-    stream = TokenStream(client, REQUEST, 3)  # type: ignore[arg-type]
+    stream = TokenStream(client.submit, client.cancel, REQUEST, 3)
     reading = asyncio.create_task(_all(stream))
     await asyncio.sleep(0)
     stream.put(TokenOutput(id=1, tokens=[0]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.process import Child, WarmStandby
 from http_listener import eventually

@@ -12,7 +12,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar import for_schema, for_tools
 from helexa.neuron.text.model_text import ModelText

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading import backend_choice
 from helexa.neuron.hardware.cpus import cores, cpu_limit, cpu_list, parse_cpu_list, physical_cores, usable_cpus
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.backend_choice import kernels_for
 from helexa.neuron.ops.constants import MIXED
 from helexa.neuron.ops.kernel_selection import accelerator_dtype, select_kernels

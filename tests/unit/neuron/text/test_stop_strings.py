@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from helexa.neuron.text.output_format import StopStrings
+from helexa.neuron.text.stop_strings import StopStrings
 
 
 def stream(stops: list[str], pieces: list[str]) -> tuple[str, bool]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import load
 from helexa.neuron.weights.checkpoint import open_checkpoint
 from nightly import cases, daily

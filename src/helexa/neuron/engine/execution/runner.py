@@ -11,7 +11,8 @@ from helexa.neuron import tensors
 from helexa.neuron.engine.execution.cache_bytes import CacheBytes
 from helexa.neuron.engine.execution.device_errors import DeviceMemory, OutOfStepError, is_device_fault
 from helexa.neuron.engine.execution.image_encoder import ImageEncoder
-from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 from helexa.neuron.engine.kv_cache import CacheKind
 from helexa.neuron.engine.scheduling.draft_length import DraftLimits
 from helexa.neuron.engine.step_input import Int32, Readback, StepBuffers, StepInput, buckets, int32

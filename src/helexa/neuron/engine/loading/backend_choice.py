@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from helexa.core.errors import ModelFileError, not_installed
 from helexa.neuron import tensors
 from helexa.neuron.engine.execution.device_errors import DeviceError
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.memory_request import free_memory
 from helexa.neuron.engine.ranks.cpu_binding import cpus_for
 from helexa.neuron.hardware.cpus import cpu_limit, physical_cores

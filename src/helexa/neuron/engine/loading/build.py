@@ -12,7 +12,8 @@ import msgspec
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.image_encoder import ImageEncoder
-from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryRequest
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import MemoryRequest
 from helexa.neuron.engine.loading.backend_choice import kernels_for, policy_for, rank_group, usable_device
 from helexa.neuron.engine.loading.memory_estimate import estimate_memory
 from helexa.neuron.engine.loading.memory_request import memory_request, of_all_ranks

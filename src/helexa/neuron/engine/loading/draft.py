@@ -14,7 +14,8 @@ import msgspec
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.draft_head import CONTEXT, TAIL
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest, no_draft_model
+from helexa.neuron.engine.ipc.engine_options import EngineOptions, no_draft_model
+from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 from helexa.neuron.engine.loading.build import Build
 from helexa.neuron.engine.scheduling.draft_length import MOST_DRAFT_ROWS, DraftLimits
 from helexa.neuron.layers.loader import Loader

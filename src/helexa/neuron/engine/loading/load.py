@@ -15,8 +15,8 @@ from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError, not
 from helexa.neuron import tensors
 from helexa.neuron.engine.execution.device_errors import DeviceError, is_out_of_memory
 from helexa.neuron.engine.execution.runner import ModelFacts, Runner
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import (
-    EngineOptions,
     FromEngine,
     HostGroup,
     LoadFailed,

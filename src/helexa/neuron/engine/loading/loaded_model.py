@@ -13,7 +13,8 @@ from helexa.neuron import tensors
 from helexa.neuron.engine.execution.device_errors import DeviceMemory, StepMemory
 from helexa.neuron.engine.execution.runner import OtherProcesses, Runner
 from helexa.neuron.engine.execution.step_builder import build_step
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, MemoryGrant, MemoryRequest, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Generate, MemoryGrant, MemoryRequest, SamplingParams
 from helexa.neuron.engine.loading.fit import LEAST_CONTEXT
 from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
 from helexa.neuron.engine.step_input import StepInput

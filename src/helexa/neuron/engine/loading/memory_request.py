@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from helexa.neuron import tensors
-from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryRequest
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import MemoryRequest
 from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate
 from helexa.neuron.engine.window_pages import window_pages_needed
 from helexa.neuron.hardware.host_memory import host_memory, own_bytes

@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.image_encoder import ImageEncoder
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.memory_estimate import WeightSizes, require_all_read
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.stage import WHOLE_MODEL

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.hardware.cpus import CpuNode, cores, cpu_list, numa_nodes, parse_cpu_list, usable_cpus
 
 # The environment variable in which rank 0 tells the other ranks which CPUs all ranks may use together. The processes of

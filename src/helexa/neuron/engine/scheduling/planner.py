@@ -14,7 +14,7 @@ tokens as the token budget, except if a single image has more.
 from collections import Counter, deque
 from collections.abc import Iterator
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.scheduling.draft_length import Candidate, DraftGate, DraftLimits, ModelDrafter
 from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
 from helexa.neuron.engine.scheduling.prompt_images import PromptImages

@@ -22,7 +22,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from helexa.neuron.engine.ipc.messages import Drafts, EngineOptions, Logprob, TokenOutput
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Drafts, Logprob, TokenOutput
 from helexa.neuron.engine.kv_cache import PagePool, StatePool, new_chain
 from helexa.neuron.engine.scheduling.committer import Committer
 from helexa.neuron.engine.scheduling.draft_length import DraftLimits

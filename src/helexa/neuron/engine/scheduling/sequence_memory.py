@@ -7,7 +7,7 @@ is taken at positions where a later prompt is likely to continue (see `kv_cache`
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
-from helexa.neuron.engine.ipc.messages import PrefixReuse
+from helexa.neuron.engine.ipc.engine_options import PrefixReuse
 from helexa.neuron.engine.kv_cache import PagePool, StatePool, extend_chain
 from helexa.neuron.engine.scheduling.draft_length import ModelDrafter, first_position, is_behind
 from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence

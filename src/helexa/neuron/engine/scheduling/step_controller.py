@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.scheduling.sequence import Sequence
 
 # Cost model.

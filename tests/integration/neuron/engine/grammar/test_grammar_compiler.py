@@ -19,7 +19,8 @@ from llguidance import LLMatcher
 from scheduler_runs import GREEDY
 
 from helexa.neuron.engine.grammar_matcher import GrammarMatcher
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.scheduling.grammar_compiler import GrammarFailure, Grammars
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine_client.client import EngineClient

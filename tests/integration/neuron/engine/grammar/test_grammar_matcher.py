@@ -18,7 +18,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from helexa.neuron.engine.execution.step_builder import sampled_rows, sampling_of
 from helexa.neuron.engine.grammar_matcher import GrammarMatcher, read_vocabulary
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
 from helexa.neuron.engine.scheduling.scheduler import Scheduler

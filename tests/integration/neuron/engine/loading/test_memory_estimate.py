@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate, estimate_memory
 from helexa.neuron.layers.loader import Loader

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import NotFiniteError, load, load_once
 from helexa.neuron.engine_client.client import EngineClient
 from tiny_models import decode, tiny_model

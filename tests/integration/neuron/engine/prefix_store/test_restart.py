@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from helexa.neuron.cache_folder import cache_root, saved_prompts
-from helexa.neuron.engine.ipc.messages import CachedPrefixes, EngineOptions, PrefixMiss, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import CachedPrefixes, PrefixMiss, SamplingParams
 from helexa.neuron.engine.prefix_disk import _records
 from helexa.neuron.engine.prefix_store import _namespace
 from helexa.neuron.engine_client.client import EngineClient

@@ -12,7 +12,7 @@ import pytest
 from scheduler_runs import GREEDY
 from virtual_hour import VirtualHour
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.scheduling import step_controller
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.scheduler import Scheduler

@@ -5,7 +5,8 @@ import random
 import pytest
 from simulated_images import image, image_request
 
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.scheduling.prompt_images import ImageTraits
 from helexa.neuron.engine.scheduling.scheduler import Scheduler

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
 from tiny_models import decode, tiny_model
 
