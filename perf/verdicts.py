@@ -20,7 +20,8 @@ from helexa.bench.client import Client, api_format_of, open_session
 from helexa.bench.identity import Model
 from helexa.bench.measurement.load_generators import Clock, sample_seed
 from helexa.bench.measurement.request_metrics import measure
-from helexa.bench.scenarios.single import Single, Subject
+from helexa.bench.scenarios.scenario import Subject
+from helexa.bench.scenarios.single import Single
 from helexa.bench.target_interface import ServedModel
 from helexa.bench.verdicts_and_change_points import confirms, judge
 

@@ -17,7 +17,7 @@ from helexa.bench.config import BenchConfig
 from helexa.bench.identity import Configuration
 from helexa.bench.measurement.load_generators import Clock
 from helexa.bench.results.archive import Archive
-from helexa.bench.scenarios.single import Scenario
+from helexa.bench.scenarios.scenario import Scenario
 from helexa.bench.servers import connect
 from helexa.bench.store.database import measuring
 from helexa.bench.store.writer import Store, prune

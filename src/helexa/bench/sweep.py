@@ -17,7 +17,8 @@ from helexa.bench.measurement.load_generators import Clock, sample_seed
 from helexa.bench.measurement.request_metrics import Objectives, measure_run
 from helexa.bench.scenarios.load import Agentic, Concurrency, Mixed, Rate
 from helexa.bench.scenarios.quality import Capability, Image, json_correctness, tool_correctness
-from helexa.bench.scenarios.single import Cancel, DecodeAtDepth, Outcome, Scenario, Single, Subject, Swap
+from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject
+from helexa.bench.scenarios.single import Cancel, DecodeAtDepth, Single, Swap
 from helexa.bench.servers import Connection
 from helexa.bench.store.row_types import Reading, Sample
 from helexa.bench.store.writer import Store

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from bench.scripted_server import Script, ScriptedServer, client_of
 from helexa.bench.config import TargetSection
-from helexa.bench.scenarios.single import Subject
+from helexa.bench.scenarios.scenario import Subject
 from helexa.bench.servers import Connection, connect
 
 ENTRY = {"id": "m", "harness": "torch", "quant": "q6k", "devices": [1, 2], "capabilities": ["text"], "tool_call": True}

@@ -13,7 +13,7 @@ from bench.scripted_node import ScriptedNode, subject_of
 from bench.scripted_server import DONE, Script, Step, delta_chunk, finish_chunk, usage_chunk
 from bench.virtual_time import run
 from helexa.bench.scenarios.quality import Capability, Case, Correctness, Image, json_correctness, tool_correctness
-from helexa.bench.scenarios.single import Outcome, Scenario
+from helexa.bench.scenarios.scenario import Outcome, Scenario
 from helexa.bench.target_interface import ServedModel
 
 FULL = Script(status=429, body={"error": {"message": "no room"}})

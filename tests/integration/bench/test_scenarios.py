@@ -14,7 +14,8 @@ from bench.virtual_time import run
 from helexa.bench.measurement.request_metrics import measure, measure_run
 from helexa.bench.scenarios import single
 from helexa.bench.scenarios.load import Agentic, Mixed
-from helexa.bench.scenarios.single import Cancel, Outcome, Scenario, Swap
+from helexa.bench.scenarios.scenario import Outcome, Scenario
+from helexa.bench.scenarios.single import Cancel, Swap
 from helexa.bench.target_interface import ServedModel
 
 FULL = Script(status=429, body={"error": {"message": "no room"}})

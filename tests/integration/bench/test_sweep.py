@@ -16,7 +16,8 @@ from helexa.bench.config import BenchConfig
 from helexa.bench.measurement.load_generators import Clock
 from helexa.bench.measurement.request_metrics import Objectives
 from helexa.bench.scenarios.load import Concurrency, Mixed, Rate
-from helexa.bench.scenarios.single import Cancel, Scenario, Single, Swap
+from helexa.bench.scenarios.scenario import Scenario
+from helexa.bench.scenarios.single import Cancel, Single, Swap
 from helexa.bench.store.database import Reader
 from helexa.bench.store.writer import Store
 from helexa.bench.sweep import Sweep, SweepReport

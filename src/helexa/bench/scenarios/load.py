@@ -16,7 +16,7 @@ from helexa.bench.measurement.load_generators import (
     open_loop,
 )
 from helexa.bench.measurement.request_metrics import Objectives, RequestRecord
-from helexa.bench.scenarios.single import Outcome, Scenario, Subject, first_failure, text_objectives
+from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject, first_failure, text_objectives
 
 _PROBE_TOKENS = 32
 _PROBES_RPS = 2.0

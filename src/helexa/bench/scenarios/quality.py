@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from helexa.bench.measurement.load_generators import PromptRequest, Tool, Turn
 from helexa.bench.measurement.request_metrics import RequestRecord
-from helexa.bench.scenarios.single import Outcome, Scenario, Subject, first_failure
+from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject, first_failure
 from helexa.bench.servers import NeuronTarget
 from helexa.bench.target_interface import JsonCalls, ServedModel, TargetError
 

@@ -1,13 +1,10 @@
-"""Scenarios of one request, the interface of scenarios, and checks of samples."""
+"""Scenarios of one request: single, decode at depth, cancel, swap."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from helexa.bench.client import Client
-from helexa.bench.identity import ScenarioKey
-from helexa.bench.measurement.load_generators import Ask, Clock, PromptRequest, Prompts, Turn
-from helexa.bench.measurement.request_metrics import Objectives, RequestRecord
+from helexa.bench.measurement.load_generators import PromptRequest, Turn
+from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject, first_failure
 from helexa.bench.servers import NeuronTarget
 from helexa.bench.target_interface import ServedModel, TargetError
 
@@ -15,118 +12,6 @@ _TAIL_TOKENS = 16
 _CHUNKS = 3
 _POLL_SECS = 0.01
 _MAX_RELEASE_SECS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """The model that a scenario measures, and the means to measure it."""
-
-    client: Client  # client of the server
-    model: ServedModel  # the model to measure
-    clock: Clock  # source of the current time
-    salt: str  # random text that makes the prompts of this sample unique
-    # Management API of the server, which loads and unloads models and counts requests in flight. None if the server has
-    # no such API.
-    control: NeuronTarget | None = None
-
-    def prompts(self, seed: int) -> Prompts:
-        """Return a generator of prompts that are unique to this sample."""
-        return Prompts(seed, self.salt)
-
-    def cold_requests(self, prompts: Prompts, prompt_tokens: int, max_tokens: int) -> Ask:
-        """Return a function that sends requests without prefix cache hits."""
-
-        async def ask(scheduled: float | None) -> RequestRecord:
-            turns = prompts.cold(prompt_tokens)
-            question = PromptRequest(self.model.name, turns, max_tokens, fixed_length=True)
-            return await self.client.ask(question, scheduled=scheduled)
-
-        return ask
-
-
-@dataclass(slots=True)
-class Outcome:
-    """The result of executing a scenario once."""
-
-    records: Sequence[RequestRecord] = ()  # all requests that were sent
-    measured: Sequence[RequestRecord] | None = None  # the requests from which metrics are computed, or None for all
-    error: str | None = None  # reason why the sample is invalid, or None if it is valid
-    # True if the server could not keep up with the load. Higher loads of the same kind are then skipped.
-    saturated: bool = False
-    objectives: Objectives | None = None  # latency limits for goodput, or None
-    artifact: str | None = None  # response text to store, or None
-    # additional columns of the sample's row in the table `run`
-    columns: dict[str, float | int | None] = field(default_factory=dict[str, float | int | None])
-    extra: dict[str, Any] = field(default_factory=dict[str, Any])  # additional JSON data to store
-
-
-class Scenario:
-    """Base class of scenarios: loads that can be sent to a model.
-
-    Subclasses are dataclasses whose fields are the parameters of the load.
-    """
-
-    kind: ClassVar[str]  # kind of the scenario in the database, for example `single`
-    # True if the scenario is executed once before the first sample, with the result discarded
-    warms_up: ClassVar[bool] = True
-
-    @property
-    def key(self) -> ScenarioKey:
-        """Name and parameters that identify the scenario in the database."""
-        return ScenarioKey(self._name(), self.kind, self._params())
-
-    def suits(self, model: ServedModel, control: NeuronTarget | None) -> bool:
-        """Return whether the scenario can run with this model.
-
-        Args:
-            control: the node's management API, or None if the server has none.
-        """
-        return fits(model, *self._tokens())
-
-    async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Execute the scenario once. The same `seed` produces the same load."""
-        raise NotImplementedError
-
-    def _name(self) -> str:
-        raise NotImplementedError
-
-    def _params(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _tokens(self) -> tuple[int, int]:
-        """Return the tokens of the longest prompt and of its response."""
-        params = self._params()
-        return params["prompt_tokens"], params["max_tokens"]
-
-
-def first_failure(records: Sequence[RequestRecord]) -> str | None:
-    """Return a text with the status and the error of the first failed request.
-
-    Return None if all requests succeeded.
-
-    An empty list of records counts as a failure: the result is then an error text.
-    """
-    for record in records:
-        if record.status != "ok":
-            return f"{record.status}: {record.error or 'no reason given'}"
-    return None if records else "the scenario sent no request; raise its duration or rate"
-
-
-def fits(model: ServedModel, prompt_tokens: int, answer_tokens: int) -> bool:
-    """Return whether the model generates text and its context is long enough."""
-    # The actual number of prompt tokens may exceed `prompt_tokens`, because the benchmark counts words. The check
-    # therefore adds 10 %.
-    fits_context = model.context is None or prompt_tokens * _SLACK + answer_tokens <= model.context
-    return "text" in model.capabilities and fits_context
-
-
-_SLACK = 1.1  # prompts are counted in words
-
-
-def text_objectives(objectives: Objectives) -> dict[str, float]:
-    """Return the latency limits that are not None, by metric."""
-    values = {"ttft_s": objectives.ttft_s, "tpot_s": objectives.tpot_s, "e2e_s": objectives.e2e_s}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
