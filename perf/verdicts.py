@@ -18,8 +18,8 @@ import numpy as np
 
 from helexa.bench.client import Client, api_format_of, open_session
 from helexa.bench.identity import Model
-from helexa.bench.measurement.load_generators import Clock, sample_seed
-from helexa.bench.measurement.request_metrics import measure
+from helexa.bench.load_generators import Clock, sample_seed
+from helexa.bench.request_metrics import measure
 from helexa.bench.scenarios.scenario import Subject
 from helexa.bench.scenarios.single import Single
 from helexa.bench.target_interface import ServedModel

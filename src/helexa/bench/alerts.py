@@ -14,7 +14,7 @@ import aiohttp
 
 from helexa.bench.config import AlertsSection
 from helexa.bench.identity import Configuration
-from helexa.bench.measurement.metric_definitions import METRICS
+from helexa.bench.metric_definitions import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.series import BuildSamples, configuration_samples, judged, known_level
 from helexa.bench.store.row_types import AlertRow, ConfigurationIds, ConfigurationRow

@@ -22,17 +22,9 @@ import aiohttp
 import orjson
 
 from helexa.bench.identity import TargetKind
-from helexa.bench.measurement.load_generators import Clock, PromptRequest
-from helexa.bench.measurement.request_metrics import Delta, RequestRecord, Role
-from helexa.bench.wire_formats import (
-    AnthropicMessages,
-    ApiFormat,
-    OpenAIChat,
-    StreamError,
-    Substitutes,
-    mapping,
-    text,
-)
+from helexa.bench.load_generators import Clock, PromptRequest
+from helexa.bench.request_metrics import Delta, RequestRecord, Role
+from helexa.bench.wire_formats import AnthropicMessages, ApiFormat, OpenAIChat, StreamError, Substitutes, mapping, text
 from helexa.core.logs import tell
 from helexa.core.sse import EventParser
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from helexa.bench import alerts
-from helexa.bench.measurement.metric_definitions import METRICS, Metric
+from helexa.bench.metric_definitions import METRICS, Metric
 from helexa.bench.results import comparison, curves, runs, series, summary
 from helexa.bench.results.archive import Archive
 from helexa.bench.store.database import StoreError

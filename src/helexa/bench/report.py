@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from helexa.bench.measurement.metric_definitions import METRICS
+from helexa.bench.metric_definitions import METRICS
 from helexa.bench.pages.formatting import change, measured, memory, number, seconds, share
 from helexa.bench.results import curves, runs, summary
 from helexa.bench.results.archive import Archive

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from helexa.bench.client import Client, RejectedParameters, api_format_of
 from helexa.bench.config import TargetSection
 from helexa.bench.identity import EXTERNAL, UNKNOWN, Build, Gpu, Host, Model, Target, TargetKind
-from helexa.bench.measurement.load_generators import Clock
+from helexa.bench.load_generators import Clock
 from helexa.bench.store.row_types import Reading
 from helexa.bench.target_interface import Identity, JsonCalls, ServedModel, TargetError, TargetServer
 from helexa.core.fleet import Discovery, Health, ModelInfo

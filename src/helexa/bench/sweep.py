@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from helexa.bench.config import BenchConfig, ScenariosSection
 from helexa.bench.identity import Configuration
-from helexa.bench.measurement.load_generators import Clock, sample_seed
-from helexa.bench.measurement.request_metrics import Objectives, measure_run
+from helexa.bench.load_generators import Clock, sample_seed
+from helexa.bench.request_metrics import Objectives, measure_run
 from helexa.bench.scenarios.load import Agentic, Concurrency, Mixed, Rate
 from helexa.bench.scenarios.quality import Capability, Image, json_correctness, tool_correctness
 from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject

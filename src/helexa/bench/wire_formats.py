@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import orjson
 
-from helexa.bench.measurement.load_generators import PromptRequest
-from helexa.bench.measurement.request_metrics import DeltaKind, RequestRecord
+from helexa.bench.load_generators import PromptRequest
+from helexa.bench.request_metrics import DeltaKind, RequestRecord
 from helexa.core.sse import ServerSentEvent
 
 Substitutes = Mapping[str, str | None]

@@ -8,9 +8,9 @@ import pytest
 
 from helexa.bench import report
 from helexa.bench.identity import Build, Configuration, Gpu, Host, Model, ScenarioKey, Target
-from helexa.bench.measurement.request_metrics import Delta, RequestRecord, measure_run
 from helexa.bench.pages import charts, views
 from helexa.bench.pages.site import PAGES, html, query_string
+from helexa.bench.request_metrics import Delta, RequestRecord, measure_run
 from helexa.bench.results import curves, series
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import Side, compare

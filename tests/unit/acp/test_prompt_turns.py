@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from editors.recording_client import Editor, ErrorResponse, agent_in_memory, allow, settings_for
 from helexa.acp.config import WireApi
-from helexa.acp.host.host import Client
+from helexa.acp.host import Client
 from helexa.acp.preferences import Grant, Preferences
 from helexa.acp.protocol.client import Permissions
 from helexa.acp.tools.excerpt import title

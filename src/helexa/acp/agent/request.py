@@ -13,9 +13,9 @@ from helexa.acp.agent.answer import AnswerCollector
 from helexa.acp.agent.context import Turn, fit_messages, text_tokens, tokens, visible, without_images
 from helexa.acp.config import Mode, Settings
 from helexa.acp.conversation import CallChanged, CallStarted, Card, Message, Notice, Text
-from helexa.acp.host.boundary import is_secret
 from helexa.acp.providers.models import ModelCard, Provider
 from helexa.acp.providers.requests_and_events import ModelRequest, ProviderError, ToolSpec, Usage
+from helexa.acp.tools.boundary import is_secret
 from helexa.acp.tools.excerpt import fenced, shown_whole
 from helexa.acp.tools.tool import Offer, PermissionRequest, Scope, ToolContext
 

@@ -12,17 +12,8 @@ import msgspec
 
 from helexa.acp.agent.answer import CallText
 from helexa.acp.agent.context import Turn
-from helexa.acp.conversation import (
-    CallChanged,
-    CallStarted,
-    Card,
-    CardContent,
-    PlanChanged,
-    Text,
-    ToolCall,
-    ToolResult,
-)
-from helexa.acp.host.host import ToolError
+from helexa.acp.conversation import CallChanged, CallStarted, Card, CardContent, PlanChanged, Text, ToolCall, ToolResult
+from helexa.acp.host import ToolError
 from helexa.acp.providers.tool_call_repair import MalformedCall, repair
 from helexa.acp.tools.excerpt import ends, title
 from helexa.acp.tools.permission import rule

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from helexa.acp.conversation import CallStarted
-from helexa.acp.host.host import Client, HostError
+from helexa.acp.host import Client, HostError
 from helexa.acp.preferences import Grant, Preferences
 from helexa.acp.protocol.capabilities import ClientCapabilities
 from helexa.acp.protocol.json_rpc import ValidatingTransport, sent_id

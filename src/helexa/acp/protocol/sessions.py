@@ -187,7 +187,7 @@ class Sessions:
         folders: tuple[Path, ...],
         servers: Sequence[McpServer],
     ) -> Session:
-        from helexa.acp.host.editor_host import open_host
+        from helexa.acp.editor_host import open_host
         from helexa.acp.tools.toolbox import open_toolbox
 
         await self._close_idle_session()

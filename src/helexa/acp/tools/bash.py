@@ -34,8 +34,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from helexa.acp.conversation import CardContent, Location, Terminal, Text, ToolKind
-from helexa.acp.host.boundary import Boundary, OutOfBounds
-from helexa.acp.host.host import ToolError
+from helexa.acp.host import ToolError
+from helexa.acp.tools.boundary import Boundary, OutOfBounds
 from helexa.acp.tools.excerpt import ends, fenced, shown_whole, title
 from helexa.acp.tools.tool import Act, Arguments, BuiltIn, Progress, Runs, ToolContext, ToolOutcome, as_block
 

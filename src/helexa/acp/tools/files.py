@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, UnsetType
 
 from helexa.acp.conversation import CardContent, Diff, Image, Location, Text, ToolKind
-from helexa.acp.host.boundary import ResolvedPath
-from helexa.acp.host.host import HostError, ToolError
+from helexa.acp.host import HostError, ToolError
+from helexa.acp.tools.boundary import ResolvedPath
 from helexa.acp.tools.excerpt import clipped, fenced, shown_whole, title
 from helexa.acp.tools.tool import Act, Arguments, BuiltIn, Progress, ToolContext, ToolOutcome, Writes, as_block
 

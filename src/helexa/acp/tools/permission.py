@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from helexa.acp.config import Mode
-from helexa.acp.host.boundary import ResolvedPath
-from helexa.acp.host.host import ToolError
+from helexa.acp.host import ToolError
+from helexa.acp.tools.boundary import ResolvedPath
 from helexa.acp.tools.excerpt import title
 from helexa.acp.tools.tool import (
     Act,

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from helexa.acp.conversation import Location, ToolKind
-from helexa.acp.host.host import ToolError
+from helexa.acp.host import ToolError
 from helexa.acp.tools.excerpt import printable, title
 from helexa.acp.tools.search_process import Search, SearchResults
 from helexa.acp.tools.tool import Arguments, BuiltIn, Progress, ToolContext, ToolOutcome, as_block

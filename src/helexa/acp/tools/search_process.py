@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 from pathspec import GitIgnoreSpec
 
-from helexa.acp.host.boundary import is_secret
+from helexa.acp.tools.boundary import is_secret
 from helexa.acp.tools.excerpt import printable
 
 _MAX_IGNORE_FILE_BYTES = 1 << 20

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from helexa.acp.config import Settings, config_path
 from helexa.acp.conversation import Card, CardContent, Image, Location, PlanEntry, Text, ToolKind
-from helexa.acp.host.boundary import Boundary, OutOfBounds, ResolvedPath
-from helexa.acp.host.host import Host, ToolError
+from helexa.acp.host import Host, ToolError
+from helexa.acp.tools.boundary import Boundary, OutOfBounds, ResolvedPath
 from helexa.acp.tools.excerpt import ends, fenced
 
 Verdict = Literal["allow_once", "allow_always", "reject_once", "cancelled"]

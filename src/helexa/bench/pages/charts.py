@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from helexa.bench.measurement.metric_definitions import METRICS
+from helexa.bench.metric_definitions import METRICS
 from helexa.bench.pages.formatting import UNITS
 from helexa.bench.results.curves import Capacity, Scaling
 from helexa.bench.results.runs import RunDetail

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from helexa.bench.measurement.metric_definitions import METRICS
+from helexa.bench.metric_definitions import METRICS
 
 NOTHING = "–"
 UNITS = {"1/s": "req/s"}  # display names of units whose internal names are hard to understand

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from helexa.bench import alerts, verdicts_and_change_points
-from helexa.bench.measurement.metric_definitions import METRICS
+from helexa.bench.metric_definitions import METRICS
 from helexa.bench.pages import charts, formatting
 from helexa.bench.results import comparison, curves, runs, series, summary
 from helexa.bench.results.archive import Archive, hardware_label

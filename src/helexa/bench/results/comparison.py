@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from helexa.bench.measurement.metric_definitions import METRICS
+from helexa.bench.metric_definitions import METRICS
 from helexa.bench.results.archive import Archive, DimensionTables, hardware_label
 from helexa.bench.results.latest_results import latest, scenario_order
 from helexa.bench.store.row_types import ConfigurationIds, HostRow

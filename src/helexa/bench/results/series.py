@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from helexa.bench.measurement.metric_definitions import METRICS
+from helexa.bench.metric_definitions import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import changes, hardware
 from helexa.bench.store.row_types import ConfigurationRow

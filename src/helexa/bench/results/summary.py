@@ -5,7 +5,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from helexa.bench.measurement.metric_definitions import METRICS
+from helexa.bench.metric_definitions import METRICS
 from helexa.bench.results.archive import Archive, gpu_label
 from helexa.bench.results.latest_results import LatestResult, latest, scenario_order
 from helexa.bench.results.series import HOT, configuration_samples, judged, known_level

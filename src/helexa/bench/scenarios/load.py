@@ -7,15 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from helexa.bench.measurement.load_generators import (
-    Arrivals,
-    PromptRequest,
-    Turn,
-    arrival_times,
-    closed_loop,
-    open_loop,
-)
-from helexa.bench.measurement.request_metrics import Objectives, RequestRecord
+from helexa.bench.load_generators import Arrivals, PromptRequest, Turn, arrival_times, closed_loop, open_loop
+from helexa.bench.request_metrics import Objectives, RequestRecord
 from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject, first_failure, text_objectives
 
 _PROBE_TOKENS = 32

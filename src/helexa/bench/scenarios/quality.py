@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from helexa.bench.measurement.load_generators import PromptRequest, Tool, Turn
-from helexa.bench.measurement.request_metrics import RequestRecord
+from helexa.bench.load_generators import PromptRequest, Tool, Turn
+from helexa.bench.request_metrics import RequestRecord
 from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject, first_failure
 from helexa.bench.servers import NeuronTarget
 from helexa.bench.target_interface import JsonCalls, ServedModel, TargetError

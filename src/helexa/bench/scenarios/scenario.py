@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from helexa.bench.client import Client
 from helexa.bench.identity import ScenarioKey
-from helexa.bench.measurement.load_generators import Ask, Clock, PromptRequest, Prompts
-from helexa.bench.measurement.request_metrics import Objectives, RequestRecord
+from helexa.bench.load_generators import Ask, Clock, PromptRequest, Prompts
+from helexa.bench.request_metrics import Objectives, RequestRecord
 from helexa.bench.servers import NeuronTarget
 from helexa.bench.target_interface import ServedModel
 

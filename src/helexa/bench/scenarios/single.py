@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from helexa.bench.measurement.load_generators import PromptRequest, Turn
+from helexa.bench.load_generators import PromptRequest, Turn
 from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject, first_failure
 from helexa.bench.servers import NeuronTarget
 from helexa.bench.target_interface import ServedModel, TargetError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from helexa.core.display import memory_text
 from helexa.core.errors import service_unavailable
 from helexa.core.load_options import LoadOptions
-from helexa.neuron.admission.admission import Admission
+from helexa.neuron.admission import Admission
 from helexa.neuron.engine.ipc.messages import Ready, Timing
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar import GrammarChecker

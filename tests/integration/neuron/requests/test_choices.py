@@ -9,7 +9,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from helexa.core.errors import service_unavailable
-from helexa.neuron.admission.admission import Admission
+from helexa.neuron.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine.ipc.messages import Generate
 from neuron.scripted_engine import AGENT_TEMPLATE, END, TIMING, TOKENIZER, Say, answer

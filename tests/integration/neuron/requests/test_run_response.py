@@ -13,7 +13,7 @@ import pytest
 
 from helexa.core.errors import ApiError, service_unavailable
 from helexa.core.sse import KEEP_ALIVE, EventParser
-from helexa.neuron.admission.admission import Admission
+from helexa.neuron.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.events import Finished, InferenceEvent, Started, TextDelta
 from helexa.neuron.routes import reply

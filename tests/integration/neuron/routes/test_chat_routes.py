@@ -17,7 +17,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
-from helexa.neuron.admission.admission import Admission
+from helexa.neuron.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine.ipc.messages import Generate, PrefixMiss
 from helexa.neuron.routes import reply

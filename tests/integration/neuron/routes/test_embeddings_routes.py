@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from helexa.neuron.admission.admission import Admission
+from helexa.neuron.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.routes import tokens_and_embeddings
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, answer

@@ -23,7 +23,7 @@ from helexa.acp.conversation import (
     UsageChanged,
     UserMessage,
 )
-from helexa.acp.host.host import LocalHost
+from helexa.acp.host import LocalHost
 from helexa.acp.providers.models import ModelChoice, Models
 from helexa.acp.tools.tool import PermissionRequest, Scope, ToolContext, Verdict
 from helexa.acp.tools.toolbox import open_toolbox

@@ -8,7 +8,7 @@ import pytest
 
 from helexa.acp.agent.request import MAX_NOTE_BYTES, read_notes, system_prompt
 from helexa.acp.config import Endpoint, Settings
-from helexa.acp.host.host import LocalHost
+from helexa.acp.host import LocalHost
 from helexa.acp.tools.tool import ToolContext
 
 

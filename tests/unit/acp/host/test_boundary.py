@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.acp.host.boundary import Boundary, OutOfBounds
+from helexa.acp.tools.boundary import Boundary, OutOfBounds
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from helexa.acp.host import editor_host as client_module
-from helexa.acp.host.editor_host import ClientHost, open_host
-from helexa.acp.host.host import CommandResult, HostError, LocalHost
+from helexa.acp import editor_host as client_module
+from helexa.acp.editor_host import ClientHost, open_host
+from helexa.acp.host import CommandResult, HostError, LocalHost
 
 Response = dict[str, Any] | Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.acp.host.host import CommandResult, HostError, LocalHost
+from helexa.acp.host import CommandResult, HostError, LocalHost
 
 
 async def run(command: str, cwd: Path, seconds: float = 60, limit: int = 1 << 20) -> CommandResult:

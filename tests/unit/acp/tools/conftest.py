@@ -9,7 +9,7 @@ import pytest
 
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.conversation import CardContent
-from helexa.acp.host.host import LocalHost, ToolError
+from helexa.acp.host import LocalHost, ToolError
 from helexa.acp.tools.tool import ToolContext, ToolOutcome
 from helexa.acp.tools.toolbox import Toolbox, open_toolbox
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from helexa.acp.host.boundary import Boundary
 from helexa.acp.tools.bash import Bash, vetted_command
+from helexa.acp.tools.boundary import Boundary
 from nightly import NIGHTLY
 
 _LINES = [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.acp.host.boundary import ResolvedPath
+from helexa.acp.tools.boundary import ResolvedPath
 from helexa.acp.tools.permission import decide
 from helexa.acp.tools.tool import Act, Allowed, AskUser, Calls, Denied, Fetches, Reads, Runs, Scope, Writes
 

@@ -12,8 +12,8 @@ import pytest
 from helexa.acp.agent.request import read_notes
 from helexa.acp.config import Mode
 from helexa.acp.conversation import Text
-from helexa.acp.host.boundary import Boundary, is_secret
 from helexa.acp.tools.bash import HARDENED, Bash, vetted_command
+from helexa.acp.tools.boundary import Boundary, is_secret
 from helexa.acp.tools.files import EditFile
 from helexa.acp.tools.permission import rule
 from helexa.acp.tools.tool import Allowed, AskUser, Scope

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.acp.config import Settings
-from helexa.acp.host.boundary import Boundary
-from helexa.acp.host.host import LocalHost
+from helexa.acp.host import LocalHost
 from helexa.acp.tools.bash import Bash, vetted_command
+from helexa.acp.tools.boundary import Boundary
 from helexa.acp.tools.permission import rule
 from helexa.acp.tools.tool import Allowed, AskUser, Scope, ToolContext
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web as server
 
-from helexa.acp.host.host import ToolError
+from helexa.acp.host import ToolError
 from helexa.acp.tools import web
 
 _HTML = "<title>T</title><script>evil()</script><h1>Head</h1><p>a &amp; <b>b</b><br>c <a href='/x'>d</a><li>e"

@@ -9,7 +9,7 @@ import pytest
 
 from helexa.core.errors import ApiError, shutting_down
 from helexa.core.wire.request import GenerationRequest
-from helexa.neuron.admission.admission import Admission
+from helexa.neuron.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.events import Finished, Started

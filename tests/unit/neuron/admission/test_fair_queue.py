@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from helexa.neuron.admission.fair_queue import ANONYMOUS, FairQueue, Limits, Reason, Ticket
+from helexa.neuron.fair_queue import ANONYMOUS, FairQueue, Limits, Reason, Ticket
 
 LIMITS = Limits(slots=2, queue=4, wait=30, kv_wait=240, per_principal=0, anon_slots=2, anon_pending=100, pages=100)
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from helexa.neuron.admission.fair_queue import ANONYMOUS, FairQueue, Limits, Reason, Ticket
+from helexa.neuron.fair_queue import ANONYMOUS, FairQueue, Limits, Reason, Ticket
 
 PRINCIPALS = (ANONYMOUS, "a", "b", "c")
 

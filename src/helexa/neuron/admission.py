@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from helexa.core.display import memory_text
 from helexa.core.errors import ApiError, overloaded
-from helexa.neuron.admission.fair_queue import ANONYMOUS, FairQueue, Limits, Reason, Ticket, share_of
 from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.fair_queue import ANONYMOUS, FairQueue, Limits, Reason, Ticket, share_of
 from helexa.neuron.options import AdmissionOptions
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePath
 
-from helexa.acp.host.host import ToolError
+from helexa.acp.host import ToolError
 
 _GUARDED_FOLDERS = frozenset(
     [

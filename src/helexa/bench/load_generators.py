@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from helexa.bench.measurement.request_metrics import RequestRecord
+from helexa.bench.request_metrics import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from helexa.acp.host.host import (
+from helexa.acp.host import (
     MAX_FILE_BYTES,
     PAGER_ENVIRONMENT,
     Client,

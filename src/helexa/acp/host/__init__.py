@@ -1,1 +1,0 @@
-"""Access to files and shell commands, on this machine or through the editor."""

@@ -1,1 +1,0 @@
-"""Load generation and metrics, without I/O."""

@@ -1,1 +1,0 @@
-"""Admission control: decide which requests run, wait or are rejected."""
