@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check names and prose: length of first docstring lines, spelling, private words, files and modules named in docs.
+"""Check names and prose: first docstring lines, spelling, private words, and the files and modules that texts name.
 
 Exits with 1 and one line per finding if a rule is broken. `make lint` runs it.
 """
@@ -40,6 +40,10 @@ PRIVATE_WORDS = re.compile(r"\b(" + "|".join(PRIVATE) + r")\b", re.IGNORECASE)
 NAMED_PATH = re.compile(r"`((?:src|tests|perf|docs|outside|deploy|examples)/[\w./-]*\w)`")
 NAMED_SOURCE = re.compile(r"`((?:\w+/)+\w+\.(?:py|[ch]))`")
 SOURCES = (ROOT, *filter(Path.is_dir, [ROOT / "src" / "helexa", *(ROOT / "src" / "helexa").rglob("[!_]*")]))
+NAMED_FILE = re.compile(r"`((?:\w+/)*\w+\.(?:py|[ch]))`")
+# Files of other projects, and paths in examples, which comments of the code name.
+FILES_OUTSIDE = re.compile(r"(?:torch|integrations|conversion)/|src/(?:app|new)\.py")
+NAMED_IN_FILE = re.compile(r"`([A-Za-z_]\w*)` in `((?:\w+/)+\w+\.(?:py|[ch]))`")
 NAMED_MODULE = re.compile(r"`(helexa(?:\.[a-z_0-9]+)+)`")
 
 
@@ -85,9 +89,24 @@ def missing_names(path: Path, name: str) -> Iterator[str]:
         for match in NAMED_SOURCE.finditer(line):
             if not any((folder / match[1]).exists() for folder in SOURCES):
                 yield f"{name}:{number}: the file {match[1]} does not exist"
+        for match in NAMED_IN_FILE.finditer(line):
+            files = [file for folder in SOURCES if (file := folder / match[2]).exists()]
+            if files and not any(re.search(rf"\b{match[1]}\b", file.read_text(encoding="utf-8")) for file in files):
+                yield f"{name}:{number}: {match[2]} does not contain {match[1]}"
         for match in NAMED_MODULE.finditer(line):
             if not is_module_or_name(match[1]):
                 yield f"{name}:{number}: the module {match[1]} does not exist"
+
+
+def missing_files(path: Path, name: str, known: frozenset[str]) -> Iterator[str]:
+    """Yield a finding for each file that the code at `path` names in backticks and that is not in `known`.
+
+    `known` are all tracked files, each with every end of its path.
+    """
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for match in NAMED_FILE.finditer(line):
+            if match[1] not in known and not FILES_OUTSIDE.match(match[1]):
+                yield f"{name}:{number}: the file {match[1]} does not exist"
 
 
 def is_module_or_name(dotted: str) -> bool:
@@ -105,10 +124,14 @@ def is_module_or_name(dotted: str) -> bool:
 def main() -> int:
     """Print the findings and return the exit status."""
     findings: list[str] = []
+    paths = [path.relative_to(ROOT).parts for path in tracked("*.py", "*.[ch]")]
+    known = frozenset("/".join(parts[start:]) for parts in paths for start in range(len(parts)))
     for path in tracked("src/*.[ch]", "src/*.py", "tests/*.py", "perf/*.py", "outside/*.py", "*.md", "docs/*.toml"):
         name = str(path.relative_to(ROOT))
         if path.suffix == ".py" and name.startswith("src/"):
             findings += long_first_lines(path, name)
+        if path.suffix != ".md" and name.startswith("src/"):
+            findings += missing_files(path, name, known)
         if path.suffix == ".md" and name != "CHANGELOG.md":
             findings += missing_names(path, name)
         if name != "CHANGELOG.md":

@@ -151,8 +151,8 @@ def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[Batch
     a prompt fails, its line contains the error, and the next call repeats the prompt.
 
     Args:
-        prompts: path of the file of prompts. Each line is a string, a list of messages, or an object with a `prompt`;
-            see `prompt_file`.
+        prompts: path of the file of prompts. Each line is a string, a list of messages, or an object with a `prompt`
+            or `messages`, and options.
         results: path of the file of results.
         options: see `Options` and `BatchOptions`.
 

@@ -1,6 +1,6 @@
-/* The scan of Mamba-2 between its convolution and its norm. `ops/scan.py` describes the scan. The kernel computes the
- * tokens of a sequence one after another with the same operations, so the results do not depend on the division of a
- * prompt into steps. */
+/* The scan of Mamba-2 between its convolution and its norm. `ops/state_space.py` describes the scan. The kernel
+ * computes the tokens of a sequence one after another with the same operations, so the results do not depend on the
+ * division of a prompt into steps. */
 #include "slices.h"
 #include "graph.h"
 
