@@ -70,17 +70,17 @@ def _patch_load(module: Any) -> None:
 
 
 def _patch_build(module: Any) -> None:
-    load_rank, load_part = module.load_rank, module.load_part
+    build_rank, build_part = module.build_rank, module.build_part
 
     def rank_of_host(message: Any, on_progress: Any) -> Any:
-        return load_rank(message, _with_faults(on_progress, _faults(Path(message.model), message.rank)))
+        return build_rank(message, _with_faults(on_progress, _faults(Path(message.model), message.rank)))
 
     def part(build: Any, other_ranks: Any, on_progress: Any) -> Any:
-        return load_part(build, other_ranks, _with_faults(on_progress, _faults(build.path, _Current.stage_rank)))
+        return build_part(build, other_ranks, _with_faults(on_progress, _faults(build.path, _Current.stage_rank)))
 
-    module.load_rank = rank_of_host
+    module.build_rank = rank_of_host
     if _STAGE in sys.orig_argv:  # in an engine process, `load` has the faults of rank 0
-        module.load_part = part
+        module.build_part = part
 
 
 def _patch_rank(module: Any) -> None:

@@ -46,7 +46,7 @@ def model_names(context: "CompletionContext") -> list[str]:
     from helexa.cli.gateway_client import Gateway
     from helexa.cli.local.local_model import models_here
     from helexa.core.errors import HelexaError
-    from helexa.core.model_names import short_names
+    from helexa.core.known_models import short_names
     from helexa.neuron.builtin_models import BUILTIN_MODELS
 
     names = dict.fromkeys([*BUILTIN_MODELS, *short_names()])

@@ -11,17 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self, TextIO
 
 from helexa.cli.flags import TargetFlags
-from helexa.cli.terminal import (
-    MODEL_NOT_FOUND,
-    PROGRESS_DELAY_SECONDS,
-    CommandError,
-    exit_code,
-    note,
-    printable,
-)
+from helexa.cli.terminal import MODEL_NOT_FOUND, PROGRESS_DELAY_SECONDS, CommandError, exit_code, note, printable
 from helexa.core.display import file_size_text
 from helexa.core.errors import HelexaError, SourceError
-from helexa.core.model_names import full_name, known_models, short_names, suggestion
+from helexa.core.known_models import full_name, known_models, short_names, suggestion
 from helexa.generation.model import Model
 from helexa.generation.target import Target
 from helexa.generation.target_choice import DEFAULT_MODEL

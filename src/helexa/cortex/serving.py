@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit
-from helexa.core.model_names import full_name
+from helexa.core.known_models import full_name
 from helexa.cortex.access.auth import authorize
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.access.rate_limiter import RateLimitPermit

@@ -17,10 +17,10 @@ from helexa.neuron.engine_flags import EngineFlags, complete_flags
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from helexa.neuron.app import NodeServer
     from helexa.neuron.config import NeuronConfig
-    from helexa.neuron.host_group.membership import GroupSettings, Membership
+    from helexa.neuron.host_group import GroupSettings, Membership
     from helexa.neuron.join import JoinRequest
-    from helexa.neuron.server.app import NodeServer
 
 app = App(
     name="neuron",
@@ -157,7 +157,7 @@ def serve(
     _prepare_engines(settings)
     group = _group_settings(settings, hosts)
     if group is not None and group.host:
-        from helexa.neuron.host_group.stage_processes import run_member
+        from helexa.neuron.stage_processes import run_member
 
         run_member(group, settings)
         return
@@ -165,7 +165,7 @@ def serve(
     listener = _listen(settings.host, settings.port, config)
     membership = None
     if group is not None:
-        from helexa.neuron.host_group.membership import Membership
+        from helexa.neuron.host_group import Membership
 
         membership = Membership(group)
         membership.start()
@@ -365,7 +365,7 @@ def _group_settings(settings: "NeuronConfig", hosts: int | None) -> "GroupSettin
         hosts: number of hosts from the command line, which overrides the configuration.
     """
     from helexa.neuron.config import GroupConfig
-    from helexa.neuron.host_group.membership import group_settings
+    from helexa.neuron.host_group import group_settings
 
     if hosts is not None:
         settings.group = settings.group or GroupConfig()
@@ -413,7 +413,7 @@ async def _serve(
     try:
         if settings.default_models:
             await standby.begin()  # the engine process imports torch while this process imports the server
-        from helexa.neuron.server.app import NodeServer, create_app
+        from helexa.neuron.app import NodeServer, create_app
 
         app = create_app(settings, standby=standby, group=group)
         server = NodeServer(app, started_with, read)

@@ -76,7 +76,7 @@ def test_help_imports_no_parser_of_markdown_and_no_configuration() -> None:
 
 
 def test_server_of_a_node_imports_no_package_of_other_processes() -> None:
-    modules = imported("import helexa.neuron.server.app")
+    modules = imported("import helexa.neuron.app")
     assert modules & (OTHER_PROCESSES - {"jinja2"}) == set()  # the module that inspects models imports jinja2
 
 

@@ -14,9 +14,9 @@ from starlette.applications import Starlette
 from yarl import URL
 
 from helexa.http.listener import Listener, bind
+from helexa.neuron.app import NodeConnection, create_app
 from helexa.neuron.config import read_config
 from helexa.neuron.engine_client.process import Child, WarmStandby
-from helexa.neuron.server.app import NodeConnection, create_app
 from neuron.fake_models import ENGINE
 
 

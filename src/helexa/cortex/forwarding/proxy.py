@@ -22,6 +22,7 @@ from helexa.cortex.forwarding.retry import (
     CONTENT_ERRORS,
     NoResponse,
     count_failure,
+    is_from_proxy,
     no_connection,
     reject_proxy_response,
 )
@@ -36,7 +37,6 @@ log = logging.getLogger(__name__)
 
 RETRY_LOCAL = 1
 
-_KINDS = (b"application/json", b"text/event-stream")
 _ERROR_START_BYTES = 64
 _ERROR_START = re.compile(rb'\s*(?:event: ?error\r?\n)?(?:data: ?)?\{\s*"error"\s*:\s*[{"]')
 
@@ -106,7 +106,7 @@ class Proxy:
                 raise self._without_response(error, record) from error
             try:
                 record.answered = time.perf_counter() - record.started - record.waited
-                if _is_from_proxy(node_response, target.kind):
+                if is_from_proxy(node_response, target.kind):
                     reject_proxy_response(self._fleet, node_response, record)
                 self._fleet.transport_ok(node, model, requester.client)
                 if node_response.status >= 400:
@@ -251,16 +251,3 @@ class Proxy:
 def _json(chunk: bytes) -> bytes:
     """Return the JSON of the first event of a stream, or of a whole response."""
     return chunk[chunk.find(b"{") :].partition(b"\n\n")[0]
-
-
-def _is_from_proxy(node_response: NodeResponse, kind: str) -> bool:
-    """Return whether a server other than the node, such as a proxy, has answered.
-
-    Third-party backends may answer with any successful status and any content type except that of web pages.
-    """
-    if node_response.status >= 400:
-        return node_response.status in (502, 504)
-    if kind != "neuron" and 200 <= node_response.status < 300:
-        return any(name == b"content-type" and b"html" in value.lower() for name, value in node_response.headers)
-    kinds = [value for name, value in node_response.headers if name == b"content-type"]
-    return node_response.status != 200 or not kinds or not kinds[0].lower().startswith(_KINDS)

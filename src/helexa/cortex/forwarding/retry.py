@@ -14,6 +14,7 @@ BUSY_STATUSES = (429, 503, 529)
 # Statuses of errors in the request's content. Another node would probably give the same error.
 CONTENT_ERRORS = frozenset({400, 409, 415, 422})
 
+_KINDS = (b"application/json", b"text/event-stream")
 _FAST_SECS = 5.0  # a 504 within this time is not the result of a long computation
 
 Outcome = Literal["unreached", "broken", "silent", "busy", "gone", "unfit", "declined", "failed"]
@@ -98,6 +99,19 @@ def timed_out(node: str) -> ApiError:
 def unreachable(node: str) -> ApiError:
     """Return the 502 error for a node that is not reached, or speaks no HTTP."""
     return ApiError(502, "upstream_connection_error", f"node '{node}' did not respond; try again", type="api_error")
+
+
+def is_from_proxy(node_response: NodeResponse, kind: str) -> bool:
+    """Return whether a server other than the node, such as a proxy, has answered.
+
+    Third-party backends may answer with any successful status and any content type except that of web pages.
+    """
+    if node_response.status >= 400:
+        return node_response.status in (502, 504)
+    if kind != "neuron" and 200 <= node_response.status < 300:
+        return any(name == b"content-type" and b"html" in value.lower() for name, value in node_response.headers)
+    kinds = [value for name, value in node_response.headers if name == b"content-type"]
+    return node_response.status != 200 or not kinds or not kinds[0].lower().startswith(_KINDS)
 
 
 def reject_proxy_response(fleet: Fleet, node_response: NodeResponse, record: RequestRecord) -> NoReturn:

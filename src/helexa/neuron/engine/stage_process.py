@@ -31,7 +31,7 @@ from helexa.neuron.engine.loading.backend_choice import (
     usable_device,
     with_torch_if_required,
 )
-from helexa.neuron.engine.loading.build import Build, load_part
+from helexa.neuron.engine.loading.build import Build, build_part
 from helexa.neuron.engine.loading.memory_request import usable_memory
 from helexa.neuron.engine.pipeline.messages import (
     AllocateStage,
@@ -140,7 +140,7 @@ class StageWorker:
             self._channel.send(StageGranted(grant=self._ask(request), page=request.page, state=request.state))
             if options.tensor_parallel > 1:
                 self._other_ranks = self._resources.enter_context(closing(RankProcesses(options.tensor_parallel)))
-            decoder, loaded = load_part(build, self._other_ranks, self._reports())
+            decoder, loaded = build_part(build, self._other_ranks, self._reports())
         self._channel.send(
             RankLoaded(sum(part.matrix_bytes for part in loaded), sum(part.step_bytes for part in loaded))
         )

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # modules that are imported while an engine loads, or by serv
     from helexa.core.fleet import FailedLoad, ModelInfo
     from helexa.neuron.config import NeuronConfig
     from helexa.neuron.grammar import GrammarChecker
-    from helexa.neuron.host_group.membership import Membership
+    from helexa.neuron.host_group import Membership
     from helexa.neuron.lifecycle.served_model import ServedModel
     from helexa.neuron.text.model_text import ModelText
     from helexa.neuron.vision.model_vision import ModelVision

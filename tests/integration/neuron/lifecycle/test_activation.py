@@ -10,6 +10,7 @@ import pytest
 
 from helexa.core.errors import ApiError
 from helexa.core.fleet import ModelSpec
+from helexa.neuron.app import create_app
 from helexa.neuron.config import DefaultModel, read_config
 from helexa.neuron.engine_client.process import Child, WarmStandby
 from helexa.neuron.hardware.accelerators import Accelerators
@@ -17,7 +18,6 @@ from helexa.neuron.lifecycle import load_preparation
 from helexa.neuron.lifecycle.load_preparation import CudaUnavailableError
 from helexa.neuron.lifecycle.pulls import ATTEMPTS, Activation
 from helexa.neuron.lifecycle.registry import Registry
-from helexa.neuron.server.app import create_app
 from helexa.neuron.sources.sources import Sources
 from neuron.fake_hub import FakeHub, Fault
 from neuron.fake_models import ENGINE, make_model, release, starts, until

@@ -309,7 +309,7 @@ async def node_with_an_endless_stream(
     script = (
         "import asyncio, socket, sys\n"
         "from functools import partial\n"
-        "from helexa.neuron.server import app\n"
+        "from helexa.neuron import app\n"
         "from helexa.neuron.config import read_config\n"
         "from helexa.neuron.engine_client.process import Child\n"
         "from helexa.neuron.engine_client.process import WarmStandby\n"
@@ -397,7 +397,7 @@ def test_help_imports_nothing_heavy():
 
 def test_the_server_process_imports_neither_torch_nor_the_hub():
     script = (
-        "import sys, helexa.neuron.server.app\n"
+        "import sys, helexa.neuron.app\n"
         "print([name for name in ('torch', 'transformers', 'numpy', 'huggingface_hub') if name in sys.modules])\n"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

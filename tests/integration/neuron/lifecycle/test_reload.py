@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from helexa.neuron.app import Reloader
 from helexa.neuron.config import NeuronConfig, read_config
-from helexa.neuron.server.app import Reloader
 
 KEY = 'api_key = "a-key"\n'
 
@@ -30,7 +30,7 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def no_logging_setup(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helexa.neuron.server.app.logs.configure", lambda *_: None)  # replaces pytest's handler
+    monkeypatch.setattr("helexa.neuron.app.logs.configure", lambda *_: None)  # replaces pytest's handler
 
 
 def test_changes_are_applied_and_other_changes_wait_for_the_next_start(
@@ -42,7 +42,7 @@ def test_changes_are_applied_and_other_changes_wait_for_the_next_start(
     [config] = node.applied
     assert config.api_key is not None and config.api_key.get_secret_value() == "a-new-key"
     assert (config.drain_secs, config.host) == (9, "127.0.0.1")
-    lines = [record.getMessage() for record in caplog.records if record.name == "helexa.neuron.server.app"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "helexa.neuron.app"]
     assert sorted(lines) == ["reloaded: api_key", "reloaded: drain_secs"]
     node.reload('api_key = "a-new-key"\ndrain_secs = 9\n[downloads]\nmax_concurrent = 7\n')
     assert caplog.records[-1].getMessage() == "reloaded: downloads (takes effect at the next start)"

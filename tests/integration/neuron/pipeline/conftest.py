@@ -16,7 +16,7 @@ from helexa.neuron.engine.ipc.channel import HostAddress
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import HostGroup
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.host_group.stage_processes import StageProcesses, accept_engines
+from helexa.neuron.stage_processes import StageProcesses, accept_engines
 
 SECRET = b"the secret of the tests' hosts"
 

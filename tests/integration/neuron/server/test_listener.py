@@ -12,8 +12,8 @@ import pytest
 from cortex.raw_http import CHUNKED, GET, chunked, post, read_response
 from helexa.http import connection, request_cycle
 from helexa.http.listener import Listener, bind
+from helexa.neuron.app import NodeConnection, create_app
 from helexa.neuron.config import read_config
-from helexa.neuron.server.app import NodeConnection, create_app
 
 JSON = b"Content-Type: application/json"
 REJECTED_REQUESTS = {

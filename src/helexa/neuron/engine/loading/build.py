@@ -190,7 +190,7 @@ class Build:
             raise ModelFileError(f"{self.path.name}: its configuration is invalid: {error!r}") from error
 
 
-def load_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tuple[Decoder, Ops]:
+def build_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tuple[Decoder, Ops]:
     """Load the part of a rank after rank 0; return the model and its kernels.
 
     Args:
@@ -208,7 +208,7 @@ def load_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tup
         return build.model(on_progress), build.ops
 
 
-def load_part(
+def build_part(
     build: Build,
     other_ranks: RankProcesses | None,
     on_progress: Callable[[int], None],

@@ -27,7 +27,7 @@ from helexa.neuron.engine.ipc.messages import (
 )
 from helexa.neuron.engine.ipc.sockets import encode, receive
 from helexa.neuron.engine.loading.backend_choice import choose_backend, threads_of_rank, with_torch_if_required
-from helexa.neuron.engine.loading.build import Build, load_part
+from helexa.neuron.engine.loading.build import Build, build_part
 from helexa.neuron.engine.loading.draft import DraftPart, open_draft
 from helexa.neuron.engine.loading.fit import divide_free_memory, least_grant
 from helexa.neuron.engine.loading.loaded_model import LoadedModel, measured_on_device
@@ -133,7 +133,7 @@ def load_once(
             granted = stages.load(layers[1:], build.final_options, on_host_progress)
             grant = least_grant([(grant, request.state), *((stage.grant, stage.state) for stage in granted)])
         other_ranks = None if ranks == 1 else on_error.enter_context(closing(RankProcesses(ranks)))
-        decoder, loaded = load_part(build, other_ranks, on_own_progress)
+        decoder, loaded = build_part(build, other_ranks, on_own_progress)
         if stages is not None:
             loaded += stages.wait_until_loaded()
         done = build.checkpoint.total_bytes

@@ -22,11 +22,12 @@ from helexa.http.process import collect_seldom, notify, on_reload_signal, on_sto
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine_client.process import WarmStandby
 from helexa.neuron.hardware.discovery import broken_driver, default_device, overlooked
-from helexa.neuron.host_group.membership import Membership
+from helexa.neuron.host_group import Membership
 from helexa.neuron.lifecycle.load_preparation import max_tensor_parallel
 from helexa.neuron.lifecycle.local_inventory import LocalInventory
 from helexa.neuron.lifecycle.pulls import Activation, Pulls
 from helexa.neuron.lifecycle.registry import Registry
+from helexa.neuron.middleware import AccessGuard, Interim, RequestMiddleware
 from helexa.neuron.processes.sandbox import end_sandboxes
 from helexa.neuron.requests.metrics import Metrics, NodeCollector
 from helexa.neuron.requests.request_record import UsageRecords
@@ -34,7 +35,6 @@ from helexa.neuron.routes import chat, completions, management, responses, statu
 from helexa.neuron.routes.reply import HANDLERS
 from helexa.neuron.routes.status import HealthMonitor
 from helexa.neuron.routes.stored_responses import ResponseStore
-from helexa.neuron.server.middleware import AccessGuard, Interim, RequestMiddleware
 from helexa.neuron.sources.sources import Sources
 
 log = logging.getLogger(__name__)

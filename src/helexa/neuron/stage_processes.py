@@ -22,7 +22,7 @@ from helexa.neuron.engine.ipc.messages import MemoryDenied, MemoryRequest, Stage
 from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.hardware.discovery import default_device
-from helexa.neuron.host_group.membership import HANDSHAKE_SECONDS, MAX_HANDSHAKES, GroupSettings, Join, Joined, Rejected
+from helexa.neuron.host_group import HANDSHAKE_SECONDS, MAX_HANDSHAKES, GroupSettings, Join, Joined, Rejected
 from helexa.neuron.processes import diagnostics
 
 log = logging.getLogger(__name__)

@@ -1,1 +1,0 @@
-"""The HTTP application of a node, its middleware and its health reports."""
