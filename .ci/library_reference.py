@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_overloads
 
 import helexa
-from helexa.generation import library, model, request, target, tools
+from helexa.generation import library, model, options, request, target, tools
 
 PAGE = Path(__file__).parents[1] / "docs" / "library-reference.md"
 
@@ -28,7 +28,8 @@ _INTERNAL = {"GenerationError.at", "Model.results"}
 _TYPES = {
     request: ("Message", "Prompt", "Image"),
     tools: ("Tool",),
-    model: ("OnToken", "OnResult"),
+    model: ("OnToken",),
+    options: ("OnResult",),
     target: ("OnProgress",),
 }
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns):$", re.MULTILINE)

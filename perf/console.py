@@ -38,7 +38,7 @@ from helexa.cortex import gateway
 from helexa.cortex.app import create_app
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.ledger.activity import Activity
-from helexa.cortex.observability.metrics import Metrics
+from helexa.cortex.metrics import Metrics
 from helexa.http.listener import Listener, bind
 
 VIEWS = ("fleet", "playground", "activity", "keys", "usage", "connect", "log")

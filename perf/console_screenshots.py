@@ -23,8 +23,8 @@ sys.path.extend(str(Path(__file__).parent.parent / "tests" / part) for part in (
 import browsing
 from cortex.console.fake_fleet import ADMIN, FakeFleet, running
 from cortex.fake_node import DONE, ROLE, FakeNode, begin, chunk, event
+from helexa.cortex.fleet_history import History
 from helexa.cortex.ledger.activity import Activity
-from helexa.cortex.observability.history import History
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 QUALITY = 82

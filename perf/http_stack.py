@@ -43,7 +43,7 @@ from support.servers import client_session, free_port
 from helexa.core import catalog
 from helexa.cortex import config, gateway
 from helexa.cortex.app import create_app
-from helexa.cortex.observability.metrics import Metrics
+from helexa.cortex.metrics import Metrics
 from helexa.cortex.upstream.client import Upstream
 from helexa.http.listener import Listener, bind
 from helexa.http.process import collect_seldom, run

@@ -12,7 +12,8 @@ from helexa.cli.terminal import USAGE, CommandError, json_text, note, printable
 from helexa.core.sampling import Sampling
 from helexa.generation.batch_file import completion_record
 from helexa.generation.completion import Completion, Delta
-from helexa.generation.model import AskOptions, Model, Stream
+from helexa.generation.model import Model, Stream
+from helexa.generation.options import AskOptions
 
 Content = str | list[dict[str, Any]]  # the content of a message: a text, or a list of image and text parts
 

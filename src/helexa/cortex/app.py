@@ -25,7 +25,7 @@ from helexa.cortex.console.oidc import check_extra, oidc_routes
 from helexa.cortex.forwarding.token_bounds import CHAT, COMPACT, COMPLETIONS, EMBEDDINGS, IMAGES, RESPONSES
 from helexa.cortex.gateway import METRICS_CONNECTIONS, Gateway
 from helexa.cortex.ledger.storage.database import DatabaseError
-from helexa.cortex.observability.metrics import Metrics, create_metrics_app
+from helexa.cortex.metrics import Metrics, create_metrics_app
 from helexa.cortex.routes.access import (
     OriginGuard,
     admin,

@@ -17,10 +17,10 @@ from helexa.cortex.fleet.fleet_view import sees_images
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.node_errors import CONNECT_TIMEOUT_SECS
 from helexa.cortex.fleet.poller import Poller
+from helexa.cortex.fleet_history import History, LogLines, secrets_of
 from helexa.cortex.forwarding.body_checks import BodyWorkers
 from helexa.cortex.forwarding.proxy import Proxy
 from helexa.cortex.forwarding.token_queries import NodeCalls
-from helexa.cortex.images.request_images import ImagePreparation, PreparedBody
 from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.ledger.keys_and_nodes import JoinedNode, KeyStore, NodeStore
 from helexa.cortex.ledger.ledger import Ledger
@@ -28,11 +28,11 @@ from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Database
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
 from helexa.cortex.lifecycle.pulls import Pulls
+from helexa.cortex.metrics import FleetCollector, GatewayCollector, Metrics
 from helexa.cortex.node_join import Joins
-from helexa.cortex.observability.history import History, LogLines, secrets_of
-from helexa.cortex.observability.metrics import FleetCollector, GatewayCollector, Metrics
-from helexa.cortex.observability.request_record import RequestRecord
 from helexa.cortex.reload import Reloader
+from helexa.cortex.request_images import ImagePreparation, PreparedBody
+from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.upstream.client import MAX_IDLE, Upstream
 from helexa.http.acceptor import ConnectionLimits
 from helexa.http.process import descriptor_limit

@@ -9,7 +9,8 @@ from helexa.generation.background import AsyncCaller, BlockingCaller, blocking
 from helexa.generation.batch_file import FileSummary
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError
-from helexa.generation.model import AskOptions, AsyncStream, BatchOptions, Model, OnError, OnToken, Stream
+from helexa.generation.model import AsyncStream, Model, OnError, OnToken, Stream
+from helexa.generation.options import AskOptions, BatchOptions
 from helexa.generation.request import Prompt
 from helexa.generation.target import OnProgress
 from helexa.generation.target_choice import ModelLocation

@@ -23,9 +23,10 @@ from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine_client.process import WarmStandby
 from helexa.neuron.hardware.discovery import broken_driver, default_device, overlooked
 from helexa.neuron.host_group import Membership
+from helexa.neuron.lifecycle.activation import Activation
 from helexa.neuron.lifecycle.load_preparation import max_tensor_parallel
 from helexa.neuron.lifecycle.local_inventory import LocalInventory
-from helexa.neuron.lifecycle.pulls import Activation, Pulls
+from helexa.neuron.lifecycle.pulls import Pulls
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.middleware import AccessGuard, Interim, RequestMiddleware
 from helexa.neuron.processes.sandbox import end_sandboxes

@@ -20,7 +20,7 @@ from helexa.cortex.app import create_app
 from helexa.cortex.config import CortexConfig, load
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.observability.metrics import Metrics, create_metrics_app
+from helexa.cortex.metrics import Metrics, create_metrics_app
 from helexa.cortex.upstream.client import Upstream
 from helexa.http.acceptor import ConnectionLimits
 from helexa.http.listener import Listener, bind

@@ -33,7 +33,8 @@ from helexa.generation.background import BlockingCaller, across, blocking_each
 from helexa.generation.batch_file import Item, read_prompts, result_record
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError
-from helexa.generation.model import AskOptions, Model
+from helexa.generation.model import Model
+from helexa.generation.options import AskOptions
 from helexa.generation.request import AnswerSchema, Ask, Request, image_part
 
 

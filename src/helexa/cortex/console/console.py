@@ -17,9 +17,10 @@ from starlette.routing import Route
 
 from helexa.core.errors import ApiError
 from helexa.core.version import __version__
-from helexa.cortex.access.auth import Credential, SignInLinks
+from helexa.cortex.access.auth import Credential
 from helexa.cortex.access.keys import Key, Principal, digest_of
 from helexa.cortex.access.network import is_from_this_machine
+from helexa.cortex.access.sign_in_links import SignInLinks
 from helexa.cortex.api.admin_requests import SignIn
 from helexa.cortex.config import ConsoleSection
 from helexa.cortex.console.events import EventHub

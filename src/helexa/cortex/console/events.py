@@ -25,11 +25,11 @@ from helexa.cortex.api.listings import Dynamics, Entry, dynamics, model_list, no
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import FleetView, Node
 from helexa.cortex.fleet.poller import Poller
+from helexa.cortex.fleet_history import LogLines
 from helexa.cortex.forwarding.headers import UNBUFFERED
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
-from helexa.cortex.observability.history import LogLines
 from helexa.cortex.routes.access import visible_account
 from helexa.http.headers import Headers
 from helexa.http.request_cycle import STOPPING, ClientDisconnected, DisconnectGuard

@@ -26,7 +26,7 @@ from helexa.cortex.forwarding.retry import (
     no_connection,
     reject_proxy_response,
 )
-from helexa.cortex.observability.request_record import RequestRecord
+from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.routing import WarmRoute, prefix_name
 from helexa.cortex.upstream.client import Upstream
 from helexa.cortex.upstream.connection import LocalConnectError, ReadTimeoutError, UpstreamError, UpstreamResponse

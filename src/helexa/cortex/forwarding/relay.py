@@ -31,7 +31,7 @@ from helexa.cortex.forwarding.retry import (
 )
 from helexa.cortex.forwarding.token_bounds import RESPONSES
 from helexa.cortex.lifecycle.load_job import Progress
-from helexa.cortex.observability.request_record import RequestRecord
+from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.routing import WarmRoute
 from helexa.cortex.upstream.connection import ReadTimeoutError, UpstreamError
 from helexa.cortex.upstream.meter import Meter, ResponseMeter

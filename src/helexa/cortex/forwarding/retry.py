@@ -6,7 +6,7 @@ from typing import Literal, NoReturn
 from helexa.core.errors import ApiError
 from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.fleet.fleet import Fleet
-from helexa.cortex.observability.request_record import UPSTREAM_TIMEOUT, RequestRecord
+from helexa.cortex.request_record import UPSTREAM_TIMEOUT, RequestRecord
 from helexa.cortex.upstream.connection import ConnectError, ReadTimeoutError, UpstreamError
 from helexa.cortex.upstream.response_body import CONTEXT_LENGTH_EXCEEDED
 

@@ -9,14 +9,9 @@ from typing import Any
 import msgspec
 
 from helexa.core.errors import ApiError
-from helexa.cortex.forwarding.translated_reply import (
-    StreamTranslator,
-    call_as_text,
-    first_choice,
-    reasoning,
-)
-from helexa.cortex.observability.request_record import RequestRecord
+from helexa.cortex.forwarding.translated_reply import StreamTranslator, call_as_text, first_choice, reasoning
 from helexa.cortex.ollama.to_openai import CHAT_API, EMBEDDINGS_API, Translation
+from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.upstream.response_body import as_json, malformed, parse_arguments
 
 MAX_BUFFERED_CHARS = 4 << 20

@@ -10,9 +10,9 @@ from helexa.core.errors import ApiError
 from helexa.cortex.forwarding.client_reply import Reply
 from helexa.cortex.forwarding.token_bounds import EMBEDDINGS
 from helexa.cortex.forwarding.translated_reply import TranslatedReply, read_completion
-from helexa.cortex.observability.request_record import RequestRecord
 from helexa.cortex.ollama.answer import Answer, AnswerStream, complete_answer, embeddings_answer, to_ollama_error
 from helexa.cortex.ollama.to_openai import EMBED_API, EMBEDDINGS_API, Translation
+from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.upstream.response_body import as_json
 
 VERSION = "0.33.0"  # Version of Ollama whose API the gateway serves. Some clients require a minimum version.

@@ -18,7 +18,7 @@ from helexa.cortex.forwarding.body_checks import BodyWorkers
 from helexa.cortex.forwarding.client_reply import Reply, ResponseReply
 from helexa.cortex.forwarding.request import ClientRequest, is_large, parse_request, read_body
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.observability.request_record import RequestRecord
+from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.routes.request_bodies import read_large_request, read_message
 from helexa.cortex.serving import serve
 from helexa.http.headers import Headers, request_id, require_json

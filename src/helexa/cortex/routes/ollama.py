@@ -19,12 +19,12 @@ from helexa.cortex.forwarding.client_reply import Reply
 from helexa.cortex.forwarding.request import read_small_body
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.lifecycle.pulls import NodePull
-from helexa.cortex.observability.request_record import RequestRecord
 from helexa.cortex.ollama.answer import to_ollama_error
 from helexa.cortex.ollama.listed_models import ListedModel
 from helexa.cortex.ollama.reply import VERSION, OllamaReply
 from helexa.cortex.ollama.requests import ModelRequest
 from helexa.cortex.ollama.to_openai import BLOBS, CHAT_API, EMBED_API, EMBEDDINGS_API, GENERATE_API, Translation
+from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.routes.access import Endpoint, public, user
 from helexa.cortex.routes.generation import Generation
 from helexa.cortex.routes.models import PullStream, entries_of, entry_of

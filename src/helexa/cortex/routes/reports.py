@@ -21,9 +21,9 @@ from helexa.core.errors import ApiError
 from helexa.core.fleet import Cost
 from helexa.core.version import build_identity
 from helexa.cortex.fleet.fleet import FleetView, Node
+from helexa.cortex.fleet_history import By
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.activity import GROUPS, MAX_CHARGE_ROWS, SUMS
-from helexa.cortex.observability.history import By
 from helexa.cortex.routes.access import visible_account
 from helexa.http.responses import JsonResponse, readiness
 

@@ -14,13 +14,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from helexa.core.errors import (
-    ApiError,
-    malformed_json,
-    missing_model,
-    service_unavailable,
-    unsupported_parameter,
-)
+from helexa.core.errors import ApiError, malformed_json, missing_model, service_unavailable, unsupported_parameter
 from helexa.cortex.access.auth import allows, authorize
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.anthropic.message import error_headers, to_anthropic_error
@@ -30,7 +24,7 @@ from helexa.cortex.forwarding.request import is_large, read_body, rewrite
 from helexa.cortex.forwarding.token_bounds import stored_response
 from helexa.cortex.forwarding.token_queries import TOKENIZE_PATH, parse_count
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.observability.request_record import CLIENT_CLOSED_REQUEST
+from helexa.cortex.request_record import CLIENT_CLOSED_REQUEST
 from helexa.cortex.routes.request_bodies import read_count
 from helexa.cortex.routing import RETRY_OPEN, WarmRoute, route, unknown_model
 from helexa.cortex.serving import find_model

@@ -33,7 +33,12 @@ from helexa.neuron.engine.loading.backend_choice import (
 )
 from helexa.neuron.engine.loading.build import Build, build_part
 from helexa.neuron.engine.loading.memory_request import usable_memory
-from helexa.neuron.engine.pipeline.messages import (
+from helexa.neuron.engine.model_path import model_digest
+from helexa.neuron.engine.ranks import cpu_binding
+from helexa.neuron.engine.ranks.messages import Allocate, ClearPages, RankLoaded, RankProgress, RunStep, TouchCaches
+from helexa.neuron.engine.ranks.rank import Rank
+from helexa.neuron.engine.ranks.rank_processes import RankProcesses
+from helexa.neuron.engine.stage_messages import (
     AllocateStage,
     LoadStage,
     OpenStage,
@@ -44,11 +49,6 @@ from helexa.neuron.engine.pipeline.messages import (
     receive_hidden,
     send_hidden,
 )
-from helexa.neuron.engine.pipeline.model_path import model_digest
-from helexa.neuron.engine.ranks import cpu_binding
-from helexa.neuron.engine.ranks.messages import Allocate, ClearPages, RankLoaded, RankProgress, RunStep, TouchCaches
-from helexa.neuron.engine.ranks.rank import Rank
-from helexa.neuron.engine.ranks.rank_processes import RankProcesses
 from helexa.neuron.layers.stage import Stage
 from helexa.neuron.processes import diagnostics, memory, parent_watch
 from helexa.neuron.tensors import Tensor

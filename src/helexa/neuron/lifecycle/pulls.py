@@ -1,101 +1,21 @@
-"""Loads and downloads in the background: default models, and pulls of clients."""
+"""Downloads in the background, which clients request (`POST /models/pull`)."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 
-from helexa.core import fleet
-from helexa.core.errors import ApiError, HelexaError, SourceError, service_unavailable
-from helexa.core.fleet import FailedLoad, ModelSpec, Pull, PullRequest
-from helexa.core.model_names import ModelSource, bare_id
+from helexa.core.errors import ApiError, HelexaError, service_unavailable
+from helexa.core.fleet import Pull, PullRequest
+from helexa.core.model_names import ModelSource
 from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry
 from helexa.neuron.sources.sources import Sources
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 6
-FIRST_PAUSE_SECONDS = 10.0
-LONGEST_PAUSE_SECONDS = 300.0
-
 MAX_RUNNING = 2  # maximum number of concurrent downloads, each of several files
-
 _MAX_ENDED = 20  # ended downloads whose result is kept
 _RETRY_SECONDS = 30
-
-
-class Activation:
-    """Loads the default models one after another.
-
-    A model whose download fails stays pending. After one attempt for each model, the node waits and then retries the
-    pending models. It makes at most `ATTEMPTS` attempts per model. A load that fails with any other error than a failed
-    download is not retried.
-    """
-
-    def __init__(
-        self,
-        registry: Registry,
-        specs: Sequence[ModelSpec],
-        *,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._registry = registry
-        self._sleep = sleep
-        self._waiting = {bare_id(spec.model_id): spec for spec in specs}
-        self._state = fleet.Activation(state="pre_warming" if specs else "ready")
-        registry.awaited |= self._waiting.keys()
-
-    def snapshot(self) -> fleet.Activation:
-        """Return the state of the default models' loads for `GET /health`."""
-        pending = [model_id for model_id in self._waiting if model_id != self._state.in_progress]
-        return self._state.model_copy(update={"pending": pending}, deep=True)
-
-    async def run(self) -> None:
-        """Load all default models; return when each is loaded or has failed."""
-        pause = FIRST_PAUSE_SECONDS
-        for attempt in range(1, ATTEMPTS + 1):
-            for model_id, spec in list(self._waiting.items()):
-                await self._load(model_id, spec, last=attempt == ATTEMPTS)
-            if not self._waiting:
-                break
-            log.warning("downloads of default models failed; retrying in %.0f s", pause)
-            await self._sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-        self._state.state = "ready"
-
-    async def _load(self, model_id: str, spec: ModelSpec, *, last: bool) -> None:
-        self._state.in_progress = model_id
-        try:
-            await self._registry.load(spec, self._on_progress)
-        except AlreadyLoadedError:
-            self._settle(model_id)
-        except SourceError as error:
-            log.error("default model %s: %s", model_id, error)
-            if last or error.kind != "repo_fetch_failed":
-                self._settle(model_id, str(error))
-        except HelexaError as error:
-            log.error("default model %s: %s", model_id, error)
-            self._settle(model_id, str(error))
-        except Exception:
-            log.exception("default model %s", model_id)
-            self._settle(model_id, "internal error; see the node's log")
-        else:
-            self._settle(model_id)
-        finally:
-            self._state.in_progress = self._state.stage = self._state.progress = None
-
-    def _settle(self, model_id: str, error: str | None = None) -> None:
-        del self._waiting[model_id]
-        self._registry.awaited.discard(model_id)
-        if error is None:
-            self._state.completed.append(model_id)
-        else:
-            self._state.failed.append(FailedLoad(model_id=model_id, error=error))
-
-    def _on_progress(self, stage: str, done: int, total: int) -> None:
-        self._state.stage = stage
-        self._state.progress = round(done / total, 4) if total else None
 
 
 class Pulls:

@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 from cortex.console.conftest import SignIn
 from cortex.console.fake_fleet import ADMIN, FakeFleet, running
 from cortex.fake_node import FakeNode
-from helexa.cortex.access.auth import sign_in_url
+from helexa.cortex.access.sign_in_links import sign_in_url
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from helexa.neuron.config import DefaultModel, read_config
 from helexa.neuron.engine_client.process import Child, WarmStandby
 from helexa.neuron.hardware.accelerators import Accelerators
 from helexa.neuron.lifecycle import load_preparation
+from helexa.neuron.lifecycle.activation import ATTEMPTS, Activation
 from helexa.neuron.lifecycle.load_preparation import CudaUnavailableError
-from helexa.neuron.lifecycle.pulls import ATTEMPTS, Activation
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.sources.sources import Sources
 from neuron.fake_hub import FakeHub, Fault

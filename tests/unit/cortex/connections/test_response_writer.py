@@ -7,7 +7,7 @@ import pytest
 from helexa.core.errors import ApiError
 from helexa.cortex.forwarding.client_reply import MAX_BUFFERED_BYTES, Reply
 from helexa.cortex.forwarding.request import parse_request
-from helexa.cortex.observability.request_record import RequestRecord
+from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.upstream.meter import Meter, Usage
 
 ERROR = ApiError(502, "upstream_connection_error", "gone")

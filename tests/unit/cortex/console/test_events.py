@@ -12,8 +12,8 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, eventually, running_cortex
+from helexa.cortex import fleet_history
 from helexa.cortex.console import events as console_events
-from helexa.cortex.observability import history
 
 KEYS = [
     {"key": "root", "account_id": "ops", "role": "admin"},
@@ -214,7 +214,7 @@ async def test_log_is_bounded_and_tells_how_many_lines_are_missing(keyed: Cortex
         logging.getLogger("helexa.test").warning("first")
         while (await events.next("log"))["message"] != "first":
             pass
-        for number in range(history.MAX_LINES + 2):
+        for number in range(fleet_history.MAX_LINES + 2):
             lines.emit(logging.makeLogRecord({"msg": f"line {number}"}))
         dropped = (await events.next("dropped"))["lines"]
         first = (await events.next("log"))["message"]  # the gateway may have logged other lines meanwhile

@@ -10,10 +10,10 @@ from cortex.console.test_sessions import Client
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, running_cortex
 from helexa.core.errors import ApiError
-from helexa.cortex.access import auth
-from helexa.cortex.access.auth import LIFETIME_SECS, SignInLinks, sign_in_url
+from helexa.cortex.access import sign_in_links
 from helexa.cortex.access.keys import Key, Principal, digest_of
 from helexa.cortex.access.network import is_from_this_machine
+from helexa.cortex.access.sign_in_links import LIFETIME_SECS, SignInLinks, sign_in_url
 
 OWNER, USER = "the-owners-key", "a-users-key"
 KEYS = [
@@ -88,7 +88,7 @@ def test_malformed_and_foreign_tokens_are_rejected(clock: Clock) -> None:
 
 
 def test_number_of_links_is_limited_until_they_expire(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "MAX_LINKS", 2)
+    monkeypatch.setattr(sign_in_links, "MAX_LINKS", 2)
     links = SignInLinks(clock)
     for _ in range(2):
         links.redeem(token_of(clock=clock), STATIC)

@@ -5,7 +5,7 @@ import ipaddress
 import pytest
 
 from helexa.core.address import host_pattern
-from helexa.cortex.images.image_fetcher import is_allowed, is_reachable
+from helexa.cortex.image_fetcher import is_allowed, is_reachable
 
 
 @pytest.mark.parametrize("text", ["a.example.com", "*", "*.example.com", "A.example.com:8080", "*:99", "[::1]:80"])

@@ -13,7 +13,7 @@ from aiohttp import web
 from cortex.images.image_server import PNG, PNG_URL, ImageServer, image_server
 from helexa.core.errors import ApiError
 from helexa.cortex.config import ImagesSection
-from helexa.cortex.images.image_fetcher import MAX_REDIRECTS, MAX_WAITING, FetchMemory, ImageFetcher
+from helexa.cortex.image_fetcher import MAX_REDIRECTS, MAX_WAITING, FetchMemory, ImageFetcher
 from helexa.http.server_state import BodyBudget
 
 LOOPBACK = ["127.0.0.0/8"]

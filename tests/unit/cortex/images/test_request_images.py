@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from cortex.images.image_server import PNG_URL
 from helexa.core.errors import ApiError
 from helexa.cortex.forwarding.token_bounds import PromptImages
-from helexa.cortex.images.image_file import MIN_TOKENS
-from helexa.cortex.images.request_images import ImageLimits, RemoteImage, check_images, count_images, replace_urls
+from helexa.cortex.image_file import MIN_TOKENS
+from helexa.cortex.request_images import ImageLimits, RemoteImage, check_images, count_images, replace_urls
 
 LIMITS = ImageLimits(max_images=3, max_bytes=1000, fetches=True)
 NO_FETCHES = ImageLimits(max_images=3, max_bytes=1000, fetches=False)

@@ -6,8 +6,8 @@ from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, eventually
 from helexa.core.fleet import DeviceHealth, Discovery, Health, ModelLoad
 from helexa.cortex.fleet.fleet_view import FleetView, Node
+from helexa.cortex.fleet_history import INTERVAL_SECS, INTERVALS, MAX_NAMES, By, History
 from helexa.cortex.ledger.activity import Activity
-from helexa.cortex.observability.history import INTERVAL_SECS, INTERVALS, MAX_NAMES, By, History
 
 START = 1_000_000 * INTERVAL_SECS
 

@@ -4,7 +4,7 @@ import aiohttp
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import JSON_HEADERS, Cortex, eventually, running_cortex
-from helexa.cortex.observability.request_record import RequestRecord
+from helexa.cortex.request_record import RequestRecord
 
 LOAD = {
     "id": "Org/M",

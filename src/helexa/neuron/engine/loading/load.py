@@ -32,10 +32,10 @@ from helexa.neuron.engine.loading.draft import DraftPart, open_draft
 from helexa.neuron.engine.loading.fit import divide_free_memory, least_grant
 from helexa.neuron.engine.loading.loaded_model import LoadedModel, measured_on_device
 from helexa.neuron.engine.loading.memory_request import usable_memory
-from helexa.neuron.engine.pipeline.messages import StageGranted
-from helexa.neuron.engine.pipeline.remote_stages import RemoteStages, divide_layers
 from helexa.neuron.engine.ranks.messages import RankLoaded
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses
+from helexa.neuron.engine.remote_stages import RemoteStages, divide_layers
+from helexa.neuron.engine.stage_messages import StageGranted
 from helexa.neuron.layers.stage import Stage
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.constants import PAGE_SIZE

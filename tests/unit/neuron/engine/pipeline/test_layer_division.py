@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.engine.pipeline.remote_stages import divide_layers
+from helexa.neuron.engine.remote_stages import divide_layers
 
 GIB = 1 << 30
 

@@ -20,7 +20,7 @@ from helexa.core.fleet import DeviceHealth, ModelLoad
 from helexa.core.version import __version__
 from helexa.cortex.fleet.breaker import ANY
 from helexa.cortex.fleet.fleet import Fleet, FleetView
-from helexa.cortex.observability.request_record import RequestRecord
+from helexa.cortex.request_record import RequestRecord
 from helexa.http.server_state import Drain
 
 _TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"

@@ -17,7 +17,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.config import ImagesSection
-from helexa.cortex.images.image_file import ImageProblem, check_size, to_data_url
+from helexa.cortex.image_file import ImageProblem, check_size, to_data_url
 from helexa.cortex.upstream.client import CONNECT_TIMEOUT_SECS, connect
 from helexa.cortex.upstream.connection import (
     ConnectError,

@@ -14,8 +14,8 @@ from helexa.cortex.config import ImagesSection
 from helexa.cortex.forwarding.body_checks import BodyWorkers
 from helexa.cortex.forwarding.request import is_large, rewrite
 from helexa.cortex.forwarding.token_bounds import NO_IMAGES, PromptImages, has_media
-from helexa.cortex.images.image_fetcher import FetchMemory, ImageFetcher
-from helexa.cortex.images.image_file import ImageProblem, check_data_url, image_tokens
+from helexa.cortex.image_fetcher import FetchMemory, ImageFetcher
+from helexa.cortex.image_file import ImageProblem, check_data_url, image_tokens
 from helexa.http.server_state import BodyBudget
 
 DETAILS = ("auto", "low", "high", "original")  # Values of `detail`. The Responses API also has `original`.

@@ -15,7 +15,18 @@ from helexa.neuron.engine.ipc.channel import Channel, ChannelError, connect, wai
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import HostGroup, MemoryGrant, MemoryRequest
 from helexa.neuron.engine.kv_cache import CacheKind
-from helexa.neuron.engine.pipeline.messages import (
+from helexa.neuron.engine.model_path import ModelPath, model_digest
+from helexa.neuron.engine.ranks.messages import (
+    ClearPages,
+    RankAllocated,
+    RankLoaded,
+    RankProgress,
+    RunStep,
+    TouchCaches,
+    digest_of,
+)
+from helexa.neuron.engine.ranks.rank_processes import end_engine
+from helexa.neuron.engine.stage_messages import (
     AllocateStage,
     FromStage,
     LoadStage,
@@ -27,17 +38,6 @@ from helexa.neuron.engine.pipeline.messages import (
     receive_hidden,
     send_hidden,
 )
-from helexa.neuron.engine.pipeline.model_path import ModelPath, model_digest
-from helexa.neuron.engine.ranks.messages import (
-    ClearPages,
-    RankAllocated,
-    RankLoaded,
-    RankProgress,
-    RunStep,
-    TouchCaches,
-    digest_of,
-)
-from helexa.neuron.engine.ranks.rank_processes import end_engine
 from helexa.neuron.engine.step_input import StepInput
 from helexa.neuron.engine.step_input import encode as encode_step
 from helexa.neuron.ops.batch import Bucket

@@ -1,1 +1,0 @@
-"""Images in prompts: checks of data URLs, and downloads from http(s) URLs."""

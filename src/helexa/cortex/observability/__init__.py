@@ -1,1 +1,0 @@
-"""Request records and Prometheus metrics."""

@@ -1,1 +1,0 @@
-"""Pipeline parallelism: stages on several hosts compute a model's layers in turn."""
