@@ -44,7 +44,7 @@ def model_names(context: "CompletionContext") -> list[str]:
     from contextlib import suppress
 
     from helexa.cli.gateway_client import Gateway
-    from helexa.cli.local.local_model import models_here
+    from helexa.cli.local_model import models_here
     from helexa.core.errors import HelexaError
     from helexa.core.known_models import short_names
     from helexa.neuron.builtin_models import BUILTIN_MODELS

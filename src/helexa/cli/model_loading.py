@@ -236,7 +236,7 @@ def _log_to_stderr() -> None:
 
 def with_hint(error: SourceError, name: str) -> HelexaError:
     """Return an error with similar model names, or `error` unchanged."""
-    from helexa.cli.local.local_model import models_here
+    from helexa.cli.local_model import models_here
     from helexa.neuron.builtin_models import BUILTIN_MODELS
 
     about_name = ("invalid_source", "repo_refused", "repo_fetch_failed", "not_cached", "empty_repo")

@@ -10,8 +10,8 @@ from typing import Any
 from helexa.cli.conversation import Content, Conversation, report, stats_line
 from helexa.cli.flags import TargetFlags
 from helexa.cli.gateway_client import Gateway
-from helexa.cli.local.state_folder import state_folder
 from helexa.cli.model_loading import load_model
+from helexa.cli.state_folder import state_folder
 from helexa.cli.terminal import CommandError, dim, printable
 from helexa.core.errors import HelexaError
 from helexa.generation.request import image_part
@@ -123,7 +123,7 @@ class ChatCommands:
         if self.target.name.startswith("http"):
             entries = Gateway.from_environment(self.target.name).models()
             return {entry["id"]: entry.get("loaded") is not False for entry in entries}
-        from helexa.cli.local.local_model import models_here
+        from helexa.cli.local_model import models_here
 
         loaded_by_name = {model.name: False for model in models_here() if model.path}
         return {**loaded_by_name, self.target.model: True}

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from helexa.cli.commands.load import unload
-from helexa.cli.local.state_folder import local_gateway, only_running, recorded, running_ups, state_folder
+from helexa.cli.state_folder import local_gateway, only_running, recorded, running_ups, state_folder
 from helexa.cli.terminal import CommandError
 
 NODE = {"name": "beast", "healthy": True, "models": [{"id": "org/a", "granted_mb": 2048}, {"id": "org/b"}]}
@@ -88,8 +88,8 @@ def test_console_finds_the_running_up(state, environ, gateway, helexa):
 
 
 def test_record_of_a_killed_up_is_not_taken_for_a_running_one(state):
-    code = "import signal; from helexa.cli.local.state_folder import recorded"
-    code += "; from helexa.cli.local.state_folder import state_folder"
+    code = "import signal; from helexa.cli.state_folder import recorded"
+    code += "; from helexa.cli.state_folder import state_folder"
     code += "; up = recorded(state_folder('up', '4003'), 'http://127.0.0.1:4003'); up.__enter__()"
     command = [sys.executable, "-c", f"{code}; print('up', flush=True); signal.pause()"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

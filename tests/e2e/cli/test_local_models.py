@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from cli.screen import Screen
-from helexa.cli.local.local_config import LocalModel
-from helexa.cli.local.state_folder import recorded, state_folder
+from helexa.cli.local_config import LocalModel
+from helexa.cli.state_folder import recorded, state_folder
 from helexa.core.model_names import ModelSource
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.downloaded_models import downloaded_models

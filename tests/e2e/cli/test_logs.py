@@ -5,10 +5,9 @@ import sys
 
 import pytest
 
-from helexa.cli import main
+from helexa.cli import main, state_folder
 from helexa.cli.commands.logs import _Reader
-from helexa.cli.local import state_folder
-from helexa.cli.local.state_folder import limit_size, log_files
+from helexa.cli.state_folder import limit_size, log_files
 
 
 @pytest.fixture

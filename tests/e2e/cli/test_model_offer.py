@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from helexa.cli.local import local_model
-from helexa.cli.local.local_model import FreeMemory, offered_model
+from helexa.cli import local_model
+from helexa.cli.local_model import FreeMemory, offered_model
 from helexa.cli.terminal import CommandError
 
 QWEN = "Qwen/Qwen3-1.7B-GGUF"

@@ -4,7 +4,7 @@ import os
 import signal
 
 from descriptors import many_descriptors
-from helexa.cli.local.stack import StopSignals
+from helexa.cli.stack import StopSignals
 
 
 def test_signal_is_received_with_many_open_descriptors() -> None:

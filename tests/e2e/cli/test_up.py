@@ -23,8 +23,8 @@ import pytest
 
 from helexa.cli.commands import console, up
 from helexa.cli.gateway_client import Gateway
-from helexa.cli.local.local_config import LocalConfig, LocalModel
-from helexa.cli.local.state_folder import configured_key, generated_key, writing_to
+from helexa.cli.local_config import LocalConfig, LocalModel
+from helexa.cli.state_folder import configured_key, generated_key, writing_to
 from helexa.cli.terminal import CommandError
 from helexa.core.catalog import Catalog
 from helexa.core.fleet import Activation
@@ -466,7 +466,7 @@ while True:
 STACK = """
 import os, sys
 from pathlib import Path
-from helexa.cli.local.stack import Stack
+from helexa.cli.stack import Stack
 with Stack(dict(os.environ), verbose=True) as stack:
     stack.start("stubborn", [], Path(sys.argv[1]))
     while stack.watch():

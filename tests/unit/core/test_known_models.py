@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.cli.local.local_model import FreeMemory
+from helexa.cli.local_model import FreeMemory
 from helexa.core.display import memory_text
 from helexa.core.known_models import full_name, known_models, markdown_table, suggestion
 from helexa.core.model_names import ModelSource, typed_source

@@ -88,7 +88,7 @@ def run(
         raise CommandError(text, USAGE)
     location = target_flags.location(model)
     if location.wanted_model is None and location.url is None:
-        from helexa.cli.local.local_model import offered_model  # slow: imports the node's configuration
+        from helexa.cli.local_model import offered_model  # slow: imports the node's configuration
 
         ask = sys.stdin.isatty() and sys.stderr.isatty()
         model = offered_model(ask=ask, private=location.is_private, quiet=flags.quiet)

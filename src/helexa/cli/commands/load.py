@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from helexa.cli.commands.status import node_reports
 from helexa.cli.flags import GatewayUrl, ModelName, Quiet
 from helexa.cli.gateway_client import Gateway
-from helexa.cli.local.state_folder import local_gateway
+from helexa.cli.state_folder import local_gateway
 from helexa.cli.terminal import MODEL_NOT_FOUND, USAGE, CommandError, Progress, note, printable
 from helexa.core.display import memory_text
 from helexa.core.model_names import bare_id, is_path, typed_source

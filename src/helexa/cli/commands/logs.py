@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, validators
 
 from helexa.cli.flags import Switch
-from helexa.cli.local.state_folder import LOGS, newest_folder
+from helexa.cli.state_folder import LOGS, newest_folder
 from helexa.cli.terminal import printable
 
 _POLL_SECONDS = 0.3

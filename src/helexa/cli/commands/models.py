@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from helexa.cli.flags import AsJson, ModelName, Quiet
-from helexa.cli.local.local_model import FreeMemory, free_memory, models_here
+from helexa.cli.local_model import FreeMemory, free_memory, models_here
 from helexa.cli.model_loading import DownloadBar, with_hint
 from helexa.cli.terminal import note, printable
 from helexa.core.display import file_size_text, text_table
@@ -118,7 +118,7 @@ def show(model: ModelName, /, *, as_json: AsJson = False) -> None:
         model: Model name, as in `helexa list`, or the path of its files.
         as_json: Print JSON for programs.
     """
-    from helexa.cli.local.local_model import local_model
+    from helexa.cli.local_model import local_model
     from helexa.neuron.lifecycle.inspection import describe
 
     cached, path = local_model(model)

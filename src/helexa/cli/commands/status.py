@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from helexa.cli.flags import AsJson, GatewayUrl
 from helexa.cli.gateway_client import Gateway
-from helexa.cli.local.state_folder import local_gateway
+from helexa.cli.state_folder import local_gateway
 from helexa.cli.terminal import CommandError, note, printable
 from helexa.core.display import memory_text, text_table
 from helexa.core.fleet import Activation, DeviceHealth, Discovery, ModelInfo, ModelLoad, Record

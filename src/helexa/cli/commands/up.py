@@ -12,9 +12,10 @@ from helexa.cli.commands.console import announce
 from helexa.cli.commands.load import unload
 from helexa.cli.flags import LocalEngineFlags, ModelName, Quiet, Verbose
 from helexa.cli.gateway_client import Gateway
-from helexa.cli.local.local_config import LOOPBACK, OLLAMA_OPTION, OLLAMA_PORT, LocalConfig, LocalModel, check_ports
-from helexa.cli.local.stack import Stack
-from helexa.cli.local.state_folder import (
+from helexa.cli.local_config import LOOPBACK, OLLAMA_OPTION, OLLAMA_PORT, LocalConfig, LocalModel, check_ports
+from helexa.cli.model_loading import with_hint
+from helexa.cli.stack import Stack
+from helexa.cli.state_folder import (
     configured_key,
     generated_key,
     log_files,
@@ -24,7 +25,6 @@ from helexa.cli.local.state_folder import (
     state_folder,
     writing_to,
 )
-from helexa.cli.model_loading import with_hint
 from helexa.cli.terminal import USAGE, CommandError, Progress, note, printable
 from helexa.core.errors import SourceError, not_installed
 from helexa.core.fleet import Activation, Health

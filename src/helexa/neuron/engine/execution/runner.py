@@ -5,12 +5,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Protocol
 
 from helexa.neuron import tensors
 from helexa.neuron.engine.execution.cache_bytes import CacheBytes
-from helexa.neuron.engine.execution.device_errors import DeviceMemory, OutOfStepError, is_device_fault
+from helexa.neuron.engine.execution.device_errors import OutOfStepError, is_device_fault
 from helexa.neuron.engine.execution.image_encoder import ImageEncoder
+from helexa.neuron.engine.execution.other_processes import OtherProcesses
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 from helexa.neuron.engine.kv_cache import CacheKind
@@ -33,59 +33,6 @@ from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor
 
 _log = logging.getLogger("helexa.neuron.engine")
-
-
-class OtherProcesses(Protocol):
-    """The other ranks (`RankProcesses`) or stages on other hosts (`RemoteStages`)."""
-
-    @property
-    def reads_caches(self) -> bool:
-        """Whether `read_cache` and `write_cache` work: not over a network."""
-        ...
-
-    def read_cache(self, kind: CacheKind, index: int) -> list[bytes]:
-        """Return the part of each process (see `Runner.read_cache`)."""
-        ...
-
-    def write_cache(self, kind: CacheKind, index: int, parts: Sequence[memoryview]) -> None:
-        """Write the part of each process (see `Runner.write_cache`)."""
-        ...
-
-    def allocate(self, request: MemoryRequest, grant: MemoryGrant, measure: bool) -> None:
-        """Allocate KV caches and buffers of the granted sizes in all processes, and wait."""
-        ...
-
-    def measured_memory(self) -> list[DeviceMemory]:
-        """Return the memory that the processes have measured since `allocate`."""
-        ...
-
-    def capture(self, bucket: Bucket) -> None:
-        """Start the capture of a bucket's graph in all processes (see `captured`)."""
-        ...
-
-    def captured(self) -> str | None:
-        """Wait for all processes; return why one cannot capture the graph, or None."""
-        ...
-
-    def forget_graphs(self) -> None:
-        """Make all processes release their captured graphs."""
-        ...
-
-    def run(self, step: StepInput) -> None:
-        """Make all processes compute a step."""
-        ...
-
-    def clear(self, pages: list[int]) -> None:
-        """Make all processes set the contents of KV pages to zero."""
-        ...
-
-    def touch_caches(self) -> None:
-        """Make all processes write to their whole KV caches."""
-        ...
-
-    def close(self) -> None:
-        """End all processes."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Attention with the native kernels: work lists of the KV cache and of frames."""
 
+import mmap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -7,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helexa.neuron import tensors
-from helexa.neuron.ops.batch import Batch, Capacity, Span
+from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity, Span
 from helexa.neuron.ops.constants import MAX_QUERIES, PAGE_SIZE, SEGMENT_POSITIONS, SPLIT_ROWS
 from helexa.neuron.ops.native.launcher import NO_WINDOW, Launcher
 from helexa.neuron.tensors import Tensor
@@ -148,6 +149,84 @@ class AttentionPlan:
             segments = -(-positions // SEGMENT_POSITIONS)
             yield Tile(span.start + start, stop - start, position, first_page, 0, segments, -1, 0 if causal else seen)
             start = stop
+
+
+class PagedAttention:
+    """Attention over the pages of KV caches, which are uint8 [pages, kv_heads, bytes].
+
+    Args:
+        kv_bits: bits of each number in the KV caches: 16 or 8.
+    """
+
+    def __init__(self, launcher: Launcher, kv_bits: int) -> None:
+        self._launcher = launcher
+        self._kv_bits = kv_bits
+        self._batch: Batch | None = None
+        # by the arguments `group`, `sampled`, `windowed` and `causal`
+        self._plans: dict[tuple[int, bool, bool, bool], AttentionPlan] = {}
+        self._partials: dict[tuple[int, int], Tensor] = {}
+
+    def lay(self, batch: Batch) -> None:
+        """Compute the work lists of a batch, whose forward pass follows."""
+        self._batch = batch
+        for plan in self._plans.values():
+            plan.lay(batch)
+
+    def page_bytes(self, kv_heads: int, head_dim: int, values: bool = True) -> int:
+        """Return the bytes of one KV page in one layer (see `Ops.page_bytes`)."""
+        # A cache without values always has 16 bits. A cache of 8 bits with values would be larger, because values are
+        # rounded in another way than keys.
+        if self._kv_bits == 16 or not values:
+            return kv_heads * (1 + values) * 2 * head_dim * PAGE_SIZE
+        numbers, scales, base = 2 * head_dim * PAGE_SIZE, 3 * 4 * PAGE_SIZE, 2 * head_dim
+        return kv_heads * (numbers + scales + base)
+
+    def new_cache(self, kv_heads: int, pages: int, head_dim: int, values: bool = True) -> Tensor:
+        """Return a zeroed KV cache with `pages` pages for one layer (see `Ops.new_cache`)."""
+        size = self.page_bytes(kv_heads, head_dim, values)
+        # The operating system allocates physical memory only when a page is first written. A huge page would make 2 MiB
+        # resident at once.
+        memory = mmap.mmap(-1, pages * size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        return tensors.frombuffer(memory, dtype=tensors.uint8).view(pages, kv_heads, size // kv_heads)
+
+    def format_of(self, cache: Tensor, dim: int) -> dict[str, bool]:
+        """Return the arguments of kernels that describe the format of a KV cache."""
+        keys_only = cache.shape[2] == self.page_bytes(1, dim, values=False)
+        return {"narrow": self._kv_bits == 8 and not keys_only, "keys_only": keys_only}
+
+    def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, sampled: bool) -> Tensor:
+        """Return causal attention (see `Ops.attend` and `Ops.attend_sampled`)."""
+        assert batch is self._batch, "attention outside `run`"
+        (rows, heads, dim), cached_heads = queries.shape, cache.shape[1]
+        formats = self.format_of(cache, dim)
+        kv_heads = cached_heads * parts_of_group(heads // cached_heads, formats["keys_only"])
+        windowed = kind.window is not None and batch.window_pages is not None
+        key = heads // kv_heads, sampled, windowed, kind.causal and batch.attention_ends is not None
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = AttentionPlan(batch.capacity, self._partials, *key)
+            plan.lay(batch)
+        out = self._launcher.take(rows, heads, dim)
+        both = {"partials": plan.partials(heads, dim), "out": out, "sinks": kind.sinks, "heads": heads, "dim": dim}
+        self._launcher.launch(
+            "attend",
+            queries=queries,
+            cache=cache,
+            tile_count=plan.tile_count,
+            tiles=plan.tiles,
+            page_numbers=plan.pages,
+            kv_heads=kv_heads,
+            cached_heads=cached_heads,
+            **formats,
+            window=kind.window or NO_WINDOW,
+            scale=kind.scale,
+            cap=kind.cap or 0.0,
+            **both,
+        )
+        self._launcher.launch("combine", split_count=plan.split_count, splits=plan.splits, **both)
+        return out
 
 
 def _sampled_rows(batch: Batch, spans: Sequence[tuple[Span, int]]) -> list[tuple[Span, int]]:

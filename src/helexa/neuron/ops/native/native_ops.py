@@ -6,7 +6,6 @@ and prefix cache hits therefore never change the tokens of a sequence.
 """
 
 import logging
-import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,17 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron import tensors
 from helexa.neuron.cache_folder import PACKED_FOLDER, cache_root, model_name
 from helexa.neuron.ops.batch import AttentionKind, Batch
-from helexa.neuron.ops.constants import LANES, MAX_DIM, MIXED, PAGE_SIZE, SAMPLED_ARRAYS
+from helexa.neuron.ops.constants import LANES, MAX_DIM, MIXED, SAMPLED_ARRAYS
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.gated_delta import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
-from helexa.neuron.ops.native.attention import AttentionPlan, attend_frames, parts_of_group
+from helexa.neuron.ops.native.attention import PagedAttention, attend_frames
 from helexa.neuron.ops.native.captured_graph import Graphs, Workspace
 from helexa.neuron.ops.native.gated_delta import NativeDelta
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.launcher import GATES, NO_WINDOW, Launcher
+from helexa.neuron.ops.native.launcher import GATES, Launcher
 from helexa.neuron.ops.native.linear_and_norms import NativeGroupNorm, NativeLayerNorm, NativeLinear, NativeRmsNorm
 from helexa.neuron.ops.native.mixture import NativeHeadLinear, NativeMixture
 from helexa.neuron.ops.native.packed_weights import HugeMemory, PackedMatrix, pack, packed_bytes, quantize
@@ -99,10 +98,7 @@ class NativeOps(Ops):
         self._take, self._launch = self._launcher.take, self._launcher.launch
         self._memory = HugeMemory()
         self.x_bits = x_bits
-        self._batch: Batch | None = None
-        # by the arguments `group`, `sampled`, `windowed` and `causal`
-        self._plans: dict[tuple[int, bool, bool, bool], AttentionPlan] = {}
-        self._partials: dict[tuple[int, int], Tensor] = {}
+        self._attention = PagedAttention(self._launcher, kv_bits)
         self._spans = SpanList()
         self._states: list[ConvCache] = []  # of the layers with native kernels
 
@@ -249,7 +245,7 @@ class NativeOps(Ops):
         norms: HeadNorms | None = None,
     ) -> Tensor:
         rows, dim, (cosines, sines) = qkv.shape[0], qkv.shape[2], rope
-        formats = self._format(cache, dim)
+        formats = self._attention.format_of(cache, dim)
         # For an 8-bit cache, the kernel returns Hadamard transformed queries (see `kernels/kernels.h`).
         queries = self._take(rows, heads, dim, dtype=tensors.float32 if formats["narrow"] else tensors.bfloat16)
         self._launch(
@@ -369,12 +365,7 @@ class NativeOps(Ops):
         return NativeGroupNorm(self._launcher, weight, groups, eps)
 
     def page_bytes(self, kv_heads: int, head_dim: int, values: bool = True) -> int:
-        # A cache without values always has 16 bits. A cache of 8 bits with values would be larger, because values are
-        # rounded in another way than keys.
-        if self.kv_bits == 16 or not values:
-            return kv_heads * (1 + values) * 2 * head_dim * PAGE_SIZE
-        numbers, scales, base = 2 * head_dim * PAGE_SIZE, 3 * 4 * PAGE_SIZE, 2 * head_dim
-        return kv_heads * (numbers + scales + base)
+        return self._attention.page_bytes(kv_heads, head_dim, values)
 
     def sampling_bytes(self, rows: int, width: int) -> int:
         return SAMPLED_ARRAYS * min(rows, tensors.get_num_threads()) * width * 4 + rows * width // 8
@@ -384,57 +375,15 @@ class NativeOps(Ops):
         return 0
 
     def new_cache(self, kv_heads: int, pages: int, head_dim: int, values: bool = True) -> Tensor:
-        size = self.page_bytes(kv_heads, head_dim, values)
-        # The operating system allocates physical memory only when a page is first written. A huge page would make 2 MiB
-        # resident at once.
-        memory = mmap.mmap(-1, pages * size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-        return tensors.frombuffer(memory, dtype=tensors.uint8).view(pages, kv_heads, size // kv_heads)
-
-    def _format(self, cache: Tensor, dim: int) -> dict[str, bool]:
-        """Return the arguments of kernels that describe the format of a KV cache."""
-        keys_only = cache.shape[2] == self.page_bytes(1, dim, values=False)
-        return {"narrow": self.kv_bits == 8 and not keys_only, "keys_only": keys_only}
+        return self._attention.new_cache(kv_heads, pages, head_dim, values)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
         # Only within a forward pass that `run` executes, because `run` computes the work list for the batch (see
         # `AttentionPlan`).
-        return self._attend(queries, cache, batch, kind, sampled=False)
+        return self._attention.attend(queries, cache, batch, kind, sampled=False)
 
     def attend_sampled(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        return self._attend(queries, cache, batch, kind, sampled=True)
-
-    def _attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, sampled: bool) -> Tensor:
-        assert batch is self._batch, "attention outside `run`"
-        (rows, heads, dim), cached_heads = queries.shape, cache.shape[1]
-        formats = self._format(cache, dim)
-        kv_heads = cached_heads * parts_of_group(heads // cached_heads, formats["keys_only"])
-        windowed = kind.window is not None and batch.window_pages is not None
-        key = heads // kv_heads, sampled, windowed, kind.causal and batch.attention_ends is not None
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = AttentionPlan(batch.capacity, self._partials, *key)
-            plan.lay(batch)
-        out = self._take(rows, heads, dim)
-        both = {"partials": plan.partials(heads, dim), "out": out, "sinks": kind.sinks, "heads": heads, "dim": dim}
-        self._launch(
-            "attend",
-            queries=queries,
-            cache=cache,
-            tile_count=plan.tile_count,
-            tiles=plan.tiles,
-            page_numbers=plan.pages,
-            kv_heads=kv_heads,
-            cached_heads=cached_heads,
-            **formats,
-            window=kind.window or NO_WINDOW,
-            scale=kind.scale,
-            cap=kind.cap or 0.0,
-            **both,
-        )
-        self._launch("combine", split_count=plan.split_count, splits=plan.splits, **both)
-        return out
+        return self._attention.attend(queries, cache, batch, kind, sampled=True)
 
     def attend_frames(
         self, qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float
@@ -446,9 +395,7 @@ class NativeOps(Ops):
 
         If no graph has this number of rows and of sampled rows, the method first captures one.
         """
-        self._batch = batch
-        for plan in self._plans.values():
-            plan.lay(batch)
+        self._attention.lay(batch)
         if self._states:
             self._spans.lay(batch)
         if not capture:

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from helexa.cli.local import exec_with_parent
-from helexa.cli.local.state_folder import limit_size
+from helexa.cli import exec_with_parent
+from helexa.cli.state_folder import limit_size
 from helexa.cli.terminal import CONFIG, CommandError, note, printable
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helexa.cli.local.state_folder import write_private
+from helexa.cli.state_folder import write_private
 from helexa.cli.terminal import CONFIG, USAGE, CommandError
 from helexa.core.model_names import ModelSource, typed_source
 from helexa.http.headers import is_loopback

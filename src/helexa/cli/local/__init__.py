@@ -1,1 +1,0 @@
-"""The servers and models of `helexa up` on this machine."""

@@ -1,0 +1,63 @@
+"""The other processes that compute a model together with the engine process."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from helexa.neuron.engine.execution.device_errors import DeviceMemory
+from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
+from helexa.neuron.engine.kv_cache import CacheKind
+from helexa.neuron.engine.step_input import StepInput
+from helexa.neuron.ops.batch import Bucket
+
+
+class OtherProcesses(Protocol):
+    """The other ranks (`RankProcesses`) or stages on other hosts (`RemoteStages`)."""
+
+    @property
+    def reads_caches(self) -> bool:
+        """Whether `read_cache` and `write_cache` work: not over a network."""
+        ...
+
+    def read_cache(self, kind: CacheKind, index: int) -> list[bytes]:
+        """Return the part of each process (see `Runner.read_cache`)."""
+        ...
+
+    def write_cache(self, kind: CacheKind, index: int, parts: Sequence[memoryview]) -> None:
+        """Write the part of each process (see `Runner.write_cache`)."""
+        ...
+
+    def allocate(self, request: MemoryRequest, grant: MemoryGrant, measure: bool) -> None:
+        """Allocate KV caches and buffers of the granted sizes in all processes, and wait."""
+        ...
+
+    def measured_memory(self) -> list[DeviceMemory]:
+        """Return the memory that the processes have measured since `allocate`."""
+        ...
+
+    def capture(self, bucket: Bucket) -> None:
+        """Start the capture of a bucket's graph in all processes (see `captured`)."""
+        ...
+
+    def captured(self) -> str | None:
+        """Wait for all processes; return why one cannot capture the graph, or None."""
+        ...
+
+    def forget_graphs(self) -> None:
+        """Make all processes release their captured graphs."""
+        ...
+
+    def run(self, step: StepInput) -> None:
+        """Make all processes compute a step."""
+        ...
+
+    def clear(self, pages: list[int]) -> None:
+        """Make all processes set the contents of KV pages to zero."""
+        ...
+
+    def touch_caches(self) -> None:
+        """Make all processes write to their whole KV caches."""
+        ...
+
+    def close(self) -> None:
+        """End all processes."""
+        ...
