@@ -153,7 +153,7 @@ if any(name in sys.orig_argv for name in _PROCESSES):
             "helexa.neuron.engine.loading.load": _patch_load,
             "helexa.neuron.engine.loading.build": _patch_build,
             "helexa.neuron.engine.ranks.rank": _patch_rank,
-            "helexa.neuron.engine.ipc.channel": _patch_channel,
+            "helexa.neuron.engine.ipc.host_channel": _patch_channel,
         }
     if PLAN_LOG in os.environ:
         _PATCHES["helexa.neuron.engine.loop"] = _patch_loop

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from helexa.bench import alerts
 from helexa.bench.metric_definitions import METRICS, Metric
-from helexa.bench.results import comparison, curves, runs, series, summary
+from helexa.bench.results import capacity_and_scaling, comparison, runs, series, summary
 from helexa.bench.results.archive import Archive
 from helexa.bench.store.database import StoreError
 from helexa.bench.store.row_types import RequestRow, RunRow
@@ -187,15 +187,15 @@ QUESTIONS = (
     ApiQuery(
         "scaling",
         "Prefill and decode rates by context length",
-        list[curves.Scaling],
-        lambda archive, query: curves.scaling(archive, **_where(query)),
+        list[capacity_and_scaling.Scaling],
+        lambda archive, query: capacity_and_scaling.scaling(archive, **_where(query)),
         _WHERE,
     ),
     ApiQuery(
         "concurrency",
         "Latency, throughput and goodput by load, and the load at the knee",
-        list[curves.Capacity],
-        lambda archive, query: curves.capacity(archive, **_where(query)),
+        list[capacity_and_scaling.Capacity],
+        lambda archive, query: capacity_and_scaling.capacity(archive, **_where(query)),
         _WHERE,
     ),
     ApiQuery(

@@ -5,17 +5,17 @@ from typing import Any
 
 from helexa.bench.metric_definitions import METRICS
 from helexa.bench.pages.formatting import change, measured, memory, number, seconds, share
-from helexa.bench.results import curves, runs, summary
+from helexa.bench.results import capacity_and_scaling, runs, summary
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import MetricComparison
 from helexa.bench.verdicts_and_change_points import MIN_SAMPLES
 
 FINDERS: dict[str, Callable[[Archive], list[Any]]] = {
     "summary": summary.summary,
-    "scaling": curves.scaling,
+    "scaling": capacity_and_scaling.scaling,
     "swap": summary.swaps,
     "capability": runs.artifacts,
-    "concurrency": curves.capacity,
+    "concurrency": capacity_and_scaling.capacity,
 }
 
 
@@ -91,7 +91,7 @@ def _summary(results: Sequence[summary.SummaryRow]) -> str:
     return table((*columns, *more), rows, left=3) + note
 
 
-def _scaling(results: Sequence[curves.Scaling]) -> str:
+def _scaling(results: Sequence[capacity_and_scaling.Scaling]) -> str:
     rows = [
         (
             f"{one.target} {one.model}",
@@ -143,7 +143,7 @@ def _capability(results: Sequence[runs.Artifact]) -> str:
     return table(("model", "probe", "run", "score", "scorer", "decode tok/s", "total", "build"), rows)
 
 
-def _concurrency(results: Sequence[curves.Capacity]) -> str:
+def _concurrency(results: Sequence[capacity_and_scaling.Capacity]) -> str:
     rows = [
         (
             f"{one.target} {one.model}",

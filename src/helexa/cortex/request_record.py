@@ -13,7 +13,7 @@ from helexa.cortex.access.keys import Principal
 from helexa.cortex.fleet.ejection import Requester
 from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.routing import WarmRoute
-from helexa.cortex.upstream.meter import Meter, Usage
+from helexa.cortex.upstream.usage_meter import Meter, Usage
 
 UNRESOLVED = "unknown"
 NO_NODE = "none"

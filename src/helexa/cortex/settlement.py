@@ -26,7 +26,7 @@ from helexa.cortex.forwarding.token_queries import NodeCalls
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.reservation import Reservation
 from helexa.cortex.request_record import UPSTREAM_TIMEOUT, RequestRecord
-from helexa.cortex.upstream.meter import Usage
+from helexa.cortex.upstream.usage_meter import Usage
 
 log = logging.getLogger(__name__)
 

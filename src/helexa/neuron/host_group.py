@@ -24,7 +24,7 @@ from helexa.core.fleet import GroupHost
 from helexa.core.version import node_code_version
 from helexa.http.listener import bind
 from helexa.neuron.config import GroupConfig
-from helexa.neuron.engine.ipc.channel import Channel, ChannelError, HostAddress, accept, wait_until_closed
+from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError, HostAddress, accept, wait_until_closed
 from helexa.neuron.engine.ipc.messages import HostGroup
 
 _VARIABLES = {"rank": "RANK", "world_size": "WORLD_SIZE", "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}

@@ -16,8 +16,8 @@ from helexa.core.errors import ConfigError, DoesNotFitError, HelexaError
 from helexa.core.version import node_code_version
 from helexa.http.listener import AddressInUseError, bind
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.engine.ipc.channel import Channel, ChannelError, SecretError, accept, connect, wait_until_closed
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError, SecretError, accept, connect, wait_until_closed
 from helexa.neuron.engine.ipc.messages import MemoryDenied, MemoryRequest, StageSetup
 from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
 from helexa.neuron.engine_client.memory_grants import MemoryGrants

@@ -28,7 +28,7 @@ from helexa.cli.state_folder import configured_key, generated_key, writing_to
 from helexa.cli.terminal import CommandError
 from helexa.core.catalog import Catalog
 from helexa.core.fleet import Activation
-from helexa.neuron.processes.file_use import is_used
+from helexa.neuron.processes.model_file_locks import is_used
 from ports import free_port
 
 

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
 from helexa.bench.queries import QUESTIONS
-from helexa.bench.results import curves, series, summary
+from helexa.bench.results import capacity_and_scaling, series, summary
 from helexa.bench.store.writer import Store
 
 BEAST = "host=beast&model=Qwen/Qwen3-8B"
@@ -59,8 +59,8 @@ def test_unversioned_paths_return_the_same(site, path):
 def test_api_returns_the_computed_results(site, archive):
     for path, expected in (
         ("summary", summary.summary(archive)),
-        (f"scaling?{BEAST}", curves.scaling(archive, target="beast", model="Qwen/Qwen3-8B")),
-        (f"concurrency?{BEAST}", curves.capacity(archive, target="beast", model="Qwen/Qwen3-8B")),
+        (f"scaling?{BEAST}", capacity_and_scaling.scaling(archive, target="beast", model="Qwen/Qwen3-8B")),
+        (f"concurrency?{BEAST}", capacity_and_scaling.capacity(archive, target="beast", model="Qwen/Qwen3-8B")),
         (
             f"series?{BEAST}&scenario=single:warm:128",
             [series.series(archive, "beast", "Qwen/Qwen3-8B", "single:warm:128", "output_tps_user")],

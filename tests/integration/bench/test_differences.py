@@ -11,7 +11,7 @@ from helexa.bench.identity import Build, Configuration, Gpu, Host, Model, Scenar
 from helexa.bench.pages import charts, views
 from helexa.bench.pages.site import PAGES, html, query_string
 from helexa.bench.request_metrics import Delta, RequestRecord, measure_run
-from helexa.bench.results import curves, series
+from helexa.bench.results import capacity_and_scaling, series
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import Side, compare
 from helexa.bench.results.runs import runs
@@ -141,16 +141,18 @@ def test_single_load_level_has_no_knee(store: Store, archive: Archive) -> None:
         record_samples(store, replace(CONFIGURATION, scenario=scenario), 0.1, concurrency=users, ttft_p95_s=ttft)
 
     level(1, 0.1)
-    assert [(row.knee, row.knee_concurrency) for row in curves.capacity(archive)] == [(None, None)]
+    assert [(row.knee, row.knee_concurrency) for row in capacity_and_scaling.capacity(archive)] == [(None, None)]
     level(2, 0.15)
     level(4, 0.5)
-    assert [(row.knee, row.knee_concurrency) for row in curves.capacity(archive)] == [(2, 2)]
+    assert [(row.knee, row.knee_concurrency) for row in capacity_and_scaling.capacity(archive)] == [(2, 2)]
 
 
 def test_context_chart_omits_labels_of_close_lengths() -> None:
-    def ladder(kind: str, *lengths: float) -> curves.Scaling:
-        points = [curves.ScalingPoint("s", None, length, None, 1.0, 1.0, None, 5, False) for length in lengths]
-        return curves.Scaling("a", "m", kind, "b", points, None)
+    def ladder(kind: str, *lengths: float) -> capacity_and_scaling.Scaling:
+        points = [
+            capacity_and_scaling.ScalingPoint("s", None, length, None, 1.0, 1.0, None, 5, False) for length in lengths
+        ]
+        return capacity_and_scaling.Scaling("a", "m", kind, "b", points, None)
 
     drawn = charts.ladders([ladder("cold", 130, 1030, 4102), ladder("warm", 146, 1046, 4118)], "decode_tps")
     assert drawn["x"]["values"] == [130, 146, 1030, 1046, 4102, 4118]

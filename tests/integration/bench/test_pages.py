@@ -16,7 +16,7 @@ from helexa.bench.app import SECURITY
 from helexa.bench.pages import formatting
 from helexa.bench.pages.site import PAGES, export, live_link
 from helexa.bench.pages.site import html as render_page
-from helexa.bench.results import curves, series
+from helexa.bench.results import capacity_and_scaling, series
 from helexa.bench.results.archive import Archive
 from helexa.bench.store.writer import Store
 
@@ -110,11 +110,11 @@ def test_tables_show_the_computed_results(site, archive):
         assert point.sha in text
         assert formatting.measured(point.p50, trend.metric) in text
     text = Page(get(f"{site}/capacity{CHOICE}")[1]).text
-    for curve in curves.capacity(archive, target="beast", model="Qwen/Qwen3-8B"):
+    for curve in capacity_and_scaling.capacity(archive, target="beast", model="Qwen/Qwen3-8B"):
         for point in curve.points:
             assert formatting.number(point.output_tps) in text
     text = Page(get(f"{site}/context{CHOICE}")[1]).text
-    for ladder in curves.scaling(archive, target="beast", model="Qwen/Qwen3-8B"):
+    for ladder in capacity_and_scaling.scaling(archive, target="beast", model="Qwen/Qwen3-8B"):
         for step in ladder.points:
             assert formatting.number(step.prefill_tps) in text
 

@@ -7,7 +7,7 @@ from typing import Any
 from helexa.bench import alerts, verdicts_and_change_points
 from helexa.bench.metric_definitions import METRICS
 from helexa.bench.pages import charts, formatting
-from helexa.bench.results import comparison, curves, runs, series, summary
+from helexa.bench.results import capacity_and_scaling, comparison, runs, series, summary
 from helexa.bench.results.archive import Archive, hardware_label
 from helexa.bench.store.row_types import TargetRow
 
@@ -186,8 +186,8 @@ def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
 
 def loads(archive: Archive, query: Query) -> Context:
     """Capacity page: latency and throughput at each load."""
-    configuration = _first_configuration(archive, query, ("target", "model"), curves.LOAD_KINDS)
-    capacities = curves.capacity(archive, **configuration) if configuration else []
+    configuration = _first_configuration(archive, query, ("target", "model"), capacity_and_scaling.LOAD_KINDS)
+    capacities = capacity_and_scaling.capacity(archive, **configuration) if configuration else []
     latency, work = (("ttft_p95_s", "ttft_s"), ("ttft_s", "ttft_s")), (("output_tps", "output_tps"),)
     return {
         "chosen": configuration or dict(query),
@@ -201,8 +201,8 @@ def loads(archive: Archive, query: Query) -> Context:
 
 def context(archive: Archive, query: Query) -> Context:
     """Context page: prefill and decode rates by context length."""
-    configuration = _first_configuration(archive, query, ("target", "model"), curves.CONTEXT_KINDS)
-    scalings = curves.scaling(archive, **configuration) if configuration else []
+    configuration = _first_configuration(archive, query, ("target", "model"), capacity_and_scaling.CONTEXT_KINDS)
+    scalings = capacity_and_scaling.scaling(archive, **configuration) if configuration else []
     return {
         "chosen": configuration or dict(query),
         "found": scalings,
@@ -238,7 +238,11 @@ def alert_list(archive: Archive, query: Query) -> Context:
 
 def method(_archive: Archive, _query: Query) -> Context:
     """Method page: definitions of metrics, and constants of comparisons."""
-    return {"metrics": METRICS.values(), "rule": verdicts_and_change_points, "knee_factor": curves.KNEE_FACTOR}
+    return {
+        "metrics": METRICS.values(),
+        "rule": verdicts_and_change_points,
+        "knee_factor": capacity_and_scaling.KNEE_FACTOR,
+    }
 
 
 def _first_configuration(

@@ -11,7 +11,6 @@ from helexa.core.errors import ApiError, malformed_json
 from helexa.core.sse import frame
 from helexa.core.wire.request import without_lone_surrogates
 from helexa.cortex.forwarding.translated_reply import call_as_text, first_choice, reasoning
-from helexa.cortex.upstream.meter import BYTES_PER_TOKEN
 from helexa.cortex.upstream.response_body import (
     CONTEXT_LENGTH_EXCEEDED,
     as_json,
@@ -20,6 +19,7 @@ from helexa.cortex.upstream.response_body import (
     malformed,
     parse_arguments,
 )
+from helexa.cortex.upstream.usage_meter import BYTES_PER_TOKEN
 
 VERSION_HEADER = "anthropic-version"  # a request with this header gets responses in Anthropic's formats
 

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 import orjson
 
 from helexa.core.errors import ApiError, invalid_body, overloaded, service_unavailable
-from helexa.cortex.upstream.meter import BYTES_PER_TOKEN
+from helexa.cortex.upstream.usage_meter import BYTES_PER_TOKEN
 
 MAX_CONTAINERS = 500_000  # enough for 100,000 messages with 200,000 content parts
 

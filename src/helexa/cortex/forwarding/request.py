@@ -25,7 +25,7 @@ from helexa.cortex.forwarding.token_bounds import (
     has_media,
     read_token_limit,
 )
-from helexa.cortex.upstream.meter import BYTES_PER_TOKEN
+from helexa.cortex.upstream.usage_meter import BYTES_PER_TOKEN
 from helexa.http.headers import Headers, require_json
 from helexa.http.request_cycle import ClientDisconnected
 

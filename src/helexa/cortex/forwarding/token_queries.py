@@ -15,7 +15,7 @@ from helexa.cortex.forwarding.token_bounds import CHAT, COMPLETIONS
 from helexa.cortex.routing import WarmRoute, route
 from helexa.cortex.upstream.client import Upstream
 from helexa.cortex.upstream.connection import UpstreamError
-from helexa.cortex.upstream.meter import Usage, usage_of
+from helexa.cortex.upstream.usage_meter import Usage, usage_of
 from helexa.http.headers import Headers
 
 TOKENIZE_PATH = "/tokenize"

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
 from helexa.neuron.engine.execution.device_errors import DeviceError, DeviceMemory
-from helexa.neuron.engine.ipc.channel import Channel, ChannelError, connect, wait_until_closed
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError, connect, wait_until_closed
 from helexa.neuron.engine.ipc.messages import HostGroup, MemoryGrant, MemoryRequest
 from helexa.neuron.engine.kv_cache import CacheKind
 from helexa.neuron.engine.model_path import ModelPath, model_digest

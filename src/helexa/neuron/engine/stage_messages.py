@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 
 from helexa.neuron import tensors
-from helexa.neuron.engine.ipc.channel import Channel, ChannelError
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError
 from helexa.neuron.engine.ipc.messages import MemoryGrant
 from helexa.neuron.engine.model_path import ModelPath
 from helexa.neuron.engine.ranks.messages import (

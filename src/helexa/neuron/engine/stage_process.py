@@ -21,8 +21,8 @@ from helexa.core.version import node_code_version
 from helexa.neuron import tensors
 from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
 from helexa.neuron.engine.execution.device_errors import DeviceError
-from helexa.neuron.engine.ipc.channel import Channel, ChannelError
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError
 from helexa.neuron.engine.ipc.messages import MemoryDenied, MemoryGrant, MemoryRequest, StageSetup
 from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
 from helexa.neuron.engine.loading.backend_choice import (

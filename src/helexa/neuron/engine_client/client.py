@@ -42,7 +42,7 @@ from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.engine_client.process import Child, Spawn
 from helexa.neuron.engine_client.token_stream import TokenStream
 from helexa.neuron.engine_client.watchdog import kill_when_hung
-from helexa.neuron.vision.layout import ImageRange
+from helexa.neuron.vision.image_tokens import ImageRange
 
 if TYPE_CHECKING:
     from helexa.neuron.vision.model_vision import SharedImage

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from helexa.core.errors import DoesNotFitError
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
-from helexa.neuron.engine.loading.fit import divide
+from helexa.neuron.engine.loading.memory_division import divide
 from helexa.neuron.hardware.host_memory import engine_bytes
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from helexa.core.wire.usage import CacheMiss
 from helexa.neuron.engine.ipc.messages import PrefixMiss
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.text.chat_template import TemplateError
-from helexa.neuron.vision.layout import (
+from helexa.neuron.vision.image_tokens import (
     ImageError,
     ImageRange,
     PixelMemoryError,

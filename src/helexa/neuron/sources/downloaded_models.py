@@ -15,7 +15,7 @@ from helexa.core.model_names import DEFAULT_SCHEME
 from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.processes.file_use import is_used
+from helexa.neuron.processes.model_file_locks import is_used
 from helexa.neuron.sources.pypi import PINNED, cached_package_model
 from helexa.neuron.sources.repository_files import quant_tag
 from helexa.neuron.sources.snapshot import PARTIAL, Snapshots

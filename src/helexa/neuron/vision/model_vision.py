@@ -16,7 +16,8 @@ import msgspec
 from helexa.core.errors import ModelFileError
 from helexa.neuron.processes.sandbox import ProcessPool, Sandbox, SandboxError
 from helexa.neuron.vision.decode import ImageLimits, check_bytes
-from helexa.neuron.vision.layout import (
+from helexa.neuron.vision.image_process import ImageRequest, ImageResponse
+from helexa.neuron.vision.image_tokens import (
     MAX_PATCHES,
     ImageError,
     ImageLayout,
@@ -25,13 +26,12 @@ from helexa.neuron.vision.layout import (
     expanded_tokens,
 )
 from helexa.neuron.vision.processor_choice import ImageProcessor, image_layout, image_processor
-from helexa.neuron.vision.sandbox_process import ImageRequest, ImageResponse
 from helexa.neuron.vision.shared_pixels import SharedPixels
 from helexa.neuron.weights.vision_config import VisionConfig, read_vision_config
 
 MAX_SECONDS = 15.0  # maximum CPU time for one image, in seconds
 
-_MODULE = "helexa.neuron.vision.sandbox_process"
+_MODULE = "helexa.neuron.vision.image_process"
 _PROCESSES = 2
 _FLOAT_BYTES = 4
 

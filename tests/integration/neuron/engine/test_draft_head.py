@@ -30,8 +30,8 @@ from helexa.neuron.engine.execution.step_builder import sampling_of
 from helexa.neuron.engine.grammar_matcher import read_vocabulary
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest, SamplingParams
-from helexa.neuron.engine.loading.fit import divide_free_memory
 from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.loading.memory_division import divide_free_memory
 from helexa.neuron.engine.scheduling.draft_length import DraftGate
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.step_input import Float32, StepInput, int32

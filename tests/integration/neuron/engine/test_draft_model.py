@@ -19,8 +19,8 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.grammar_matcher import read_vocabulary
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest, SamplingParams
-from helexa.neuron.engine.loading.fit import divide_free_memory
 from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.loading.memory_division import divide_free_memory
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.native.native_ops import NativeOps

@@ -12,8 +12,8 @@ import torch
 
 from helexa.core.version import node_code_version
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.engine.ipc.channel import HostAddress
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.host_channel import HostAddress
 from helexa.neuron.engine.ipc.messages import HostGroup
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.stage_processes import StageProcesses, accept_engines

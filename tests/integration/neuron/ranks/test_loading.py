@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
-from helexa.neuron.engine.loading.fit import divide_free_memory
 from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.loading.memory_division import divide_free_memory
 from helexa.neuron.engine.ranks.rank_processes import RankError, RankProcesses
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class

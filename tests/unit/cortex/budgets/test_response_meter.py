@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from helexa.cortex.upstream import meter as meter_module
-from helexa.cortex.upstream.meter import MAX_BUFFERED_BYTES, ResponseMeter, Usage
+from helexa.cortex.upstream import usage_meter as meter_module
+from helexa.cortex.upstream.usage_meter import MAX_BUFFERED_BYTES, ResponseMeter, Usage
 
 USAGE = {"input_tokens": 5, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 3, "total_tokens": 8}
 FORGED: dict[str, Any] = {

@@ -8,7 +8,7 @@ from helexa.core.errors import ApiError
 from helexa.cortex.forwarding.client_reply import MAX_BUFFERED_BYTES, Reply
 from helexa.cortex.forwarding.request import parse_request
 from helexa.cortex.request_record import RequestRecord
-from helexa.cortex.upstream.meter import Meter, Usage
+from helexa.cortex.upstream.usage_meter import Meter, Usage
 
 ERROR = ApiError(502, "upstream_connection_error", "gone")
 ENDING = b'data: {"error":{"message":"gone","type":"invalid_request_error","code":"upstream_connection_error",'

@@ -15,7 +15,7 @@ from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.ollama.answer import MAX_BUFFERED_CHARS, Answer, AnswerStream, complete_answer, embeddings_answer
 from helexa.cortex.ollama.to_openai import Translation
 from helexa.cortex.request_record import RequestRecord
-from helexa.cortex.upstream.meter import Meter
+from helexa.cortex.upstream.usage_meter import Meter
 
 CHAT = Translation("/api/chat", "small", "/v1/chat/completions", b"{}", stream=True)
 GENERATE = Translation("/api/generate", "small", "/v1/completions", b"{}", stream=True)

@@ -7,7 +7,7 @@ import pytest
 
 from helexa.core.errors import ConfigError
 from helexa.neuron.config import GroupConfig
-from helexa.neuron.engine.ipc.channel import HostAddress
+from helexa.neuron.engine.ipc.host_channel import HostAddress
 from helexa.neuron.host_group import group_settings
 
 VARIABLES = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29600"}

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from helexa.neuron.engine.ipc.channel import ChannelState, HostAddress
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.host_channel import ChannelState, HostAddress
 from helexa.neuron.text.text_settings import Pooling
-from helexa.neuron.vision.layout import ImageLayout, ImageRange
+from helexa.neuron.vision.image_tokens import ImageLayout, ImageRange
 
 MAX_TRACED_STEPS = 64  # Maximum number of steps that the engine reports for a traced request
 

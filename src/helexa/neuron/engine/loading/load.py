@@ -29,8 +29,8 @@ from helexa.neuron.engine.ipc.sockets import encode, receive
 from helexa.neuron.engine.loading.backend_choice import choose_backend, threads_of_rank, with_torch_if_required
 from helexa.neuron.engine.loading.build import Build, build_part
 from helexa.neuron.engine.loading.draft import DraftPart, open_draft
-from helexa.neuron.engine.loading.fit import divide_free_memory, least_grant
 from helexa.neuron.engine.loading.loaded_model import LoadedModel, measured_on_device
+from helexa.neuron.engine.loading.memory_division import divide_free_memory, least_grant
 from helexa.neuron.engine.loading.memory_request import usable_memory
 from helexa.neuron.engine.ranks.messages import RankLoaded
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses

@@ -16,7 +16,7 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, MemoryGrant, MemoryRequest, SamplingParams
-from helexa.neuron.engine.loading.fit import LEAST_CONTEXT
+from helexa.neuron.engine.loading.memory_division import LEAST_CONTEXT
 from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
 from helexa.neuron.engine.step_input import StepInput
 from helexa.neuron.models.decoder import Decoder

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from helexa.core.errors import DoesNotFitError
 from helexa.neuron.engine.ipc.messages import MemoryGrant
-from helexa.neuron.engine.loading.fit import LEAST_CONTEXT, divide, divide_free_memory
+from helexa.neuron.engine.loading.memory_division import LEAST_CONTEXT, divide, divide_free_memory
 from neuron.memory_requests import MIB, needs
 
 

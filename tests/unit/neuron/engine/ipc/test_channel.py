@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from helexa.neuron.engine.ipc.channel import (
+from helexa.neuron.engine.ipc.host_channel import (
     MAX_FRAME_BYTES,
     Channel,
     ChannelError,

@@ -18,7 +18,7 @@ import pytest
 import nightly
 from helexa.neuron.vision import model_vision
 from helexa.neuron.vision.decode import ImageLimits
-from helexa.neuron.vision.layout import ImageError
+from helexa.neuron.vision.image_tokens import ImageError
 from helexa.neuron.vision.model_vision import ImageSandbox
 from helexa.neuron.vision.processor_choice import ImageProcessor, image_processor, prepare
 from neuron.vision.images import encoded, noise
@@ -243,6 +243,6 @@ def _processes() -> set[psutil.Process]:
     processes = set()
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
-            if "helexa.neuron.vision.sandbox_process" in child.cmdline():
+            if "helexa.neuron.vision.image_process" in child.cmdline():
                 processes.add(child)
     return processes
