@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 from helexa.core.command_line import VERSION_FLAGS, call, run_program
 from helexa.core.errors import ConfigError, HelexaError, UsageError
 from helexa.core.version import version_line
-from helexa.cortex.commands.fleet_commands import GatewayApi
+from helexa.cortex.fleet_commands import GatewayApi
 
 app = App(
     name="cortex",
@@ -19,24 +19,20 @@ app = App(
 )
 keys = App(name="keys", help="Create, list and revoke keys, on the host of the ledger.")
 app.command(keys)
-keys.command(
-    "helexa.cortex.commands.ledger_commands:create", name="create", help="Create a key and show its secret once."
-)
-keys.command(
-    "helexa.cortex.commands.ledger_commands:list_keys", name="list", help="List all keys without their secrets."
-)
-keys.command("helexa.cortex.commands.ledger_commands:revoke", name="revoke", help="Revoke a key permanently.")
+keys.command("helexa.cortex.ledger_commands:create", name="create", help="Create a key and show its secret once.")
+keys.command("helexa.cortex.ledger_commands:list_keys", name="list", help="List all keys without their secrets.")
+keys.command("helexa.cortex.ledger_commands:revoke", name="revoke", help="Revoke a key permanently.")
 nodes = App(name="nodes", help="Invite, list and remove nodes, on the host of the ledger.")
 app.command(nodes)
-nodes.command("helexa.cortex.commands.ledger_commands:invite", name="invite", help="Create a token for a node to join.")
-nodes.command("helexa.cortex.commands.ledger_commands:list_nodes", name="list", help="List the nodes of this gateway.")
-nodes.command("helexa.cortex.commands.ledger_commands:remove", name="remove", help="Remove a node that joined.")
-app.command("helexa.cortex.commands.check:check", help="Check the configuration files and show what they serve.")
-app.command("helexa.cortex.commands.fleet_commands:top", help="Show the newest requests, refreshed every second.")
-app.command("helexa.cortex.commands.fleet_commands:explain", help="Explain where a request for a model would be sent.")
-app.command("helexa.cortex.commands.fleet_commands:cordon", help="Send no new requests and loads to a node.")
-app.command("helexa.cortex.commands.fleet_commands:uncordon", help="Send requests and loads to a node again.")
-app.command("helexa.cortex.commands.fleet_commands:drain", help="Cordon a node and wait until its requests have ended.")
+nodes.command("helexa.cortex.ledger_commands:invite", name="invite", help="Create a token for a node to join.")
+nodes.command("helexa.cortex.ledger_commands:list_nodes", name="list", help="List the nodes of this gateway.")
+nodes.command("helexa.cortex.ledger_commands:remove", name="remove", help="Remove a node that joined.")
+app.command("helexa.cortex.check:check", help="Check the configuration files and show what they serve.")
+app.command("helexa.cortex.fleet_commands:top", help="Show the newest requests, refreshed every second.")
+app.command("helexa.cortex.fleet_commands:explain", help="Explain where a request for a model would be sent.")
+app.command("helexa.cortex.fleet_commands:cordon", help="Send no new requests and loads to a node.")
+app.command("helexa.cortex.fleet_commands:uncordon", help="Send requests and loads to a node again.")
+app.command("helexa.cortex.fleet_commands:drain", help="Cordon a node and wait until its requests have ended.")
 
 _ID_COLUMNS = 40
 _DEFAULT_API = GatewayApi()

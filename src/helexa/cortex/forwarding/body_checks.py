@@ -33,6 +33,9 @@ PROCESSES = 2
 MAX_WAITING = 64
 RETRY_SECS = 2
 
+_SMALL_BYTES = 256 << 10
+_MEDIUM_BYTES = 4 << 20
+_MEDIUM_COMMAS = 10_000
 _NICE = 5
 
 
@@ -210,3 +213,11 @@ def _exit_with_parent() -> None:
     assert parent is not None
     connection.wait([parent.sentinel])
     os._exit(1)
+
+
+def is_large(body: bytes) -> bool:
+    """Return whether parsing `body` would block the event loop for too long."""
+    size = len(body)
+    # A body of few long strings, such as an image, is parsed fast even if it has megabytes. Many commas mean many
+    # values, which take much longer.
+    return size > _SMALL_BYTES and (size > _MEDIUM_BYTES or body.count(b",") > _MEDIUM_COMMAS)

@@ -12,6 +12,7 @@ from starlette.types import Receive
 from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
 from helexa.core.fleet import Limit
 from helexa.core.wire.request import without_lone_surrogates
+from helexa.cortex.forwarding.body_checks import is_large
 from helexa.cortex.forwarding.token_bounds import (
     CHAT,
     COMPLETIONS,
@@ -343,20 +344,3 @@ def _too_large(limit: int) -> ApiError:
         "request_too_large",
         f"the request body is larger than {limit} bytes; shorten it, or raise gateway.max_body_mb",
     )
-
-
-_SMALL_BYTES = 256 << 10
-
-
-_MEDIUM_BYTES = 4 << 20
-
-
-_MEDIUM_COMMAS = 10_000
-
-
-def is_large(body: bytes) -> bool:
-    """Return whether parsing `body` would block the event loop for too long."""
-    size = len(body)
-    # A body of few long strings, such as an image, is parsed fast even if it has megabytes. Many commas mean many
-    # values, which take much longer.
-    return size > _SMALL_BYTES and (size > _MEDIUM_BYTES or body.count(b",") > _MEDIUM_COMMAS)

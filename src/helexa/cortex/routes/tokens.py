@@ -19,8 +19,8 @@ from helexa.cortex.access.auth import allows, authorize
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.anthropic.message import error_headers, to_anthropic_error
 from helexa.cortex.anthropic.to_chat import CountRequest
-from helexa.cortex.forwarding.body_checks import check_containers
-from helexa.cortex.forwarding.request import is_large, read_body, rewrite
+from helexa.cortex.forwarding.body_checks import check_containers, is_large
+from helexa.cortex.forwarding.request import read_body, rewrite
 from helexa.cortex.forwarding.token_bounds import stored_response
 from helexa.cortex.forwarding.token_queries import TOKENIZE_PATH, parse_count
 from helexa.cortex.gateway import Gateway

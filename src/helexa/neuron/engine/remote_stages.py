@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
-from helexa.neuron.engine.execution.device_errors import DeviceError, DeviceMemory
+from helexa.neuron.engine.execution.device_errors import DeviceError
+from helexa.neuron.engine.execution.step_memory import DeviceMemory
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError, connect, wait_until_closed
 from helexa.neuron.engine.ipc.messages import HostGroup, MemoryGrant, MemoryRequest

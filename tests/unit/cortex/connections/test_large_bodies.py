@@ -25,8 +25,8 @@ from helexa.cortex.anthropic.conversation import MAX_BLOCKS, MAX_MESSAGES, MAX_T
 from helexa.cortex.anthropic.reply import Translation
 from helexa.cortex.anthropic.to_chat import CountRequest
 from helexa.cortex.forwarding import body_checks
-from helexa.cortex.forwarding.body_checks import MAX_CONTAINERS, BodyWorkers, check_containers, check_prompt
-from helexa.cortex.forwarding.request import ClientRequest, is_large, parse_request
+from helexa.cortex.forwarding.body_checks import MAX_CONTAINERS, BodyWorkers, check_containers, check_prompt, is_large
+from helexa.cortex.forwarding.request import ClientRequest, parse_request
 from helexa.cortex.routes import generation, request_bodies
 
 HI = {"role": "user", "content": "x"}

@@ -1,16 +1,12 @@
-"""Kinds of errors of a device in a step, and the memory that steps allocate."""
+"""Kinds of errors of a device in a step: broken, out of memory, out of step."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 from helexa.core.errors import HelexaError
 from helexa.neuron import tensors
 
 _MOST_STRIKES = 3
 _DEVICE_WORDS = ("CUDA error", "cuDNN error", "HIP error", "Triton Error")  # RuntimeError prefixes
-
-_ALLOWANCE = 1.1  # factor for a step's memory, because no tensor fits into some of the allocator's free blocks
 
 
 class DeviceError(HelexaError):
@@ -75,36 +71,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _is_allocator_error(error: BaseException) -> bool:
     # Torch's CPU allocator raises a plain RuntimeError.
     return type(error) is RuntimeError and "allocate memory" in str(error)
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """Measured memory of one GPU, in bytes."""
-
-    weights: int  # allocated for the weights
-    step: int  # allocated by the largest step, in addition to the weights and caches
-    free: int  # free memory, including the memory that the process holds
-
-
-class StepMemory:
-    """Measures the memory of the steps between its construction and `read`.
-
-    Args:
-        weights: bytes that are allocated for the weights.
-        cuda: module that provides memory statistics; None for `torch.cuda`.
-    """
-
-    def __init__(self, weights: int, cuda: Any = None) -> None:
-        self._weights = weights
-        self._cuda = cuda = tensors.cuda if cuda is None else cuda
-        cuda.empty_cache()
-        cuda.reset_peak_memory_stats()
-        self._before = cuda.memory_allocated()
-
-    def read(self) -> DeviceMemory:
-        """Wait until the steps have ended, and return the measured sizes."""
-        cuda = self._cuda
-        cuda.synchronize()
-        step = int((cuda.max_memory_allocated() - self._before) * _ALLOWANCE)
-        cuda.empty_cache()
-        return DeviceMemory(self._weights, step, cuda.mem_get_info()[0] + cuda.memory_reserved())

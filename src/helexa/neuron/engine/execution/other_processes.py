@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from helexa.neuron.engine.execution.device_errors import DeviceMemory
+from helexa.neuron.engine.execution.step_memory import DeviceMemory
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 from helexa.neuron.engine.kv_cache import CacheKind
 from helexa.neuron.engine.step_input import StepInput

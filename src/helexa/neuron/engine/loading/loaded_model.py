@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import msgspec
 
 from helexa.neuron import tensors
-from helexa.neuron.engine.execution.device_errors import DeviceMemory, StepMemory
 from helexa.neuron.engine.execution.other_processes import OtherProcesses
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_memory import DeviceMemory, StepMemory
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, MemoryGrant, MemoryRequest, SamplingParams
 from helexa.neuron.engine.loading.memory_division import LEAST_CONTEXT

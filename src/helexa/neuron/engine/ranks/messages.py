@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from helexa.neuron.engine.execution.device_errors import DeviceMemory
+from helexa.neuron.engine.execution.step_memory import DeviceMemory
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 from helexa.neuron.engine.kv_cache import CacheKind

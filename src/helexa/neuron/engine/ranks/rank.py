@@ -4,8 +4,8 @@ import gc
 from pathlib import Path
 
 from helexa.neuron import tensors
-from helexa.neuron.engine.execution.device_errors import StepMemory
 from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_memory import StepMemory
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ranks.messages import (
     Allocate,

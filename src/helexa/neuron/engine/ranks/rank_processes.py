@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from helexa.core.errors import HelexaError, ModelFileError
-from helexa.neuron.engine.execution.device_errors import DeviceError, DeviceMemory
+from helexa.neuron.engine.execution.device_errors import DeviceError
+from helexa.neuron.engine.execution.step_memory import DeviceMemory
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode

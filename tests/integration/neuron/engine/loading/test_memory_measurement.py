@@ -8,7 +8,7 @@ from page_table_ops import TabledOps
 
 from helexa.core.errors import DoesNotFitError
 from helexa.core.fleet import DeviceHealth
-from helexa.neuron.engine.execution.device_errors import DeviceMemory, StepMemory
+from helexa.neuron.engine.execution.step_memory import DeviceMemory, StepMemory
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant
 from helexa.neuron.engine.loading import backend_choice

@@ -1,1 +1,0 @@
-"""Subcommands of the `cortex` command line, except `serve` and `status`."""
