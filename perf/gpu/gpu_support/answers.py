@@ -20,8 +20,9 @@ from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loop import Steps
 from helexa.neuron.engine.scheduling import planner as planner_module
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
 

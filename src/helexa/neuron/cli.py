@@ -252,7 +252,7 @@ def doctor(
         Print the report as JSON.
     """
     from helexa.neuron.config import read_config
-    from helexa.neuron.doctor.doctor import examine, report
+    from helexa.neuron.doctor import examine, report
 
     settings = read_config(config)
     _prepare_engines(settings)

@@ -15,7 +15,7 @@ import psutil
 
 from helexa.core.errors import not_installed
 from helexa.neuron import tensors
-from helexa.neuron.doctor.kernels import NO_KERNELS, DeviceKernels, KernelSurvey
+from helexa.neuron.doctor_kernels import NO_KERNELS, DeviceKernels, KernelSurvey
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.backend_choice import threads_of_rank, usable_device

@@ -25,9 +25,9 @@ from helexa.core.model_names import ModelSource
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.doctor.doctor import look_at_folder
-from helexa.neuron.doctor.kernels import look_at_kernels
-from helexa.neuron.doctor.machine import CheckResult, look_at_machine
+from helexa.neuron.doctor import look_at_folder
+from helexa.neuron.doctor_kernels import look_at_kernels
+from helexa.neuron.doctor_machine import CheckResult, look_at_machine
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.messages import CollectiveResult, SamplingParams

@@ -12,8 +12,9 @@ from types import MappingProxyType
 import msgspec
 
 from helexa.neuron.engine.ipc.messages import Cancel, Logprob, SamplingParams, TokenOutput
+from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Plan, Sequence
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import Float32
 from plan_log.records import Added, Failed, Finished, GrammarResult, Planned, Record, Setup, encode
 

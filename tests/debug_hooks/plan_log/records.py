@@ -15,8 +15,8 @@ import msgspec
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Cancel, Generate
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
+from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS, ImageTraits
-from helexa.neuron.engine.scheduling.sequence import Plan
 from helexa.neuron.engine.scheduling.step_controller import StepController
 
 _LENGTH_BYTES = 4

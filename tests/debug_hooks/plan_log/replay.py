@@ -17,8 +17,9 @@ import numpy as np
 
 from helexa.neuron.engine.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.ipc.messages import Cancel
+from helexa.neuron.engine.scheduling.plan import Plan, as_after
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Plan, Sequence, as_after
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_output import PooledVector
 from plan_log.records import Added, Failed, Finished, GrammarResult, Planned, PlannedEntry, Setup, read
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helexa.neuron.config import read_config
-from helexa.neuron.doctor.doctor import look_at_folder, look_at_hubs, look_at_port
+from helexa.neuron.doctor import look_at_folder, look_at_hubs, look_at_port
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.torch_cpu_ops import CpuOps
 from neuron.fake_hub import FakeHub, Fault

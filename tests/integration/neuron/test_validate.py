@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from helexa.core.fleet import Discovery
+from helexa.neuron import doctor_machine
 from helexa.neuron.cli import app
-from helexa.neuron.doctor import machine
 from helexa.neuron.hardware import discovery
 
 
@@ -39,7 +39,7 @@ def test_failed_load_ends_with_code_1(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_driver_mismatch_is_one_error_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     reason = "the driver was updated while it was in use (kernel 595.1, library 595.2); reboot"
     facts = Discovery(hostname="here", os="Linux", cuda_unavailable_reason=reason)
-    for module in (machine, discovery):
+    for module in (doctor_machine, discovery):
         monkeypatch.setattr(module, "discover", lambda: facts)
     assert validate("helexa/small") == 1
     lines = capsys.readouterr().out.splitlines()

@@ -25,7 +25,7 @@ def doctor(*, as_json: AsJson = False) -> int:
         as_json: Print JSON for programs.
     """
     from helexa.generation.private import EngineSettings
-    from helexa.neuron.doctor.doctor import examine_machine, report
+    from helexa.neuron.doctor import examine_machine, report
     from helexa.neuron.hardware.device_choice import device_for
 
     settings = EngineSettings().config()

@@ -40,9 +40,10 @@ from helexa.neuron.engine.ipc.sockets import FrameDecoder, PixelReceiver, encode
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.prefix_store import open_store
 from helexa.neuron.engine.scheduling.grammar_compiler import GrammarFailure, Grammars
+from helexa.neuron.engine.scheduling.plan import Plan, as_after, rejection_masks
 from helexa.neuron.engine.scheduling.prompt_images import TEXT_TRAITS
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Plan, Sequence, as_after, rejection_masks
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.step_controller import StepController
 from helexa.neuron.engine.step_input import Float32
 from helexa.neuron.engine.step_output import StepInFlight, StepOutput

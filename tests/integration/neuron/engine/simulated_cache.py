@@ -4,8 +4,9 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_output import RejectionMasks, StepOutput
 
 Contents = tuple[str, list[int], bytes]

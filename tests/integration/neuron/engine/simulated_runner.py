@@ -3,8 +3,8 @@
 import torch
 from simulated_cache import SimulatedCache, SimulatedStep
 
+from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Plan
 from helexa.neuron.engine.step_output import RejectionMasks, StepOutput
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.constants import NON_FINITE

@@ -17,7 +17,8 @@ from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.loading import backend_choice
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
+from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import StepBuffers, StepInput, buckets
 from helexa.neuron.ops.batch import Batch, Bucket, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE

@@ -16,8 +16,9 @@ from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
+from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Plan, Sequence
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import StepInput
 from helexa.neuron.ops.native.native_ops import NativeOps
 from nightly import daily

@@ -15,8 +15,9 @@ from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.queues import Queues
-from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.native import kernel_library
 from helexa.neuron.ops.native.kernel_library import Unavailable

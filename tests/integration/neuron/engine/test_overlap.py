@@ -18,8 +18,9 @@ from helexa.neuron.engine.ipc.messages import Embed, Generate, Pooling, Sampling
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.loop import Steps, _finite_vectors
 from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import HiddenRows
 from helexa.neuron.engine.step_output import StepInFlight, begin_sums
 

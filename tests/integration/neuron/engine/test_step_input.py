@@ -17,7 +17,8 @@ from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Embed, Generate, SamplingParams
 from helexa.neuron.engine.loading.load import load
-from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
+from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import StepInput, decode_input, encode, int32
 from helexa.neuron.engine.step_output import StepOutput, decode_output
 from nightly import daily

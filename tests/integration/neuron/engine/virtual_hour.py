@@ -7,8 +7,9 @@ import numpy as np
 
 from helexa.neuron.engine.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.ipc.messages import Generate, Logprob, SamplingParams, TokenOutput
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry, as_after
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence, as_after
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import Float32
 from helexa.neuron.engine.step_output import PooledVector
 from helexa.neuron.ops.constants import NON_FINITE

@@ -10,7 +10,7 @@ import pytest
 
 from helexa.neuron.app import create_app
 from helexa.neuron.config import read_config
-from helexa.neuron.doctor.machine import look_at_machine
+from helexa.neuron.doctor_machine import look_at_machine
 from helexa.neuron.hardware import accelerators, device_choice, discovery
 from helexa.neuron.hardware.accelerators import device_health, visible
 from helexa.neuron.hardware.device_choice import device_for

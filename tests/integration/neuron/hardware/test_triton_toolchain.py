@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from helexa.neuron import kernel_survey
+from helexa.neuron import doctor_kernels, kernel_survey
 from helexa.neuron.config import TorchConfig
-from helexa.neuron.doctor import kernels
-from helexa.neuron.doctor.kernels import DeviceKernels, KernelSurvey, look_at_kernels
+from helexa.neuron.doctor_kernels import DeviceKernels, KernelSurvey, look_at_kernels
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.hardware.triton_toolchain import triton_missing
 
@@ -60,7 +59,7 @@ def test_doctor_reports_access_between_devices(
         DeviceKernels(device=name, kernels="triton", dtype="bfloat16", reason="") for name in ("cuda:0", "cuda:1")
     ]
     monkeypatch.setattr(
-        kernels, "_survey", lambda *_: KernelSurvey(threads=1, devices=devices, without_access=without_access)
+        doctor_kernels, "_survey", lambda *_: KernelSurvey(threads=1, devices=devices, without_access=without_access)
     )
     assert text in [result.text for result in look_at_kernels(TorchConfig(), "cuda:0")]
 

@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from helexa.core.fleet import Discovery
-from helexa.neuron.doctor.machine import describe_cpu_ranks, describe_devices, describe_gpu_ranks, describe_numa_nodes
+from helexa.neuron.doctor_machine import describe_cpu_ranks, describe_devices, describe_gpu_ranks, describe_numa_nodes
 from helexa.neuron.hardware.accelerators import DeviceLink, links_between
 from helexa.neuron.hardware.cpus import CpuNode
 

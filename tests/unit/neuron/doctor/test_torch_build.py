@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from helexa.core.fleet import Device, Discovery
-from helexa.neuron.doctor import machine
+from helexa.neuron import doctor_machine
 
 
 @pytest.fixture
@@ -21,24 +21,24 @@ def packages(tmp_path: Path) -> Path:
 
 
 def test_size_counts_only_the_libraries_of_cuda(packages: Path) -> None:
-    assert machine.cuda_library_bytes(distributions(path=[str(packages)])) == 3_000_000_100
+    assert doctor_machine.cuda_library_bytes(distributions(path=[str(packages)])) == 3_000_000_100
 
 
 def test_cuda_build_without_a_device_is_a_note(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "distributions", lambda: distributions(path=[str(packages)]))
-    monkeypatch.setattr(machine, "has_nvidia_driver", lambda: False)
-    monkeypatch.setattr(machine, "discover", lambda: Discovery(hostname="h", os="Linux"))
-    [result] = machine.look_at_torch_build()
+    monkeypatch.setattr(doctor_machine, "distributions", lambda: distributions(path=[str(packages)]))
+    monkeypatch.setattr(doctor_machine, "has_nvidia_driver", lambda: False)
+    monkeypatch.setattr(doctor_machine, "discover", lambda: Discovery(hostname="h", os="Linux"))
+    [result] = doctor_machine.look_at_torch_build()
     assert result.level == "note"
     assert "a CUDA build with 3.0 GB of libraries" in result.text
     assert "--torch-backend cpu" in result.text
     device = Device(index=0, name="GPU", vram_total_mb=1)
-    monkeypatch.setattr(machine, "discover", lambda: Discovery(hostname="h", os="Linux", devices=[device]))
-    assert list(machine.look_at_torch_build()) == []
-    monkeypatch.setattr(machine, "discover", lambda: Discovery(hostname="h", os="Linux"))
-    monkeypatch.setattr(machine, "has_nvidia_driver", lambda: True)
-    assert list(machine.look_at_torch_build()) == []
+    monkeypatch.setattr(doctor_machine, "discover", lambda: Discovery(hostname="h", os="Linux", devices=[device]))
+    assert list(doctor_machine.look_at_torch_build()) == []
+    monkeypatch.setattr(doctor_machine, "discover", lambda: Discovery(hostname="h", os="Linux"))
+    monkeypatch.setattr(doctor_machine, "has_nvidia_driver", lambda: True)
+    assert list(doctor_machine.look_at_torch_build()) == []
 
 
 def test_cpu_build_has_no_result(tmp_path: Path) -> None:
-    assert machine.cuda_library_bytes(distributions(path=[str(tmp_path)])) == 0
+    assert doctor_machine.cuda_library_bytes(distributions(path=[str(tmp_path)])) == 0

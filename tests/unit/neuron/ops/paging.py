@@ -8,7 +8,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.scheduling.sequence import PlanEntry
+from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence as EngineSequence
 from helexa.neuron.engine.step_input import StepBuffers, StepInput, int32
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity, Span

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.execution.step_builder import build_step
-from helexa.neuron.engine.scheduling.sequence import PlanEntry
+from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.step_input import StepBuffers
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity
 from helexa.neuron.ops.constants import CONSTANTS, PAGE_SIZE

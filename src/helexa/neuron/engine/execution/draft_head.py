@@ -20,7 +20,8 @@ from helexa.neuron.engine.execution.draft_model import CacheRows, DraftModel, Sp
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import may_keep, wanted_states
 from helexa.neuron.engine.scheduling.draft_length import DraftGate, DraftLimits, ModelDrafter
-from helexa.neuron.engine.scheduling.sequence import Plan, Sequence
+from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import Float32, Int32
 from helexa.neuron.models.draft_heads import DraftHead
 from helexa.neuron.ops.constants import MAX_DRAFTS, NON_FINITE, PAGE_SIZE

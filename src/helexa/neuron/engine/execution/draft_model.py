@@ -18,7 +18,8 @@ import numpy as np
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import sampling_of
 from helexa.neuron.engine.scheduling.draft_length import DraftGate, DraftLimits, ModelDrafter
-from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import Float32, Int32, StepInput, int32
 from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
 from helexa.neuron.ops.sampling import Adjustments, Sampling

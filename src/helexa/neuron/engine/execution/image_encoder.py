@@ -5,8 +5,9 @@ from collections import OrderedDict
 import numpy as np
 
 from helexa.neuron import tensors
+from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.prompt_images import ImageTraits
-from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import Float32, Int32, int32
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
 

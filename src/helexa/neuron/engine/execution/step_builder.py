@@ -7,7 +7,8 @@ from itertools import chain
 import numpy as np
 
 from helexa.neuron.engine.execution.image_encoder import ImageEncoder, ImageRows
-from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import Float32, HiddenRows, Int32, StepInput, fitting, int32
 from helexa.neuron.engine.window_pages import WindowPages
 from helexa.neuron.ops.batch import Bucket

@@ -17,7 +17,8 @@ from helexa.neuron.engine.execution.step_memory import DeviceMemory, StepMemory
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, MemoryGrant, MemoryRequest, SamplingParams
 from helexa.neuron.engine.loading.memory_division import LEAST_CONTEXT
-from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
+from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import StepInput
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.constants import PAGE_SIZE

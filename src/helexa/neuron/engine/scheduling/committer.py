@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from helexa.neuron.engine.ipc.messages import FinishReason, Logprob, TokenOutput
 from helexa.neuron.engine.scheduling.draft_length import ModelDrafter
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.queues import Queues
-from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import Float32
 from helexa.neuron.engine.step_output import are_finite
 from helexa.neuron.ops.constants import NON_FINITE

@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.scheduling.draft_length import Candidate, DraftGate, DraftLimits, ModelDrafter
 from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry, allows_planning_ahead
 from helexa.neuron.engine.scheduling.prompt_images import PromptImages
 from helexa.neuron.engine.scheduling.queues import Queues
-from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence, allows_planning_ahead
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.step_controller import StepController, StepLimits
 from helexa.neuron.ops.constants import MAX_DRAFTS
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from helexa.neuron.engine.ipc.engine_options import PrefixReuse
 from helexa.neuron.engine.kv_cache import PagePool, StatePool, extend_chain
 from helexa.neuron.engine.scheduling.draft_length import ModelDrafter, first_position, is_behind
-from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
+from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
 
 _SNAPSHOT_INTERVAL = 2048  # positions between snapshots within a prompt
 _MAX_NEW_MATCHES = 512  # takes about a millisecond per step, most of it for page hashes

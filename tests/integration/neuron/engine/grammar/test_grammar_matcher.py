@@ -22,8 +22,9 @@ from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.kv_cache import PagePool
 from helexa.neuron.engine.scheduling.ngrams_and_counts import Drafter
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry, rejection_masks
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.engine.scheduling.sequence import Plan, PlanEntry, Sequence, rejection_masks
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_output import Sampled
 from helexa.neuron.ops.constants import MAX_DRAFTS
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps

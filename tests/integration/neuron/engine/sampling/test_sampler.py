@@ -8,7 +8,8 @@ import torch
 
 from helexa.neuron.engine.execution.step_builder import build_step, sampled_rows, sampling_of
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
-from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
+from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_output import RejectionMasks, Sampled
 from helexa.neuron.ops.constants import NON_FINITE
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps

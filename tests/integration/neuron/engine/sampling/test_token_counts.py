@@ -9,7 +9,8 @@ import torch
 from helexa.neuron.engine.execution.step_builder import sampling_of
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.scheduling.ngrams_and_counts import TokenCounts
-from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence, allows_planning_ahead
+from helexa.neuron.engine.scheduling.plan import PlanEntry, allows_planning_ahead
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_output import Sampled
 from helexa.neuron.ops.constants import NON_FINITE
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.scheduling.sequence import PlanEntry
+from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.ops.batch import AttentionKind, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.native.kernel_library import KernelLibrary

@@ -12,7 +12,8 @@ from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.engine.scheduling.sequence import PlanEntry, Sequence
+from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from nightly import daily
 from tiny_models import tiny_model
 

@@ -16,7 +16,7 @@ import msgspec
 from helexa.core.display import memory_text
 from helexa.core.errors import not_installed
 from helexa.neuron.config import TorchConfig
-from helexa.neuron.doctor.machine import CheckResult, look_at_torch_build
+from helexa.neuron.doctor_machine import CheckResult, look_at_torch_build
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.hardware.discovery import torch_version
 from helexa.neuron.options import TorchOptions

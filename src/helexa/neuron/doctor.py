@@ -16,8 +16,8 @@ from helexa.http.listener import AddressInUseError, bind
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import DefaultModel, NeuronConfig, exposure
-from helexa.neuron.doctor.kernels import look_at_kernels
-from helexa.neuron.doctor.machine import CheckResult, look_at_links, look_at_machine
+from helexa.neuron.doctor_kernels import look_at_kernels
+from helexa.neuron.doctor_machine import CheckResult, look_at_links, look_at_machine
 from helexa.neuron.hardware.discovery import default_device
 from helexa.neuron.options import NodeOptions
 from helexa.neuron.sources.package_download import has_installer

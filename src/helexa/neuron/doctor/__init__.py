@@ -1,1 +1,0 @@
-"""The command `neuron doctor`: checks this machine and the configuration."""
