@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from helexa.core.catalog import Catalog
 from helexa.core.errors import ApiError, overloaded, shutting_down
+from helexa.core.sse import frame
 from helexa.cortex.access.auth import allows
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.api.listings import Dynamics, Entry, dynamics, model_list, node_entry
@@ -174,14 +175,9 @@ class EventHub:
         return self._number
 
 
-def event(name: str, body: bytes) -> bytes:
-    """Return a server-sent event. `body` is JSON without line breaks."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), body)
-
-
 def json_event(name: str, value: Any) -> bytes:
     """Return a server-sent event whose data is `value` as JSON."""
-    return event(name, orjson.dumps(value))
+    return frame(orjson.dumps(value), name)
 
 
 _HEADERS: Headers = [
@@ -292,12 +288,12 @@ class _Changes:
             if names is not None:
                 yield json_event("names", names)
             for body in nodes:
-                yield event("node", body)
+                yield frame(body, "node")
         if "models" in self._topics:
             visible = [entry for entry in self._hub.models() if self._may_use(entry["id"])]
             if (body := orjson.dumps(visible)) != self._models:
                 self._models = body
-                yield event("models", body)
+                yield frame(body, "models")
         if "activity" in self._topics:
             # Only requests that end after this client connected: older ones are in the activity log.
             number = self._hub.last_request
@@ -306,14 +302,14 @@ class _Changes:
             if dropped:
                 yield json_event("dropped", {"requests": dropped})
             for body in requests:
-                yield event("request", body)
+                yield frame(body, "request")
         if "log" in self._topics:
             if missed := max(0, self._log_lines.first - self._line_number):
                 yield json_event("dropped", {"lines": missed})
             lines = self._log_lines.since(self._line_number)
             self._line_number += missed + len(lines)
             for body in lines:
-                yield event("log", body)
+                yield frame(body, "log")
 
     def _may_use(self, name: str) -> bool:
         return allows(self._principal, self._hub.resolve(name))
