@@ -311,6 +311,8 @@ class HostedModel:
         begun = self._clock()
         try:
             await self.until_asleep()
+            # The request that wakes the model needs its tokenizer right after the engine.
+            asyncio.get_running_loop().run_in_executor(None, self.model.text.start_process)
             engine = await self._next_engine()
         except BaseException as error:
             log.warning("model=%s did not wake: %s", self._id, error or type(error).__name__)

@@ -5,6 +5,7 @@ import contextvars
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -62,6 +63,12 @@ class ModelText:
         self._prefix = tokenizer.prefix if template_source is None else []
         self.sandbox: TextSandbox | None = None  # the sandbox process that tokenizes; None if this process does
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="text")
+
+    def start_process(self) -> None:
+        """Let the sandbox process that tokenizes read the files, if it has ended."""
+        if self.sandbox is not None:
+            with suppress(HelexaError, OSError):  # the next text tries again, and gets the error
+                self.sandbox.ids("", parse_special=False, continues=False)
 
     def end_process(self) -> None:
         """End the sandbox process that tokenizes, to free its memory until the next text."""

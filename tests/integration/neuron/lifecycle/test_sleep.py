@@ -26,6 +26,7 @@ from helexa.neuron.ops.native.kernel_library import native_kernels
 from helexa.neuron.requests.embedding import embedded
 from helexa.neuron.requests.inference import run
 from helexa.neuron.sources.sources import Sources
+from helexa.neuron.text import TEXT_PROCESS
 from neuron.fake_models import ENGINE, make_model, release, starts, until
 from nightly import cases
 
@@ -72,10 +73,15 @@ async def ask(registry: Registry, tokens: int = 3, model_id: str = TINY) -> int:
 
 def engines() -> list[psutil.Process]:
     """Return the running engine processes of this test."""
+    return processes_with(ENGINE[1])
+
+
+def processes_with(argument: str) -> list[psutil.Process]:
+    """Return the running child processes with this argument on their command line."""
     found: list[psutil.Process] = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):  # it has just ended
-            if ENGINE[1] in child.cmdline():
+            if argument in child.cmdline():
                 found.append(child)
     return found
 
@@ -286,6 +292,15 @@ async def test_load_request_wakes_a_sleeping_model_with_its_former_options(tmp_p
         await registry.sleep(TINY)
         assert await registry.load(ModelSpec(model_id=TINY)) is model
         assert info(registry).status == "loaded" and starts(path) == 2
+
+
+async def test_wake_starts_the_process_that_tokenizes(tmp_path: Path):
+    async with node(60) as registry:
+        await load(registry, make_model(tmp_path))
+        before = set(processes_with(TEXT_PROCESS))
+        await registry.sleep(TINY)
+        await registry.load(ModelSpec(model_id=TINY))
+        await until(lambda: bool(set(processes_with(TEXT_PROCESS)) - before))
 
 
 async def test_embeddings_wake_a_model(tmp_path: Path):
