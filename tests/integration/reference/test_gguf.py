@@ -101,7 +101,7 @@ VARIANTS |= {
     "stablelm": {"head_dim": 16, "use_qkv_bias": True},
 }
 LIKE_OTHERS = {"arcee", "ministral3", "granite_swa", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "stablelm"}
-LIKE_OTHERS |= {"gemma", "gemma2"}
+LIKE_OTHERS |= {"gemma", "gemma2", "olmoe"}
 """Variants whose tensors are stored as those of another variant, and whose header is compared in a unit test."""
 
 EXPERTS = {
@@ -119,6 +119,8 @@ VARIANTS["minimax_m2"] = {
     "num_experts_per_tok": 3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }
+# llama.cpp needs as many KV heads as heads, as in the released model.
+VARIANTS["olmoe"] = {"head_dim": 16, "num_key_value_heads": 4, "num_experts": 8, "num_experts_per_tok": 3}
 VARIANTS["deepseek_v3"] = EXPERTS | {
     "num_key_value_heads": 4,
     "kv_lora_rank": 64,

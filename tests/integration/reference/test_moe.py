@@ -62,6 +62,7 @@ MINIMAX_M2 = SHAPE | {
     "num_local_experts": 8,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }
+OLMOE = SHAPE | {"model_type": "olmoe", "head_dim": 16, "num_experts": 8}
 ERNIE4_5_MOE = SHAPE | {
     "model_type": "ernie4_5_moe",
     "moe_num_experts": 8,
@@ -81,6 +82,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "glm4_moe, one group, not normalized": GLM4_MOE | {"n_group": 1, "topk_group": 1, "norm_topk_prob": False},
     "minimax_m2": MINIMAX_M2,
     "ernie4_5_moe": ERNIE4_5_MOE,
+    "olmoe": OLMOE,
+    "olmoe, normalized": OLMOE | {"norm_topk_prob": True},
     "gpt_oss": GPT_OSS,
     "gpt_oss, other types": GPT_OSS | {"layer_types": ["full_attention", "full_attention", "sliding_attention"]},
     "gpt_oss, limits that bite": GPT_OSS | {"swiglu_limit": 0.3, "swiglu_alpha": 2.5},
@@ -163,6 +166,7 @@ def test_experts_are_read_from_mxfp4_blocks(tmp_path: Path) -> None:
         (ERNIE4_5_MOE, {"moe_layer_end_index": "1"}, "moe_layer_end_index"),
         (MINIMAX_M2, {"scoring_func": "softmax"}, "scoring_func"),
         (MINIMAX_M2, {"attn_type_list": [1, 0, 1]}, "attn_type_list"),
+        (OLMOE, {"clip_qkv": 8.0}, "clip_qkv"),
         (GLM4_MOE, {"n_group": 3}, "n_group"),
         (GLM4_MOE, {"topk_group": 1}, "topk_group"),  # two experts, of which three are chosen
         (GLM4_MOE, {"scoring_func": "softmax"}, "scoring_func"),

@@ -41,6 +41,7 @@ _CLASSES = {
     "nemotron_h": "nemotron_h.NemotronH",
     "olmo2": "olmo.Olmo2",
     "olmo3": "olmo.Olmo3",
+    "olmoe": "llama_experts.Olmoe",
     "phi3": "llama_variants.Phi3",
     "qwen2": "qwen.Qwen2",
     "qwen2_5_vl": "qwen.Qwen25Vl",

@@ -1,6 +1,6 @@
-"""Llama with a mixture of experts: ERNIE 4.5, GLM 4.5 and MiniMax-M2.
+"""Llama with a mixture of experts: ERNIE 4.5, GLM 4.5, MiniMax-M2 and OLMoE.
 
-References: transformers `modeling_ernie4_5_moe`, `modeling_glm4_moe`, `modeling_minimax_m2`.
+References: transformers `modeling_ernie4_5_moe`, `modeling_glm4_moe`, `modeling_minimax_m2`, `modeling_olmoe`.
 """
 
 from collections.abc import Mapping
@@ -130,3 +130,17 @@ class MiniMaxM2(WithExperts):
         """Return the rule with sigmoids and the bias `e_score_correction_bias`."""
         bias = self.loader.vector(f"{prefix}.e_score_correction_bias", count)
         return Routing(top_k, "normalized", "sigmoid", bias)
+
+
+class Olmoe(WithExperts):
+    """Llama with experts, and with norms over all query heads and over all key heads."""
+
+    defaults: ClassVar = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+
+    def qk_norms(self) -> QkNorms:
+        """Return the norms, of which each covers all heads."""
+        return QkNorms(self.settings.eps, whole=True)
+
+    def expert_width(self) -> int:
+        """Return the intermediate size of each expert: `intermediate_size`."""
+        return self.settings.intermediate

@@ -178,6 +178,7 @@ MODELS |= {
     "olmo2": UNEVEN | {"model_type": "olmo2", "pad_token_id": None},
     "ernie4_5_moe": UNEVEN
     | {"model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 48},
+    "olmoe": UNEVEN | {"model_type": "olmoe", "num_attention_heads": 3, "num_experts": 8, "num_experts_per_tok": 3},
     "glm4_moe": UNEVEN
     | {
         "model_type": "glm4_moe",
@@ -227,6 +228,7 @@ LIKE_OTHERS = {
     "seed_oss",
     "smollm3",
     "nemotron_h",
+    "olmoe",
 }
 """Models whose weights are divided as in another of `MODELS`: as in llama, qwen3_5_moe, lfm2 or granitemoehybrid."""
 NAMES = daily(MODELS.keys() - LIKE_OTHERS, MODELS)

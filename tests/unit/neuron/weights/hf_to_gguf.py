@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "granite_swa": "granite_swa",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
+    "olmoe": "olmoe",
     "exaone4": "exaone4",
     "ernie4_5": "ernie4_5",
     "hunyuan_v1_dense": "hunyuan-dense",

@@ -81,6 +81,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1_000_000.0},
         },
     },
+    "olmoe": SHAPE | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2},
     "exaone4": SHAPE | {"sliding_window": 48},
     "ernie4_5": SHAPE | {"use_bias": False},
     "hunyuan_v1_dense": SHAPE,

@@ -255,6 +255,7 @@ FAMILIES: dict[str, tuple[str, tuple[_ConfigReader, ...]]] = {
     "granite_swa": ("granite_swa", (_dense, _granite, _granite_swa)),
     "smollm3": ("smollm3", (_dense,)),
     "olmo2": ("olmo2", (_dense, _olmo2)),
+    "olmoe": ("olmoe", (_dense, experts.olmoe)),
     "exaone4": ("exaone4", (_dense, _exaone4)),
     "ernie4_5": ("ernie4_5", (_dense, _ernie4_5)),
     "hunyuan-dense": ("hunyuan_v1_dense", (_dense,)),

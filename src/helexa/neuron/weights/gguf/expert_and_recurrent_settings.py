@@ -70,6 +70,14 @@ def ernie4_5_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any
     }
 
 
+def olmoe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of experts of OLMoE, whose width is `feed_forward_length`."""
+    return {
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+    }
+
+
 def minimax_m2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of experts of MiniMax-M2, whose scores are sigmoids."""
     if metadata.integer("expert_gating_func") != _SIGMOID:

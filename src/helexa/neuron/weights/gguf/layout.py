@@ -186,6 +186,7 @@ _LAYER: dict[str, Mapping[str, str]] = {
     "granite_swa": _ATTENTION | {"attn_sinks.weight": "self_attn.sinks"} | _NORM | _DENSE,
     "smollm3": _ATTENTION | _NORM | _DENSE,
     "olmo2": _ATTENTION | _POST_NORMS | _DENSE,
+    "olmoe": _ATTENTION | _NORM | _EXPERTS,
     "exaone4": _ATTENTION | _POST_NORMS | _DENSE,
     "ernie4_5": _ATTENTION | _NORM | _DENSE,
     "hunyuan-dense": _ATTENTION | _HUNYUAN | _NORM | _DENSE,
