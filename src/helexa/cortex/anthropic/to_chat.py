@@ -209,7 +209,8 @@ def _thinking(thinking: Any) -> dict[str, Any]:
     if thinking.get("type") not in ("enabled", "adaptive", "between_tools"):
         raise invalid_anthropic_body("thinking.type", "must be 'enabled', 'disabled' or 'adaptive'")
     budget = thinking.get("budget_tokens")
-    if budget is None:
+    # The model decides how much it thinks. Some versions of Claude Code send a budget of 0 with this type.
+    if budget is None or thinking["type"] == "adaptive":
         return {"enable_thinking": True}
     if type(budget) is not int or budget < 1:
         raise invalid_anthropic_body("thinking.budget_tokens", "must be an integer of at least 1")
@@ -219,7 +220,10 @@ def _thinking(thinking: Any) -> dict[str, Any]:
 def _effort(body: Mapping[str, Any]) -> str | None:
     config = body.get("output_config")
     effort = config.get("effort") if isinstance(config, dict) else None
-    if effort is None:
+    thinking = body.get("thinking")
+    # Claude Code disables the thinking of its subagents, and sends the effort of its main agent. Backends such as
+    # DeepSeek would think, or reject both together.
+    if effort is None or (isinstance(thinking, dict) and thinking.get("type") == "disabled"):
         return None
     if not isinstance(effort, str) or effort not in _EFFORTS:
         raise invalid_anthropic_body("output_config.effort", f"must be one of {', '.join(_EFFORTS)}")

@@ -106,11 +106,20 @@ def test_parameters_are_translated() -> None:
         (None, {"enable_thinking": False}),
         ({"type": "disabled"}, {"enable_thinking": False}),
         ({"type": "adaptive", "display": "summarized"}, {"enable_thinking": True}),
+        ({"type": "adaptive", "budget_tokens": 0}, {"enable_thinking": True}),  # Claude Code 2.1.252
         ({"type": "enabled", "budget_tokens": 1024}, {"enable_thinking": True, "thinking_budget": 1024}),
     ],
 )
 def test_thinking_becomes_template_variables(thinking: Any, expected: dict[str, Any]) -> None:
     assert chat(thinking=thinking)["chat_template_kwargs"] == expected
+
+
+def test_disabled_thinking_has_no_effort() -> None:
+    """Claude Code disables the thinking of its subagents, but sends the effort of its main agent."""
+    effort = {"output_config": {"effort": "high"}}
+    assert "reasoning_effort" not in chat(thinking={"type": "disabled"}, **effort)
+    assert chat(thinking={"type": "adaptive"}, **effort)["reasoning_effort"] == "high"
+    assert chat(**effort)["reasoning_effort"] == "high"
 
 
 def test_explicit_template_variables_are_forwarded() -> None:
