@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.core.wire.responses_request import ResponsesRequest, chat_choice, chat_tools, with_renamed_param
+from helexa.core.wire.responses_output import ResponseOutput
+from helexa.core.wire.responses_request import (
+    CompactRequest,
+    ResponsesRequest,
+    chat_choice,
+    chat_tools,
+    with_renamed_param,
+)
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": '{"x":1}', "status": None}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "42"}
@@ -399,6 +406,74 @@ def test_functions_in_namespaces_are_flattened() -> None:
     names = [tool["function"]["name"] for tool in request.chat().tools or ()]
     assert names == ["f", "g"]
     assert request.namespaced == {"f": ("agents", "f")}
+
+
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Change files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: LINE"},
+}
+
+
+def test_custom_tool_is_a_function_with_a_text() -> None:
+    """Codex has custom tools such as `apply_patch` and `exec`."""
+    call = {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"}
+    output = {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"}
+    request = parse(tools=[PATCH, FUNCTION], input=[message_item("Hi", "user"), call, output])
+    chat = request.chat()
+    function = (chat.tools or [])[0]["function"]
+    assert (function["name"], list(function["parameters"]["properties"])) == ("apply_patch", ["input"])
+    assert function["description"] == "Change files.\n\nThe input must match this lark grammar:\nstart: LINE"
+    assert (chat.messages[1].tool_calls or [])[0]["function"]["arguments"] == {"input": "*** Begin"}
+    assert request.custom == {"apply_patch"}
+    assert json.loads(request.shown(store=False, temperature=1, top_p=1))["tools"][0] == PATCH
+    forced = parse(tools=[PATCH], tool_choice={"type": "custom", "name": "apply_patch"}).chat()
+    assert forced.forced_tool == "apply_patch"
+    spaces = [{"type": "namespace", "name": name, "tools": [PATCH]} for name in ("a", "b")]
+    assert parse(tools=spaces).custom == {"a__apply_patch", "b__apply_patch"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (['{"inp', 'ut": "a\\nb"}'], "a\nb"),
+        (["*** Begin\n", "x"], "*** Begin\nx"),
+        (['"a"'], "a"),
+        (['{"input": 3}'], '{"input": 3}'),
+        ([], ""),
+    ],
+)
+def test_call_of_a_custom_tool_has_its_input(arguments: list[str], text: str) -> None:
+    output = ResponseOutput("s", {"a__exec": ("a", "exec")}, {"a__exec"})
+    events = output.begin_call("c1", "a__exec")
+    for part in arguments:
+        events += output.add_arguments(part)
+    events += output.end("completed")
+    assert [event["type"] for event in events] == [
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+    ]
+    added, item = events[0]["item"], events[-1]["item"]
+    assert (added["type"], added["input"], item["input"]) == ("custom_tool_call", "", text)
+    assert (item["call_id"], item["name"], item["namespace"], item["status"]) == ("c1", "exec", "a", "completed")
+    assert "arguments" not in item
+
+
+def test_tools_in_an_item_are_offered() -> None:
+    """Codex sends all tools in such an item for some models."""
+    spaces = [{"type": "namespace", "name": "agents", "tools": [FUNCTION]}, FUNCTION | {"name": "g"}]
+    item = {"type": "additional_tools", "role": "developer", "tools": spaces}
+    request = parse(input=[item, message_item("Hi", "user"), item], tools=[FUNCTION | {"name": "g"}])
+    assert [tool["function"]["name"] for tool in request.chat().tools or ()] == ["g", "f"]
+    assert [message.role for message in request.chat().messages] == ["user"]
+    assert request.namespaced == {"f": ("agents", "f")}
+    summary = CompactRequest.parse(json.dumps({"model": "m", "input": [item, message_item("Hi", "user")]}).encode())
+    assert not summary.chat().tools
+    with pytest.raises(ApiError, match=r"input\.0\.tools: must be a list"):
+        parse(input=[{"type": "additional_tools", "tools": "x"}, message_item("Hi", "user")]).chat()
 
 
 def test_functions_of_one_name_in_several_namespaces_are_told_apart() -> None:

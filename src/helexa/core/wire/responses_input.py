@@ -32,7 +32,10 @@ _INPUTS = {
 
 _OUTPUTS = tuple(f"{kind}_output" for kind in _INPUTS)
 
+ADDITIONAL_TOOLS = "additional_tools"  # type of an item with tools of the request, which Codex sends for some models
+
 _DROPPED = (
+    ADDITIONAL_TOOLS,
     "web_search_call",
     "file_search_call",
     "tool_search_call",
@@ -227,7 +230,8 @@ class _Conversation:
             return
         call_id = _call_id(item if item.get("call_id") is not None else {"call_id": item.get("id")}, "id", field)
         if hosted.name is not None:
-            function = {"name": hosted.name, "arguments": hosted.arguments}
+            name = name_in_chat(self._names, item.get("namespace"), hosted.name)
+            function = {"name": name, "arguments": hosted.arguments}
             message = self._messages[-1] if self._assistant_open else self._begin_assistant()
             message.setdefault("tool_calls", []).append({**call_id, "type": "function", "function": function})
         if hosted.output is not None:

@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, Literal, NotRequired, TypedDict
 
 import orjson
@@ -287,14 +287,48 @@ def _is_object(arguments: str) -> bool:
         return False
 
 
+class CustomCallItem(CallItem):
+    """An output item with a call of a custom tool, whose input is any text.
+
+    The model writes the input as an argument of a function. The input is therefore known at the end of the call.
+    """
+
+    prefix = "ctc"
+
+    def value(self, status: ItemStatus) -> dict[str, Any]:
+        """Return the call as a JSON object, with the complete input or none."""
+        text = "" if status == "in_progress" else self._input()
+        return {"id": self.id, "type": "custom_tool_call", "status": status, **self._call, "input": text}
+
+    def endings(self) -> list[Event]:
+        """Return the stream events with the input."""
+        text = self._input()
+        return [
+            self._event("custom_tool_call_input.delta", delta=text),
+            self._event("custom_tool_call_input.done", input=text),
+        ]
+
+    def _input(self) -> str:
+        text = "".join(self._arguments)
+        try:
+            arguments = json.loads(text)
+        except (ValueError, RecursionError):
+            return text  # some models write the input itself
+        value = arguments.get("input") if isinstance(arguments, dict) else arguments
+        return value if isinstance(value, str) else text
+
+
 class ResponseOutput:
     """Builds the output items of a response one after the other."""
 
-    def __init__(self, stem: str, namespaced: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(
+        self, stem: str, namespaced: Mapping[str, tuple[str, str]], custom: Collection[str] = frozenset()
+    ) -> None:
         self.items: list[dict[str, Any]] = []  # the completed items, as JSON objects
         self._stem = stem  # random string that the ids of the response and of all its items contain
         # namespace and name of each function in a namespace, by the name that the model uses
         self._namespaced = namespaced
+        self._custom = custom  # names that the model uses for custom tools
         self._item: ResponseItem | None = None
         self._answered = False  # there is a message or a call
 
@@ -315,12 +349,14 @@ class ResponseOutput:
     def begin_call(self, call_id: str, name: str) -> list[Event]:
         """Begin a tool call, and return the stream events for it."""
         namespace, own_name = self._namespaced.get(name, (None, name))
-        return self._open(CallItem(self._stem, self._next, call_id, own_name, namespace))
+        kind = CustomCallItem if name in self._custom else CallItem
+        return self._open(kind(self._stem, self._next, call_id, own_name, namespace))
 
     def add_arguments(self, arguments: str) -> list[Event]:
-        """Add arguments to the current tool call, and return the event."""
+        """Add arguments to the current tool call, and return the events."""
         assert isinstance(self._item, CallItem)
-        return [self._item.add(arguments)]
+        event = self._item.add(arguments)
+        return [] if isinstance(self._item, CustomCallItem) else [event]
 
     def was_reasoning(self) -> None:
         """Replace the current message by a reasoning item; not permitted in a stream."""

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError, to_json
 from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.request import GenerationRequest, WireObject
-from helexa.core.wire.responses_input import Item, chat_messages, name_in_chat
+from helexa.core.wire.responses_input import ADDITIONAL_TOOLS, Item, chat_messages, name_in_chat
 
 Tool = dict[str, Any]
 Allowed = set[tuple[str | None, str]]  # namespaces and names of functions; None means any namespace
@@ -23,7 +23,10 @@ Allowed = set[tuple[str | None, str]]  # namespaces and names of functions; None
 _FUNCTION = ("name", "description", "parameters", "strict")
 # agents offer these tools by default and work without them
 _IGNORED = frozenset({"web_search", "web_search_preview", "image_generation"})
-TOOL_TYPES = frozenset({"function", "namespace", *_IGNORED})
+TOOL_TYPES = frozenset({"function", "custom", "namespace", *_IGNORED})
+
+# The parameters of a custom tool in a chat request. Its input is any text. `hosted_call` writes earlier calls alike.
+_CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 _UNSUPPORTED = ("background", "conversation", "context_management", "max_tool_calls", "moderation", "prompt")
 _LIMITS = ("max_tokens", "max_completion_tokens")
@@ -55,12 +58,12 @@ _PROMPT = (
 
 
 def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
-    """Return the function tools as pairs of a namespace (or None) and a function.
+    """Return function and custom tools as pairs of a namespace (or None) and a tool.
 
     Tools for web search and for images are ignored.
 
     Raises:
-        ApiError: 400 `unsupported_parameter`: a tool is neither a function nor ignored. 400
+        ApiError: 400 `unsupported_parameter`: a tool is neither a function nor a custom tool nor ignored. 400
             `invalid_request_body`: a tool is malformed.
     """
     return list(_functions(tools or (), "tools", None))
@@ -96,6 +99,8 @@ def _functions(tools: Sequence[Any], field: str, namespace: str | None) -> Itera
                 yield namespace, _normalized(function)
             case {"type": "function", "name": str()}:
                 yield namespace, _normalized(tool)
+            case {"type": "custom", "name": str()}:
+                yield namespace, tool
             case {"type": "function"}:
                 raise invalid_body(f"{path}.name: must be a string", f"{path}.name")
             case {"type": "namespace", "name": str(name), "tools": list(inner_tools)} if namespace is None:
@@ -126,9 +131,22 @@ def chat_tools(tools: Sequence[Tool] | None, allowed: Allowed | None = None) -> 
     for namespace, tool in functions(tools):
         name = tool["name"]
         if allowed is None or not allowed.isdisjoint({(namespace, name), (None, name)}):
-            function = {key: tool[key] for key in _FUNCTION if tool[key] is not None}
+            shown = tool if tool["type"] == "function" else _custom_function(tool)
+            function = {key: shown[key] for key in _FUNCTION if shown.get(key) is not None}
             converted.append({"type": "function", "function": function | {"name": names[namespace, name]}})
     return converted
+
+
+def _custom_function(tool: Tool) -> Tool:
+    """Return a function with one text as its argument that replaces a custom tool."""
+    texts = [tool.get("description")]
+    match tool.get("format"):
+        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
+            texts.append(f"The input must match this {syntax} grammar:\n{definition}")
+        case _:
+            pass
+    description = "\n\n".join([text for text in texts if isinstance(text, str) and text])
+    return {"name": tool["name"], "description": description or None, "parameters": _CUSTOM_PARAMETERS}
 
 
 def chat_choice(
@@ -148,7 +166,7 @@ def chat_choice(
     if choice is None or isinstance(choice, str):
         return choice, None
     match choice:
-        case {"type": "function", "name": str(name)} | {"type": "function", "function": {"name": str(name)}}:
+        case {"type": "function" | "custom", "name": str(name)} | {"type": "function", "function": {"name": str(name)}}:
             return {"type": "function", "function": {"name": name_in_chat(names, choice.get("namespace"), name)}}, None
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
             return mode, {
@@ -263,13 +281,14 @@ class ResponsesRequest(GenerationRequest):
         shared = {name: getattr(self, name) for name in GenerationRequest.model_fields}
         value = {name: field for name, field in shared.items() if field is not None}
         value |= self.model_extra or {}
-        names = chat_names(self.tools)
+        tools = self.offered
+        names = chat_names(tools)
         value["messages"] = chat_messages(self.instructions, [*history, *self.input], names, known=len(history))
         value["tool_choice"], allowed = chat_choice(self.tool_choice, names)
         value["max_completion_tokens"] = self.max_output_tokens
         value["parallel_tool_calls"] = self.parallel_tool_calls
-        if tools := chat_tools(self.tools, allowed):
-            value["tools"] = tools
+        if converted := chat_tools(tools, allowed):
+            value["tools"] = converted
         if self.text is not None and self.text.format is not None:
             value["response_format"] = _response_format(self.text.format)
         if self.reasoning is not None and self.reasoning.effort is not None:
@@ -282,13 +301,34 @@ class ResponsesRequest(GenerationRequest):
             raise with_renamed_param(error) from None
 
     @property
+    def offered(self) -> list[Tool]:
+        """The tools in `tools`, and in items of the type `additional_tools`."""
+        tools = list(self.tools or ())
+        for index, item in enumerate(self.input):
+            if item.get("type") == ADDITIONAL_TOOLS:
+                more = item.get("tools")
+                if not isinstance(more, list):
+                    raise invalid_body(f"input.{index}.tools: must be a list", f"input.{index}.tools")
+                tools += [tool for tool in more if tool not in tools]
+        return tools
+
+    @property
     def namespaced(self) -> dict[str, tuple[str, str]]:
         """Namespace and name of each function in a namespace, by its name in the chat."""
         return {
             chat_name: (namespace, name)
-            for (namespace, name), chat_name in chat_names(self.tools).items()
+            for (namespace, name), chat_name in chat_names(self.offered).items()
             if namespace is not None
         }
+
+    @property
+    def custom(self) -> frozenset[str]:
+        """The names of the custom tools in the chat."""
+        tools = self.offered
+        if not any(tool["type"] == "custom" for _, tool in functions(tools)):
+            return frozenset()
+        names = chat_names(tools)
+        return frozenset(names[space, tool["name"]] for space, tool in functions(tools) if tool["type"] == "custom")
 
     def shown(self, *, store: bool, temperature: float, top_p: float) -> bytes:
         """Return the response fields that repeat the request's parameters, as JSON.
@@ -380,5 +420,6 @@ class CompactRequest(ResponsesRequest):
         if not self.input and not history:
             raise invalid_body("input: must not be empty", "input")
         summary_prompt = {"type": "message", "role": "user", "content": _PROMPT}
-        request = self.model_copy(update={"input": [*self.input, summary_prompt], "tools": None, "tool_choice": None})
+        items = [item for item in self.input if item.get("type") != ADDITIONAL_TOOLS]
+        request = self.model_copy(update={"input": [*items, summary_prompt], "tools": None, "tool_choice": None})
         return ResponsesRequest.chat(request, history)

@@ -39,7 +39,7 @@ class ResponseWriter:
     ) -> None:
         stem = stem or secrets.token_hex(16)
         self.id = f"resp_{stem}"
-        self.output = ResponseOutput(stem, request.namespaced)  # the output items
+        self.output = ResponseOutput(stem, request.namespaced, request.custom)  # the output items
         created_at = int(time.time()) if created is None else created
         head = {"id": self.id, "object": "response", "created_at": created_at, "model": model}
         shown = request.shown(store=stored, temperature=temperature, top_p=top_p)
