@@ -41,7 +41,7 @@ MODELS = {
     },
 }
 PROMPTS = [[(31 * i + 7 * length) % 311 for i in range(length)] for length in LENGTHS]
-POOLINGS: list[Pooling] = ["mean", "last", "cls"]
+POOLINGS: list[Pooling] = ["mean", "last", "cls", "max", "weightedmean"]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -68,7 +68,14 @@ def drive(runner: Runner, scheduler: Scheduler, sequences: list[Sequence]) -> di
 def expected(reference: PreTrainedModel, prompt: list[int], pooling: Pooling) -> torch.Tensor:
     with torch.inference_mode():
         hidden = reference.model(torch.tensor([prompt])).last_hidden_state[0]
-    return {"mean": hidden.mean(0), "last": hidden[-1], "cls": hidden[0]}[pooling]
+    weights = torch.arange(1, len(prompt) + 1)[:, None]
+    return {
+        "mean": hidden.mean(0),
+        "last": hidden[-1],
+        "cls": hidden[0],
+        "max": hidden.amax(0),
+        "weightedmean": (hidden * weights).sum(0) / weights.sum(),
+    }[pooling]
 
 
 def assert_right(reference: PreTrainedModel, sequence: Sequence, pooling: Pooling, outputs: list[TokenOutput]) -> None:
@@ -128,13 +135,13 @@ def test_generation_is_unchanged_next_to_embeddings(case: tuple[PreTrainedModel,
 
     separately = drive(runner, scheduler_of(runner, max_sequences=8), generations())
     vectors = [
-        Sequence.to_embed(Embed(id=number, prompt=prompt, pooling=POOLINGS[number % 3]))
+        Sequence.to_embed(Embed(id=number, prompt=prompt, pooling=POOLINGS[number % len(POOLINGS)]))
         for number, prompt in enumerate(PROMPTS)
     ]
     mixed = [sequence for pair in zip(vectors, generations(), strict=False) for sequence in pair] + vectors[4:]
     together = drive(runner, scheduler_of(runner, pages, max_step_tokens=64, max_sequences=8, speculation=False), mixed)
     for sequence in vectors:
-        assert_right(reference, sequence, POOLINGS[sequence.id % 3], together[sequence.id])
+        assert_right(reference, sequence, POOLINGS[sequence.id % len(POOLINGS)], together[sequence.id])
     for number in range(100, 104):
         assert tokens(together, number) == tokens(separately, number)
 

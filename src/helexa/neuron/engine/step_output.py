@@ -36,7 +36,7 @@ RejectionMasks = Callable[[list[int]], dict[int, Mask]]
 
 
 class PooledVector:
-    """Sums hidden states of the steps of one sequence into its embedding.
+    """Combines hidden states of the steps of one sequence into its embedding.
 
     Args:
         pooling: see `Embed.pooling`.
@@ -44,37 +44,48 @@ class PooledVector:
     """
 
     def __init__(self, pooling: Pooling, length: int) -> None:
-        self._positions = {"mean": range(length), "last": range(length - 1, length), "cls": range(1)}[pooling]
-        self._sum: Float32 | None = None
+        self._pooling = pooling
+        self._positions = {"last": range(length - 1, length), "cls": range(1)}.get(pooling, range(length))
+        self._total: Float32 | None = None
 
     def wanted(self, start: int, stop: int) -> range:
         """Return the positions in [start, stop) whose hidden states the embedding needs."""
         return range(max(start, self._positions.start), min(stop, self._positions.stop))
 
+    def rows(self, sequence: int, positions: range) -> HiddenRows:
+        """Return the rows whose hidden states the embedding needs in one step."""
+        is_weighted = self._pooling == "weightedmean"
+        weights = np.arange(positions.start + 1, positions.stop + 1, dtype=np.float32) if is_weighted else None
+        return HiddenRows(sequence, len(positions), weights=weights, takes_maximum=self._pooling == "max")
+
     def add(self, start: int, total: Float32 | None) -> None:
-        """Add the hidden states of one step to the sum.
+        """Combine the hidden states of one step with those of earlier steps.
 
         Args:
             start: position of the step's first token in the sequence.
-            total: float32 [H] (H: hidden size), the sum of the hidden states of the step at the positions that `wanted`
-                returns; None if there are no such positions.
+            total: float32 [H] (H: hidden size), the sum or maximum of the hidden states of the step at the positions
+                that `wanted` returns; None if there are no such positions.
         """
         # The sequence is new, or was preempted and starts again.
         if start == 0:
-            self._sum = None
-        if total is not None:
-            self._sum = total if self._sum is None else self._sum + total
+            self._total = None
+        if total is not None and self._total is not None:
+            self._total = np.maximum(self._total, total) if self._pooling == "max" else self._total + total
+        elif total is not None:
+            self._total = total
 
     def stays_finite(self, start: int, total: Float32 | None) -> bool:
-        """Return whether `add` with these arguments would keep the sum finite."""
-        sums = [array for array in (self._sum if start else None, total) if array is not None]
-        return bool(sums) and all(bool(np.isfinite(array).all()) for array in sums)
+        """Return whether `add` with these arguments would keep the vector finite."""
+        totals = [array for array in (self._total if start else None, total) if array is not None]
+        return bool(totals) and all(bool(np.isfinite(array).all()) for array in totals)
 
     def finish(self) -> list[float]:
         """Return the embedding after the last step; empty if it is not finite."""
-        if self._sum is None or not bool(np.isfinite(self._sum).all()):
+        if self._total is None or not bool(np.isfinite(self._total).all()):
             return []
-        return (self._sum / len(self._positions)).tolist()
+        count = len(self._positions)
+        divisor = {"max": 1, "weightedmean": count * (count + 1) / 2}.get(self._pooling, count)
+        return (self._total / divisor).tolist()
 
 
 @dataclass(frozen=True)
@@ -256,7 +267,7 @@ class StepInFlight:
 
 
 def begin_sums(rows: list[HiddenRows], hidden: Tensor | None) -> dict[int, Readback]:
-    """Launch the float32 sums of hidden states for embeddings, and their copies.
+    """Launch the sums or maxima of hidden states for embeddings, and their copies.
 
     Returns:
         The pending copies by sequence id, for sequences that need an embedding.
@@ -265,7 +276,15 @@ def begin_sums(rows: list[HiddenRows], hidden: Tensor | None) -> dict[int, Readb
         return {}
     pairs = zip(rows, hidden.split([entry.count for entry in rows]), strict=True)
     return {
-        entry.sequence: Readback(states.float().sum(0))
+        entry.sequence: Readback(_total(entry, states.float()))
         for entry, states in pairs
         if entry.followers is None and not entry.kept
     }
+
+
+def _total(entry: HiddenRows, states: Tensor) -> Tensor:
+    if entry.takes_maximum:
+        return states.amax(0)
+    if entry.weights is not None:
+        states = states * tensors.from_numpy(entry.weights).to(states.device).unsqueeze(1)
+    return states.sum(0)

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +43,11 @@ _SAMPLING_KEYS = {
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
 
-Pooling = Literal["mean", "last", "cls"]
+Pooling = Literal["mean", "last", "cls", "max", "weightedmean"]
 """How an embedding model combines hidden states into one vector.
 
-`mean` averages the hidden states of all positions, `last` uses the last position, and `cls` the first position.
+`mean` averages the hidden states of all positions, `last` uses the last position, and `cls` the first position. `max`
+takes the largest value of each component. `weightedmean` averages with the weights 1, 2, 3 and so on by position.
 """
 
 POOLING_FILE = "1_Pooling/config.json"  # file in which Sentence Transformers models define the pooling method
@@ -54,12 +56,15 @@ POOLING_FILE = "1_Pooling/config.json"  # file in which Sentence Transformers mo
 _MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
 
 _DEFAULT_POOLING: Pooling = "mean"
-_POOLING_FLAGS: dict[str, Pooling] = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
-    "pooling_mode_cls_token": "cls",
+_POOLING_MODES: dict[str, Pooling] = {
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean",  # a multiple of the mean, and equal after the normalization
+    "lasttoken": "last",
+    "cls": "cls",
+    "max": "max",
+    "weightedmean": "weightedmean",
 }
-_POOLING_MODES: dict[Any, Pooling] = {"mean": "mean", "lasttoken": "last", "cls": "cls"}
+_POOLING_FLAG = re.compile(r"pooling_mode_(mean_sqrt_len_tokens|lasttoken|\w+?)(?:_tokens?)?")
 _GGUF_POOLING: dict[Any, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 # Name of the variable in a template, and the key in a GGUF file's metadata. As in `transformers`, a variable is defined
@@ -233,14 +238,27 @@ def require_known_modules(path: Path) -> None:
 
 
 def pooling_in_directory(path: Path) -> Pooling:
-    """Return the pooling method of a model directory, `mean` without a single answer."""
+    """Return the pooling method of a model directory, `mean` if it states none.
+
+    Raises:
+        ModelFileError: the model has an unknown method, or concatenates the vectors of several methods.
+    """
     try:
         config = read_object(path / POOLING_FILE)
     except ModelFileError:
         return _DEFAULT_POOLING
-    modes: list[Pooling] = [pooling for name, pooling in _POOLING_FLAGS.items() if config.get(name) is True]
-    mode = config.get("pooling_mode")
-    return modes[0] if len(modes) == 1 else _POOLING_MODES.get(mode if isinstance(mode, str) else "", _DEFAULT_POOLING)
+    flags = [match[1] for name, value in config.items() if value is True and (match := _POOLING_FLAG.fullmatch(name))]
+    mode = config.get("pooling_mode")  # a name or a list of names, in newer files
+    modes = flags or (mode if isinstance(mode, list) else [mode] if mode is not None else [])
+    if not modes:
+        return _DEFAULT_POOLING
+    pooling = _POOLING_MODES.get(modes[0]) if len(modes) == 1 and isinstance(modes[0], str) else None
+    if pooling is None:
+        raise ModelFileError(
+            f"{POOLING_FILE}: the pooling {' with '.join(map(str, modes))[:80]!r} is not supported, only one of "
+            f"{', '.join(_POOLING_MODES)}: the embeddings would be wrong; use another embedding model"
+        )
+    return pooling
 
 
 def pooling_in_gguf(metadata: Mapping[str, Any]) -> Pooling:

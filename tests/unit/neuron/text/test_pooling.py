@@ -30,14 +30,33 @@ def _directory(tmp_path: Path, content: str) -> Path:
         ({"pooling_mode_cls_token": False, "pooling_mode_lasttoken": True}, "last"),
         ({"pooling_mode_mean_tokens": True}, "mean"),
         ({"pooling_mode": "lasttoken"}, "last"),
-        ({"pooling_mode": ["cls"]}, "mean"),
-        ({"pooling_mode_cls_token": True, "pooling_mode_lasttoken": True}, "mean"),
-        ({"pooling_mode_max_tokens": True}, "mean"),
+        ({"pooling_mode": ["cls"]}, "cls"),
+        ({"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False}, "max"),
+        ({"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean"),
+        ({"pooling_mode": "weightedmean"}, "weightedmean"),
+        ({"pooling_mode": "max", "word_embedding_dimension": 384, "include_prompt": True}, "max"),
+        ({"pooling_mode": None}, "mean"),
         ({}, "mean"),
     ],
 )
 def test_pooling_is_read_from_a_directory(tmp_path: Path, config: dict[str, Any], pooling: str) -> None:
     assert pooling_in_directory(_directory(tmp_path, json.dumps(config))) == pooling
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_lasttoken": True}, "'cls with lasttoken'"),
+        ({"pooling_mode": ["max", "mean"]}, "'max with mean'"),
+        ({"pooling_mode": "splade"}, "'splade'"),
+        ({"pooling_mode_attention_tokens": True}, "'attention'"),
+        ({"pooling_mode": 3}, "'3'"),
+    ],
+)
+def test_pooling_that_is_not_implemented_is_rejected(tmp_path: Path, config: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelFileError, match=f"the pooling {named} is not supported"):
+        pooling_in_directory(_directory(tmp_path, json.dumps(config)))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{"])

@@ -186,7 +186,9 @@ def _hidden_rows(entry: PlanEntry, tail: int) -> HiddenRows:
     alternatives = sequence.request.prompt_logprobs
     if may_keep(sequence):
         return HiddenRows(sequence.id, len(hidden_range), kept=True)
-    if sequence.pooled is not None or alternatives is None:
+    if sequence.pooled is not None:
+        return sequence.pooled.rows(sequence.id, hidden_range)
+    if alternatives is None:
         return HiddenRows(sequence.id, len(hidden_range))
     next_tokens = int32(sequence.tokens[hidden_range.start + 1 : hidden_range.stop + 1])
     return HiddenRows(sequence.id, len(hidden_range), next_tokens, alternatives)

@@ -94,8 +94,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
 
     id: int
     prompt: list[int]
-    # Which hidden states after the last norm form the vector: the mean of all tokens, the last token or the first token
-    # (`cls`). The vector is not normalized.
+    # How the hidden states after the last norm form the vector. The vector is not normalized.
     pooling: Pooling = "mean"
     salt: Annotated[str, msgspec.Meta(max_length=64)] = ""  # the principal as one word, as in `Generate`
 
