@@ -228,7 +228,8 @@ class Tokenizer:
 
         Args:
             text: any text. Lone surrogates are read as U+FFFD.
-            add_special: whether to add `prefix` and `suffix`, the tokens that the model's files request.
+            add_special: whether to add `prefix` and `suffix`, the tokens that the model's files request. A text that
+                begins with the tokens of `prefix` gets no second ones.
             parse_special: if False, the texts of control tokens are encoded as plain text.
             continues: if True, the text continues other tokens, and a SentencePiece model adds no space before it.
 
@@ -238,7 +239,12 @@ class Tokenizer:
         # By default, a string such as `<|im_end|>` in the text becomes the control token with this name, because
         # rendered chat templates need it. As a consequence, a user's message can contain control tokens.
         ids = self._encoder.ids(text, parse_special=parse_special, continues=continues)
-        return [*self.prefix, *ids, *self.suffix] if add_special else ids
+        return [*self._missing_prefix(ids), *ids, *self.suffix] if add_special else ids
+
+    def _missing_prefix(self, ids: list[int]) -> list[int]:
+        # Prompts that a program rendered with a chat template often begin with the beginning-of-sequence token. Models
+        # have never seen two of them, and answer worse.
+        return [] if ids[: len(self.prefix)] == self.prefix else self.prefix
 
     def offsets(self, text: str) -> list[int]:
         """Return the index in `text` of each token's first character.
@@ -246,7 +252,7 @@ class Tokenizer:
         The tokens are those of `encode(text, add_special=True)`. A token that continues a character has the index of
         this character.
         """
-        offsets, end = [0] * len(self.prefix), 0
+        offsets, end = [0] * len(self._missing_prefix(self.encode(text)) if self.prefix else ()), 0
         for start, stop in self._encoder.spans(text):
             offsets.append(min(start, end))  # some tokenizers leave out the spaces at the beginning of a token
             end = max(end, stop)

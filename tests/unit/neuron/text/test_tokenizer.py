@@ -103,6 +103,30 @@ def test_bos_is_added_if_the_post_processor_adds_it(tmp_path):
     assert tokenizer.encode("a", add_special=True) == [256, *tokenizer.encode("a")]
 
 
+@pytest.mark.parametrize(
+    ("single", "text", "offsets"),
+    [
+        ("<s> $A", "<s>a", [0, 3]),
+        ("<s> $A <|im_end|>", "<s>a", [0, 3, 4]),
+        ("<|im_end|> <s> $A", "<|im_end|><s>a", [0, 10, 13]),
+        ("<|im_end|> <s> $A", "<s>a", [0, 0, 0, 3]),
+    ],
+)
+def test_text_that_begins_with_bos_gets_no_second_one(
+    tmp_path: Path, single: str, text: str, offsets: list[int]
+) -> None:
+    """Programs render chat templates themselves, and send the result as the prompt of a text completion."""
+    backend = byte_level_backend()
+    ids = {"<s>": 256, "<|im_end|>": 258}
+    backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(ids.items()))
+    tokenizer = from_directory(write_directory(tmp_path, backend, tokenizer_config={"bos_token": "<s>"}))
+    prompt = tokenizer.encode(text, add_special=True)
+    assert len(prompt) == len(offsets)
+    if len(text) == offsets[len(tokenizer.prefix)] + 1:
+        assert prompt == tokenizer.encode("a", add_special=True)
+    assert tokenizer.offsets(text) == offsets
+
+
 def test_eos_is_added_according_to_the_files(tmp_path):
     backend = byte_level_backend()
     backend.post_processor = processors.TemplateProcessing(
