@@ -1,9 +1,12 @@
 """Sandbox process that runs chat templates with limits on memory and CPU time.
 
-`TemplateRenderer` starts the process. A chat template comes with the weights and is untrusted code. Jinja's immutable
-sandbox blocks attributes such as `__class__`: their value is Jinja's `Undefined` object, which prints as empty text and
-cannot be called. It does not limit the memory of string methods or the time of comparisons, so the process has limits
-(see `inside_sandbox`).
+`TemplateRenderer` starts the process. A chat template comes with the weights and is untrusted code. Jinja's sandbox
+blocks attributes such as `__class__`: their value is Jinja's `Undefined` object, which prints as empty text and cannot
+be called. It does not limit the memory of string methods or the time of comparisons, so the process has limits (see
+`inside_sandbox`).
+
+Unlike in `transformers`, a template may change lists and dicts, as llama.cpp's templates of Kimi K2 do. All lists and
+dicts that a template reaches are its own: they are parsed or made for one rendering.
 """
 
 import json
@@ -17,7 +20,7 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import Namespace
 
 from helexa.neuron.processes.inside_sandbox import cpu_time_limit, serve
@@ -65,7 +68,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:500] or type(error).__name__
 
 
-class TemplateEnvironment(ImmutableSandboxedEnvironment):
+class TemplateEnvironment(SandboxedEnvironment):
     """Jinja environment with the features that Hugging Face's chat templates expect.
 
     The features match `transformers` (utils/chat_template_utils.py): trimmed blocks, `break` and `continue`,

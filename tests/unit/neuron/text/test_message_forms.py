@@ -13,8 +13,7 @@ from nightly import NIGHTLY
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 WITHOUT_CALLS = {  # templates that cannot render a tool call, with or without `transformers`
     *("fireworks-ai-llama-3-firefunction-v2", "llama-cpp-deepseek-r1", "google-gemma-2-2b-it", "llama-cpp-rwkv-world"),
-    *("Kimi-K2-Instruct", "Kimi-K2-Thinking", "microsoft-Phi-3.5-mini-instruct", "HuggingFaceTB-SmolLM3-3B"),
-    "LFM2.5-Instruct",
+    *("microsoft-Phi-3.5-mini-instruct", "HuggingFaceTB-SmolLM3-3B", "LFM2.5-Instruct"),
 }
 
 

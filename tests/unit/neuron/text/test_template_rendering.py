@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from helexa.neuron.text.chat_template import ChatTemplate, TemplateError
@@ -46,6 +47,12 @@ REPAIRED = {
     *(("mistralai-Ministral-3-14B-Reasoning-2512", name) for name in CONVERSATIONS if "thinking" in name),
 }
 EXTRA_CONVERSATIONS = ("several turns", "several steps", "thinking")
+
+
+@pytest.fixture(autouse=True)
+def mutable_lists(monkeypatch):
+    """Let templates change lists in `transformers`, too, as llama.cpp's templates of Kimi K2 do."""
+    monkeypatch.setattr(ImmutableSandboxedEnvironment, "is_safe_attribute", SandboxedEnvironment.is_safe_attribute)
 
 
 def reference(source, messages, tools, **variables):
@@ -177,7 +184,7 @@ def test_gguf_templates_render_like_transformers(llama_cpp_models, smollm2_gguf)
         "{{ namespace({'a': 1}, self=2).self }}{{ namespace({'a': 1}).a }}",
         "{{ dict(a=1, b=2) }}{{ dict.fromkeys('ab', 1) }}",
         "{{ dict.update }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.append(1) }}{{ messages | length }}{% set n = namespace(a=[1]) %}{% set _ = n.a.pop() %}{{ n.a }}",
         "{{ messages[0].update({}) }}",
         "{{ ''.__class__ }}",
         "{{ '' | attr('__class__') }}{{ messages | map(attribute='__class__') | list }}",
