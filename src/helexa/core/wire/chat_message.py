@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from helexa.core.wire import BILLING_LINE
 from helexa.core.wire.request import WireObject
 
 IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
@@ -16,9 +17,6 @@ _THINKING_PARTS = ("thinking", "redacted_thinking")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _REASONING_BLOCKS = ("thinking_blocks", "reasoning_details")  # signed reasoning of LiteLLM and of OpenRouter
 _ANSWER_ONLY = ("audio", "annotations", "parsed", "function_call", "refusal", *_REASONING_BLOCKS)
-# Claude Code sends this line before its system prompt, for Anthropic. It is not part of the prompt, and it differs in
-# every request: with it, no page of the prompt would be found in a prefix cache.
-_BILLING_LINE = "x-anthropic-billing-header:"
 _Content = str | list[dict[str, Any]] | None
 _Calls = list[dict[str, Any]] | None
 
@@ -186,7 +184,7 @@ def _legacy_call(function_call: Any) -> _Calls:
 
 def is_billing_line(text: str) -> bool:
     """Return whether `text` begins with the billing line of Claude Code."""
-    return text.startswith(_BILLING_LINE)
+    return text.startswith(BILLING_LINE)
 
 
 def without_billing_line(content: _Content) -> _Content:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from helexa.core.sampling import BOUNDS, NumericSampling
+from helexa.core.wire import BILLING_LINE
 
 _SAMPLING = frozenset(field.name for field in fields(NumericSampling))
 _INTEGERS = frozenset({"max_tokens", "top_k", "seed"})
@@ -18,10 +19,7 @@ _MESSAGE = frozenset({"role", "content"})
 
 @dataclass(frozen=True, slots=True)
 class TextMessage:
-    """A message whose content is a text; see `ChatMessage`.
-
-    The billing line of Claude Code stays, because this program sends its requests to servers only.
-    """
+    """A message whose content is a text; see `ChatMessage`."""
 
     role: str
     content: str
@@ -59,8 +57,8 @@ class TextChat(NumericSampling):
     def of(cls, body: Mapping[str, Any]) -> "TextChat | None":
         """Return the request with the fields `body`, or None.
 
-        The result is None if a field is not one of this class or its value is invalid. `ChatRequest` validates such a
-        body, and says what is invalid.
+        The result is None if a field is not one of this class or its value is invalid, or if a text begins with the
+        billing line of Claude Code. `ChatRequest` says what is invalid, and removes the line.
         """
         sampling: dict[str, float] = {}
         for name, value in body.items():
@@ -107,10 +105,11 @@ class TextChat(NumericSampling):
 
 
 def _is_text(message: Any) -> bool:
-    """Return whether a message has a known role, a text and no other field."""
+    """Return whether a message has a known role, a plain text and no other field."""
     return (
         isinstance(message, Mapping)
         and message.keys() == _MESSAGE
         and message["role"] in _ROLES
         and isinstance(message["content"], str)
+        and not message["content"].startswith(BILLING_LINE)
     )

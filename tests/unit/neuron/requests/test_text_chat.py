@@ -84,6 +84,7 @@ def test_text_chat_equals_the_validated_request(options: dict[str, Any]) -> None
         {"messages": [{"role": "user", "content": "x", "name": "y"}]},
         {"messages": [{"role": "user"}]},
         {"messages": ["Hello"]},
+        {"messages": [{"role": "system", "content": "x-anthropic-billing-header: cch=fa690;\n\nBe brief."}]},
     ],
 )
 def test_other_options_and_invalid_values_are_left_to_validation(options: dict[str, Any]) -> None:
