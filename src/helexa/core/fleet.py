@@ -60,6 +60,10 @@ class GroupHost(Record):
     memory_total_mb: WireInt = 0
 
 
+# Begins the random key with which a gateway checks that a node which joins requires a key.
+CHECK_KEY = "helexa-check-"
+
+
 class Discovery(Record):
     """Response of `GET /discovery`: constant properties of a node's process."""
 

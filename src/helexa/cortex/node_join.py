@@ -19,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import SecretStr
 
 from helexa.core.errors import ApiError, overloaded
+from helexa.core.fleet import CHECK_KEY
 from helexa.cortex.access.keys import new_secret
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.node_errors import NodeError
@@ -161,7 +162,7 @@ async def prove(client: NodeClient, endpoint: str, bearer: str) -> None:
         ApiError: 422 if the check failed. The message says what to do.
     """
     try:
-        await client.get(endpoint, "/discovery", new_secret().get_secret_value())
+        await client.get(endpoint, "/discovery", CHECK_KEY + new_secret().get_secret_value())
     except NodeError as error:
         if error.status != 401:
             hint = "start the node, and open its port for the gateway; --address announces another address"

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from helexa.core import tracing
 from helexa.core.errors import ApiError
+from helexa.core.fleet import CHECK_KEY
 from helexa.core.logs import request_id, tell
 from helexa.http import headers
 from helexa.http.headers import (
@@ -141,9 +142,13 @@ class AccessGuard:
         error = self._error(scope) if scope["type"] == "http" else None
         if error is None:
             await self._app(scope, receive, send)
+            return
+        if error.status == 401 and _bearer(scope["headers"]).startswith(CHECK_KEY.encode()):
+            # A warning would look like a failure, although the gateway adds the node because of this answer.
+            tell(log, logging.INFO, "checked", path=scope["path"], detail="a gateway checks that a key is required")
         else:
             log_error_response(scope["path"], error)
-            await error_response(error)(scope, receive, send)
+        await error_response(error)(scope, receive, send)
 
     def _error(self, scope: Scope) -> ApiError | None:
         if self._key is not None:

