@@ -70,6 +70,7 @@ def _chat_stream(body: bytes, *, with_usage: bool) -> Answer:
         assert answer.error is None, "a chunk after the error"
         assert isinstance(chunk["choices"], list) and chunk["object"] == "chat.completion.chunk" and chunk["id"]
         if with_usage and chunk.get("usage"):
+            assert answer.usage is None, "two token counts"  # clients such as LangChain add them up
             answer.usage = chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]
         if not chunk["choices"]:
             assert with_usage, f"a chunk without a choice: {data}"

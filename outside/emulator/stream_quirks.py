@@ -90,6 +90,69 @@ QUIRKS = (
         _TEXT,
         (*(chunk({"delta": {"content": text}, "finish_reason": "stop"}) for text in ("Hel", "lo")), *_END[1:]),
     ),
+    Quirk(
+        "KoboldCpp",
+        'the finish reason "stop" in each chunk of a truncated answer',
+        Seen("Hello", end="length", usage=(7, 2)),
+        (
+            chunk({"delta": {"content": "Hel"}, "finish_reason": "stop"}),
+            chunk({"delta": {"content": "lo"}, "finish_reason": "length"}),
+            *_END[1:],
+        ),
+    ),
+    Quirk(
+        "KoboldCpp",
+        "a finish reason after each chunk",
+        _TEXT,
+        (delta(content="Hel"), finish(), delta(content="lo"), *_END),
+    ),
+    Quirk(
+        "KoboldCpp",
+        "a finish reason after each piece of a tool call",
+        Seen(calls=(("add", {"a": 1}),), end="tool_calls", usage=(7, 2)),
+        (call(0, "add", '{"a":', id="c1"), finish(), call(0, arguments=" 1}"), *_END),
+    ),
+    Quirk(
+        "Perplexity",
+        "the token counts so far in each chunk",
+        _TEXT,
+        (
+            chunk({"delta": {"role": "assistant", "content": "Hel"}, "finish_reason": None}, usage=counts(7, 1)),
+            chunk({"delta": {"content": "lo"}, "finish_reason": None}, usage=counts(7, 2)),
+            finish(usage=counts(7, 2)),
+            DONE,
+        ),
+    ),
+    Quirk(
+        "Perplexity",
+        "the token counts so far and a finish reason in each chunk",
+        _TEXT,
+        (
+            chunk({"delta": {"content": "Hel"}, "finish_reason": "stop"}, usage=counts(7, 1)),
+            chunk({"delta": {"content": "lo"}, "finish_reason": "stop"}, usage=counts(7, 2)),
+            DONE,
+        ),
+    ),
+    Quirk(
+        "vLLM",
+        "the token counts so far in each chunk, and a chunk with the counts at the end",
+        _TEXT,
+        (
+            chunk({"delta": {"content": "Hel"}, "finish_reason": None}, usage=counts(7, 1)),
+            chunk({"delta": {"content": "lo"}, "finish_reason": "stop"}, usage=counts(7, 2)),
+            *_END[1:],
+        ),
+    ),
+    Quirk(
+        "LiteLLM",
+        "the token counts of the prompt in the first chunk, and of the answer at the end",
+        _TEXT,
+        (
+            chunk({"delta": {"content": "Hello"}, "finish_reason": None}, usage=counts(7, 0)),
+            finish(usage=counts(7, 2)),
+            DONE,
+        ),
+    ),
     *(
         Quirk(
             backend,

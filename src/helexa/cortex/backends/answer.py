@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from helexa.core.errors import ApiError
 from helexa.core.sse import DONE, EventParser
-from helexa.cortex.backends.choice import Choice
+from helexa.cortex.backends.choice import Changes, Choice
 from helexa.cortex.backends.completion import (
     as_stream,
     convert_completion,
@@ -57,7 +57,15 @@ class BackendAnswer:
     """
 
     def __init__(
-        self, response: NodeResponse, first_chunk: bytes, *, model: str, chat: bool, streamed: bool, conversation: bytes
+        self,
+        response: NodeResponse,
+        first_chunk: bytes,
+        *,
+        model: str,
+        chat: bool,
+        streamed: bool,
+        conversation: bytes,
+        changes: Changes,
     ) -> None:
         self.status = 200
         # the headers of the response, with the content type of the converted body
@@ -70,6 +78,7 @@ class BackendAnswer:
         self._streamed = streamed  # True if the client requests a stream
         self._conversation = conversation  # body of the request. Ids of tool calls that it contains are not used again.
         self._legacy = b'"functions"' in conversation
+        self._changes = changes  # what the gateway changed in the tool calls of the request
         self._stream: BackendStream | None = None
         self._begun = self._ended = False
 
@@ -110,7 +119,8 @@ class BackendAnswer:
         # The first bytes decide whether the body is a stream, not its content type.
         if _is_json(first):
             return await self._whole(first)
-        stream = BackendStream(self._new_choice, model=self._model, chat=self._chat)
+        continuous_usage = b'"continuous_usage_stats"' in self._conversation
+        stream = BackendStream(self._new_choice, model=self._model, chat=self._chat, continuous_usage=continuous_usage)
         if self._streamed:
             self._stream = stream
             return self._events(stream, first) or await self._next_events(stream)
@@ -171,7 +181,7 @@ class BackendAnswer:
             pass
 
     def _new_choice(self) -> Choice:
-        return Choice(self._is_taken, legacy=self._legacy)
+        return Choice(self._is_taken, legacy=self._legacy, changes=self._changes)
 
     def _is_taken(self, id: str) -> bool:
         return as_json(id) in self._conversation

@@ -13,23 +13,26 @@ from typing import Any
 import msgspec
 import orjson
 
-from helexa.core.errors import ApiError, unsupported_parameter
-from helexa.core.wire.responses_request import TOOL_TYPES, ResponsesRequest, with_renamed_param
+from helexa.core.wire import BILLING_LINE
+from helexa.core.wire.chat_message import without_billing_line
+from helexa.cortex.backends.choice import split_signature
 
 _ENDINGS = ("add_generation_prompt", "continue_final_message")
 STREAM_OPTIONS = "stream_options"
-# Sampling parameters of Anthropic's and Ollama's clients that OpenAI's API does not have.
-_SAMPLING = ("top_k", "min_p", "repetition_penalty")
+# Sampling parameters of Anthropic's and Ollama's clients. OpenAI's API does not have the first three, and its reasoning
+# models do not accept the last two.
+_SAMPLING = ("top_k", "min_p", "repetition_penalty", "temperature", "top_p")
 EFFORT = "reasoning_effort"
 _DROPPED = ("chat_template_kwargs", *_ENDINGS, EFFORT, "parallel_tool_calls", STREAM_OPTIONS, "user")
 _DROPPED += _SAMPLING
 _DROPPED_IN_MESSAGES = ("reasoning_content",)
 _DROPPED_IN_FUNCTIONS = ("strict",)
+_EXTRA = "extra_content"  # field of a tool call, in which Google's API has the signature of the call
 OUTPUT_LIMIT = "max_tokens"
 _NEW_OUTPUT_LIMIT = "max_completion_tokens"
 
 # Fields of translated requests that OpenAI's clients do not send, and that are omitted for a backend that refuses them.
-OPTIONAL_FIELDS = (*_DROPPED, *_DROPPED_IN_MESSAGES, *_DROPPED_IN_FUNCTIONS, OUTPUT_LIMIT)
+OPTIONAL_FIELDS = (*_DROPPED, *_DROPPED_IN_MESSAGES, *_DROPPED_IN_FUNCTIONS, _EXTRA, OUTPUT_LIMIT)
 
 # Some servers require the parameters of a function, or their type, or properties of an object.
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -37,7 +40,7 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 # An error that names a sampling parameter may be about its value. Only these words say that the parameter is unknown.
 _UNKNOWN_FIELD = re.compile(
     rb"un(?:recogni[sz]ed|known|expected|supported)|not (?:supported|permitted|allowed|recogni[sz]ed|available)"
-    rb"|extra[_ ](?:inputs|fields|forbidden)|additional propert|cannot find field",
+    rb"|extra[_ ](?:inputs|fields|forbidden)|additional propert|cannot find field|deprecated|cannot both be specified",
     re.IGNORECASE,
 )
 
@@ -49,7 +52,10 @@ def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool
     """Return a translated chat request in the form that third-party backends accept.
 
     * The arguments of tool calls become JSON text, and functions without parameters get an empty object of them.
+    * A signature that the id of a tool call carries moves to `extra_content`.
     * Images in tool messages move to a user message after them, because OpenAI's API allows only text there.
+    * Content of several texts becomes one text, which all servers accept.
+    * Without tools, there is no choice of tools: vLLM and OpenAI's API reject it.
     * The variables that end the prompt within the last assistant message move to the fields that vLLM and SGLang have.
     * If `thinks_by_effort`, disabled thinking becomes the reasoning effort `none`.
 
@@ -67,6 +73,9 @@ def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool
         chat |= {name: variables.pop(name) for name in _ENDINGS if name in variables}
         if not variables:
             del chat["chat_template_kwargs"]
+    if not chat.get("tools"):
+        for name in ("tools", "tool_choice", "parallel_tool_calls"):
+            chat.pop(name, None)
     if OUTPUT_LIMIT in refused and OUTPUT_LIMIT in chat:
         chat[_NEW_OUTPUT_LIMIT] = chat.pop(OUTPUT_LIMIT)
     for name in _DROPPED:
@@ -92,9 +101,10 @@ def without_field(body: bytes, name: str) -> bytes:
 
 
 def output_limit(body: bytes) -> int | None:
-    """Return `max_tokens` of a chat request, or None if it has none."""
+    """Return the output limit of a translated chat request, or None if it has none."""
     fields = _fields.decode(body)
-    limit = orjson.loads(memoryview(fields[OUTPUT_LIMIT])) if OUTPUT_LIMIT in fields else None
+    raw = fields.get(OUTPUT_LIMIT) or fields.get(_NEW_OUTPUT_LIMIT)
+    limit = None if raw is None else orjson.loads(memoryview(raw))
     return limit if type(limit) is int else None
 
 
@@ -113,6 +123,34 @@ def changed_messages(body: bytes, change: Callable[[list[dict[str, Any]]], list[
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         return body
     return msgspec.json.encode(fields | {"messages": msgspec.Raw(orjson.dumps(change(messages)))})
+
+
+_SYSTEM = ("system", "developer")
+_BILLING_LINE = BILLING_LINE.encode()
+
+
+def without_billing_lines(body: bytes) -> bytes:
+    """Return a chat request without the billing line of Claude Code.
+
+    Routers that translate Claude Code's requests leave this line in the system prompt.
+    """
+    if _BILLING_LINE not in body:
+        return body
+    return changed_messages(body, lambda messages: [_without_billing_line(message) for message in messages])
+
+
+def _without_billing_line(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if message.get("role") not in _SYSTEM or not (isinstance(content, str) or _has_parts(content)):
+        return message
+    changed = without_billing_line(content)
+    if isinstance(changed, list) and len(changed) > 1 and changed[0].get("text") == "":
+        changed = changed[1:]  # many servers reject empty parts
+    return message | {"content": changed}
+
+
+def _has_parts(content: Any) -> bool:
+    return isinstance(content, list) and all(isinstance(part, dict) for part in content)
 
 
 def refused_fields(body: bytes, error: bytes) -> set[str]:
@@ -140,6 +178,13 @@ def _messages(messages: list[dict[str, Any]], refused: Collection[str]) -> list[
             function = call["function"]
             if not isinstance(function["arguments"], str):
                 function["arguments"] = orjson.dumps(function["arguments"]).decode()
+            if "id" in call:
+                call["id"], signature = split_signature(call["id"])
+                if signature is not None and _EXTRA not in refused:
+                    call[_EXTRA] = {"google": {"thought_signature": signature}}
+        if "tool_call_id" in message:
+            message["tool_call_id"], _ = split_signature(message["tool_call_id"])
+        message = _with_one_text(message)
         content = message.get("content")
         if message["role"] == "tool" and isinstance(content, list):
             images += [part for part in content if part["type"] != "text"]
@@ -163,6 +208,71 @@ def _image_message(images: list[dict[str, Any]], following: dict[str, Any] | Non
     return [
         {**following, "content": parts + ([{"type": "text", "text": content}] if isinstance(content, str) else content)}
     ]
+
+
+# Errors of DeepSeek's server, of Python's templates and encoders, and of Ollama.
+_REFUSED_PARTS = re.compile(
+    rb"sequence, expected a string|expected str instance, list found|can only concatenate str \(not"
+    rb"|cannot unmarshal array into Go .{0,80}content",
+    re.IGNORECASE,
+)
+
+
+def refuses_parts(error: bytes) -> bool:
+    """Return whether an error response says that content must be a text."""
+    return _REFUSED_PARTS.search(error) is not None
+
+
+def with_plain_texts(body: bytes) -> bytes:
+    """Return a chat request in which content of several texts is one text."""
+    return changed_messages(body, lambda messages: [_with_one_text(message) for message in messages])
+
+
+def _with_one_text(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not _has_parts(content) or not content or not all(isinstance(part.get("text"), str) for part in content):
+        return message
+    return message | {"content": "\n".join([part["text"] for part in content])}
+
+
+_REQUIRED_REASONING = re.compile(
+    rb"(?:missing|must (?:include|contain)|requires?)\b.{0,80}\breasoning_content\b"
+    rb"|\breasoning_content\b.{0,80}\b(?:must be passed back|is missing|is required)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def requires_reasoning(error: bytes) -> bool:
+    """Return whether an error of DeepSeek or Moonshot says that reasoning is missing."""
+    return _REQUIRED_REASONING.search(error) is not None
+
+
+def with_reasoning(body: bytes) -> bytes:
+    """Return a chat request in which all messages of the assistant have reasoning."""
+    # Clients lose the reasoning, and messages of other models have none. An empty text is refused.
+    return changed_messages(body, lambda messages: [_with_reasoning(message) for message in messages])
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    if message.get("role") != "assistant" or message.get("reasoning_content"):
+        return message
+    # DeepSeek's models repeat a text that is equal in all messages, and then end without an answer.
+    calls = message.get("tool_calls")
+    ids = [str(call.get("id")) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return message | {"reasoning_content": " ".join(ids) or " "}
+
+
+def refuses_effort(error: bytes) -> bool:
+    """Return whether an error of OpenAI permits tools only without reasoning."""
+    return re.search(rb"\btools\b.{0,80}\breasoning_effort\b.{0,200}\bnone\b", error, re.DOTALL) is not None
+
+
+def without_effort(body: bytes) -> bytes:
+    """Return a request with tools with the effort `none`, unless it has another one."""
+    fields = _fields.decode(body)
+    if "tools" not in fields or EFFORT in fields:
+        return body
+    return msgspec.json.encode(fields | {EFFORT: "none"})
 
 
 _REFUSED_ORDER = re.compile(
@@ -264,92 +374,94 @@ def _with_short_id(call: Any) -> Any:
     return call | {"id": _short(call["id"])} if isinstance(call, dict) and isinstance(call.get("id"), str) else call
 
 
-def _short(id: str) -> str:
-    return id if _SHORT_ID.fullmatch(id) else sha256(id.encode("utf-8", "replace")).hexdigest()[:9]
-
-
-class _Tool(msgspec.Struct):
-    type: Any = None
-
-
-class _Offer(msgspec.Struct):
-    tools: list[_Tool] | None = None
-    previous_response_id: Any = None
-    store: Any = None
-
-
-_offer = msgspec.json.Decoder(_Offer)
-_TOOL_TYPES = tuple(TOOL_TYPES)  # a type that the client sends may be unhashable
-
-
-def offers_other_tools(body: bytes) -> bool:
-    """Return whether a Responses request offers tools that are not functions.
-
-    False for a request that needs stored responses or tools such as `file_search`, because no chat request can replace
-    it.
-    """
-    try:
-        offer = _offer.decode(body)
-    except msgspec.DecodeError:
-        return False
-    is_stored = offer.previous_response_id is not None or offer.store is True
-    types = [tool.type for tool in offer.tools or ()]
-    return not is_stored and any(kind != "function" for kind in types) and all(kind in _TOOL_TYPES for kind in types)
-
-
-# A refused value in a tool of a known type is the client's error. Most errors about a type name the type `function`.
-_REFUSED_TYPE = re.compile(
-    rb"[\"'`]function\b|\bonly\b.{0,20}\bfunction|\btool[ _]types?\b|\btools?(?:\[\d+\]|\.\d+)\.type\b"
-    rb"|(?:unsupported|unknown|unrecogni[sz]ed) tools?\b|\btools?\b.{0,80}\b(?:un|not )support",
-    re.IGNORECASE,
+# Errors of OpenAI's, Mistral's, Google's and Amazon's APIs. Most allow 64 characters.
+_REFUSED_NAMES = re.compile(
+    rb"\bname\b.{0,300}\b(?:pattern|length|long|longer|match|alpha\w*|a-z|characters)\b"
+    rb"|\b(?:pattern|length|match)\b.{0,200}\bname\b",
+    re.IGNORECASE | re.DOTALL,
 )
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_NOT_IN_NAMES = re.compile("[^A-Za-z0-9_-]")
+_KEPT_CHARS = 54  # of a longer name; an underscore and 8 digits of its hash follow, and an underscore may precede
 
 
-def refuses_tool_types(error: bytes) -> bool:
-    """Return whether an error response refuses a type of tools."""
-    return re.search(rb"\btools?\b", error) is not None and _REFUSED_TYPE.search(error) is not None
+def refuses_names(error: bytes) -> bool:
+    """Return whether an error response may say that a name of a function is malformed."""
+    return _REFUSED_NAMES.search(error) is not None
 
 
-_PREVIOUS = "previous_response_id"
+def with_short_names(body: bytes) -> tuple[bytes, dict[str, str]]:
+    """Return a chat request whose functions have names that all APIs accept.
 
-
-def read_responses_request(body: bytes) -> ResponsesRequest:
-    """Parse a request of the Responses API that a chat completion will answer.
-
-    Raises:
-        ApiError: 400: a field is invalid, or needs stored responses, which such a backend does not have.
+    Returns:
+        The request, and the original names by the names that replace them. A name that all APIs accept stays.
     """
-    request = ResponsesRequest.parse(body)
-    hint = "the model's server has only chat completions, which are not stored"
-    if request.previous_response_id is not None:
-        raise unsupported_parameter(_PREVIOUS, f"'{_PREVIOUS}' is not supported: {hint}; send the whole conversation")
-    if request.store:
-        raise unsupported_parameter("store", f"'store' must be false: {hint}; send store=false")
-    return request
+    # Agents build names from the names of a server and of its tool. A new name depends only on the old one, so later
+    # requests of the conversation have the same prefix.
+    originals: dict[str, str] = {}
+
+    def short(name: str) -> str:
+        if _NAME.fullmatch(name):
+            return name
+        start = _NOT_IN_NAMES.sub("_", name[:_KEPT_CHARS])
+        replacement = f"{'' if start[:1].isalpha() else '_'}{start}_{_hash(name)[:8]}"
+        originals[replacement] = name
+        return replacement
+
+    fields = _fields.decode(body)
+    changed = {
+        name: msgspec.Raw(orjson.dumps(_renamed(orjson.loads(memoryview(fields[name])), short)))
+        for name in ("tools", "tool_choice", "messages")
+        if name in fields
+    }
+    return (msgspec.json.encode(fields | changed), originals) if originals else (body, originals)
 
 
-def chat_body(request: ResponsesRequest) -> bytes:
-    """Return the body of the equivalent chat request, with token counts in its stream.
-
-    Raises:
-        ApiError: 400: a field is invalid or not supported. The error uses the field names of the Responses API.
-    """
-    try:
-        chat = request.chat().model_dump(mode="json", exclude_none=True)
-    except ApiError as error:
-        raise with_renamed_param(error) from None
-    limit = chat.pop("max_completion_tokens", None)  # many servers know only the older name
-    if limit is not None:
-        chat["max_tokens"] = limit
-    for message in chat["messages"]:
-        message.setdefault("content", None)
-    if request.stream:
-        chat["stream_options"] = {"include_usage": True}
-    return _dumped(chat)
+_MOST_LEVELS = 5  # messages, message, tool_calls, call, function
 
 
-def _dumped(chat: dict[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(chat)
-    except orjson.JSONEncodeError as error:
-        raise ApiError(400, "invalid_request_body", f"the request cannot be translated: {error}") from None
+def _renamed(value: Any, short: Callable[[str], str], levels: int = _MOST_LEVELS) -> Any:
+    """Return tools, messages or a choice of a tool with the short names of functions."""
+    if isinstance(value, list) and levels:
+        return [_renamed(element, short, levels - 1) for element in value]
+    if not isinstance(value, dict) or not levels:
+        return value
+    renamed = dict(value)
+    # Results of tools may name their function. The name in a message of another role is the name of a person.
+    if isinstance(name := value.get("name"), str) and value.get("role", "tool") == "tool":
+        renamed["name"] = short(name)
+    for field in ("function", "tool_calls", "allowed_tools", "tools"):
+        if field in value:
+            renamed[field] = _renamed(value[field], short, levels - 1)
+    return renamed
+
+
+# Google's API accepts this text in place of a signature that the client did not return.
+_ANY_SIGNATURE = {"google": {"thought_signature": "skip_thought_signature_validator"}}
+
+
+def lacks_signatures(error: bytes) -> bool:
+    """Return whether an error of Google says that a tool call has no signature."""
+    return re.search(rb"missing\b.{0,20}\bthought_signature", error) is not None
+
+
+def with_any_signatures(body: bytes) -> bytes:
+    """Return a chat request in which the first call of each message has a signature."""
+    return changed_messages(body, lambda messages: [_with_signature(message) for message in messages])
+
+
+def _with_signature(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls or not all(isinstance(call, dict) for call in calls):
+        return message
+    if any(call.get(_EXTRA) for call in calls):
+        return message  # Google signs only the first of parallel calls
+    return message | {"tool_calls": [calls[0] | {_EXTRA: _ANY_SIGNATURE}, *calls[1:]]}
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def _short(id: str) -> str:
+    return id if _SHORT_ID.fullmatch(id) else _hash(id)[:9]

@@ -1,8 +1,9 @@
 """One choice of a backend's completion: its deltas, tool calls and finish reason."""
 
+import re
 import secrets
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +71,41 @@ class _Call:
         return parse_arguments(text) is not None
 
 
+_SIGNATURE_MARK = "_signature_"  # separates the id of a call from the signature that the id carries
+_SIGNATURE = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+_MAX_SIGNATURE_CHARS = 8192
+_TO_ID, _FROM_ID = str.maketrans("+/", "-_", "="), str.maketrans("-_", "+/")
+
+
+def _signed(id: str, extra_content: Any) -> str:
+    """Return the id of a call with the signature of a Google model, if it has one."""
+    google = extra_content.get("google") if isinstance(extra_content, dict) else None
+    signature = google.get("thought_signature") if isinstance(google, dict) else None
+    if not isinstance(signature, str) or not 0 < len(signature) <= _MAX_SIGNATURE_CHARS:
+        return id
+    return f"{id}{_SIGNATURE_MARK}{signature.translate(_TO_ID)}" if _SIGNATURE.fullmatch(signature) else id
+
+
+def split_signature(id: str) -> tuple[str, str | None]:
+    """Return the id of a call without its signature, and the signature or None."""
+    id, mark, signature = id.partition(_SIGNATURE_MARK)
+    signature = signature.translate(_FROM_ID)
+    return id, signature + "=" * (-len(signature) % 4) if mark else None
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What the gateway changed in the request, or what the client cannot read."""
+
+    names: Mapping[str, str] = field(default_factory=dict[str, str])  # original names of functions by their short names
+    # True if the client's API has no field for the signature of a call. The id of the call then carries the signature.
+    # Google's models refuse a conversation whose calls lack their signatures.
+    signed_ids: bool = False
+
+
+UNCHANGED = Changes()
+
+
 class ToolCalls:
     """Converts the tool calls of one answer, with new indexes and unique ids.
 
@@ -81,10 +117,11 @@ class ToolCalls:
     * it has no id, and the name is repeated after complete arguments
     """
 
-    def __init__(self, is_taken: Callable[[str], bool]) -> None:
+    def __init__(self, is_taken: Callable[[str], bool], changes: Changes = UNCHANGED) -> None:
         # Function that returns whether the conversation before the answer contains a call with this id. Such a call
         # gets a new id, because ids must be unique in a conversation.
         self._is_taken = is_taken
+        self._changes = changes
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
         self._by_id: dict[str, _Call] = {}
@@ -115,14 +152,17 @@ class ToolCalls:
             if not (id or name or arguments):
                 return None
             call = self._begin(index, id)
-            head: dict[str, Any] = {"index": call.index, "id": self._unique(id), "type": "function"}
+            id = self._unique(id)
+            if self._changes.signed_ids and "extra_content" in value:
+                id = _signed(id, value["extra_content"])
+            head: dict[str, Any] = {"index": call.index, "id": id, "type": "function"}
         elif call.repeated and not arguments:
             return None
         else:
             head = {"index": call.index}
         shown = {key: field for key, field in function.items() if key not in ("name", "arguments")}
         if name and not call.name:
-            call.name = shown["name"] = name
+            call.name, shown["name"] = name, self._changes.names.get(name, name)
         if arguments or "arguments" in function or "id" in head:
             shown["arguments"] = arguments
         call.add(arguments)
@@ -218,14 +258,15 @@ class Choice:
     Args:
         is_taken: function that returns whether an id of a tool call occurs in the conversation before the answer.
         legacy: True if the client uses the deprecated fields `functions` and `function_call`, which are then kept.
+        changes: what the gateway changed in the tool calls of the request.
     """
 
-    def __init__(self, is_taken: Callable[[str], bool], *, legacy: bool = False) -> None:
+    def __init__(self, is_taken: Callable[[str], bool], *, legacy: bool = False, changes: Changes = UNCHANGED) -> None:
         # Finish reason in OpenAI's names, or None as long as the choice has not ended. The first reason is kept,
         # because some backends end each answer with "stop" after the reason.
         self.reason: str | None = None
         self.shown_reason: Any = None  # the finish reason as the backend sent it
-        self._calls = ToolCalls(is_taken)
+        self._calls = ToolCalls(is_taken, changes)
         self._legacy = legacy
         self._has_role = False
         self._has_deltas = False
@@ -269,10 +310,13 @@ class Choice:
         self._reasoning_chars += len(reasoning)
         return converted
 
-    def end(self, reason: Any) -> None:
-        """Store the first finish reason of the chunks or of the whole answer."""
+    def end(self, reason: Any, *, replace: bool = False) -> None:
+        """Store the first finish reason of the chunks or of the whole answer.
+
+        If `replace`, the reason replaces an earlier one: output has followed, so the earlier reason was not the end.
+        """
         meaning = finish_reason(reason)
-        if meaning is not None and self.reason is None:
+        if meaning is not None and (self.reason is None or replace):
             self.reason, self.shown_reason = meaning, reason
 
     def last_reason(self) -> str | None:

@@ -39,16 +39,20 @@ class BackendStream:
 
     * Each event has one line of data, an id, and a list of choices. Events that are well-formed keep their bytes.
     * The finish reason of a choice and the token counts are held back until the stream has ended. The first finish
-      reason counts.
+      reason after the last output counts. Of several token counts, as of a backend that sends the counts so far in each
+      chunk, only the last ones are sent: many clients add up the counts of all chunks.
     * An error in any form ends the stream with `failure`.
     """
 
-    def __init__(self, new_choice: Callable[[], Choice], *, model: str, chat: bool) -> None:
+    def __init__(
+        self, new_choice: Callable[[], Choice], *, model: str, chat: bool, continuous_usage: bool = False
+    ) -> None:
         self.ended = False  # True once the whole answer was returned. Later bytes of the backend have no effect.
         self.failure: ApiError | None = None  # the error that ended the stream, or None
         self._new_choice = new_choice  # function that returns a new `Choice`
         self._model = model  # name of the model, for chunks that do not name it
         self._chat = chat  # True for a chat completion, False for a text completion
+        self._continuous_usage = continuous_usage  # True if the client requests token counts in each chunk
         self._lines = LineSplitter()
         self._at_start = True
         self._data: list[bytes] = []  # lines of an event that is not complete yet
@@ -57,7 +61,7 @@ class BackendStream:
         self._choices: dict[int, Choice] = {}
         self._held: dict[int, _LastChunk] = {}  # chunks with the finish reason, by index of the choice
         self._usage_chunk: Json | None = None
-        self._has_usage = False
+        self._usage: Json | None = None  # the last token counts so far
         self._other_counts: Json | None = None
         self._id = f"chatcmpl-{secrets.token_hex(12)}"
         self._created = int(time.time())
@@ -134,11 +138,11 @@ class BackendStream:
 
     def _read_chunk(self, chunk: Json, data: bytes) -> Iterator[bytes]:
         usage = reported_usage(chunk)
-        self._has_usage = self._has_usage or usage is not None
+        self._usage = usage or self._usage
         self._other_counts = other_counts(chunk) or self._other_counts
         choices = chunk.get("choices")
         parts = [part for part in choices if isinstance(part, dict)] if isinstance(choices, list) else []
-        head = self._head(chunk, usage)
+        head = self._head(chunk, usage if self._continuous_usage else None)
         if usage is not None and not parts:
             self._usage_chunk = {**head, "choices": []}
         for part in parts:
@@ -156,11 +160,10 @@ class BackendStream:
             shown = {**part, "index": index, "text": part.get("text") or ""}
             has_output = bool(shown["text"])
         had_ended = choice.reason is not None
-        choice.end(part.get("finish_reason"))
+        choice.end(part.get("finish_reason"), replace=has_output)
         last = _LastChunk({**head, "choices": [shown]}, origin)
         if choice.reason is not None and choice.reason != FAILED:
             if had_ended and not has_output:
-                self._held[index].add_usage(head)
                 return
             if had_ended and index in self._held:  # a backend that sends a finish reason in each chunk
                 yield self._held[index].released(None)
@@ -194,13 +197,14 @@ class BackendStream:
         if not self._choices or any(choice.reason is None for choice in self._choices.values()):
             # Even with `[DONE]`: llama-cpp-python ends an interrupted answer so.
             raise incomplete()
+        usage = self._usage or self._other_counts
         for index, choice in sorted(self._choices.items()):
             last = self._held[index]
-            if not self._has_usage and self._other_counts is not None:
-                last.add_usage({"usage": self._other_counts})
+            if usage is not None and self._usage_chunk is None and index == max(self._choices):
+                last.chunk["usage"] = usage
             yield last.released(choice.last_reason())
         if self._usage_chunk is not None:
-            yield frame(as_json(self._usage_chunk))
+            yield frame(as_json(self._usage_chunk | {"usage": usage}))
         self.ended = True
         yield DONE
 
@@ -219,11 +223,6 @@ class _LastChunk:
 
     chunk: Json
     origin: _Origin | None
-
-    def add_usage(self, head: Json) -> None:
-        """Replace the token counts by the counts of a later chunk, if it has any."""
-        if head.get("usage") is not None:
-            self.chunk["usage"] = head["usage"]
 
     def released(self, reason: str | None) -> bytes:
         """Return the chunk with the finish reason `reason` as a server-sent event."""

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.cortex.backends.answer import BackendAnswer, NativeResponses, NodeResponse
@@ -11,27 +12,48 @@ from helexa.cortex.backends.chat_request import (
     OPTIONAL_FIELDS,
     OUTPUT_LIMIT,
     STREAM_OPTIONS,
-    chat_body,
     for_backend,
-    offers_other_tools,
+    lacks_signatures,
     output_limit,
-    read_responses_request,
     refused_fields,
+    refuses_effort,
     refuses_ids,
+    refuses_names,
     refuses_order,
+    refuses_parts,
     refuses_thinking,
-    refuses_tool_types,
+    requires_reasoning,
     with_alternating_roles,
+    with_any_signatures,
     with_output_limit,
+    with_plain_texts,
+    with_reasoning,
     with_short_ids,
+    with_short_names,
+    without_billing_lines,
+    without_effort,
     without_field,
 )
-from helexa.cortex.backends.responses_answer import ResponsesAnswer
+from helexa.cortex.backends.choice import UNCHANGED, Changes
+from helexa.cortex.backends.responses_api import (
+    ResponsesAnswer,
+    chat_body,
+    offers_other_tools,
+    read_responses_request,
+    refuses_tool_types,
+)
 from helexa.cortex.forwarding.body_checks import BodyWorkers
 from helexa.cortex.forwarding.request import ClientRequest
 from helexa.cortex.forwarding.token_bounds import CHAT, COMPLETIONS, RESPONSES
 from helexa.cortex.upstream.connection import UpstreamResponse
-from helexa.cortex.upstream.response_body import CONTEXT_LENGTH_EXCEEDED, permitted_output, read_error
+from helexa.cortex.upstream.response_body import (
+    CONTEXT_LENGTH_EXCEEDED,
+    context_limit,
+    has_uncounted_prompt,
+    most_output,
+    output_beside_prompt,
+    read_error,
+)
 
 # The gateway forgets after this time what it has learned about a backend, because the backend may be updated.
 KNOWLEDGE_SECS = 3600.0
@@ -52,11 +74,29 @@ class Knowledge:
     # True if its `/v1/responses` refuses tools that are not functions. Such a request becomes a chat request, in which
     # the functions of namespaces are plain functions.
     functions_only: bool = False
-    alternates: bool = False  # True if the roles of messages must alternate (`role_order`)
-    short_ids: bool = False  # True if ids of tool calls must have Mistral's format (`short_call_ids`)
+    alternates: bool = False  # True if the roles of messages must alternate
+    plain_texts: bool = False  # True if content must be a text
+    reasons: bool = False  # True if all messages of the assistant must have reasoning
+    no_effort: bool = False  # True if the model has tools only without reasoning
+    short_ids: bool = False  # True if ids of tool calls must have Mistral's format
+    short_names: bool = False  # True if names of functions must be short
+    signed: bool = False  # True if tool calls must have signatures
+    most_output: int = 0  # largest output limit of the model, or 0 if unknown
+    # Context length of a model of vLLM, or 0 if unknown. A request whose output limit is not below it gets no limit.
+    context: int = 0
 
 
 _NOTHING = Knowledge()
+
+# Refusals of a chat request that a change of the request avoids: the name of the flag in `Knowledge`, a function that
+# returns whether an error is this refusal, and a function that changes the request.
+_CHANGES: tuple[tuple[str, Callable[[bytes], bool], Callable[[bytes], bytes]], ...] = (
+    ("alternates", refuses_order, with_alternating_roles),
+    ("plain_texts", refuses_parts, with_plain_texts),
+    ("reasons", requires_reasoning, with_reasoning),
+    ("short_ids", refuses_ids, with_short_ids),
+    ("signed", lacks_signatures, with_any_signatures),
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +109,7 @@ class BackendAttempt:
     optional: frozenset[str]  # names of fields that the gateway added, and may leave out
     # the client's request, if a chat completion answers a request of the Responses API; else None
     responses: ResponsesRequest | None = None
+    changes: Changes = UNCHANGED  # what the gateway changed in the tool calls of the body
 
     @property
     def is_converted(self) -> bool:
@@ -90,32 +131,43 @@ class BackendAttempt:
         ):
             return replace(self.knowledge, functions_only=True)
         if status in _TEMPLATE_ERRORS and self.path == CHAT:
-            if not self.knowledge.alternates and refuses_order(error):
-                return replace(self.knowledge, alternates=True)
-            if not self.knowledge.short_ids and refuses_ids(error):
-                return replace(self.knowledge, short_ids=True)
+            for name, is_refusal, change in _CHANGES:
+                if not getattr(self.knowledge, name) and is_refusal(error) and change(self.body) != self.body:
+                    return replace(self.knowledge, **{name: True})
+            if not self.knowledge.short_names and refuses_names(error) and with_short_names(self.body)[1]:
+                return replace(self.knowledge, short_names=True)
+            if not self.knowledge.no_effort and refuses_effort(error):
+                return replace(self.knowledge, no_effort=True, refused=self.knowledge.refused | {EFFORT})
             if EFFORT in self.optional - self.knowledge.refused and refuses_thinking(error):
                 return replace(self.knowledge, refused=self.knowledge.refused | {EFFORT})
-        if status not in _REFUSALS or read_error(status, error).code == CONTEXT_LENGTH_EXCEEDED:
+        if status not in _REFUSALS or (refusal := read_error(status, error)).code == CONTEXT_LENGTH_EXCEEDED:
             return None  # such an error may name fields because of their values
+        if OUTPUT_LIMIT in self.optional and 0 < (most := most_output(refusal)) < (output_limit(self.body) or 0):
+            return replace(self.knowledge, most_output=most)
         named = refused_fields(self.body, error)
         new = (named & self.optional) - self.knowledge.refused
         if not new:
             return None
         return replace(self.knowledge, refused=self.knowledge.refused | new)
 
-    def shortened(self, body: bytes, status: int, error: bytes) -> bytes | None:
-        """Return the request `body` with an output limit that fits the context, or None.
+    def limited(self, body: bytes, status: int, error: bytes) -> tuple[bytes, Knowledge] | None:
+        """Return a request with an output limit that fits the context, and the knowledge.
 
-        The result is None unless the error states a smaller limit, and the gateway translated the body.
+        The result is None unless the gateway translated the request `body`, and the error states that prompt and output
+        limit together exceed the context.
         """
         # Anthropic's clients must state a limit, and coding agents state one that exceeds the context of many models.
         # Nodes of helexa lower such a limit themselves.
         if OUTPUT_LIMIT not in self.optional or self.responses is not None or status not in _REFUSALS:
             return None
-        limit = output_limit(body)
-        most = 0 if limit is None else permitted_output(read_error(status, error), limit)
-        return with_output_limit(body, most) if most else None
+        limit, refusal = output_limit(self.body), read_error(status, error)
+        if limit is None or refusal.code != CONTEXT_LENGTH_EXCEEDED:
+            return None
+        if has_uncounted_prompt(refusal):
+            # Without a limit, vLLM generates as many tokens as the prompt leaves. These are fewer than `limit`.
+            return without_field(body, OUTPUT_LIMIT), replace(self.knowledge, context=context_limit(refusal))
+        most = output_beside_prompt(refusal, limit)
+        return (with_output_limit(body, most), self.knowledge) if most else None
 
     def convert(
         self,
@@ -139,7 +191,15 @@ class BackendAttempt:
         if self.path == RESPONSES:
             return NativeResponses(response, first_chunk, streamed=streamed)
         chat = self.path == CHAT
-        answer = BackendAnswer(response, first_chunk, model=model, chat=chat, streamed=streamed, conversation=self.body)
+        answer = BackendAnswer(
+            response,
+            first_chunk,
+            model=model,
+            chat=chat,
+            streamed=streamed,
+            conversation=self.body,
+            changes=self.changes,
+        )
         if self.responses is None:
             return answer
         return ResponsesAnswer(answer, self.responses, model=model, input_tokens=input_tokens, on_estimate=on_estimate)
@@ -153,6 +213,7 @@ def new_attempt(
     adds_stream_options: bool,
     knowledge: Knowledge,
     thinks_by_effort: bool = False,
+    keeps_limit: bool = False,
 ) -> BackendAttempt:
     """Return the next attempt, according to the knowledge about the backend.
 
@@ -160,6 +221,7 @@ def new_attempt(
         translated: True if the gateway translated the body from another API.
         adds_stream_options: True if the gateway added `stream_options` to a body that it did not translate.
         thinks_by_effort: True if the backend reads only `reasoning_effort`, and not `chat_template_kwargs`.
+        keeps_limit: True if the request must have an output limit, because a budget depends on it.
 
     Raises:
         ApiError: 400: the request cannot be translated to a chat request.
@@ -170,16 +232,29 @@ def new_attempt(
         path, body, translated = CHAT, chat_body(responses), True
     optional = frozenset[str]()
     if translated:
+        if knowledge.most_output or knowledge.context:
+            body = _with_known_limit(body, knowledge, keeps_limit=keeps_limit)
         body = for_backend(body, knowledge.refused, thinks_by_effort=thinks_by_effort)
         optional = frozenset(OPTIONAL_FIELDS)
     elif adds_stream_options:
         optional = frozenset({STREAM_OPTIONS})
         body = without_field(body, STREAM_OPTIONS) if STREAM_OPTIONS in knowledge.refused else body
-    if knowledge.alternates and path == CHAT:
-        body = with_alternating_roles(body)
-    if knowledge.short_ids and path == CHAT:
-        body = with_short_ids(body)
-    return BackendAttempt(path, body, knowledge, optional, responses)
+    names: dict[str, str] = {}
+    if path == CHAT:
+        body = without_billing_lines(body)
+        for name, _, change in _CHANGES:
+            body = change(body) if getattr(knowledge, name) else body
+        body = without_effort(body) if knowledge.no_effort else body
+        body, names = with_short_names(body) if knowledge.short_names else (body, names)
+    return BackendAttempt(path, body, knowledge, optional, responses, Changes(names, signed_ids=translated))
+
+
+def _with_known_limit(body: bytes, knowledge: Knowledge, *, keeps_limit: bool) -> bytes:
+    """Return a request without an output limit that the backend certainly refuses."""
+    limit = output_limit(body) or 0
+    if 0 < knowledge.context <= limit and not keeps_limit:
+        return without_field(body, OUTPUT_LIMIT)
+    return with_output_limit(body, knowledge.most_output) if 0 < knowledge.most_output < limit else body
 
 
 @dataclass
@@ -204,13 +279,11 @@ class BackendKnowledge:
     def add(self, url: str, model: str, lesson: Knowledge) -> None:
         """Add what a request has learned to what other requests have learned meanwhile."""
         known = self.of(url, model)
-        merged = Knowledge(
-            known.refused | lesson.refused,
-            known.lacks_responses or lesson.lacks_responses,
-            known.functions_only or lesson.functions_only,
-            known.alternates or lesson.alternates,
-            known.short_ids or lesson.short_ids,
-        )
+        facts: dict[str, Any] = {
+            part.name: getattr(lesson, part.name) or getattr(known, part.name) for part in fields(Knowledge)
+        }
+        facts["refused"] = known.refused | lesson.refused
+        merged = Knowledge(**facts)
         self._entries[url, model] = merged, time.monotonic() + KNOWLEDGE_SECS
 
 
@@ -260,6 +333,7 @@ class BackendRequests:
                 adds_stream_options=request.adds_stream_options,
                 knowledge=knowledge,
                 thinks_by_effort=thinks_by_effort,
+                keeps_limit=request.enforced is not None,
             )
             response, chunk = await send(attempt.path, attempt.body)
             if response.status < 400:
@@ -267,12 +341,15 @@ class BackendRequests:
                     self._knowledge.add(url, model, knowledge)
                 return response, chunk, attempt
             chunk = await _read_error(response, chunk)
-            lesson = attempt.learn(response.status, chunk) if attempts_left else None
-            shorter = attempt.shortened(body, response.status, chunk) if attempts_left and lesson is None else None
-            if lesson is None and shorter is None:
+            if not attempts_left:
+                return response, chunk, attempt
+            if (lesson := attempt.learn(response.status, chunk)) is not None:
+                knowledge = lesson
+            elif (limited := attempt.limited(body, response.status, chunk)) is not None:
+                body, knowledge = limited
+            else:
                 return response, chunk, attempt
             response.close()
-            knowledge, body = lesson or knowledge, shorter or body
         raise AssertionError("the last attempt returns its response")
 
 

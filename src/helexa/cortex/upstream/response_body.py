@@ -228,16 +228,25 @@ def context_prompt(error: ApiError) -> int:
     return _size(error.extras, "prompt_len") or _number(_PROMPT, str(error))
 
 
-def permitted_output(error: ApiError, limit: int) -> int:
-    """Return an output limit below `limit` that may avoid an error, or 0."""
+def most_output(error: ApiError) -> int:
+    """Return the largest output limit of the model that an error states, or 0."""
     most = _number(_MOST_OUTPUT, str(error))
-    if error.code == CONTEXT_LENGTH_EXCEEDED:
-        prompt = context_prompt(error)
-        most = context_limit(error) - prompt if prompt else 0
-        # vLLM counts a prompt only as far as it needs to know that the prompt is too long for the output limit.
-        if _LEAST_PROMPT.search(str(error)):
-            most = min(most, limit // 2)
+    return most if most >= _LEAST_OUTPUT else 0
+
+
+def output_beside_prompt(error: ApiError, limit: int) -> int:
+    """Return the output limit below `limit` that the prompt leaves, or 0 if unknown."""
+    prompt = 0 if has_uncounted_prompt(error) else context_prompt(error)
+    most = context_limit(error) - prompt if prompt else 0
     return most if _LEAST_OUTPUT <= most < limit else 0
+
+
+def has_uncounted_prompt(error: ApiError) -> bool:
+    """Return whether vLLM has counted a prompt only as far as it is too long.
+
+    vLLM stops counting where the prompt and the output limit together exceed the context.
+    """
+    return _LEAST_PROMPT.search(str(error)) is not None
 
 
 def _parse(body: bytes) -> Any:

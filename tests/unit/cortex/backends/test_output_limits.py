@@ -70,13 +70,12 @@ async def test_output_limit_above_the_model_is_lowered(text: str) -> None:
         assert (status, len(backend.bodies)) == (400, 3)
 
 
-async def test_output_limit_is_halved_while_the_length_of_the_prompt_is_unknown() -> None:
-    """vLLM stops counting a prompt when it is too long for the output limit."""
-    context, prompt = 32768, 25_000
+def vllm(context: int, prompt: int) -> Any:
+    """Answer like vLLM, which counts a prompt only as far as prompt and output limit exceed the context."""
 
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
-        limit = (await request.json())["max_tokens"]
-        if prompt + limit <= context:
+        limit = (await request.json()).get("max_tokens", 0)
+        if prompt + max(limit, 1) <= context:
             return web.json_response({"id": "c1", "choices": [CHOICE], "usage": USAGE})
         counted = context - limit + 1
         text = (
@@ -86,14 +85,49 @@ async def test_output_limit_is_halved_while_the_length_of_the_prompt_is_unknown(
         )
         return web.json_response({"error": {"message": text, "type": "BadRequestError", "code": 400}}, status=400)
 
-    async with gateway(speak) as (cortex, backend):
+    return speak
+
+
+def limits_sent(backend: FakeNode) -> list[int | None]:
+    limits = [orjson.loads(body).get("max_tokens") for body in backend.bodies]
+    backend.bodies.clear()
+    return limits
+
+
+async def test_vllm_gets_no_limit_if_it_has_not_counted_the_prompt() -> None:
+    """Without a limit, vLLM generates as many tokens as the prompt leaves."""
+    async with gateway(vllm(32768, 25_000)) as (cortex, backend):
         assert (await post(cortex, "/v1/messages", max_tokens=32000, messages=MESSAGES))[0] == 200
-        assert [orjson.loads(body)["max_tokens"] for body in backend.bodies] == [32000, 16000, 8000, 4000]
-        prompt = 32_700
-        backend.bodies.clear()
+        assert limits_sent(backend) == [32000, None]
+        for limit, sent in ((32768, [None]), (64000, [None]), (4000, [4000]), (32000, [32000, None])):
+            assert (await post(cortex, "/v1/messages", max_tokens=limit, messages=MESSAGES))[0] == 200
+            assert limits_sent(backend) == sent
+
+
+async def test_prompt_that_is_too_long_for_vllm_is_sent_twice() -> None:
+    async with gateway(vllm(32768, 40_000)) as (cortex, backend):
         status, message = await post(cortex, "/v1/messages", max_tokens=32000, messages=MESSAGES)
-        assert (status, message["error"]["type"]) == (400, "invalid_request_error")
-        assert "exceed context limit" in message["error"]["message"]
+    assert limits_sent(backend) == [32000, None]
+    assert (status, message["error"]["message"]) == (400, "prompt is too long: 32769 tokens > 32768 maximum")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_output_limit_of_the_model_is_remembered(path: str) -> None:
+    async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        if request.path != "/v1/chat/completions":
+            return web.json_response({"detail": "Not Found"}, status=404)
+        if (await request.json())["max_tokens"] > 15309:
+            return web.json_response({"error": {"message": OPENAI, "type": "invalid_request_error"}}, status=400)
+        return web.json_response({"id": "c1", "choices": [CHOICE], "usage": USAGE})
+
+    fields: dict[str, Any] = {"max_tokens": 32000, "messages": MESSAGES}
+    if path == "/v1/responses":
+        fields = {"max_output_tokens": 32000, "input": "Hi", "store": False}
+    async with gateway(speak) as (cortex, backend):
+        assert (await post(cortex, path, **fields))[0] == 200
+        backend.bodies.clear()
+        assert (await post(cortex, path, **fields))[0] == 200
+        assert limits_sent(backend) == [15309]
 
 
 async def test_prompt_above_the_context_is_not_sent_again() -> None:

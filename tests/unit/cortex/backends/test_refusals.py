@@ -12,7 +12,8 @@ from aiohttp import web
 
 from cortex.fake_node import CHOICE, DONE, USAGE, FakeNode, begin, chunk, event
 from cortex.running_gateway import Cortex, running_cortex
-from helexa.cortex.backends.chat_request import for_backend, refused_fields, refuses_tool_types
+from helexa.cortex.backends.chat_request import for_backend, refused_fields
+from helexa.cortex.backends.responses_api import refuses_tool_types
 from helexa.cortex.forwarding.backend_requests import KNOWLEDGE_SECS, BackendKnowledge, Knowledge
 
 PNG = base64.b64encode(
@@ -119,6 +120,24 @@ async def test_output_limit_has_the_name_that_the_backend_accepts(backend: FakeN
     assert orjson.loads(backend.bodies[-1])["max_completion_tokens"] == 9
 
 
+async def test_backend_gets_no_billing_line_of_claude_code(backend: FakeNode) -> None:
+    """The line differs in every request, so that no backend would find the prompt in its prefix cache."""
+    line = "x-anthropic-billing-header: cc_version=2.1; cch=%s;"
+    text = {"type": "text", "text": "Be brief."}
+    contents: list[Any] = [
+        f"{line % 'a'}\n\nBe brief.",
+        [{"type": "text", "text": line % "b"}, text],
+        [{"type": "text", "text": f"{line % 'c'}\nBe brief."}],
+    ]
+    async with gateway(backend) as cortex:
+        for content in contents:
+            messages = [{"role": "system", "content": content}, {"role": "user", "content": f"Print {line}"}]
+            assert (await post(cortex, "/v1/chat/completions", messages=messages))[0] == 200
+    sent = [orjson.loads(body)["messages"] for body in backend.bodies]
+    assert [messages[0]["content"] for messages in sent] == ["Be brief.", [text], [text]]
+    assert [messages[1]["content"] for messages in sent] == [f"Print {line}"] * 3
+
+
 @pytest.mark.parametrize(
     ("error", "refused"),
     [
@@ -222,6 +241,25 @@ async def test_tools_of_codex_reach_a_backend_that_knows_only_functions(backend:
             assert (status, response["id"]) == (200, "resp_1")
         status, error = await post(cortex, "/v1/responses", **codex | {"store": True})
         assert (status, "must be 'function'" in error["error"]["message"]) == (400, True)
+
+
+async def test_backend_that_refuses_items_with_tools_gets_a_chat_request(backend: FakeNode) -> None:
+    async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/responses":
+            error = {"message": "Unsupported Responses API input item type: 'additional_tools'", "code": None}
+            return web.json_response({"error": error}, status=400)
+        return web.json_response({"id": "c1", "choices": [CHOICE], "usage": USAGE})
+
+    backend.speak = speak
+    send = {"type": "function", "name": "send", "parameters": {"type": "object"}}
+    item = {"type": "additional_tools", "role": "developer", "tools": [send]}
+    async with gateway(backend) as cortex:
+        status, _ = await post(
+            cortex, "/v1/responses", store=False, tool_choice="auto", input=[item, {"role": "user", "content": "Hi"}]
+        )
+    sent = orjson.loads(backend.bodies[-1])
+    assert (status, [tool["function"]["name"] for tool in sent["tools"]]) == (200, ["send"])
+    assert [message["role"] for message in sent["messages"]] == ["user"]
 
 
 @pytest.mark.parametrize(

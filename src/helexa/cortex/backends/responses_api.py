@@ -1,18 +1,113 @@
-"""A chat completion of a backend, converted to a response of the Responses API."""
+"""The Responses API for backends that have only chat completions."""
 
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import orjson
 
+from helexa.core.errors import ApiError, unsupported_parameter
 from helexa.core.sse import LineSplitter
 from helexa.core.wire.responses_output import Event
-from helexa.core.wire.responses_request import ResponsesRequest
+from helexa.core.wire.responses_request import TOOL_TYPES, ResponsesRequest, with_renamed_param
 from helexa.core.wire.responses_writer import ResponseWriter
 from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.upstream.response_body import malformed, parse_arguments
+
+
+class _Tool(msgspec.Struct):
+    type: Any = None
+
+
+class _Offer(msgspec.Struct):
+    tools: list[_Tool] | None = None
+    previous_response_id: Any = None
+    store: Any = None
+
+
+_offer = msgspec.json.Decoder(_Offer)
+_ADDITIONAL_TOOLS = b'"additional_tools"'
+_TOOL_TYPES = tuple(TOOL_TYPES)  # a type that the client sends may be unhashable
+
+
+def offers_other_tools(body: bytes) -> bool:
+    """Return whether a request offers tools that are not functions, or in items.
+
+    False for a request that needs stored responses or tools such as `file_search`, because no chat request can replace
+    it.
+    """
+    try:
+        offer = _offer.decode(body)
+    except msgspec.DecodeError:
+        return False
+    is_stored = offer.previous_response_id is not None or offer.store is True
+    types = [tool.type for tool in offer.tools or ()]
+    has_others = any(kind != "function" for kind in types) or _ADDITIONAL_TOOLS in body
+    return not is_stored and has_others and all(kind in _TOOL_TYPES for kind in types)
+
+
+# A refused value in a tool of a known type is the client's error. Most errors about a type name the type `function`.
+_REFUSED_TYPE = re.compile(
+    rb"[\"'`]function\b|\bonly\b.{0,20}\bfunction|\btool[ _]types?\b|\btools?(?:\[\d+\]|\.\d+)\.type\b"
+    rb"|(?:unsupported|unknown|unrecogni[sz]ed) tools?\b|\btools?\b.{0,80}\b(?:un|not )support",
+    re.IGNORECASE,
+)
+
+
+def refuses_tool_types(error: bytes) -> bool:
+    """Return whether an error response refuses a type of tools, or items with tools."""
+    if re.search(rb"\badditional_tools\b", error) is not None:
+        return True
+    return re.search(rb"\btools?\b", error) is not None and _REFUSED_TYPE.search(error) is not None
+
+
+_PREVIOUS = "previous_response_id"
+
+
+def read_responses_request(body: bytes) -> ResponsesRequest:
+    """Parse a request of the Responses API that a chat completion will answer.
+
+    Raises:
+        ApiError: 400: a field is invalid, or needs stored responses, which such a backend does not have.
+    """
+    request = ResponsesRequest.parse(body)
+    hint = "the model's server has only chat completions, which are not stored"
+    if request.previous_response_id is not None:
+        raise unsupported_parameter(_PREVIOUS, f"'{_PREVIOUS}' is not supported: {hint}; send the whole conversation")
+    if request.store:
+        raise unsupported_parameter("store", f"'store' must be false: {hint}; send store=false")
+    return request
+
+
+def chat_body(request: ResponsesRequest) -> bytes:
+    """Return the body of the equivalent chat request, with token counts in its stream.
+
+    Raises:
+        ApiError: 400: a field is invalid or not supported. The error uses the field names of the Responses API.
+    """
+    try:
+        chat = request.chat().model_dump(mode="json", exclude_none=True)
+    except ApiError as error:
+        raise with_renamed_param(error) from None
+    limit = chat.pop("max_completion_tokens", None)  # many servers know only the older name
+    if limit is not None:
+        chat["max_tokens"] = limit
+    for message in chat["messages"]:
+        message.setdefault("content", None)
+    if request.stream:
+        chat["stream_options"] = {"include_usage": True}
+    return _dumped(chat)
+
+
+def _dumped(chat: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(chat)
+    except orjson.JSONEncodeError as error:
+        raise ApiError(400, "invalid_request_body", f"the request cannot be translated: {error}") from None
+
 
 MAX_WAITING_CHARS = 4 << 20
 

@@ -14,9 +14,9 @@ from helexa.core.errors import ApiError
 from helexa.core.sse import EventParser
 from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.cortex.anthropic.reply import MessageStream
-from helexa.cortex.backends import responses_answer
+from helexa.cortex.backends import responses_api
 from helexa.cortex.backends.answer import BackendAnswer
-from helexa.cortex.backends.responses_answer import ResponsesAnswer
+from helexa.cortex.backends.responses_api import ResponsesAnswer
 from helexa.http.headers import Headers
 
 
@@ -121,7 +121,7 @@ async def test_keep_alives_are_forwarded_before_the_first_event() -> None:
 
 
 async def test_waiting_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses_answer, "MAX_WAITING_CHARS", 100)
+    monkeypatch.setattr(responses_api, "MAX_WAITING_CHARS", 100)
     pieces = [call(0, "f", "{", "c0"), call(1, "g", "x" * 101, "c1")]
     with pytest.raises(ApiError, match="waits for an incomplete tool call"):
         await converted(*pieces, stream=True)
