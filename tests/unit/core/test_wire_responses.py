@@ -267,6 +267,7 @@ def test_input_image_needs_a_url(image: dict[str, str], code: str, param: str) -
         {"background": False, "conversation": None, "prompt": None, "context_management": []},
         {"include": ["reasoning.encrypted_content", "web_search_call.results"]},
         {"text": {"format": {"type": "text"}, "verbosity": "medium"}},
+        {"text": {"verbosity": "low"}},  # Codex sends it for names of OpenAI's models, and aliases have such names
         {"reasoning": {"effort": None, "summary": "auto", "context": "auto"}},
         {"truncation": "disabled", "store": False, "metadata": {"a": "b"}, "service_tier": "auto"},
         {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "n": 1, "top_logprobs": 0},
@@ -292,7 +293,6 @@ def test_neutral_parameter_values_are_accepted(fields: dict[str, Any]) -> None:
         ({"max_completion_tokens": 3}, "max_completion_tokens"),
         ({"truncation": "middle"}, "truncation"),
         ({"include": ["secrets"]}, "include"),
-        ({"text": {"verbosity": "high"}}, "text.verbosity"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"tools": [{"type": "code_interpreter"}]}, "tools"),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "custom"}]}]}, "tools"),
@@ -406,6 +406,16 @@ def test_functions_in_namespaces_are_flattened() -> None:
     names = [tool["function"]["name"] for tool in request.chat().tools or ()]
     assert names == ["f", "g"]
     assert request.namespaced == {"f": ("agents", "f")}
+
+
+@pytest.mark.parametrize("content", ["Count.", [{"type": "input_text", "text": "Count."}, {"type": "x"}]])
+def test_message_of_another_agent_is_a_message_of_the_user(content: Any) -> None:
+    """Codex gives its subagents their task in such an item."""
+    item = {"type": "agent_message", "id": "amsg_1", "author": "/root", "recipient": "/root/child", "content": content}
+    (message,) = messages_of(item)
+    assert message == {"role": "user", "content": "Message from /root to /root/child:\nCount."}
+    with pytest.raises(ApiError, match=r"input\.0\.content: must contain text"):
+        messages_of(item | {"content": [{"type": "encrypted_content"}]})
 
 
 PATCH = {

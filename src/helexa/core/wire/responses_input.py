@@ -36,6 +36,7 @@ ADDITIONAL_TOOLS = "additional_tools"  # type of an item with tools of the reque
 
 _DROPPED = (
     ADDITIONAL_TOOLS,
+    "agent_reasoning",
     "web_search_call",
     "file_search_call",
     "tool_search_call",
@@ -182,6 +183,8 @@ class _Conversation:
         match item.get("type") or ("message" if "role" in item else None):
             case "message":
                 self._add_message(item, field)
+            case "agent_message":
+                self._append({"role": "user", "content": _agent_text(item, field)})
             case "compaction":
                 self._prompts.append(f"Summary of the conversation so far:\n{summary_in(item, field)}")
             case "reasoning":
@@ -261,6 +264,18 @@ def _content(value: Any, field: str) -> str | list[Message]:
     if not isinstance(value, list):
         raise invalid_body(f"{field}: must be a string or a list of parts", field)
     return [_chat_part(part, f"{field}.{index}") for index, part in enumerate(value)]
+
+
+def _agent_text(item: Item, field: str) -> str:
+    """Return the text of a message between agents, with its sender and receiver."""
+    content = item.get("content")
+    parts: list[Any] = content if isinstance(content, list) else [{"text": content}]
+    values = [part.get("text") for part in parts if isinstance(part, dict)]
+    texts = [value for value in values if isinstance(value, str)]
+    if not texts:
+        raise invalid_body(f"{field}.content: must contain text", f"{field}.content")
+    names = [str(item.get(name)) for name in ("author", "recipient")]
+    return f"Message from {names[0]} to {names[1]}:\n" + "\n".join(texts)
 
 
 def _output_text(output: Any) -> Any:

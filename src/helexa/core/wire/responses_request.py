@@ -265,8 +265,6 @@ class ResponsesRequest(GenerationRequest):
             if name not in _INCLUDABLE:
                 message = f"'include' of {name[:80]!r} is not supported; leave it out"
                 raise unsupported_parameter("include", message)
-        if self.text is not None and self.text.verbosity not in (None, "medium"):
-            raise unsupported_parameter("text.verbosity")
         if self.reasoning is not None:
             for name, default in (("context", "auto"), ("mode", "standard")):
                 if self.reasoning.extra(name) not in (None, default):

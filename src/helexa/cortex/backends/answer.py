@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from helexa.core.errors import ApiError
 from helexa.core.sse import DONE, EventParser
-from helexa.cortex.backends.choice import Changes, Choice
+from helexa.cortex.backends.choice import UNCHANGED, Changes, Choice
 from helexa.cortex.backends.completion import (
     as_stream,
     convert_completion,
@@ -65,7 +65,7 @@ class BackendAnswer:
         chat: bool,
         streamed: bool,
         conversation: bytes,
-        changes: Changes,
+        changes: Changes = UNCHANGED,
     ) -> None:
         self.status = 200
         # the headers of the response, with the content type of the converted body

@@ -29,12 +29,12 @@ class _Offer(msgspec.Struct):
 
 
 _offer = msgspec.json.Decoder(_Offer)
-_ADDITIONAL_TOOLS = b'"additional_tools"'
+_OTHER_ITEMS = re.compile(rb'"(?:additional_tools|agent_message)"')
 _TOOL_TYPES = tuple(TOOL_TYPES)  # a type that the client sends may be unhashable
 
 
 def offers_other_tools(body: bytes) -> bool:
-    """Return whether a request offers tools that are not functions, or in items.
+    """Return whether a request has items of Codex, or tools that are not functions.
 
     False for a request that needs stored responses or tools such as `file_search`, because no chat request can replace
     it.
@@ -45,7 +45,7 @@ def offers_other_tools(body: bytes) -> bool:
         return False
     is_stored = offer.previous_response_id is not None or offer.store is True
     types = [tool.type for tool in offer.tools or ()]
-    has_others = any(kind != "function" for kind in types) or _ADDITIONAL_TOOLS in body
+    has_others = any(kind != "function" for kind in types) or _OTHER_ITEMS.search(body) is not None
     return not is_stored and has_others and all(kind in _TOOL_TYPES for kind in types)
 
 
@@ -58,8 +58,8 @@ _REFUSED_TYPE = re.compile(
 
 
 def refuses_tool_types(error: bytes) -> bool:
-    """Return whether an error response refuses a type of tools, or items with tools."""
-    if re.search(rb"\badditional_tools\b", error) is not None:
+    """Return whether an error response refuses a type of tools, or items of Codex."""
+    if re.search(rb"\b(?:additional_tools|agent_message)\b", error) is not None:
         return True
     return re.search(rb"\btools?\b", error) is not None and _REFUSED_TYPE.search(error) is not None
 
