@@ -106,7 +106,8 @@ def _has_surrogates(text: str) -> bool:
 def bare_value(text: str, schema: Mapping[str, Any]) -> tuple[str, str] | None:
     """Convert a value without quotation marks to JSON text.
 
-    Python's and JavaScript's literals become JSON's literals, and `NaN` becomes `null`. Other words become strings.
+    Python's and JavaScript's literals become JSON's literals, and `NaN` becomes `null`. Other words become strings, and
+    so do numbers if the schema allows only strings.
 
     Args:
         schema: JSON Schema of the value; empty if it is unknown.
@@ -119,6 +120,8 @@ def bare_value(text: str, schema: Mapping[str, Any]) -> tuple[str, str] | None:
     if text in _LITERALS:
         return text, ""
     if _NUMBER.fullmatch(text):
+        if schema_types(schema) == {"string"}:
+            return dumps(text), "type"
         whole = whole_number(text, schema)
         return whole, "" if whole == text else "integer"
     if text in _FOREIGN:

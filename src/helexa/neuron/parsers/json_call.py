@@ -24,13 +24,20 @@ _MAX_BARE_KEY = 32
 def read_arguments(source: Source, output: Output, name: str, ends: Markers = NO_MARKERS) -> Reading[None]:
     """Parse and stream the arguments for a call of the tool `name`, a JSON object.
 
-    Mistakes are repaired, as `JsonValue` describes. The markers `ends` end the call even if brackets are open.
+    Mistakes are repaired, as `JsonValue` describes. The markers `ends` end the call even if brackets are open, or if
+    the arguments are missing.
 
     Raises:
         NotACall: the text cannot be repaired. If arguments were already added to `output`, the call stays incomplete.
     """
     if (yield from source.peek()) != "{":
-        raise NotACall
+        if not (yield from source.upcoming(ends)):
+            raise NotACall
+        output.start(name)
+        output.arguments("{}")
+        output.end()
+        output.repairs.add("no_arguments")
+        return
 
     def pass_on(fragment: str) -> None:
         source.settle()

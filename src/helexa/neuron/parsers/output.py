@@ -11,6 +11,7 @@ from helexa.neuron.parsers.schema_types import child_schema
 from helexa.neuron.parsers.source import MAX_NAME, Markers, NotACall
 
 _FENCE = re.compile(r"[ \t>]*(`{3,})([^`\n]*)\Z")
+_NAMESPACE = re.compile(r".*[.:/]")
 _MAX_LINE = 200  # characters of a line that are kept; the beginning of a fence is at the beginning of a line
 
 Tools = Mapping[str, Mapping[str, Any]]  # The tools of a request: tool name -> JSON Schema of the tool's arguments
@@ -173,14 +174,35 @@ class Output:
             raise NotACall
         self.named = True
 
+    def tool(self, written: str) -> str:
+        """Return the request's tool that a call with the name `written` means.
+
+        Models put a namespace before the name of a tool, as in `functions.f`.
+        """
+        if self._tools is None or written in self._tools:
+            return written
+        last = _NAMESPACE.sub("", written)
+        return last if last in self._tools else written
+
+    def tool_and_parameter(self, text: str) -> tuple[str, str]:
+        """Return a tool and its parameter whose names follow each other in `text`.
+
+        Raises:
+            NotACall: the request has no such tool.
+        """
+        for tool in self._tools or ():
+            if text.startswith(tool) and (name := text[len(tool) :]) and self.parameter(tool, name):
+                return tool, name
+        raise NotACall
+
     def schema(self, tool: str) -> Mapping[str, Any]:
         """Return the JSON Schema of a tool's arguments, {} if the tool is unknown."""
-        schema = (self._tools or {}).get(tool, {})
+        schema = (self._tools or {}).get(self.tool(tool), {})
         return schema if isinstance(schema, Mapping) else {}
 
     def offers(self, tool: str) -> bool:
         """Return whether the request has `tool`, or the tools are unknown."""
-        return self._tools is None or tool in self._tools
+        return self._tools is None or self.tool(tool) in self._tools
 
     def parameter(self, tool: str, name: str) -> Mapping[str, Any]:
         """Return the JSON Schema of a parameter with the tool's `$defs`, or {}."""
@@ -189,7 +211,9 @@ class Output:
 
     def start(self, name: str) -> None:
         """Begin a tool call with a new id."""
-        self._events.append(ToolCallStart(self.calls, self._new_id(), name))
+        if (tool := self.tool(name)) != name:
+            self.repairs.add("namespace")
+        self._events.append(ToolCallStart(self.calls, self._new_id(), tool))
         self.calls += 1
         self.begun = True
         # The previous call has no complete arguments, and no later text can complete them.

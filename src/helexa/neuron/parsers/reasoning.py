@@ -1,5 +1,6 @@
 """Parse reasoning that is enclosed in a pair of markers."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -53,8 +54,11 @@ class ReasoningMarks:
             yield from source.space()
         source.settle()
         space: list[str] = []  # white space that may end the block
+        last = ""  # the last two characters
 
         def pass_on(chunk: str) -> None:
+            nonlocal last
+            last = (last + chunk)[-2:]
             source.settle()
             # White space at the end of the block is dropped. Only later text shows whether the block ends.
             if content := chunk.rstrip():
@@ -63,7 +67,12 @@ class ReasoningMarks:
             space.append(chunk[len(content) :])
 
         ends = Markers([self.close, *drafts.strings])
-        while (marker := (yield from source.until(ends, pass_on))) not in ("", self.close):
+        while marker := (yield from source.until(ends, pass_on)):
+            if marker == self.close:
+                if exact or not (yield from self._is_quoted(source, last)):
+                    break
+                pass_on(source.take(source.at + len(marker)))
+                continue
             if (text := (yield from read_draft())) is None:
                 break
             if not text:  # the marker does not begin a call
@@ -72,6 +81,16 @@ class ReasoningMarks:
         output.reasoning = False
         if marker == self.close:
             yield from self.read_end(source, exact=exact)
+
+    def _is_quoted(self, source: Source, before: str) -> Reading[bool]:
+        """Return whether the upcoming closing marker is quoted after the text `before`."""
+        # Models quote the marker when they reason about chat templates.
+        quote = _OPENING_QUOTE.search(before)
+        if quote is None:
+            return False
+        while source.at + len(self.close) == len(source.text) and not source.ended:
+            yield
+        return source.text.startswith(quote[1], source.at + len(self.close))
 
     def read_end(self, source: Source, *, exact: bool = False) -> Reading[None]:
         """Read the closing marker and the white space after it.
@@ -88,6 +107,7 @@ class ReasoningMarks:
 
 
 _LINE = Markers(["\n"])
+_OPENING_QUOTE = re.compile(r"""(?:\A|[\s(*])([`"'])\Z""")
 _KNOWN = (
     ReasoningMarks("<think>", "</think>"),
     ReasoningMarks("[THINK]", "[/THINK]"),

@@ -27,6 +27,15 @@ GLM: Cases = [
     ("<tool_call>get_weather<arg_key>city</arg_key>Paris</tool_call>!", [PARIS, ("text", "!")]),
     ('<tool_call>{"name": "ping", "arguments": {}}</tool_call>', [PING]),
     ("<tool_call></tool_call>", []),
+    ('<tool_call>get_weather\n{"city": "Paris"}\n</tool_call>', [PARIS]),
+    # without `<arg_key>`
+    ("<tool_call>get_weathercity</arg_key><arg_value>Paris</arg_value></tool_call>", [PARIS]),
+    ("<tool_call>get_weather city</arg_key><arg_value>Paris</arg_value></tool_call>", [PARIS]),
+    (
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value>days</arg_key><arg_value>3</arg_value>"
+        "metric</arg_key>\n<arg_value>true</arg_value></tool_call>",
+        [FORECAST],
+    ),
 ]
 SEED_OSS: Cases = [
     (
@@ -52,6 +61,10 @@ MINIMAX_M2: Cases = [
     (
         '<minimax:tool_call><invoke name="write_file"><parameter name="content"><p>x</p>\n</parameter></invoke>',
         [("call", "write_file", '{"content": "<p>x</p>\\n"}')],
+    ),
+    (
+        '<minimax:tool_call><invoke name="get_weather"><parameter name="city" type="string">Paris</parameter></invoke>',
+        [PARIS],
     ),
     ('<minimax:tool_call>\n<invoke name="rm">', [("text", '<minimax:tool_call>\n<invoke name="rm">')]),
 ]
@@ -113,6 +126,11 @@ KIMI_K2: Cases = [
     ),
     (f'{KIMI_HEAD}{{"city": "Paris"}}<|tool_call_end|>', [PARIS]),
     ("<|tool_call_begin|>ping<|tool_call_argument_begin|>{}", [PING]),
+    ("<|tool_call_begin|>functions.ping:0<|tool_call_argument_begin|><|tool_call_end|>", [PING]),
+    (
+        f'<|tool_call_section_begin|>{KIMI_HEAD}{{"city": "Paris"}}<|tool_call_end|><|tool_call_section_end|>',
+        [PARIS],
+    ),
     ("<|tool_calls_section_begin|>?", [("text", "<|tool_calls_section_begin|>?")]),
 ]
 LFM2: Cases = [
@@ -122,6 +140,8 @@ LFM2: Cases = [
     ),
     ("[get_weather(city='Paris')]", [PARIS]),
     (f"<|tool_call_start|>{LIST}<|tool_call_end|>", [PARIS, PING]),
+    ("<|tool_call_start|>get_weather(city='Paris')<|tool_call_end|>", [PARIS]),
+    ("<|tool_call_start|>[weather.get_weather(city='Paris')]<|tool_call_end|>", [PARIS]),
     ('<|tool_call_start|>[get_weather(city="Par', [("call", "get_weather", '{"city": "Par')]),
     ("<|tool_call_start|>x<|tool_call_end|>", [("text", "<|tool_call_start|>x<|tool_call_end|>")]),
 ]
@@ -155,6 +175,29 @@ GEMMA4: Cases = [
     ('<|tool_call>call:get_weather{city:<|"|>Par', [("call", "get_weather", '{"city": "Par')]),
     ("<|tool_call>call:get_weather{city}<tool_call|>!", [("text", "<|tool_call>call:get_weather{city}<tool_call|>!")]),
     ("<|tool_call>ping<tool_call|>", [("text", "<|tool_call>ping<tool_call|>")]),
+    ("<|tool_call>call:ping<tool_call|>", [PING]),
+    ("<|tool_call>call:ping{}call:ping{}<tool_call|>", [PING, PING]),
+    ('<|tool_call>call:default_api:get_weather{city:<|"|>Paris<|"|>}<tool_call|>', [PARIS]),
+    # strings without the first quotation mark, with other quotation marks and without any
+    ('<|tool_call>call:get_weather{city:Paris<|"|>,days:3,metric:true}<tool_call|>', [FORECAST]),
+    (
+        '<|tool_call>call:get_weather{days:3,city:Paris, France: the city<|"|>}<tool_call|>',
+        [("call", "get_weather", '{"days": 3, "city": "Paris, France: the city"}')],
+    ),
+    (
+        "<|tool_call>call:get_weather{city:'Paris, it's',days:3}<tool_call|>",
+        [("call", "get_weather", '{"city": "Paris, it\'s", "days": 3}')],
+    ),
+    (
+        "<|tool_call>call:write_file{lines:['a,]', {'b': 'c'}],path:x, y}<tool_call|>",
+        [("call", "write_file", '{"lines": ["a,]", {"b": "c"}], "path": "x, y"}')],
+    ),
+    ('<|tool_call>call:get_weather{city=<|"|>Paris<|"|>,days=3,metric=True}<tool_call|>', [FORECAST]),
+    ("<|tool_call>call:get_weather{city:7,days:3}<tool_call|>", [("call", "get_weather", '{"city": "7", "days": 3}')]),
+    (
+        "<|tool_call>call:get_weather{days:3, other:it,zone:5}<tool_call|>",
+        [("call", "get_weather", '{"days": 3, "other": "it", "zone": 5}')],
+    ),
 ]
 
 FAMILIES: dict[str, Cases] = {

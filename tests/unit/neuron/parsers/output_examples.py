@@ -181,6 +181,18 @@ QWEN_XML: list[tuple[str, list[JoinedEvent]]] = [
     ("<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n", [PARIS]),
     ('<function=ping><parameter=a>{"x": {}}<parameter=a>', [("call", "ping", '{"a": {"x": {}}, "a": ')]),
     ('<tool_call>{"name": "ping", "arguments": {}}</tool_call>', [PING]),
+    ('<tool_call>\n<function=get_weather>\n{"city": "Paris"}\n</function>\n</tool_call>', [PARIS]),
+    ('<tool_call>\n<function>get_weather</function>\n{"city": "Paris"}\n</tool_call>', [PARIS]),
+    ("<tool_call>\n<function=get_weather>\n<parameter=city\nParis\n</parameter>\n</function>\n</tool_call>", [PARIS]),
+    (
+        "<tool_call>\n<function=get_weather>\n<parameter=city: Paris\n</parameter>\n</function>\n</tool_call>",
+        [
+            (
+                "text",
+                "<tool_call>\n<function=get_weather>\n<parameter=city: Paris\n</parameter>\n</function>\n</tool_call>",
+            )
+        ],
+    ),
 ]
 
 LLAMA: list[tuple[str, list[JoinedEvent]]] = [
@@ -282,6 +294,8 @@ DEEPSEEK: list[tuple[str, list[JoinedEvent]]] = [
     ("<｜tool▁call▁begin｜>ping<｜tool▁sep｜>\n{}}}}\n<｜tool▁call▁end｜>!", [PING, BANG]),
     ("<｜tool▁call▁begin｜>ping<｜tool▁sep｜>```json\n{}\n```<｜tool▁call▁end｜>!", [PING, BANG]),
     ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>ping\n```json\n{}\n```", [PING]),
+    ("<｜tool▁call▁begin｜>ping<｜tool▁sep｜><｜tool▁call▁end｜>", [PING]),
+    ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>ping\n<｜tool▁call▁end｜>!", [PING, BANG]),
     ("<｜tool▁calls▁begin｜>x", [("text", "<｜tool▁calls▁begin｜>x")]),
 ]
 
@@ -317,6 +331,20 @@ HARMONY: list[tuple[str, list[JoinedEvent]]] = [
     ("<|channel|>final", []),
     ("<|channel|>final<|end|>x", [("text", "x")]),
     ("no channel", [("text", "no channel")]),
+    # without `<|message|>`, with other words in the header, and with two headers
+    ("<|channel|>final Hello there.<|return|>", [("text", "Hello there.")]),
+    ("<|channel|>final " + "word " * 120 + "<|return|>", [("text", "word " * 120)]),
+    (
+        "<|channel|>analysis " + "word " * 120 + "<|end|><|start|>assistant<|channel|>final<|message|>Hi",
+        [("thought", "word " * 120), ("text", "Hi")],
+    ),
+    ("<|channel|>commentary 2?<|end|><|start|>assistant<|channel|>final<|message|>Hi", [("text", "Hi")]),
+    (
+        "<|channel|>commentary?commentary?<|channel|>analysis<|message|>Hm.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Hi",
+        [("thought", "Hm."), ("text", "Hi")],
+    ),
+    ("<|channel|>commentary to=repo_browser.ping<|message|>{}<|call|>", [PING]),
     ("<|channel|>analysis<|message|>cut sho", [("thought", "cut sho")]),
 ]
 
@@ -329,6 +357,12 @@ NONE: list[tuple[str, list[JoinedEvent]]] = [
     ("Hm.\n</think>\n\nHi </think>", [("text", "Hm.\nHi </think>")]),
     ("<think>never <think> ends </th", [("thought", "never <think> ends </th")]),
     ("<think>a</think>\n\n", [("thought", "a")]),
+    # The model quotes the marker.
+    (
+        '<think>Write `</think>` and "</think>" here.\n</think>\n\nHi',
+        [("thought", 'Write `</think>` and "</think>" here.'), ("text", "Hi")],
+    ),
+    ("<think>It said 'x'</think>'Hi'", [("thought", "It said 'x'"), ("text", "'Hi'")]),
     ("</think> <tool_call>", [("text", "<tool_call>")]),
     (" <thin", [("text", " <thin")]),
     ("", []),

@@ -9,32 +9,45 @@ from helexa.neuron.parsers.json_call import read_arguments, take_surplus
 from helexa.neuron.parsers.json_value import repaired_json
 from helexa.neuron.parsers.keyed_arguments import KeyedArguments
 from helexa.neuron.parsers.output import Output
-from helexa.neuron.parsers.source import Markers, NotACall, Reading, Source
+from helexa.neuron.parsers.source import MAX_NAME, Markers, NotACall, Reading, Source
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _OPENS, _CLOSES, _QUOTES, _CALLS = Markers([OPEN]), Markers([CLOSE]), Markers([QUOTE]), Markers(["call:"])
-_BRACE, _BRACE_END, _COLON, _COMMA = Markers(["{"]), Markers(["}"]), Markers([":"]), Markers([","])
-_KEY_END, _JSON = ":", Markers(['{"', '{{"'])
+_BRACE, _BRACE_END, _COMMA, _SEPARATORS = Markers(["{"]), Markers(["}"]), Markers([","]), Markers([":", "="])
+_KEY_ENDS, _JSON = Markers([":", "=", "\n"]), Markers(['{"', '{{"'])
 _BEFORE_VALUE = re.compile(r"\s*:")
-_KEY = re.compile(r'[^][{}<>,:"]+')
-_PLAIN_QUOTE = '"'
-_LITERAL_PARTS, _TOKENS = Markers(["<", _PLAIN_QUOTE, "{", "[", "}", "]", ","]), Markers([QUOTE, CLOSE])
-_PLAIN_QUOTES = Markers([_PLAIN_QUOTE, "\\"])
+_KEY = re.compile(r'[^][{}<>,:="]+')
+_PLAIN_QUOTE, _SINGLE_QUOTE = '"', "'"
+_LITERAL_PARTS = Markers(["<", _PLAIN_QUOTE, _SINGLE_QUOTE, "{", "[", "}", "]", ","])
+_TOKENS = Markers([QUOTE, CLOSE])
+_PLAIN_QUOTES, _SINGLE_QUOTES = Markers([_PLAIN_QUOTE, "\\"]), Markers([_SINGLE_QUOTE, "\\"])
 _OPENING, _CLOSING = ("{", "["), ("}", "]")
 _MAX_DEPTH = 50
-# A string, a syntax character, or a bare word: a key or a scalar. Plain quotation marks are a mistake of the model.
+# A string, white space, a syntax character, or a bare word: a key or a scalar. Plain and single quotation marks are
+# mistakes of the model.
 _TOKEN = re.compile(
-    r'<\|"\|>(?P<text>.*?)<\|"\|>|(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<syntax>[][{}:,])|(?P<bare>[^][{}:,<"]+|<|")',
+    r'<\|"\|>(?P<text>.*?)<\|"\|>|(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<syntax>[][{}:,])|(?P<space>\s+)'
+    r"""|'(?P<single>(?:[^'\\]|\\.|'(?!\s*(?:[],}:]|\Z)))*)'|(?P<bare>[^][{}:,<"\s][^][{}:,<"]*|<|")""",
     re.DOTALL,
 )
+# What follows a single quotation mark at the end of a string, and the beginning of this text.
+_AFTER_SINGLE = re.compile(r"\s*[],}:<]")
+# What follows a comma between two arguments: the next key, or the end.
+_AFTER_COMMA = re.compile(
+    r"""(?P<space>\s*)(?:(?:<\|"\|>|")?(?P<key>[^][{}<>,:="\s][^][{}<>,:="]*)(?:<\|"\|>|")?[:=]|\}|<tool_call\|>)"""
+)
+_MAX_AHEAD = 200
+_NUMBER = re.compile(r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?")
+_PYTHON_LITERALS = ("true", "false", "null", "True", "False", "None")
 
 
 class Gemma4:
     """The Gemma 4 format: an object with bare keys.
 
     The token `<|"|>` encloses strings. A string contains no escape sequences. Top-level strings are streamed, and other
-    values are added when they are complete. The parser also accepts arguments in JSON, strings in plain quotation
-    marks, Python's literals, and a missing end marker.
+    values are added when they are complete. The parser also accepts arguments in JSON, strings in plain or single
+    quotation marks or without the first `<|"|>`, Python's literals, `=` after a key, several calls, and a missing end
+    marker.
     """
 
     name = "gemma4"
@@ -51,19 +64,26 @@ class Gemma4:
             source.settle()
             return
         yield from source.expect(_CALLS)
-        name = yield from source.name()
-        yield from source.space()
-        if (yield from source.upcoming(_JSON)):
-            output.check(name)
-            yield from read_arguments(source, output, name, _CLOSES)
-            yield from take_surplus(source)
-        else:
-            yield from source.expect(_BRACE)
-            output.check(name)
-            yield from _read_arguments(source, output, name)
-        yield from source.space()
+        yield from _read_call(source, output)
+        while (yield from source.marker(_CALLS)):  # another call between the same markers
+            output.repairs.add("several_objects")
+            yield from _read_call(source, output)
         if (yield from source.marker(_CLOSES)):
             source.settle()
+
+
+def _read_call(source: Source, output: Output) -> Reading[None]:
+    name = yield from source.name()
+    yield from source.space()
+    if (yield from source.upcoming(_JSON)) or (yield from source.upcoming(_CLOSES)):
+        output.check(name)
+        yield from read_arguments(source, output, name, _CLOSES)
+        yield from take_surplus(source)
+    else:
+        yield from source.expect(_BRACE)
+        output.check(name)
+        yield from _read_arguments(source, output, name)
+    yield from source.space()
 
 
 def _read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
@@ -77,7 +97,9 @@ def _read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
             arguments.repaired("bracket")
             arguments.end()
             return
-        key = yield from _read_key(source)
+        key, separator = yield from _read_key(source)
+        if separator != ":":
+            arguments.repaired("separator")
         arguments.key(key)
         yield from source.space()
         if (yield from source.marker(_QUOTES)):
@@ -87,7 +109,7 @@ def _read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
             yield from source.marker(_QUOTES)
             arguments.quote()
         else:
-            literal = yield from _read_literal(source)
+            literal = yield from _read_literal(source, output.schema(name))
             value, repair = _json_text(literal.strip(), output.parameter(name, key))
             if repair:
                 arguments.repaired(repair)
@@ -100,22 +122,26 @@ def _read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
 _ENDS = Markers(["}", CLOSE])
 
 
-def _read_key(source: Source) -> Reading[str]:
+def _read_key(source: Source) -> Reading[tuple[str, str]]:
+    """Read a key and the separator after it; return both."""
     if (yield from source.marker(_QUOTES)):
         key = yield from source.key(QUOTE)
         yield from source.space()
-        yield from source.expect(_COLON)
-        return key
-    key = (yield from source.key(_KEY_END)).strip()
+        return key, (yield from source.expect(_SEPARATORS))
+    key = (yield from source.short(_KEY_ENDS, MAX_NAME))[0].strip()
+    separator = yield from source.expect(_SEPARATORS)
     if len(key) > 1 and key[0] == key[-1] == _PLAIN_QUOTE:
         key = key[1:-1]
     if not _KEY.fullmatch(key):
         raise NotACall
-    return key
+    return key, separator
 
 
-def _read_literal(source: Source) -> Reading[str]:
-    """Return the text of a value that is no string, up to a comma or bracket."""
+def _read_literal(source: Source, schema: Mapping[str, Any]) -> Reading[str]:
+    """Return the text of a value without `<|"|>` before it, up to a comma or bracket.
+
+    `schema` is that of all arguments: a comma is a part of a text if no key follows it.
+    """
     pieces: list[str] = []
     depth = 0
     while True:
@@ -124,13 +150,21 @@ def _read_literal(source: Source) -> Reading[str]:
         marker = (yield from source.upcoming(_TOKENS)) if part == "<" else part
         if not part:
             raise NotACall
-        if marker == CLOSE or (part in (",", *_CLOSING) and not depth):
+        before = "".join(pieces[-2:]).rstrip()[-1:]
+        if marker == CLOSE or (part in _CLOSING and not depth):
             return "".join(pieces)
+        if part == "," and not depth and (yield from _ends_value(source, "".join(pieces).strip(), schema)):
+            return "".join(pieces)
+        if marker == QUOTE and not depth:  # the token before the string is missing
+            source.take(source.at + len(QUOTE))
+            return f"{QUOTE}{''.join(pieces).lstrip()}{QUOTE}"
         pieces.append(source.take(source.at + len(marker or part)))
         if marker == QUOTE:
             yield from _read_quoted(source, pieces.append, _QUOTES)
         elif part == _PLAIN_QUOTE:
             yield from _read_quoted(source, pieces.append, _PLAIN_QUOTES)
+        elif part == _SINGLE_QUOTE and before in ("", "[", "{", ":", ","):
+            yield from _read_single_quoted(source, pieces.append)
         elif part in _OPENING:
             depth += 1
             if depth > _MAX_DEPTH:
@@ -149,25 +183,66 @@ def _read_quoted(source: Source, sink: Callable[[str], None], ends: Markers) -> 
     raise NotACall
 
 
+def _read_single_quoted(source: Source, sink: Callable[[str], None]) -> Reading[None]:
+    """Pass a string inside a literal to `sink`, which may contain apostrophes."""
+    while part := (yield from source.until(_SINGLE_QUOTES, sink)):
+        sink(source.take(source.at + 1))
+        if part == "\\":
+            sink(source.take(source.at + len((yield from source.peek()))))
+        elif (yield from _follows(source, _AFTER_SINGLE)):
+            return
+    raise NotACall
+
+
+def _follows(source: Source, pattern: re.Pattern[str], offset: int = 0) -> Reading[re.Match[str] | None]:
+    """Return the match of `pattern` `offset` characters after the position, or None."""
+    while True:
+        start = source.at + offset
+        match = pattern.match(source.text, start)
+        if match or source.ended or len(source.text) - start > _MAX_AHEAD:
+            return match
+        yield
+
+
+def _ends_value(source: Source, value: str, schema: Mapping[str, Any]) -> Reading[bool]:
+    """Return whether the upcoming comma ends `value`.
+
+    The value is complete, or an argument or the end of the arguments follows.
+    """
+    if value.endswith(("}", "]", _PLAIN_QUOTE, _SINGLE_QUOTE)) or value in _PYTHON_LITERALS or _NUMBER.fullmatch(value):
+        return True
+    match = yield from _follows(source, _AFTER_COMMA, 1)
+    if match is None or match["key"] is None:
+        return match is not None
+    # Models write no space before a key. In a text, words before a colon may follow a comma.
+    properties = schema.get("properties")
+    return not match["space"] or not isinstance(properties, Mapping) or match["key"].strip() in properties
+
+
 def _json_text(literal: str, schema: Mapping[str, Any]) -> tuple[str, str]:
     """Return the JSON text of a literal, and the name of the repaired mistake or ""."""
-    if not literal.startswith(("{", "[", _PLAIN_QUOTE)):
+    if literal.startswith(QUOTE):
+        return dumps(literal.removeprefix(QUOTE).removesuffix(QUOTE)), "quotes"
+    if not literal.startswith(("{", "[", _PLAIN_QUOTE, _SINGLE_QUOTE)):
         value = bare_value(literal, schema)
         if value is None:
             raise NotACall
         return value
     # Only strings and bare words differ from JSON. The rest of the literal stays as it is.
-    text = "".join(_json_token(match) for match in _TOKEN.finditer(literal))
+    tokens = list(_TOKEN.finditer(literal))
+    text = "".join(map(_json_token, tokens))
     try:
         strict_loads(text)
     except ValueError:
         return repaired_json(text, schema), "value"
-    return text, ""
+    return text, "single_quotes" if any(token["single"] is not None for token in tokens) else ""
 
 
 def _json_token(token: re.Match[str]) -> str:
     if token["text"] is not None:
         return dumps(token["text"])
+    if token["single"] is not None:
+        return dumps(token["single"].replace("\\'", "'"))
     bare = token["bare"]
     if not bare or not bare.strip():
         return token[0]

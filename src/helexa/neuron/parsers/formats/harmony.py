@@ -16,6 +16,7 @@ _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
 _EOM, _EOT = "<|eom|>", "<|eot|>"
 _MESSAGES = Markers([_MESSAGE])
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
+_UNMARKED = re.compile(re.escape(_CHANNEL) + r"\s*(analysis|final)\s+((?:(?!<\|).)+)\Z", re.DOTALL)
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _FUNCTIONS = "functions."
 _MAX_HEADER = 512
@@ -57,6 +58,10 @@ class MessageFormat:
         """Return the kind of the message with this header, and the called tool."""
         raise NotImplementedError
 
+    def unmarked(self, header: str) -> tuple[Kind, str] | None:
+        """Return kind and text of a message without `<|message|>`; None without text."""
+        return None
+
     def read_call(self, source: Source, output: Output, name: str) -> Reading[bool]:
         """Parse a call of the tool `name`. Return False if the content is no call.
 
@@ -73,6 +78,12 @@ class MessageFormat:
         header, _ = yield from source.short(self._header_ends, _MAX_HEADER)
         source.settle()
         if not (yield from source.marker(_MESSAGES)):
+            if (message := self.unmarked(header)) is not None:
+                output.repairs.add("header")
+                kind, text = message
+                (output.thought if kind == "reasoning" else output.text)(text)
+                yield from self._read_text(source, output, kind)
+                return
             # A header is short and contains markers. Other text is an answer outside of a message.
             if len(header) > _MAX_HEADER or not self._any.search(header):
                 for text in self._any.split(header):  # otherwise the text is a header without a message
@@ -111,6 +122,9 @@ class MessageFormat:
         output.reasoning = False
 
 
+_CHANNELS: dict[str, Kind] = {"analysis": "reasoning", "final": "final", "commentary": "text"}
+
+
 class Harmony(MessageFormat):
     """The Harmony format of gpt-oss.
 
@@ -128,12 +142,18 @@ class Harmony(MessageFormat):
 
     def addressed(self, header: str) -> tuple[Kind, str]:
         """Return the kind of the message with this header, and the called tool."""
-        channel = match.group(1) if (match := _CHANNEL_NAME.search(header)) else ""
+        names = [name for name in _CHANNEL_NAME.findall(header) if name in _CHANNELS]
+        channel = names[-1] if names else ""  # models write other words, or a second header
         recipient = match.group(1) if (match := _RECIPIENT.search(header)) else ""
         # In the channel `analysis`, only a recipient with the prefix `functions.` is a tool of the request.
         if (recipient and channel != "analysis") or recipient.startswith(_FUNCTIONS):
             return "call", recipient.removeprefix(_FUNCTIONS)
-        return {"analysis": "reasoning", "final": "final"}.get(channel, "text"), ""  # pyright: ignore[reportReturnType]
+        return _CHANNELS.get(channel, "text"), ""
+
+    def unmarked(self, header: str) -> tuple[Kind, str] | None:
+        """Return kind and text of a message without `<|message|>`; None without text."""
+        match = _UNMARKED.search(header)
+        return (_CHANNELS[match[1]], match[2]) if match else None
 
     def read_call(self, source: Source, output: Output, name: str) -> Reading[bool]:
         """Parse the arguments of a call, which may be missing."""

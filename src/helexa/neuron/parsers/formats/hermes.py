@@ -4,7 +4,7 @@ Qwen models also use this format, which is named after Nous Research's Hermes mo
 """
 
 from helexa.neuron.parsers.formats.tagged_calls import FUNCTION_XML, read_tagged_call
-from helexa.neuron.parsers.json_call import read_calls, take_surplus
+from helexa.neuron.parsers.json_call import read_arguments, read_calls, take_surplus
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Markers, Reading, Source
 
@@ -12,6 +12,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 TOOLS, _TOOLS_CLOSE = "<tools>", "</tools>"
 _OPEN, _TOOLS, _CLOSE = Markers([OPEN]), Markers([TOOLS]), Markers([CLOSE, _TOOLS_CLOSE])
 _ENDS = Markers([CLOSE, _TOOLS_CLOSE, OPEN])
+_NAMES, _NAME_ENDS = Markers(["<function>"]), Markers(["</function>"])
 _MAX_SURPLUS = 64  # surplus braces before a closing tag
 
 
@@ -50,6 +51,13 @@ class Hermes:
             return
         if (yield from source.upcoming(FUNCTION_XML.calls)):
             yield from read_tagged_call(source, output, FUNCTION_XML, known=tagged != OPEN)
+        elif (yield from source.marker(_NAMES)):  # a name in tags, then a JSON object
+            name = yield from source.name()
+            yield from source.expect(_NAME_ENDS)
+            yield from source.space()
+            output.check(name, known=True)
+            yield from read_arguments(source, output, name, _ENDS)
+            output.repairs.add("json_arguments")
         else:
             yield from read_calls(source, output, _ENDS, known=tagged != OPEN)
         yield from take_surplus(source, _MAX_SURPLUS if tagged else None)

@@ -17,22 +17,35 @@ class TokenCalls:
         name: name of the format.
         begin, end: tokens around a list.
         call, separator, call_end: tokens before, in and after a call.
+        variants: other spellings of `begin` and `end`, which models write as text.
     """
 
     leading: tuple[str, ...] = ()
 
-    def __init__(self, name: str, begin: str, end: str, call: str, separator: str, call_end: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        begin: str,
+        end: str,
+        call: str,
+        separator: str,
+        call_end: str,
+        variants: tuple[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.markers = frozenset({begin, end, call, separator, call_end})
-        self.openers, self.closers = (begin, call), (end, call_end)
+        begins, ends = ((begin, variants[0]), (end, variants[1])) if variants else ((begin,), (end,))
+        self.openers, self.closers = (*begins, call), (*ends, call_end)
         self._call = call
-        self._begins, self._calls, self._next = Markers([begin]), Markers([call]), Markers([call, end])
+        self._begins, self._calls, self._next = Markers(begins), Markers([call]), Markers([call, *ends])
         self._separators, self._call_ends = Markers([separator]), Markers([call_end])
-        self._arguments_end = Markers([call_end, call, end, "```"])
+        self._arguments_end = Markers([call_end, call, *ends, "```"])
 
     def read(self, source: Source, output: Output) -> Reading[None]:
         """Parse one tool call, or a list between a begin token and an end token."""
         listed = yield from source.marker(self._begins)
+        if listed and listed not in self.markers:
+            output.repairs.add("tag")
         yield from source.space()
         yield from source.expect(self._calls)
         yield from self._read_one(source, output)
@@ -88,7 +101,7 @@ class DeepSeek(TokenCalls):
         name = yield from source.name()
         yield from source.expect(self._separators)
         yield from source.space()
-        if not (yield from source.upcoming(_JSON)):
+        if not ((yield from source.upcoming(_JSON)) or (yield from source.upcoming(self._arguments_end))):
             name = yield from source.name()  # the first name is the call's type
             yield from source.space()
         return name
@@ -98,6 +111,7 @@ KIMI_K2 = Kimi(
     "kimi_k2",
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    variants=("<|tool_call_section_begin|>", "<|tool_call_section_end|>"),
 )
 DEEPSEEK = DeepSeek(
     "deepseek",

@@ -142,7 +142,8 @@ class Pythonic:
         if marked and (yield from source.upcoming(_JSON)):
             yield from read_calls(source, output, self._ends)
         else:
-            yield from source.expect(_LIST)
+            if not (yield from source.marker(_LIST)) and not marked:  # between the markers, it may be missing
+                raise NotACall
             yield from self._read_list(source, output, known=not marked)
             source.settle()
         yield from source.space()

@@ -5,16 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from helexa.neuron.parsers.json_call import read_calls, take_surplus
+from helexa.neuron.parsers.json_call import read_arguments, read_calls, take_surplus
 from helexa.neuron.parsers.keyed_arguments import KeyedArguments
 from helexa.neuron.parsers.output import Output
-from helexa.neuron.parsers.source import Markers, NotACall, Reading, Source
+from helexa.neuron.parsers.source import MAX_NAME, Markers, NotACall, Reading, Source
 
 _MAX_SPACE = 100
 _SPACE = re.compile(r"\s*")
 _LINE_BEGINS = re.compile(r"(?:\A|\n)[ \t]*\Z")
 
-_JSON = Markers(["{", "[", "```"])
+_JSON, _BRACE = Markers(["{", "[", "```"]), Markers(["{"])
+_NAME = re.compile(r"[\w.$@-]*")
 _MAX_SURPLUS = 64  # surplus braces before a closing tag
 
 
@@ -61,6 +62,16 @@ class CallTags:
         return Markers([self.key])
 
     @cached_property
+    def key_ends(self) -> Markers:
+        """The text after the name of a parameter."""
+        return Markers([self.key_end])
+
+    @cached_property
+    def key_ends_or_line(self) -> Markers:
+        """The text after a parameter's name, and a line break."""
+        return Markers([self.key_end, "\n"])
+
+    @cached_property
     def values(self) -> Markers:
         """The text before a value."""
         return Markers(filter(None, [self.value]))
@@ -100,7 +111,8 @@ FUNCTION_XML = CallTags(
 def read_tagged_call(source: Source, output: Output, tags: CallTags, *, known: bool) -> Reading[None]:
     """Parse one tool call, and stream its string arguments.
 
-    The tool's schema determines the types of the arguments. The end tags of parameters and of the call may be missing.
+    The tool's schema determines the types of the arguments. The end tags of parameters and of the call may be missing,
+    and a JSON object may be in the place of the parameters.
 
     Args:
         tags: the tags of the model's format.
@@ -114,30 +126,84 @@ def read_tagged_call(source: Source, output: Output, tags: CallTags, *, known: b
     name = yield from source.name()
     if tags.name_end:
         yield from source.expect(tags.name_ends)
-    else:  # a word in a pair of tags is a call only if the request has such a tool
+    key = ""
+    if not tags.name_end:
         yield from source.space()
-        known |= not (yield from source.upcoming(tags.keys))
+        if (yield from source.marker(tags.key_ends)):  # the tag between the name and the first key is missing
+            name, key = output.tool_and_parameter(name)
+        # A word in a pair of tags is a call only if the request has such a tool.
+        known |= not key and not (yield from source.upcoming(tags.keys))
     output.check(name, known=known)
+    yield from source.space()
+    if (yield from source.upcoming(_BRACE)):
+        yield from read_arguments(source, output, name, tags.ends)
+        output.repairs.add("json_arguments")
+        yield from take_surplus(source, _MAX_SURPLUS)
+        if (yield from source.marker(tags.call_ends)):
+            source.settle()
+        return
     arguments = KeyedArguments(source, output, name)
     while True:
         yield from source.space()
-        if (yield from source.marker(tags.keys)):
-            key = yield from source.key(tags.key_end)
-            # The opening tag of a value may be missing. The value is clear without it.
-            if tags.value:
-                yield from source.space()
-                if not (yield from source.marker(tags.values)):
-                    arguments.repaired("tag")
-            yield from arguments.read_bare(key, _ValueReader(tags).read, lines=tags.lines)
-            yield from source.marker(tags.value_ends)
-            source.settle()
-        # If the output ended after an argument, only end tags are missing.
-        elif (yield from source.upcoming(tags.ends)) or (arguments.begun and source.complete):
-            yield from source.marker(tags.call_ends)
-            arguments.end()
-            return
-        else:
+        opened = yield from source.marker(tags.keys)
+        if not (opened or key):
+            # If the output ended after an argument, only end tags are missing.
+            if (yield from source.upcoming(tags.ends)) or (arguments.begun and source.complete):
+                yield from source.marker(tags.call_ends)
+                arguments.end()
+                return
+            if not (yield from _is_unopened_key(source, 0, tags)):
+                raise NotACall
+        if not opened:
+            arguments.repaired("tag")
+        key = key or (yield from _read_key(source, arguments, tags))
+        # The opening tag of a value may be missing. The value is clear without it.
+        if tags.value:
+            yield from source.space()
+            if not (yield from source.marker(tags.values)):
+                arguments.repaired("tag")
+        yield from arguments.read_bare(key, _ValueReader(tags).read, lines=tags.lines)
+        yield from source.marker(tags.value_ends)
+        source.settle()
+        key = ""
+
+
+def _read_key(source: Source, arguments: KeyedArguments, tags: CallTags) -> Reading[str]:
+    """Read the name of a parameter and the text after the name; return the name.
+
+    Raises:
+        NotACall: the name is empty or too long, or another text follows.
+    """
+    text, end = yield from source.short(tags.key_ends_or_line, MAX_NAME)
+    key = text
+    if end == tags.key_end:
+        source.take(source.at + len(end))
+        if end.startswith('"'):
+            key = text.partition('"')[0]  # models add attributes, such as the type
+    elif end and tags.lines and _NAME.fullmatch(text):  # the value begins in the next line
+        while source.at + 1 == len(source.text) and not source.ended:
+            yield
+        if source.text.startswith(tags.key_end, source.at + 1):
             raise NotACall
+    else:
+        raise NotACall
+    if not key:
+        raise NotACall
+    if key != text or end != tags.key_end:
+        arguments.repaired("tag")
+    return key
+
+
+def _is_unopened_key(source: Source, offset: int, tags: CallTags) -> Reading[bool]:
+    """Return whether a parameter without its opening tag is `offset` characters ahead."""
+    while not tags.call:  # only GLM's models omit the tag
+        start = source.at + offset
+        end = _NAME.match(source.text, start, start + MAX_NAME).end()  # pyright: ignore[reportOptionalMemberAccess]
+        marker = tags.key_ends.at(source.text, end, source.ended)
+        if marker is not None:
+            return bool(marker) and end > start
+        yield
+    return False
 
 
 class _ValueReader:
@@ -178,7 +244,9 @@ class _ValueReader:
             # more text is needed as long as it could still be such a tag
             marker = self._tags.following.at(source.text, at, source.ended)
             if marker is not None or at - start > _MAX_SPACE:
-                return bool(marker) or (at == len(source.text) and source.ended)
+                if marker or (at == len(source.text) and source.ended):
+                    return True
+                return (yield from _is_unopened_key(source, at - source.at, self._tags))
             yield
 
 
