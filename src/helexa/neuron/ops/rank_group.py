@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import tensors
 from helexa.neuron.ops.constants import EXCHANGE_BYTES, MAX_RANKS, RANK_STATE_BYTES, RANK_TIME_OFFSET
+from helexa.neuron.processes.memory import create_shared
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.model_file import Part
 
@@ -213,13 +214,11 @@ class SharedMemory:
         """Return a descriptor of new, zeroed shared memory.
 
         Raises:
-            HelexaError: the system has no anonymous shared memory (`memfd_create`).
+            HelexaError: the system is not Linux, whose kernel lets ranks wait for each other.
         """
         if not hasattr(os, "memfd_create"):
             raise HelexaError("tensor parallelism with native kernels requires Linux; use one rank")
-        fd = os.memfd_create("helexa-ranks", os.MFD_CLOEXEC)
-        os.ftruncate(fd, _SIZE)
-        return fd
+        return create_shared("helexa-ranks", _SIZE)
 
     def stack(self, x: Tensor) -> Tensor:
         """Raise NotImplementedError: the native kernels exchange results themselves."""

@@ -3,7 +3,9 @@
 import ctypes
 import fcntl
 import gc
+import mmap
 import os
+from contextlib import suppress
 from functools import cache
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of glibc's <malloc.h>
@@ -55,18 +57,30 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
+def prefer_page_size(memory: mmap.mmap, *, huge: bool) -> bool:
+    """Ask for huge or small pages for `memory`; return whether the system has both."""
+    advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
+    # A kernel without transparent huge pages, such as that of the Raspberry Pi 5, rejects the advice.
+    with suppress(OSError):
+        if advice is not None:
+            memory.madvise(advice)
+            return True
+    return False
+
+
 def create_shared(name: str, size: int) -> int:
     """Return a descriptor of `size` zeroed bytes that other processes can map."""
     # On Linux, the size cannot change afterwards, so a process that has mapped the memory can always access it. The
     # operating system allocates physical memory only when a page is first written.
-    if not hasattr(os, "memfd_create"):
-        import tempfile  # slow, and not needed on Linux  # slow, and not needed on Linux
+    try:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except (AttributeError, OSError):  # not Linux, or a sandbox forbids the call (EPERM or ENOSYS)
+        import tempfile  # slow, and rarely needed
 
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
         os.ftruncate(descriptor, size)
         return descriptor
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
     fcntl.fcntl(descriptor, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW)
     return descriptor

@@ -11,6 +11,7 @@ from helexa.neuron import tensors
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity, Span
 from helexa.neuron.ops.constants import MAX_QUERIES, PAGE_SIZE, SEGMENT_POSITIONS, SPLIT_ROWS
 from helexa.neuron.ops.native.launcher import NO_WINDOW, Launcher
+from helexa.neuron.processes.memory import prefer_page_size
 from helexa.neuron.tensors import Tensor
 
 _LATENT_QUERIES = 16  # maximum query heads of a part if the cache has no values
@@ -187,8 +188,7 @@ class PagedAttention:
         # The operating system allocates physical memory only when a page is first written. A huge page would make 2 MiB
         # resident at once.
         memory = mmap.mmap(-1, pages * size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        prefer_page_size(memory, huge=False)
         return tensors.frombuffer(memory, dtype=tensors.uint8).view(pages, kv_heads, size // kv_heads)
 
     def format_of(self, cache: Tensor, dim: int) -> dict[str, bool]:

@@ -8,6 +8,7 @@ import numpy as np
 from helexa.neuron import tensors
 from helexa.neuron.ops.constants import GROUP, LANES, STRETCH_GROUPS
 from helexa.neuron.ops.native.kernel_library import Format, KernelLibrary, type_codes
+from helexa.neuron.processes.memory import prefer_page_size
 from helexa.neuron.tensors import DType, Tensor
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from helexa.neuron.weights.quant_policy import QuantFormat
@@ -43,8 +44,7 @@ class HugeMemory:
             memory = mmap.mmap(-1, max(size, self._chunk), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             # Each step reads all weights. With the weights in a mapped file, whose pages have 4 KiB, decoding took 1 to
             # 5 % longer.
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                memory.madvise(mmap.MADV_HUGEPAGE)
+            prefer_page_size(memory, huge=True)
             self._free = tensors.frombuffer(memory, dtype=tensors.uint8)
         result, self._free = self._free[:size], self._free[-(-size // 64) * 64 :]
         return result

@@ -34,6 +34,7 @@ from helexa.neuron.ops.interface import MatrixStore
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.packed_weights import PackedMatrix
 from helexa.neuron.processes import heartbeat
+from helexa.neuron.processes.memory import prefer_page_size
 from helexa.neuron.weights.gguf.files import part_names
 
 _NEURON = Path(__file__).parents[2]
@@ -206,13 +207,12 @@ class MappedWeights:
 
     def move(self) -> bool:
         """Move all whole huge pages; return whether this succeeded."""
-        if not hasattr(mmap, "MADV_HUGEPAGE"):
+        copies = mmap.mmap(-1, _PART + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if not prefer_page_size(copies, huge=True):
             return False
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mremap.restype = ctypes.c_void_p
         libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-        copies = mmap.mmap(-1, _PART + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        copies.madvise(mmap.MADV_HUGEPAGE)
         source = tensors.address(tensors.frombuffer(copies, dtype=tensors.uint8))
         aligned = -source % _HUGE_PAGE
         base = tensors.address(self.data)

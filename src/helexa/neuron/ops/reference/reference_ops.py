@@ -36,6 +36,7 @@ from helexa.neuron.ops.rank_group import Exchange, RowRange, Shares
 from helexa.neuron.ops.reference.attention import SpanGroups, attend_frames, rotated_by
 from helexa.neuron.ops.sampling import Masks, Sampling
 from helexa.neuron.ops.state_space import ScanOp, ScanSizes, ScanWeights, StateSpace
+from helexa.neuron.processes.memory import prefer_page_size
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.quant_policy import QuantFormat
 from helexa.neuron.weights.quantize import quantize
@@ -240,8 +241,7 @@ class ReferenceOps(Ops):
         size = math.prod(shape) * self.dtype.itemsize
         # The operating system allocates physical memory only when a page is first written.
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would make 2 MiB resident for the first token of each head
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        prefer_page_size(memory, huge=False)  # a huge page would make 2 MiB resident for the first token of each head
         return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
