@@ -148,6 +148,8 @@ def test_chart_renders_manifests_that_kubernetes_and_helexa_accept(
     for workload in workloads:
         (container,) = workload["spec"]["template"]["spec"]["containers"]
         assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
+        # Otherwise, each start makes the saved prompts writable for the group, and they are not used.
+        assert workload["spec"]["template"]["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
         for entry in container["env"]:
             reference = entry.get("valueFrom", {}).get("secretKeyRef", {})
             if "value" in entry or reference["name"] == "llm-keys":

@@ -27,6 +27,8 @@ runAsNonRoot: true
 runAsUser: 10001
 runAsGroup: 10001
 fsGroup: 10001
+# With the default, each start makes all files of the volumes writable for the group. A node then uses no saved prompts.
+fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
 {{- end }}

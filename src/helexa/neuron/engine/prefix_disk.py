@@ -29,6 +29,7 @@ _SEGMENT_BYTES = 64 << 20
 _RESERVED_BYTES = 1 << 30  # disk space left free for other uses
 _MAX_AGE_SECS = 30 * 86400
 _TOUCH_SECS = 60
+_RETRY_SECS = 600  # time without writing after an error of the disk; other programs fill disks for a while
 _MOST_NAMES = 256
 _NAME = ".segment"
 
@@ -65,7 +66,7 @@ class PrefixDisk:
         self._touched: dict[Path, float] = {}  # when the modification time of a segment was last set
         self._segment = folder  # the segment that is being written, once `_file` is open
         self._file: BinaryIO | None = None
-        self._writes = True
+        self._failed: float | None = None  # when a record could not be written; None since a record was written
         self.size = 0  # bytes of the known records
         with suppress(FileNotFoundError):
             state = folder.stat()
@@ -91,8 +92,8 @@ class PrefixDisk:
 
     @property
     def writes(self) -> bool:
-        """Whether records can be added: False after an error of the disk."""
-        return self._writes
+        """Whether records can be added: False for some minutes after an error of the disk."""
+        return self._failed is None or time.monotonic() - self._failed >= _RETRY_SECS
 
     def read(self, key: bytes) -> bytes | None:
         """Return the contents of a record; None if it is missing or damaged."""
@@ -111,7 +112,7 @@ class PrefixDisk:
 
     def write(self, key: bytes, parts: Sequence[bytes | memoryview]) -> None:
         """Add a record with the concatenated `parts`, unless the disk has failed."""
-        if key in self._index or not self._writes:
+        if key in self._index or not self.writes:
             return
         length, checksum = sum(len(part) for part in parts), _checksum(key, parts)
         try:
@@ -126,13 +127,18 @@ class PrefixDisk:
             file.flush()
         except OSError as error:
             # A full disk would fail at every page. Requests go on without it.
-            self._writes = False
-            _log.warning(
-                "prompts are no longer saved to disk: %s; free disk space, or set prefix_disk_mb to 0: folder=%s",
-                error.strerror or error,
-                self._folder,
-            )
+            if self._failed is None:
+                _log.warning(
+                    "prompts are no longer saved to disk: %s; free disk space, or set prefix_disk_mb to 0: folder=%s",
+                    error.strerror or error,
+                    self._folder,
+                )
+            self._failed = time.monotonic()
+            self.close()  # its last record is torn, so no other may follow
             return
+        if self._failed is not None:
+            self._failed = None
+            _log.info("prompts are saved to disk again: folder=%s", self._folder)
         with self._lock:
             self._index[key] = _Record(self._segment, offset, length, checksum)
             self.size += length
@@ -176,6 +182,11 @@ class PrefixDisk:
         root, now = self._folder.parent, time.time()
         segments = sorted(_sizes(root))
         total = sum(bytes_ for _, bytes_, _ in segments)
+        if size > self._limit_bytes:
+            raise OSError(f"the limit of {self._limit_bytes >> 20} MiB is too small for one segment")
+        # Other programs fill the disk, and it would stay full without any segment.
+        if shutil.disk_usage(root).free + total < size + _RESERVED_BYTES:
+            raise OSError("the disk is nearly full")
         # Least recently used first (modification time, see `_touch`).
         while segments and (
             total + size > self._limit_bytes
@@ -185,8 +196,6 @@ class PrefixDisk:
             _, bytes_, oldest = segments.pop(0)
             self._delete(oldest)
             total -= bytes_
-        if total + size > self._limit_bytes:
-            raise OSError(f"the limit of {self._limit_bytes >> 20} MiB is too small for one segment")
         if shutil.disk_usage(root).free < size + _RESERVED_BYTES:
             raise OSError("the disk is nearly full")
 

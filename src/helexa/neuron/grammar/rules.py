@@ -112,4 +112,4 @@ def without(strings: tuple[str, ...], beginnings: tuple[str, ...] = ()) -> str:
 
 def escaped(string: str) -> str:
     """Return a regular expression that matches exactly `string`."""
-    return re.sub(r"[][.^$*+?(){}|\\/]", r"\\\g<0>", string)
+    return re.sub(r"[][.^$*+?(){}|\\/]", r"\\\g<0>", string).replace("\n", r"\n")

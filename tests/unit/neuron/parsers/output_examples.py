@@ -218,6 +218,10 @@ LLAMA: list[tuple[str, list[JoinedEvent]]] = [
     ('Look: <|python_tag|>get_weather.call(city="Paris")', [("text", "Look: "), PARIS]),
     ("<|python_tag|>import os", [("text", "<|python_tag|>import os")]),
     ('<think>x</think>{"name": "ping", "parameters": {}}', [("thought", "x"), PING]),
+    ('```json\n{"name": "get_weather", "parameters": {"city": "Paris"}}\n```', [PARIS]),
+    ('```\n{"name": "ping", "parameters": {}}\n```\nThat is all.', [PING, ("text", "\nThat is all.")]),
+    ('```json\n{"name": "Bob", "age": 3}\n```', [("text", '```json\n{"name": "Bob", "age": 3}\n```')]),
+    ("```python\nprint({})\n```", [("text", "```python\nprint({})\n```")]),
 ]
 
 PYTHONIC: list[tuple[str, list[JoinedEvent]]] = [

@@ -28,6 +28,8 @@ _LINE = Markers(["\n"])
 
 _PYTHON_TAG, _METHOD = "<|python_tag|>", ".call"
 _PYTHON_TAGS, _LIST_OR_FENCE = Markers([_PYTHON_TAG]), Markers(["[", "```"])
+_OBJECT_IN_FENCE = ("```json\n{", "```\n{")
+_FENCE_BEFORE_OBJECT = Markers(fence.removesuffix("{") for fence in _OBJECT_IN_FENCE)
 _SEMICOLON, _BRACKET = Markers([";"]), Markers(["("])
 
 _TOOL_CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -81,18 +83,20 @@ class LlamaJson:
     Tool calls are at the beginning of the output, or anywhere after `<|python_tag|>`. Without this tag, a JSON object
     is a tool call only if it names a tool of the request. After the tag, any tool name is accepted.
 
-    The parser also accepts malformed JSON that `read_call` can repair, and up to three surplus braces at the end.
+    The parser also accepts malformed JSON that `read_call` can repair, up to three surplus braces at the end, and calls
+    in a code fence.
     """
 
     name = "llama3_json"
     markers = frozenset({_PYTHON_TAG})
     openers = (_PYTHON_TAG,)
-    leading = ("{",)
+    leading = ("{", *_OBJECT_IN_FENCE)
     closers: tuple[str, ...] = ()
 
     def read(self, source: Source, output: Output) -> Reading[None]:
         """Parse consecutive JSON tool calls, or one call of a built-in tool."""
         tagged = yield from source.marker(_PYTHON_TAGS)
+        fenced = not tagged and (yield from source.marker(_FENCE_BEFORE_OBJECT))
         yield from source.space()
         if tagged and (yield from source.upcoming(_LIST_OR_FENCE)):
             yield from read_calls(source, output)
@@ -109,7 +113,9 @@ class LlamaJson:
             if (yield from source.marker(_SEMICOLON)):
                 yield from source.space()
             if not (yield from source.upcoming(_OBJECT)):
-                if source.empty:
+                if fenced:
+                    output.repairs.add("code_fence")
+                if (fenced and (yield from source.marker(_FENCES))) or source.empty:
                     source.settle()
                 return
 

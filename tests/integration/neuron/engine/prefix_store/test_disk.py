@@ -224,6 +224,46 @@ def test_disk_that_fills_while_a_page_is_written_loses_only_this_page(opened: Op
         assert reader.read(key(0)) == b"x" and reader.read(key(1)) is None
 
 
+def test_disk_that_others_fill_keeps_saved_prompts(
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened("a").write(key(0), [b"x"])
+    usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    store = opened("b")
+    store.write(key(1), [b"y"])
+    assert not store.writes and opened("a").read(key(0)) == b"x"
+
+
+def test_prompts_are_saved_again_when_the_disk_has_space(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    store = opened("a")
+    store.write(key(0), [b"x"])
+    assert store._file is not None
+    store._file.close()
+    store._file = Path("/dev/full").open("r+b")  # noqa: SIM115 - the store closes it
+    store.write(key(1), [bytes(100)])
+    now += 590
+    store.write(key(1), [bytes(100)])
+    assert not store.writes and store.read(key(1)) is None
+    now += 20
+    with monkeypatch.context() as full:
+        failing(full, "open", errno.ENOSPC)
+        assert store.writes
+        store.write(key(1), [bytes(100)])
+        assert not store.writes
+    now += 610
+    store.write(key(1), [bytes(100)])
+    store.write(key(2), [b"y"])
+    for reader in (store, opened("a")):
+        assert [reader.read(key(number)) for number in range(3)] == [b"x", bytes(100), b"y"]
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1, "one warning, however often the disk is full"
+
+
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
 def test_error_of_a_remote_disk_costs_only_the_page(
     opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
