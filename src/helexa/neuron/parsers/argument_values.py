@@ -107,7 +107,7 @@ def bare_value(text: str, schema: Mapping[str, Any]) -> tuple[str, str] | None:
     """Convert a value without quotation marks to JSON text.
 
     Python's and JavaScript's literals become JSON's literals, and `NaN` becomes `null`. Other words become strings, and
-    so do numbers if the schema allows only strings.
+    so do numbers if the schema allows strings and no numbers.
 
     Args:
         schema: JSON Schema of the value; empty if it is unknown.
@@ -120,7 +120,7 @@ def bare_value(text: str, schema: Mapping[str, Any]) -> tuple[str, str] | None:
     if text in _LITERALS:
         return text, ""
     if _NUMBER.fullmatch(text):
-        if schema_types(schema) == {"string"}:
+        if schema and "string" in (types := schema_types(schema)) and types.isdisjoint(_NUMBERS):
             return dumps(text), "type"
         whole = whole_number(text, schema)
         return whole, "" if whole == text else "integer"

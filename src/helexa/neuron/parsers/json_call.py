@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from helexa.neuron.parsers.argument_values import dumps, strict_loads
@@ -46,6 +47,16 @@ def read_arguments(source: Source, output: Output, name: str, ends: Markers = NO
     output.start(name)
     output.repairs |= yield from read_json(source, pass_on, schema=output.schema(name), ends=ends)
     output.end()
+
+
+def add_call(output: Output, name: str, arguments: str) -> None:
+    """Add a call whose arguments are known; add nothing if they cannot be repaired."""
+    with suppress(NotACall):
+        text = repaired_json(arguments, output.schema(name))
+        output.check(name)
+        output.start(name)
+        output.arguments(text)
+        output.end()
 
 
 def read_calls(source: Source, output: Output, ends: Markers = NO_MARKERS, *, known: bool = False) -> Reading[None]:
@@ -140,6 +151,13 @@ def read_call(
                 output.repairs.add("arguments_as_string")
             else:
                 arguments = yield from read_json_text(source, ends=ends)
+        # The name of the tool is the key of the arguments.
+        elif name is None and arguments is None and not (untagged or output.structured) and output.has(key):
+            if (yield from source.peek()) != "{":
+                raise NotACall
+            name, started, arguments = key, True, ""
+            output.repairs.add("name_as_key")
+            yield from read_arguments(source, output, name, ends)
         # The keys `id` and `type` are dropped, and so are other keys after the name or the arguments.
         elif key in _IGNORED or name is not None or arguments is not None:
             has_other_keys |= key not in _IGNORED

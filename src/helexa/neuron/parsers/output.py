@@ -200,6 +200,10 @@ class Output:
         schema = (self._tools or {}).get(self.tool(tool), {})
         return schema if isinstance(schema, Mapping) else {}
 
+    def has(self, tool: str) -> bool:
+        """Return whether the request certainly has `tool`."""
+        return self._tools is not None and tool in self._tools
+
     def offers(self, tool: str) -> bool:
         """Return whether the request has `tool`, or the tools are unknown."""
         return self._tools is None or self.tool(tool) in self._tools

@@ -30,6 +30,15 @@ HERMES: list[tuple[str, list[JoinedEvent]]] = [
     ('<tool_call>{"arguments": {"name": "get_weather", "city": "Paris"}}</tool_call>', [PARIS]),
     ('<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>', [PARIS]),
     ('<tool_call>{"name": "ping", "arguments": null}', [PING]),
+    ('<tool_call>{"get_weather": {"city": "Paris"}}</tool_call>!', [PARIS, BANG]),
+    ('<tool_call>{"get_weather": "Paris"}</tool_call>', [("text", '<tool_call>{"get_weather": "Paris"}</tool_call>')]),
+    (
+        'I look.\n<function_calls>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n</invoke>\n'
+        '<invoke name="ping">\n</invoke>\n</function_calls>',
+        [("text", "I look.\n"), PARIS, PING],
+    ),
+    ('<invoke name="ping">\n</invoke>', [PING]),
+    ('Write `<invoke name="rm">`.', [("text", 'Write `<invoke name="rm">`.')]),
     ('<tool_call>{"name": "rm", "arguments": {}}</tool_call>', [RM]),
     (
         '<tool_call>{"arguments": {"name": "rm", "a": 1}}</tool_call>',
@@ -349,6 +358,8 @@ HARMONY: list[tuple[str, list[JoinedEvent]]] = [
         [("thought", "Hm."), ("text", "Hi")],
     ),
     ("<|channel|>commentary to=repo_browser.ping<|message|>{}<|call|>", [PING]),
+    ('<|channel|>commentary to=functions.get_weather <|constrain|>json {"city": "Paris"}<|call|>', [PARIS]),
+    ("<|channel|>commentary to=functions.ping code {x: [}<|call|>", []),
     ("<|channel|>analysis<|message|>cut sho", [("thought", "cut sho")]),
 ]
 

@@ -7,13 +7,14 @@ import re
 from typing import Literal
 
 from helexa.neuron.parsers.formats.tagged_calls import CallTags, TaggedCalls
-from helexa.neuron.parsers.json_call import read_arguments, take_surplus
+from helexa.neuron.parsers.json_call import add_call, read_arguments, take_surplus
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import NO_MARKERS, Markers, NotACall, Reading, Source
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
 _EOM, _EOT = "<|eom|>", "<|eot|>"
+_UNMARKED_CALL = re.compile(r"\bto=[^<{]*(?:<[^{]*)?(\{.*\})\s*\Z", re.DOTALL)
 _MESSAGES = Markers([_MESSAGE])
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
 _UNMARKED = re.compile(re.escape(_CHANNEL) + r"\s*(analysis|final)\s+((?:(?!<\|).)+)\Z", re.DOTALL)
@@ -58,8 +59,8 @@ class MessageFormat:
         """Return the kind of the message with this header, and the called tool."""
         raise NotImplementedError
 
-    def unmarked(self, header: str) -> tuple[Kind, str] | None:
-        """Return kind and text of a message without `<|message|>`; None without text."""
+    def unmarked(self, header: str) -> tuple[Kind, str, str] | None:
+        """Return kind, tool and text of a message without `<|message|>`, or None."""
         return None
 
     def read_call(self, source: Source, output: Output, name: str) -> Reading[bool]:
@@ -80,9 +81,12 @@ class MessageFormat:
         if not (yield from source.marker(_MESSAGES)):
             if (message := self.unmarked(header)) is not None:
                 output.repairs.add("header")
-                kind, text = message
-                (output.thought if kind == "reasoning" else output.text)(text)
-                yield from self._read_text(source, output, kind)
+                kind, name, text = message
+                if kind == "call" and output.may_call:
+                    add_call(output, name, text)
+                else:
+                    (output.thought if kind == "reasoning" else output.text)(text)
+                yield from self._read_text(source, output, "text" if kind == "call" else kind)
                 return
             # A header is short and contains markers. Other text is an answer outside of a message.
             if len(header) > _MAX_HEADER or not self._any.search(header):
@@ -150,10 +154,12 @@ class Harmony(MessageFormat):
             return "call", recipient.removeprefix(_FUNCTIONS)
         return _CHANNELS.get(channel, "text"), ""
 
-    def unmarked(self, header: str) -> tuple[Kind, str] | None:
-        """Return kind and text of a message without `<|message|>`; None without text."""
+    def unmarked(self, header: str) -> tuple[Kind, str, str] | None:
+        """Return kind, tool and text of a message without `<|message|>`, or None."""
+        if call := _UNMARKED_CALL.search(header):
+            return *self.addressed(header[: call.start(1)]), call[1]
         match = _UNMARKED.search(header)
-        return (_CHANNELS[match[1]], match[2]) if match else None
+        return (_CHANNELS[match[1]], "", match[2]) if match else None
 
     def read_call(self, source: Source, output: Output, name: str) -> Reading[bool]:
         """Parse the arguments of a call, which may be missing."""

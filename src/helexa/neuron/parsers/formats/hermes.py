@@ -3,7 +3,7 @@
 Qwen models also use this format, which is named after Nous Research's Hermes models.
 """
 
-from helexa.neuron.parsers.formats.tagged_calls import FUNCTION_XML, read_tagged_call
+from helexa.neuron.parsers.formats.tagged_calls import FUNCTION_XML, INVOKE, read_tagged_call
 from helexa.neuron.parsers.json_call import read_arguments, read_calls, take_surplus
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Markers, Reading, Source
@@ -12,7 +12,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 TOOLS, _TOOLS_CLOSE = "<tools>", "</tools>"
 _OPEN, _TOOLS, _CLOSE = Markers([OPEN]), Markers([TOOLS]), Markers([CLOSE, _TOOLS_CLOSE])
 _ENDS = Markers([CLOSE, _TOOLS_CLOSE, OPEN])
-_NAMES, _NAME_ENDS = Markers(["<function>"]), Markers(["</function>"])
+_NAMES, _NAME_ENDS, _INVOKES = Markers(["<function>"]), Markers(["</function>"]), Markers(INVOKE.openers)
 _MAX_SURPLUS = 64  # surplus braces before a closing tag
 
 
@@ -24,13 +24,14 @@ class Hermes:
 
     * malformed JSON that `read_calls` can repair, several calls in a pair of tags, a missing end tag
     * a call in `<tools>` tags if it names a tool of the request, because the prompt encloses the tools in these tags
+    * calls of tools of the request in Claude's format, `<invoke name="...">`
     """
 
     name = "hermes"
     markers = frozenset({OPEN, CLOSE})
-    openers: tuple[str, ...] = (OPEN, TOOLS)
+    openers: tuple[str, ...] = (OPEN, TOOLS, *INVOKE.openers)
     leading: tuple[str, ...] = ()
-    closers: tuple[str, ...] = (CLOSE, _TOOLS_CLOSE, FUNCTION_XML.call_end)
+    closers: tuple[str, ...] = (CLOSE, _TOOLS_CLOSE, FUNCTION_XML.call_end, INVOKE.tags.block_end)
     untagged = True  # Whether tool calls in the form of plain JSON without tags are accepted, if the caller allows this
 
     def read(self, source: Source, output: Output) -> Reading[None]:
@@ -58,6 +59,10 @@ class Hermes:
             output.check(name, known=True)
             yield from read_arguments(source, output, name, _ENDS)
             output.repairs.add("json_arguments")
+        elif (yield from source.upcoming(_INVOKES)):
+            output.known_only = True
+            yield from INVOKE.read(source, output)
+            output.repairs.add("tag")
         else:
             yield from read_calls(source, output, _ENDS, known=tagged != OPEN)
         yield from take_surplus(source, _MAX_SURPLUS if tagged else None)
@@ -78,4 +83,4 @@ class QwenXml(HermesStrict):
     """The Hermes format without the opening tag, which Qwen models sometimes omit."""
 
     name = "qwen_xml"
-    openers = (OPEN, TOOLS, FUNCTION_XML.call)
+    openers = (*HermesStrict.openers, FUNCTION_XML.call)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from helexa.neuron.parsers.json_call import read_arguments, read_calls, take_surplus
@@ -298,3 +298,5 @@ _MINIMAX = CallTags(
 GLM = TaggedCalls("glm", "<tool_call>", _GLM)
 SEED_OSS = TaggedCalls("seed_oss", "<seed:tool_call>", _SEED)
 MINIMAX_M2 = TaggedCalls("minimax_m2", "<minimax:tool_call>", _MINIMAX)
+# The format of Claude, which no model here has. The prompts of agents mention it, and models then write it.
+INVOKE = TaggedCalls("invoke", "<function_calls>", replace(_MINIMAX, block_end="</function_calls>"))
