@@ -100,6 +100,11 @@ class Output:
         self._trial: tuple[int, bool, bool] | None = None
         self._withheld: list[OutputEvent] = []
 
+    @property
+    def on_trial(self) -> bool:
+        """Whether events are withheld until `end_trial` is called."""
+        return self._trial is not None
+
     def begin_trial(self) -> None:
         """Withhold the following events until `end_trial` is called."""
         self._trial = self.calls, self.broken, self.begun

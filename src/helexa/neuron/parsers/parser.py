@@ -114,6 +114,11 @@ class OutputParser:
         return self._output.reasoning
 
     @property
+    def may_leave_reasoning(self) -> bool:
+        """Whether a marker or a call that may end the reasoning has begun."""
+        return self._output.on_trial or not self._source.empty
+
+    @property
     def call_is_open(self) -> bool:
         """Whether the last tool call's arguments are incomplete; after `flush`: invalid."""
         return self._output.open_call

@@ -84,9 +84,10 @@ class AnswerReader:
         # Whether a stop string, or a tool call that `form` forbids, has ended the answer. The caller must discard
         # further output of the engine.
         self.stopped = False
-        # Whether the reasoning has exceeded its budget. The caller must then call `end_reasoning`.
+        # Whether the reasoning has exceeded its budget. The caller must then call `end_reasoning`. If the model then
+        # begins to reason again, the value becomes true again.
         self.over_budget = False
-        self.written: list[int] = []
+        self.written: list[int] = []  # the tokens of the answer so far, if the reasoning has a budget
         self._budget = None if form is None else form.thinking_budget
         self._closing_limit = closing_limit
         self._stop_ids = stop_ids
@@ -181,9 +182,7 @@ class AnswerReader:
 
     def end_reasoning(self, tokens: Sequence[int]) -> list[OutputEvent]:
         """Append `tokens`, which close the reasoning; return the new events."""
-        self._budget, self.over_budget = None, False
         self.tokens += len(tokens)
-        self.written += tokens
         for token in tokens:
             self._read(token)
         return self._shown()
@@ -211,7 +210,9 @@ class AnswerReader:
                 self._logprobs.clear()
         if self._budget is not None:
             self.written.append(token)
-            beyond = self._parser.in_reasoning and self.reasoning_tokens >= self._budget
+            # Some models call a tool without closing their reasoning. The closing marker would break the call.
+            may_close = self._parser.in_reasoning and not self._parser.may_leave_reasoning
+            beyond = may_close and self.reasoning_tokens >= self._budget
             self.over_budget = beyond and len(self.written) < self._closing_limit
 
     @property

@@ -194,7 +194,7 @@ async def _run_choice(
         async with model.admission.admit(principal, len(prompt), max(limit, 1)) as admitted:
             outputs = first = generate()
             yield recorder.started()
-            # One turn, and a second one if the server closes reasoning that exceeds its budget.
+            # One turn, and another one each time the server closes reasoning that exceeds its budget.
             while True:
                 async with aclosing(outputs):
                     while True:

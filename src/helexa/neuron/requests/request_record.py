@@ -133,9 +133,9 @@ class RunRecorder:
         return self._prompt_tokens + self._reader.tokens if self._first_token is not None else 0
 
     def resume(self) -> None:
-        """Record that the answer continues as a second sequence in the engine.
+        """Record that the answer continues as another sequence in the engine.
 
-        The timing and the cached prompt tokens of the second sequence are not recorded.
+        The timing and the cached prompt tokens of this sequence are not recorded.
         """
         self._resumed = True
         self._timing = None

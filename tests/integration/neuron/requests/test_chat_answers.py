@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -340,6 +341,47 @@ async def test_reasoning_ends_at_its_budget(fields: dict[str, Any], thoughts: st
         assert second.max_tokens == first.max_tokens - 9 - len(closing)
         assert (second.sampling, second.salt) == (first.sampling, first.salt)
         assert (first.prior_output, len(first.prompt) + second.prior_output) == (0, len(second.prompt))
+        assert node.engine.open_streams == 0
+
+
+@pytest.mark.parametrize("budget", [1, 5, 20, 40])
+async def test_thinking_budget_does_not_break_a_call_without_the_end_of_reasoning(budget: int) -> None:
+    thoughts = "Hm."[: budget - 1]
+    async with serve(answer(f"{thoughts}{CALL}"), AGENT_TEMPLATE) as node:
+        choice = (await both(node, {**AGENT, "thinking_budget": budget}))["choice"]
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"] == {"name": "weather", "arguments": '{"place": "Köln"}'}
+        assert choice["finish_reason"] == "tool_calls"
+        assert len(node.engine.requests) == 2  # one streamed, one not
+
+
+async def test_reasoning_after_a_call_in_it_ends_at_its_budget() -> None:
+    async with serve(thinking(f"{CALL} so", "Yes."), AGENT_TEMPLATE) as node:
+        message = (await both(node, {**AGENT, "thinking_budget": 9}))["choice"]["message"]
+        assert message["reasoning_content"].startswith(CALL) and len(message["reasoning_content"]) <= len(f"{CALL} so")
+        assert message["content"] == "Yes." and "tool_calls" not in message
+
+
+@pytest.mark.parametrize("budget", [4, 9])
+async def test_reasoning_that_begins_again_after_its_budget_is_closed_again(budget: int) -> None:
+    async def script(request: Generate, say: Say) -> None:
+        closed = TOKENIZER.decode(request.prompt).count("</think>")
+        if closed == 3:
+            await answer("Yes.")(request, say)
+            return
+        say(tokens=TOKENIZER.encode("<think>" if closed else "Hm"))
+        while True:
+            say(tokens=TOKENIZER.encode("."))
+            await asyncio.sleep(0)
+
+    async with serve(script, AGENT_TEMPLATE) as node:
+        reply = await both(node, {**AGENT, "thinking_budget": budget})
+        message, usage = reply["choice"]["message"], reply["usage"]
+        assert (message["content"], reply["choice"]["finish_reason"]) == ("Yes.", "stop")
+        assert message["reasoning_content"].startswith("Hm.") and len(message["reasoning_content"]) <= budget + 2
+        prompts = [TOKENIZER.decode(request.prompt) for request in node.engine.requests[:4]]
+        assert [later.startswith(earlier) for earlier, later in pairwise(prompts)] == [True, True, True]
+        assert usage["completion_tokens"] == len(prompts[3]) - len(prompts[0]) + len("Yes.") + 1
         assert node.engine.open_streams == 0
 
 
