@@ -290,6 +290,14 @@ def test_yarn_extends_the_stated_context(config: dict[str, Any], context: int, t
         assert build.request().context == context
 
 
+@pytest.mark.parametrize(("trained", "context"), [(96, 96), (262144, 128), (None, 128), (0, 128)])
+def test_context_ends_where_dual_chunk_attention_begins(trained: int | None, context: int, tmp_path: Path) -> None:
+    chunks = {"chunk_size": 96, "local_size": 8, "original_max_position_embeddings": trained}
+    path = folder_model(tmp_path, config={"dual_chunk_attention_config": chunks})
+    with Build(path, EngineOptions(dtype="float32", kv_cache_mb=1)) as build:
+        assert build.request().context == context
+
+
 def test_biases_that_the_configuration_excludes_are_rejected(tmp_path: Path) -> None:
     path = folder_model(tmp_path, **{"model.layers.1.self_attn.q_proj.bias": ones(64)})
     with pytest.raises(

@@ -56,8 +56,10 @@ class Settings:
             self.kv_heads = 1
             self.head_dim = self.positive("kv_lora_rank") + self.positive("qk_rope_head_dim")
         self.eps = self.fraction("rms_norm_eps", 1e-6)  # epsilon of the RMS norms
-        # number of positions that the model was trained for
-        self.context = _extended_context(config, self.positive("max_position_embeddings", 2048))
+        # number of positions that plain attention supports
+        self.context = _context_of_plain_attention(
+            config, _extended_context(config, self.positive("max_position_embeddings", 2048))
+        )
         self.served_context = self.positive(SERVED_CONTEXT, self.context)
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ModelFileError(
@@ -164,6 +166,15 @@ def _extended_context(config: Mapping[str, Any], stated: int) -> int:
             if 0 < trained <= stated < factor * trained < _LARGEST:
                 return int(factor * trained)
     return stated
+
+
+def _context_of_plain_attention(config: Mapping[str, Any], stated: int) -> int:
+    """Return how many positions a model supports without dual chunk attention."""
+    # Qwen2.5-1M and the long configurations of Qwen3-2507 state 1,010,000 positions, which they reach only with dual
+    # chunk attention (An et al., 2024). Up to the length of training, the result is the same without it.
+    chunks = config.get("dual_chunk_attention_config")
+    trained = chunks.get("original_max_position_embeddings") if isinstance(chunks, Mapping) else None
+    return min(stated, trained) if isinstance(trained, int) and trained > 0 else stated
 
 
 @dataclass(frozen=True)

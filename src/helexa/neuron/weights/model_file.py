@@ -107,7 +107,7 @@ def _reject_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 # Other keys with this ending belong to other modalities.
-_OF_TEXT = {"quantization_config", "per_layer_config", "eagle_config"}
+_OF_TEXT = {"dual_chunk_attention_config", "quantization_config", "per_layer_config", "eagle_config"}
 _TIED = "tie_word_embeddings"
 
 
