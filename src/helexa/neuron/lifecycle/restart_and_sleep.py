@@ -188,7 +188,7 @@ class HostedModel:
         self.idle_unload_secs = secs
         if self._idle_watch is not None:
             self._idle_watch.cancel()
-        if self.status == "loaded":
+        if self.status in ("loaded", "sleeping"):  # the watch of a sleeping model ends its tokenizer process
             self._watch_idle()
 
     def fall_asleep(self) -> "asyncio.Task[None]":

@@ -181,11 +181,14 @@ async def test_reports_do_not_wake_a_model_and_do_not_delay_its_sleep(tmp_path: 
         assert info(registry).status == "sleeping" and registry.events["wakes"] == 0
 
 
-async def test_sleeping_model_tokenizes_without_keeping_the_process(tmp_path: Path):
+@pytest.mark.parametrize("idle_secs", [None, 0.03], ids=["same", "changed"])
+async def test_sleeping_model_tokenizes_without_keeping_the_process(idle_secs: float | None, tmp_path: Path):
     async with node() as registry:
         await load(registry, make_model(tmp_path))
         before = psutil.Process().children()
         await asleep(registry)
+        if idle_secs is not None:
+            registry.keep(TINY, idle_secs)
         await until(lambda: len(psutil.Process().children()) <= len(before) - 2)  # the engine's and the tokenizer's
         text = registry.get(TINY).text
         tokens = await text.run(text.tokenizer.encode, "hi", add_special=False)
