@@ -66,12 +66,19 @@ def as_json(value: Any) -> bytes:
 def parse_arguments(text: str) -> dict[str, Any] | None:
     """Parse the arguments of a tool call: `{}` if empty, None if not a JSON object."""
     try:
-        arguments = json.loads(text, parse_constant=_reject_constant) if text.strip() else {}  # exact for any integer
+        arguments = _exact(text) if text.strip() else {}
         if isinstance(arguments, str):  # some tool parsers encode arguments twice that the model wrote as a string
-            arguments = json.loads(arguments, parse_constant=_reject_constant)
+            arguments = _exact(arguments)
     except (RecursionError, ValueError):
         return None
     return arguments if isinstance(arguments, dict) else None
+
+
+def _exact(text: str) -> Any:
+    """Parse JSON, with exact integers of any size, and U+FFFD for lone surrogates."""
+    if "\\u" in text:
+        text = without_lone_surrogates(text.encode()).decode()
+    return json.loads(text, parse_constant=_reject_constant)
 
 
 def _reject_constant(name: str) -> Never:

@@ -70,6 +70,22 @@ def test_invalid_tool_call_becomes_text(arguments: str) -> None:
     assert message["stop_reason"] == "end_turn"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (r'{"p": "\ud83d x"}', "\ufffd x"),
+        (r'{"p": "\uDE00"}', "\ufffd"),
+        (r'{"p": "\ud83d\ude00 \\ud83d"}', "\U0001f600 \\ud83d"),
+        (json.dumps(r'{"p": "\ud83d x"}'), "\ufffd x"),
+    ],
+)
+def test_half_of_a_surrogate_pair_in_arguments_is_replaced(arguments: str, value: str) -> None:
+    # Small models write such escapes in place of an emoji. A message cannot contain them.
+    message = translated({"content": None, "tool_calls": [call("f", arguments)]}, "tool_calls")
+    (block,) = json.loads(as_json(message))["content"]
+    assert block["input"] == {"p": value}
+
+
 @pytest.mark.parametrize("number", [-(2**63) - 1, 2**64, 10**30])
 def test_tool_call_keeps_integers_of_more_than_64_bits(number: int) -> None:
     message = translated({"content": None, "tool_calls": [call("f", json.dumps({"n": number}))]}, "tool_calls")

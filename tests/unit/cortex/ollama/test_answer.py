@@ -123,6 +123,12 @@ def test_durations_of_other_nodes_are_measured_by_the_gateway() -> None:
     assert last["eval_duration"] == pytest.approx(last["total_duration"] - 1_000_000_000, abs=10)
 
 
+def test_half_of_a_surrogate_pair_in_arguments_is_replaced() -> None:
+    parts = streamed(calls(call_delta(0, r'{"p": "\ud83d x"}', name="f", id="c")), finish("tool_calls"), DONE)
+    ((call,),) = [part["message"]["tool_calls"] for part in parts if "tool_calls" in part["message"]]
+    assert call["function"]["arguments"] == {"p": "\ufffd x"}
+
+
 def test_incomplete_tool_call_becomes_text() -> None:
     cut = streamed(calls(call_delta(0, '{"a":', name="f", id="c")), finish("length"), DONE)
     assert json.loads(joined(cut, "content")) == {"name": "f", "arguments": '{"a":'}
