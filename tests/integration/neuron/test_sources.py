@@ -307,10 +307,32 @@ def test_auto_chooses_the_first_file_without_a_checkpoint():
         (["Q4_K_L", "Q4_K_M", "Q4_K_S"], "q4k", "Q4_K_M"),
         (["BF16", "F16"], "f16", "F16"),
         (["IQ4_XS", "Q4_0", "Q4_1"], "q4", "IQ4_XS"),
+        (["BF16", "Q8_0", "UD-Q4_K_XL", "UD-Q2_K_XL"], None, "UD-Q4_K_XL"),
+        (["F16", "UD-Q3_K_XL", "UD-Q8_K_XL"], None, "UD-Q8_K_XL"),
     ],
 )
 def test_gguf_file_is_chosen_by_preference_order(tags: list[str], quant: str | None, chosen: str):
     assert chosen_files("x", [f"model-{tag}.gguf" for tag in tags], quant) == [f"model-{chosen}.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("companions", "model"),
+    [
+        (["mtp-gemma-Q8_0.gguf", "MTP/gemma-Q8_0-MTP.gguf", "MTP/gemma-BF16-MTP.gguf"], "gemma-strange.gguf"),
+        (["mtp-ornith-mtp-Q8_0.gguf", "mmproj-BF16.gguf"], "ornith-mtp-Q8_0.gguf"),
+        (["Model-imatrix.gguf", "Model.imatrix.gguf", "imatrix.gguf"], "model-strange.gguf"),
+        (["Model-imatrix.gguf"], "model-imatrix-Q8_0.gguf"),
+        (["mmproj-Model-Q8_0.gguf"], "Model-Q8_0-mtp.gguf"),
+        (["MTP-Q8_0.gguf"], "gguf/Model.MTP.Q8_0.gguf"),
+    ],
+)
+@pytest.mark.parametrize("quant", [None, "q8_0"])
+def test_draft_heads_encoders_and_activations_are_not_chosen(companions: list[str], model: str, quant: str | None):
+    if quant is None or "Q8_0" in model:
+        assert chosen_files("x", [*companions, model], quant) == [model]
+    else:
+        with pytest.raises(SourceError, match="has no file of quantization 'q8_0'"):
+            chosen_files("x", [*companions, model], quant)
 
 
 def test_all_shards_of_a_model_are_chosen():

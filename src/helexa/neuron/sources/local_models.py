@@ -15,7 +15,7 @@ from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.sources.downloaded_models import DownloadedModel, downloaded_models, hub_caches
 from helexa.neuron.sources.repository_files import quant_tag
-from helexa.neuron.weights.gguf.files import is_mmproj, part_names
+from helexa.neuron.weights.gguf.files import is_companion, part_names
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-\d{5}", re.ASCII | re.DOTALL)
 
@@ -72,7 +72,7 @@ class FolderScan:
             if _is_folder(entry):
                 if depth > 1:
                     self._scan(root, Path(entry.path), depth - 1)
-            elif entry.name.lower().endswith(".gguf") and not is_mmproj(entry.name):
+            elif entry.name.lower().endswith(".gguf") and not is_companion(f"{folder.name}/{entry.name}"):
                 part = _PART.fullmatch(entry.name[:-5])
                 model = part["stem"] if part else entry.name[:-5]
                 sizes[model] += _entry_size(entry)

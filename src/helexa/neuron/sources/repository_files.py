@@ -13,7 +13,7 @@ import msgspec
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.fetch import WebError
 from helexa.neuron.text.text_settings import NAMED_TEMPLATES, POOLING_FILE
-from helexa.neuron.weights.gguf.files import is_mmproj, part_names
+from helexa.neuron.weights.gguf.files import is_companion, part_names
 from helexa.neuron.weights.quant_policy import AUTO, NAMES, is_quant
 
 if TYPE_CHECKING:
@@ -29,9 +29,10 @@ _SINGLE = "model.safetensors"
 _ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 _TAG = re.compile(r"(?:^|[-._])((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4\w*)(?:-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 _PREFERENCE = (
-    *("Q4_K_M", "Q4_K_L", "Q4_K_S", "IQ4_XS", "IQ4_NL", "MXFP4", "MXFP4_MOE", "Q4_1", "Q4_0"),
-    *("Q5_K_M", "Q5_K_L", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K", "Q6_K_L", "Q8_0", "BF16", "F16", "F32"),
-    *("Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K_L", "Q2_K"),
+    *("Q4_K_M", "Q4_K_L", "Q4_K_XL", "Q4_K_S", "IQ4_XS", "IQ4_NL", "MXFP4", "MXFP4_MOE", "Q4_1", "Q4_0"),
+    *("Q5_K_M", "Q5_K_L", "Q5_K_XL", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K", "Q6_K_L", "Q6_K_XL", "Q8_0", "Q8_K_XL"),
+    *("BF16", "F16", "F32"),
+    *("Q3_K_XL", "Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K_XL", "Q2_K_L", "Q2_K"),
 )
 """GGUF quantizations in the order of preference, if no quantization is requested.
 
@@ -147,7 +148,7 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
             `quant_not_found`, and the error suggests the nearest name).
     """
     ggufs = sorted(
-        (name for name in names if name.lower().endswith(".gguf") and not is_mmproj(_file_name(name))),
+        (name for name in names if name.lower().endswith(".gguf") and not is_companion(name)),
         key=lambda name: (_rank(name), name),
     )
     # Skip files with a second copy of the weights, in the format of Mistral.

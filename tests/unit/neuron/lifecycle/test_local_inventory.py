@@ -83,6 +83,10 @@ async def test_models_are_listed_with_memory_from_their_headers_and_problems(
     (folder / "line\nbreak.gguf").touch()
     (folder / "mmproj-tower.gguf").touch()
     (folder / "model.mmproj-Q8_0.gguf").touch()
+    (folder / "mtp-model.gguf").touch()
+    (folder / "pub" / "MTP").mkdir()
+    (folder / "pub" / "MTP" / "tiny-Q8_0-MTP.gguf").touch()
+    (folder / "pub" / "tiny-imatrix.gguf").touch()
     store(config, "org/name", smollm2_gguf)
     async with watching(config) as inventory:
         found = await until(inventory, lambda found: all(one.memory_mb or one.problem for one in found.values()))

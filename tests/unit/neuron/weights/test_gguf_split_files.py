@@ -129,7 +129,8 @@ def test_part_count_that_is_not_a_number_is_rejected(write_gguf: Callable[..., P
 
 
 def test_gguf_models_lists_first_parts_and_single_files(folder: Path) -> None:
-    for name in ("other.gguf", "mmproj-tiny.gguf", "tiny.mmproj-Q8_0.gguf", "notes.txt", "half-00002-of-00002.gguf"):
+    companions = ("mmproj-tiny.gguf", "tiny.mmproj-Q8_0.gguf", "mtp-tiny-Q8_0.gguf", "tiny-imatrix.gguf")
+    for name in ("other.gguf", *companions, "notes.txt", "half-00002-of-00002.gguf"):
         (folder / name).write_bytes(b"")
     names = [path.name for path in gguf_models(folder)]
     assert names == ["half-00002-of-00002.gguf", "other.gguf", NAMES[0]]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII | re.DOTALL)
+# Names of files with a draft head and of files with activations, which llama.cpp's tools write for another file.
+_COMPANION = re.compile(r"(?:.*/)?(?:mtp/.*|mtp-[^/]*|(?:[^/]*[-_.])?imatrix\.gguf)", re.IGNORECASE | re.DOTALL)
 
 
 class GgufFile:
@@ -138,11 +140,19 @@ def is_mmproj(name: str) -> bool:
     return "mmproj" in name.lower()  # such as `mmproj-F16.gguf` or `Qwen2.5-VL-7B.mmproj-Q8_0.gguf`
 
 
+def is_companion(name: str) -> bool:
+    """Return whether a file belongs to another file, and is no model by itself.
+
+    `name` may be a path. Publishers put draft heads in a folder `MTP`.
+    """
+    return is_mmproj(name.rpartition("/")[2]) or _COMPANION.fullmatch(name) is not None
+
+
 def gguf_models(folder: Path) -> list[Path]:
     """Return the GGUF models in `folder` (their first files), sorted by name."""
     models: dict[str, Path] = {}
     for path in sorted(folder.glob("*.gguf")):
         match = _PART.fullmatch(path.name)
-        if not is_mmproj(path.name):
+        if not is_companion(path.name):
             models.setdefault(match["stem"] + match["count"] if match else path.name, path)
     return list(models.values())
