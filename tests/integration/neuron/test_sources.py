@@ -335,6 +335,18 @@ def test_draft_heads_encoders_and_activations_are_not_chosen(companions: list[st
             chosen_files("x", [*companions, model], quant)
 
 
+@pytest.mark.parametrize("more", ["tokenizer.json", "config.json"])
+def test_adapter_without_its_model_is_named_in_the_error(more: str):
+    with pytest.raises(SourceError, match="x contains only a LoRA adapter, which is not supported") as error:
+        chosen_files("x", ["adapter_config.json", "adapter_model.safetensors", more], None)
+    assert error.value.kind == "empty_repo"
+
+
+def test_adapter_beside_its_merged_model_is_not_downloaded():
+    merged = ["adapter_config.json", "config.json", "model.safetensors"]
+    assert chosen_files("x", [*merged, "adapter_model.safetensors"], None) == merged
+
+
 def test_all_shards_of_a_model_are_chosen():
     shards = [f"big-Q4_K_M-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     assert chosen_files("x", [*shards, "big-Q8_0.gguf"], "q4_k_m") == shards

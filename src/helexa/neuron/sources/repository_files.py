@@ -26,6 +26,7 @@ _PLAIN_SEGMENT = re.compile(r"[^\x00-\x1f\\:*?\"<>|]{1,255}")
 
 SHARD_INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_ADAPTER = "adapter_model."
 _ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 _TAG = re.compile(r"(?:^|[-._])((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4\w*)(?:-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 _PREFERENCE = (
@@ -151,14 +152,14 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
         (name for name in names if name.lower().endswith(".gguf") and not is_companion(name)),
         key=lambda name: (_rank(name), name),
     )
-    # Skip files with a second copy of the weights, in the format of Mistral.
-    duplicate_prefix = "consolidated" if SHARD_INDEX in names or _SINGLE in names else "/"
+    # Skip LoRA adapters, and files with a second copy of the weights in the format of Mistral.
+    skipped = (_ADAPTER, "consolidated") if SHARD_INDEX in names or _SINGLE in names else (_ADAPTER,)
     checkpoint = sorted(
         name
         for name in names
         if name == POOLING_FILE
         or name in NAMED_TEMPLATES
-        or ("/" not in name and name.endswith(_CHECKPOINT_SUFFIXES) and not name.startswith(duplicate_prefix))
+        or ("/" not in name and name.endswith(_CHECKPOINT_SUFFIXES) and not name.startswith(skipped))
     )
     dense = "config.json" in checkpoint and any(name.endswith(".safetensors") for name in checkpoint)
     if quant and quant.lower() != AUTO:
@@ -172,8 +173,13 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
         return checkpoint
     if ggufs:
         return part_names(ggufs[0])
-    kind = "an image model" if "model_index.json" in names else "no model files: neither .safetensors nor .gguf"
-    raise SourceError(f"{source} contains {kind}; name a language model", kind="empty_repo", model_id=source)
+    if "adapter_config.json" in names:
+        found = "only a LoRA adapter, which is not supported; name a model that has it merged"
+    elif "model_index.json" in names:
+        found = "an image model; name a language model"
+    else:
+        found = "no model files: neither .safetensors nor .gguf; name a language model"
+    raise SourceError(f"{source} contains {found}", kind="empty_repo", model_id=source)
 
 
 def quant_tag(name: str) -> str:
