@@ -16,6 +16,7 @@ _NUMBERS = {"integer": int, "number": (int, float)}
 MAX_BARE = 400
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_ZEROS = re.compile(r"\A([-+]?)0+(?=[0-9])")
 _LOOSE_NUMBER = re.compile(r"\+?(-?)(0|[1-9][0-9]*)?(?:\.([0-9]*))?")
 _LITERALS = ("true", "false", "null")
 _FOREIGN = {"True": "true", "False": "false", "None": "null", "undefined": "null"}
@@ -119,14 +120,18 @@ def bare_value(text: str, schema: Mapping[str, Any]) -> tuple[str, str] | None:
         return None
     if text in _LITERALS:
         return text, ""
+    types = schema_types(schema) if schema else frozenset[str]()
+    has_numbers = not types.isdisjoint(_NUMBERS)
     if _NUMBER.fullmatch(text):
-        if schema and "string" in (types := schema_types(schema)) and types.isdisjoint(_NUMBERS):
+        if "string" in types and not has_numbers:
             return dumps(text), "type"
         whole = whole_number(text, schema)
         return whole, "" if whole == text else "integer"
     if text in _FOREIGN:
         return _FOREIGN[text], "literal"
-    loose = _LOOSE_NUMBER.fullmatch(text)
+    # `007` is a number only if the schema says so. It may be a code.
+    digits = _ZEROS.sub(r"\1", text) if has_numbers and "string" not in types else text
+    loose = _LOOSE_NUMBER.fullmatch(digits) if has_numbers or "string" not in types else None
     if loose and (loose[2] or loose[3]):
         number = f"{loose[1]}{loose[2] or '0'}" + (f".{loose[3]}" if loose[3] else "")
         return whole_number(number, schema), "number"

@@ -259,6 +259,17 @@ PYTHONIC: list[tuple[str, list[JoinedEvent]]] = [
     ),
     ('[ping(a="\\ud83d\\ude00")]', [("call", "ping", '{"a": "\\ud83d\\ude00"}')]),
     ("[ping(a={'b': 1e999})]", [("call", "ping", '{"a": ')]),
+    (
+        "[get_weather(city=02139, days=007), ping(day=2024-01-05, at=10:30, code=007, ip=10.0.0.1, path=/tmp/x)]",
+        [
+            ("call", "get_weather", '{"city": "02139", "days": 7}'),
+            (
+                "call",
+                "ping",
+                '{"day": "2024-01-05", "at": "10:30", "code": "007", "ip": "10.0.0.1", "path": "/tmp/x"}',
+            ),
+        ],
+    ),
     ("[ping(a=[True, null, {'b': false,}])]", [("call", "ping", '{"a": [true, null, {"b": false}]}')]),
     ("[ping(1)]", [("text", "[ping(1)]")]),
 ]

@@ -20,6 +20,7 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
 _ESCAPED |= {char: char for char in "\\'\"/"}
 _WIDTHS = {"x": 2, "u": 4, "U": 8}
 _PLUS = Markers(["+"])
+_BARE = re.compile(r"[\w+./~-]")  # the beginning of a value without quotation marks
 _LOOKAHEAD = 150
 # What follows a string: a bracket, another argument, a comma before a bracket, or another literal.
 _FOLLOWING = re.compile(r"""\s*\)[ \t]*(?:\s*[,\]);]|\s*<[|/]|\n)|\s*,\s*(?:[\w.:/-]+\s*=|\))|\s+["']|\s*\+\s*["']""")
@@ -290,8 +291,8 @@ def _python_json(text: str) -> tuple[str, bool]:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         if text.startswith(("{", "[")):
             return repaired_json(text), False
-        # A word or an expression, which becomes a string.
-        return text if text.isprintable() and text[:1].isalpha() else "", False
+        # A word, a date, a code such as `007` or an expression, which becomes a string.
+        return text if text.isprintable() and _BARE.match(text) else "", False
     try:
         return dumps(value), True
     except (ValueError, TypeError, RecursionError):
