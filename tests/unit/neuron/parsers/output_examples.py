@@ -194,6 +194,13 @@ QWEN_XML: list[tuple[str, list[JoinedEvent]]] = [
     ('<tool_call>\n<function>get_weather</function>\n{"city": "Paris"}\n</tool_call>', [PARIS]),
     ("<tool_call>\n<function=get_weather>\n<parameter=city\nParis\n</parameter>\n</function>\n</tool_call>", [PARIS]),
     (
+        '<tool_call>\n<function="get_weather">\n<parameter="city">\nParis\n</parameter>\n</function>\n</tool_call>',
+        [PARIS],
+    ),
+    ("<function='get_weather'><parameter='city'>Paris</parameter></function>", [PARIS]),
+    ('<function="ping></function>', [PING]),
+    ('<function="rm rf"></function>', [("text", '<function="rm rf"></function>')]),
+    (
         "<tool_call>\n<function=get_weather>\n<parameter=city: Paris\n</parameter>\n</function>\n</tool_call>",
         [
             (

@@ -14,6 +14,7 @@ _MAX_SPACE = 100
 _SPACE = re.compile(r"\s*")
 _LINE_BEGINS = re.compile(r"(?:\A|\n)[ \t]*\Z")
 
+_QUOTES, _QUOTED = Markers(['"', "'"]), re.compile(r"""(["'])[^"'\s]+\1""")
 _JSON, _BRACE = Markers(["{", "[", "```"]), Markers(["{"])
 _NAME = re.compile(r"[\w.$@-]*")
 _MAX_SURPLUS = 64  # surplus braces before a closing tag
@@ -123,7 +124,10 @@ def read_tagged_call(source: Source, output: Output, tags: CallTags, *, known: b
     """
     if tags.call:
         yield from source.expect(tags.calls)
+    quote = (yield from source.marker(_QUOTES)) if tags.name_end else ""
     name = yield from source.name()
+    if quote:
+        yield from source.marker(_QUOTES)
     if tags.name_end:
         yield from source.expect(tags.name_ends)
     key = ""
@@ -134,6 +138,8 @@ def read_tagged_call(source: Source, output: Output, tags: CallTags, *, known: b
         # A word in a pair of tags is a call only if the request has such a tool.
         known |= not key and not (yield from source.upcoming(tags.keys))
     output.check(name, known=known)
+    if quote:
+        output.repairs.add("tag")
     yield from source.space()
     if (yield from source.upcoming(_BRACE)):
         yield from read_arguments(source, output, name, tags.ends)
@@ -180,6 +186,8 @@ def _read_key(source: Source, arguments: KeyedArguments, tags: CallTags) -> Read
         source.take(source.at + len(end))
         if end.startswith('"'):
             key = text.partition('"')[0]  # models add attributes, such as the type
+        elif _QUOTED.fullmatch(text):  # as in HTML
+            key = text[1:-1]
     elif end and tags.lines and _NAME.fullmatch(text):  # the value begins in the next line
         while source.at + 1 == len(source.text) and not source.ended:
             yield
