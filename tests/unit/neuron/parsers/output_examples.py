@@ -198,6 +198,18 @@ QWEN_XML: list[tuple[str, list[JoinedEvent]]] = [
         [PARIS],
     ),
     ("<function='get_weather'><parameter='city'>Paris</parameter></function>", [PARIS]),
+    (
+        "<function=write_file>\n<parameter=content>\nx</content>y\n</content>\n<parameter=path>\na\n</path>\n</function>",
+        [("call", "write_file", '{"content": "x</content>y", "path": "a"}')],
+    ),
+    (
+        "<function=write_file>\n<parameter=content>\n<content>\nx\n</content>\n<parameter=path>\na\n</parameter>",
+        [("call", "write_file", '{"content": "<content>\\nx\\n</content>", "path": "a"}')],
+    ),
+    (
+        "<function=write_file>\n<parameter=content>\nx\n</content>\n</parameter>\n</function>",
+        [("call", "write_file", '{"content": "x\\n</content>"}')],
+    ),
     ('<function="ping></function>', [PING]),
     ('<function="rm rf"></function>', [("text", '<function="rm rf"></function>')]),
     (

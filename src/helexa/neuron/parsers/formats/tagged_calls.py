@@ -78,11 +78,6 @@ class CallTags:
         return Markers(filter(None, [self.value]))
 
     @cached_property
-    def value_ends(self) -> Markers:
-        """The tag after a value."""
-        return Markers([self.value_end])
-
-    @cached_property
     def call_ends(self) -> Markers:
         """The tag after the last parameter."""
         return Markers(filter(None, [self.call_end]))
@@ -91,11 +86,6 @@ class CallTags:
     def ends(self) -> Markers:
         """The tags after the last parameter and around the call."""
         return Markers(filter(None, (self.call_end, self.block_end)))
-
-    @cached_property
-    def any_value_end(self) -> Markers:
-        """All tags that may end a value."""
-        return Markers(self.inside_values)
 
     @cached_property
     def following(self) -> Markers:
@@ -168,8 +158,10 @@ def read_tagged_call(source: Source, output: Output, tags: CallTags, *, known: b
             yield from source.space()
             if not (yield from source.marker(tags.values)):
                 arguments.repaired("tag")
-        yield from arguments.read_bare(key, _ValueReader(tags).read, lines=tags.lines)
-        yield from source.marker(tags.value_ends)
+        reader = _ValueReader(tags, key)
+        yield from arguments.read_bare(key, reader.read, lines=tags.lines)
+        if (yield from source.marker(reader.ends)) not in ("", tags.value_end):
+            arguments.repaired("tag")
         source.settle()
         key = ""
 
@@ -215,10 +207,17 @@ def _is_unopened_key(source: Source, offset: int, tags: CallTags) -> Reading[boo
 
 
 class _ValueReader:
-    """Reads one value up to its end tag."""
+    """Reads the value of the parameter `key` up to its end tag.
 
-    def __init__(self, tags: CallTags) -> None:
+    Models also end a value with a tag of the parameter's name. Such a tag ends the value if another tag of the call
+    follows, and the value does not contain the opening tag of the same name.
+    """
+
+    def __init__(self, tags: CallTags, key: str) -> None:
         self._tags = tags
+        self._opening, closing = f"<{key}", f"</{key}>"
+        self._closing = "" if closing in tags.inside_values else closing
+        self.ends = Markers(filter(None, [tags.value_end, self._closing]))  # the tags after a complete value
 
     def read(self, source: Source, sink: Callable[[str], None]) -> Reading[bool]:
         """Pass a value to `sink` as it arrives, up to its end tag, which is not read.
@@ -226,33 +225,36 @@ class _ValueReader:
         Return whether the value has an end. False if the output ended inside the value.
         """
         line = ""  # the last characters of the value, which show whether a tag begins a line
+        has_opening = False  # whether the value contains the opening tag of the parameter's name
 
         def pass_on(chunk: str) -> None:
-            nonlocal line
+            nonlocal line, has_opening
+            has_opening = has_opening or self._opening in line[-len(self._opening) :] + chunk
             line = (line + chunk)[-_MAX_SPACE:]
             sink(chunk)
 
         # Values may contain code with tags. A value of several lines ends at a tag only at the beginning of a line.
         in_lines = (yield from source.peek()) == "\n"
-        while tag := (yield from source.until(self._tags.any_value_end, pass_on)):
-            if tag == self._tags.value_end:
+        tags = Markers([*self._tags.inside_values, *([self._closing] if self._closing else [])])
+        while tag := (yield from source.until(tags, pass_on)):
+            if tag in (self._tags.value_end, self._closing):
                 # The value may contain its own end tag, for example in HTML. Only the text after the tag decides.
-                if (yield from self._ends_value(source)):
+                if not (has_opening and tag == self._closing) and (yield from self._ends_value(source, tag)):
                     return True
             elif not in_lines or _LINE_BEGINS.search(line):
                 return True
             pass_on(source.take(source.at + len(tag)))
         return False
 
-    def _ends_value(self, source: Source) -> Reading[bool]:
-        """Return whether the upcoming end tag comes before another parameter or an end."""
+    def _ends_value(self, source: Source, tag: str) -> Reading[bool]:
+        """Return whether the upcoming end `tag` comes before another parameter or an end."""
         while True:
-            start = source.at + len(self._tags.value_end)
+            start = source.at + len(tag)
             at = _SPACE.match(source.text, start).end()  # pyright: ignore[reportOptionalMemberAccess] - matches anything
             # more text is needed as long as it could still be such a tag
             marker = self._tags.following.at(source.text, at, source.ended)
             if marker is not None or at - start > _MAX_SPACE:
-                if marker or (at == len(source.text) and source.ended):
+                if marker or (at == len(source.text) and source.ended and tag == self._tags.value_end):
                     return True
                 return (yield from _is_unopened_key(source, at - source.at, self._tags))
             yield
