@@ -119,7 +119,8 @@ def read_call(
     """
     name: str | None = None
     arguments: str | None = None
-    started = has_other_keys = False
+    others: dict[str, str] = {}  # JSON texts of other members
+    started = False
     yield from source.expect(_OPEN)
     yield from source.space()
     doubled = yield from source.marker(_OPEN)  # some templates show calls with doubled braces
@@ -160,8 +161,9 @@ def read_call(
             yield from read_arguments(source, output, name, ends)
         # The keys `id` and `type` are dropped, and so are other keys after the name or the arguments.
         elif key in _IGNORED or name is not None or arguments is not None:
-            has_other_keys |= key not in _IGNORED
-            yield from read_json_text(source, ends=ends)
+            other = yield from read_json_text(source, ends=ends)
+            if key not in _IGNORED:
+                others[key] = other
         else:
             raise NotACall
         yield from source.space()
@@ -172,7 +174,13 @@ def read_call(
         yield from source.space()
     # The arguments came before the name, were a string, or are missing.
     if not started:
-        if (arguments is None and has_other_keys) or (untagged and None in (name, arguments)):
+        if arguments is None and others:
+            # Small models write the arguments beside the name.
+            if name is None or untagged or output.structured or not others.keys() <= output.parameters(name):
+                raise NotACall
+            arguments = f"{{{', '.join(f'{dumps(key)}: {text}' for key, text in others.items())}}}"
+            output.repairs.add("flat_arguments")
+        if untagged and None in (name, arguments):
             raise NotACall
         name, arguments = _repair(output, name, arguments)
         output.check(name, known=known)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any
 
@@ -212,6 +212,11 @@ class Output:
     def offers(self, tool: str) -> bool:
         """Return whether the request has `tool`, or the tools are unknown."""
         return self._tools is None or self.tool(tool) in self._tools
+
+    def parameters(self, tool: str) -> Set[str]:
+        """Return the names of the parameters in the schema of a tool."""
+        properties = self.schema(tool).get("properties")
+        return properties.keys() if isinstance(properties, Mapping) else set[str]()
 
     def parameter(self, tool: str, name: str) -> Mapping[str, Any]:
         """Return the JSON Schema of a parameter with the tool's `$defs`, or {}."""

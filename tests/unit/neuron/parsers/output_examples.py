@@ -65,6 +65,15 @@ HERMES: list[tuple[str, list[JoinedEvent]]] = [
         '<tool_call>{"name": "ping", "city": "Paris"}</tool_call>',
         [("text", '<tool_call>{"name": "ping", "city": "Paris"}</tool_call>')],
     ),
+    ('<tool_call>{"name": "get_weather", "city": "Paris"}</tool_call>!', [PARIS, BANG]),
+    (
+        '<tool_call>\n{"name": "get_weather", "city": "Paris", "days": "3", "metric": True}\n</tool_call>',
+        [("call", "get_weather", '{"city": "Paris", "days": 3, "metric": true}')],
+    ),
+    (
+        '<tool_call>{"name": "get_weather", "city": "Paris", "country": "F"}</tool_call>',
+        [("text", '<tool_call>{"name": "get_weather", "city": "Paris", "country": "F"}</tool_call>')],
+    ),
     ('<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}</tool_call>!', [PARIS, BANG]),
     ("<tool_call>garbage</tool_call>", [("text", "<tool_call>garbage</tool_call>")]),
     ("<tool_call></tool_call>", []),
