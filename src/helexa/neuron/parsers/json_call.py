@@ -14,6 +14,7 @@ _OPEN, _COLON, _COMMA, _CLOSE = Markers(["{"]), Markers([":"]), Markers([","]), 
 _QUOTE = Markers(['"', "'"])
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type")
+_NAMES = ("function", "function_name", "tool", "tool_name")
 _UNTAGGED_KEYS = Markers(['"name"', '"arguments"', '"id"', '"type"'])
 _MAX_SURPLUS = 3
 _FENCE, _LANGUAGE = Markers(["```"]), Markers(["json", "tool_call", "xml"])
@@ -101,7 +102,13 @@ def read_fence(source: Source) -> Reading[str]:
 
 
 def read_call(
-    source: Source, output: Output, ends: Markers = NO_MARKERS, *, known: bool = False, untagged: bool = False
+    source: Source,
+    output: Output,
+    ends: Markers = NO_MARKERS,
+    *,
+    known: bool = False,
+    untagged: bool = False,
+    inner: bool = False,
 ) -> Reading[None]:
     """Parse one tool call that is a JSON object.
 
@@ -113,6 +120,7 @@ def read_call(
         untagged: whether the object is in plain text, without a tag that marks it as a tool call. In this case, the
             object must have `arguments` and the name of a tool in the request. Before the arguments, only the keys
             `name`, `id` and `type` are allowed.
+        inner: whether the object is the member `function` of another object.
 
     Raises:
         NotACall: the text is not a tool call. If arguments were already added to `output`, the call stays incomplete.
@@ -152,6 +160,19 @@ def read_call(
                 output.repairs.add("arguments_as_string")
             else:
                 arguments = yield from read_json_text(source, ends=ends)
+        # The call has the form of the API, or the name has another key.
+        elif (
+            key in _NAMES
+            and (name, arguments) == (None, None)
+            and not (untagged or output.structured or output.has(key))
+        ):
+            if not inner and (yield from source.upcoming(_OPEN)):
+                yield from read_call(source, output, ends, known=known, inner=True)
+                name, started, arguments = "", True, ""
+            else:
+                name = _loaded_name((yield from read_json_text(source, ends=ends)))
+                output.check(name, known=True)
+            output.repairs.add("name_key")
         # The name of the tool is the key of the arguments.
         elif name is None and arguments is None and not (untagged or output.structured) and output.has(key):
             if (yield from source.peek()) != "{":

@@ -67,6 +67,16 @@ HERMES: list[tuple[str, list[JoinedEvent]]] = [
     ),
     ('<tool_call>{"name": "get_weather", "city": "Paris"}</tool_call>!', [PARIS, BANG]),
     (
+        '<tool_call>{"type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}\n',
+        [PARIS],
+    ),
+    ('<tool_call>[{"function": {"name": "ping"}}, {"tool": "ping"}]</tool_call>!', [PING, PING, BANG]),
+    ('<tool_call>{"function": "get_weather", "arguments": {"city": "Paris"}}</tool_call>', [PARIS]),
+    (
+        '<tool_call>{"function": "fly", "arguments": {}}</tool_call>',
+        [("text", '<tool_call>{"function": "fly", "arguments": {}}</tool_call>')],
+    ),
+    (
         '<tool_call>\n{"name": "get_weather", "city": "Paris", "days": "3", "metric": True}\n</tool_call>',
         [("call", "get_weather", '{"city": "Paris", "days": 3, "metric": true}')],
     ),
