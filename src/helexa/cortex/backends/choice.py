@@ -71,7 +71,8 @@ class _Call:
         return parse_arguments(text) is not None
 
 
-_SIGNATURE_MARK = "_signature_"  # separates the id of a call from the signature that the id carries
+# Separates the id of a call from the signature that the id carries. Some ids contain the name of the function.
+_SIGNATURE_MARK = "_thought_signature_"
 _SIGNATURE = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _MAX_SIGNATURE_CHARS = 8192
 _TO_ID, _FROM_ID = str.maketrans("+/", "-_", "="), str.maketrans("-_", "+/")
@@ -88,9 +89,10 @@ def _signed(id: str, extra_content: Any) -> str:
 
 def split_signature(id: str) -> tuple[str, str | None]:
     """Return the id of a call without its signature, and the signature or None."""
-    id, mark, signature = id.partition(_SIGNATURE_MARK)
+    own_id, _, signature = id.rpartition(_SIGNATURE_MARK)
     signature = signature.translate(_FROM_ID)
-    return id, signature + "=" * (-len(signature) % 4) if mark else None
+    signature += "=" * (-len(signature) % 4)
+    return (own_id, signature) if own_id and _SIGNATURE.fullmatch(signature) else (id, None)
 
 
 @dataclass(frozen=True)

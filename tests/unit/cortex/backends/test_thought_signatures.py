@@ -180,3 +180,18 @@ def test_id_carries_no_signature_that_is_too_long_or_not_base64(signature: Any) 
     extra = {"google": {"thought_signature": signature}}
     (call,) = calls.read([{"id": "a", "function": {"name": "f"}, "extra_content": extra}], whole=True)
     assert call["id"] == "a"
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        "functions.check_signature_of:0",
+        "functions.check_signature_of:1",
+        "call_signature_1",
+        "functions.thought_signature_of:0",
+        "functions.read_thought_signature_of:0",
+        "_thought_signature_QUJD",
+    ],
+)
+def test_id_that_names_a_function_about_signatures_stays(id: str) -> None:
+    assert split_signature(id) == (id, None)
