@@ -2,9 +2,17 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
-SERVER = {"starlette", "anyio", "helexa.http", "helexa.cortex", "helexa.neuron.routes", "helexa.neuron.server"}
+MODULES_OF_SERVERS = (
+    "helexa.http",
+    "helexa.cortex",
+    "helexa.neuron.routes",
+    "helexa.neuron.app",
+    "helexa.neuron.middleware",
+)
+SERVER = {"starlette", "anyio", *MODULES_OF_SERVERS}
 OTHER_PROCESSES = {"tokenizers", "jinja2", "llguidance", "numpy", "PIL"}
 """Packages that only processes of engines and texts need."""
 
@@ -14,6 +22,10 @@ def imported(statement: str) -> set[str]:
     return set(
         subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     )
+
+
+def test_modules_of_servers_exist() -> None:
+    assert [name for name in MODULES_OF_SERVERS if find_spec(name) is None] == []
 
 
 def test_caller_of_a_private_engine_imports_no_server_and_no_package_of_other_processes() -> None:
