@@ -99,9 +99,11 @@ VARIANTS |= {
         },
     },
     "stablelm": {"head_dim": 16, "use_qkv_bias": True},
+    "cohere": {"head_dim": 16, "logit_scale": 0.25},
+    "cohere2": {"head_dim": 16, "logit_scale": 0.25, "num_hidden_layers": 5, "sliding_window": 40},
 }
 LIKE_OTHERS = {"arcee", "ministral3", "granite_swa", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense", "stablelm"}
-LIKE_OTHERS |= {"gemma", "gemma2", "olmoe"}
+LIKE_OTHERS |= {"cohere", "cohere2", "gemma", "gemma2", "olmoe"}
 """Variants whose tensors are stored as those of another variant, and whose header is compared in a unit test."""
 
 EXPERTS = {

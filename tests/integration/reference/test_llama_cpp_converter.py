@@ -63,6 +63,7 @@ SENTENCEPIECE = {"llama", "ministral3", "granite", "smollm3", "arcee", "gemma", 
 SENTENCEPIECE |= {"qwen2", "granitemoe", "granite_swa", "granitemoehybrid", "ernie4_5", "ernie4_5_moe"}
 """Models with a SentencePiece vocabulary of 512 tokens."""
 RELEASED: dict[str, dict[str, Any]] = {
+    "cohere2": {"rotary_pct": 1.0},
     "deepseek_v2": {"scoring_func": "softmax"},
     "deepseek_v3": {"scoring_func": "sigmoid"},
     "granite_swa": {"no_rope_layers": [0, 1, 1]},

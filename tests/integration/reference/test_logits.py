@@ -187,6 +187,8 @@ VARIANTS |= {
     "exaone4": {"model_type": "exaone4"} | WINDOWS,
     "exaone4, no window": {"model_type": "exaone4", "sliding_window": None, "layer_types": [FULL] * 3},
     "stablelm": {"model_type": "stablelm", "use_qkv_bias": True, "num_attention_heads": 2},
+    "cohere": {"model_type": "cohere", "attention_bias": True, "logit_scale": 0.7},
+    "cohere2": {"model_type": "cohere2", "num_attention_heads": 2, "logit_scale": 0.7} | WINDOWS,
 }
 # Settings for transformers, then changes to the written configuration; None removes a setting.
 OLDER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -243,6 +245,14 @@ OLDER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "exaone4": (
         {"model_type": "exaone4", "sliding_window": 40, "layer_types": [SLIDING, SLIDING, FULL]},
         {"layer_types": None, "sliding_window_pattern": "LLG"},
+    ),
+    "cohere, silent": (
+        {"model_type": "cohere"},
+        dict.fromkeys(("layer_norm_eps", "logit_scale", "rope_parameters", "tie_word_embeddings")),
+    ),
+    "cohere2": (
+        {"model_type": "cohere2", "num_hidden_layers": 5, "sliding_window": 40},
+        dict.fromkeys(("layer_types", "rope_parameters")),
     ),
     "phi3, named su": (
         PHI3,
@@ -307,7 +317,7 @@ LIKE_OTHERS = {"gemma", "granite_swa", "granitemoe", "exaone4, no window", "olmo
 ROUNDED = [
     *("llama, yarn", "granite", "mistral", "ministral3", "qwen2, sliding", "qwen3, sliding", "seed_oss", "smollm3"),
     *("gemma2", "gemma3", "granite_swa", "olmo2", "olmo3", "ernie4_5", "hunyuan_v1_dense", "phi3, windowed"),
-    *("exaone4", "stablelm", "arcee", "gemma", "glm4"),
+    *("exaone4", "stablelm", "arcee", "gemma", "glm4", "cohere", "cohere2"),
 ]
 ROUNDED_DAILY = [*ROUNDED[:10], "olmo3", "hunyuan_v1_dense"]
 
@@ -397,6 +407,9 @@ def test_text_model_of_a_multimodal_model_matches(
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
         ("stablelm", {"use_parallel_residual": True}, "use_parallel_residual"),
         ("glm4", {"hidden_act": "gelu"}, "hidden_act"),
+        ("cohere", {"use_qk_norm": True}, "use_qk_norm"),
+        ("cohere", {"logit_scale": 0}, "logit_scale"),
+        ("cohere2", {"sliding_window": 0}, "sliding_window"),
         ("gemma", {"hidden_act": "silu"}, "hidden_act"),
         ("gemma", {"hidden_activation": "gelu"}, "hidden_activation"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 _CLASSES = {
     "arcee": "llama_variants.Arcee",
+    "cohere": "llama_variants.Cohere",
+    "cohere2": "llama_variants.Cohere2",
     "deepseek_v2": "deepseek.DeepSeekV2",
     "deepseek_v3": "deepseek.DeepSeekV3",
     "ernie4_5": "llama_variants.Ernie45",

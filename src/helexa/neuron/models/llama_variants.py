@@ -2,7 +2,7 @@
 
 References: transformers `modeling_mistral`, `modeling_ministral3`, `modeling_ernie4_5`, `modeling_seed_oss`,
 `modeling_arcee`, `modeling_hunyuan_v1_dense`, `modeling_phi3`, `modeling_smollm3`, `modeling_stablelm`,
-`modeling_glm4`.
+`modeling_glm4`, `modeling_cohere`, `modeling_cohere2`.
 """
 
 import re
@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron import tensors
 from helexa.neuron.layers.attention import QkNorms
-from helexa.neuron.layers.block import Block, SquaredReluMlp
+from helexa.neuron.layers.block import Block, SquaredReluMlp, Step
 from helexa.neuron.layers.rope import Rope, no_rotation, query_temperature
 from helexa.neuron.models.llama import ATTENTION_BIAS, Llama
 from helexa.neuron.models.settings import TensorNames
 from helexa.neuron.ops.operators import NormOp, QueryTemperature
+from helexa.neuron.tensors import Tensor
 
 _OUTPUT_BIAS = re.compile(r"model\.layers\.\d+\.self_attn\.o_proj\.bias", re.ASCII)
 
@@ -259,3 +261,81 @@ class Glm4(Llama):
             (self.norm(f"{prefix}.{first}"), self.norm(f"{prefix}.{second}")) for first, second in (before, after)
         )
         return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms, post_norms)
+
+
+class ParallelBlock(Block):
+    """A decoder layer whose attention and MLP have the same input, with one norm."""
+
+    def __call__(
+        self, hidden: Tensor, delta: Tensor | None, cache: Any, step: Step, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the residual stream and the sum of both outputs (see `Block`)."""
+        x = self._mixer_norm(hidden, delta)
+        delta = self.mixer(x, cache, step, rows)
+        if rows is not None:
+            hidden, x = self._ops.choose_rows(hidden, rows), self._ops.choose_rows(x, rows)
+        return hidden, self._ops.add(delta, self._mlp(x))
+
+
+class Cohere(Llama):
+    """Llama with layer norms without biases, and with attention and MLP in parallel.
+
+    It rotates adjacent numbers of each head.
+    """
+
+    defaults: ClassVar = {
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.0625,
+        "max_position_embeddings": 8192,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+    }
+    implemented = ("logit_scale",)
+    supported: ClassVar = {**Llama.supported, "use_qk_norm": (None, False)}
+    interleaved = True
+
+    @classmethod
+    def standard_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `config` with the epsilon of the layer norms as `rms_norm_eps`."""
+        standard = super().standard_config(config)
+        return {**standard, "rms_norm_eps": standard["layer_norm_eps"]}
+
+    def norm(self, name: str) -> NormOp:
+        """Return the layer norm with the weight `name.weight`."""
+        loader, width = self.loader, self.settings.hidden
+        # The final norm's weight also scales the logits.
+        factor = self.settings.number("logit_scale") if name == self.names.norm else 1.0
+        weight = loader.vector(f"{name}.weight", width) * factor
+        return loader.ops.layer_norm(weight, tensors.zeros(width, device=loader.ops.device), self.settings.eps)
+
+    def block(self, index: int, prefix: str) -> ParallelBlock:
+        """Return the decoder layer `index`."""
+        norm = self.norm(f"{prefix}.input_layernorm")
+        mixer, mlp = self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp")
+        return ParallelBlock(self.loader, mixer, mlp, (norm, norm))
+
+
+class Cohere2(Cohere):
+    """Cohere with a sliding window in most layers, and NoPE in the others."""
+
+    defaults: ClassVar = {
+        **Cohere.defaults,
+        "rope_theta": 10_000.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    }
+    types = ("full_attention", "sliding_attention")
+
+    def prepare(self) -> None:
+        """Create a rotary embedding without rotation, after `Llama.prepare`."""
+        super().prepare()
+        self._no_rotation = no_rotation(self.settings.head_dim, self.loader.ops)
+
+    def layer_type(self, index: int) -> str:
+        """Return the type of layer `index`: full attention at a fixed interval."""
+        is_sliding = (index + 1) % self.settings.positive("sliding_window_pattern")
+        return "sliding_attention" if is_sliding else "full_attention"
+
+    def rope_of(self, index: int) -> Rope:
+        """Return the rotary embedding of layer `index`; it may rotate nothing."""
+        return super().rope_of(index) if self.layer_types[index] == "sliding_attention" else self._no_rotation

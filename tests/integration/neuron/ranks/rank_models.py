@@ -161,6 +161,8 @@ MODELS |= {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     },
     "stablelm": UNEVEN | {"model_type": "stablelm", "num_attention_heads": 3},
+    "cohere": UNEVEN | {"model_type": "cohere"},
+    "cohere2": UNEVEN | WINDOWS | {"model_type": "cohere2", "num_attention_heads": 3},
 }
 LATENT = {
     "num_key_value_heads": 4,
@@ -229,6 +231,7 @@ LIKE_OTHERS = {
     "smollm3",
     "nemotron_h",
     "olmoe",
+    "cohere",
 }
 """Models whose weights are divided as in another of `MODELS`: as in llama, qwen3_5_moe, lfm2 or granitemoehybrid."""
 NAMES = daily(MODELS.keys() - LIKE_OTHERS, MODELS)

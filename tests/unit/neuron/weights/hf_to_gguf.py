@@ -27,6 +27,8 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "phi3": "phi3",
     "stablelm": "stablelm",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
     "seed_oss": "seed_oss",
     "arcee": "arcee",
     "smollm3": "smollm3",
@@ -278,10 +280,13 @@ def write_keys(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
         writer.add_logit_scale(config.output_multiplier)
         writer.add_sliding_window(config.sliding_window)
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if writer.arch in ("command-r", "cohere2"):
+        writer.add_logit_scale(config.logit_scale)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
     if writer.arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if writer.arch in ("gpt-oss", "gemma2", "gemma3"):
+    if writer.arch in ("cohere2", "gpt-oss", "gemma2", "gemma3"):
         writer.add_sliding_window(config.sliding_window)
     if writer.arch in ("olmo2", "exaone4", "granite_swa") and stated.get("sliding_window"):
         writer.add_sliding_window(config.sliding_window)

@@ -87,6 +87,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": SHAPE,
     "phi3": SHAPE | {"head_dim": 16, "pad_token_id": None, "original_max_position_embeddings": 512},
     "stablelm": SHAPE | {"head_dim": 16, "use_qkv_bias": True},
+    "cohere": SHAPE | {"head_dim": 16, "logit_scale": 0.25},
+    "cohere2": SHAPE | {"head_dim": 16, "logit_scale": 0.25, "sliding_window": 48},
     "seed_oss": SHAPE,
     "arcee": SHAPE | {"rope_parameters": YARN},
     "smollm3": SHAPE | {"head_dim": 16, "pad_token_id": None},

@@ -77,7 +77,8 @@ MODELS |= {
     "exaone4": SHAPE
     | {"model_type": "exaone4", "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
     "stablelm": SHAPE | {"model_type": "stablelm"},
-    **{name: SHAPE | {"model_type": name} for name in ("arcee", "gemma", "qwen3", "seed_oss")},
+    **{name: SHAPE | {"model_type": name} for name in ("arcee", "cohere", "gemma", "qwen3", "seed_oss")},
+    "cohere2": SHAPE | {"model_type": "cohere2", "sliding_window": 16},
     **{name: SHAPE | {"model_type": name, "pad_token_id": None} for name in ("glm4", "olmo2", "smollm3")},
     "minimax_m2": SHAPE | {"model_type": "minimax_m2", "num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": SHAPE | {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
@@ -90,7 +91,7 @@ MODELS |= {
 NEWER = ("gemma4_text", "deepseek_v3", "glm4_moe", "lfm2_moe", "granite", "ministral3", "nemotron_h")
 NEWER += ("granitemoeshared", "granite_swa", "olmo3", "ernie4_5", "hunyuan_v1_dense", "phi3", "exaone4", "stablelm")
 NEWER += ("arcee", "gemma", "qwen3", "seed_oss", "glm4", "olmo2", "smollm3", "minimax_m2", "ernie4_5_moe")
-NEWER += ("granitemoehybrid", "olmoe")
+NEWER += ("granitemoehybrid", "olmoe", "cohere", "cohere2")
 WRONG: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 3, 7, 2**16, 2**23, 2**31, 2**63, 10**40, 0.5, -0.5, 1e-300, 1e300),
     *("", "x", "fp8", "yarn", "\u0000", "full_attention", "x" * 5000, [], [1], [[[]]], ["x"] * 300, {}, {"a": {}}),

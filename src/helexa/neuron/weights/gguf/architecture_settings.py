@@ -115,6 +115,17 @@ def _stablelm(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"layer_norm_eps": config["rms_norm_eps"], "use_qkv_bias": config["attention_bias"]}
 
 
+def _cohere(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"layer_norm_eps": config["rms_norm_eps"], "logit_scale": metadata.number("logit_scale")}
+
+
+def _cohere2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "layer_types": metadata.windowed_layers(config["num_hidden_layers"], every=4),
+        "sliding_window": metadata.integer("attention.sliding_window"),
+    }
+
+
 def _muse_glimmer(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "final_logit_softcapping": _soft_cap(metadata, "final_logit_softcapping"),
@@ -261,6 +272,8 @@ FAMILIES: dict[str, tuple[str, tuple[_ConfigReader, ...]]] = {
     "hunyuan-dense": ("hunyuan_v1_dense", (_dense,)),
     "phi3": ("phi3", (_dense, _phi3)),
     "stablelm": ("stablelm", (_dense, _stablelm)),
+    "command-r": ("cohere", (_dense, _cohere)),
+    "cohere2": ("cohere2", (_dense, _cohere, _cohere2)),
     "seed_oss": ("seed_oss", (_dense,)),
     "arcee": ("arcee", (_dense,)),
     "qwen2": ("qwen2", (_dense,)),

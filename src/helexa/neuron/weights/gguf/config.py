@@ -32,7 +32,7 @@ _WITHOUT_ATTENTION = frozenset(["granitehybrid", "lfm2", "lfm2moe", "nemotron_h"
 _ATTENTION_BIASES = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_output.bias")
 
 # Architectures whose files may have an epsilon only at the key of LayerNorm, as in llama.cpp.
-_LAYER_NORM_EPSILON = frozenset(["stablelm", *_NEMOTRON])
+_LAYER_NORM_EPSILON = frozenset(["cohere2", "command-r", "stablelm", *_NEMOTRON])
 
 # Values that do not change the computation, of llama.cpp's keys that this module reads for no architecture or for some
 # architectures only. In llama.cpp, 0 turns a scale off.

@@ -192,6 +192,8 @@ _LAYER: dict[str, Mapping[str, str]] = {
     "hunyuan-dense": _ATTENTION | _HUNYUAN | _NORM | _DENSE,
     "phi3": _ATTENTION | _NORM | _DENSE | _FUSED,
     "stablelm": _ATTENTION | _NORM | _DENSE,
+    "command-r": _ATTENTION | _DENSE,
+    "cohere2": _ATTENTION | _DENSE,
     "seed_oss": _ATTENTION | _LATER_NORM | _DENSE,
     "arcee": _ATTENTION | _NORM | _DENSE,
     "qwen2": _ATTENTION | _NORM | _DENSE,
