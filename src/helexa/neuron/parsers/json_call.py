@@ -182,9 +182,7 @@ def read_call(
             yield from read_arguments(source, output, name, ends)
         # The keys `id` and `type` are dropped, and so are other keys after the name or the arguments.
         elif key in _IGNORED or name is not None or arguments is not None:
-            other = yield from read_json_text(source, ends=ends)
-            if key not in _IGNORED:
-                others[key] = other
+            others[key] = yield from read_json_text(source, ends=ends)
         else:
             raise NotACall
         yield from source.space()
@@ -195,11 +193,13 @@ def read_call(
         yield from source.space()
     # The arguments came before the name, were a string, or are missing.
     if not started:
-        if arguments is None and others:
-            # Small models write the arguments beside the name.
-            if name is None or untagged or output.structured or not others.keys() <= output.parameters(name):
+        if arguments is None and not others.keys() <= {*_IGNORED}:
+            # Small models write the arguments beside the name. `id` and `type` may belong to the call instead.
+            parameters = frozenset[str]() if name is None else output.parameters(name)
+            if untagged or output.structured or not others.keys() <= {*_IGNORED, *parameters}:
                 raise NotACall
-            arguments = f"{{{', '.join(f'{dumps(key)}: {text}' for key, text in others.items())}}}"
+            flat = [(key, text) for key, text in others.items() if key in parameters and text != '"function"']
+            arguments = f"{{{', '.join(f'{dumps(key)}: {text}' for key, text in flat)}}}"
             output.repairs.add("flat_arguments")
         if untagged and None in (name, arguments):
             raise NotACall

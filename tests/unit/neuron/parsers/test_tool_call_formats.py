@@ -184,3 +184,21 @@ def test_labels_of_reasoning_and_marks_around_the_answer_are_dropped(
     assert read([text]) == expected
     for cut in range(1, len(text)):
         assert read(pieces_at(text, [cut])) == expected, cut
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('{"name": "edit", "id": 7, "path": "a"}', '{"id": 7, "path": "a"}'),
+        ('{"type": "file", "name": "edit", "path": "a"}', '{"type": "file", "path": "a"}'),
+        ('{"type": "function", "name": "edit", "path": "a"}', '{"path": "a"}'),
+    ],
+)
+def test_arguments_beside_the_name_contain_the_parameters_id_and_type(text: str, arguments: str):
+    tools = {"edit": {"properties": {"id": {"type": "integer"}, "path": {"type": "string"}, "type": {}}}}
+    assert parse_pieces(parser("hermes", tools), [f"<tool_call>{text}</tool_call>"]) == [("call", "edit", arguments)]
+
+
+def test_id_of_a_call_is_no_argument_beside_the_name():
+    text = '<tool_call>{"id": "1", "type": "function", "name": "get_weather", "city": "Paris"}</tool_call>'
+    assert parse_pieces(parser("hermes"), [text]) == [("call", "get_weather", '{"city": "Paris"}')]
