@@ -312,7 +312,7 @@ OLDER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-LIKE_OTHERS = {"gemma", "granite_swa", "granitemoe", "exaone4, no window", "olmo2", "phi3, windowed"}
+LIKE_OTHERS = {"cohere", "gemma", "granite_swa", "granitemoe", "exaone4, no window", "olmo2", "phi3, windowed"}
 """Variants whose differences from Llama are also those of other variants."""
 ROUNDED = [
     *("llama, yarn", "granite", "mistral", "ministral3", "qwen2, sliding", "qwen3, sliding", "seed_oss", "smollm3"),

@@ -10,6 +10,7 @@ from helexa.neuron.grammar.rules import Rules, TokenId, escaped, literal, withou
 from helexa.neuron.grammar.single_call import (
     CallableTool,
     bare_tagged_call,
+    cohere_call,
     json_call,
     python_call,
     schema_call,
@@ -20,7 +21,7 @@ from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.formats.gemma4 import CLOSE as GEMMA_CLOSE
 from helexa.neuron.parsers.formats.gemma4 import OPEN as GEMMA_OPEN
 from helexa.neuron.parsers.formats.harmony import MuseGlimmer
-from helexa.neuron.parsers.formats.json_calls import GRANITE, HUNYUAN, NEMOTRON, PHI4_MINI, JsonCalls
+from helexa.neuron.parsers.formats.json_calls import COHERE, GRANITE, HUNYUAN, NEMOTRON, PHI4_MINI, JsonCalls
 from helexa.neuron.parsers.formats.pythonic import LFM2, LLAMA_4, OLMO_3, Pythonic
 from helexa.neuron.parsers.formats.tagged_calls import FUNCTION_XML, GLM, MINIMAX_M2, SEED_OSS, TaggedCalls
 from helexa.neuron.parsers.output import Tools
@@ -179,6 +180,13 @@ def _json_list(known: JsonCalls) -> _Frame:
     return frame
 
 
+def _cohere(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
+    """Return the grammar of a JSON list with one call per line."""
+    call = rules.add("call", _either(cohere_call(rules, tool) for tool in callable_tools))
+    listed = f"{literal('[' + _INDENTED)} {_several(call, ',' + _INDENTED, limit)} {literal(_LINE + ']')}"
+    return [_Calls(COHERE.opener, f"{listed} {rules.marker(COHERE.closer)}")]
+
+
 def _kimi(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
     """Return the grammars of a list of calls, and of one call without a list."""
     begin, head, end = (rules.marker(f"<|tool_call_{name}|>") for name in ("begin", "argument_begin", "end"))
@@ -301,7 +309,7 @@ def _muse_glimmer(rules: Rules, callable_tools: list[CallableTool]) -> str:
 
 _CALL_MESSAGES = {"harmony": _harmony, "muse_glimmer": _muse_glimmer}
 
-_LINE = "\n"
+_LINE, _INDENTED = "\n", "\n    "
 _FRAMES: dict[str, _Frame] = {
     "hermes": _tagged(json_call),
     "hermes_strict": _tagged(json_call),
@@ -309,6 +317,7 @@ _FRAMES: dict[str, _Frame] = {
     "llama3_json": _llama,
     "mistral": _mistral,
     "deepseek": _deepseek,
+    "cohere": _cohere,
     "kimi_k2": _kimi,
     "gemma4": _gemma4,
     "olmo3": _olmo3,

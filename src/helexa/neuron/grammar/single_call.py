@@ -204,6 +204,12 @@ def json_call(rules: Rules, tool: CallableTool) -> str:
     return f'{literal(lead)} {tool.arguments(rules)} "}}"'
 
 
+def cohere_call(rules: Rules, tool: CallableTool) -> str:
+    """Return a Lark expression for a call of Cohere's models, with the call's number."""
+    number, lead = '{"tool_call_id": "', f'", "tool_name": "{tool.name}", "parameters": '
+    return f'{literal(number)} /[0-9]{{1,3}}/ {literal(lead)} {tool.arguments(rules)} "}}"'
+
+
 def schema_call(rules: Rules, tool: CallableTool, key: str) -> str:
     """Return a Lark expression for a call as `{"name": ..., KEY: {...}}`."""
     # The whole call is one JSON Schema, so a grammar can allow other JSON text as an alternative to the call.

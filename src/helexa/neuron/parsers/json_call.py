@@ -13,7 +13,7 @@ from helexa.neuron.parsers.source import NO_MARKERS, Markers, NotACall, Reading,
 _OPEN, _COLON, _COMMA, _CLOSE = Markers(["{"]), Markers([":"]), Markers([","]), Markers(["}"])
 _QUOTE = Markers(['"', "'"])
 _ARGUMENTS = ("arguments", "parameters")
-_IGNORED = ("id", "type")
+_IGNORED = ("id", "type", "tool_call_id")
 _NAMES = ("function", "function_name", "tool", "tool_name")
 _UNTAGGED_KEYS = Markers(['"name"', '"arguments"', '"id"', '"type"'])
 _MAX_SURPLUS = 3
@@ -60,7 +60,9 @@ def add_call(output: Output, name: str, arguments: str) -> None:
         output.end()
 
 
-def read_calls(source: Source, output: Output, ends: Markers = NO_MARKERS, *, known: bool = False) -> Reading[None]:
+def read_calls(
+    source: Source, output: Output, ends: Markers = NO_MARKERS, *, known: bool = False, name_key: str = "name"
+) -> Reading[None]:
     """Parse one or several tool calls that are JSON objects.
 
     The calls may be in a list or in a code fence. Surplus closing braces after each call are dropped. The arguments are
@@ -74,7 +76,7 @@ def read_calls(source: Source, output: Output, ends: Markers = NO_MARKERS, *, kn
     yield from source.space()
     calls = 0
     while True:
-        yield from read_call(source, output, ends, known=known)
+        yield from read_call(source, output, ends, known=known, name_key=name_key)
         yield from take_surplus(source)
         calls += 1
         # Models also write several objects without a list, with semicolons or nothing between them.
@@ -109,6 +111,7 @@ def read_call(
     known: bool = False,
     untagged: bool = False,
     inner: bool = False,
+    name_key: str = "name",
 ) -> Reading[None]:
     """Parse one tool call that is a JSON object.
 
@@ -121,6 +124,7 @@ def read_call(
             object must have `arguments` and the name of a tool in the request. Before the arguments, only the keys
             `name`, `id` and `type` are allowed.
         inner: whether the object is the member `function` of another object.
+        name_key: key of the tool's name in the format, besides `name`.
 
     Raises:
         NotACall: the text is not a tool call. If arguments were already added to `output`, the call stays incomplete.
@@ -139,7 +143,7 @@ def read_call(
         if name is not None and (yield from source.upcoming(ends)):
             break
         key = yield from _key(source, _UNTAGGED_KEYS if untagged and not started else None)
-        if key == "name" and name is None:
+        if key in ("name", name_key) and name is None:
             # Any JSON object in text comes here. The first sign that it is no call must end the attempt, so that the
             # text is not delayed.
             if untagged and not (yield from source.upcoming(output.quoted_names)):
@@ -180,7 +184,7 @@ def read_call(
             name, started, arguments = key, True, ""
             output.repairs.add("name_as_key")
             yield from read_arguments(source, output, name, ends)
-        # The keys `id` and `type` are dropped, and so are other keys after the name or the arguments.
+        # The keys in `_IGNORED` are dropped, and so are other keys after the name or the arguments.
         elif key in _IGNORED or name is not None or arguments is not None:
             others[key] = yield from read_json_text(source, ends=ends)
         else:

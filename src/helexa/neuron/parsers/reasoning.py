@@ -114,6 +114,7 @@ _KNOWN = (
     ReasoningMarks("<seed:think>", "</seed:think>"),
     ReasoningMarks("<thought>", "</thought>"),
     ReasoningMarks("<reasoning>", "</reasoning>"),
+    ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningMarks("<|channel>", "<channel|>", label="thought"),
 )
 _ANSWERS = (("<answer>", "</answer>"), ("<response>", "</response>"))

@@ -232,6 +232,7 @@ LIKE_OTHERS = {
     "nemotron_h",
     "olmoe",
     "cohere",
+    "cohere2",
 }
 """Models whose weights are divided as in another of `MODELS`: as in llama, qwen3_5_moe, lfm2 or granitemoehybrid."""
 NAMES = daily(MODELS.keys() - LIKE_OTHERS, MODELS)

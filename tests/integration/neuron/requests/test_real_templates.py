@@ -114,6 +114,14 @@ ANSWERS: dict[str, tuple[str, tuple[str, ...], str, str, str]] = {
         "Hm.",
         "",
     ),
+    "cohere": (
+        "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+        ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>"),
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": {"place": "Köln"}}\n]'
+        "<|END_ACTION|>",
+        "",
+        "",
+    ),
     "seed_oss": (
         "ByteDance-Seed-OSS",
         ("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"),
@@ -146,7 +154,7 @@ ANSWERS: dict[str, tuple[str, tuple[str, ...], str, str, str]] = {
 }
 
 
-NIGHTLY = ("minimax_m2", "nemotron", "seed_oss", "kimi_k2")
+NIGHTLY = ("cohere", "minimax_m2", "nemotron", "seed_oss", "kimi_k2")
 
 
 @pytest.mark.parametrize("format_name", daily(ANSWERS.keys() - NIGHTLY, ANSWERS))

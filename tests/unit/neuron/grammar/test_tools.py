@@ -139,6 +139,9 @@ WRITTEN = {
     "<arg_value>3</arg_value>\n<arg_key>metric</arg_key>\n<arg_value>true</arg_value>\n</tool_call>",
     "glm-4.7": "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value><arg_key>days</arg_key>"
     "<arg_value>3</arg_value><arg_key>metric</arg_key><arg_value>true</arg_value></tool_call>",
+    "cohere": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+    + ARGUMENTS
+    + "}\n]<|END_ACTION|>",
     "granite": '<|tool_call|>[{"name": "get_weather", "arguments": ' + ARGUMENTS + "}]",
     "hunyuan": '<tool_calls>[{"name": "get_weather", "arguments": ' + ARGUMENTS + "}]</tool_calls>",
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"

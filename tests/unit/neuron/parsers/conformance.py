@@ -36,6 +36,7 @@ TOOLS: dict[str, dict[str, Any]] = {
 CALLS: list[tuple[str, dict[str, Any]]] = [("get_weather", {"city": "Zug", "days": 3}), ("clock", {"zone": "Rome"})]
 ENDS = re.compile(
     r"<\|(?:im_end|eot_id|end_of_text|end|role_end|tool_response)\|?>|<END>|<seed:eos>|\[e~\[|<turn\|>|<\|end_header_id\|>\n\n"
+    r"|<\|END_OF_TURN_TOKEN\|>"
 )
 
 
@@ -88,6 +89,7 @@ FAMILIES = [
     Family("Hunyuan", "", frozenset(THINK), '<tool_calls>[{"name": <answer>'),
     Family("Apriel 1.5", "unsloth-Apriel-1.5"),
     Family("Phi-4-mini", "", frozenset({"<|tool_call|>", "<|/tool_call|>"})),
+    Family("Command R7B, Command A", "CohereForAI-c4ai-command-r7b-12-2024-tool_use"),
     Family("Nemotron Nano 2", "NVIDIA-Nemotron-Nano-v2"),
     Family("Nemotron 3 Nano", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
     Family("DeepSeek V3.1", "deepseek-ai-DeepSeek-V3.1"),

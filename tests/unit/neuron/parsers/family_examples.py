@@ -69,6 +69,16 @@ MINIMAX_M2: Cases = [
     ('<minimax:tool_call>\n<invoke name="rm">', [("text", '<minimax:tool_call>\n<invoke name="rm">')]),
 ]
 LIST = '[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "ping", "arguments": {}}]'
+COHERE: Cases = [
+    (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}},\n'
+        '    {"tool_call_id": "1", "tool_name": "ping", "parameters": {}}\n]<|END_ACTION|>',
+        [PARIS, PING],
+    ),
+    (f"Let me look.\n<|START_ACTION|>{LIST}<|END_ACTION|>", [LOOK, PARIS, PING]),
+    ('<|START_ACTION|>{"tool_name": "ping"}', [PING]),
+    ("<|START_ACTION|>none<|END_ACTION|>", [("text", "<|START_ACTION|>none<|END_ACTION|>")]),
+]
 GRANITE: Cases = [
     (f"<|tool_call|>{LIST}", [PARIS, PING]),
     (f"Let me look.\n<|tool_call|> {LIST}", [LOOK, PARIS, PING]),
@@ -201,6 +211,7 @@ GEMMA4: Cases = [
 ]
 
 FAMILIES: dict[str, Cases] = {
+    "cohere": COHERE,
     "gemma4": GEMMA4,
     "glm": GLM,
     "granite": GRANITE,

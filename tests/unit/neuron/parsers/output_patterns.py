@@ -14,6 +14,7 @@ _e = re.escape
 _GAP = r"(?:\s|<think>\s*</think>|</think>{empty})*(?:<think>\s*\Z)?"
 _EMPTY_CALL = r"|<tool_call>\s*</tool_call>"
 _EMPTY = dict.fromkeys(("hermes", "hermes_strict", "qwen_xml", "glm"), _EMPTY_CALL) | {
+    "cohere": r"|<\|START_ACTION\|>\s*<\|END_ACTION\|>",
     "gemma4": r"|<\|tool_call>\s*<tool_call\|>",
     "hunyuan": r"|<tool_calls>\s*</tool_calls>",
     "minimax_m2": r"|<minimax:tool_call>\s*</minimax:tool_call>",
@@ -83,7 +84,7 @@ def _call(format_name: str | None, name: str, arguments: str) -> str:
                 rf"(?:{first}\s*(?:```(?:json)?\s*)?\[?\s*|,\s*)?{json_call}{_SURPLUS}\s*\]?(?:\s*```)?\s*(?:{last})?"
             )
             return rf"(?:{pythonic}|{listed})"
-        case "granite" | "hunyuan" | "nemotron" | "phi4_mini":
+        case "cohere" | "granite" | "hunyuan" | "nemotron" | "phi4_mini":
             first, last = _JSON_MARKS[format_name]
             begin = rf"(?:(?:{first})\s*(?:```(?:json)?\s*)?\[?|,|;)?"
             return rf"{begin}\s*{json_call}{_SURPLUS}\s*;?\s*\]?(?:\s*```)?{_SURPLUS}\s*(?:{last})?"
@@ -123,6 +124,7 @@ _PYTHONIC_MARKS = {
     "olmo3": ("<function_calls>", "</function_calls>"),
 }
 _JSON_MARKS = {
+    "cohere": (r"<\|START_ACTION\|>", r"<\|END_ACTION\|>"),
     "granite": (r"<\|tool_call\|>", ""),
     "hunyuan": ("<tool_calls>", "</tool_calls>"),
     "nemotron": ("<TOOLCALL>", "</TOOLCALL>"),
@@ -165,7 +167,7 @@ _TAGGED = {
 def _json_call(name: str, arguments: str) -> str:
     text = f"(?:{_json(arguments)}|{_e(json.dumps(arguments))})"
     name_member, arguments_member = (
-        rf'"name"\s*:\s*"{_e(name)}"\s*{_EXTRA_MEMBERS}',
+        rf'"(?:tool_)?name"\s*:\s*"{_e(name)}"\s*{_EXTRA_MEMBERS}',
         rf'"(?:arguments|parameters)"\s*:\s*{text}\s*{_EXTRA_MEMBERS}',
     )
     hoisted = (
@@ -198,7 +200,7 @@ def _any_json(depth: int) -> str:
 
 # Additional members of a call: after its name or its arguments, and before them.
 _EXTRA_MEMBERS = rf'(?:,\s*"(?:[^"\\]|\\.)*"\s*:\s*{_any_json(3)}\s*)*'
-_HEAD = rf'(?:"(?:id|type)"\s*:\s*{_any_json(3)}\s*,\s*)*'
+_HEAD = rf'(?:"(?:id|type|tool_call_id)"\s*:\s*{_any_json(3)}\s*,\s*)*'
 
 
 def _pairs(arguments: str, form: tuple[str, str], end: str) -> str:

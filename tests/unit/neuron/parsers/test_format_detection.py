@@ -46,6 +46,8 @@ FORMATS = {
     "MiniMax-M2": "minimax_m2",
     "MiniMax-M3": None,
     "NVIDIA-Nemotron-Nano-v2": "nemotron",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "cohere",
+    "Cohere2MoE": "cohere",
     "ibm-granite-granite-3.3-2B-Instruct": "granite",
     "ibm-granite-granite-4.1": "hermes",
     "inclusionai-ling-3.0-flash": "glm",
@@ -79,6 +81,7 @@ def test_format_is_detected_from_tokens_without_template_evidence():
         "lfm2",
         "granite",
         "phi4_mini",
+        "cohere",
     ):
         tool_call_format = find_tool_call_format(TOOL_CALL_FORMATS[name].markers.__contains__, "{{ messages }}")
         assert tool_call_format is TOOL_CALL_FORMATS[name]
@@ -93,6 +96,7 @@ def test_format_is_detected_from_tokens_without_template_evidence():
         ("GLM-4.7-Flash", "<think>"),
         ("MiniMax-M2", "<think>"),
         ("NVIDIA-Nemotron-Nano-v2", "<think>"),
+        ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "<|START_THINKING|>"),
         ("Qwen-Qwen2.5-7B-Instruct", None),
         ("openai-gpt-oss-120b", None),
     ],
@@ -122,11 +126,11 @@ CALL: dict[str, Any] = {
     "function": {"name": "get_weather", "arguments": ARGUMENTS},
 }
 ENDS = r"<END>|<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>|<｜end▁of▁sentence｜>|<\|call\|>|</assistant>|<seed:eos>"
-ENDS += r"|<\|end\|>|\[e~\[|<turn\|>|<\|tool_response>|<SPECIAL_12>|<\|role_end\|>"
+ENDS += r"|<\|end\|>|\[e~\[|<turn\|>|<\|tool_response>|<SPECIAL_12>|<\|role_end\|>|<\|END_OF_TURN_TOKEN\|>"
 # Models whose template renders past assistant messages in another format than the model's output, such as without the
 # marker that ends the reasoning.
 REFORMATTED = {"Qwen-QwQ-32B", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "NVIDIA-Nemotron-Nano-v2", "MiniMax-M2"}
-REFORMATTED |= {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "GLM-4.7-Flash"}
+REFORMATTED |= {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "GLM-4.7-Flash", "Cohere2MoE"}
 REFORMATTED |= {"google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved", "unsloth-Apriel-1.5"}
 WITHOUT_CALLS = {"LFM2-8B-A1B", "ibm-granite-granite-3.3-2B-Instruct"}  # templates that omit tool calls
 WITHOUT_CALLS |= {"llama-cpp-deepseek-r1"}  # a template that transformers cannot render, either

@@ -135,6 +135,11 @@ ALPHABETS |= {
     **{
         name: SHARED + [*marks] * 3 + JSON * 2 + ["```json\n", "```", ";"]
         for name, marks in {
+            "cohere": (
+                "<|START_ACTION|>",
+                "<|END_ACTION|>",
+                '{"tool_call_id": "0", "tool_name": "ping", "parameters": ',
+            ),
             "granite": ("<|tool_call|>", "<|tool_call|>["),
             "hunyuan": ("<tool_calls>", "</tool_calls>", "<tool_calls>["),
             "nemotron": ("<TOOLCALL>", "</TOOLCALL>", "<TOOLCALL>["),

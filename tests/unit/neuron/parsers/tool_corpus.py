@@ -176,6 +176,12 @@ def _framed(format_name: str, calls: list[tuple[str, str]]) -> str:
         case "granite" | "hunyuan" | "nemotron" | "phi4_mini":
             first, last = _JSON_MARKS[format_name]
             return f"{first}[{', '.join(_object(*call) for call in calls)}]{last}"
+        case "cohere":
+            listed = ",".join(
+                f'\n    {{"tool_call_id": "{number}", "tool_name": "{name}", "parameters": {text}}}'
+                for number, (name, text) in enumerate(calls)
+            )
+            return f"<|START_ACTION|>[{listed}\n]<|END_ACTION|>"
         case "kimi_k2":
             inner = "".join(
                 f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>{text}<|tool_call_end|>"

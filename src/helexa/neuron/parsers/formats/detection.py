@@ -6,7 +6,7 @@ from typing import Protocol
 from helexa.neuron.parsers.formats.gemma4 import Gemma4
 from helexa.neuron.parsers.formats.harmony import Harmony, MuseGlimmer
 from helexa.neuron.parsers.formats.hermes import Hermes, HermesStrict, QwenXml
-from helexa.neuron.parsers.formats.json_calls import GRANITE, HUNYUAN, NEMOTRON, PHI4_MINI, LlamaJson, Mistral
+from helexa.neuron.parsers.formats.json_calls import COHERE, GRANITE, HUNYUAN, NEMOTRON, PHI4_MINI, LlamaJson, Mistral
 from helexa.neuron.parsers.formats.kimi_and_deepseek import DEEPSEEK, KIMI_K2
 from helexa.neuron.parsers.formats.pythonic import LFM2, LLAMA_4, OLMO_3
 from helexa.neuron.parsers.formats.tagged_calls import GLM, MINIMAX_M2, SEED_OSS
@@ -67,6 +67,7 @@ TOOL_CALL_FORMATS: dict[str, ToolCallFormat] = {
         Harmony(),
         MuseGlimmer(),
         Gemma4(),
+        COHERE,
         GLM,
         GRANITE,
         HUNYUAN,
@@ -92,6 +93,7 @@ _IN_TEMPLATE: tuple[tuple[str, str | None], ...] = (
     ("<|tool_call>call:", "gemma4"),
     ("<|tool_calls_section_begin|>", "kimi_k2"),
     ("<TOOLCALL>", "nemotron"),
+    ("<|START_ACTION|>", "cohere"),
     ("<|tool_call_start|>", "lfm2"),
     ("<|tool_list_start|>", "lfm2"),
     ("<function_calls>", "olmo3"),
@@ -123,6 +125,7 @@ _IN_VOCABULARY = (
     (("<|tool_call>", "<tool_call|>"), "gemma4"),
     (("<|tool_calls_section_begin|>",), "kimi_k2"),
     (("<TOOLCALL>",), "nemotron"),
+    (("<|START_ACTION|>", "<|END_ACTION|>"), "cohere"),
     (("<|tool_call_start|>", "<|tool_call_end|>"), "lfm2"),
     (("<function_calls>", "</function_calls>"), "olmo3"),
     (("<|tool_call|>", "<|/tool_call|>"), "phi4_mini"),

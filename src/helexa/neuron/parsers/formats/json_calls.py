@@ -1,6 +1,6 @@
 """Parse formats in which each tool call is a JSON object.
 
-* A marker and a list of calls: Granite 3, Hunyuan, Nemotron and Phi-4 mini (`JsonCalls`).
+* A marker and a list of calls: Cohere, Granite 3, Hunyuan, Nemotron and Phi-4 mini (`JsonCalls`).
 * Llama 3: `{"name": ..., "parameters": {...}}`, and `NAME.call(...)` for built-in tools.
 * Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]` and, since 2025, `[TOOL_CALLS]NAME[ARGS]{...}`.
 * Plain JSON without a marker, with or without a code fence. Coding models sometimes write plain JSON instead of their
@@ -41,13 +41,16 @@ class JsonCalls:
 
     The list is `[{"name": ..., "arguments": {...}}, ...]`. The parser also accepts calls without the list, malformed
     JSON that `read_calls` can repair, and a missing end marker. With `functools`, `functools[` may begin a list of
-    calls, too.
+    calls, too. `name_key` is the key of the tool's name.
     """
 
     leading: tuple[str, ...] = ()
 
-    def __init__(self, name: str, opener: str, closer: str = "", *, functools: bool = False) -> None:
+    def __init__(
+        self, name: str, opener: str, closer: str = "", *, functools: bool = False, name_key: str = "name"
+    ) -> None:
         self.name = name
+        self._name_key = name_key
         self.opener, self.closer = opener, closer
         self.markers = frozenset(filter(None, (opener, closer)))
         self.openers = (opener, f"{_FUNCTOOLS}[") if functools else (opener,)
@@ -65,12 +68,13 @@ class JsonCalls:
         # The marker alone may be mentioned in text.
         if not (yield from source.upcoming(_JSON)):
             raise NotACall
-        yield from read_calls(source, output, self._ends)
+        yield from read_calls(source, output, self._ends, name_key=self._name_key)
         yield from take_surplus(source)
         if (yield from source.marker(self._closes)) or source.empty or (yield from source.upcoming(self._opens)):
             source.settle()
 
 
+COHERE = JsonCalls("cohere", "<|START_ACTION|>", "<|END_ACTION|>", name_key="tool_name")
 GRANITE = JsonCalls("granite", "<|tool_call|>")
 PHI4_MINI = JsonCalls("phi4_mini", "<|tool_call|>", "<|/tool_call|>", functools=True)
 NEMOTRON = JsonCalls("nemotron", "<TOOLCALL>", "</TOOLCALL>")
