@@ -202,3 +202,10 @@ def test_arguments_beside_the_name_contain_the_parameters_id_and_type(text: str,
 def test_id_of_a_call_is_no_argument_beside_the_name():
     text = '<tool_call>{"id": "1", "type": "function", "name": "get_weather", "city": "Paris"}</tool_call>'
     assert parse_pieces(parser("hermes"), [text]) == [("call", "get_weather", '{"city": "Paris"}')]
+
+
+def test_tool_name_is_no_mistaken_key_in_calls_of_cohere():
+    reader = parser("cohere")
+    call = '{"tool_call_id": "0", "tool_name": "ping", "parameters": {}}'
+    assert parse_pieces(reader, [f"<|START_ACTION|>[\n    {call}\n]<|END_ACTION|>"]) == [("call", "ping", "{}")]
+    assert "name_key" not in reader.repairs
