@@ -117,7 +117,7 @@ _KNOWN = (
     ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningMarks("<|channel>", "<channel|>", label="thought"),
 )
-_ANSWERS = (("<answer>", "</answer>"), ("<response>", "</response>"))
+_ANSWERS = (("<answer>", "</answer>"), ("<response>", "</response>"), ("<|START_RESPONSE|>", "<|END_RESPONSE|>"))
 
 
 def find_reasoning_marks(is_token: Callable[[str], bool], template: str) -> ReasoningMarks | None:
@@ -131,7 +131,7 @@ def find_reasoning_marks(is_token: Callable[[str], bool], template: str) -> Reas
 
 
 def _answer_marks(is_token: Callable[[str], bool], template: str) -> tuple[str, ...]:
-    """Return the markers around the answer: Hunyuan's, Granite 3.3's and Ernie's."""
+    """Return the markers around the answer: Hunyuan's, Granite's, Ernie's or Cohere's."""
     # Other templates contain `<response>` around the results of tools.
     for marks in _ANSWERS:
         if all(map(is_token, marks)) or "".join(marks) in template or (marks == _ANSWERS[0] and marks[0] in template):

@@ -8,7 +8,7 @@ import pytest
 from helexa.neuron.events import ToolCallStart
 from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.parser import OutputParser
-from helexa.neuron.parsers.reasoning import ReasoningMarks
+from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks
 from neuron.parsers.output_examples import WRITTEN
 from neuron.parsers.output_patterns import respelling
 from neuron.parsers.piecewise_parsing import TOOLS, JoinedEvent, join_events, parse_pieces, parser, pieces_at
@@ -209,3 +209,14 @@ def test_tool_name_is_no_mistaken_key_in_calls_of_cohere():
     call = '{"tool_call_id": "0", "tool_name": "ping", "parameters": {}}'
     assert parse_pieces(reader, [f"<|START_ACTION|>[\n    {call}\n]<|END_ACTION|>"]) == [("call", "ping", "{}")]
     assert "name_key" not in reader.repairs
+
+
+@pytest.mark.parametrize("thoughts", ["", "<|START_THINKING|>Hm<|END_THINKING|>"])
+def test_markers_around_answers_of_cohere_are_dropped(thoughts: str):
+    tokens = {f"<|{side}_{part}|>" for side in ("START", "END") for part in ("THINKING", "RESPONSE", "ACTION")}
+    marks = find_reasoning_marks(tokens.__contains__, "")
+    text = f"{thoughts}<|START_RESPONSE|>Hi!<|END_RESPONSE|>"
+    expected: list[JoinedEvent] = [("thought", "Hm")] if thoughts else []
+    for pieces in ([text], list(text)):
+        reader = OutputParser(TOOL_CALL_FORMATS["cohere"], reasoning=marks, tools=TOOLS)
+        assert parse_pieces(reader, pieces) == [*expected, ("text", "Hi!")]
