@@ -1,0 +1,141 @@
+"""Ids, names and signatures of tool calls, in forms that backends accept."""
+
+import re
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import orjson
+
+from helexa.cortex.backends.chat_request import EXTRA, changed_messages
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+# Errors of Mistral's templates, of OpenAI's API (at most 40 characters), and of Anthropic's and Amazon's (a pattern).
+_REFUSED_IDS = re.compile(
+    rb"tool[ _]calls?(?:\[\d+\]\.|[ _])ids?\b.{0,200}\b(?:length|9)\b|tool_?use[._]?id\b.{0,300}\bpattern\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_SHORT_ID = re.compile("[A-Za-z0-9]{9}")
+
+
+def refuses_ids(error: bytes) -> bool:
+    """Return whether an error response says that ids of tool calls are malformed."""
+    return _REFUSED_IDS.search(error) is not None
+
+
+def with_short_ids(body: bytes) -> bytes:
+    """Return a chat request in which all ids of tool calls are 9 letters or digits.
+
+    An id in this format stays.
+    """
+    # Mistral's templates accept only such ids. A new id depends only on the old one, so calls and results still match,
+    # and later requests of the conversation have the same prefix.
+    return changed_messages(body, lambda messages: [_shortened(message) for message in messages])
+
+
+def _shortened(message: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(id := message.get("tool_call_id"), str):
+        message = message | {"tool_call_id": _short(id)}
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        message = message | {"tool_calls": [_with_short_id(call) for call in calls]}
+    return message
+
+
+def _with_short_id(call: Any) -> Any:
+    return call | {"id": _short(call["id"])} if isinstance(call, dict) and isinstance(call.get("id"), str) else call
+
+
+# Errors of OpenAI's, Mistral's, Google's and Amazon's APIs. Most allow 64 characters.
+_REFUSED_NAMES = re.compile(
+    rb"\bname\b.{0,300}\b(?:pattern|length|long|longer|match|alpha\w*|a-z|characters)\b"
+    rb"|\b(?:pattern|length|match)\b.{0,200}\bname\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_NOT_IN_NAMES = re.compile("[^A-Za-z0-9_-]")
+_KEPT_CHARS = 54  # of a longer name; an underscore and 8 digits of its hash follow, and an underscore may precede
+
+
+def refuses_names(error: bytes) -> bool:
+    """Return whether an error response may say that a name of a function is malformed."""
+    return _REFUSED_NAMES.search(error) is not None
+
+
+def with_short_names(body: bytes) -> tuple[bytes, dict[str, str]]:
+    """Return a chat request whose functions have names that all APIs accept.
+
+    Returns:
+        The request, and the original names by the names that replace them. A name that all APIs accept stays.
+    """
+    # Agents build names from the names of a server and of its tool. A new name depends only on the old one, so later
+    # requests of the conversation have the same prefix.
+    originals: dict[str, str] = {}
+
+    def short(name: str) -> str:
+        if _NAME.fullmatch(name):
+            return name
+        start = _NOT_IN_NAMES.sub("_", name[:_KEPT_CHARS])
+        replacement = f"{'' if start[:1].isalpha() else '_'}{start}_{_hash(name)[:8]}"
+        originals[replacement] = name
+        return replacement
+
+    fields = _fields.decode(body)
+    changed = {
+        name: msgspec.Raw(orjson.dumps(_renamed(orjson.loads(memoryview(fields[name])), short)))
+        for name in ("tools", "tool_choice", "messages")
+        if name in fields
+    }
+    return (msgspec.json.encode(fields | changed), originals) if originals else (body, originals)
+
+
+_MOST_LEVELS = 5  # messages, message, tool_calls, call, function
+
+
+def _renamed(value: Any, short: Callable[[str], str], levels: int = _MOST_LEVELS) -> Any:
+    """Return tools, messages or a choice of a tool with the short names of functions."""
+    if isinstance(value, list) and levels:
+        return [_renamed(element, short, levels - 1) for element in value]
+    if not isinstance(value, dict) or not levels:
+        return value
+    renamed = dict(value)
+    # Results of tools may name their function. The name in a message of another role is the name of a person.
+    if isinstance(name := value.get("name"), str) and value.get("role", "tool") == "tool":
+        renamed["name"] = short(name)
+    for field in ("function", "tool_calls", "allowed_tools", "tools"):
+        if field in value:
+            renamed[field] = _renamed(value[field], short, levels - 1)
+    return renamed
+
+
+# Google's API accepts this text in place of a signature that the client did not return.
+_ANY_SIGNATURE = {"google": {"thought_signature": "skip_thought_signature_validator"}}
+
+
+def lacks_signatures(error: bytes) -> bool:
+    """Return whether an error of Google says that a tool call has no signature."""
+    return re.search(rb"missing\b.{0,20}\bthought_signature", error) is not None
+
+
+def with_any_signatures(body: bytes) -> bytes:
+    """Return a chat request in which the first call of each message has a signature."""
+    return changed_messages(body, lambda messages: [_with_signature(message) for message in messages])
+
+
+def _with_signature(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls or not all(isinstance(call, dict) for call in calls):
+        return message
+    if any(call.get(EXTRA) for call in calls):
+        return message  # Google signs only the first of parallel calls
+    return message | {"tool_calls": [calls[0] | {EXTRA: _ANY_SIGNATURE}, *calls[1:]]}
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def _short(id: str) -> str:
+    return id if _SHORT_ID.fullmatch(id) else _hash(id)[:9]
