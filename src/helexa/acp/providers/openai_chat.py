@@ -193,14 +193,19 @@ class ChatReader:
             choice = object_of(choice)
             if error := choice.get("error"):
                 raise self._failed(text_of(object_of(error).get("message")) or "an error")
+            events: Iterator[ModelEvent] = iter(())
             if delta := object_of(choice.get("delta")):
                 self._has_deltas = True
-                yield from self._delta(delta)
+                events = self._delta(delta)
             elif message := object_of(choice.get("message")):
-                yield from self._delta(self._rest_of(message) if self._has_deltas else message)
+                events = self._delta(self._rest_of(message) if self._has_deltas else message)
             elif text := text_of(choice.get("text")):
-                yield from self._delta({"content": text})
-            self._read_reason(choice.get("finish_reason"))
+                events = self._delta({"content": text})
+            has_output = False
+            for model_event in events:
+                has_output = True
+                yield model_event
+            self._read_reason(choice.get("finish_reason"), replace=has_output)
 
     def end(self) -> Iterator[ModelEvent]:
         """Yield the token counts and the `End` event; see `Reader`."""
@@ -212,11 +217,11 @@ class ChatReader:
         extras = {"endpoint": self._endpoint, "reasoning": self._reasoning}
         yield End(reason, {NAME: extras} if self._reasoning else {})
 
-    def _read_reason(self, value: Any) -> None:
-        """Store the finish reason of a chunk."""
-        # The first reason counts, because some servers send "stop" after it.
+    def _read_reason(self, value: Any, *, replace: bool) -> None:
+        """Store a finish reason; if `replace`, output has followed an earlier one."""
+        # The first reason after the output counts, because some servers send "stop" after it, or in each chunk.
         name = text_of(object_of(value).get("type") if isinstance(value, dict) else value).strip().lower()
-        if name in _NO_REASON or self._finish is not None:
+        if name in _NO_REASON or (self._finish is not None and not replace):
             return
         if name not in _FINISH:
             raise self._failed(name[:_SHOWN_CHARS])

@@ -264,8 +264,8 @@ class Choice:
     """
 
     def __init__(self, is_taken: Callable[[str], bool], *, legacy: bool = False, changes: Changes = UNCHANGED) -> None:
-        # Finish reason in OpenAI's names, or None as long as the choice has not ended. The first reason is kept,
-        # because some backends end each answer with "stop" after the reason.
+        # Finish reason in OpenAI's names, or None as long as the choice has not ended. The first reason after the
+        # output is kept, because some backends end each answer with "stop" after the reason.
         self.reason: str | None = None
         self.shown_reason: Any = None  # the finish reason as the backend sent it
         self._calls = ToolCalls(is_taken, changes)
