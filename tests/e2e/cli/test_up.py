@@ -203,7 +203,7 @@ def test_configuration_escapes_model_names(tmp_path):
 
 
 @pytest.mark.parametrize(("prompts_mb", "given", "secs"), [("100", None, 600), ("0", None, 0), ("0", 5, 5)])
-def test_models_sleep_by_default_if_their_prompts_are_kept(tmp_path, monkeypatch, prompts_mb, given, secs):
+def test_idle_models_sleep_by_default_if_prompts_are_saved_to_disk(tmp_path, monkeypatch, prompts_mb, given, secs):
     monkeypatch.setenv("HELEXA_PROMPTS_MB", prompts_mb)
     neuron, _ = LocalConfig((), "127.0.0.1", 1, 2, 3, "secret-key", idle_unload_secs=given).write(tmp_path)
     assert tomllib.loads(neuron.read_text())["harness"]["torch"]["idle_unload_secs"] == secs

@@ -219,7 +219,7 @@ class MessageItem(ResponseItem):
         return self._event("output_text.delta", content_index=0, delta=text, logprobs=new_logprobs)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """Return the message as JSON with the status `status`, empty if in progress."""
+        """Return the message as JSON; `content` is empty if `status` is `in_progress`."""
         content = [] if status == "in_progress" else [self._part()]
         return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
 

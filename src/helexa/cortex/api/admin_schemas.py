@@ -323,9 +323,9 @@ class UsageReport(Body):
 
 
 class Session(Body):
-    """Who a request is.
+    """The account and the role of the client.
 
-    `csrf`, for the header `x-helexa-csrf`, is only for a request with a session's cookie.
+    `csrf`, the value for the header `x-helexa-csrf`, is only in responses to requests with a session cookie.
     """
 
     signed_in: bool

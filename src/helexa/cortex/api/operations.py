@@ -237,7 +237,7 @@ OPERATIONS = (
     _admin(
         "clearPrefixCache",
         "DELETE /api/models/{model}/prefix-cache",
-        "Let one node, or all nodes, forget the cached prompts of a model, in memory and on disk",
+        "Clear the prefix cache of a model, in memory and on disk, on one node or on all nodes",
         replies.ClearedPrefixCache,
         None,
         404,
@@ -313,7 +313,7 @@ OPERATIONS = (
     Operation(
         "getSession",
         "GET /api/session",
-        "Return who the request is, or that it needs a key",
+        "Return the account and the role of the client, or that requests need a key",
         replies.Session,
         access="public",
     ),
@@ -345,7 +345,7 @@ OPERATIONS = (
     ),
     _admin("listKeys", "GET /api/keys", "List the keys", replies.KeyList),
     _admin("createKey", "POST /api/keys", "Create a key", replies.Key, NewKey, 404, 409, status=201),
-    _admin("changeKey", "PATCH /api/keys/{key_id}", "Change the terms of a key", replies.Key, KeyChange, 404, 409),
+    _admin("changeKey", "PATCH /api/keys/{key_id}", "Change the limits of a key", replies.Key, KeyChange, 404, 409),
     _admin("revokeKey", "DELETE /api/keys/{key_id}", "Revoke a key", replies.Key, None, 404, 409),
     Operation("getHealth", "GET /health", "Return the state of the fleet; always 200", replies.Health, access="public"),
     Operation("getVersion", "GET /version", "Return the version and git commit of the gateway", replies.Version),

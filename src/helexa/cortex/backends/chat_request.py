@@ -93,7 +93,7 @@ def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool
 
 
 def without_field(body: bytes, name: str) -> bytes:
-    """Return the JSON object `body` without the field `name`; other bytes stay."""
+    """Return the JSON object `body` without the field `name`."""
     fields = _fields.decode(body)
     fields.pop(name, None)
     return msgspec.json.encode(fields)
@@ -108,7 +108,7 @@ def output_limit(body: bytes) -> int | None:
 
 
 def with_output_limit(body: bytes, limit: int) -> bytes:
-    """Return a chat request with another `max_tokens`; other bytes stay."""
+    """Return the chat request with `max_tokens` set to `limit`."""
     return msgspec.json.encode(_fields.decode(body) | {OUTPUT_LIMIT: limit})
 
 
@@ -262,12 +262,12 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuses_effort(error: bytes) -> bool:
-    """Return whether an error of OpenAI permits tools only without reasoning."""
+    """Return whether OpenAI's error says that tools need the reasoning effort `none`."""
     return re.search(rb"\btools\b.{0,80}\breasoning_effort\b.{0,200}\bnone\b", error, re.DOTALL) is not None
 
 
 def without_effort(body: bytes) -> bytes:
-    """Return a request with tools with the effort `none`, unless it has another one."""
+    """Set the reasoning effort `none` if a request has tools and no effort."""
     fields = _fields.decode(body)
     if "tools" not in fields or EFFORT in fields:
         return body

@@ -106,7 +106,9 @@ def _dumped(chat: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(chat)
     except orjson.JSONEncodeError as error:
-        raise ApiError(400, "invalid_request_body", f"the request cannot be translated: {error}") from None
+        raise ApiError(
+            400, "invalid_request_body", f"cannot translate the request to a chat request: {error}; correct this value"
+        ) from None
 
 
 MAX_WAITING_CHARS = 4 << 20

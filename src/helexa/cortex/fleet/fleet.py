@@ -132,7 +132,10 @@ class Fleet:
         return max(self._heard_at.get(name, -inf), *received_at, -inf)
 
     def is_answering(self, name: str) -> bool:
-        """Return whether a node runs requests of this gateway, and sends bytes."""
+        """Return whether a node that runs requests of this gateway is not silent.
+
+        A node is silent if it has run requests for `MAX_SILENCE_SECS` and has sent nothing during this time.
+        """
         busy_since = self._busy_since.get(name)
         return busy_since is not None and max(busy_since, self.heard_at(name)) > self._clock() - MAX_SILENCE_SECS
 

@@ -180,7 +180,11 @@ class LoadJob:
             raise NodeError("the node was removed from the configuration") from None
 
     async def _watch(self, load: Coroutine[None, None, None], stall_timeout_secs: float) -> None:
-        """Wait until the load call returns."""
+        """Run the load call, and watch the progress that the node reports.
+
+        Raises:
+            NodeError: the node went down, the node reported no progress for `stall_timeout_secs`, or the call failed.
+        """
         task = asyncio.create_task(load, name=f"load {self.pair}: the node")
         last_progress: tuple[float | None, str | None] = (None, None)
         progress_at = self._stage_since = self._dependencies.clock()

@@ -57,7 +57,7 @@ async def create_key(request: Request) -> Response:
 
 
 async def change_key(request: Request) -> Response:
-    """Change the terms of a key from the next request on, and respond with the key."""
+    """Change the limits of a key from the next request on, and respond with the key."""
     gateway, key_id = _gateway(request), request.path_params["key_id"]
     key_change = KeyChange.parse(await read_json_body(request.receive, request.scope["headers"]))
     reject_static(gateway.authenticator.static, key_id)

@@ -83,7 +83,14 @@ class Mamba2:
 def _mixed_rows(
     sizes: ScanSizes, heads: RowRange, groups: RowRange, start: int, total: int
 ) -> tuple[RowRange, RowRange, RowRange]:
-    """Return a rank's rows of inputs, keys and queries; the inputs begin at `start`."""
+    """Return the rows of a matrix that compute a rank's inputs, keys and queries.
+
+    Args:
+        heads: heads of the rank.
+        groups: groups of keys and queries of the rank.
+        start: index of the first row of all inputs; the rows of all keys and of all queries follow.
+        total: number of rows of the matrix.
+    """
     keys = start + sizes.values
     return (
         heads.times(sizes.head_dim, start, total),

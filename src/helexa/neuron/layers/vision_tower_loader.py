@@ -36,7 +36,7 @@ class TowerLoader:
 
     @property
     def ops(self) -> Ops:
-        """The kernels."""
+        """The kernels of the engine's device."""
         return self._loader.ops
 
     @property

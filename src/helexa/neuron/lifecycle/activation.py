@@ -63,14 +63,14 @@ class Activation:
         except AlreadyLoadedError:
             self._settle(model_id)
         except SourceError as error:
-            log.error("default model %s: %s", model_id, error)
+            log.error("loading of the default model failed: model=%s: %s", model_id, error)
             if last or error.kind != "repo_fetch_failed":
                 self._settle(model_id, str(error))
         except HelexaError as error:
-            log.error("default model %s: %s", model_id, error)
+            log.error("loading of the default model failed: model=%s: %s", model_id, error)
             self._settle(model_id, str(error))
         except Exception:
-            log.exception("default model %s", model_id)
+            log.exception("loading of the default model failed: model=%s", model_id)
             self._settle(model_id, "internal error; see the node's log")
         else:
             self._settle(model_id)

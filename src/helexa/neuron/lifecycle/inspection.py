@@ -84,7 +84,7 @@ class Inspector:
         except (SandboxError, OSError) as error:
             return Inspection(problem=f"its files cannot be read: {error}")
         except msgspec.MsgspecError:  # a file name that is not UTF-8
-            return Inspection(problem="its path is not valid text")
+            return Inspection(problem="its path is not valid UTF-8")
 
     def close(self) -> None:
         """End the idle sandbox process."""

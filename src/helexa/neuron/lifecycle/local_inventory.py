@@ -128,9 +128,9 @@ class LocalInventory:
         try:
             self._scan = await self._threads.run(_scan, self._config, self._scan)
         except HelexaError as error:
-            log.warning("the folders of models cannot be read: %s", error)
+            log.warning("cannot read the model folders: %s", error)
         except Exception:
-            log.exception("reading the folders of models failed, the next reading follows")
+            log.exception("scan of the model folders failed; the next scan tries again")
         self._checked_at = time.monotonic()
         self._check_secs = self._checked_at - began
         self._publish()
@@ -144,7 +144,7 @@ class LocalInventory:
             try:
                 self._inspections[version] = await self._threads.run(self._inspector.inspect, version[0])
             except ApiError as error:
-                log.info("models are inspected later: %s", error)
+                log.info("inspection of models is postponed: %s", error)
                 break  # all threads read other files; this is no fault of the model
             except HelexaError as error:
                 self._inspections[version] = Inspection(problem=str(error))
@@ -154,7 +154,7 @@ class LocalInventory:
         self._inspections = {version: seen for version, seen in self._inspections.items() if version in known}
 
     def _publish(self) -> None:
-        """Build the list from scan and inspections; give a new list a revision."""
+        """Build the list from scan and inspections; if it changed, give it a new revision."""
         models: dict[str, LocalModel] = {}
         for found in (*self._scan.cached, *self._scan.in_folders):  # the caches come first: their ids take precedence
             record = self._inspected(found)

@@ -202,7 +202,7 @@ class Registry:
             raise self._unknown(model_id)
         if resident.status == "poisoned":
             raise service_unavailable(
-                f"model '{model_id}' is poisoned: {resident.reason}; load it again", retry_after=60
+                f"model '{model_id}' is quarantined: {resident.reason}; load it again", retry_after=60
             )
         if resident.status not in ("loaded", "sleeping"):
             raise service_unavailable(f"model '{model_id}' is {resident.status}; retry in 2 s", retry_after=2)
@@ -220,7 +220,7 @@ class Registry:
         model = self.get(model_id)
         resident = self._residents[model.id]
         if resident.status == "loaded" and resident.idle_secs <= 0:
-            raise ApiError(409, "model_busy", f"requests for model '{model.id}' run; retry when they have ended")
+            raise ApiError(409, "model_busy", f"model '{model.id}' has running requests; retry when they have ended")
         await self._asleep(resident)
 
     def keep(self, model_id: str, idle_unload_secs: float) -> None:

@@ -292,7 +292,7 @@ class HostedModel:
         await asyncio.wait([waking])
         if waking.cancelled():
             self.model.admission.require_open()
-            raise service_unavailable(f"model '{self._id}' is being unloaded", _RETRY_SECONDS)
+            raise service_unavailable(f"model '{self._id}' is being unloaded; retry in 5 s", _RETRY_SECONDS)
         if (error := waking.exception()) is not None:
             raise error.with_traceback(None)
 
@@ -360,7 +360,7 @@ class HostedModel:
                 if pause is None:
                     self._quarantine(str(error))
                     raise
-                log.error("model=%s did not wake and is tried again: %s", self._id, error)
+                log.error("model=%s did not wake; retrying: %s", self._id, error)
                 await self._sleep(pause)
 
     def _on_death(self, reason: str) -> None:

@@ -257,7 +257,7 @@ class EagleHead(DraftHead, Llama):
         return self._layer
 
     def mixer(self, index: int, prefix: str) -> Mixer:
-        """Return the attention, which reads twice the hidden size."""
+        """Return the attention, whose inputs are twice as wide as the hidden size."""
         settings = self.settings
         return Attention(
             self.loader,

@@ -145,7 +145,10 @@ class NemotronH(WithDeepSeekExperts):
         return SquaredReluMlp(self.loader, prefix, self.settings.hidden, self.settings.intermediate)
 
     def latent(self, prefix: str) -> LatentSpace | None:
-        """Return the projections around the experts of Nemotron 3 Super."""
+        """Return the projections to and from the latent space of experts, or None.
+
+        Nemotron 3 Super has them.
+        """
         if self.settings.config.get("moe_latent_size") is None:
             return None
         names = f"{prefix}.fc1_latent_proj", f"{prefix}.fc2_latent_proj"

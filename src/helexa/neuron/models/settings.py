@@ -183,13 +183,13 @@ class TensorNames:
 
     embedding: str = "model.embed_tokens"  # name of the token embedding
     norm: str = "model.norm"  # name of the final norm
-    # names in a decoder layer of the norm before the mixer, and the norm before the feed-forward layer
+    # names, in a decoder layer, of the norms before the mixer and before the feed-forward layer
     block_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
-    mlp: str = "mlp"  # name in a decoder layer of the feed-forward layer
-    # names in the feed-forward layer of gate, up and down
+    mlp: str = "mlp"  # name of the feed-forward layer in a decoder layer
+    # names of the projections gate, up and down in the feed-forward layer
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    # names in an expert of gate, up and down; the gate is None for experts without a gate
+    # names of the projections gate, up and down in an expert. The first name is None if experts have no gate.
     expert: tuple[str | None, str, str] = ("gate_proj", "up_proj", "down_proj")
-    output: str = "o_proj"  # name in attention of the output projection
-    # names in attention of the norms of query heads and of key heads
+    output: str = "o_proj"  # name of the output projection in attention
+    # names of the norms of query heads and of key heads in attention
     head_norms: tuple[str, str] = ("q_norm", "k_norm")

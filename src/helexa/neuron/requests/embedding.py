@@ -59,9 +59,11 @@ class _Batch(Generic[T]):
     async def run(self) -> None:
         """Compute the embeddings of all texts, at most `_AT_ONCE` of them concurrently.
 
+        If admission control rejects a text while other texts of the request are being computed, one of the other
+        workers tries the text again later.
+
         Raises:
-            ApiError: admission control rejected a text while no other text of the request was being computed, or the
-                engine failed.
+            ApiError: admission control rejected a text while no other text was being computed, or the engine failed.
         """
         # Each text is admitted separately by admission control, so a long list does not block other requests.
         begun, reason = time.perf_counter(), "cancelled"

@@ -224,7 +224,7 @@ async def clear_prefix_cache(request: Request) -> Response:
                 await model.engine.clear_prefixes()
         except TimeoutError:
             raise service_unavailable(
-                f"model '{model_id}' computes a long step; clear its prefix cache again later", retry_after=5
+                f"the engine of model '{model_id}' is busy with a long step; retry in 5 s", retry_after=5
             ) from None
     try:
         deleted = await asyncio.to_thread(delete_saved, saved)

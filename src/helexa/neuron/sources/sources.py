@@ -89,7 +89,7 @@ class Hub:
         if offline():
             if cached.path is None:
                 missing = cached.missing or f"{self.cache_dir} has none of its files"
-                reason = f"may not be fetched, since HF_HUB_OFFLINE is set, and {missing}"
+                reason = f"cannot be downloaded, because HF_HUB_OFFLINE is set, and {missing}"
                 raise SourceError(f"{source} {reason}", kind="not_cached", model_id=name, cause=reason)
             return cached.path
         fetch.progress("list", 0, 0)
@@ -322,7 +322,7 @@ def configured_hub(config: "NodeOptions | NeuronConfig", scheme: str) -> Hub:
 
 def _present(path: Path | None, source: ModelSource) -> Path:
     if path is None:
-        reason = "is not on the disk any more, or not all of its files"
+        reason = "is no longer on the disk, or some of its files are missing; download it again"
         raise SourceError(f"{source} {reason}", kind="not_cached", model_id=source.name, cause=reason)
     return path
 

@@ -277,7 +277,7 @@ def _connection_error(where: str, error: Exception, timeout: float) -> WebError:
         case ConnectionRefusedError():
             return WebError(where, "refuses connections: nothing listens there")
         case ssl.SSLCertVerificationError():
-            reason = f"has a certificate that is not accepted ({cause.verify_message}); SSL_CERT_FILE may name another"
+            reason = f"has an untrusted certificate ({cause.verify_message}); set SSL_CERT_FILE to a file with its CA"
             return WebError(where, reason, transient=False)
         case OSError() if type(cause).__name__ == "gaierror":
             return WebError(where, f"cannot be resolved ({cause.strerror}): check the name and the network")

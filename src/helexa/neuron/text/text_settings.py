@@ -104,7 +104,7 @@ def parse_object(data: bytes, name: str) -> dict[str, Any]:
     """
     # An empty list takes two bytes in the file and sixty bytes in memory.
     if sum(map(data.count, (b",", b"[", b"{"))) > _MAX_VALUES:
-        raise ModelFileError(f"{name} has more than {_MAX_VALUES} values")
+        raise ModelFileError(f"{name} has more than {_MAX_VALUES} JSON values, the maximum; download the model again")
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:

@@ -69,7 +69,10 @@ def _rows(rows: Tensor, quant_format: QuantFormat) -> GroupwiseTensor | None:
 
 
 def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Return scales and minimums (at most 0), fitted to codes of groups [N, G, n]."""
+    """Return the scales and minimums [N, G] for codes 0 to `most` of groups [N, G, n].
+
+    The function searches for the pair with the smallest squared error per group. Minimums are at most 0.
+    """
     low, high = groups.amin(-1).clamp_(max=0), groups.amax(-1)
     count, total = groups.shape[-1], groups.sum(-1)
     slope = _inverse(high - low)
@@ -92,7 +95,11 @@ def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _ray(groups: Tensor, bits: int) -> Tensor:
-    """Return scales, maybe negative, of groups [N, G, n] for signed `bits`-bit codes."""
+    """Return the scales [N, G] for signed `bits`-bit codes of groups [N, G, n].
+
+    Below 8 bits, the function searches for the scale with the smallest squared error per group. Such a scale may be
+    negative.
+    """
     peak = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
     if bits == 8:  # a search would not improve 8-bit codes
         return peak.abs() / 127

@@ -107,7 +107,9 @@ def _open_folder(folder: Path, settings: VisionConfig) -> VisionCheckpoint:
     matches = {name: match for name in found if (match := pattern.fullmatch(name))}
     named = {match.groupdict().get("projector") or match["rest"]: found[name] for name, match in matches.items()}
     if len(named) != len(matches):
-        raise ModelFileError(f"{folder.name}: two tensors of the vision part have the same name")
+        raise ModelFileError(
+            f"{folder.name}: two tensors of the vision part have the same name; download the model again"
+        )
     files = ExitStack()
     for file in {tensor.file.path: tensor.file for tensor in named.values()}.values():
         files.callback(file.close)

@@ -441,7 +441,7 @@ async def test_repeated_crashes_quarantine_the_model_until_a_load(registry: Regi
     assert "3 restarts within 600 s failed" in (info.servable.detail or "")
     assert "the device caught fire" in (info.servable.detail or "")
     assert [(failed.model_id, failed.error) for failed in registry.poisoned()] == [("org/tiny", info.servable.detail)]
-    with pytest.raises(ApiError, match=r"is poisoned: 3 restarts .* caught fire") as refused:
+    with pytest.raises(ApiError, match=r"is quarantined: 3 restarts .* caught fire") as refused:
         registry.get("org/tiny")
     assert (refused.value.status, refused.value.retry_after) == (503, 60)
     await registry.load(spec_of(path))

@@ -162,7 +162,7 @@ async def test_idle_time_begins_at_the_end_of_a_request(tmp_path: Path):
         await model.wake()
         async with model.admission.admit("", 2, 2):  # a request that runs longer than the idle time
             assert model.admission.idle_secs == 0
-            with pytest.raises(ApiError, match="requests for model 'org/tiny' run"):
+            with pytest.raises(ApiError, match="model 'org/tiny' has running requests"):
                 await registry.sleep(TINY)
             await asyncio.sleep(0.05)  # the condition is that nothing happens
             assert info(registry).status == "loaded"

@@ -146,7 +146,7 @@ def test_text_completion_has_the_same_ends_and_counts() -> None:
 
 
 @pytest.mark.parametrize("extra", [{"citations": ["a"]}, {"system_fingerprint": "fp"}, {"usage": None}])
-def test_fields_of_other_servers_are_kept(extra: dict[str, Any]) -> None:
+def test_unknown_fields_of_a_backend_are_kept(extra: dict[str, Any]) -> None:
     chunks, _ = converted(chunk({"delta": {"content": "a", "annotations": [1]}}, **extra), finish(), DONE)
     assert chunks[0].items() >= extra.items()
     assert chunks[0]["choices"][0]["delta"]["annotations"] == [1]

@@ -262,7 +262,7 @@ async def test_load_of_a_model_on_the_disk_never_downloads_it(config: NeuronConf
         path = await _on_disk(sources, "org/here")
         assert path.name == smollm2_gguf.name
         for name in ("org/gone", "pypi:llm-nothing"):
-            with pytest.raises(SourceError, match="is not on the disk any more") as error:
+            with pytest.raises(SourceError, match="is no longer on the disk") as error:
                 await _on_disk(sources, name)
             assert error.value.kind == "not_cached"
         assert not hub.requests

@@ -194,7 +194,7 @@ def test_file_without_deepstack_layers_is_a_tower_of_qwen3_5(
     [
         ({"projector_type": "ultravox"}, "unsupported projector 'ultravox'; supported: "),
         ({"projector_type": None}, "unsupported projector 'none'"),
-        ({"architecture": "llama"}, "architecture 'llama', expected 'clip'"),
+        ({"architecture": "llama"}, "is not an mmproj file: its architecture is 'llama', expected 'clip'"),
         ({"vision__block_count": None}, r"key clip\.vision\.block_count is missing"),
         ({"vision__patch_size": 0}, r"key clip\.vision\.patch_size is not one whole number"),
         ({"vision__image_mean": None}, r"key clip\.vision\.image_mean is not a list of numbers"),

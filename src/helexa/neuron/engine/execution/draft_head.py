@@ -57,7 +57,11 @@ class HeadDrafter(ModelDrafter):
         self._kept += len(states)
 
     def prepare(self, length: int) -> bool:
-        """Return whether the hidden states before the last of `length` tokens are known."""
+        """Choose the rows to compute for drafts after `length` tokens.
+
+        Returns:
+            Whether the head can draft: False if the hidden state of the token before the last one is not kept.
+        """
         end, oldest = length - 1, self._kept - len(self._states)
         if not oldest < end <= self._kept:
             return False

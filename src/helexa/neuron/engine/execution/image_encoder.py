@@ -77,7 +77,7 @@ class ImageRows:
         return bool(self._rows or self._positions)
 
     def add(self, entry: PlanEntry, start: int, encoder: ImageEncoder) -> None:
-        """Add the rows of a sequence with images, and encode images that are not cached.
+        """Add the image rows of one sequence to the step; encode images not in the cache.
 
         Args:
             start: index of the sequence's first row in the step.

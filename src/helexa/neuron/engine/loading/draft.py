@@ -219,7 +219,7 @@ class EaglePart(HeadPart):
             ModelFileError: the folder has no valid checkpoint, or has the format of the library speculators.
         """
         if "speculators_model_type" in read_json(path / "config.json"):
-            raise ModelFileError("its format, that of the library speculators, is not supported")
+            raise ModelFileError("the format of the library speculators is not supported")
         return SafetensorsCheckpoint(path, eagle_tensor_names)
 
     def architecture_of(self, model_type: str) -> type[DraftHead]:

@@ -102,7 +102,7 @@ def of_all_ranks(estimate: MemoryEstimate, ranks: int) -> MemoryEstimate:
 
 
 def free_memory(device: Device, options: EngineOptions) -> int:
-    """Return the free bytes of a device; of the fullest one if the ranks have several."""
+    """Return the free bytes of `device`; with several GPUs, the minimum over the GPUs."""
     if device.type != "cuda":
         return host_memory()[0]
     from helexa.neuron.hardware.accelerators import device_health  # imports pydantic, which CPU engines do not need
@@ -122,7 +122,7 @@ def least_free(own: int, devices: Sequence[str], readings: "Sequence[DeviceHealt
 
 
 def usable_memory(device: Device, options: EngineOptions) -> int:
-    """Return `free_memory` of a device, at most the limit in the options."""
+    """Return `free_memory` of a device, limited to `options.memory_limit_mb`."""
     free = free_memory(device, options)
     return min(free, options.memory_limit_mb * 2**20 or free)
 

@@ -154,7 +154,10 @@ class Planner:
         return entries
 
     def _plan_suspect(self) -> Plan:
-        """Return a plan with the next suspect; empty if no suspect gets enough pages."""
+        """Return a plan with the next suspect only (see `Queues.suspects`).
+
+        The plan is empty if no suspect gets enough pages.
+        """
         plan: dict[Sequence, int] = {}
         self._image_tokens = 0
         self._room = None

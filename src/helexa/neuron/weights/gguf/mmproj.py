@@ -126,7 +126,10 @@ def interleaved_heads(file: GgufFile, name: str) -> int:
 
 def _projector(file: GgufFile) -> _Projector:
     if file.architecture != _ARCHITECTURE:
-        raise ModelFileError(f"{file.path.name}: architecture '{file.architecture}', expected '{_ARCHITECTURE}'")
+        raise ModelFileError(
+            f"{file.path.name} is not an mmproj file: its architecture is '{file.architecture}', expected "
+            f"'{_ARCHITECTURE}'"
+        )
     metadata = Metadata(file)
     name = metadata.text("projector_type", metadata.text("vision.projector_type", "none"))
     if name not in _PROJECTORS:
