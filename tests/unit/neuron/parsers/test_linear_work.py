@@ -1,4 +1,7 @@
-"""Parsing takes linear work even for single characters. The tests count executed lines instead of time."""
+"""Parsing takes linear work even for single characters.
+
+The tests count executed lines and the characters of strings that functions receive, instead of time.
+"""
 
 import sys
 
@@ -32,7 +35,8 @@ def work(format_name: str, text: str, size: int) -> tuple[int, int]:
     """Parse `text` in pieces of `size` characters.
 
     Returns:
-        The number of executed Python lines, and the maximum number of unread characters between pushes.
+        The number of executed Python lines plus the number of characters in string arguments, and the maximum number
+        of unread characters between pushes.
     """
     lines = unread = 0
 
@@ -41,6 +45,8 @@ def work(format_name: str, text: str, size: int) -> tuple[int, int]:
         if "parsers" not in frame.f_code.co_filename:
             return None
         lines += event == "line"
+        if event == "call":
+            lines += sum(len(value) for value in frame.f_locals.values() if isinstance(value, str))
         return trace
 
     reader = parser("hermes" if format_name == "untagged" else format_name)
@@ -85,3 +91,10 @@ def test_double_list_in_gemmas_notation_takes_double_work():
         return work("gemma4", f"<|tool_call>call:write_file{{lines:[{items}]}}<tool_call|>", 1)[0]
 
     assert of(120) < 2.2 * of(60)
+
+
+def test_double_commas_in_gemmas_text_without_first_quote_take_double_work():
+    def of(count: int) -> int:
+        return work("gemma4", f'<|tool_call>call:write_file{{content:{"a, " * count}<|"|>}}<tool_call|>', 1)[0]
+
+    assert of(400) < 2.2 * of(200)

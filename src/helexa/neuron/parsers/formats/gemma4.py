@@ -22,6 +22,7 @@ _LITERAL_PARTS = Markers(["<", _PLAIN_QUOTE, _SINGLE_QUOTE, "{", "[", "}", "]", 
 _TOKENS = Markers([QUOTE, CLOSE])
 _PLAIN_QUOTES, _SINGLE_QUOTES = Markers([_PLAIN_QUOTE, "\\"]), Markers([_SINGLE_QUOTE, "\\"])
 _OPENING, _CLOSING = ("{", "["), ("}", "]")
+_VALUE_ENDS = (*_CLOSING, _PLAIN_QUOTE, _SINGLE_QUOTE)  # last characters of a value that is not a bare word
 _MAX_DEPTH = 50
 # A string, white space, a syntax character, or a bare word: a key or a scalar. Plain and single quotation marks are
 # mistakes of the model.
@@ -144,17 +145,23 @@ def _read_literal(source: Source, schema: Mapping[str, Any]) -> Reading[str]:
     """
     pieces: list[str] = []
     depth = 0
+    has_comma = False
     while True:
         part = yield from source.until(_LITERAL_PARTS, pieces.append)
         # The quotation mark in `<|"|>` is also a part, so the token is looked for from its first character on.
         marker = (yield from source.upcoming(_TOKENS)) if part == "<" else part
         if not part:
             raise NotACall
-        before = "".join(pieces[-2:]).rstrip()[-1:]
+        before = _last_character(pieces)
         if marker == CLOSE or (part in _CLOSING and not depth):
             return "".join(pieces)
-        if part == "," and not depth and (yield from _ends_value(source, "".join(pieces).strip(), schema)):
-            return "".join(pieces)
+        if part == "," and not depth:
+            # With a comma inside, the value is neither a number nor a literal. Joining it at each comma would take
+            # quadratic time.
+            is_scalar = not has_comma and _is_scalar("".join(pieces).strip())
+            if is_scalar or before in _VALUE_ENDS or (yield from _ends_value(source, schema)):
+                return "".join(pieces)
+            has_comma = True
         if marker == QUOTE and not depth:  # the token before the string is missing
             source.take(source.at + len(QUOTE))
             return f"{QUOTE}{''.join(pieces).lstrip()}{QUOTE}"
@@ -204,13 +211,17 @@ def _follows(source: Source, pattern: re.Pattern[str], offset: int = 0) -> Readi
         yield
 
 
-def _ends_value(source: Source, value: str, schema: Mapping[str, Any]) -> Reading[bool]:
-    """Return whether the upcoming comma ends `value`.
+def _last_character(pieces: list[str]) -> str:
+    """Return the last non-blank character of `pieces`, or ""."""
+    return next((text[-1] for piece in reversed(pieces) if (text := piece.rstrip())), "")
 
-    The value is complete, or an argument or the end of the arguments follows.
-    """
-    if value.endswith(("}", "]", _PLAIN_QUOTE, _SINGLE_QUOTE)) or value in _PYTHON_LITERALS or _NUMBER.fullmatch(value):
-        return True
+
+def _is_scalar(value: str) -> bool:
+    return value in _PYTHON_LITERALS or _NUMBER.fullmatch(value) is not None
+
+
+def _ends_value(source: Source, schema: Mapping[str, Any]) -> Reading[bool]:
+    """Return whether an argument, or their end, follows the upcoming comma."""
     match = yield from _follows(source, _AFTER_COMMA, 1)
     if match is None or match["key"] is None:
         return match is not None
