@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from helexa.neuron.parsers.argument_values import dumps, strict_loads
@@ -50,14 +49,17 @@ def read_arguments(source: Source, output: Output, name: str, ends: Markers = NO
     output.end()
 
 
-def add_call(output: Output, name: str, arguments: str) -> None:
-    """Add a call whose arguments are known; add nothing if they cannot be repaired."""
-    with suppress(NotACall):
+def add_call(output: Output, name: str, arguments: str) -> bool:
+    """Add a call whose arguments are known. Return False if they cannot be repaired."""
+    try:
         text = repaired_json(arguments, output.schema(name))
         output.check(name)
-        output.start(name)
-        output.arguments(text)
-        output.end()
+    except NotACall:
+        return False
+    output.start(name)
+    output.arguments(text)
+    output.end()
+    return True
 
 
 def read_calls(

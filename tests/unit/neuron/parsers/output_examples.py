@@ -408,7 +408,11 @@ HARMONY: list[tuple[str, list[JoinedEvent]]] = [
     ),
     ("<|channel|>commentary to=repo_browser.ping<|message|>{}<|call|>", [PING]),
     ('<|channel|>commentary to=functions.get_weather <|constrain|>json {"city": "Paris"}<|call|>', [PARIS]),
-    ("<|channel|>commentary to=functions.ping code {x: [}<|call|>", []),
+    # arguments that cannot be repaired
+    ("<|channel|>commentary to=functions.ping code {x: [}<|call|>", [("text", "{x: [}")]),
+    ('<|channel|>commentary to=functions.ping {"a": 1<|call|>!', [("text", '{"a": 1!')]),
+    ('<|channel|>commentary to=functions.ping {"a": "b', [("text", '{"a": "b')]),
+    ("<|channel|>final Set to=a {b} here.<|return|>", [("text", "Set to=a {b} here.")]),
     ("<|channel|>analysis<|message|>cut sho", [("thought", "cut sho")]),
 ]
 

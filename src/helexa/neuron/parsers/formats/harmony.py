@@ -14,10 +14,10 @@ from helexa.neuron.parsers.source import NO_MARKERS, Markers, NotACall, Reading,
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
 _EOM, _EOT = "<|eom|>", "<|eot|>"
-_UNMARKED_CALL = re.compile(r"\bto=[^<{]*(?:<[^{]*)?(\{.*\})\s*\Z", re.DOTALL)
+_UNMARKED_CALL = re.compile(r"\bto=[^<{]*(?:<[^{]*)?(\{.*)\Z", re.DOTALL)
 _MESSAGES = Markers([_MESSAGE])
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
-_UNMARKED = re.compile(re.escape(_CHANNEL) + r"\s*(analysis|final)\s+((?:(?!<\|).)+)\Z", re.DOTALL)
+_UNMARKED = re.compile(re.escape(_CHANNEL) + r"\s*(analysis|final)\s+(?!\s|to=)((?:(?!<\|).)+)\Z", re.DOTALL)
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _FUNCTIONS = "functions."
 _MAX_HEADER = 512
@@ -82,9 +82,7 @@ class MessageFormat:
             if (message := self.unmarked(header)) is not None:
                 output.repairs.add("header")
                 kind, name, text = message
-                if kind == "call" and output.may_call:
-                    add_call(output, name, text)
-                else:
+                if not (kind == "call" and output.may_call and add_call(output, name, text)):
                     (output.thought if kind == "reasoning" else output.text)(text)
                 yield from self._read_text(source, output, "text" if kind == "call" else kind)
                 return
@@ -156,10 +154,12 @@ class Harmony(MessageFormat):
 
     def unmarked(self, header: str) -> tuple[Kind, str, str] | None:
         """Return kind, tool and text of a message without `<|message|>`, or None."""
-        if call := _UNMARKED_CALL.search(header):
-            return *self.addressed(header[: call.start(1)]), call[1]
         match = _UNMARKED.search(header)
-        return (_CHANNELS[match[1]], "", match[2]) if match else None
+        # In a text, `to=` is no recipient.
+        if match and not _RECIPIENT.search(header[: match.start(2)]):
+            return _CHANNELS[match[1]], "", match[2]
+        call = _UNMARKED_CALL.search(header)
+        return (*self.addressed(header[: call.start(1)]), call[1]) if call else None
 
     def read_call(self, source: Source, output: Output, name: str) -> Reading[bool]:
         """Parse the arguments of a call, which may be missing."""
