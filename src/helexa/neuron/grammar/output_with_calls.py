@@ -11,6 +11,7 @@ from helexa.neuron.grammar.single_call import (
     CallableTool,
     bare_tagged_call,
     cohere_call,
+    command_r_call,
     json_call,
     python_call,
     schema_call,
@@ -21,7 +22,15 @@ from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.formats.gemma4 import CLOSE as GEMMA_CLOSE
 from helexa.neuron.parsers.formats.gemma4 import OPEN as GEMMA_OPEN
 from helexa.neuron.parsers.formats.harmony import MuseGlimmer
-from helexa.neuron.parsers.formats.json_calls import COHERE, GRANITE, HUNYUAN, NEMOTRON, PHI4_MINI, JsonCalls
+from helexa.neuron.parsers.formats.json_calls import (
+    COHERE,
+    COMMAND_R,
+    GRANITE,
+    HUNYUAN,
+    NEMOTRON,
+    PHI4_MINI,
+    JsonCalls,
+)
 from helexa.neuron.parsers.formats.pythonic import LFM2, LLAMA_4, OLMO_3, Pythonic
 from helexa.neuron.parsers.formats.tagged_calls import FUNCTION_XML, GLM, MINIMAX_M2, SEED_OSS, TaggedCalls
 from helexa.neuron.parsers.output import Tools
@@ -187,6 +196,14 @@ def _cohere(rules: Rules, callable_tools: list[CallableTool], limit: int) -> lis
     return [_Calls(COHERE.opener, f"{listed} {rules.marker(COHERE.closer)}")]
 
 
+def _command_r(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
+    """Return the grammar of an indented JSON list in a code fence."""
+    call = rules.add("call", _either(command_r_call(rules, tool) for tool in callable_tools))
+    listed = f"{literal('```json' + _LINE + '[' + _INDENTED)} {_several(call, ',' + _INDENTED, limit)}"
+    # The documentation of the models has a space before the fence, their chat template a line break.
+    return [_Calls(COMMAND_R.opener, f'(" " | "\\n") {listed} {literal(_LINE + "]")} "\\n"? "```"')]
+
+
 def _kimi(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
     """Return the grammars of a list of calls, and of one call without a list."""
     begin, head, end = (rules.marker(f"<|tool_call_{name}|>") for name in ("begin", "argument_begin", "end"))
@@ -318,6 +335,7 @@ _FRAMES: dict[str, _Frame] = {
     "mistral": _mistral,
     "deepseek": _deepseek,
     "cohere": _cohere,
+    "command_r": _command_r,
     "kimi_k2": _kimi,
     "gemma4": _gemma4,
     "olmo3": _olmo3,

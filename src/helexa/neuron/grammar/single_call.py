@@ -210,6 +210,12 @@ def cohere_call(rules: Rules, tool: CallableTool) -> str:
     return f'{literal(number)} /[0-9]{{1,3}}/ {literal(lead)} {tool.arguments(rules)} "}}"'
 
 
+def command_r_call(rules: Rules, tool: CallableTool) -> str:
+    """Return a Lark expression for a call of Command R, one line per member."""
+    lead = f'{{\n        "tool_name": "{tool.name}",\n        "parameters": '
+    return f"{literal(lead)} {tool.arguments(rules)} {literal(chr(10) + '    }')}"
+
+
 def schema_call(rules: Rules, tool: CallableTool, key: str) -> str:
     """Return a Lark expression for a call as `{"name": ..., KEY: {...}}`."""
     # The whole call is one JSON Schema, so a grammar can allow other JSON text as an alternative to the call.

@@ -269,6 +269,24 @@ def _parsed(arguments: Any, depth: int = 2) -> dict[str, Any] | None:
     return _parsed(value, depth - 1) if isinstance(value, dict | str) and value != "" else None
 
 
+# Members that Command R's template needs, by the type of a parameter.
+_MEMBERS: Mapping[str, dict[str, Any]] = {"object": {"additionalProperties": {}}}
+
+
+def _completed(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool whose parameters have the members that Command R's template needs."""
+    match tool:
+        case {"function": {"parameters": {"properties": dict(properties)} as parameters} as function}:
+            complete = {
+                name: {"description": "", **_MEMBERS.get(str(schema.get("type")), {}), **schema}
+                for name, schema in properties.items()
+                if isinstance(schema, Mapping)
+            }
+            return {**tool, "function": {**function, "parameters": {**parameters, "properties": properties | complete}}}
+        case _:
+            return tool
+
+
 class ChatTemplate:
     """A Jinja template that renders conversations like `transformers`.
 
@@ -333,7 +351,7 @@ class ChatTemplate:
             variables = variables | {_EFFORT: self._accepted_effort(effort)}
         shaped = self._shaper.shaped(messages, tools)
 
-        def rendered(turns: list[dict[str, Any]]) -> str:
+        def rendered(turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None = tools) -> str:
             if continue_final_message:
                 return self._render_continued(turns, tools, variables)
             return self._run(turns, tools, add_generation_prompt, variables)
@@ -346,6 +364,9 @@ class ChatTemplate:
             for turns in self._shaper.repaired(shaped):
                 with suppress(TemplateError):
                     return rendered(turns)
+            if tools:
+                with suppress(TemplateError):
+                    return rendered(shaped, [_completed(tool) for tool in tools])
             raise
 
     def _accepted_effort(self, effort: str) -> str:

@@ -122,6 +122,14 @@ ANSWERS: dict[str, tuple[str, tuple[str, ...], str, str, str]] = {
         "",
         "",
     ),
+    "command_r": (
+        "CohereForAI-c4ai-command-r-plus-tool_use",
+        (),
+        'I will ask.\nAction: ```json\n[\n    {\n        "tool_name": "weather",\n        "parameters": {\n'
+        '            "place": "Köln"\n        }\n    }\n]\n```',
+        "",
+        "I will ask.\n",
+    ),
     "seed_oss": (
         "ByteDance-Seed-OSS",
         ("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"),
@@ -154,7 +162,7 @@ ANSWERS: dict[str, tuple[str, tuple[str, ...], str, str, str]] = {
 }
 
 
-NIGHTLY = ("cohere", "minimax_m2", "nemotron", "seed_oss", "kimi_k2")
+NIGHTLY = ("cohere", "command_r", "minimax_m2", "nemotron", "seed_oss", "kimi_k2")
 
 
 @pytest.mark.parametrize("format_name", daily(ANSWERS.keys() - NIGHTLY, ANSWERS))

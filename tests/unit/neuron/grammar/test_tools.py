@@ -142,6 +142,9 @@ WRITTEN = {
     "cohere": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
     + ARGUMENTS
     + "}\n]<|END_ACTION|>",
+    "command_r": 'Action: ```json\n[\n    {\n        "tool_name": "get_weather",\n        "parameters": '
+    + ARGUMENTS
+    + "\n    }\n]\n```",
     "granite": '<|tool_call|>[{"name": "get_weather", "arguments": ' + ARGUMENTS + "}]",
     "hunyuan": '<tool_calls>[{"name": "get_weather", "arguments": ' + ARGUMENTS + "}]</tool_calls>",
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"

@@ -89,6 +89,7 @@ FAMILIES = [
     Family("Hunyuan", "", frozenset(THINK), '<tool_calls>[{"name": <answer>'),
     Family("Apriel 1.5", "unsloth-Apriel-1.5"),
     Family("Phi-4-mini", "", frozenset({"<|tool_call|>", "<|/tool_call|>"})),
+    Family("Command R, Command R+", "CohereForAI-c4ai-command-r-plus-tool_use"),
     Family("Command R7B, Command A", "CohereForAI-c4ai-command-r7b-12-2024-tool_use"),
     Family("Nemotron Nano 2", "NVIDIA-Nemotron-Nano-v2"),
     Family("Nemotron 3 Nano", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),

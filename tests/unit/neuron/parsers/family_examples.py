@@ -69,6 +69,25 @@ MINIMAX_M2: Cases = [
     ('<minimax:tool_call>\n<invoke name="rm">', [("text", '<minimax:tool_call>\n<invoke name="rm">')]),
 ]
 LIST = '[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "ping", "arguments": {}}]'
+COMMAND_R: Cases = [
+    (
+        'Plan: I look.\nAction: ```json\n[\n    {\n        "tool_name": "get_weather",\n        "parameters": {\n'
+        '            "city": "Paris"\n        }\n    },\n    {\n        "tool_name": "ping",\n'
+        '        "parameters": {}\n    }\n]\n```',
+        [
+            ("text", "Plan: I look.\n"),
+            ("call", "get_weather", '{\n            "city": "Paris"\n        }'),
+            PING,
+        ],
+    ),
+    ('Action:\n```json\n[\n{"tool_name": "ping", "parameters": {}}\n]```\n', [PING]),
+    ('Action: [{"tool_name": "ping", "parameters": {}}]', [PING]),
+    ("Action: none. [1]", [("text", "Action: none. [1]")]),
+    (
+        'Action: ```json\n[{"tool_name": "directly-answer", "parameters": {}}]\n```',
+        [("text", 'Action: ```json\n[{"tool_name": "directly-answer", "parameters": {}}]\n```')],
+    ),
+]
 COHERE: Cases = [
     (
         '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}},\n'
@@ -212,6 +231,7 @@ GEMMA4: Cases = [
 
 FAMILIES: dict[str, Cases] = {
     "cohere": COHERE,
+    "command_r": COMMAND_R,
     "gemma4": GEMMA4,
     "glm": GLM,
     "granite": GRANITE,

@@ -84,7 +84,7 @@ def _call(format_name: str | None, name: str, arguments: str) -> str:
                 rf"(?:{first}\s*(?:```(?:json)?\s*)?\[?\s*|,\s*)?{json_call}{_SURPLUS}\s*\]?(?:\s*```)?\s*(?:{last})?"
             )
             return rf"(?:{pythonic}|{listed})"
-        case "cohere" | "granite" | "hunyuan" | "nemotron" | "phi4_mini":
+        case "cohere" | "command_r" | "granite" | "hunyuan" | "nemotron" | "phi4_mini":
             first, last = _JSON_MARKS[format_name]
             begin = rf"(?:(?:{first})\s*(?:```(?:json)?\s*)?\[?|,|;)?"
             return rf"{begin}\s*{json_call}{_SURPLUS}\s*;?\s*\]?(?:\s*```)?{_SURPLUS}\s*(?:{last})?"
@@ -125,6 +125,7 @@ _PYTHONIC_MARKS = {
 }
 _JSON_MARKS = {
     "cohere": (r"<\|START_ACTION\|>", r"<\|END_ACTION\|>"),
+    "command_r": ("Action:", ""),
     "granite": (r"<\|tool_call\|>", ""),
     "hunyuan": ("<tool_calls>", "</tool_calls>"),
     "nemotron": ("<TOOLCALL>", "</TOOLCALL>"),

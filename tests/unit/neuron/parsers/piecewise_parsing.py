@@ -25,7 +25,7 @@ TOOLS: Tools = {
 
 # Formats whose parsers and grammars share nearly all code with those of another format: tested in full every night.
 SIMILAR_FORMATS = {"granite", "hunyuan", "kimi_k2", "lfm2", "minimax_m2", "muse_glimmer", "nemotron", "olmo3"}
-SIMILAR_FORMATS |= {"cohere", "phi4_mini", "seed_oss"}
+SIMILAR_FORMATS |= {"cohere", "command_r", "phi4_mini", "seed_oss"}
 DAILY_FORMATS = [name for name in TOOL_CALL_FORMATS if name not in SIMILAR_FORMATS]
 
 MESSAGE_FORMATS = ("harmony", "muse_glimmer")  # their output consists of messages with headers

@@ -140,6 +140,7 @@ ALPHABETS |= {
                 "<|END_ACTION|>",
                 '{"tool_call_id": "0", "tool_name": "ping", "parameters": ',
             ),
+            "command_r": ("Action:", "Action: ```json\n[", '{"tool_name": "ping", "parameters": '),
             "granite": ("<|tool_call|>", "<|tool_call|>["),
             "hunyuan": ("<tool_calls>", "</tool_calls>", "<tool_calls>["),
             "nemotron": ("<TOOLCALL>", "</TOOLCALL>", "<TOOLCALL>["),

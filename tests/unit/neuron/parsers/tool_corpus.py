@@ -182,6 +182,12 @@ def _framed(format_name: str, calls: list[tuple[str, str]]) -> str:
                 for number, (name, text) in enumerate(calls)
             )
             return f"<|START_ACTION|>[{listed}\n]<|END_ACTION|>"
+        case "command_r":
+            listed = ",".join(
+                f'\n    {{\n        "tool_name": "{name}",\n        "parameters": {text}\n    }}'
+                for name, text in calls
+            )
+            return f"Action: ```json\n[{listed}\n]\n```"
         case "kimi_k2":
             inner = "".join(
                 f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>{text}<|tool_call_end|>"

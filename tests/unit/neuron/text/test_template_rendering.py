@@ -160,6 +160,15 @@ def test_every_real_template_renders_like_transformers(templates):
     assert mismatches == []
 
 
+def test_parameters_without_a_description_have_an_empty_one_if_the_template_needs_it(templates):
+    """The template of Command R raises an error for them, and tools of MCP servers often have none."""
+    properties = {"days": {"type": "integer"}, "box": {"type": "object"}}
+    function = {"name": "plan", "parameters": {"type": "object", "properties": properties}}
+    template = ChatTemplate(templates["CohereForAI-c4ai-command-r-plus-tool_use"], special_tokens=TOKENS)
+    prompt = template.render([{"role": "user", "content": "Hi"}], tools=[{"type": "function", "function": function}])
+    assert "days (Optional[int]): \n" in prompt and "box (" in prompt
+
+
 def test_gguf_templates_render_like_transformers(llama_cpp_models, smollm2_gguf):
     paths = [smollm2_gguf, *llama_cpp_models.glob("ggml-vocab-*.gguf")]
     sources = {path.name: TemplateSources.in_gguf(GgufFile.open(path).metadata).default for path in paths}

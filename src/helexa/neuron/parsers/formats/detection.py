@@ -6,7 +6,16 @@ from typing import Protocol
 from helexa.neuron.parsers.formats.gemma4 import Gemma4
 from helexa.neuron.parsers.formats.harmony import Harmony, MuseGlimmer
 from helexa.neuron.parsers.formats.hermes import Hermes, HermesStrict, QwenXml
-from helexa.neuron.parsers.formats.json_calls import COHERE, GRANITE, HUNYUAN, NEMOTRON, PHI4_MINI, LlamaJson, Mistral
+from helexa.neuron.parsers.formats.json_calls import (
+    COHERE,
+    COMMAND_R,
+    GRANITE,
+    HUNYUAN,
+    NEMOTRON,
+    PHI4_MINI,
+    LlamaJson,
+    Mistral,
+)
 from helexa.neuron.parsers.formats.kimi_and_deepseek import DEEPSEEK, KIMI_K2
 from helexa.neuron.parsers.formats.pythonic import LFM2, LLAMA_4, OLMO_3
 from helexa.neuron.parsers.formats.tagged_calls import GLM, MINIMAX_M2, SEED_OSS
@@ -68,6 +77,7 @@ TOOL_CALL_FORMATS: dict[str, ToolCallFormat] = {
         MuseGlimmer(),
         Gemma4(),
         COHERE,
+        COMMAND_R,
         GLM,
         GRANITE,
         HUNYUAN,
@@ -94,6 +104,7 @@ _IN_TEMPLATE: tuple[tuple[str, str | None], ...] = (
     ("<|tool_calls_section_begin|>", "kimi_k2"),
     ("<TOOLCALL>", "nemotron"),
     ("<|START_ACTION|>", "cohere"),
+    ("followed by a json-formatted list of actions", "command_r"),
     ("<|tool_call_start|>", "lfm2"),
     ("<|tool_list_start|>", "lfm2"),
     ("<function_calls>", "olmo3"),

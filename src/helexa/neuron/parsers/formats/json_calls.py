@@ -1,6 +1,6 @@
 """Parse formats in which each tool call is a JSON object.
 
-* A marker and a list of calls: Cohere, Granite 3, Hunyuan, Nemotron and Phi-4 mini (`JsonCalls`).
+* A marker and a list of calls: Cohere, Command R, Granite 3, Hunyuan, Nemotron and Phi-4 mini (`JsonCalls`).
 * Llama 3: `{"name": ..., "parameters": {...}}`, and `NAME.call(...)` for built-in tools.
 * Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]` and, since 2025, `[TOOL_CALLS]NAME[ARGS]{...}`.
 * Plain JSON without a marker, with or without a code fence. Coding models sometimes write plain JSON instead of their
@@ -41,16 +41,25 @@ class JsonCalls:
 
     The list is `[{"name": ..., "arguments": {...}}, ...]`. The parser also accepts calls without the list, malformed
     JSON that `read_calls` can repair, and a missing end marker. With `functools`, `functools[` may begin a list of
-    calls, too. `name_key` is the key of the tool's name.
+    calls, too. `name_key` is the key of the tool's name. With `known`, only the names of tools in the request are
+    accepted, because the marker may begin ordinary text.
     """
 
     leading: tuple[str, ...] = ()
 
     def __init__(
-        self, name: str, opener: str, closer: str = "", *, functools: bool = False, name_key: str = "name"
+        self,
+        name: str,
+        opener: str,
+        closer: str = "",
+        *,
+        functools: bool = False,
+        name_key: str = "name",
+        known: bool = False,
     ) -> None:
         self.name = name
         self._name_key = name_key
+        self._known = known
         self.opener, self.closer = opener, closer
         self.markers = frozenset(filter(None, (opener, closer)))
         self.openers = (opener, f"{_FUNCTOOLS}[") if functools else (opener,)
@@ -68,13 +77,14 @@ class JsonCalls:
         # The marker alone may be mentioned in text.
         if not (yield from source.upcoming(_JSON)):
             raise NotACall
-        yield from read_calls(source, output, self._ends, name_key=self._name_key)
+        yield from read_calls(source, output, self._ends, known=self._known, name_key=self._name_key)
         yield from take_surplus(source)
         if (yield from source.marker(self._closes)) or source.empty or (yield from source.upcoming(self._opens)):
             source.settle()
 
 
 COHERE = JsonCalls("cohere", "<|START_ACTION|>", "<|END_ACTION|>", name_key="tool_name")
+COMMAND_R = JsonCalls("command_r", "Action:", name_key="tool_name", known=True)  # of 2024, before Command R7B
 GRANITE = JsonCalls("granite", "<|tool_call|>")
 PHI4_MINI = JsonCalls("phi4_mini", "<|tool_call|>", "<|/tool_call|>", functools=True)
 NEMOTRON = JsonCalls("nemotron", "<TOOLCALL>", "</TOOLCALL>")
