@@ -21,6 +21,8 @@ STREAM_OPTIONS = "stream_options"
 # Sampling parameters of Anthropic's and Ollama's clients. OpenAI's API does not have the first three, and its reasoning
 # models do not accept the last two.
 _SAMPLING = ("top_k", "min_p", "repetition_penalty", "temperature", "top_p")
+# Newer models of Anthropic accept either of these parameters, but not both.
+_TOGETHER = "temperature and top_p"
 EFFORT = "reasoning_effort"
 _DROPPED = ("chat_template_kwargs", *_ENDINGS, EFFORT, "parallel_tool_calls", STREAM_OPTIONS, "user")
 _DROPPED += _SAMPLING
@@ -31,7 +33,7 @@ OUTPUT_LIMIT = "max_tokens"
 _NEW_OUTPUT_LIMIT = "max_completion_tokens"
 
 # Fields of translated requests that OpenAI's clients do not send, and that are omitted for a backend that refuses them.
-OPTIONAL_FIELDS = (*_DROPPED, *_DROPPED_IN_MESSAGES, *_DROPPED_IN_FUNCTIONS, EXTRA, OUTPUT_LIMIT)
+OPTIONAL_FIELDS = (*_DROPPED, *_DROPPED_IN_MESSAGES, *_DROPPED_IN_FUNCTIONS, EXTRA, OUTPUT_LIMIT, _TOGETHER)
 
 # Some servers require the parameters of a function, or their type, or properties of an object.
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -80,6 +82,8 @@ def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool
     for name in _DROPPED:
         if name in refused:
             chat.pop(name, None)
+    if _TOGETHER in refused and "temperature" in chat and "top_p" in chat:
+        del chat["temperature" if chat["temperature"] == 1 else "top_p"]  # 1 is the default of the models
     if thinks_by_effort and disables_thinking:
         chat[EFFORT] = "none"  # also for a model that has refused other efforts
     for tool in chat.get("tools", ()):
@@ -163,6 +167,8 @@ def refused_fields(body: bytes, error: bytes) -> set[str]:
     }
     if _UNKNOWN_FIELD.search(error) is None:
         named.difference_update(_SAMPLING)
+    elif {"temperature", "top_p"} <= named and re.search(rb"\bboth\b|\bonly one\b", error):
+        named = named - {"temperature", "top_p"} | {_TOGETHER}
     return named if _NEW_OUTPUT_LIMIT.encode() in error else named - {OUTPUT_LIMIT}
 
 

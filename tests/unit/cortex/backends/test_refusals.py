@@ -112,6 +112,30 @@ async def test_sampling_that_the_backend_lacks_is_omitted(backend: FakeNode) -> 
     assert set(orjson.loads(backend.bodies[-1])) <= KNOWN
 
 
+async def anthropic(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    """Refuse `temperature` together with `top_p`, as Anthropic does for its newer models."""
+    if {"temperature", "top_p"} <= (await request.json()).keys():
+        text = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+        return web.json_response({"error": {"type": "invalid_request_error", "message": text}}, status=400)
+    return web.json_response({"id": "c1", "choices": [CHOICE], "usage": USAGE})
+
+
+async def test_only_one_of_two_sampling_parameters_is_omitted(backend: FakeNode) -> None:
+    backend.speak = anthropic
+    message = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+    sampling = [
+        ({"temperature": 0.5, "top_p": 0.9}, {"temperature": 0.5}),
+        ({"temperature": 1, "top_p": 0.9}, {"top_p": 0.9}),
+        ({"top_p": 0.8}, {"top_p": 0.8}),
+    ]
+    async with gateway(backend) as cortex:
+        for fields, accepted in sampling:
+            assert (await post(cortex, "/v1/messages", **message, **fields))[0] == 200
+            sent = orjson.loads(backend.bodies[-1])
+            assert {name: sent[name] for name in ("temperature", "top_p") if name in sent} == accepted
+    assert len(backend.bodies) == 4, "the gateway learns from one refusal"
+
+
 async def test_output_limit_has_the_name_that_the_backend_accepts(backend: FakeNode) -> None:
     backend.speak = reasoning_model
     async with gateway(backend) as cortex:
