@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, Protocol
 
 from helexa.core.errors import ApiError
@@ -16,6 +16,7 @@ from helexa.cortex.backends.completion import (
     joined,
     read_completion,
 )
+from helexa.cortex.backends.refused_calls import with_original_names
 from helexa.cortex.backends.stream import BackendStream
 from helexa.cortex.upstream.connection import UpstreamError
 from helexa.cortex.upstream.response_body import BYTE_ORDER_MARK, as_json, malformed, read_json
@@ -212,15 +213,16 @@ _MAX_ERROR_BYTES = 64 << 10
 class NativeResponses:
     """A successful response of a backend that has the Responses API itself.
 
-    Only its end and its headers are checked.
+    Only its end and its headers are checked, and the original names of functions return.
 
     Args:
         response: the backend's response.
         first_chunk: the first bytes of its body.
         streamed: True if the client requests a stream.
+        names: original names of functions by their short names in the request to the backend.
     """
 
-    def __init__(self, response: NodeResponse, first_chunk: bytes, *, streamed: bool) -> None:
+    def __init__(self, response: NodeResponse, first_chunk: bytes, *, streamed: bool, names: Mapping[str, str]) -> None:
         self.status = 200
         # the headers of the response, with the content type that the client expects
         self.headers = [header for header in response.headers if header[0] not in REPLACED_HEADERS]
@@ -228,6 +230,8 @@ class NativeResponses:
         self._response = response
         self._first_chunk: bytes | None = first_chunk.removeprefix(BYTE_ORDER_MARK)
         self._streamed = streamed
+        self._names = names
+        self._line = bytearray()  # the beginning of a line in which a short name may be incomplete
         self._tail = b""
         self._error: bytes | None = None  # beginning of an error without a type, up to which the body was returned
         self._has_last_event = False
@@ -236,7 +240,7 @@ class NativeResponses:
     def complete(self) -> bool:
         """Whether the whole body has been read."""
         has_end = self._has_last_event or not self._streamed
-        return self._first_chunk is None and has_end and self._response.complete
+        return self._first_chunk is None and has_end and self._response.complete and not self._line
 
     async def chunk(self) -> bytes:
         """Return the next bytes of the body, or empty bytes at its end.
@@ -246,6 +250,20 @@ class NativeResponses:
                 the stream that clients cannot read.
             UpstreamError: the connection to the backend failed.
         """
+        if not self._names:
+            return await self._next_chunk()
+        while chunk := await self._next_chunk():
+            lines, separator, rest = chunk.rpartition(b"\n")
+            if separator:
+                lines, self._line = bytes(self._line) + lines + separator, bytearray(rest)
+                return with_original_names(lines, self._names)
+            self._line += rest
+            if len(self._line) > MAX_WHOLE_BYTES:
+                raise malformed(f"it is larger than {MAX_WHOLE_BYTES} bytes")
+        line, self._line = bytes(self._line), bytearray()
+        return with_original_names(line, self._names)
+
+    async def _next_chunk(self) -> bytes:
         if self._error is not None:
             raise await self._read_error(self._error)
         chunk, self._first_chunk = self._first_chunk, None
@@ -257,7 +275,7 @@ class NativeResponses:
             error = _ERROR_EVENT.search(chunk)
             if error is not None and (error[0].startswith(b"\n") or self._tail[-1:] in (b"", b"\n")):
                 self._error, chunk = chunk[error.end() :], chunk[: error.start() + error[0].startswith(b"\n")]
-                return chunk or await self.chunk()
+                return chunk or await self._next_chunk()
             self._tail += chunk
             self._has_last_event = _LAST_EVENT.search(self._tail) is not None
             self._tail = self._tail[-_MAX_MATCH_BYTES:]

@@ -1,7 +1,7 @@
 """Ids, names and signatures of tool calls, in forms that backends accept."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -65,7 +65,9 @@ def refuses_names(error: bytes) -> bool:
 
 
 def with_short_names(body: bytes) -> tuple[bytes, dict[str, str]]:
-    """Return a chat request whose functions have names that all APIs accept.
+    """Return a request whose functions have names that all APIs accept.
+
+    The request is one of chat completions or of the Responses API.
 
     Returns:
         The request, and the original names by the names that replace them. A name that all APIs accept stays.
@@ -85,7 +87,7 @@ def with_short_names(body: bytes) -> tuple[bytes, dict[str, str]]:
     fields = _fields.decode(body)
     changed = {
         name: msgspec.Raw(orjson.dumps(_renamed(orjson.loads(memoryview(fields[name])), short)))
-        for name in ("tools", "tool_choice", "messages")
+        for name in ("tools", "tool_choice", "messages", "input")
         if name in fields
     }
     return (msgspec.json.encode(fields | changed), originals) if originals else (body, originals)
@@ -95,7 +97,7 @@ _MOST_LEVELS = 5  # messages, message, tool_calls, call, function
 
 
 def _renamed(value: Any, short: Callable[[str], str], levels: int = _MOST_LEVELS) -> Any:
-    """Return tools, messages or a choice of a tool with the short names of functions."""
+    """Return tools, messages, items or a tool choice with short function names."""
     if isinstance(value, list) and levels:
         return [_renamed(element, short, levels - 1) for element in value]
     if not isinstance(value, dict) or not levels:
@@ -108,6 +110,18 @@ def _renamed(value: Any, short: Callable[[str], str], levels: int = _MOST_LEVELS
         if field in value:
             renamed[field] = _renamed(value[field], short, levels - 1)
     return renamed
+
+
+def with_original_names(body: bytes, originals: Mapping[str, str]) -> bytes:
+    """Return JSON text in which the strings that are short names are original names.
+
+    `originals` has the original names by short names. A short name has the hash of the original name, so an equal
+    string has the same meaning wherever the backend repeats it.
+    """
+    if not originals:
+        return body
+    short = re.compile(b'"(%b)"' % b"|".join(name.encode() for name in originals))
+    return short.sub(lambda match: orjson.dumps(originals[match[1].decode()]), body)
 
 
 # Google's API accepts this text in place of a signature that the client did not return.

@@ -132,12 +132,18 @@ class BackendAttempt:
             and offers_other_tools(self.body)
         ):
             return replace(self.knowledge, functions_only=True)
+        if (
+            status in _TEMPLATE_ERRORS
+            and self.path in (CHAT, RESPONSES)
+            and not self.knowledge.short_names
+            and refuses_names(error)
+            and with_short_names(self.body)[1]
+        ):
+            return replace(self.knowledge, short_names=True)
         if status in _TEMPLATE_ERRORS and self.path == CHAT:
             for name, is_refusal, change in _CHANGES:
                 if not getattr(self.knowledge, name) and is_refusal(error) and change(self.body) != self.body:
                     return replace(self.knowledge, **{name: True})
-            if not self.knowledge.short_names and refuses_names(error) and with_short_names(self.body)[1]:
-                return replace(self.knowledge, short_names=True)
             if not self.knowledge.no_effort and refuses_effort(error):
                 return replace(self.knowledge, no_effort=True, refused=self.knowledge.refused | {EFFORT})
             if EFFORT in self.optional - self.knowledge.refused and refuses_thinking(error):
@@ -191,7 +197,7 @@ class BackendAttempt:
             on_estimate: called if the converted answer contains estimated token counts.
         """
         if self.path == RESPONSES:
-            return NativeResponses(response, first_chunk, streamed=streamed)
+            return NativeResponses(response, first_chunk, streamed=streamed, names=self.changes.names)
         chat = self.path == CHAT
         answer = BackendAnswer(
             response,
@@ -247,7 +253,8 @@ def new_attempt(
         for name, _, change in _CHANGES:
             body = change(body) if getattr(knowledge, name) else body
         body = without_effort(body) if knowledge.no_effort else body
-        body, names = with_short_names(body) if knowledge.short_names else (body, names)
+    if path in (CHAT, RESPONSES) and knowledge.short_names:
+        body, names = with_short_names(body)
     return BackendAttempt(path, body, knowledge, optional, responses, Changes(names, signed_ids=translated))
 
 

@@ -1,5 +1,6 @@
 """A backend that refuses long names of functions gets short ones, and clients get the original names back."""
 
+import json
 import re
 from typing import Any
 
@@ -112,6 +113,49 @@ async def test_client_gets_its_own_name_of_a_function(path: str, name: str, stre
     (short,) = set(names_of(backend.bodies[0]))
     assert short not in answer
     assert orjson.loads(backend.bodies[0])["tools"][0]["function"]["parameters"] == SCHEMA
+
+
+async def native(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    """Answer with the Responses API, refuse names as OpenAI does, and call the first function that is offered."""
+    assert request.path == "/v1/responses"
+    body = await request.json()
+    names = [entry["name"] for entry in (*body["tools"], *body["input"], body["tool_choice"]) if "name" in entry]
+    assert len(names) == 3
+    if not all(re.fullmatch("[a-zA-Z0-9_-]{1,64}", name) for name in names):
+        return web.json_response({"error": {"message": ERRORS[1], "type": "invalid_request_error"}}, status=400)
+    item = {"type": "function_call", "id": "fc_1", "call_id": "call00001", "name": names[0], "arguments": "{}"}
+    answer = {"id": "resp_1", "object": "response", "status": "completed", "tools": body["tools"], "output": [item]}
+    if not body.get("stream"):
+        return web.json_response(answer)
+    events = [
+        {"type": "response.output_item.added", "item": item},
+        {"type": "response.completed", "response": answer},
+    ]
+    text = b"".join(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event)) for event in events)
+    cut = text.index(names[0].encode()) + 5  # within the first name
+    return await begin(request, text[:cut], text[cut:])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", [LONG, DOTTED, 'say "hi"'])
+async def test_client_of_a_native_responses_backend_gets_its_own_name(name: str, stream: bool) -> None:
+    body = request_body("/v1/responses", name, stream=stream) | {"tool_choice": {"type": "function", "name": name}}
+    answer = ""
+    async with FakeNode(speak=native).holds("Org/M").serving() as backend:
+        settings: dict[str, Any] = {"neurons": [{"name": "n1", "endpoint": backend.url, "kind": "openai"}]}
+        async with running_cortex(backend, settings=settings) as cortex:
+            for _ in range(2):
+                backend.bodies.clear()
+                async with cortex.client.post(f"{cortex.url}/v1/responses", json=body) as response:
+                    answer = await response.text()
+                assert response.status == 200, answer
+                named = f'"name":{json.dumps(name)}'
+                assert answer.replace('": "', '":"').count(named) == (3 if stream else 2)
+    assert len(backend.bodies) == 1, "the gateway learns from one refusal"
+    sent = orjson.loads(backend.bodies[0])
+    assert sent["tools"][0]["name"] not in answer
+    assert sent["tools"][0]["parameters"] == SCHEMA
+    assert sent["input"][0] == {"role": "user", "content": "Hi"}
 
 
 def test_only_names_of_functions_change() -> None:
