@@ -29,11 +29,9 @@ def test_keyword_arguments_are_the_fields_of_sampling():
 
 
 @pytest.mark.parametrize("api", [ChatRequest, CompletionRequest, ResponsesRequest])
-@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("name", sorted(BOUNDS.keys() - {"max_tokens"}))
 def test_request_accepts_the_bounds_and_rejects_what_is_outside(api, name):
     low, high = BOUNDS[name].low, BOUNDS[name].high
-    if (api, name) == (CompletionRequest, "max_tokens"):
-        low = 0  # a completion may be its prompt only, with log-probabilities
     accepted = [low] if high is None else [low, high]
     assert [getattr(api.model_validate({**BODIES[api], name: value}), name) for value in accepted] == accepted
     for value in [low - 1] if high is None else [low - 1, high + 1]:

@@ -151,6 +151,24 @@ def test_max_completion_tokens_overrides_max_tokens() -> None:
     assert chat().output_limit is None
 
 
+def test_output_limit_of_minus_one_is_no_limit() -> None:
+    assert chat(max_tokens=-1).output_limit is None
+    # The gateway adds its limit to a request without one as `max_tokens`.
+    assert chat(max_tokens=5, max_completion_tokens=-1).output_limit == 5
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_output_limit_below_one_is_rejected(name: str) -> None:
+    for value in (0, -2):
+        with pytest.raises(ApiError, match=f"{name}: must be at least 1, or -1 for no limit") as caught:
+            chat(**{name: value})
+        assert caught.value.param == name
+    completion: dict[str, Any] = {"model": "m", "prompt": "x"}
+    assert CompletionRequest.from_value(completion | {"max_tokens": 0}).output_limit == 0
+    with pytest.raises(ApiError, match="max_tokens: must be at least 0, or -1 for no limit"):
+        CompletionRequest.from_value(completion | {"max_tokens": -2})
+
+
 @pytest.mark.parametrize(("stop", "read"), [(None, None), ("a", ["a"]), (["a", "b"], ["a", "b"]), ([], [])])
 def test_stop_is_read_as_a_list(stop: object, read: list[str] | None) -> None:
     assert chat(stop=stop).stop == read

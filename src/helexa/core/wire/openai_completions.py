@@ -49,7 +49,6 @@ class CompletionRequest(GenerationRequest):
     """
 
     prompt: Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=_Prompts)]
-    max_tokens: int | None = Field(None, ge=0)
     echo: bool | None = None
     logprobs: Annotated[
         int | None,
@@ -61,6 +60,11 @@ class CompletionRequest(GenerationRequest):
     def alternatives(self) -> int | None:
         """Requested alternatives per output token; None without log-probabilities."""
         return self.logprobs
+
+    @property
+    def permits_no_output(self) -> bool:
+        """Whether `max_tokens` may be 0. The prompt is then only scored."""
+        return True
 
     @property
     def answers(self) -> int:

@@ -19,6 +19,7 @@ _KINDS = {"json": "schema", "regex": "regex", "choice": "choice", "grammar": "la
 _OTHER_NAMES = {"json_schema": "json", "regex": "regex"}
 _VALUES = {"schema": "a JSON Schema", "choice": "a list of strings", "object": "true"}  # all others are strings
 
+NO_LIMIT = -1  # value of an output limit that stands for a missing one
 MAX_CHOICES = 16
 MAX_ALTERNATIVES = 20
 MAX_LOGPROBS = 1 << 19  # maximum number of log-probabilities in one response, including those of alternative tokens
@@ -258,7 +259,9 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_completion_tokens: int | None = Field(None, ge=1)
+    # `reject_unsupported` checks both limits. -1 stands for no limit, as in llama.cpp and LM Studio.
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     stop: Annotated[
         list[StopString] | None,
         Field(max_length=16),
@@ -275,7 +278,13 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
     @property
     def output_limit(self) -> int | None:
         """Maximum number of tokens of each completion, or None."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        limits = (self.max_completion_tokens, self.max_tokens)
+        return next((limit for limit in limits if limit not in (None, NO_LIMIT)), None)
+
+    @property
+    def permits_no_output(self) -> bool:
+        """Whether `max_tokens` may be 0."""
+        return False
 
     @property
     def answers(self) -> int:
@@ -300,6 +309,10 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
     def reject_unsupported(self) -> None:
         """Reject other servers' parameters that would change the output."""
         super().reject_unsupported()
+        for name in ("max_tokens", "max_completion_tokens"):
+            least = 0 if self.permits_no_output and name == "max_tokens" else 1
+            if (limit := getattr(self, name)) is not None and limit != NO_LIMIT and limit < least:
+                raise invalid_body(f"{name}: must be at least {least}, or {NO_LIMIT} for no limit", name)
         for name, accepted_values in _UNSUPPORTED.items():
             self.reject(name, accepted_values)
         prompt_logprobs = self.extra("prompt_logprobs")

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from helexa.core.errors import invalid_body
+from helexa.core.wire.request import NO_LIMIT
 from helexa.core.wire.responses_output import response_of
 
 CHAT = "/v1/chat/completions"
@@ -183,8 +184,16 @@ _READERS: dict[str, Callable[[Fields, int], TokenLimit]] = {
 
 def _chat_limit(fields: Fields, minimum: int = 1) -> int | None:
     """Return the output limit of a request, or None if it sets none."""
-    legacy_limit = _number("max_tokens", fields.max_tokens, minimum=minimum)
-    return _number("max_completion_tokens", fields.max_completion_tokens) or legacy_limit
+    legacy_limit = _limit("max_tokens", fields.max_tokens, minimum)
+    return _limit("max_completion_tokens", fields.max_completion_tokens) or legacy_limit
+
+
+def _limit(name: str, value: Any, minimum: int = 1) -> int | None:
+    if type(value) is int and value < minimum:
+        if value == NO_LIMIT:
+            return None
+        raise invalid_body(f"{name}: must be at least {minimum}, or {NO_LIMIT} for no limit", name)
+    return _number(name, value, minimum=minimum)
 
 
 def _completion_count(fields: Fields) -> int:

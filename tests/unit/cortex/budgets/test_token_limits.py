@@ -43,6 +43,9 @@ def output_of(path: str, output: int = 10, **fields: Any) -> int:
         (CHAT, {"max_tokens": None, "max_completion_tokens": 5, "n": None}, 5),
         (CHAT, {"max_completion_tokens": 1, "max_tokens": 100_000}, 1),
         (CHAT, {"max_output_tokens": 1}, 10),
+        (CHAT, {"max_tokens": -1}, 10),
+        (CHAT, {"max_completion_tokens": -1, "max_tokens": 7}, 7),
+        (COMPLETIONS, {"max_tokens": -1, "prompt": "x"}, 10),
         (CHAT, {"max_tokens": 7, "best_of": 9, "prompt": ["a", "b"]}, 7),
         (COMPLETIONS, {"max_output_tokens": 1, "prompt": "x"}, 10),
         (COMPLETIONS, {"max_tokens": 7, "prompt": "a, b"}, 7),
@@ -77,6 +80,7 @@ def test_output_follows_the_fields_that_the_api_supports(path: str, fields: dict
 def test_number_of_wrong_type_or_sign_is_rejected_with_its_name(path: str, name: str, value: Any) -> None:
     if (path, name, value) == (COMPLETIONS, "max_tokens", 0) and value is not False:
         return  # valid: the prompt is only scored
+    value = -2 if value == -1 and name in ("max_tokens", "max_completion_tokens") else value  # -1 is no limit
     with pytest.raises(ApiError) as caught:
         ask(path, **{name: value})
     expected = (400, None if value == 1e999 else name)  # infinity is not JSON
