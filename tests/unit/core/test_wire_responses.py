@@ -482,8 +482,21 @@ def test_tools_in_an_item_are_offered() -> None:
     assert request.namespaced == {"f": ("agents", "f")}
     summary = CompactRequest.parse(json.dumps({"model": "m", "input": [item, message_item("Hi", "user")]}).encode())
     assert not summary.chat().tools
+    changed = item | {"tools": [*spaces, FUNCTION | {"name": "g", "description": "New."}]}
+    request = parse(input=[item, message_item("Hi", "user"), changed], tools=[FUNCTION | {"name": "g"}])
+    names = [(tool["function"]["name"], tool["function"].get("description")) for tool in request.chat().tools or ()]
+    assert [name for name, _ in names] == ["g", "f"]
+    assert names[0][1] == "New."
     with pytest.raises(ApiError, match=r"input\.0\.tools: must be a list"):
         parse(input=[{"type": "additional_tools", "tools": "x"}, message_item("Hi", "user")]).chat()
+
+
+def test_search_of_tools_is_ignored_and_its_results_are_offered() -> None:
+    search = {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": {}}
+    call = {"type": "tool_search_call", "call_id": "c1", "arguments": {"query": "mail"}}
+    result = {"type": "tool_search_output", "call_id": "c1", "tools": [FUNCTION | {"name": "send"}]}
+    request = parse(input=[message_item("Hi", "user"), call, result], tools=[search, FUNCTION])
+    assert [tool["function"]["name"] for tool in request.chat().tools or ()] == ["f", "send"]
 
 
 def test_functions_of_one_name_in_several_namespaces_are_told_apart() -> None:

@@ -32,15 +32,16 @@ _INPUTS = {
 
 _OUTPUTS = tuple(f"{kind}_output" for kind in _INPUTS)
 
-ADDITIONAL_TOOLS = "additional_tools"  # type of an item with tools of the request, which Codex sends for some models
+# Types of items with tools of the request. Codex sends the first for some models, and the second after a search of
+# tools, which another server may have asked for.
+TOOL_ITEMS = ("additional_tools", "tool_search_output")
 
 _DROPPED = (
-    ADDITIONAL_TOOLS,
+    *TOOL_ITEMS,
     "agent_reasoning",
     "web_search_call",
     "file_search_call",
     "tool_search_call",
-    "tool_search_output",
     "image_generation_call",
     "computer_call",
     "computer_call_output",

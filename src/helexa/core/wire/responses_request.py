@@ -15,14 +15,14 @@ from pydantic_core import PydanticCustomError, to_json
 from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.request import GenerationRequest, WireObject
-from helexa.core.wire.responses_input import ADDITIONAL_TOOLS, Item, chat_messages, name_in_chat
+from helexa.core.wire.responses_input import TOOL_ITEMS, Item, chat_messages, name_in_chat
 
 Tool = dict[str, Any]
 Allowed = set[tuple[str | None, str]]  # namespaces and names of functions; None means any namespace
 
 _FUNCTION = ("name", "description", "parameters", "strict")
 # agents offer these tools by default and work without them
-_IGNORED = frozenset({"web_search", "web_search_preview", "image_generation"})
+_IGNORED = frozenset({"web_search", "web_search_preview", "image_generation", "tool_search"})
 TOOL_TYPES = frozenset({"function", "custom", "namespace", *_IGNORED})
 
 # The parameters of a custom tool in a chat request. Its input is any text. `hosted_call` writes earlier calls alike.
@@ -60,7 +60,7 @@ _PROMPT = (
 def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
     """Return function and custom tools as pairs of a namespace (or None) and a tool.
 
-    Tools for web search and for images are ignored.
+    Tools for web search, for images and for the search of tools are ignored.
 
     Raises:
         ApiError: 400 `unsupported_parameter`: a tool is neither a function nor a custom tool nor ignored. 400
@@ -112,6 +112,10 @@ def _functions(tools: Sequence[Any], field: str, namespace: str | None) -> Itera
                 raise unsupported_parameter("tools", message)
             case _:
                 raise invalid_body(f"{path}: must be an object with a 'type'", path)
+
+
+def _in_namespace(namespace: str | None, tool: Tool) -> Tool:
+    return tool if namespace is None else {"type": "namespace", "name": namespace, "tools": [tool]}
 
 
 def _normalized(function: Tool) -> Tool:
@@ -300,15 +304,23 @@ class ResponsesRequest(GenerationRequest):
 
     @property
     def offered(self) -> list[Tool]:
-        """The tools in `tools`, and in items of the type `additional_tools`."""
-        tools = list(self.tools or ())
+        """The tools in `tools`, and in items that add tools.
+
+        A later definition of a function in an item replaces an earlier one.
+        """
+        later: dict[tuple[str | None, str], Tool] = {}
         for index, item in enumerate(self.input):
-            if item.get("type") == ADDITIONAL_TOOLS:
+            if item.get("type") in TOOL_ITEMS:
                 more = item.get("tools")
                 if not isinstance(more, list):
                     raise invalid_body(f"input.{index}.tools: must be a list", f"input.{index}.tools")
-                tools += [tool for tool in more if tool not in tools]
-        return tools
+                later |= {(space, tool["name"]): tool for space, tool in functions(more)}
+        if not later:
+            return list(self.tools or ())
+        first = [(space, later.pop((space, tool["name"]), tool)) for space, tool in functions(self.tools)]
+        return [
+            _in_namespace(space, tool) for space, tool in (*first, *((key[0], tool) for key, tool in later.items()))
+        ]
 
     @property
     def namespaced(self) -> dict[str, tuple[str, str]]:
@@ -418,6 +430,6 @@ class CompactRequest(ResponsesRequest):
         if not self.input and not history:
             raise invalid_body("input: must not be empty", "input")
         summary_prompt = {"type": "message", "role": "user", "content": _PROMPT}
-        items = [item for item in self.input if item.get("type") != ADDITIONAL_TOOLS]
+        items = [item for item in self.input if item.get("type") not in TOOL_ITEMS]
         request = self.model_copy(update={"input": [*items, summary_prompt], "tools": None, "tool_choice": None})
         return ResponsesRequest.chat(request, history)
