@@ -65,7 +65,9 @@ _POOLING_MODES: dict[str, Pooling] = {
     "weightedmean": "weightedmean",
 }
 _POOLING_FLAG = re.compile(r"pooling_mode_(mean_sqrt_len_tokens|lasttoken|\w+?)(?:_tokens?)?")
-_GGUF_POOLING: dict[Any, Pooling] = {1: "mean", 2: "cls", 3: "last"}
+# By llama.cpp's number. -1 is unspecified, and 0 stands for no pooling, which the embeddings API does not have.
+_GGUF_POOLING: dict[Any, Pooling] = {-1: "mean", 0: "mean", 1: "mean", 2: "cls", 3: "last"}
+_RANK = 4
 
 # Name of the variable in a template, and the key in a GGUF file's metadata. As in `transformers`, a variable is defined
 # only if the model's files define the token.
@@ -262,9 +264,19 @@ def pooling_in_directory(path: Path) -> Pooling:
 
 
 def pooling_in_gguf(metadata: Mapping[str, Any]) -> Pooling:
-    """Return the pooling method in a GGUF file's metadata, `mean` by default."""
-    pooling_type = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
-    return _GGUF_POOLING.get(pooling_type if isinstance(pooling_type, int) else None, _DEFAULT_POOLING)
+    """Return the pooling method in a GGUF file's metadata, `mean` by default.
+
+    Raises:
+        ModelFileError: the model is a reranker, or has an unknown method.
+    """
+    key = f"{metadata.get('general.architecture')}.pooling_type"
+    pooling_type = metadata.get(key)
+    if type(pooling_type) is not int:
+        return _DEFAULT_POOLING
+    if pooling_type not in _GGUF_POOLING:
+        reason = "the model is a reranker" if pooling_type == _RANK else "the method is unknown"
+        raise ModelFileError(f"{key} {pooling_type} is not supported: {reason}; use an embedding model")
+    return _GGUF_POOLING[pooling_type]
 
 
 def special_tokens_in_directory(path: Path) -> dict[str, str]:

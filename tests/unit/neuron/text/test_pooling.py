@@ -104,8 +104,14 @@ def test_known_or_malformed_modules_are_accepted(tmp_path: Path, content: str | 
 
 @pytest.mark.parametrize(
     ("value", "pooling"),
-    [(0, "mean"), (1, "mean"), (2, "cls"), (3, "last"), (4, "mean"), ("3", "mean"), (None, "mean")],
+    [(0, "mean"), (1, "mean"), (2, "cls"), (3, "last"), (-1, "mean"), ("3", "mean"), (None, "mean")],
 )
 def test_pooling_is_read_from_gguf_metadata(value: object, pooling: str) -> None:
     assert pooling_in_gguf({"general.architecture": "qwen3", "qwen3.pooling_type": value}) == pooling
     assert pooling_in_gguf({}) == "mean"
+
+
+@pytest.mark.parametrize(("value", "reason"), [(4, "the model is a reranker"), (9, "the method is unknown")])
+def test_pooling_of_gguf_metadata_that_is_not_implemented_is_rejected(value: int, reason: str) -> None:
+    with pytest.raises(ModelFileError, match=f"bert.pooling_type {value} is not supported: {reason}"):
+        pooling_in_gguf({"general.architecture": "bert", "bert.pooling_type": value})
