@@ -229,7 +229,7 @@ class Tokenizer:
         Args:
             text: any text. Lone surrogates are read as U+FFFD.
             add_special: whether to add `prefix` and `suffix`, the tokens that the model's files request. A text that
-                begins with the tokens of `prefix` gets no second ones.
+                begins with the tokens of `prefix`, or ends with those of `suffix`, gets no second ones.
             parse_special: if False, the texts of control tokens are encoded as plain text.
             continues: if True, the text continues other tokens, and a SentencePiece model adds no space before it.
 
@@ -239,12 +239,19 @@ class Tokenizer:
         # By default, a string such as `<|im_end|>` in the text becomes the control token with this name, because
         # rendered chat templates need it. As a consequence, a user's message can contain control tokens.
         ids = self._encoder.ids(text, parse_special=parse_special, continues=continues)
-        return [*self._missing_prefix(ids), *ids, *self.suffix] if add_special else ids
+        if not add_special:
+            return ids
+        prefix, suffix = self._missing(ids)
+        return [*prefix, *ids, *suffix]
 
-    def _missing_prefix(self, ids: list[int]) -> list[int]:
-        # Prompts that a program rendered with a chat template often begin with the beginning-of-sequence token. Models
-        # have never seen two of them, and answer worse.
-        return [] if ids[: len(self.prefix)] == self.prefix else self.prefix
+    def _missing(self, ids: list[int]) -> tuple[list[int], list[int]]:
+        # Prompts that a program rendered with a chat template often begin with the beginning-of-sequence token, and
+        # some programs append the last token of an embedding model themselves. Models have never seen two of them, and
+        # answer worse.
+        has_prefix = ids[: len(self.prefix)] == self.prefix
+        inner = ids[len(self.prefix) :] if has_prefix else ids  # one token cannot be both
+        has_suffix = inner[max(len(inner) - len(self.suffix), 0) :] == self.suffix
+        return [] if has_prefix else self.prefix, [] if has_suffix else self.suffix
 
     def offsets(self, text: str) -> list[int]:
         """Return the index in `text` of each token's first character.
@@ -252,11 +259,12 @@ class Tokenizer:
         The tokens are those of `encode(text, add_special=True)`. A token that continues a character has the index of
         this character.
         """
-        offsets, end = [0] * len(self._missing_prefix(self.encode(text)) if self.prefix else ()), 0
+        prefix, suffix = self._missing(self.encode(text)) if self.prefix or self.suffix else ([], [])
+        offsets, end = [0] * len(prefix), 0
         for start, stop in self._encoder.spans(text):
             offsets.append(min(start, end))  # some tokenizers leave out the spaces at the beginning of a token
             end = max(end, stop)
-        return [*offsets, *[len(text)] * len(self.suffix)]
+        return [*offsets, *[len(text)] * len(suffix)]
 
     def decoded_offsets(self, ids: Iterable[int]) -> list[int]:
         """Return the index in `decode(ids)` of each token's character (see `TextOffsets`)."""

@@ -127,6 +127,26 @@ def test_text_that_begins_with_bos_gets_no_second_one(
     assert tokenizer.offsets(text) == offsets
 
 
+@pytest.mark.parametrize(
+    ("single", "text", "inner", "offsets"),
+    [
+        ("$A <|im_end|>", "a<|im_end|>", "a", [0, 1]),
+        ("<s> $A <|im_end|>", "a<|im_end|>", "a", [0, 0, 1]),
+        ("<s> $A <|im_end|>", "<s>a<|im_end|>", "a", [0, 3, 4]),
+        ("<|im_end|> $A <|im_end|>", "<|im_end|>", "", [0, 10]),
+    ],
+)
+def test_text_that_ends_with_the_last_token_gets_no_second_one(
+    tmp_path: Path, single: str, text: str, inner: str, offsets: list[int]
+) -> None:
+    backend = byte_level_backend()
+    ids = {"<s>": 256, "<|im_end|>": 258}
+    backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(ids.items()))
+    tokenizer = from_directory(write_directory(tmp_path, backend, tokenizer_config={"bos_token": "<s>"}))
+    assert tokenizer.encode(text, add_special=True) == tokenizer.encode(inner, add_special=True)
+    assert tokenizer.offsets(text) == offsets
+
+
 def test_eos_is_added_according_to_the_files(tmp_path):
     backend = byte_level_backend()
     backend.post_processor = processors.TemplateProcessing(
