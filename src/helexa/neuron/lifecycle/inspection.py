@@ -4,7 +4,7 @@ The module runs in a sandbox process, because the files are untrusted: `python -
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -182,7 +182,7 @@ class Description:
     architecture: str  # `model_type` in a checkpoint's `config.json`, or the architecture name in a GGUF file
     weights: str  # file format, and dtype of most weights
     parameters: int | None
-    context_length: int | None
+    context_length: int | None  # with YaRN, and without dual chunk attention, as the engine computes
     license: str | None = None
     tools: bool | None = None  # whether the chat template and the vocabulary support tool calls
     reasoning: bool | None = None  # whether the chat template and the vocabulary support reasoning
@@ -213,13 +213,18 @@ def _of_gguf(path: Path) -> Description:
     for tensor in file.tensors.values():
         sizes[tensor.type.name] += prod(tensor.shape)
     context, license = (file.metadata.get(key) for key in (f"{file.architecture}.context_length", "general.license"))
+    config, problem = {"max_position_embeddings": context}, ""
+    try:
+        config = gguf_config(file)
+    except ModelFileError as error:
+        problem = str(error)
     return Description(
         architecture=file.architecture,
         weights=f"GGUF, {_most(sizes)}",
         parameters=sizes.total(),
-        context_length=context if isinstance(context, int) else None,
+        context_length=_context(config),
         license=license if isinstance(license, str) else None,
-        problem=_problem(gguf_config, file),
+        problem=problem,
     )
 
 
@@ -228,23 +233,33 @@ def _of_checkpoint(folder: Path) -> Description:
     sizes: Counter[str] = Counter()
     for file in sorted(folder.glob("*.safetensors")):
         sizes.update(tensor_sizes(file))
-    model_type, context = config.get("model_type"), config.get("max_position_embeddings")
+    model_type, problem = config.get("model_type"), ""
     architecture = model_type if isinstance(model_type, str) else "unknown"
+    try:
+        check_model_type(architecture)
+    except ModelFileError as error:
+        problem = str(error)
     return Description(
         architecture=architecture,
         weights=f"safetensors, {_most(sizes)}",
         parameters=None if any(kind in sizes for kind in UNCOUNTED) else sizes.total(),
-        context_length=context if isinstance(context, int) else None,
-        problem=_problem(check_model_type, architecture),
+        context_length=_context(config),
+        problem=problem,
     )
 
 
-def _problem(check: Callable[[Any], object], subject: object) -> str:
+def _context(config: Mapping[str, Any]) -> int | None:
+    """Return the context length that the engine supports.
+
+    The result is the stated one if the engine cannot run the model, and None if the files state none.
+    """
+    stated = config.get("max_position_embeddings")
+    if not isinstance(stated, int):
+        return None
     try:
-        check(subject)
-    except ModelFileError as error:
-        return str(error)
-    return ""
+        return Settings(config).context
+    except ModelFileError:
+        return stated
 
 
 def tensor_sizes(path: Path) -> Counter[str]:

@@ -1,10 +1,12 @@
 """The models on a node's disks: their ids, sizes, estimates and problems, and changes of the folders."""
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from helexa.core.errors import ApiError, SourceError
 from helexa.core.fleet import LocalModel, PullRequest
 from helexa.core.model_names import ModelSource
 from helexa.neuron.config import NeuronConfig, SourceConfig
-from helexa.neuron.lifecycle.inspection import inspect, template_abilities
+from helexa.neuron.lifecycle.inspection import describe, inspect, template_abilities
 from helexa.neuron.lifecycle.local_inventory import LocalInventory
 from helexa.neuron.lifecycle.pulls import MAX_RUNNING, Pulls
 from helexa.neuron.sources.local_models import MAX_DEPTH, FolderScan
@@ -273,3 +275,24 @@ async def test_load_of_a_model_on_the_disk_never_downloads_it(config: NeuronConf
 async def _on_disk(sources: Sources, name: str) -> Path:
     source = ModelSource.parse(name)
     return await sources.resolve(source, quant=None, progress=lambda *_: None, download=False)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+CHUNKS = {"original_max_position_embeddings": 262_144}
+
+
+@pytest.mark.parametrize(
+    ("extra", "context"),
+    [
+        ({}, 32768),
+        ({"rope_scaling": YARN}, 131_072),
+        ({"max_position_embeddings": 1_010_000, "dual_chunk_attention_config": CHUNKS}, 262_144),
+        ({"model_type": "unheard_of", "hidden_size": None}, 32768),
+        ({"max_position_embeddings": None}, None),
+    ],
+)
+def test_described_context_is_that_of_the_engine(tmp_path: Path, extra: dict[str, Any], context: int | None) -> None:
+    config: dict[str, Any] = {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 2, "max_position_embeddings": 32768} | extra
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert describe(tmp_path).context_length == context
