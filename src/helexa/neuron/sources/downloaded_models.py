@@ -23,6 +23,7 @@ from helexa.neuron.sources.sources import configured_hub
 from helexa.neuron.weights.gguf.files import part_names
 
 _PARTIALS = f"blobs/*{PARTIAL}"
+_PYPI = "pypi:"
 _PACKAGE = re.compile(r"(?P<package>[a-z0-9][a-z0-9-]*)-(?P<version>[^-]+)")
 
 
@@ -49,9 +50,11 @@ class DownloadedModel:
     def answers_to(self, name: str) -> bool:
         """Return whether `name` refers to this model.
 
-        A model has three names: its model id, its source id, and its source id without the version.
+        A model has three names: its model id, its source id, and its source id without the version. Servers, and so
+        `helexa ps`, name a package without `pypi:`.
         """
-        return name in (self.name, self.source, self.source.partition("==")[0])
+        names = (self.name, self.source, self.source.partition("==")[0])
+        return name in (*names, *(known.removeprefix(_PYPI) for known in names))
 
     def obstacle(self, form: str | None = None) -> str | None:
         """Return why the model cannot be removed now; None if it can."""
@@ -185,7 +188,7 @@ def _modified(folder: Path) -> float:
 
 def _package_model(cache: Path, folder: Path, package: str, version: str, *, is_default: bool) -> DownloadedModel:
     builtin = {model.source: name for name, model in BUILTIN_MODELS.items()}
-    source, plain = f"pypi:{package}=={version}", f"pypi:{package}"
+    source, plain = f"{_PYPI}{package}=={version}", f"{_PYPI}{package}"
     name = builtin.get(plain, plain) if is_default else source
     path = cached_package_model(f"{package}=={version}", cache)
     form = quant_tag(path.name) if path else ""
