@@ -292,6 +292,43 @@ def test_attention_interval_is_four_or_read_from_the_file(tmp_path: Path) -> Non
     assert rewritten("qwen3_5_text", tmp_path, every_second)["layer_types"] == [linear, full, linear, full, linear]
 
 
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text"])
+def test_file_of_ollamas_converter_is_the_same_model(kind: str, tmp_path: Path) -> None:
+    config, state = tiny(kind)
+    full = [layer == "full_attention" for layer in config.layer_types]
+
+    def ollama(writer: gguf.GGUFWriter) -> None:
+        replace_key("attention.recurrent_layers", None)(writer)
+        kv_heads = [config.num_key_value_heads * is_full for is_full in full]
+        replace_key("attention.head_count_kv", lambda writer, key: writer.add_array(key, kv_heads))(writer)
+        writer.add_array(f"{writer.arch}.rope.dimension_sections", [11, 11, 10])
+        writer.add_bool(f"{writer.arch}.ssm.v_head_reordered", True)
+        writer.add_uint32(f"{writer.arch}.vision.block_count", 1)
+        add = writer.add_tensor
+        for name in ("v.blk.0.attn_q.weight", "mtp.fc.weight", "mtp.layers.0.attn_q.weight"):
+            add(name, np.ones((2, 2), np.float32))
+        renamed = lambda name, tensor: add(name.replace("ssm_dt.bias", "ssm_dt"), tensor)  # noqa: E731
+        writer.add_tensor = renamed  # pyright: ignore[reportAttributeAccessIssue]
+
+    assert 0 < sum(full) < len(full)
+    with (
+        GgufCheckpoint(write_model(tmp_path / "model.gguf", config, state)) as expected,
+        GgufCheckpoint(write_model(tmp_path / "ollama.gguf", config, state, ollama)) as checkpoint,
+    ):
+        assert checkpoint.config == expected.config
+        assert set(checkpoint.names()) == set(expected.names())
+        for name in expected.names():
+            assert torch.equal(checkpoint.read(name), expected.read(name)), name  # pyright: ignore[reportArgumentType]
+
+
+def test_value_heads_in_the_order_of_the_original_are_rejected(tmp_path: Path) -> None:
+    def grouped(writer: gguf.GGUFWriter) -> None:
+        writer.add_bool(f"{writer.arch}.ssm.v_head_reordered", False)
+
+    with pytest.raises(ModelFileError, match=r"ssm\.v_head_reordered is False, which is not supported"):
+        rewritten("qwen3_5_text", tmp_path, grouped)
+
+
 def test_gemma3_sliding_window_layers(tmp_path: Path) -> None:
     local, full = "sliding_attention", "full_attention"
     pattern = "attention.sliding_window_pattern"

@@ -23,6 +23,10 @@ from helexa.neuron.weights.model_file import WHOLE, Part, block_numbers
 _log = logging.getLogger("helexa.neuron.weights")
 _WARNING_GROWTH = 1.25
 _PREDICTION = ".nextn."  # in the name of a tensor that only layers of multi-token prediction have
+# Begin the names of tensors that Ollama's converter adds to the file of a model: the encoder of images, and multi-token
+# prediction. Answers to texts do not depend on these tensors. Its files of other architectures also have other keys.
+_ADDED_BY_OLLAMA = ("v.", "mtp.")
+_OLLAMA_ARCHITECTURES = ("qwen35", "qwen35moe")
 
 
 class GgufCheckpoint:
@@ -136,9 +140,12 @@ class GgufCheckpoint:
         drafting = range(layers, layers + self.config.get("num_nextn_predict_layers", 0))
         named: dict[str, GgufTensor] = {}
         skipped: list[str] = []
+        added = 0
         for name, tensor in self._file.tensors.items():
             if layer_of(name) in drafting:
                 skipped.append(name)
+            elif name.startswith(_ADDED_BY_OLLAMA) and architecture in _OLLAMA_ARCHITECTURES:
+                added += 1
             elif not self._is_scale(name):
                 # A tensor without a Hugging Face name keeps its name, so that loading the model reports it as unread.
                 named[hugging_face_name(architecture, name, layers) or name] = tensor
@@ -151,6 +158,10 @@ class GgufCheckpoint:
         if skipped:
             names = ", ".join(skipped[:3]) + (" .." if len(skipped) > 3 else "")
             _log.info("%s: skipped %d tensors of multi-token prediction: %s", self._file.path.name, len(skipped), names)
+        if added:
+            _log.warning(
+                "%s: skipped %d tensors for images and drafts: the model reads only text", self._file.path.name, added
+            )
         return named
 
     def _is_scale(self, name: str) -> bool:

@@ -26,8 +26,9 @@ _LATENT = frozenset(["deepseek2"])  # Architectures with latent attention, whose
 # Architectures whose layers with a sliding window have other heads than the layers with full attention.
 _TWO_SHAPES = frozenset(["gemma4"])
 
-# Architectures in which layers without attention have 0 KV heads.
+# Architectures in which layers without attention may have 0 KV heads; those of Qwen in files of Ollama's converter.
 _WITHOUT_ATTENTION = frozenset(["granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"])
+_WITHOUT_ATTENTION |= {"qwen3next", "qwen35", "qwen35moe"}
 
 _ATTENTION_BIASES = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_output.bias")
 
@@ -61,6 +62,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rope.scaling.attn_factor": (0, 1),
     "rope.scaling.yarn_log_multiplier": (0,),
     "router_logit_softcapping": (0,),
+    "ssm.v_head_reordered": (True,),  # the order of llama.cpp's files; a key of Ollama's converter
     "use_parallel_residual": (False,),
 }
 

@@ -133,13 +133,17 @@ def linear(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the heads of Gated DeltaNets, and the layers that have them."""
     heads = metadata.integer("ssm.time_step_rank")
     layers, interval = config["num_hidden_layers"], metadata.integer("full_attention_interval", 4)
+    types = metadata.layer_types("linear_attention", "attention.recurrent_layers", layers, interval)
+    kv_heads = metadata.integers("attention.head_count_kv", layers, config["num_key_value_heads"])
+    if 0 in kv_heads:
+        types = ["full_attention" if number else "linear_attention" for number in kv_heads]
     return {
         "linear_num_key_heads": metadata.integer("ssm.group_count"),
         "linear_num_value_heads": heads,
         "linear_key_head_dim": metadata.integer("ssm.state_size"),
         "linear_value_head_dim": _head_width(metadata, heads),
         "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
-        "layer_types": metadata.layer_types("linear_attention", "attention.recurrent_layers", layers, interval),
+        "layer_types": types,
     }
 
 

@@ -71,6 +71,7 @@ _LINEAR = {
     "ssm_beta": "linear_attn.in_proj_b",
     "ssm_conv1d": "linear_attn.conv1d",
     "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_dt": "linear_attn.dt_bias",  # in files of Ollama's converter
     "ssm_a": "linear_attn.A_log",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
