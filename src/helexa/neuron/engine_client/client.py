@@ -328,7 +328,8 @@ class EngineClient:
         await self._end(grace=2.0)
         if self._child.ended_by_bad_read:
             raise ModelFileError(
-                "a model file was truncated while it was loaded, or its disk cannot be read; download it again"
+                "a model file or its packed weights (see `helexa cache`) was truncated while it was loaded, or the "
+                "disk cannot be read; load the model again, and download it again if this fails"
             )
         raise HelexaError(f"{self._child.ending()} while loading the model; see the node's log")
 

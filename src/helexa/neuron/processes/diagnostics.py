@@ -14,7 +14,7 @@ NATIVE_SIGNAL = signal.SIGUSR2
 
 _CAUSES = {
     signal.SIGKILL: "out of memory?",
-    signal.SIGBUS: "was a model file truncated while it was read?",
+    signal.SIGBUS: "was a file of the model or of its packed weights truncated while it was read?",
 }
 
 

@@ -71,7 +71,9 @@ async def test_file_truncated_during_a_load_is_an_error_of_the_model_file(tmp_pa
     async def spawn() -> Child:
         return await Child.spawn((sys.executable, "-c", READS_A_TRUNCATED_FILE))
 
-    with pytest.raises(ModelFileError, match="truncated while it was loaded"):
+    with pytest.raises(
+        ModelFileError, match=r"or its packed weights \(see `helexa cache`\) was truncated while it was loaded"
+    ):
         await EngineClient.start(tmp_path, EngineOptions(), spawn=spawn)
 
 
@@ -81,7 +83,10 @@ async def test_file_truncated_during_a_load_is_an_error_of_the_model_file(tmp_pa
         (3, "ended with exit code 3"),
         (-signal.SIGSEGV, "was ended by SIGSEGV"),
         (-signal.SIGKILL, "was ended by SIGKILL (out of memory?)"),
-        (-signal.SIGBUS, "was ended by SIGBUS (was a model file truncated while it was read?)"),
+        (
+            -signal.SIGBUS,
+            "was ended by SIGBUS (was a file of the model or of its packed weights truncated while it was read?)",
+        ),
         (-40, "was ended by signal 40"),
     ],
 )

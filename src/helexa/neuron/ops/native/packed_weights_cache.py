@@ -125,14 +125,17 @@ class PackedStore(MatrixStore):
             if start > total:
                 raise ValueError("the file ends within its header")
             mapped = MappedWeights(file, total)
-        data = mapped.data[start:]
-        matrices: dict[str, PackedMatrix] = {}
-        for name, (offset, outputs, columns, number) in header.items():
-            size = self._library.packed_bytes(number, outputs, columns)
-            if offset < 0 or size <= 0 or offset + size > len(data):
-                raise ValueError(f"{name} lies outside the file")
-            matrices[name] = PackedMatrix(data[offset : offset + size], outputs, columns, number)
-        mapped.populate()
+            data = mapped.data[start:]
+            matrices: dict[str, PackedMatrix] = {}
+            for name, (offset, outputs, columns, number) in header.items():
+                size = self._library.packed_bytes(number, outputs, columns)
+                if offset < 0 or size <= 0 or offset + size > len(data):
+                    raise ValueError(f"{name} lies outside the file")
+                matrices[name] = PackedMatrix(data[offset : offset + size], outputs, columns, number)
+            mapped.populate()
+            # Later, the pages are in memory, and soon copied. A read of a page that the file has lost ends the process.
+            if os.fstat(file.fileno()).st_size != total:
+                raise ValueError("another process changes the file")
         self._mapped = mapped
         return matrices
 

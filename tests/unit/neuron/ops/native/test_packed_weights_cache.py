@@ -75,6 +75,27 @@ def test_saved_matrices_are_read_back(
     assert not saved_again(store, tmp_path)
 
 
+class Truncating:
+    """Kernels during whose use another program truncates a file."""
+
+    def __init__(self, library: KernelLibrary, path: Path) -> None:
+        self._library, self._path = library, path
+
+    def packed_bytes(self, number: int | None, outputs: int, columns: int) -> int:
+        os.truncate(self._path, 4096)
+        return self._library.packed_bytes(number, outputs, columns)
+
+
+def test_file_that_is_truncated_while_it_is_mapped_is_not_used(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
+) -> None:
+    """A read of the lost pages would end the engine by SIGBUS."""
+    path = saved(library, tmp_path, matrices)
+    assert path.stat().st_size > 8192
+    store = PackedStore(Truncating(library, path), tmp_path, "model")  # pyright: ignore[reportArgumentType]
+    assert all(store.get(name, SHAPES[name]) is None for name in matrices)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no mremap")
 def test_file_that_another_engine_writes_is_left_alone(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
