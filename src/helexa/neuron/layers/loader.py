@@ -55,6 +55,7 @@ class Loader:
         self._read = 0
         self.matrix_bytes = 0  # total bytes of the matrices that this loader has returned
         self.head_matrices: Sequence[Any] = ()  # the matrices of the output head, which a draft head shares
+        self.looked_up: list[Any] = []  # the matrices of which a step reads single rows: embeddings, unless tied
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -318,6 +319,7 @@ class Loader:
         vocab_size = self.vocab_size(name)
         shares = self.shares(vocab_size)
         matrix = self.matrix(f"{name}.weight", (vocab_size, width), ranges=(shares.own,))
+        self.looked_up.append(matrix)
         return Embedding(self.ops, matrix, shares)
 
     def head(
@@ -340,6 +342,7 @@ class Loader:
         shares = embedding.shares
         matrices, bias = ([embedding.matrix], None) if tied else self.matrices({name: (shares.own,)}, inputs)
         self.head_matrices = matrices
+        self.looked_up = [matrix for matrix in self.looked_up if matrix is not matrices[0]]
         own = [token - shares.own.start for token in suppressed if shares.own.start <= token < shares.own.stop]
         if cap is None:
             return self.gather_outputs(self.product(matrices, self._suppress(own, bias, len(shares.own))), shares)

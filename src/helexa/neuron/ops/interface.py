@@ -45,8 +45,11 @@ class MatrixStore:
     def add(self, name: str, matrix: Any) -> None:
         """Add a matrix that was converted from the checkpoint, for `finish`."""
 
-    def finish(self) -> object:
-        """End the load. The added matrices are written to disk in the background."""
+    def finish(self, looked_up: Sequence[Any] = ()) -> object:
+        """End the load. The added matrices are written to disk in the background.
+
+        `looked_up` are the matrices of which a step reads single rows, such as an embedding.
+        """
         return None
 
 

@@ -164,7 +164,7 @@ class Build:
                 self.checkpoint, self.ops, lambda done: on_progress(done, total), store, self.policy, self.stage
             )
             model = self.build(self.config, loader)
-        store.finish()
+        store.finish(loader.looked_up)
         return model
 
     def build(self, config: dict[str, Any], loader: Loader) -> Decoder:

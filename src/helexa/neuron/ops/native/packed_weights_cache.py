@@ -20,6 +20,7 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,7 @@ from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.packed_weights import PackedMatrix
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.processes.memory import prefer_page_size
+from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.gguf.files import part_names
 
 _NEURON = Path(__file__).parents[2]
@@ -101,12 +103,15 @@ class PackedStore(MatrixStore):
         """Add a matrix that was packed from the checkpoint, for `finish`."""
         self._matrices[name] = matrix
 
-    def finish(self) -> threading.Thread | None:
-        """Start and return the thread that does the work after a load.
+    def finish(self, looked_up: Sequence[PackedMatrix] = ()) -> threading.Thread | None:
+        """Read the mapped file; start and return the thread that does the work after a load.
 
-        It writes the added matrices to disk, or moves the matrices from disk to huge pages.
+        The thread writes the added matrices to disk, or moves the matrices from disk to huge pages.
         """
         if self._mapped is not None:
+            # An embedding costs memory only for the tokens that occur.
+            self._mapped.leave([matrix.data for matrix in looked_up])
+            self._mapped.populate()
             work = self._mapped.move_later
         elif sum(matrix.data.nbytes for matrix in self._matrices.values()) < _SMALLEST:
             return None  # small models are packed quickly
@@ -132,8 +137,7 @@ class PackedStore(MatrixStore):
                 if offset < 0 or size <= 0 or offset + size > len(data):
                     raise ValueError(f"{name} lies outside the file")
                 matrices[name] = PackedMatrix(data[offset : offset + size], outputs, columns, number)
-            mapped.populate()
-            # Later, the pages are in memory, and soon copied. A read of a page that the file has lost ends the process.
+            # A read of a page that the file has lost ends the process. `finish` soon reads and copies the pages.
             if os.fstat(file.fileno()).st_size != total:
                 raise ValueError("another process changes the file")
         self._mapped = mapped
@@ -192,15 +196,27 @@ class MappedWeights:
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         self._memory = mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE, protection)
         self.data = tensors.frombuffer(self._memory, dtype=tensors.uint8)
+        self._used = [(0, size)]  # the ranges (start, end) that each step reads
+
+    def leave(self, parts: Sequence[Tensor]) -> None:
+        """Exclude `parts` of `data` from `populate` and `move`: the system reads their pages when they are needed."""
+        end, used = 0, list[tuple[int, int]]()
+        offsets = {tensors.address(part) - tensors.address(self.data): part.nbytes for part in parts}
+        for start in sorted(offsets):
+            if 0 <= start < len(self.data):  # not a matrix that the file lacks
+                used.append((end, start))
+                end = start + offsets[start]
+        self._used = [*used, (end, len(self.data))]
 
     def populate(self) -> None:
         """Read the file, if it is not in the page cache, and fill the page table."""
-        for at in range(0, len(self.data), _PART):
-            size = min(_PART, len(self.data) - at)
-            with suppress(OSError, AttributeError):  # otherwise the first step reads the pages
-                self._memory.madvise(mmap.MADV_WILLNEED, at, size)
-                self._memory.madvise(_POPULATE_READ, at, size)
-            heartbeat.beat()
+        for start, end in self._used:
+            for at in range(start // mmap.PAGESIZE * mmap.PAGESIZE, end, _PART):
+                size = min(_PART, end - at)
+                with suppress(OSError, AttributeError):  # otherwise the first step reads the pages
+                    self._memory.madvise(mmap.MADV_WILLNEED, at, size)
+                    self._memory.madvise(_POPULATE_READ, at, size)
+                heartbeat.beat()
 
     def move_later(self) -> None:
         """Wait until the start has ended, then move the weights to huge pages."""
@@ -219,14 +235,15 @@ class MappedWeights:
         source = tensors.address(tensors.frombuffer(copies, dtype=tensors.uint8))
         aligned = -source % _HUGE_PAGE
         base = tensors.address(self.data)
-        last = (base + len(self.data)) // _HUGE_PAGE * _HUGE_PAGE - base
-        for at in range(-base % _HUGE_PAGE, last, _PART):
-            size = min(_PART, last - at)
-            ctypes.memmove(source + aligned, base + at, size)
-            # The page table changes at once, so that kernels read either the file's page or its copy. The pages behind
-            # `copies` are new and empty afterwards.
-            if libc.mremap(source + aligned, size, size, _MOVE_FLAGS, base + at) != base + at:
-                return False
+        for start, end in self._used:
+            last = (base + end) // _HUGE_PAGE * _HUGE_PAGE - base
+            for at in range(start + -(base + start) % _HUGE_PAGE, last, _PART):
+                size = min(_PART, last - at)
+                ctypes.memmove(source + aligned, base + at, size)
+                # The page table changes at once, so that kernels read either the file's page or its copy. The pages
+                # behind `copies` are new and empty afterwards.
+                if libc.mremap(source + aligned, size, size, _MOVE_FLAGS, base + at) != base + at:
+                    return False
         return True
 
 

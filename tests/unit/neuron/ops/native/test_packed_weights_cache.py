@@ -144,6 +144,33 @@ def test_mapped_weights_move_to_anonymous_memory_while_they_are_read(
     assert in_file < 4 << 20, "less than one huge page at each end"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no mremap")
+def test_embedding_stays_on_disk_until_a_row_is_needed(tmp_path: Path) -> None:
+    path, size = tmp_path / "weights", 32 << 20
+    content = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    path.write_bytes(content.tobytes())
+    with path.open("rb") as file:
+        mapped = MappedWeights(file, size)
+    mapped.leave([mapped.data[8 << 20 : 24 << 20]])
+    mapped.populate()
+    assert _resident(path) == size // 2
+    assert mapped.move()
+    assert _resident(path) < 8 << 20, "less than one huge page at each end of both parts"
+    assert np.array_equal(np.asarray(mapped.data), content)
+
+
+def _resident(path: Path) -> int:
+    """Return the bytes of the mapped file that this process has in memory."""
+    resident, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if "-" in fields[0]:
+            inside = fields[-1] == str(path)
+        elif inside and fields[0] == "Rss:":
+            resident += int(fields[1]) << 10
+    return resident
+
+
 def test_other_model_or_layout_misses(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
 ) -> None:
