@@ -1,3 +1,4 @@
+import random
 import struct
 import subprocess
 import sys
@@ -122,7 +123,7 @@ def test_metadata_of_a_real_file_equals_the_reference_reader(
 
 
 def test_vocabulary_without_unused_tokens_is_not_decoded() -> None:
-    tokens = StringArray(text(b"\xff") * 3, 3, "model.gguf")
+    tokens = StringArray(text(b"\xff") * 3, np.array([9, 18, 27]), "model.gguf")
     metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1, 3, 1]}
     assert suppressed_tokens(metadata, 5) == [3, 4]
     with pytest.raises(ModelFileError, match="is not valid UTF-8"):
@@ -138,6 +139,24 @@ def test_strings_longer_than_a_read_are_found(write_gguf: WriteGguf) -> None:
     )
     metadata = GgufFile.open(path).metadata
     assert metadata["a.words"] == words
+    assert metadata["a.last"] == "end"
+
+
+@pytest.mark.parametrize("odd", [0, 0.001, 0.1, 1])
+def test_strings_are_found_beside_empty_long_and_zero_ones(write_gguf: WriteGguf, odd: float) -> None:
+    chance = random.Random(3)
+    odd_ones = ["", "\0" * 9, "\5" + "\0" * 7, "\0" * 8 + "b", "a" * 255, "a" * 256, "a" * 3000, "語\0" * 70]
+    words = [
+        chance.choice(odd_ones) if chance.random() < odd else "abcdefg"[: chance.randrange(1, 8)] for _ in range(30_000)
+    ]
+    path = write_gguf(
+        "llama",
+        {"one": np.zeros(8, np.float32)},
+        lambda writer: (writer.add_array("a.words", words), writer.add_string("a.last", "end")),
+    )
+    metadata = GgufFile.open(path).metadata
+    assert metadata["a.words"] == words
+    assert metadata["a.words"].some([0, 7, 29_999]) == [words[0], words[7], words[-1]]
     assert metadata["a.last"] == "end"
 
 

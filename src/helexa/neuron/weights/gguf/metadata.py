@@ -163,13 +163,16 @@ _ENDS = re.compile(
 _IDS = ("bos", "eos", "eot", "eom")
 
 
-def corrected_types(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int] | None) -> list[int]:
+def corrected_types(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int] | None, ids: Sequence[int] | None = None
+) -> list[int]:
     """Return the types of tokens, where converters wrote wrong ones corrected.
 
     Args:
         metadata: metadata of the GGUF file.
-        tokens: texts of the tokens, by id.
+        tokens: texts of the tokens.
         types: the types in the file; None if the file has no types.
+        ids: ids of `tokens` and `types`; None for all tokens of the vocabulary.
     """
     normal, user_defined, control = int(TokenType.NORMAL), int(TokenType.USER_DEFINED), int(TokenType.CONTROL)
     corrected = [normal] * len(tokens) if types is None else list(types)
@@ -178,22 +181,22 @@ def corrected_types(metadata: Mapping[str, Any], tokens: Sequence[str], types: S
         value for key, value in metadata.items() if key.startswith("tokenizer.chat_template") and isinstance(value, str)
     )
     # Nearly all tokens of a vocabulary begin with another character, and are not looked at one by one.
-    for token_id in [token_id for token_id, token in enumerate(tokens) if token.startswith(("<", "["))]:
-        token, kind = tokens[token_id], corrected[token_id]
+    for index in [index for index, token in enumerate(tokens) if token.startswith(("<", "["))]:
+        token, kind, token_id = tokens[index], corrected[index], index if ids is None else ids[index]
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE):
             continue
         if kind == user_defined:
             if _ENDS.fullmatch(token):
-                corrected[token_id] = control
+                corrected[index] = control
         elif types is None and _BYTE.fullmatch(token):
-            corrected[token_id] = int(TokenType.BYTE)
+            corrected[index] = int(TokenType.BYTE)
         # Markers of reasoning and tool calls, which must stay in the text of an answer.
         elif _VISIBLE.fullmatch(token) and token in template:
-            corrected[token_id] = user_defined
+            corrected[index] = user_defined
         # It looks like a control token, and the file needs it. Otherwise, the tokenizer would split its text in
         # prompts, and it would not end answers.
         elif _ENDS.fullmatch(token) or (_CONTROL.fullmatch(token) and (token_id in named or token in template)):
-            corrected[token_id] = control
+            corrected[index] = control
     return corrected
 
 
@@ -204,10 +207,13 @@ def suppressed_tokens(metadata: Mapping[str, Any], rows: int) -> list[int]:
     if not is_list_of(tokens, str) or not tokens:
         return []
     unused: list[int] = []
-    # Corrections make no token unused, so without unused tokens the texts of the vocabulary are not decoded.
-    if is_list_of(types, int) and len(types) == len(tokens) and TokenType.UNUSED in types:
-        corrected = corrected_types(metadata, tokens, types)
-        unused = [token_id for token_id, kind in enumerate(corrected) if kind == TokenType.UNUSED]
+    # Corrections make no token unused, so only the texts of unused tokens are decoded.
+    unused_type = int(TokenType.UNUSED)  # compared faster than a member
+    if is_list_of(types, int) and len(types) == len(tokens) and unused_type in types:
+        ids = [token_id for token_id, kind in enumerate(types) if kind == unused_type]
+        texts = tokens.some(ids) if isinstance(tokens, StringArray) else [tokens[token_id] for token_id in ids]
+        corrected = corrected_types(metadata, texts, [types[token_id] for token_id in ids], ids)
+        unused = [token_id for token_id, kind in zip(ids, corrected, strict=True) if kind == unused_type]
     stated = metadata.get("tokenizer.ggml.suppress_tokens")
     # Unused entries of the vocabulary, ids after its end, and ids that the file states.
     never = {*unused, *range(len(tokens), rows), *(stated if is_list_of(stated, int) else ())}
