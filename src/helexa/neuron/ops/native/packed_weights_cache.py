@@ -104,7 +104,7 @@ class PackedStore(MatrixStore):
         self._matrices[name] = matrix
 
     def finish(self, looked_up: Sequence[PackedMatrix] = ()) -> threading.Thread | None:
-        """Read the mapped file; start and return the thread that does the work after a load.
+        """Read the mapped file; start and return the thread of the work after a load.
 
         The thread writes the added matrices to disk, or moves the matrices from disk to huge pages.
         """
@@ -199,7 +199,10 @@ class MappedWeights:
         self._used = [(0, size)]  # the ranges (start, end) that each step reads
 
     def leave(self, parts: Sequence[Tensor]) -> None:
-        """Exclude `parts` of `data` from `populate` and `move`: the system reads their pages when they are needed."""
+        """Exclude `parts` of `data` from `populate` and `move`.
+
+        The system reads their pages when they are needed.
+        """
         end, used = 0, list[tuple[int, int]]()
         offsets = {tensors.address(part) - tensors.address(self.data): part.nbytes for part in parts}
         for start in sorted(offsets):

@@ -344,7 +344,7 @@ class _HeaderReader:
 
 
 def _ends_of_short_strings(data: bytearray, position: int) -> "NDArray[np.int64]":
-    """Return the positions after the next strings, as far as they are easy to recognize.
+    """Return the positions after the next strings that are easy to recognize.
 
     The length of a string with 1 to 255 bytes ends with seven zero bytes, which texts hardly ever have. So the lengths
     are found all at once instead of one after the other, in a tenth of the time.
