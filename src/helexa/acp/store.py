@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -176,7 +177,8 @@ class SessionLog:
             with self._path.open("rb") as file:
                 head = _decode(file.readline(_MAX_HEAD_BYTES))
                 updated_s = os.fstat(file.fileno()).st_mtime
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                # Not `ACCESS_READ`: some network drives permit private mappings only.
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as content:
                     title = _last_title(content)
         except (OSError, ValueError):  # msgspec errors are ValueErrors
             return None
@@ -191,7 +193,8 @@ class SessionLog:
         try:
             file = os.open(self._path, flags, 0o600)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(file, fcntl.LOCK_EX)
                 size = os.lseek(file, 0, os.SEEK_END)
                 if size and os.pread(file, 1, size - 1) != b"\n":
                     data = b"\n" + data  # end the incomplete line that a crashed process left

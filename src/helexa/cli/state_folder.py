@@ -243,7 +243,7 @@ def recorded(folder: Path, url: str) -> Iterator[None]:
     path = folder / _FILE
     with writing_to(folder):
         write_private(path, json.dumps({"url": url, "pid": os.getpid()}))
-    with path.open("rb") as file:
+    with path.open("r+b") as file:  # NFS locks only writable files exclusively
         with suppress(OSError):  # a file system without locks; the process id then decides
             fcntl.flock(file, fcntl.LOCK_EX)  # other commands hold the lock for microseconds, when they look at it
         try:

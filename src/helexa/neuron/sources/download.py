@@ -1,7 +1,6 @@
 """Download a model's files into the cache: resumed, verified, concurrent."""
 
 import errno
-import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from helexa.neuron.processes.model_file_locks import try_lock
 from helexa.neuron.sources.fetch import ContentError, Fetch, WebError, disk_error, disk_full_error
 from helexa.neuron.sources.repository_files import Listing, RemoteFile
 from helexa.neuron.sources.snapshot import Snapshots
@@ -50,13 +50,9 @@ def locked_file(path: Path, is_complete: Callable[[], bool], fetch: Fetch) -> It
     path.parent.mkdir(parents=True, exist_ok=True)
     while not is_complete():
         with path.open("a+b", buffering=0) as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    fetch.progress("wait", os.fstat(file.fileno()).st_size, 0)
-                    fetch.wait(_LOCK_SECONDS)
+            while not try_lock(file.fileno()):
+                fetch.progress("wait", os.fstat(file.fileno()).st_size, 0)
+                fetch.wait(_LOCK_SECONDS)
             if not _is_at(file, path):
                 continue  # the previous owner renamed or deleted the file
             if is_complete():

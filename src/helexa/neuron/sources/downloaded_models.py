@@ -1,6 +1,5 @@
 """List the downloaded models on this machine, with their sizes, and remove them."""
 
-import fcntl
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ from helexa.core.model_names import DEFAULT_SCHEME
 from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.processes.model_file_locks import is_used
+from helexa.neuron.processes.model_file_locks import is_used, try_lock
 from helexa.neuron.sources.pypi import PINNED, cached_package_model
 from helexa.neuron.sources.repository_files import quant_tag
 from helexa.neuron.sources.snapshot import PARTIAL, Snapshots
@@ -74,11 +73,8 @@ class DownloadedModel:
         self._check_removable(None)
         with ExitStack() as stack:
             for partial in self.folder.glob(_PARTIALS):
-                file = stack.enter_context(partial.open("rb"))
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise HelexaError(f"{self.name} is being downloaded; cancel the download first") from None
+                if not try_lock(stack.enter_context(partial.open("r+b")).fileno()):
+                    raise HelexaError(f"{self.name} is being downloaded; cancel the download first")
             shutil.rmtree(self.folder)
 
     def remove_form(self, form: str) -> None:
@@ -103,13 +99,10 @@ class DownloadedModel:
 
 def _is_locked(partial: Path) -> bool:
     try:
-        with partial.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
+        with partial.open("r+b") as file:
+            return not try_lock(file.fileno())
+    except OSError:  # it has just been renamed, or belongs to another user
+        return False
 
 
 def downloaded_models(config: NeuronConfig) -> list[DownloadedModel]:

