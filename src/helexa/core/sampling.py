@@ -52,6 +52,12 @@ class NumericSampling(RecommendedSampling):
     presence_penalty: Annotated[float | None, Bounds(-2, 2)] = None
     seed: int | None = None
 
+    @property
+    def fixed_seed(self) -> int | None:
+        """The seed of reproducible answers, or None if the seed is random."""
+        # Clients that always send a seed send -1 for a random one, as to llama.cpp, Ollama and vLLM.
+        return None if self.seed == -1 else self.seed
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(NumericSampling):
@@ -70,7 +76,7 @@ class Sampling(NumericSampling):
         frequency_penalty: Make tokens less likely in proportion to their count; 0 is off.
         presence_penalty: Make tokens that occurred at least once less likely; 0 is off.
         seed: Random seed of reproducible answers. Answer number i (from 0) of a call has the seed plus i. By default,
-            seeds are random, and completions report them.
+            and with the seed -1, seeds are random, and completions report them.
         stop: Text, or list of texts, that ends the answer. The answer does not contain the text.
     """
 

@@ -98,7 +98,7 @@ def _item(line: bytes, index: int, ask: Ask, model: str, folder: Path, location:
         request = line_ask.request(prompt, index)
         body = request.body(model)
         # Such a seed is drawn anew in each run: with it, no finished prompt would be recognized.
-        if line_ask.sampling.seed is None:
+        if line_ask.sampling.fixed_seed is None:
             del body["seed"]
         key = _digest(json.dumps(body, sort_keys=True, ensure_ascii=True).encode())
         return Item(index, key, record.get("id"), request)
@@ -298,13 +298,13 @@ def _locked(path: Path) -> FileIO:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:
-        pass  # no file locks on this system
-    except OSError:
+    except BlockingIOError:
         file.close()
         raise InvalidRequestError(
             f"{path}: another process is writing results to this file; end it, or name another file"
         ) from None
+    except (ImportError, OSError):
+        pass  # no file locks on this operating system or file system
     return file
 
 

@@ -196,7 +196,7 @@ class Ask:
         messages = with_images(_messages(prompt), self.images)
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
-        base_seed = self.sampling.seed
+        base_seed = self.sampling.fixed_seed
         seed = secrets.randbelow(_SEEDS) if base_seed is None else base_seed + number
         return Request(
             messages,

@@ -69,6 +69,13 @@ def test_prompt_i_uses_seed_plus_i(scripted):
     assert sorted(request.body("m")["seed"] for request in target.requests) == [5, 6, 7]
 
 
+def test_seed_minus_one_is_random(scripted):
+    _, model = scripted
+    results = [*model.batch(["a", "b"], seed=-1), *model.batch(["a", "b"], seed=-1)]
+    assert len({result.seed for result in results}) == 4
+    assert all(result.seed >= 0 for result in results)
+
+
 def test_callback_error_ends_the_batch_and_is_raised(scripted):
     target, model = scripted
 

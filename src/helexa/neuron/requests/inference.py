@@ -294,7 +294,7 @@ def sampling_params(
         repetition_penalty=resolve("repetition_penalty"),
         frequency_penalty=request.frequency_penalty or 0.0,
         presence_penalty=request.presence_penalty or 0.0,
-        seed=secrets.randbits(63) if request.seed is None else (request.seed + choice) & _SEED_MASK,
+        seed=secrets.randbits(63) if request.fixed_seed is None else (request.fixed_seed + choice) & _SEED_MASK,
         logit_bias=request.logit_bias or {},
         logprobs=request.alternatives,
     )

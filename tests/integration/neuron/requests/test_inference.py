@@ -306,5 +306,6 @@ def test_sampling_precedence_is_request_model_default(
     assert 0 <= params.seed < 2**63 and 0 < params.top_p <= 1 and params.repetition_penalty > 0
 
 
-def test_missing_seed_is_random() -> None:
-    assert len({sampling_params(request(), {}).seed for _ in range(10)}) == 10
+@pytest.mark.parametrize("fields", [{}, {"seed": -1}])
+def test_seed_is_random_if_it_is_missing_or_minus_one(fields: dict[str, object]) -> None:
+    assert len({sampling_params(request(**fields), {}).seed for _ in range(10)}) == 10
