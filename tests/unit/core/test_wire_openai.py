@@ -9,6 +9,7 @@ from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit, ModelInfo
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
+from helexa.core.wire.request import MAX_LOGPROBS
 from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.core.wire.usage import usage
 from helexa.neuron.routes.status import model_entry, model_list
@@ -244,13 +245,19 @@ def test_conflicting_prompt_endings_are_rejected(fields: dict[str, Any]) -> None
 
 
 def test_total_log_probabilities_are_limited() -> None:
-    logprob_fields = {"logprobs": True, "top_logprobs": 20}
-    chat(**logprob_fields).check_logprobs(9, 8192)
-    chat(n=16).check_logprobs(9, 8192)
-    chat(**logprob_fields, n=16).check_logprobs(9, 1024)
+    logprob_fields = {"logprobs": True, "top_logprobs": 20, "max_tokens": 9000}
+    assert chat(**logprob_fields).limited_by_logprobs(9, 8192) == 8192
+    assert chat(n=16).limited_by_logprobs(9, 8192) == 8192
+    assert chat(**logprob_fields, n=16).limited_by_logprobs(9, 1024) == 1024
     with pytest.raises(ApiError, match=r"'logprobs' of 16 x 8192 tokens with 20 alternatives") as caught:
-        chat(**logprob_fields, n=16).check_logprobs(9, 8192)
+        chat(**logprob_fields, n=16).limited_by_logprobs(9, 8192)
     assert (caught.value.status, caught.value.code) == (400, "unsupported_parameter")
+
+
+def test_log_probabilities_limit_answers_without_an_output_limit() -> None:
+    longest = chat(logprobs=True, top_logprobs=20).limited_by_logprobs(9, 131_072)
+    assert longest == MAX_LOGPROBS // 21
+    assert chat(logprobs=True, top_logprobs=20, max_tokens=longest).limited_by_logprobs(9, longest) == longest
 
 
 def test_error_names_the_field() -> None:

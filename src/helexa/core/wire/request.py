@@ -331,8 +331,10 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
             if not 0 <= token < vocab_size:
                 raise invalid_body(f"logit_bias.{token}: not a token id below {vocab_size}", "logit_bias")
 
-    def check_logprobs(self, prompt: int, limit: int) -> None:
-        """Check that the response has at most `MAX_LOGPROBS` log-probabilities.
+    def limited_by_logprobs(self, prompt: int, limit: int) -> int:
+        """Return the output limit at which the response has at most `MAX_LOGPROBS` log-probabilities.
+
+        Only if the client sets no output limit, the result may be lower than `limit`.
 
         Args:
             prompt: number of prompt tokens.
@@ -341,13 +343,20 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
         Raises:
             ApiError: 400 `unsupported_parameter`: the response could contain more log-probabilities.
         """
-        tokens = limit + (prompt if self.scores_prompt else 0)
-        if self.alternatives is not None and self.answers * tokens * (self.alternatives + 1) > MAX_LOGPROBS:
-            raise unsupported_parameter(
-                "logprobs",
-                f"'logprobs' of {self.answers} x {tokens} tokens with {self.alternatives} alternatives each are over "
-                f"the limit of {MAX_LOGPROBS}; request fewer alternatives or fewer tokens",
-            )
+        if self.alternatives is None:
+            return limit
+        scored = prompt if self.scores_prompt else 0
+        fitting = MAX_LOGPROBS // (self.answers * (self.alternatives + 1)) - scored
+        if limit <= fitting:
+            return limit
+        # Without a limit of the client, the rest of the context applies, which few answers need.
+        if self.output_limit is None and fitting > 0:
+            return fitting
+        raise unsupported_parameter(
+            "logprobs",
+            f"'logprobs' of {self.answers} x {limit + scored} tokens with {self.alternatives} alternatives each are "
+            f"over the limit of {MAX_LOGPROBS}; request fewer alternatives or fewer tokens",
+        )
 
     def reject(self, name: str, accepted: tuple[Any, ...] = ()) -> None:
         """Raise an error if the undeclared parameter `name` has an unsupported value.

@@ -241,7 +241,7 @@ def _checked_limit(model: ServedModel, prompt: list[int], request: "GenerationRe
     """Check the request against the model; return the output limit in tokens."""
     model.require_servable()
     limit = output_limit(prompt, request.output_limit, model.context_length, model.default_output)
-    request.check_logprobs(len(prompt), limit)
+    limit = request.limited_by_logprobs(len(prompt), limit)
     vocab_size = model.engine.ready.vocab_size
     request.check_vocabulary(vocab_size)
     if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens without an embedding in the model

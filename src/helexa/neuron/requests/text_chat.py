@@ -100,8 +100,9 @@ class TextChat(NumericSampling):
     def check_vocabulary(self, vocab_size: int) -> None:
         """Accept the request, which has no token ids."""
 
-    def check_logprobs(self, prompt: int, limit: int) -> None:
-        """Accept the request, which asks for no log-probabilities."""
+    def limited_by_logprobs(self, prompt: int, limit: int) -> int:
+        """Return `limit`, because the request asks for no log-probabilities."""
+        return limit
 
 
 def _is_text(message: Any) -> bool:
