@@ -8,7 +8,8 @@ from helexa.neuron.hardware.cpus import FOLDER, OWN_GROUPS, control_groups, text
 _MEMORY = Path("/proc/meminfo")
 _ENTRY = re.compile(r"^(MemTotal|MemAvailable): *(\d+) kB$", re.MULTILINE)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_LIMIT, _USED = ("memory.max", "memory.limit_in_bytes"), ("memory.current", "memory.usage_in_bytes")
+# Above `memory.high`, the kernel does not end a process, but stops it again and again to reclaim memory.
+_LIMITS, _USED = ("memory.max", "memory.high", "memory.limit_in_bytes"), ("memory.current", "memory.usage_in_bytes")
 # Of a group and its child groups. In version 1, `inactive_file` is only that of the group alone.
 _RECLAIMABLE = ("inactive_file ", "active_file ", "slab_reclaimable ")
 _RECLAIMABLE_V1 = ("total_inactive_file ", "total_active_file ")
@@ -21,7 +22,7 @@ def host_memory(folder: Path = FOLDER, own_groups: Path = OWN_GROUPS) -> tuple[i
     """
     free, total = _machine_memory()
     for group, limit in _limits(total, folder, own_groups):
-        used = _number(group, _USED) or 0
+        used = max(_numbers(group, _USED), default=0)
         free, total = min(free, max(0, limit - used + _reclaimable(group))), min(total, limit)
     return free, total
 
@@ -56,8 +57,9 @@ def _machine_memory() -> tuple[int, int]:
 
 def _limits(total: int, folder: Path, own_groups: Path) -> list[tuple[Path, int]]:
     """Return the control groups that limit memory below `total`, with limits."""
-    limits = [(group, _number(group, _LIMIT)) for group in control_groups("memory", folder, own_groups)]
-    return [(group, limit) for group, limit in limits if limit is not None and limit < total]
+    groups = control_groups("memory", folder, own_groups)
+    limits = [(group, min(_numbers(group, _LIMITS), default=total)) for group in groups]
+    return [(group, limit) for group, limit in limits if limit < total]
 
 
 def own_bytes(pid: int) -> int | None:
@@ -99,7 +101,7 @@ def _reclaimable(group: Path) -> int:
         return 0
 
 
-def _number(group: Path, names: tuple[str, str]) -> int | None:
-    """Return the number in a control group's file named one of `names`."""
-    text = next(filter(None, (text_of(group / name) for name in names)), "")
-    return int(text) if text.isdecimal() else None
+def _numbers(group: Path, names: tuple[str, ...]) -> list[int]:
+    """Return the numbers in the files `names` of a control group, without `max`."""
+    texts = (text_of(group / name) for name in names)
+    return [int(text) for text in texts if text.isdecimal()]

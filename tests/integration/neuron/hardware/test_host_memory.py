@@ -33,6 +33,12 @@ def test_smallest_limit_of_the_hierarchy_applies(
     assert host_memory(tmp_path, own(tmp_path, "system.slice/node.service")) == (total - GIB // 4, total)
 
 
+def test_limit_above_which_the_kernel_stalls_processes_applies(tmp_path: Path) -> None:
+    state(tmp_path / "a", 2 * GIB, GIB // 4)
+    (tmp_path / "a" / "memory.high").write_text(f"{GIB}\n")
+    assert host_memory(tmp_path, own(tmp_path, "a")) == (GIB - GIB // 4, GIB)
+
+
 def test_limits_of_version_1_apply(tmp_path: Path) -> None:
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
     state(tmp_path / "memory" / "a" / "b", 9223372036854771712, GIB // 2, names)  # no limit
