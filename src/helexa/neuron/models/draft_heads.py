@@ -35,6 +35,7 @@ from helexa.neuron.ops.rank_group import RowRange
 from helexa.neuron.tensors import Tensor
 
 _EAGLE_LAYERS = 3  # number of layers of the model whose inputs an EAGLE-3 head reads
+_EAGLE_FLAGS = frozenset({"norm_before_fc", "norm_before_residual", "norm_output", "fc_norm", "parallel_drafting"})
 
 
 class DraftHead(Decoder):
@@ -182,10 +183,7 @@ class EagleHead(DraftHead, Llama):
     supported: ClassVar = {
         **Llama.supported,
         "num_hidden_layers": (1,),
-        "norm_before_fc": (None, False),
-        "norm_before_residual": (None, False),
-        "norm_output": (None, False),
-        "fc_norm": (None, False),
+        **dict.fromkeys(_EAGLE_FLAGS, (None, False)),
     }
     # The model has the embedding. `t2d` follows from `d2t`.
     unneeded = r"model\.embed_tokens\.weight|d2t|t2d"
@@ -201,6 +199,10 @@ class EagleHead(DraftHead, Llama):
         nested = nested if isinstance(nested, dict) else {}
         if nested.get("use_aux_hidden_state") is False:
             raise ModelFileError("config: 'use_aux_hidden_state' is false, supported: true")
+        # Some heads have these settings in `eagle_config`. Not all of them add a tensor that would be found unused.
+        for name in _EAGLE_FLAGS & nested.keys():
+            if nested[name] not in (None, False):
+                raise ModelFileError(f"config: '{name}' is {str(nested[name])[:40]}, supported: false")
         key = "eagle_aux_hidden_state_layer_ids"
         chosen, outputs = config.get(key), nested.get(key)
         if chosen is None and outputs is None:

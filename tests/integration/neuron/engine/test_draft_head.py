@@ -273,6 +273,9 @@ def test_memory_request_has_the_weights_and_the_cache_of_an_eagle_head(eagle: Tr
         ({"draft_vocab_size": 256}, r"tensor d2t has shape \[288\]"),
         ({"num_hidden_layers": 2}, "config: 'num_hidden_layers' is 2, supported: 1"),
         ({"norm_before_residual": True}, "config: 'norm_before_residual' is True"),
+        ({"eagle_config": {"norm_before_fc": True}}, "config: 'norm_before_fc' is True"),
+        ({"eagle_config": {"norm_output": True}}, "config: 'norm_output' is True"),
+        ({"parallel_drafting": True}, "config: 'parallel_drafting' is True"),
         ({"model_type": "qwen3"}, "config: 'model_type' is 'qwen3', supported: 'llama'"),
         (
             {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]},
