@@ -80,7 +80,7 @@ def saved_prompts() -> list[SavedFiles]:
             files = list(folder.glob("*.segment"))
             if files:
                 states = [path.stat() for path in files]
-                model = (folder / "model").read_text(errors="replace")
+                model = (folder / "model").read_text(encoding="utf-8", errors="replace")
                 size, used = sum(state.st_size for state in states), max(state.st_mtime for state in states)
                 found.append(SavedFiles("prompts", model, size, used, files))
     return sorted(found, key=lambda prompts: prompts.used)

@@ -171,7 +171,8 @@ class PrefixDisk:
 
     def _create_segment(self) -> BinaryIO:
         self._folder.mkdir(exist_ok=True, mode=0o700)
-        (self._folder / MODEL_FILE).write_text(self._model)
+        # With replacements, because a file name of a model may have bytes that are no text.
+        (self._folder / MODEL_FILE).write_text(self._model, encoding="utf-8", errors="replace")
         # Names sort by age. The process id separates engines that begin at the same time.
         self._segment = self._folder / f"{time.time_ns():020d}-{os.getpid()}{_NAME}"
         descriptor = os.open(self._segment, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)

@@ -50,6 +50,13 @@ def size(root: Path) -> int:
     return sum(path.stat().st_size for path in root.rglob("*.segment"))
 
 
+def test_model_whose_name_is_no_text_is_saved(tmp_path: Path) -> None:
+    disk = PrefixDisk(tmp_path / "a", AMPLE, "caf\udce9.gguf")
+    disk.write(key(1), [b"one"])
+    assert disk.read(key(1)) == b"one"
+    disk.close()
+
+
 def test_records_are_found_by_a_second_process(tmp_path: Path, opened: Open) -> None:
     first = opened("a")
     first.write(key(1), [b"one", memoryview(b"more")])
