@@ -332,9 +332,9 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
                 raise invalid_body(f"logit_bias.{token}: not a token id below {vocab_size}", "logit_bias")
 
     def limited_by_logprobs(self, prompt: int, limit: int) -> int:
-        """Return the output limit at which the response has at most `MAX_LOGPROBS` log-probabilities.
+        """Return an output limit for at most `MAX_LOGPROBS` log-probabilities.
 
-        Only if the client sets no output limit, the result may be lower than `limit`.
+        The result is lower than `limit` only if the client sets no output limit.
 
         Args:
             prompt: number of prompt tokens.
