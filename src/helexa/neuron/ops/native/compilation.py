@@ -5,6 +5,7 @@ build hook of the wheel (`hatch_build.py`) loads this file by its path. The modu
 library.
 """
 
+import logging
 import os
 import platform
 import shutil
@@ -15,12 +16,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+_log = logging.getLogger("helexa.neuron.ops")
+
 LIBRARIES = Path(__file__).with_name("libraries")
 _CPU_INFO = Path("/proc/cpuinfo")
 
 KERNELS = Path(__file__).with_name("kernels")
 # With `-ffp-contract=off`, the compiler does not fuse products and sums, so all code paths of a kernel round alike.
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi")
+
+THIS_PROCESSOR = ("-march=native",)
 
 
 class Level(NamedTuple):
@@ -123,6 +128,33 @@ def compile_library(
         partial = Path(folder, library.name)
         _run([*compiler, "-shared", "-pthread", *objects, "-o", str(partial), "-lm"], file_seconds)
         partial.replace(library)
+
+
+def compile_for_this_processor(compiler: str, library: Path, compiled: Callable[[], None], file_seconds: float) -> None:
+    """Compile `library` for this processor, else for its fastest level that compiles.
+
+    The arguments and errors are those of `compile_library`.
+    """
+    available = processor_flags()
+    levels = [level for level in LEVELS if level.machine == platform.machine() and level.requires <= available]
+    first_error: subprocess.CalledProcessError | None = None
+    # The assembler may be older than the compiler (RHEL 9), and not all compilers know `native` (RISC-V).
+    for flags in (THIS_PROCESSOR, *(level.flags for level in levels), ()):
+        try:
+            compile_library([compiler], flags, library, compiled, file_seconds)
+        except subprocess.CalledProcessError as error:
+            first_error = first_error or error
+            continue
+        if first_error is not None:
+            _log.warning(
+                "%s cannot compile the kernels for all instructions of this processor, only with '%s'; upgrade the "
+                "compiler and its assembler for faster answers",
+                compiler,
+                " ".join(flags),
+            )
+        return
+    assert first_error is not None
+    raise first_error
 
 
 def _run(command: list[str], seconds: float | None) -> None:

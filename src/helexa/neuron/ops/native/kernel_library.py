@@ -30,7 +30,15 @@ from helexa.neuron.ops.constants import (
     STRUCTS,
     Field,
 )
-from helexa.neuron.ops.native.compilation import FLAGS, KERNELS, c_compiler, compile_library, prebuilt_library, sources
+from helexa.neuron.ops.native.compilation import (
+    FLAGS,
+    KERNELS,
+    THIS_PROCESSOR,
+    c_compiler,
+    compile_for_this_processor,
+    prebuilt_library,
+    sources,
+)
 from helexa.neuron.ops.rank_group import RankGroup
 from helexa.neuron.processes import diagnostics, heartbeat
 from helexa.neuron.tensors import DType, Tensor
@@ -38,7 +46,6 @@ from helexa.neuron.tensors import DType, Tensor
 _log = logging.getLogger("helexa.neuron.ops")
 # These files define the layout of packed weights.
 _LAYOUT = ("kernels.h", "tiles.h", "packing.c", "codebooks.h", "codebooks.c", "plain.c", "quantize.c")
-_THIS_PROCESSOR = ("-march=native",)
 _COMPILER_SECONDS = 600.0  # per file; a small processor beside other programs needs minutes
 
 # Kernel argument: a tensor, which is passed by its address, a number, or None for a null pointer.
@@ -281,7 +288,7 @@ def native_kernels() -> KernelLibrary:
             with _compile_lock(library):
                 if not library.exists():
                     _log.info("compiling the native kernels for this machine")
-                    compile_library([compiler], _THIS_PROCESSOR, library, heartbeat.beat, _COMPILER_SECONDS)
+                    compile_for_this_processor(compiler, library, heartbeat.beat, _COMPILER_SECONDS)
         return KernelLibrary(ctypes.CDLL(str(library)), _digest(_LAYOUT), "compiled for this machine")
     except subprocess.CalledProcessError as error:
         compiler_output = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr
@@ -310,7 +317,7 @@ def _key(compiler: str) -> str:
         digest.update(source.read_bytes())
     for item in (
         f"{program} {properties.st_size} {properties.st_mtime_ns}".encode(),
-        " ".join((*FLAGS, *_THIS_PROCESSOR)).encode(),
+        " ".join((*FLAGS, *THIS_PROCESSOR)).encode(),
         processor.encode(),
         platform.machine().encode(),
     ):

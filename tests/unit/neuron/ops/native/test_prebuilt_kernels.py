@@ -60,6 +60,37 @@ def test_compiler_has_a_time_limit_only_if_requested(tmp_path: Path) -> None:
         compilation.compile_library([str(compiler)], (), tmp_path / "other.so", file_seconds=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("machine", "flags", "used"),
+    [("x86_64", f"{HASWELL} avx_vnni", "-march=x86-64-v3"), ("riscv64", "", "")],
+)
+def test_kernels_are_compiled_for_the_fastest_level_that_the_compiler_knows(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, machine: str, flags: str, used: str
+) -> None:
+    (installed / "cpuinfo").write_text(f"flags : {flags}\n")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    compiler = installed / "cc"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *=native* | *vnni*) echo "unsupported instruction" >&2; exit 1;; esac\n'
+        'echo "$*" >> "$(dirname "$0")/used"\nwhile [ "$1" != -o ]; do shift; done; : > "$2"\n'
+    )
+    compiler.chmod(0o755)
+    compilation.compile_for_this_processor(str(compiler), installed / "kernels.so", lambda: None, 60.0)
+    assert (installed / "kernels.so").exists()
+    compiled = [line for line in (installed / "used").read_text().splitlines() if " -c " in line]
+    assert all(f"-Wno-psabi {used} -c".replace("  ", " ") in line for line in compiled)
+
+
+def test_error_of_a_compiler_that_compiles_nothing_is_the_first(installed: Path) -> None:
+    (installed / "cpuinfo").write_text(f"flags : {HASWELL}\n")
+    compiler = installed / "cc"
+    compiler.write_text('#!/bin/sh\necho "no stdint.h with $*" >&2; exit 1\n')
+    compiler.chmod(0o755)
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        compilation.compile_for_this_processor(str(compiler), installed / "kernels.so", lambda: None, 60.0)
+    assert "-march=native" in error.value.stderr
+
+
 def chosen(folder: Path, *cores: str) -> str | None:
     (folder / "cpuinfo").write_text("\n\n".join(f"processor : 0\nflags\t\t: {flags}" for flags in cores))
     library = compilation.prebuilt_library()
