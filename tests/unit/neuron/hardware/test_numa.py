@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa.neuron.engine.ranks.cpu_binding import divide
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ranks.cpu_binding import RANK_CPUS, cpus_for, divide
 from helexa.neuron.hardware.cpus import CpuNode, numa_nodes
 from numa_folder import numa_folder
 
@@ -68,6 +69,22 @@ FOUR = nodes((0, 1), (2, 3), (4, 5), (6, 7))
 )
 def test_ranks_get_adjacent_nodes_or_share_one(ranks: int, expected: list[tuple[int, ...]]) -> None:
     assert [divide(FOUR, rank, ranks) for rank in range(ranks)] == expected
+
+
+@pytest.mark.parametrize(
+    ("usable", "expected"),
+    [
+        ("4-11", [(4, 5, 6, 7), (8, 9, 10, 11)]),
+        ("2-9", [(), ()]),  # a container with six CPUs of one node and two of the other
+    ],
+)
+def test_ranks_are_not_bound_to_very_unequal_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usable: str, expected: list[tuple[int, ...]]
+) -> None:
+    monkeypatch.setenv("NEURON_DEBUG_NUMA", str(numa_folder(tmp_path, {0: "0-7", 1: "8-15"})))
+    monkeypatch.setenv(RANK_CPUS, usable)
+    options = EngineOptions(device="cpu", tensor_parallel=2)
+    assert [cpus_for(options, rank) for rank in range(2)] == expected
 
 
 def test_single_node_is_not_divided() -> None:

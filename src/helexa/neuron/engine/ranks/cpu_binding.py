@@ -18,6 +18,8 @@ from helexa.neuron.hardware.cpus import CpuNode, cores, cpu_list, numa_nodes, pa
 # the other ranks inherit the binding of rank 0, so they cannot find out from the operating system.
 RANK_CPUS = "HELEXA_RANK_CPUS"
 
+_MOST_UNEQUAL = 2  # a bound rank has at most this many times as many CPUs as another one
+
 _log = logging.getLogger("helexa.neuron.engine")
 _THREADS = Path("/proc/self/task")
 
@@ -51,7 +53,13 @@ def cpus_for(options: EngineOptions, rank: int) -> tuple[int, ...]:
         return ()
     shared = os.environ.get(RANK_CPUS)
     usable = usable_cpus() if shared is None else parse_cpu_list(shared)
-    return divide(numa_nodes(usable), rank, options.tensor_parallel)
+    nodes, ranks = numa_nodes(usable), range(options.tensor_parallel)
+    parts = [divide(nodes, other, len(ranks)) for other in ranks]
+    # A container may have few CPUs of a node. All ranks would wait for the rank with these CPUs, because each rank
+    # computes an equal part of the model.
+    if min(map(len, parts)) * _MOST_UNEQUAL < max(map(len, parts)):
+        return ()
+    return parts[rank]
 
 
 def divide(nodes: Sequence[CpuNode], rank: int, ranks: int) -> tuple[int, ...]:
