@@ -1,6 +1,7 @@
 """Conversations of the terminal, which files can hold, and single prompts."""
 
 import json
+import select
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing
@@ -156,6 +157,8 @@ def prompt_text(prompt: str | None, files: Sequence[Path] = ()) -> str:
     """
     parts = [prompt or "", *map(_content, files)]
     if not sys.stdin.isatty():
+        if (prompt or files) and not _has_input():
+            note("waiting for the end of the text on stdin; for no such text, add </dev/null")
         parts.append(_bounded(sys.stdin.read(_MOST_CHARACTERS + 1), "the text piped in"))
     elif prompt is None and not files:
         note("type the prompt; Ctrl-D on a line of its own ends it")
@@ -164,6 +167,14 @@ def prompt_text(prompt: str | None, files: Sequence[Path] = ()) -> str:
     if not text:
         raise CommandError("nothing to ask: give a PROMPT or pipe in some text", USAGE)
     return text
+
+
+def _has_input(seconds: float = 1) -> bool:
+    """Wait for text or the end of stdin, which some job runners leave open."""
+    try:
+        return bool(select.select([sys.stdin], [], [], seconds)[0])
+    except (OSError, ValueError):  # stdin is no file
+        return True
 
 
 def _content(path: Path) -> str:

@@ -69,6 +69,16 @@ def test_piped_text_is_part_of_the_prompt(chat, gateway, arguments, stdin, promp
     assert gateway.requests[0]["messages"][-1]["content"] == prompt
 
 
+def test_open_stdin_without_text_is_noted(environ, gateway):
+    command = [sys.executable, "-m", "helexa", "chat", "hi", "--url", gateway.url]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, env=environ, text=True, **pipes) as process:
+        assert "waiting for the end of the text on stdin" in process.stderr.readline()
+        assert gateway.requests == []
+        assert process.communicate("there", timeout=60) == ("Hello there!\n", "")
+    assert gateway.requests[0]["messages"] == [{"role": "user", "content": "hi\n\nthere"}]
+
+
 def test_empty_prompt_is_wrong_usage(chat, gateway):
     result = chat(stdin="\n")
     assert (result.returncode, result.stdout) == (2, "")
