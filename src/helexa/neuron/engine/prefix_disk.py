@@ -47,6 +47,14 @@ class _Record(NamedTuple):
     checksum: int
 
 
+def most_together(limit_bytes: int) -> int:
+    """Return how many bytes of new records stay on disk together.
+
+    A new segment replaces old ones before it is full, and the first record may be at the end of one.
+    """
+    return max(limit_bytes - _SEGMENT_BYTES, limit_bytes // 2)
+
+
 class PrefixDisk:
     """The records of one namespace. Thread-safe.
 

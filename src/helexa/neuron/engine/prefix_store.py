@@ -27,7 +27,7 @@ from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import DiskUse
 from helexa.neuron.engine.ipc.sockets import MAX_FRAME_BYTES
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
-from helexa.neuron.engine.prefix_disk import NAME, PAGE, STATE, WINDOW, PrefixDisk
+from helexa.neuron.engine.prefix_disk import NAME, PAGE, STATE, WINDOW, PrefixDisk, most_together
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.sequence_memory import Memory
 from helexa.neuron.ops.native.compilation import processor_flags, sources
@@ -74,6 +74,7 @@ class PrefixStore:
         memory: allocates `pages` and `states`.
         states: the state pool; None for a model without recurrent layers.
         runner: the owner of the KV cache.
+        prompt_bytes: maximum size of the records of one prompt.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class PrefixStore:
         pages: PagePool,
         states: StatePool | None,
         runner: Runner,
+        prompt_bytes: int,
     ) -> None:
         # numbers of tokens and prompts whose pages were read from disk, and bytes and duration of these reads
         self._read_tokens = self._read_prompts = self._read_bytes = 0
@@ -90,7 +92,9 @@ class PrefixStore:
         self._memory, self._pages, self._states, self._runner = memory, pages, states, runner
         self._windows = pages.windows
         self._disk: PrefixDisk | None = None
-        page_bytes = max(sum([*runner.page_parts, *runner.window_parts]), 1)
+        self._sizes = {PAGE: sum(runner.page_parts), WINDOW: sum(runner.window_parts), STATE: sum(runner.state_parts)}
+        self._prompt_bytes = prompt_bytes
+        page_bytes = max(self._sizes[PAGE] + self._sizes[WINDOW], 1)
         self._depth = max(2, _QUEUED_BYTES // page_bytes)
         self._unsaved: OrderedDict[bytes, None] = OrderedDict()  # keys, in the order in which they are saved
         # keys and contents that the writer writes; without a key, it deletes all records
@@ -273,11 +277,18 @@ class PrefixStore:
         last = min(sequence.computed // self._pages.page_size, len(chain) - 1)
         if last < _LEAST_PAGES or not self._accepts:
             return
+        room = self._prompt_bytes
         for page_hash in chain[1 : last + 1]:
             for key in (PAGE + page_hash, WINDOW + page_hash, STATE + page_hash):
                 saved = self._disk is not None and key in self._disk
-                if self._holds(key) and not saved and len(self._unsaved) < _MOST_UNSAVED:
+                if not saved and not self._holds(key):
+                    continue
+                room -= self._sizes[key[:1]]
+                if not saved and room >= 0 and len(self._unsaved) < _MOST_UNSAVED:
                     self._unsaved[key] = None
+            # The end of a longer prompt would replace its beginning on disk, and is of no use without it.
+            if room < 0:
+                break
 
         if (half := sequence.half_page) is not None:
             key = NAME + bytes.fromhex(sequence.request.prefix_key).ljust(16, b"\0")
@@ -428,7 +439,8 @@ def open_store(
     if not runner.computes_alone and largest > MAX_FRAME_BYTES // 2:  # the other ranks send their parts in frames
         _log.warning("prompts are not saved to disk: a page or state is too large: mib=%d", largest >> 20)
         return None
-    return PrefixStore(partial(_disk, model, options, runner), memory, pages, states, runner)
+    prompt_bytes = most_together(options.prefix_disk_mb << 20)
+    return PrefixStore(partial(_disk, model, options, runner), memory, pages, states, runner, prompt_bytes)
 
 
 def _disk(model: Path, options: EngineOptions, runner: Runner) -> PrefixDisk:

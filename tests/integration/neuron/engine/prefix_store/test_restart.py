@@ -80,6 +80,17 @@ MIXTURE = {
     "head_dim": 32,
     "max_position_embeddings": 512,
 }
+WIDE = {
+    "model_type": "llama",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "max_position_embeddings": 1024,
+}
 LIMIT_MB = 100  # a segment has 64 MiB
 SMALL = {"snapshot_mb": 8, "kv_cache_mb": 32}
 
@@ -196,6 +207,20 @@ async def test_window_pages_are_read_with_the_pages(folder: Path, tmp_path: Path
     async with engine(tmp_path / "mixed", kv_cache_mb=16) as client:
         assert await answer(client) == (computed[0], PAGES * 64)
         assert client.disk.tokens == PAGES * 64
+
+
+async def test_beginning_of_a_prompt_that_exceeds_the_limit_is_saved(folder: Path, tmp_path: Path) -> None:
+    """The pages of the prompt have 75 MB, more than a segment, and two segments are over the limit."""
+    tiny_model(tmp_path / "wide", **WIDE)
+    prompt = [*LONG, *LONG[:200]]
+    options = {"kv_cache_mb": 320, "prefix_disk_mb": LIMIT_MB}
+    async with engine(tmp_path / "wide", **options) as client:
+        computed = await answer(client, prompt)
+        await eventually(lambda: saved(folder) >= 2)
+    async with engine(tmp_path / "wide", **options) as client:
+        tokens, cached = await answer(client, prompt)
+        assert tokens == computed[0]
+        assert 0 < cached < 600 // 64 * 64
 
 
 async def test_killed_engine_leaves_a_usable_store(folder: Path, tiny_gguf: Path) -> None:
