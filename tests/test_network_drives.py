@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import mmap
 import os
 from collections.abc import Callable
@@ -54,6 +55,17 @@ def test_running_up_is_found_in_a_home_folder_on_nfs(tmp_path: Path, monkeypatch
     with recorded(state_folder("up", "4001"), "http://127.0.0.1:4001"):
         assert [up.port for up in running_ups()] == [4001]
     assert running_ups() == []
+
+
+def test_running_up_of_another_host_is_not_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process id is that of another process on this host."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = state_folder("up", "4001")
+    with recorded(folder, "http://127.0.0.1:4001"):
+        record = json.loads((folder / "running.json").read_text())
+        assert record["system"]  # on Linux
+        (folder / "running.json").write_text(json.dumps(record | {"system": "of another host"}))
+        assert running_ups() == []
 
 
 @pytest.mark.usefixtures("on_nfs")

@@ -242,7 +242,7 @@ def recorded(folder: Path, url: str) -> Iterator[None]:
     """Return a context in which other commands find this `helexa up`."""
     path = folder / _FILE
     with writing_to(folder):
-        write_private(path, json.dumps({"url": url, "pid": os.getpid()}))
+        write_private(path, json.dumps({"url": url, "pid": os.getpid(), "system": _system()}))
     with path.open("r+b") as file:  # NFS locks only writable files exclusively
         with suppress(OSError):  # a file system without locks; the process id then decides
             fcntl.flock(file, fcntl.LOCK_EX)  # other commands hold the lock for microseconds, when they look at it
@@ -264,7 +264,8 @@ def running_ups() -> list[RunningUp]:
             with (folder / _FILE).open("rb") as file:
                 record = json.loads(file.read(10_000))
                 up = RunningUp(str(record["url"]), int(folder.name), int(record["pid"]))
-                if _is_held(file.fileno(), up.pid):
+                # On a network drive, the process id and 127.0.0.1 may be those of another host.
+                if record["system"] == _system() and _is_held(file.fileno(), up.pid):
                     found.append(up)
         except (OSError, ValueError, LookupError, TypeError):
             continue  # no `helexa up` runs with this port
@@ -313,6 +314,15 @@ def _default_url() -> str:
         urls = ", ".join(up.url for up in found)
         raise CommandError(f"several `helexa up` run on this machine; choose one with --url: {urls}", USAGE)
     return found[0].url
+
+
+def _system() -> str:
+    """Return an id of the running system and of its container; "" except on Linux."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
 
 
 def _is_held(descriptor: int, pid: int) -> bool:
