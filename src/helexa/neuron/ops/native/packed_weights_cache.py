@@ -8,7 +8,8 @@ A start maps the file, which takes no time if the file is in the system's page c
 to huge pages.
 
 The files take at most a tenth of the disk, except for a single larger file. Files of which there is a newer version are
-removed first, then the least recently used ones, and all that were not used for 30 days.
+removed first, then the least recently used ones, and all that were not used for 30 days. A file that an engine has
+mapped stays: its removal frees no space before the engine ends, and on NFS, it ends an engine of another host (SIGBUS).
 """
 
 import ctypes
@@ -36,6 +37,7 @@ from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.packed_weights import PackedMatrix
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.processes.memory import prefer_page_size
+from helexa.neuron.processes.model_file_locks import is_used, mark_used
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.gguf.files import part_names
 
@@ -140,6 +142,7 @@ class PackedStore(MatrixStore):
             # A read of a page that the file has lost ends the process. `finish` soon reads and copies the pages.
             if os.fstat(file.fileno()).st_size != total:
                 raise ValueError("another process changes the file")
+        mark_used(self._path)  # not before: a damaged file must be replaced
         self._mapped = mapped
         return matrices
 
@@ -161,7 +164,10 @@ class PackedStore(MatrixStore):
                 for matrix in self._matrices.values():
                     file.write(matrix.data.numpy().data)
                     file.write(bytes(_aligned(matrix.data.nbytes) - matrix.data.nbytes))
-            partial.replace(self._path)
+            if is_used(self._path):  # another engine wrote and mapped the same weights in the meantime
+                partial.unlink()
+            else:
+                partial.replace(self._path)
         except OSError as error:
             _log.warning("packed weights were not saved: %s", error)
             partial.unlink(missing_ok=True)
@@ -169,7 +175,7 @@ class PackedStore(MatrixStore):
     def _free_space(self, size: int) -> None:
         """Remove old files, and others until `size` bytes fit."""
         for stale in self._path.parent.glob("*.partial-*"):
-            with suppress(FileNotFoundError):  # another engine has renamed or deleted it
+            with suppress(OSError):  # another engine has renamed or deleted it; ESTALE on NFS
                 if time.time() - stale.stat().st_mtime > _STALE_SECONDS:
                     stale.unlink()
         now, limit = time.time(), min(_LIMIT, shutil.disk_usage(self._path.parent).total // _DISK_SHARE)
@@ -177,7 +183,8 @@ class PackedStore(MatrixStore):
         total = sum(file.size for file in stored)
         for file in stored:
             expired = now - file.used > (_MAX_AGE_SECONDS if file.newest else _MAX_OLD_VERSION_SECONDS)
-            if expired or total + size > limit or shutil.disk_usage(self._path.parent).free < size + _RESERVED:
+            removed = expired or total + size > limit or shutil.disk_usage(self._path.parent).free < size + _RESERVED
+            if removed and not is_used(file.path):
                 file.path.unlink(missing_ok=True)
                 total -= file.size
         if shutil.disk_usage(self._path.parent).free < size + _RESERVED or size > _LIMIT:
@@ -280,7 +287,7 @@ def _in_order_of_removal(folder: Path, written: str) -> list[_StoredFile]:
     """Return the stored files; `written` names the versions of the next file."""
     found: list[tuple[float, int, Path]] = []
     for path in folder.glob(f"*{PACKED_SUFFIX}"):
-        with suppress(FileNotFoundError):  # another engine has deleted it
+        with suppress(OSError):  # another engine has deleted it; ESTALE on NFS
             status = path.stat()
             found.append((status.st_mtime, status.st_size, path))
     newer, files = {written}, list[_StoredFile]()

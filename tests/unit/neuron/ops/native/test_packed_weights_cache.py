@@ -200,6 +200,16 @@ def test_damaged_file_is_ignored(
     assert PackedStore(library, tmp_path, "model").get("Q4_1", SHAPES["Q4_1"]) is None
 
 
+def test_damaged_file_is_replaced(library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]) -> None:
+    path = saved(library, tmp_path, matrices)
+    os.truncate(path, path.stat().st_size // 2)
+    store = PackedStore(library, tmp_path, "model")
+    for name, matrix in matrices.items():
+        store.add(name, matrix)
+    assert saved_again(store, tmp_path)
+    assert PackedStore(library, tmp_path, "model").get("Q4_1", SHAPES["Q4_1"]) is not None
+
+
 def test_least_recently_used_file_is_evicted(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +221,22 @@ def test_least_recently_used_file_is_evicted(
     monkeypatch.setattr(packed_weights_cache, "_LIMIT", int(first.stat().st_size * 2.5))
     third = saved(library, tmp_path, matrices, "third")
     assert set(tmp_path.iterdir()) == {first, third}
+
+
+def test_file_that_an_engine_has_mapped_is_neither_removed_nor_replaced(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = PackedStore(library, tmp_path, "first")  # an engine that starts without a file, and packs
+    first = saved(library, tmp_path, matrices, "first")
+    assert PackedStore(library, tmp_path, "first").get("Q4_1", SHAPES["Q4_1"]) is not None
+    for name, matrix in matrices.items():
+        waiting.add(name, matrix)
+    assert not saved_again(waiting, tmp_path)
+    second = saved(library, tmp_path, matrices, "second")
+    os.utime(first, (1, 1))
+    monkeypatch.setattr(packed_weights_cache, "_LIMIT", int(first.stat().st_size * 2.5))
+    third = saved(library, tmp_path, matrices, "third")
+    assert set(tmp_path.iterdir()) == {first, third} and not second.exists()
 
 
 def test_other_version_of_a_model_is_removed_before_other_models(
