@@ -276,7 +276,7 @@ async def test_echo_repeats_the_prompt(prompt: object) -> None:
 
 
 async def test_too_many_logprobs_are_rejected() -> None:
-    fields = {**CHAT, "logprobs": True, "top_logprobs": 20, "n": 16}
+    fields = {**CHAT, "logprobs": True, "top_logprobs": 20, "n": 16, "max_tokens": 8192}
     async with serve(answer("x"), context=1 << 14) as node:
         status, code, message = await node.error("/v1/chat/completions", fields)
         assert (status, code) == (400, "unsupported_parameter") and "'logprobs'" in message
