@@ -33,7 +33,7 @@ from helexa.neuron.processes.sandbox import end_sandboxes
 from helexa.neuron.requests.metrics import Metrics, NodeCollector
 from helexa.neuron.requests.request_record import UsageRecords
 from helexa.neuron.routes import chat, completions, management, responses, status, tokens_and_embeddings
-from helexa.neuron.routes.reply import HANDLERS
+from helexa.neuron.routes.request_and_reply import HANDLERS
 from helexa.neuron.routes.status import HealthMonitor
 from helexa.neuron.routes.stored_responses import ResponseStore
 from helexa.neuron.sources.sources import Sources

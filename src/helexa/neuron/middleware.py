@@ -28,7 +28,7 @@ from helexa.neuron.config import NeuronConfig
 from helexa.neuron.requests import request_record
 from helexa.neuron.requests.metrics import Metrics
 from helexa.neuron.requests.request_record import RequestRecord, UsageRecords
-from helexa.neuron.routes.reply import error_response, log_error_response
+from helexa.neuron.routes.request_and_reply import error_response, log_error_response
 
 log = logging.getLogger("helexa.neuron.requests")
 

@@ -14,8 +14,7 @@ from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.inference import run
 from helexa.neuron.requests.output_constraint import completion_constraint
 from helexa.neuron.routes.projector import OpenAIProjector
-from helexa.neuron.routes.reply import RunResponse
-from helexa.neuron.routes.request import principal_of, read_json, reports_usage
+from helexa.neuron.routes.request_and_reply import RunResponse, principal_of, read_json, reports_usage
 
 
 class Echo(NamedTuple):

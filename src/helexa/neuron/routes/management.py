@@ -39,14 +39,14 @@ from helexa.neuron.lifecycle.local_inventory import LocalInventory
 from helexa.neuron.lifecycle.pulls import Pulls
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.requests.request_record import current
-from helexa.neuron.routes.reply import (
+from helexa.neuron.routes.request_and_reply import (
     KEEP_ALIVE_SECONDS,
     STREAM_HEADERS,
     descriptor_shortage,
     disconnected,
     log_error_response,
+    read_json,
 )
-from helexa.neuron.routes.request import read_json
 
 log = logging.getLogger(__name__)
 
