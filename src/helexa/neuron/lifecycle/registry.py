@@ -7,44 +7,25 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from helexa.core.errors import ApiError, HelexaError, model_not_found, service_unavailable, shutting_down
 from helexa.core.load_options import LoadOptions
-from helexa.core.model_names import ModelSource, bare_id
-from helexa.neuron.builtin_models import source_text
-from helexa.neuron.engine.ipc.engine_options import EngineOptions, no_draft_model
-from helexa.neuron.engine.ipc.messages import Progress
-from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.engine_client.memory_grants import MemoryGrants
-from helexa.neuron.engine_client.process import Child, Spawn, WarmStandby
-from helexa.neuron.lifecycle.load_preparation import (
-    check_heads,
-    check_tool_parser,
-    engine_options,
-    load_time_quant,
-    sees_images,
-    text_of,
-    vision_of,
-)
-from helexa.neuron.lifecycle.restart_and_sleep import SAVE_SECONDS, HostedModel, RestartLimiter
+from helexa.core.model_names import bare_id
+from helexa.neuron.engine_client.process import Child, Spawn
+from helexa.neuron.lifecycle.load_preparation import check_tool_parser
+from helexa.neuron.lifecycle.model_loader import ModelLoader
+from helexa.neuron.lifecycle.restart_and_sleep import SAVE_SECONDS, HostedModel
 from helexa.neuron.options import NodeOptions
 from helexa.neuron.processes import memory
-from helexa.neuron.processes.file_threads import FileThreads
 from helexa.neuron.sources.fetch import ProgressReport
 from helexa.neuron.sources.sources import Sources
 
 if TYPE_CHECKING:  # modules that are imported while an engine loads, or by servers alone
     from helexa.core.fleet import FailedLoad, ModelInfo
     from helexa.neuron.config import NeuronConfig
-    from helexa.neuron.grammar import GrammarChecker
     from helexa.neuron.host_group import Membership
     from helexa.neuron.lifecycle.served_model import ServedModel
-    from helexa.neuron.text.model_text import ModelText
-    from helexa.neuron.vision.model_vision import ModelVision
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +33,6 @@ T = TypeVar("T")
 
 _CLOSE_SECONDS = 20.0
 _GIVE_BACK_SECONDS = 2.0
-_FILE_THREADS = 16
 _LOOK_SECONDS = 0.05  # interval of checks whether another model is idle
 
 
@@ -74,6 +54,11 @@ class Registry:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """Create an empty registry.
+
+        Args:
+            group: the hosts that compute models together with this node; None if the node has no host group.
+        """
         # Ids of default models that are not loaded yet. Requests for them get a 503 (loading) instead of a 404.
         self.awaited: set[str] = set()
         # Number of loads, failed loads, unloads, engine crashes, sleeps and wakes since the node's start.
@@ -81,20 +66,21 @@ class Registry:
             dict.fromkeys(("loads", "failed_loads", "unloads", "engine_deaths", "sleeps", "wakes"), 0)
         )
         self.draining = False  # True once the registry rejects all new requests, because the node shuts down
-        self._harness = config.harness.torch
-        self._grammars: GrammarChecker | None = None
-        limits = self._harness.context_limit
-        # Records how much memory each engine was granted, and how much is free.
-        self.memory = MemoryGrants((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
-        self._templates = {bare_id(model.model_id): model.chat_template for model in config.default_models}
-        self._recovery = config.recovery
-        self._files = FileThreads(_FILE_THREADS, config.recovery.load_timeout_secs)
-        self._sources = sources
+        self._loader = ModelLoader(
+            config,
+            sources,
+            device=device,
+            group=group,
+            spawn=spawn,
+            clock=clock,
+            sleep=sleep,
+            make_room=self._make_room,
+            events=self.events,
+        )
+        self.memory = self._loader.memory  # records how much memory each engine was granted, and how much is free
+        self._admission = config.harness.torch.admission
         self._device = device
-        self._group = group  # the hosts that compute models together with this node; None if the node has no host group
-        self._spawn = spawn
         self._clock = clock
-        self._sleep = sleep
         self._residents: dict[str, HostedModel] = {}
         self._busy: dict[str, asyncio.Task[Any]] = {}
         self._loads: set[asyncio.Task[ServedModel]] = set()
@@ -117,8 +103,8 @@ class Registry:
                 message says why.
         """
         self._reject_while_draining()
-        source = self._source(spec)
-        options = self._options(spec)
+        source = self._loader.source(spec)
+        options = self._loader.options(spec)
         check_tool_parser(spec.tool_parser)
         model_id = bare_id(spec.model_id)
         await self._idle(model_id)
@@ -133,7 +119,7 @@ class Registry:
                 await self._exclusively(model_id, asyncio.create_task(known.close()))
                 requested_devices, spec = spec.devices, copy.copy(known.spec)
                 spec.devices = requested_devices
-                source, options = self._source(spec), self._options(spec)
+                source, options = self._loader.source(spec), self._loader.options(spec)
 
         def report(stage: str, done: int, total: int) -> None:
             if work.done():
@@ -143,7 +129,11 @@ class Registry:
             if on_progress is not None:
                 on_progress(stage, done, total)
 
-        work = asyncio.create_task(self._load(model_id, spec, source, options, report))
+        async def hosted() -> "ServedModel":
+            self._residents[model_id] = await self._loader.load(model_id, spec, source, options, report)
+            return self._residents[model_id].model
+
+        work = asyncio.create_task(hosted())
         self._loads.add(work)
 
         def ended(work: "asyncio.Task[ServedModel]") -> None:
@@ -283,95 +273,7 @@ class Registry:
         self._residents.clear()
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
-        if self._grammars is not None:
-            await self._grammars.aclose()
-
-    async def _load(
-        self,
-        model_id: str,
-        spec: LoadOptions,
-        source: ModelSource,
-        options: EngineOptions,
-        report: ProgressReport,
-    ) -> "ServedModel":
-        begun = self._clock()
-        log.info("loading model=%s source=%s device=%s", model_id, source, ",".join(options.devices) or options.device)
-        quant = source.quant(spec.quant)
-        path = await self._sources.resolve(source, quant=quant, progress=report, download=spec.download is not False)
-        options = msgspec.structs.replace(options, quant=load_time_quant(model_id, path, quant), model_id=model_id)
-        if spec.draft_model is not None:
-            draft = await self._draft(spec.draft_model, options, report, download=spec.download is not False)
-            options = msgspec.structs.replace(options, draft_model=str(draft))
-        await self._files.run(check_heads, path, options.tensor_parallel)
-        report("tokenizer", 0, 0)
-        options = msgspec.structs.replace(options, images=await self._files.run(sees_images, path, options))
-        async with WarmStandby(self._spawn) as standby:
-            resident = self._resident(model_id, spec, path, options, standby.take)
-            model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
-        self._residents[model_id] = resident
-        log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, model.engine.ready)
-        return model
-
-    async def _draft(self, name: str, options: EngineOptions, report: ProgressReport, *, download: bool) -> Path:
-        """Return the file or folder of a draft model, downloaded if necessary."""
-        if reason := no_draft_model(options):  # before a download that would be of no use
-            raise HelexaError(f"draft_model '{name}' cannot be used: {reason}; load the model without draft_model")
-        source = self._source(LoadOptions(model_id=name))
-        return await self._sources.resolve(source, quant=source.quant(None), progress=report, download=download)
-
-    def _resident(
-        self,
-        model_id: str,
-        spec: LoadOptions,
-        path: Path,
-        options: EngineOptions,
-        spawn: Spawn,
-    ) -> HostedModel:
-        async def texts() -> "tuple[ModelText, ModelVision | None]":
-            text = await self._files.run(text_of, path, spec, self._templates.get(model_id))
-            return text, await self._files.run(vision_of, path, text, options) if options.images else None
-
-        async def launch(
-            on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None], least_pages: int
-        ) -> EngineClient:
-            def died(reason: str) -> None:
-                self.events["engine_deaths"] += 1
-                on_exit(reason)
-
-            hosts = options.pipeline_parallel
-            group = None if self._group is None or hosts == 1 else await self._group.host_group(hosts)
-            return await EngineClient.start(
-                path,
-                options,
-                spawn=spawn,
-                load_seconds=self._recovery.load_timeout_secs,
-                step_seconds=self._recovery.step_timeout_secs,
-                memory=self.memory,
-                on_progress=on_progress,
-                on_exit=died,
-                group=group,
-                least_pages=least_pages,
-            )
-
-        def count(event: Literal["sleeps", "wakes"]) -> None:
-            self.events[event] += 1
-
-        return HostedModel(
-            model_id,
-            spec,
-            texts(),
-            launch,
-            RestartLimiter(self._recovery.max_restarts, self._recovery.restart_window_secs),
-            config=self._harness,
-            grammars=self._grammar_checker,
-            clock=self._clock,
-            sleep=self._sleep,
-            idle_unload_secs=(
-                self._harness.idle_unload_secs if spec.idle_unload_secs is None else spec.idle_unload_secs
-            ),
-            make_room=self._make_room,
-            count=count,
-        )
+        await self._loader.aclose()
 
     async def _make_room(self, waking: HostedModel) -> bool:
         """Put the model that was idle longest to sleep, for the memory of `waking`.
@@ -379,7 +281,7 @@ class Registry:
         If all models have requests, wait until one is idle. Return False if there is none, or after
         `kv_max_wait_secs`. Models that never sleep by themselves are left alone.
         """
-        until = self._clock() + self._harness.admission.kv_max_wait_secs
+        until = self._clock() + self._admission.kv_max_wait_secs
         while others := [
             resident
             for resident in self._residents.values()
@@ -404,13 +306,6 @@ class Registry:
     def _moves(self, known: LoadOptions, spec: LoadOptions) -> bool:
         """Return whether a load request names other devices than the sleeping model had."""
         return self._device.startswith("cuda") and bool(spec.devices) and spec.devices != known.devices
-
-    def _grammar_checker(self) -> "GrammarChecker":
-        if self._grammars is None:
-            from helexa.neuron.grammar import GrammarChecker
-
-            self._grammars = GrammarChecker()
-        return self._grammars
 
     async def _idle(self, model_id: str) -> None:
         """Wait until no load or unload of `model_id` is running."""
@@ -437,13 +332,6 @@ class Registry:
             if work.cancelled():
                 raise (shutting_down() if self.draining else _canceled(model_id)) from None
             raise
-
-    def _source(self, spec: LoadOptions) -> ModelSource:
-        return ModelSource.parse(source_text(spec), self._harness.default_source)
-
-    def _options(self, spec: LoadOptions) -> EngineOptions:
-        group_hosts = 1 if self._group is None else self._group.settings.hosts
-        return engine_options(spec, self._harness, self._device, group_hosts)
 
     def _reject_while_draining(self) -> None:
         if self.draining:

@@ -19,7 +19,7 @@ from helexa.neuron.builtin_models import BUILTIN_MODELS, Builtin
 from helexa.neuron.config import DefaultModel, NeuronConfig, read_config
 from helexa.neuron.engine.ipc.messages import SamplingParams, Timing
 from helexa.neuron.engine_client.process import Child
-from helexa.neuron.lifecycle import registry as lifecycle_registry
+from helexa.neuron.lifecycle import model_loader
 from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.sources.fetch import ProgressReport
@@ -300,7 +300,7 @@ async def test_load_whose_files_do_not_respond_can_be_canceled(
         responds.wait(60)
 
     with monkeypatch.context() as patched:
-        patched.setattr(lifecycle_registry, "text_of", hang)
+        patched.setattr(model_loader, "text_of", hang)
         loading = asyncio.create_task(registry.load(spec_of(make_model(tmp_path))))
         await asyncio.to_thread(reading.wait, 60)
         await registry.unload("org/tiny")
@@ -313,7 +313,7 @@ async def test_load_whose_files_do_not_respond_can_be_canceled(
 async def test_engine_loads_while_the_tokenizer_is_read(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    loading, read = threading.Event(), lifecycle_registry.text_of
+    loading, read = threading.Event(), model_loader.text_of
 
     def read_later(*arguments: Any) -> ModelText:
         assert loading.wait(60)
@@ -323,7 +323,7 @@ async def test_engine_loads_while_the_tokenizer_is_read(
         if stage == "weights":
             loading.set()
 
-    monkeypatch.setattr(lifecycle_registry, "text_of", read_later)
+    monkeypatch.setattr(model_loader, "text_of", read_later)
     model = make_model(tmp_path, "slow")  # reports progress
     release(model)
     assert (await registry.load(spec_of(model), on_progress)).engine.alive
@@ -340,7 +340,7 @@ async def test_engine_ends_if_the_tokenizer_cannot_be_read(
             time.sleep(0.01)
         raise ModelFileError("no tokenizer")
 
-    monkeypatch.setattr(lifecycle_registry, "text_of", fail)
+    monkeypatch.setattr(model_loader, "text_of", fail)
     with pytest.raises(ModelFileError, match="no tokenizer"):
         await registry.load(spec_of(slow))
     assert [child for child in psutil.Process().children() if ENGINE[-1] in child.cmdline()] == []

@@ -1,0 +1,190 @@
+"""Load one model: find its files, choose the engine's options, start the engine."""
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from helexa.core.errors import HelexaError
+from helexa.core.load_options import LoadOptions
+from helexa.core.model_names import ModelSource, bare_id
+from helexa.neuron.builtin_models import source_text
+from helexa.neuron.engine.ipc.engine_options import EngineOptions, no_draft_model
+from helexa.neuron.engine.ipc.messages import Progress
+from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.engine_client.memory_grants import MemoryGrants
+from helexa.neuron.engine_client.process import Spawn, WarmStandby
+from helexa.neuron.lifecycle.load_preparation import (
+    check_heads,
+    engine_options,
+    load_time_quant,
+    sees_images,
+    text_of,
+    vision_of,
+)
+from helexa.neuron.lifecycle.restart_and_sleep import HostedModel, RestartLimiter
+from helexa.neuron.options import NodeOptions
+from helexa.neuron.processes.file_threads import FileThreads
+from helexa.neuron.sources.fetch import ProgressReport
+from helexa.neuron.sources.sources import Sources
+
+if TYPE_CHECKING:  # modules that are imported while an engine loads, or by servers alone
+    from helexa.neuron.config import NeuronConfig
+    from helexa.neuron.grammar import GrammarChecker
+    from helexa.neuron.host_group import Membership
+    from helexa.neuron.text.model_text import ModelText
+    from helexa.neuron.vision.model_vision import ModelVision
+
+log = logging.getLogger(__name__)
+
+_FILE_THREADS = 16
+
+
+class ModelLoader:
+    """Loads the models of a registry. The registry decides which loads may run.
+
+    Args:
+        make_room: puts another model to sleep for the memory of a model that wakes.
+        events: counts engine crashes, sleeps and wakes.
+    """
+
+    def __init__(
+        self,
+        config: "NodeOptions | NeuronConfig",
+        sources: Sources,
+        *,
+        device: str,
+        group: "Membership | None",
+        spawn: Spawn,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+        make_room: Callable[[HostedModel], Awaitable[bool]],
+        events: Counter[str],
+    ) -> None:
+        self._harness = config.harness.torch
+        limits = self._harness.context_limit
+        # Records how much memory each engine was granted, and how much is free.
+        self.memory = MemoryGrants((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
+        self._grammars: GrammarChecker | None = None
+        self._templates = {bare_id(model.model_id): model.chat_template for model in config.default_models}
+        self._recovery = config.recovery
+        self._files = FileThreads(_FILE_THREADS, config.recovery.load_timeout_secs)
+        self._sources = sources
+        self._device = device
+        self._group = group
+        self._spawn = spawn
+        self._clock = clock
+        self._sleep = sleep
+        self._make_room = make_room
+        self._events = events
+
+    def source(self, spec: LoadOptions) -> ModelSource:
+        """Return where the files of the model are."""
+        return ModelSource.parse(source_text(spec), self._harness.default_source)
+
+    def options(self, spec: LoadOptions) -> EngineOptions:
+        """Return the options of the engine (see `engine_options`)."""
+        group_hosts = 1 if self._group is None else self._group.settings.hosts
+        return engine_options(spec, self._harness, self._device, group_hosts)
+
+    async def load(
+        self,
+        model_id: str,
+        spec: LoadOptions,
+        source: ModelSource,
+        options: EngineOptions,
+        report: ProgressReport,
+    ) -> HostedModel:
+        """Load a model, downloaded if necessary, and return it with its running engine."""
+        begun = self._clock()
+        log.info("loading model=%s source=%s device=%s", model_id, source, ",".join(options.devices) or options.device)
+        quant = source.quant(spec.quant)
+        path = await self._sources.resolve(source, quant=quant, progress=report, download=spec.download is not False)
+        options = msgspec.structs.replace(options, quant=load_time_quant(model_id, path, quant), model_id=model_id)
+        if spec.draft_model is not None:
+            draft = await self._draft(spec.draft_model, options, report, download=spec.download is not False)
+            options = msgspec.structs.replace(options, draft_model=str(draft))
+        await self._files.run(check_heads, path, options.tensor_parallel)
+        report("tokenizer", 0, 0)
+        options = msgspec.structs.replace(options, images=await self._files.run(sees_images, path, options))
+        async with WarmStandby(self._spawn) as standby:
+            resident = self._resident(model_id, spec, path, options, standby.take)
+            model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
+        log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, model.engine.ready)
+        return resident
+
+    async def _draft(self, name: str, options: EngineOptions, report: ProgressReport, *, download: bool) -> Path:
+        """Return the file or folder of a draft model, downloaded if necessary."""
+        if reason := no_draft_model(options):  # before a download that would be of no use
+            raise HelexaError(f"draft_model '{name}' cannot be used: {reason}; load the model without draft_model")
+        source = self.source(LoadOptions(model_id=name))
+        return await self._sources.resolve(source, quant=source.quant(None), progress=report, download=download)
+
+    def _resident(
+        self,
+        model_id: str,
+        spec: LoadOptions,
+        path: Path,
+        options: EngineOptions,
+        spawn: Spawn,
+    ) -> HostedModel:
+        async def texts() -> "tuple[ModelText, ModelVision | None]":
+            text = await self._files.run(text_of, path, spec, self._templates.get(model_id))
+            return text, await self._files.run(vision_of, path, text, options) if options.images else None
+
+        async def launch(
+            on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None], least_pages: int
+        ) -> EngineClient:
+            def died(reason: str) -> None:
+                self._events["engine_deaths"] += 1
+                on_exit(reason)
+
+            hosts = options.pipeline_parallel
+            group = None if self._group is None or hosts == 1 else await self._group.host_group(hosts)
+            return await EngineClient.start(
+                path,
+                options,
+                spawn=spawn,
+                load_seconds=self._recovery.load_timeout_secs,
+                step_seconds=self._recovery.step_timeout_secs,
+                memory=self.memory,
+                on_progress=on_progress,
+                on_exit=died,
+                group=group,
+                least_pages=least_pages,
+            )
+
+        def count(event: Literal["sleeps", "wakes"]) -> None:
+            self._events[event] += 1
+
+        return HostedModel(
+            model_id,
+            spec,
+            texts(),
+            launch,
+            RestartLimiter(self._recovery.max_restarts, self._recovery.restart_window_secs),
+            config=self._harness,
+            grammars=self._grammar_checker,
+            clock=self._clock,
+            sleep=self._sleep,
+            idle_unload_secs=(
+                self._harness.idle_unload_secs if spec.idle_unload_secs is None else spec.idle_unload_secs
+            ),
+            make_room=self._make_room,
+            count=count,
+        )
+
+    def _grammar_checker(self) -> "GrammarChecker":
+        if self._grammars is None:
+            from helexa.neuron.grammar import GrammarChecker
+
+            self._grammars = GrammarChecker()
+        return self._grammars
+
+    async def aclose(self) -> None:
+        """End the process that checks grammars."""
+        if self._grammars is not None:
+            await self._grammars.aclose()
