@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from helexa.neuron.ops.expert_by_expert import expert_by_expert
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.mixture import Clamp, Expert, Routing
 from helexa.neuron.ops.native.mixture import NativeMixture
 from helexa.neuron.ops.native.native_ops import NativeOps
@@ -54,7 +54,7 @@ def test_mixture_matches_expert_by_expert(native: NativeOps, routing: Routing, f
     layer_experts = experts(native, formats)
     assert NativeMixture.fits(layer_experts)
     x, scores = inputs()
-    expected = expert_by_expert(native, layer_experts, routing)(x, scores)
+    expected = Ops.mixture(native, layer_experts, routing)(x, scores)
     near(native.mixture(layer_experts, routing)(x, scores), expected)
 
 
@@ -62,7 +62,7 @@ def test_mixture_matches_expert_by_expert(native: NativeOps, routing: Routing, f
 def test_biases_and_clamp_match_expert_by_expert(native: NativeOps, clamp: Clamp | None) -> None:
     layer_experts, routing = experts(native, ALIKE, biased=True), Routing(4, "scores")
     x, scores = inputs()
-    expected = expert_by_expert(native, layer_experts, routing, clamp)(x, scores)
+    expected = Ops.mixture(native, layer_experts, routing, clamp)(x, scores)
     near(native.mixture(layer_experts, routing, clamp)(x, scores), expected)
 
 
@@ -73,7 +73,7 @@ def test_experts_of_different_formats_fall_back(native: NativeOps) -> None:
     ]
     assert not NativeMixture.fits(layer_experts)
     x, scores = inputs()
-    expected = expert_by_expert(native, layer_experts, ROUTINGS[0])(x, scores)
+    expected = Ops.mixture(native, layer_experts, ROUTINGS[0])(x, scores)
     assert torch.equal(native.mixture(layer_experts, ROUTINGS[0])(x, scores), expected)
 
 

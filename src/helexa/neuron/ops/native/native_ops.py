@@ -19,7 +19,6 @@ from helexa.neuron.cache_folder import PACKED_FOLDER, cache_root, model_name
 from helexa.neuron.ops.batch import AttentionKind, Batch
 from helexa.neuron.ops.constants import LANES, MAX_DIM, MIXED, SAMPLED_ARRAYS
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights
-from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.gated_delta import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
@@ -177,7 +176,7 @@ class NativeOps(Ops):
         # The kernels multiply all experts in one call. Otherwise one expert is computed after another.
         if not NativeMixture.fits(experts):
             tensors.require_torch("experts in different formats")
-            return expert_by_expert(self, experts, routing, clamp, shares, act)
+            return super().mixture(experts, routing, clamp, shares, act)
         weight_bytes = sum(matrix.data.nbytes for expert in experts for matrix in (*expert.gate_up, expert.down))
         self.step_bytes += weight_bytes * routing.top_k // len(experts)
         return NativeMixture(self._launcher, experts, routing, clamp, shares, act)

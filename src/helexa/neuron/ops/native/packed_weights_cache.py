@@ -32,7 +32,7 @@ import msgspec
 from helexa.core.version import __version__
 from helexa.neuron import tensors
 from helexa.neuron.cache_folder import PACKED_SUFFIX
-from helexa.neuron.ops.interface import MatrixStore
+from helexa.neuron.ops.dense_ops import MatrixStore
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.packed_weights import PackedMatrix
 from helexa.neuron.processes import heartbeat

@@ -15,10 +15,8 @@ from helexa.neuron.ops import sampling as draws
 from helexa.neuron.ops.batch import AttentionKind, Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights, ShortConvolution
-from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.gated_delta import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights, wide
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.operators import (
     DenseLinear,
     GatedLinear,
@@ -183,16 +181,6 @@ class ReferenceOps(Ops):
         for partial in others:  # `sum` would add in an order that depends on the shape
             total = total + partial
         return total.to(x.dtype)
-
-    def mixture(
-        self,
-        experts: Sequence[Expert],
-        routing: Routing,
-        clamp: Clamp | None = None,
-        shares: ExpertShares | None = None,
-        act: str = "silu",
-    ) -> MixtureOp:
-        return expert_by_expert(self, experts, routing, clamp, shares, act)
 
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
         return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from helexa.neuron.ops.batch import AttentionKind, Batch
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights, ShortConvolution
-from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.gated_delta import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.mixture import WITHOUT_GATE, Clamp, Expert, ExpertShares, MixtureOp, Routing
@@ -156,14 +155,14 @@ class GpuOps(Ops):
         # operator runs one expert after another if the experts are divided among ranks or have no gate, or if the
         # kernels do not support the shape of the matrices.
         if shares is not None or act == WITHOUT_GATE:
-            return expert_by_expert(self, experts, routing, clamp, shares, act)
+            return super().mixture(experts, routing, clamp, shares, act)
         gate_ups, downs = (
             [matrix for expert in experts for matrix in expert.gate_up],
             [expert.down for expert in experts],
         )
         gate_up, down = self._stacked(gate_ups), self._stacked(downs)
         if gate_up is None or down is None:
-            return expert_by_expert(self, experts, routing, clamp, None, act)
+            return super().mixture(experts, routing, clamp, None, act)
         self.step_bytes += (gate_up.nbytes + down.nbytes) * routing.top_k // len(experts)
         biases = _joined([e.gate_up_bias for e in experts]), _joined([e.down_bias for e in experts])
         return GpuMixture(len(experts), gate_up, down, biases, routing, clamp, self.dtype, self.gpu, act)

@@ -9,7 +9,7 @@ import torch
 
 from helexa.neuron.ops.batch import AttentionKind, Capacity
 from helexa.neuron.ops.constants import MIXED
-from helexa.neuron.ops.expert_by_expert import expert_by_expert
+from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.mixture import Clamp, Routing
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.native_ops import NativeOps
@@ -86,7 +86,7 @@ def mixture_holds(library: KernelLibrary) -> None:
     x, scores = inputs()
     near(
         ops.mixture(layer_experts, routing, clamp)(x, scores),
-        expert_by_expert(ops, layer_experts, routing, clamp)(x, scores),
+        Ops.mixture(ops, layer_experts, routing, clamp)(x, scores),
     )
 
 
