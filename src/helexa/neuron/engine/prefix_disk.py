@@ -9,6 +9,7 @@ namespace is opened.
 A record that is torn, changed or missing is not found; the prompt is then computed.
 """
 
+import hashlib
 import logging
 import os
 import shutil
@@ -19,7 +20,17 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+import msgspec
+
+from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.ops.native.compilation import processor_flags, sources
+from helexa.neuron.ops.native.packed_weights_cache import fingerprint, loading_code_version
+from helexa.neuron.weights.gguf.mmproj import mmproj_beside
+
+if TYPE_CHECKING:
+    from helexa.neuron.engine.execution.runner import Runner
 
 _log = logging.getLogger("helexa.neuron.engine")
 
@@ -38,6 +49,14 @@ MODEL_FILE = "model"  # File of a namespace with the name of the model
 # First byte of a key: the kind of the record. The hash of the page follows. The key of a `NAME` record is a prefix key
 # instead, and its contents are the hash of a page.
 PAGE, STATE, WINDOW, NAME = b"p", b"s", b"w", b"n"
+
+# Options that change when tokens are computed, and not what is computed.
+_NEUTRAL = (
+    *("device", "devices", "threads", "max_step_tokens", "max_prefill_beside_decode", "max_sequences", "max_waiting"),
+    *("kv_cache_mb", "memory_limit_mb", "snapshot_mb", "prefix_reuse", "prefix_disk_mb", "speculation"),
+    "model_id",
+    *("speculation_max_sequences", "graphs", "overlap", "image_cache_mb", "step_timing", "draft_model"),
+)
 
 
 class _Record(NamedTuple):
@@ -266,3 +285,18 @@ def _sizes(root: Path) -> list[tuple[float, int, Path]]:
             status = path.stat()
             found.append((status.st_mtime, status.st_size, path))
     return found
+
+
+def namespace(model: Path, options: EngineOptions, runner: "Runner") -> str:
+    """Return a digest of everything except its tokens that changes a page."""
+    digest = hashlib.sha256(fingerprint(model).encode())
+    tower = Path(options.mmproj) if options.mmproj else mmproj_beside(model)
+    if options.images and tower is not None:
+        digest.update(fingerprint(tower).encode())
+    digest.update(loading_code_version().encode())
+    for path in sources():
+        digest.update(path.read_bytes())
+    layout = [runner.page_parts, runner.window_parts, runner.state_parts]
+    chosen = {name: value for name, value in msgspec.structs.asdict(options).items() if name not in _NEUTRAL}
+    digest.update(msgspec.json.encode([runner.ops.name, sorted(processor_flags()), runner.ops.kv_bits, layout, chosen]))
+    return digest.hexdigest()[:40]

@@ -6,7 +6,6 @@ prompt whose beginning is on disk waits until a thread has read the pages, while
 then in the prefix cache as if they had just been computed.
 """
 
-import hashlib
 import logging
 import queue
 import socket
@@ -19,20 +18,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from helexa.neuron.cache_folder import PROMPTS_FOLDER, cache_root
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import DiskUse
 from helexa.neuron.engine.ipc.sockets import MAX_FRAME_BYTES
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
-from helexa.neuron.engine.prefix_disk import NAME, PAGE, STATE, WINDOW, PrefixDisk, most_together
+from helexa.neuron.engine.prefix_disk import NAME, PAGE, STATE, WINDOW, PrefixDisk, most_together, namespace
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.sequence_memory import Memory
-from helexa.neuron.ops.native.compilation import processor_flags, sources
-from helexa.neuron.ops.native.packed_weights_cache import fingerprint, loading_code_version
-from helexa.neuron.weights.gguf.mmproj import mmproj_beside
 
 _log = logging.getLogger("helexa.neuron.engine")
 
@@ -43,14 +37,6 @@ _QUEUED_BYTES = 64 << 20  # copies that wait for the disk, and records that wait
 _MOST_UNSAVED = 1 << 16
 _MOST_HELD = 256
 _OPEN_SECS = 1.0
-
-# Options that change when tokens are computed, and not what is computed.
-_NEUTRAL = (
-    *("device", "devices", "threads", "max_step_tokens", "max_prefill_beside_decode", "max_sequences", "max_waiting"),
-    *("kv_cache_mb", "memory_limit_mb", "snapshot_mb", "prefix_reuse", "prefix_disk_mb", "speculation"),
-    "model_id",
-    *("speculation_max_sequences", "graphs", "overlap", "image_cache_mb", "step_timing", "draft_model"),
-)
 
 
 @dataclass(frozen=True)
@@ -444,20 +430,5 @@ def open_store(
 
 
 def _disk(model: Path, options: EngineOptions, runner: Runner) -> PrefixDisk:
-    folder = cache_root(None) / PROMPTS_FOLDER / _namespace(model, options, runner)
+    folder = cache_root(None) / PROMPTS_FOLDER / namespace(model, options, runner)
     return PrefixDisk(folder, options.prefix_disk_mb << 20, options.model_id or model.name)
-
-
-def _namespace(model: Path, options: EngineOptions, runner: Runner) -> str:
-    """Return a digest of everything except its tokens that changes a page."""
-    digest = hashlib.sha256(fingerprint(model).encode())
-    tower = Path(options.mmproj) if options.mmproj else mmproj_beside(model)
-    if options.images and tower is not None:
-        digest.update(fingerprint(tower).encode())
-    digest.update(loading_code_version().encode())
-    for path in sources():
-        digest.update(path.read_bytes())
-    layout = [runner.page_parts, runner.window_parts, runner.state_parts]
-    chosen = {name: value for name, value in msgspec.structs.asdict(options).items() if name not in _NEUTRAL}
-    digest.update(msgspec.json.encode([runner.ops.name, sorted(processor_flags()), runner.ops.kv_bits, layout, chosen]))
-    return digest.hexdigest()[:40]

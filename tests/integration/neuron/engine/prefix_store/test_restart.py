@@ -20,8 +20,7 @@ import pytest
 from helexa.neuron.cache_folder import cache_root, saved_prompts
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import CachedPrefixes, PrefixMiss, SamplingParams
-from helexa.neuron.engine.prefix_disk import _records
-from helexa.neuron.engine.prefix_store import _namespace
+from helexa.neuron.engine.prefix_disk import _records, namespace
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.ops.native.kernel_library import native_kernels
 from http_listener import eventually
@@ -168,7 +167,7 @@ def test_images_of_another_vision_tower_share_nothing(tmp_path: Path) -> None:
         tower.write_bytes(content)
         runner: Any = SimpleNamespace(page_parts=[8], window_parts=[], state_parts=[])
         runner.ops = SimpleNamespace(name="native", kv_bits=8)
-        return [_namespace(model, EngineOptions(images=images), runner) for images in (False, True)]
+        return [namespace(model, EngineOptions(images=images), runner) for images in (False, True)]
 
     (text, images), (other_text, other_images) = namespaces(b"tower"), namespaces(b"other")
     assert text == other_text
