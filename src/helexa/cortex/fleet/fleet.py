@@ -8,7 +8,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
@@ -350,27 +350,23 @@ class Fleet:
         """Return a context manager during which a request counts as running."""
         return RunningRequest(self, (name, model), requester)
 
-    @contextmanager
-    def load(self, name: str, model: str) -> Iterator[None]:
+    def load(self, name: str, model: str) -> AbstractContextManager[None]:
         """Return a context manager during which the model counts as loading on the node."""
-        self._loading.add((name, model))
-        self._changed()
-        try:
-            yield
-        finally:
-            self._loading.discard((name, model))
-            self._freed.set()
-            self._changed()
+        return self._member(self._loading, (name, model))
+
+    def drain(self, name: str, model: str) -> AbstractContextManager[None]:
+        """Return a context manager during which the model gets no new requests."""
+        return self._member(self._draining, (name, model))
 
     @contextmanager
-    def drain(self, name: str, model: str) -> Iterator[None]:
-        """Return a context manager during which the model gets no new requests."""
-        self._draining.add((name, model))
+    def _member(self, pairs: set[Pair], pair: Pair) -> Iterator[None]:
+        pairs.add(pair)
         self._changed()
         try:
             yield
         finally:
-            self._draining.discard((name, model))
+            pairs.discard(pair)
+            self._freed.set()
             self._changed()
 
     def _put(self, node: Node) -> None:
