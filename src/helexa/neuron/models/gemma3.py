@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from helexa.neuron import tensors
-from helexa.neuron.layers.block import Block
 from helexa.neuron.layers.rope import Rope
 from helexa.neuron.models.llama import Llama
+from helexa.neuron.models.settings import TensorNames
 from helexa.neuron.tensors import Tensor
 
 _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
@@ -68,6 +68,10 @@ class Gemma2(Gemma):
     }
     implemented = ("attn_logit_softcapping", "final_logit_softcapping")
     supported: ClassVar = {"hidden_activation": (None, "gelu_pytorch_tanh")}
+    names = TensorNames(
+        block_norms=("input_layernorm", "pre_feedforward_layernorm"),
+        post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    )
     types = ("full_attention", "sliding_attention")
 
     def layer_type(self, index: int) -> str:
@@ -78,15 +82,6 @@ class Gemma2(Gemma):
     def scale(self) -> float:
         """Return the attention scale: 1 / sqrt(`query_pre_attn_scalar`), a setting."""
         return self.settings.positive("query_pre_attn_scalar") ** -0.5
-
-    def block(self, index: int, prefix: str) -> Block:
-        """Return the decoder layer `index`, with norms around attention and MLP."""
-        norms = (self.norm(f"{prefix}.input_layernorm"), self.norm(f"{prefix}.pre_feedforward_layernorm"))
-        post_norms = (
-            self.norm(f"{prefix}.post_attention_layernorm"),
-            self.norm(f"{prefix}.post_feedforward_layernorm"),
-        )
-        return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms, post_norms)
 
 
 class Gemma3(Gemma2):

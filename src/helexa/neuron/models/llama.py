@@ -26,7 +26,7 @@ from helexa.neuron.layers.attention import Attention, QkNorms
 from helexa.neuron.layers.block import Block, GatedMlp, Mixer, SublayerBlock
 from helexa.neuron.layers.rope import Rope, rope_settings
 from helexa.neuron.models.decoder import Decoder
-from helexa.neuron.ops.operators import QueryTemperature
+from helexa.neuron.ops.operators import NormOp, QueryTemperature
 from helexa.neuron.tensors import Tensor
 
 ATTENTION_BIAS = re.compile(r"model\.layers\.\d+\.self_attn\.[qkvo]_proj\.bias", re.ASCII)
@@ -99,9 +99,15 @@ class Llama(Decoder):
 
     def block(self, index: int, prefix: str) -> Block | SublayerBlock:
         """Return the decoder layer `index`: mixer, feed-forward layer and norms."""
-        before_mixer, before_mlp = self.names.block_norms
-        norms = (self.norm(f"{prefix}.{before_mixer}"), self.norm(f"{prefix}.{before_mlp}"))
-        return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.{self.names.mlp}"), norms)
+        norms, post_norms = (self._norms(prefix, names) for names in (self.names.block_norms, self.names.post_norms))
+        if norms is None:
+            without = self.loader.ops.without_norm()
+            norms = (without, without)
+        mixer, mlp = self.mixer(index, prefix), self.mlp(index, f"{prefix}.{self.names.mlp}")
+        return Block(self.loader, mixer, mlp, norms, post_norms)
+
+    def _norms(self, prefix: str, names: tuple[str, str] | None) -> tuple[NormOp, NormOp] | None:
+        return None if names is None else (self.norm(f"{prefix}.{names[0]}"), self.norm(f"{prefix}.{names[1]}"))
 
     def mixer(self, index: int, prefix: str) -> Mixer:
         """Return the mixer of layer `index`: attention in Llama."""

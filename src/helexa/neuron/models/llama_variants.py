@@ -250,17 +250,9 @@ class Glm4(Llama):
         "partial_rotary_factor": 0.5,
         "rms_norm_eps": 1.5625e-7,
     }
+    names = TensorNames(post_norms=("post_self_attn_layernorm", "post_mlp_layernorm"))
     half = False
     interleaved = True
-
-    def block(self, index: int, prefix: str) -> Block:
-        """Return the decoder layer `index`, with norms around attention and MLP."""
-        before = ("input_layernorm", "post_attention_layernorm")
-        after = ("post_self_attn_layernorm", "post_mlp_layernorm")
-        norms, post_norms = (
-            (self.norm(f"{prefix}.{first}"), self.norm(f"{prefix}.{second}")) for first, second in (before, after)
-        )
-        return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms, post_norms)
 
 
 class ParallelBlock(Block):

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 from helexa.core.errors import ModelFileError
 from helexa.neuron import tensors
 from helexa.neuron.layers.attention import QkNorms
-from helexa.neuron.layers.block import Block
 from helexa.neuron.layers.rope import Rope, no_rotation
 from helexa.neuron.models.llama import Llama
+from helexa.neuron.models.settings import TensorNames
 from helexa.neuron.tensors import Tensor
 
 _Q_NORM = "model.layers.0.self_attn.q_norm.weight"
@@ -37,6 +37,10 @@ class MuseGlimmer(Llama):
     }
     implemented = ("final_logit_softcapping",)
     supported: ClassVar = {"hidden_activation": (None, "silu")}
+    names = TensorNames(
+        block_norms=("input_layernorm", "pre_feedforward_layernorm"),
+        post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    )
     types = ("full_attention", "sliding_attention")
     gate = "gate_proj"
     half = False
@@ -86,15 +90,6 @@ class MuseGlimmer(Llama):
         is_post_norm = name.endswith(("post_attention_layernorm", "post_feedforward_layernorm"))
         eps = settings.fraction("post_norm_eps", 1e-8) if is_post_norm else settings.eps
         return loader.norm(name, settings.hidden, eps, 1.0)
-
-    def block(self, index: int, prefix: str) -> Block:
-        """Return the decoder layer `index`, with norms around attention and MLP."""
-        norms = (self.norm(f"{prefix}.input_layernorm"), self.norm(f"{prefix}.pre_feedforward_layernorm"))
-        post_norms = (
-            self.norm(f"{prefix}.post_attention_layernorm"),
-            self.norm(f"{prefix}.post_feedforward_layernorm"),
-        )
-        return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms, post_norms)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the normalized embeddings of T token ids, as float32 [T, H]."""

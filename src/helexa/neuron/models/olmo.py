@@ -8,23 +8,15 @@ from typing import ClassVar
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.attention import QkNorms
-from helexa.neuron.layers.block import Block
 from helexa.neuron.layers.rope import Rope, no_rotation
 from helexa.neuron.models.llama import Llama
+from helexa.neuron.models.settings import TensorNames
 
 
 class PostNormDecoder(Llama):
     """Llama with a norm of each sublayer's output instead of its input."""
 
-    def block(self, index: int, prefix: str) -> Block:
-        """Return the decoder layer `index`."""
-        without = self.loader.ops.without_norm()
-        post_norms = (
-            self.norm(f"{prefix}.post_attention_layernorm"),
-            self.norm(f"{prefix}.post_feedforward_layernorm"),
-        )
-        mlp = self.mlp(index, f"{prefix}.mlp")
-        return Block(self.loader, self.mixer(index, prefix), mlp, (without, without), post_norms)
+    names = TensorNames(block_norms=None, post_norms=("post_attention_layernorm", "post_feedforward_layernorm"))
 
 
 class Olmo2(PostNormDecoder):

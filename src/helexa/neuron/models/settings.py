@@ -183,8 +183,10 @@ class TensorNames:
 
     embedding: str = "model.embed_tokens"  # name of the token embedding
     norm: str = "model.norm"  # name of the final norm
-    # names, in a decoder layer, of the norms before the mixer and before the feed-forward layer
-    block_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
+    # names, in a decoder layer, of the norms before the mixer and before the feed-forward layer; None without
+    block_norms: tuple[str, str] | None = ("input_layernorm", "post_attention_layernorm")
+    # names, in a decoder layer, of the norms after the mixer and after the feed-forward layer; None without
+    post_norms: tuple[str, str] | None = None
     mlp: str = "mlp"  # name of the feed-forward layer in a decoder layer
     # names of the projections gate, up and down in the feed-forward layer
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")

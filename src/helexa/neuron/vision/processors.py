@@ -53,6 +53,15 @@ class Pixels(msgspec.Struct, frozen=True, kw_only=True):
             image = image.resize(size, Image.Resampling(self.resample))
         return image
 
+    def tiles(self, image: Image.Image, layout: ImageLayout) -> list[Image.Image]:
+        """Return the resized image as the only tile."""
+        return [self.resized(image, *layout.sizes)]
+
+    def layout_of(self, rows: int, columns: int) -> ImageLayout:
+        """Return the layout of an image that becomes `rows` x `columns` whole blocks."""
+        side, grid = self.patch_size * self.merge, Grid(rows * self.merge, columns * self.merge)
+        return ImageLayout(((columns * side, rows * side),), (grid,), rows * columns)
+
     def patches(self, tile: Image.Image) -> NDArray[np.uint8]:
         """Return the patches of a tile as stored values, [patches, channel, row, column].
 
@@ -92,10 +101,6 @@ class Gemma3Processor(Pixels, frozen=True, kw_only=True, tag="gemma3"):
         """Return the layout, which is the same for images of all sizes."""
         grid = Grid(self.height // self.patch_size, self.width // self.patch_size)
         return ImageLayout(((self.width, self.height),), (grid,), self.tokens)
-
-    def tiles(self, image: Image.Image, layout: ImageLayout) -> list[Image.Image]:
-        """Return the resized image as the only tile."""
-        return [self.resized(image, *layout.sizes)]
 
 
 class Idefics3Processor(Pixels, frozen=True, kw_only=True, tag="idefics3"):
@@ -195,12 +200,7 @@ class QwenVlProcessor(Pixels, frozen=True, kw_only=True, tag="qwen_vl"):
         # Rounding to whole blocks may exceed the limit.
         if rows * columns > max_tokens:
             rows, columns = _largest(height / block, width / block, max_tokens)
-        grid = Grid(rows * self.merge, columns * self.merge)
-        return ImageLayout(((columns * block, rows * block),), (grid,), rows * columns)
-
-    def tiles(self, image: Image.Image, layout: ImageLayout) -> list[Image.Image]:
-        """Return the resized image as the only tile."""
-        return [self.resized(image, *layout.sizes)]
+        return self.layout_of(rows, columns)
 
 
 class PixtralProcessor(Pixels, frozen=True, kw_only=True, tag="pixtral"):
@@ -223,10 +223,6 @@ class PixtralProcessor(Pixels, frozen=True, kw_only=True, tag="pixtral"):
         grid = Grid(rows * self.merge, columns * self.merge)
         return ImageLayout(((columns * block, rows * block),), (grid,), rows * columns, rows=rows)
 
-    def tiles(self, image: Image.Image, layout: ImageLayout) -> list[Image.Image]:
-        """Return the resized image as the only tile."""
-        return [self.resized(image, *layout.sizes)]
-
 
 class Gemma4Processor(Pixels, frozen=True, kw_only=True, tag="gemma4"):
     """Resizes an image to about the maximum number of tokens, with its aspect ratio.
@@ -248,12 +244,7 @@ class Gemma4Processor(Pixels, frozen=True, kw_only=True, tag="gemma4"):
         elif columns == 0:
             rows, columns = min(max(height // width, 1), tokens), 1
         rows, columns = min(rows, self.side), min(columns, self.side)
-        grid = Grid(rows * self.merge, columns * self.merge)
-        return ImageLayout(((columns * block, rows * block),), (grid,), rows * columns)
-
-    def tiles(self, image: Image.Image, layout: ImageLayout) -> list[Image.Image]:
-        """Return the resized image as the only tile."""
-        return [self.resized(image, *layout.sizes)]
+        return self.layout_of(rows, columns)
 
 
 class MuseGlimmerProcessor(Pixels, frozen=True, kw_only=True, tag="muse_glimmer"):
@@ -278,13 +269,7 @@ class MuseGlimmerProcessor(Pixels, frozen=True, kw_only=True, tag="muse_glimmer"
         grids = [grid for grid in set(itertools.product(*counts)) if min(grid) >= 1 and grid[0] * grid[1] <= most]
         # An image with one long side fits in no grid. A row or column of blocks is then cut off at the limit.
         grids = grids or [(min(max(1, round(rows)), most), min(max(1, round(columns)), most))]
-        row_count, column_count = min(grids, key=lambda grid: abs(grid[0] / grid[1] - height / width))
-        grid = Grid(row_count * self.merge, column_count * self.merge)
-        return ImageLayout(((column_count * block, row_count * block),), (grid,), row_count * column_count)
-
-    def tiles(self, image: Image.Image, layout: ImageLayout) -> list[Image.Image]:
-        """Return the resized image as the only tile."""
-        return [self.resized(image, *layout.sizes)]
+        return self.layout_of(*min(grids, key=lambda grid: abs(grid[0] / grid[1] - height / width)))
 
 
 def smart_resize(height: int, width: int, block: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:

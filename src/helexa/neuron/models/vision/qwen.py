@@ -30,10 +30,8 @@ THETA = 10_000.0
 STEPS = 2
 
 
-class Qwen35Tower(VisionTower):
-    """A vision transformer with learned and rotary positions, and a merger of patches."""
-
-    supported: ClassVar = {"hidden_act": ("gelu_pytorch_tanh",), "in_channels": (3,), "temporal_patch_size": (STEPS,)}
+class QwenTower(VisionTower):
+    """A vision transformer whose patches cover two time steps."""
 
     def normalized(self, vision: Mapping[str, Any]) -> dict[str, Any]:
         """Return `vision_config`, also with the names of `Settings` for depth and heads."""
@@ -46,6 +44,12 @@ class Qwen35Tower(VisionTower):
     def patch_embedding(self) -> LinearOp:
         """Read and return the linear layer that computes the embeddings of patches."""
         return self.loader.patch_embedding("patch_embed.proj", self.settings.hidden, self.patch_size, STEPS)
+
+
+class Qwen35Tower(QwenTower):
+    """A vision transformer with learned and rotary positions, and a merger of patches."""
+
+    supported: ClassVar = {"hidden_act": ("gelu_pytorch_tanh",), "in_channels": (3,), "temporal_patch_size": (STEPS,)}
 
     def block(self, index: int) -> EncoderBlock:
         """Read and return the encoder layer `index`."""
@@ -137,22 +141,10 @@ class Qwen3VlTower(Qwen35Tower):
         return self._deepstack[index](hidden)
 
 
-class Qwen25VlTower(VisionTower):
+class Qwen25VlTower(QwenTower):
     """A vision transformer whose layers mostly attend within square windows."""
 
     supported: ClassVar = {"hidden_act": ("silu",), "in_channels": (3,), "temporal_patch_size": (STEPS,)}
-
-    def normalized(self, vision: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `vision_config`, also with the names of `Settings` for depth and heads."""
-        return {
-            **vision,
-            "num_hidden_layers": vision.get("depth"),
-            "num_attention_heads": vision.get("num_heads"),
-        }
-
-    def patch_embedding(self) -> LinearOp:
-        """Read and return the linear layer that computes the embeddings of patches."""
-        return self.loader.patch_embedding("patch_embed.proj", self.settings.hidden, self.patch_size, STEPS)
 
     def block(self, index: int) -> EncoderBlock:
         """Read and return the encoder layer `index`."""
