@@ -2,6 +2,7 @@
 
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
@@ -95,39 +96,17 @@ def _plain_name(name: str) -> str | None:
     return None if _DRAFTING.match(name) or _OTHER_MODALITIES.match(name) else name
 
 
-class SafetensorsCheckpoint:
-    """The `Checkpoint` of a folder with safetensors files and a `config.json`.
+class StoredTensors(ABC):
+    """Base of checkpoints whose tensors are `StoredTensor` objects, by name.
 
     Args:
-        names_of: function that returns the tensors to open, such as `head_tensor_names`; None for the text model.
+        missing: returns the error message for the name of a tensor that does not exist.
     """
 
-    def __init__(self, folder: Path, names_of: Callable[[Iterable[str]], dict[str, str]] | None = None) -> None:
-        """Read `config.json` and the headers of the `.safetensors` files in `folder`.
-
-        Raises:
-            ModelFileError: a file is missing or invalid, or the quantization of the checkpoint is not supported.
-        """
-        self._folder = folder
-        self.config: dict[str, Any] = text_config(read_json(folder / _CONFIG))
-        tensors = file_tensors(folder)
-        self._files = {tensor.file.path: tensor.file for tensor in tensors.values()}
-        self._stored_names = names = (
-            text_tensor_names(tensors, _drafting_layers(self.config)) if names_of is None else names_of(tensors)
-        )
-        tied = names_of is None and self.config.get("tie_word_embeddings") is not False
-        if tied and _HEAD_WEIGHT in names and not any("embed" in name for name in names):
-            # Of two tensors that share memory, `safetensors.torch.save_model` writes only the first by name.
-            names[_EMBEDDING] = names.pop(_HEAD_WEIGHT)
-        skipped = tensors.keys() - names.values()
-        self.has_head = bool(skipped) and bool(head_tensor_names(skipped))  # whether the folder has a draft head, too
-        if skipped and names_of is None:
-            _log.info("%s: skipped tensors outside the text model: %s", folder.name, summarize_names(skipped))
-        text = {name: tensors[stored] for name, stored in names.items()}
-        self._tensors: dict[str, StoredTensor] = stored_tensors(text, self.config)
-        self.total_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
-        if names_of is None and _HEAD_WEIGHT not in names and (folder / MODULES_FILE).exists():
-            self.config.pop("tie_word_embeddings", None)  # embeddings need no output head, whatever the setting says
+    def __init__(self, named: Mapping[str, StoredTensor], missing: Callable[[str], str]) -> None:
+        self._tensors = named
+        self._missing = missing
+        self.total_bytes = sum(tensor.nbytes for tensor in named.values())  # in the files
 
     def __enter__(self) -> Self:
         return self
@@ -135,13 +114,13 @@ class SafetensorsCheckpoint:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def names(self) -> list[str]:
-        """Return the names of the text model's tensors, in file order."""
-        return list(self._tensors)
+    @abstractmethod
+    def close(self) -> None:
+        """Close the files."""
 
-    def stored_name(self, name: str) -> str:
-        """Return the name of tensor `name` in the files."""
-        return self._stored_names.get(name, name)
+    def names(self) -> list[str]:
+        """Return the names of the tensors, in file order."""
+        return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of tensor `name`."""
@@ -159,13 +138,50 @@ class SafetensorsCheckpoint:
         """Return how many adjacent columns of tensor `name` must be read together."""
         return self._find(name).column_block
 
+    def _find(self, name: str) -> StoredTensor:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelFileError(self._missing(name))
+        return tensor
+
+
+class SafetensorsCheckpoint(StoredTensors):
+    """The `Checkpoint` of a folder with safetensors files and a `config.json`.
+
+    Args:
+        names_of: function that returns the tensors to open, such as `head_tensor_names`; None for the text model.
+    """
+
+    def __init__(self, folder: Path, names_of: Callable[[Iterable[str]], dict[str, str]] | None = None) -> None:
+        """Read `config.json` and the headers of the `.safetensors` files in `folder`.
+
+        Raises:
+            ModelFileError: a file is missing or invalid, or the quantization of the checkpoint is not supported.
+        """
+        self.config: dict[str, Any] = text_config(read_json(folder / _CONFIG))
+        tensors = file_tensors(folder)
+        self._files = {tensor.file.path: tensor.file for tensor in tensors.values()}
+        self._stored_names = names = (
+            text_tensor_names(tensors, _drafting_layers(self.config)) if names_of is None else names_of(tensors)
+        )
+        tied = names_of is None and self.config.get("tie_word_embeddings") is not False
+        if tied and _HEAD_WEIGHT in names and not any("embed" in name for name in names):
+            # Of two tensors that share memory, `safetensors.torch.save_model` writes only the first by name.
+            names[_EMBEDDING] = names.pop(_HEAD_WEIGHT)
+        skipped = tensors.keys() - names.values()
+        self.has_head = bool(skipped) and bool(head_tensor_names(skipped))  # whether the folder has a draft head, too
+        if skipped and names_of is None:
+            _log.info("%s: skipped tensors outside the text model: %s", folder.name, summarize_names(skipped))
+        text = {name: tensors[stored] for name, stored in names.items()}
+        super().__init__(stored_tensors(text, self.config), lambda name: f"{folder}: no tensor {name}")
+        if names_of is None and _HEAD_WEIGHT not in names and (folder / MODULES_FILE).exists():
+            self.config.pop("tie_word_embeddings", None)  # embeddings need no output head, whatever the setting says
+
+    def stored_name(self, name: str) -> str:
+        """Return the name of tensor `name` in the files."""
+        return self._stored_names.get(name, name)
+
     def close(self) -> None:
         """Close the files."""
         for file in self._files.values():
             file.close()
-
-    def _find(self, name: str) -> StoredTensor:
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise ModelFileError(f"{self._folder}: no tensor {name}")
-        return tensor

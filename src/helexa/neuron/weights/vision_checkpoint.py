@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from helexa.neuron.weights.gguf.header import GgufTensor
 from helexa.neuron.weights.gguf.layout import halves
 from helexa.neuron.weights.gguf.mmproj import hugging_face_names, interleaved_heads, mmproj_beside
 from helexa.neuron.weights.model_file import WHOLE, Part
+from helexa.neuron.weights.safetensors_checkpoint import StoredTensors
 from helexa.neuron.weights.safetensors_file import file_tensors
 from helexa.neuron.weights.vision_config import VisionConfig, read_vision_config
 
@@ -33,7 +34,7 @@ _PATCHES = "patch_embed.proj.weight"
 _SHIFTED_NORM = "multi_modal_projector.mm_soft_emb_norm.weight"
 
 
-class VisionCheckpoint:
+class VisionCheckpoint(StoredTensors):
     """The `Checkpoint` of a model's vision part.
 
     Tensors have the names of Hugging Face without the prefix of the vision part: `blocks.0.attn.qkv.weight`. The names
@@ -43,50 +44,16 @@ class VisionCheckpoint:
     def __init__(self, settings: VisionConfig, named: Mapping[str, StoredTensor], files: ExitStack) -> None:
         self.config: dict[str, Any] = settings.config  # see `VisionConfig.config`
         self.preprocessor = settings.preprocessor  # see `VisionConfig.preprocessor`
-        self._tensors = named
         self._files = files
-        # total size of the tensors in the files, in bytes
-        self.total_bytes = sum(tensor.nbytes for tensor in named.values())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def names(self) -> list[str]:
-        """Return the names of the tensors of the vision part."""
-        return list(self._tensors)
+        super().__init__(named, lambda name: f"no tensor {name} in the vision part of the model")
 
     def stored_name(self, name: str) -> str:
         """Return `name`, because reports omit the files' prefix of a vision part."""
         return name
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of tensor `name`."""
-        return self._find(name).shape
-
-    def read(self, name: str, index: int | None = None, part: Part = WHOLE) -> Weight:
-        """Return tensor `name` (see `Checkpoint.read`)."""
-        return self._find(name).read(index, part)
-
-    def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """Return a weight of `shape` on the meta device, in the format of `read(name)`."""
-        return self._find(name).on_meta(shape)
-
-    def column_block(self, name: str) -> int:
-        """Return how many adjacent columns of tensor `name` must be read together."""
-        return self._find(name).column_block
-
     def close(self) -> None:
         """Close the files."""
         self._files.close()
-
-    def _find(self, name: str) -> StoredTensor:
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise ModelFileError(f"no tensor {name} in the vision part of the model")
-        return tensor
 
 
 def open_vision_checkpoint(model: Path, mmproj: Path | None = None) -> VisionCheckpoint | None:
