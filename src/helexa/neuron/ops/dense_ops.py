@@ -121,7 +121,6 @@ class DenseOps(ABC):
             quant_format: format to quantize a plain weight to; None for no quantization. `quant_format.fits(K)` must be
                 True. A weight that contains infinite, NaN or very large numbers stays plain.
         """
-        ...
 
     @abstractmethod
     def linear(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
@@ -134,7 +133,6 @@ class DenseOps(ABC):
             matrices: weights [N, K] from `matrix`.
             bias: float32, for the concatenated outputs.
         """
-        ...
 
     @abstractmethod
     def head_linear(self, matrices: Sequence[Any]) -> HeadLinearOp:
@@ -143,7 +141,6 @@ class DenseOps(ABC):
         The operator takes x [T, heads, W] and the index `first` of a column, by default 0. For each head, it multiplies
         the K columns from `first` on by the head's matrix, a weight [N, K] from `matrix`, and returns [T, heads, N].
         """
-        ...
 
     @abstractmethod
     def matrix_bytes(self, weight: Weight) -> int:
@@ -151,7 +148,6 @@ class DenseOps(ABC):
 
         If `matrix()` would quantize the weight, pass the quantized weight.
         """
-        ...
 
     @abstractmethod
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
@@ -161,12 +157,10 @@ class DenseOps(ABC):
             weights: weights of one linear operator; or the gate and up weights, or the down weights, of all experts of
                 a mixture.
         """
-        ...
 
     @abstractmethod
     def head_linear_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
         """Return the bytes that `head_linear` allocates besides the matrices."""
-        ...
 
     @abstractmethod
     def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0, rows: RowRange | None = None) -> Tensor:
@@ -177,7 +171,6 @@ class DenseOps(ABC):
             rows: range of token ids whose embeddings `matrix` contains. Other tokens get zeros. None for the whole
                 vocabulary.
         """
-        ...
 
     @abstractmethod
     def choose_rows(self, x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
@@ -186,17 +179,14 @@ class DenseOps(ABC):
         Args:
             out: float32 [S, H], memory for the result; None for new memory.
         """
-        ...
 
     @abstractmethod
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """Return an operator that computes the RMS norm with a float32 weight [H]."""
-        ...
 
     @abstractmethod
     def layer_norm(self, weight: Tensor, bias: Tensor, eps: float) -> NormOp:
         """Return a layer norm operator (Ba et al., 2016) with float32 weight and bias [H]."""
-        ...
 
     @abstractmethod
     def group_norm(self, weight: Tensor, groups: int, eps: float) -> Callable[[Tensor], Tensor]:
@@ -205,7 +195,6 @@ class DenseOps(ABC):
         The operator returns the norms [T, I] of x [T, I]. Each group has I / `groups` columns. The weight is float32
         [I].
         """
-        ...
 
     def norm_columns(self, x: Tensor, weights: tuple[Tensor, Tensor], eps: float) -> Tensor:
         """Return x [T, N] with RMS norms of its first M and of its next L columns.
@@ -229,12 +218,10 @@ class DenseOps(ABC):
     @abstractmethod
     def activate(self, x: Tensor, activation: str) -> Tensor:
         """Return the activation of each number of x [T, I]; may change x."""
-        ...
 
     @abstractmethod
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
         """Return `gate(first half) * second half` of `gate_up` [T, 2 * I], as [T, I]."""
-        ...
 
     def gate_inputs(self, x: Tensor, inputs: Tensor, first: int, gate: str) -> Tensor:
         """Return `gate(x)` times the I columns of `inputs` [T, N] from `first` on, [T, I]."""
@@ -244,12 +231,10 @@ class DenseOps(ABC):
     @abstractmethod
     def add(self, out: Tensor, x: Tensor) -> Tensor:
         """Return `out + x`, maybe in `out`; both are [T, H]."""
-        ...
 
     @abstractmethod
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
         """Return `out + x * sigmoid(gate)`, maybe in `out`; x is [T, H], gate [T, 1]."""
-        ...
 
     def add_scaled(self, x: Tensor, delta: Tensor, factor: float) -> Tensor:
         """Return `(x + delta) * factor` for x [T, H] and delta [T, H], in x."""
@@ -267,7 +252,6 @@ class DenseOps(ABC):
 
         Several ranks call this method before the first forward pass.
         """
-        ...
 
     @abstractmethod
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
@@ -275,9 +259,7 @@ class DenseOps(ABC):
 
         All ranks must call this method in the same order and with the same T. x has the columns of this rank.
         """
-        ...
 
     @abstractmethod
     def sum_ranks(self, x: Tensor) -> Tensor:
         """Return the sum of x [T, H] over all ranks, in their order (all-reduce)."""
-        ...

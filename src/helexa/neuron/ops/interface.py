@@ -37,7 +37,6 @@ class Ops(DenseOps):
     @abstractmethod
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return the RoPE tables cos and sin times `factor`, float32 [T, R / 2]."""
-        ...
 
     @abstractmethod
     def rotate_store(
@@ -65,7 +64,6 @@ class Ops(DenseOps):
         Returns:
             The rotated queries, [T, heads, D].
         """
-        ...
 
     def join_latent(
         self, queries: Tensor, absorbed: Tensor, latent: Tensor, norm: Tensor, eps: float, interleaved: bool
@@ -123,7 +121,6 @@ class Ops(DenseOps):
     @abstractmethod
     def page_bytes(self, kv_heads: int, head_dim: int, values: bool = True) -> int:
         """Return the bytes of one KV page in one layer (see `new_cache`)."""
-        ...
 
     @abstractmethod
     def partials_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
@@ -132,7 +129,6 @@ class Ops(DenseOps):
         Attention has partial results if several thread blocks of a GPU divide the positions of one sequence, as in
         flash-decoding. A second kernel merges them.
         """
-        ...
 
     @abstractmethod
     def new_cache(self, kv_heads: int, pages: int, head_dim: int, values: bool = True) -> Tensor:
@@ -142,7 +138,6 @@ class Ops(DenseOps):
             values: whether values differ from keys. If False, the numbers of a key that RoPE leaves unchanged are also
                 the value. The other numbers of the result of `attend` are then undefined.
         """
-        ...
 
     @abstractmethod
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
@@ -150,7 +145,6 @@ class Ops(DenseOps):
 
         `rotate_store` has written the keys and values of the batch's rows to the cache before.
         """
-        ...
 
     def attend_sampled(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
         """Return causal attention [S, heads, D] of the rows `batch.sample_rows` only."""
@@ -173,7 +167,6 @@ class Ops(DenseOps):
             lengths: number of rows of each frame. The sum is T.
             scale: factor on the products of queries and keys.
         """
-        ...
 
     def mixture(
         self,
@@ -214,17 +207,14 @@ class Ops(DenseOps):
     @abstractmethod
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
         """Return an operator for a Gated DeltaNet layer without its projections."""
-        ...
 
     @abstractmethod
     def short_convolution(self, sizes: ConvSizes, weights: ConvWeights) -> ConvOp:
         """Return an operator for a gated short convolution without its projections."""
-        ...
 
     @abstractmethod
     def scan(self, sizes: ScanSizes, weights: ScanWeights) -> ScanOp:
         """Return an operator for a Mamba-2 layer without its projections and its norm."""
-        ...
 
     @abstractmethod
     def sample(self, logits: Tensor, sampling: Sampling, last: Tensor | None = None) -> Tensor:
@@ -238,7 +228,6 @@ class Ops(DenseOps):
             int64 [S], tokens on the device. A row whose largest logit is NaN or infinite gets `NON_FINITE` (-1).
         """
         # An implementation for a GPU does not wait for the device, because the engine reads the tokens later.
-        ...
 
     @abstractmethod
     def sample_masked(self, logits: Tensor, masks: Masks, sampling: Sampling, last: Tensor | None = None) -> list[int]:
@@ -247,7 +236,6 @@ class Ops(DenseOps):
         The random numbers differ from those of `sample`, because a row that comes here has been sampled without a mask
         before.
         """
-        ...
 
     @abstractmethod
     def log_probabilities(
@@ -267,7 +255,6 @@ class Ops(DenseOps):
             float32 [R], the log-probability of each row's token; int64 [R, `alternatives`], the likeliest tokens, the
             likeliest first; float32 [R, `alternatives`], their log-probabilities.
         """
-        ...
 
     def sampling_bytes(self, rows: int, width: int) -> int:
         """Return the maximum bytes that sampling allocates for logits [`rows`, `width`]."""
@@ -281,7 +268,6 @@ class Ops(DenseOps):
             capture: whether the implementation may capture the pass as a graph. The operations of the pass must then
                 depend only on the shape of the batch, and it must be safe to run the pass twice.
         """
-        ...
 
     @abstractmethod
     def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
@@ -295,9 +281,7 @@ class Ops(DenseOps):
         Raises:
             RuntimeError: the pass cannot be captured.
         """
-        ...
 
     @abstractmethod
     def forget(self) -> None:
         """Release all captured graphs and their memory."""
-        ...
