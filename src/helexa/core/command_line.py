@@ -39,7 +39,6 @@ def run_program(
     Args:
         run: runs the command that its arguments name, and returns the exit code or None for 0; see `call`.
         usage_message: returns the message for arguments that the commands do not have.
-        exit_code: returns the exit code for an error.
         tracebacks: whether a bug prints a traceback also without `--debug`, because it may be hard to repeat.
     """
     for stream in (sys.stdin, sys.stdout, sys.stderr):

@@ -55,7 +55,6 @@ def read_prompts(path: Path, ask: Ask, model: str = "") -> Iterator[Item]:
     """Yield the prompts of a file of JSON lines. Blank lines are skipped.
 
     Args:
-        path: path of the file.
         ask: default options, which a line can override.
         model: model name, which is part of the hash `key` of each prompt.
 
@@ -314,7 +313,6 @@ class FileRun:
     It skips the prompts that an earlier run completed.
 
     Args:
-        prompts: path of the file of prompts.
         results: file of results, which may contain results of an earlier run.
         ask: default options of all prompts. A line of the file can override them.
         model: model name. It is part of the hash that identifies a prompt in the file of results.

@@ -34,7 +34,6 @@ def needs_engine(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
 
     Args:
         arguments: the command line of `helexa`, without the program.
-        environ: the environment variables.
     """
     if not arguments or arguments[0] not in _COMMANDS:
         return False

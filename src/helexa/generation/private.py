@@ -135,7 +135,6 @@ class PrivateEngines:
     Each engine runs one model.
 
     Args:
-        settings: settings of the engines.
         standby: engine process that is already running when the first model is requested, because its start takes time.
             It loads the first model. If this load fails, the process is ended.
     """

@@ -50,8 +50,6 @@ class ClientConnection(RequestParser, asyncio.Protocol):
 
     Args:
         service: state that all connections of the server share.
-        loop: the event loop.
-        address: IP address of the client.
         released: function to call when the connection is closed.
         rejected: True if the connection exceeds the server's limits.
     """

@@ -399,11 +399,9 @@ async def _serve(
 
     Args:
         settings: the configuration, with the models of the command line.
-        listener: the listening socket.
         group: the hosts that compute models together with this node, or None.
         started_with: the configuration as `read` returned it at the start.
         read: function that reads the configuration again.
-        joining: request to join a gateway, or None.
     """
     import asyncio
 

@@ -207,7 +207,6 @@ def read_config(
     """Read the configuration from `path` and environment variables.
 
     Args:
-        path: path of neuron.toml, or None.
         environ: the environment variables. None means `os.environ`.
         warn: function that gets lines about settings of the first helexa, if there are any.
         flags: name and value of a command line option for each path of a configuration key.

@@ -92,7 +92,6 @@ def prepare(
     """Write the node's key and address into neuron.toml if they are missing.
 
     Args:
-        gateway: URL of the gateway.
         address: URL under which the gateway reaches the node. None means the address from which this machine reaches
             the gateway.
         service: systemd unit whose user must be able to read the key, or None.

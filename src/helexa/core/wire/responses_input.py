@@ -148,7 +148,6 @@ def chat_messages(
     system and developer messages are therefore joined to one system message, with empty lines between them.
 
     Args:
-        instructions: instructions of the request, or None.
         names: names of functions in the chat, by namespace and name.
         known: number of items at the beginning that come from earlier responses. In error messages, number 0 is the
             first item after them.

@@ -158,9 +158,6 @@ def chat_choice(
 ) -> tuple[str | dict[str, Any] | None, Allowed | None]:
     """Convert `tool_choice` to the format of chat completions.
 
-    Args:
-        names: the result of `chat_names`.
-
     Returns:
         The tool choice, and the functions that the model may call, or None if all are allowed.
 

@@ -17,11 +17,7 @@ class ResponseWriter:
     """Writes one response of OpenAI's Responses API.
 
     Args:
-        model: id of the model.
-        request: the client's request.
         stored: True if the response is stored.
-        temperature: sampling temperature in use.
-        top_p: `top_p` in use.
         stem: string that the ids of the response and of all its items contain; random by default.
         created: time of creation in seconds since 1970; the current time by default.
     """

@@ -80,7 +80,6 @@ class PrefixDisk:
     Args:
         folder: folder of the namespace. Its parent folder contains all namespaces.
         limit_bytes: maximum size of the segments in all namespaces.
-        model: name of the model, for the user.
 
     Raises:
         PermissionError: `folder` belongs to another user, or other users can change its files.

@@ -189,7 +189,6 @@ class StepBuffers:
 
     Args:
         capacity: size of the largest batch.
-        device: device of the batches.
         packed: True for a GPU. The arrays of a step are then adjacent in pinned host memory, and batches are padded to
             their buckets. If False, host and device share memory, and the span arrays are not copied.
     """

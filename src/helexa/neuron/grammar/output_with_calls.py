@@ -75,8 +75,6 @@ def for_tools(
     """Return a grammar for output that calls tools with arguments of their schemas.
 
     Args:
-        tool_call_format: name of the tool-call format.
-        tools: the tools of the request.
         choice: `required` allows only calls. The name of a tool allows only calls of this tool. `auto` allows text,
             calls, or text and then calls. With `auto`, text that begins like a call must be a call.
         parallel: whether to allow several calls, if the format supports them.

@@ -21,7 +21,6 @@ class Distributed:
     Args:
         rendezvous: path of a file that does not exist yet, which all ranks of the host can write.
         seconds: time limit of the constructor and of one exchange. Exchanges in a CUDA graph have no limit.
-        device: device of the exchanged tensors.
     """
 
     memory: Tensor | None = None

@@ -41,7 +41,6 @@ class ReasoningMarks:
 
         Args:
             source: the model's unread text.
-            output: receives the reasoning.
             drafts: markers at the beginning of tool calls.
             read_draft: parses tool calls inside the reasoning. It returns their text, or None if the calls end the
                 output.

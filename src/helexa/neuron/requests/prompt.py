@@ -166,9 +166,6 @@ def rendered_prompt(
 ) -> Prompt:
     """Render messages and insert image tokens. Slow for long conversations.
 
-    Args:
-        variables: variables of the chat template.
-
     Raises:
         ApiError: 400: the chat template supports no tools, or the text of a message contains a placeholder of images.
             422: the chat template cannot render the messages.

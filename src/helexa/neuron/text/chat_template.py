@@ -293,7 +293,6 @@ class ChatTemplate:
     A broken template raises an error when it is used: text completion needs no template.
 
     Args:
-        source: text of the template.
         tool_use: text of a separate template for conversations with tools, or None.
         special_tokens: texts of the special tokens that templates use as variables, for example `bos_token`.
         renderer: renderer of the model's templates; None for a new renderer.

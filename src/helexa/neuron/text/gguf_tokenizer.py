@@ -227,7 +227,6 @@ def sentencepiece_backend(vocabulary: GgufVocabulary, merges: list[tuple[str, st
     """Return a SentencePiece BPE tokenizer of the `tokenizers` library.
 
     Args:
-        vocabulary: the vocabulary of the GGUF file.
         merges: pairs of pieces that become one piece, highest priority first.
         space_prefix: whether a space is added before the text, and before the text after each added token.
 

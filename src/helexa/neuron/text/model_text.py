@@ -345,7 +345,6 @@ class OutputFormat:
         """Return a parser for the output after `prompt`, None if the output is only text.
 
         Args:
-            prompt: token ids of the prompt.
             tools: the tools of the request. Without tools, only a format of messages is parsed.
             untagged: whether to accept tool calls without the format's tags, if the format has them.
             structured: whether a grammar decides the text after the reasoning, so that markers in it are text.

@@ -145,7 +145,6 @@ class QuantPolicy:
 
     Args:
         quant: a name in `NAMES` except `auto`. An empty string means no quantization.
-        layers: number of layers of the model.
     """
 
     def __init__(self, quant: str, layers: int) -> None:

@@ -90,7 +90,6 @@ class HeadModel(DraftModel):
 
     Args:
         runner: the draft head and its KV cache.
-        limits: its limits for the planner.
         vocab_size: number of tokens of the model that verifies the drafts.
     """
 

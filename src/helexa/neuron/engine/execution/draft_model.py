@@ -53,7 +53,6 @@ class DraftModel:
 
     Args:
         runner: the draft model and its KV cache.
-        limits: its limits for the planner.
         vocab_size: number of tokens of the model that verifies the drafts.
     """
 

@@ -21,7 +21,6 @@ class StepMemory:
     """Measures the memory of the steps between its construction and `read`.
 
     Args:
-        weights: bytes that are allocated for the weights.
         cuda: module that provides memory statistics; None for `torch.cuda`.
     """
 

@@ -199,7 +199,6 @@ def accept(connection: socket.socket, secret: bytes, *, seconds: float) -> Chann
     On an error, the connection is closed.
 
     Args:
-        connection: the accepted socket.
         seconds: time limit of each message of the handshake.
 
     Raises:

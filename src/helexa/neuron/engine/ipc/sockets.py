@@ -98,7 +98,6 @@ class PixelReceiver:
         """Return the normalized patches of a request's images, float32 [P, patch_values].
 
         Args:
-            request: id of the request.
             patches: number of patches of each image.
 
         Raises:

@@ -59,7 +59,6 @@ def measured(memory_request: MemoryRequest, ranks: Collection[DeviceMemory], gra
     """Return `memory_request` with measured sizes of the weights and the largest step.
 
     Args:
-        ranks: the memory of each rank.
         graphs: whether decode steps will be captured as graphs.
     """
     return msgspec.structs.replace(

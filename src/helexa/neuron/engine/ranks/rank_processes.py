@@ -80,7 +80,6 @@ class RankProcesses:
     """The processes of ranks 1 to `count` - 1, which end when this process ends.
 
     Args:
-        count: number of ranks, including rank 0.
         on_end: called in a thread with a message that says which rank ended and how, if a rank ends before `close`.
     """
 

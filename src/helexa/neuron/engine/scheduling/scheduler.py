@@ -177,7 +177,6 @@ class Scheduler:
         """Handle a failed step so that only the sequence that causes the failure ends.
 
         Args:
-            error: the error message.
             after: the plan of the step that was launched after the failed step; None if there is none. The results of
                 the later step are dropped, and its sequences restart.
         """

@@ -280,7 +280,6 @@ class StepController:
         Args:
             rows: number of decode rows of the step.
             prompts: number of prompt tokens in the step by principal.
-            seconds: duration of the step.
         """
         tokens = sum(prompts.values())
         if self._fixed:

@@ -66,7 +66,6 @@ class NativeOps(Ops):
     The KV cache of a layer is uint8 [pages, kv_heads, bytes]. `kernels/kernels.h` defines the layout of a page.
 
     Args:
-        library: the compiled kernels.
         threads: number of threads that run kernels.
         kv_bits: bits of each number in the KV cache: 16 for bfloat16, or 8 for 8-bit numbers with one scale per token
             and head. 8-bit keys are differences from the first key of their page.

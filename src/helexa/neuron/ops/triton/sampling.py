@@ -28,7 +28,6 @@ def sample(logits: Tensor, settings: Settings) -> Tensor:
 
     Args:
         logits: [S, V], any float dtype.
-        settings: sampling parameters of each row.
     """
     rows, vocabulary = logits.shape
     temperature, top_k, top_p, min_p, _ = settings

@@ -14,7 +14,6 @@ class TokenCalls:
     A list of calls may be enclosed in a begin token and an end token.
 
     Args:
-        name: name of the format.
         begin, end: tokens around a list.
         call, separator, call_end: tokens before, in and after a call.
         variants: other spellings of `begin` and `end`, which models write as text.

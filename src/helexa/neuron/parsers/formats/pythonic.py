@@ -122,7 +122,6 @@ class Pythonic:
     other arguments are added when they are complete. After the marker, the parser also accepts JSON calls.
 
     Args:
-        name: name of the format.
         start, end: markers before and after the list.
     """
 

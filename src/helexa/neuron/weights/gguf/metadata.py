@@ -169,7 +169,6 @@ def corrected_types(
     """Return the types of tokens, where converters wrote wrong ones corrected.
 
     Args:
-        metadata: metadata of the GGUF file.
         tokens: texts of the tokens.
         types: the types in the file; None if the file has no types.
         ids: ids of `tokens` and `types`; None for all tokens of the vocabulary.
