@@ -169,5 +169,5 @@ def test_non_finite_vector_fails_only_its_request(case: tuple[PreTrainedModel, R
     assert_right(reference, sequences[0], "mean", [first])
     assert (second.finish, second.vector) == ("error", [])
     assert "not finite" in (second.error or "")
-    assert scheduler.take_pages_to_clear()
+    assert scheduler.committer.take_pages_to_clear()
     scheduler.check_idle()

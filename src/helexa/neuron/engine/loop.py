@@ -111,7 +111,7 @@ class Steps:
         step, self._ahead = self._ahead or self._launch(self._scheduler.plan()), None
         if step is None:
             return []
-        if self._overlap and step.launched is not None and self._scheduler.may_plan_ahead(step.plan):
+        if self._overlap and step.launched is not None and self._scheduler.planner.may_plan_ahead(step.plan):
             with as_after(step.plan):
                 self._ahead = self._launch(self._scheduler.plan_after(), step.launched)
         return self._finish(step)
@@ -126,7 +126,7 @@ class Steps:
             tail = 0 if self._draft is None else self._draft.tail(plan, self._scheduler.planner.gate)
             step = build_step(plan, self._runner.buckets, self._runner.encoder, self._scheduler.pages.windows, tail)
             start_time = time.perf_counter()  # the step controller must not learn the time of encoding images
-            expected = self._scheduler.expected_seconds(plan) if self._runner.counts_kernels else 0.0
+            expected = self._scheduler.planner.expected_seconds(plan) if self._runner.counts_kernels else 0.0
             with heartbeat.step_of(expected):
                 return _Step(plan, start_time, tail, self._runner.launch(step, after, keep=tail > 0))
         # Not raised here: with overlap, the results of the previous step must be read first.
@@ -171,7 +171,7 @@ class Steps:
         outputs = self._scheduler.commit(
             plan, outcome.tokens, seconds, outcome.logprobs, outcome.hidden, outcome.scores
         )
-        if pages := self._scheduler.take_pages_to_clear():
+        if pages := self._scheduler.committer.take_pages_to_clear():
             self._runner.clear(pages)
             _log.error("%d of %d rows of logits and vectors are not finite", finite.count(False), len(finite))
         return outputs

@@ -100,8 +100,8 @@ def test_pages_of_a_non_finite_request_are_cleared_and_not_reused():
     )
     computer = FailingModel(scheduler, next_token)
     run(scheduler, [bad], computer)
-    assert sorted(scheduler.take_pages_to_clear()) == list(range(5))
-    assert scheduler.take_pages_to_clear() == []
+    assert sorted(scheduler.committer.take_pages_to_clear()) == list(range(5))
+    assert scheduler.committer.take_pages_to_clear() == []
     run(scheduler, [repeated], computer)
     assert scheduler.queues.cached_tokens == 0
 
@@ -118,7 +118,7 @@ def test_shared_pages_of_a_non_finite_request_are_not_cleared():
     shared = set(plan[0].sequence.pages) & set(plan[1].sequence.pages)
     assert shared
     scheduler.commit(plan, computer.run(plan))
-    cleared = set(scheduler.take_pages_to_clear())
+    cleared = set(scheduler.committer.take_pages_to_clear())
     assert cleared
     assert not shared & cleared
 

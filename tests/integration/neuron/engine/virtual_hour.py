@@ -100,7 +100,7 @@ class VirtualHour:
                 for output in self.scheduler.isolate(plan, "simulated failure"):
                     self.outputs[output.id] = output
             else:
-                if self._overlap and self.scheduler.may_plan_ahead(plan):
+                if self._overlap and self.scheduler.planner.may_plan_ahead(plan):
                     with as_after(plan):
                         ahead = self._planned(self.scheduler.plan_after())
                 if ahead and self._chance.random() < 0.002:

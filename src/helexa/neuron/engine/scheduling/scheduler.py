@@ -140,14 +140,6 @@ class Scheduler:
         """Plan the step after the one in flight, within `as_after` (`Planner.plan_after`)."""
         return self.planner.plan_after()
 
-    def may_plan_ahead(self, plan: Plan) -> bool:
-        """Return whether `plan_after` may be called before `plan` is committed."""
-        return self.planner.may_plan_ahead(plan)
-
-    def expected_seconds(self, plan: Plan) -> float:
-        """Return the expected seconds of the step of `plan`; 0 if unknown."""
-        return self.planner.expected_seconds(plan)
-
     def commit(
         self,
         plan: Plan,
@@ -198,10 +190,6 @@ class Scheduler:
             return []  # the sequence ended after the launch
         queues.end(sequence)
         return [sequence.failure(error)]
-
-    def take_pages_to_clear(self) -> list[int]:
-        """Return the free KV pages to set to zero before the next step, and forget them."""
-        return self.committer.take_pages_to_clear()
 
     def fail_all(self, error: str) -> list[TokenOutput]:
         """End all sequences with a retryable error, and return the error outputs."""

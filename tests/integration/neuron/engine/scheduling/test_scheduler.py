@@ -285,7 +285,7 @@ def test_non_finite_scores_fail_only_their_sequence() -> None:
         scheduler.plan(), [8, 9], scores={1: [score] * 2, 2: [score, (float("nan"), [])], 3: [score] * 2}
     )
     assert [(output.finish, output.tokens) for output in outputs] == [("length", []), ("error", []), ("length", [9])]
-    assert scheduler.take_pages_to_clear()
+    assert scheduler.committer.take_pages_to_clear()
     scheduler.check_idle()
 
 
