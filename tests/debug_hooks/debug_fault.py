@@ -182,7 +182,9 @@ class Faults:
             for fault in due:
                 fault.strike()
                 if fault.kind == "nan" and fault.rank:
-                    runner.fill_with_nan(step.pages[0, 0])
+                    for cache in runner._by_page(windowed=False):
+                        # 255: NaN in bfloat16 and in float32
+                        cache[step.pages[0, 0]] = 255 if cache.dtype == tensors.uint8 else tensors.nan
             logits, hidden = compute(step, last)
             for fault in due:
                 if fault.kind == "nan" and not fault.rank and step.samples:

@@ -17,13 +17,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from helexa.neuron import tensors
 from helexa.neuron.engine.grammar_matcher import Mask
 from helexa.neuron.engine.ipc.messages import Logprob
-from helexa.neuron.engine.step_input import Float32, HiddenRows, Readback, array_of, int32
+from helexa.neuron.engine.step_input import Float32, HiddenRows, Readback, int32
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.sampling import Sampling
 from helexa.neuron.tensors import Tensor
@@ -200,15 +199,6 @@ class StepOutput:
     scores: dict[int, list[Logprob]] = field(default_factory=dict[int, list[Logprob]])
     # hidden states of the rows of `StepInput.sample_rows` (see `KeptStates`); None without a draft head
     kept: Float32 | None = None
-
-
-def decode_output(data: bytes) -> StepOutput:
-    """Return the step output that `step_input.encode` has stored in `data`.
-
-    Raises:
-        msgspec.ValidationError: the bytes are not a step output.
-    """
-    return msgspec.msgpack.decode(data, type=StepOutput, dec_hook=array_of)
 
 
 class Sampled:

@@ -99,8 +99,6 @@ class ModelText:
     def open(cls, path: Path) -> "ModelText":
         """Read the text files of the model at `path`, and tokenize in this process.
 
-        A process that serves several models calls `open_isolated` instead.
-
         Args:
             path: a .gguf file, a directory with a tokenizer.json, or a directory with one GGUF model.
 
@@ -110,18 +108,6 @@ class ModelText:
         from helexa.neuron.text.tokenizer_files import read_text_files  # imports the library `tokenizers`
 
         return cls.of(*read_text_files(path))
-
-    @classmethod
-    def open_isolated(cls, path: Path, chat_template: str | None = None) -> "ModelText":
-        """Read the text files at `path` in a sandbox process, which then tokenizes.
-
-        If `chat_template` is a text, it replaces the chat templates of the model.
-
-        Raises:
-            ModelFileError: see `open`. Also if reading the files exceeds the limits of the sandbox.
-        """
-        sandbox = TextSandbox(path)
-        return cls.of(sandbox.settings(), sandbox, chat_template)
 
     @classmethod
     def of(cls, settings: TextSettings, encoder: Encoder, chat_template: str | None = None) -> "ModelText":

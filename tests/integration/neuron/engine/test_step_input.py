@@ -19,8 +19,8 @@ from helexa.neuron.engine.ipc.messages import Embed, Generate, SamplingParams
 from helexa.neuron.engine.loading.load import load
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.engine.step_input import StepInput, decode_input, encode, int32
-from helexa.neuron.engine.step_output import StepOutput, decode_output
+from helexa.neuron.engine.step_input import StepInput, array_of, decode_input, encode, int32
+from helexa.neuron.engine.step_output import StepOutput
 from nightly import daily
 from tiny_models import tiny_model
 
@@ -102,7 +102,7 @@ def test_recorded_step_gives_the_same_bits_in_another_process(model: Path, kerne
     assert len(results) == len(expected)
     for (logits, output), (wanted_logits, wanted) in zip(results, expected, strict=True):
         assert bytes.fromhex(logits) == wanted_logits
-        actual = decode_output(bytes.fromhex(output))
+        actual = msgspec.msgpack.decode(bytes.fromhex(output), type=StepOutput, dec_hook=array_of)
         assert (actual.tokens, actual.logprobs, actual.scores) == (wanted.tokens, wanted.logprobs, wanted.scores)
         assert {number: hidden.tobytes() for number, hidden in actual.hidden.items()} == {
             number: hidden.tobytes() for number, hidden in wanted.hidden.items()

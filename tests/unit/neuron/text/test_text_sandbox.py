@@ -31,10 +31,16 @@ def write_model(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+def open_isolated(folder: Path) -> ModelText:
+    """Read the text files in a sandbox process, which then tokenizes, as a load does."""
+    isolated = text_sandbox.TextSandbox(folder)
+    return ModelText.of(isolated.settings(), isolated)
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelText, ModelText]:
     path = write_model(tmp_path_factory.mktemp("model"))
-    return ModelText.open(path), ModelText.open_isolated(path)
+    return ModelText.open(path), open_isolated(path)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -58,7 +64,7 @@ def test_vocabulary_and_settings_are_those_of_the_library(pair: tuple[ModelText,
 
 def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"no tokenizer\.json and no \.gguf files"):
-        ModelText.open_isolated(tmp_path)
+        open_isolated(tmp_path)
 
 
 SLOW = {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}}
@@ -75,7 +81,7 @@ def short_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("rules", [SLOW, LONG], ids=["backtracking", "prefix of 8 MiB"])
 @pytest.mark.usefixtures("short_limit")
 def test_slow_tokenizer_is_stopped_and_works_afterwards(tmp_path: Path, rules: dict[str, Any]) -> None:
-    model = ModelText.open_isolated(write_model(tmp_path, **rules))
+    model = open_isolated(write_model(tmp_path, **rules))
     with pytest.raises(ModelFileError, match=r"the tokenizer (failed: it runs for too long|fails on this text)"):
         model.tokenizer.encode(("a" * 18 + "b") * 1000)
     assert len(model.tokenizer.encode("b")) == 1
@@ -100,7 +106,7 @@ def test_tokenizer_does_not_stop_other_threads(pair: tuple[ModelText, ModelText]
 
 def test_process_that_does_not_respond_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     existing = set(psutil.Process().children())
-    model = ModelText.open_isolated(write_model(tmp_path))
+    model = open_isolated(write_model(tmp_path))
     (process,) = set(psutil.Process().children()) - existing
     process.suspend()  # as if it read from a file system that hangs
     monkeypatch.setattr(sandbox, "MAX_SILENT_SECONDS", 0.05)
@@ -114,7 +120,7 @@ def test_process_that_does_not_respond_is_replaced(tmp_path: Path, monkeypatch: 
 
 def test_process_ends_with_its_model(tmp_path: Path) -> None:
     existing = set(psutil.Process().children())
-    model = ModelText.open_isolated(write_model(tmp_path))
+    model = open_isolated(write_model(tmp_path))
     processes = set(psutil.Process().children()) - existing
     assert len(processes) == 1
     del model

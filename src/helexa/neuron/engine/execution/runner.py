@@ -288,11 +288,6 @@ class Runner:
             for cache in self._by_page(windowed) if chosen else ():
                 cache[chosen] = 0
 
-    def fill_with_nan(self, page: int) -> None:
-        """Set the contents of a KV page on this rank to NaN, for fault injection."""
-        for cache in self._by_page(windowed=False):
-            cache[page] = 255 if cache.dtype == tensors.uint8 else tensors.nan  # 255: NaN in bfloat16 and in float32
-
     @property
     def reads_caches(self) -> bool:
         """Whether `read_cache` and `write_cache` reach the caches of all processes."""
