@@ -32,7 +32,7 @@ PROMPTS_FOLDER = "prompts"
 _MOST_PROMPT_BYTES = 20 << 30
 
 
-def default_prompts_mb(environ: Mapping[str, str] = os.environ) -> int:
+def default_prompts_mb() -> int:
     """Return the maximum size in MiB of saved prompts, for programs of one user.
 
     It is `$HELEXA_PROMPTS_MB`, else a tenth of the free space, and at most 20 GiB.
@@ -40,7 +40,7 @@ def default_prompts_mb(environ: Mapping[str, str] = os.environ) -> int:
     Raises:
         ConfigError: the variable is not a number.
     """
-    limit = environ.get("HELEXA_PROMPTS_MB", "")
+    limit = os.environ.get("HELEXA_PROMPTS_MB", "")
     if limit:
         if not limit.isdecimal():
             raise ConfigError(f"HELEXA_PROMPTS_MB is '{limit[:20]}'; set it to a number of MiB, or to 0 for no prompts")

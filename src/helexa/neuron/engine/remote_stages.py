@@ -108,19 +108,13 @@ class RemoteStages:
     process (see `HiddenExchange`). The constructor connects to the hosts, which then start their stage processes and
     open the model's files.
 
-    Args:
-        on_end: called in a thread with a message that says which host is gone, if a connection ends before `close`.
-
     Raises:
         StageError: a host does not answer, or has another secret.
     """
 
-    def __init__(
-        self, group: HostGroup, model: Path, options: EngineOptions, on_end: Callable[[str], None] = end_engine
-    ) -> None:
+    def __init__(self, group: HostGroup, model: Path, options: EngineOptions) -> None:
         self._group = group
         self._model = model
-        self._on_end = on_end
         self._closing = False
         self._steps = 0
         self._channels: list[Channel] = []
@@ -281,7 +275,7 @@ class RemoteStages:
     def _watch(self, stage: int, channel: Channel) -> None:
         wait_until_closed(channel.fileno())
         if not self._closing:
-            self._on_end(f"the connection to host {stage} of the group ({self._group.hosts[stage - 1]}) is gone")
+            end_engine(f"the connection to host {stage} of the group ({self._group.hosts[stage - 1]}) is gone")
 
     def _replies(self, kind: type[Reply]) -> list[Reply]:
         """Wait until each stage has replied; return the replies in the stages' order."""
