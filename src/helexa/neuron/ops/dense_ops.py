@@ -1,4 +1,4 @@
-"""Interface of the kernels for dense layers: matrices, norms, activations, and sums over ranks."""
+"""Interface of the kernels that compute each row alone: matrices, norms, gates."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
