@@ -390,7 +390,7 @@ BAD_CHATS = [
     (CHAT | {"messages": [USER] * (CONTEXT + 1)}, 400, "context_length_exceeded", f"{CONTEXT + 1} tokens"),
     (_message(content="x" * CONTEXT), 400, "context_length_exceeded", f"maximum context length is {CONTEXT} tokens"),
     (_with(CHAT, max_tokens=0), 400, "invalid_request_body", "max_tokens: "),
-    (_with(CHAT, max_tokens=-1), 400, "invalid_request_body", "max_tokens: "),
+    (_with(CHAT, max_tokens=-2), 400, "invalid_request_body", "max_tokens: "),
     (_with(CHAT, max_completion_tokens=0), 400, "invalid_request_body", "max_completion_tokens: "),
     (_with(CHAT, max_tokens="many"), 400, "invalid_request_body", "max_tokens: "),
     (_with(CHAT, max_tokens=True), 400, "invalid_request_body", "max_tokens: "),
@@ -469,7 +469,7 @@ BAD_TEXTS = [
     (_with(TEXT, logprobs=21), 400, "invalid_request_body", "logprobs: "),
     (_with(TEXT, logprobs=True), 400, "invalid_request_body", "logprobs: "),
     (_with(TEXT, guided_regex="("), 400, "invalid_grammar", "guided_regex"),
-    (_with(TEXT, max_tokens=-1), 400, "invalid_request_body", "max_tokens: "),
+    (_with(TEXT, max_tokens=-2), 400, "invalid_request_body", "max_tokens: "),
 ]
 
 
