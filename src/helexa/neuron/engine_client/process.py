@@ -249,15 +249,18 @@ class WarmStandby:
     def __init__(self, spawn: Spawn = Child.spawn) -> None:
         self._spawn = spawn
         self._child: Child | None = None
+        self._starting = asyncio.Lock()
 
     async def begin(self) -> None:
         """Start a standby process, unless there is one already."""
-        if self._child is None:
-            self._child = await self._spawn()
+        async with self._starting:
+            if self._child is None:
+                self._child = await self._spawn()
 
     async def take(self) -> Child:
         """Return the standby process if it runs, else a new engine process."""
-        child, self._child = self._child, None
+        async with self._starting:
+            child, self._child = self._child, None
         if child is not None:
             if child.alive:
                 return child
@@ -266,7 +269,8 @@ class WarmStandby:
 
     async def close(self) -> None:
         """End the standby process if there is one."""
-        child, self._child = self._child, None
+        async with self._starting:
+            child, self._child = self._child, None
         if child is not None:
             await child.end(grace=0.0)
 

@@ -75,7 +75,8 @@ class ModelLoader:
         self._sources = sources
         self._device = device
         self._group = group
-        self._spawn = spawn
+        # While a model sleeps, one process waits for its wake or for the load of another model.
+        self._standby = WarmStandby(spawn)
         self._clock = clock
         self._sleep = sleep
         self._make_room = make_room
@@ -110,7 +111,7 @@ class ModelLoader:
         await self._files.run(check_heads, path, options.tensor_parallel)
         report("tokenizer", 0, 0)
         options = msgspec.structs.replace(options, images=await self._files.run(sees_images, path, options))
-        async with WarmStandby(self._spawn) as standby:
+        async with WarmStandby(self._standby.take) as standby:
             resident = self._resident(model_id, spec, path, options, standby.take)
             model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
         log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, model.engine.ready)
@@ -174,8 +175,18 @@ class ModelLoader:
                 self._harness.idle_unload_secs if spec.idle_unload_secs is None else spec.idle_unload_secs
             ),
             make_room=self._make_room,
+            prepare_wake=self._prepare_wake,
             count=count,
         )
+
+    async def _prepare_wake(self) -> None:
+        # A process that has imported torch and opened a GPU would keep hundreds of megabytes of memory.
+        if not self._device.startswith("cuda"):
+            await self._standby.begin()
+
+    async def no_model_sleeps(self) -> None:
+        """End the process that waits for the wake of a sleeping model."""
+        await self._standby.close()
 
     def _grammar_checker(self) -> "GrammarChecker":
         if self._grammars is None:
@@ -185,6 +196,7 @@ class ModelLoader:
         return self._grammars
 
     async def aclose(self) -> None:
-        """End the process that checks grammars."""
+        """End the processes that wait for a wake, and that checks grammars."""
+        await self._standby.close()
         if self._grammars is not None:
             await self._grammars.aclose()

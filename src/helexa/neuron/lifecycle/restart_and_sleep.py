@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Literal
 
@@ -87,6 +88,7 @@ class HostedModel:
             The first `open` awaits it while the engine loads.
         idle_unload_secs: seconds without requests after which the model falls asleep; 0 for never.
         make_room: puts another model to sleep for the memory of this model. The result is whether one was put to sleep.
+        prepare_wake: starts what shortens the wake of a model that has fallen asleep.
         count: called with `sleeps` or `wakes` when the model falls asleep or is awake again.
     """
 
@@ -106,6 +108,7 @@ class HostedModel:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         idle_unload_secs: float = 0.0,
         make_room: "Callable[[HostedModel], Awaitable[bool]] | None" = None,
+        prepare_wake: Callable[[], Awaitable[None]] | None = None,
         count: Callable[[Literal["sleeps", "wakes"]], None] = lambda _event: None,
     ) -> None:
         # `loading` until `open` has started an engine, `loaded` if the model can serve requests, `recovering` while a
@@ -127,6 +130,7 @@ class HostedModel:
         self._clock = clock
         self._sleep = sleep
         self._make_room = make_room
+        self._prepare_wake = prepare_wake
         self._count = count
         self._recovery: asyncio.Task[None] | None = None
         self._idle_watch: asyncio.Task[None] | None = None
@@ -306,6 +310,9 @@ class HostedModel:
     async def _end_processes(self) -> None:
         await self.model.engine.close(SAVE_SECONDS + _EXIT_SECONDS, SAVE_SECONDS)
         await asyncio.to_thread(self.model.text.end_process)
+        if self._prepare_wake is not None and not self._closed:
+            with suppress(HelexaError):  # without it, the wake only takes longer
+                await self._prepare_wake()
 
     async def _wake(self) -> None:
         begun = self._clock()

@@ -113,8 +113,9 @@ async def test_idle_model_ends_its_engine_and_answers_the_next_request(tmp_path:
     async with node() as registry:
         await load(registry, make_model(tmp_path))
         model = registry.get(TINY)
+        (engine,) = engines()
         await asleep(registry)
-        await until(lambda: not engines())
+        await until(lambda: engine not in engines())
         sleeping = info(registry)
         assert (sleeping.servable and sleeping.servable.ok, sleeping.vram_used_mb, sleeping.granted_mb) == (
             True,
@@ -185,16 +186,34 @@ async def test_reports_do_not_wake_a_model_and_do_not_delay_its_sleep(tmp_path: 
 async def test_sleeping_model_tokenizes_without_keeping_the_process(idle_secs: float | None, tmp_path: Path):
     async with node() as registry:
         await load(registry, make_model(tmp_path))
-        before = psutil.Process().children()
         await asleep(registry)
         if idle_secs is not None:
             registry.keep(TINY, idle_secs)
-        await until(lambda: len(psutil.Process().children()) <= len(before) - 2)  # the engine's and the tokenizer's
+        await until(lambda: not processes_with(TEXT_PROCESS))
         text = registry.get(TINY).text
         tokens = await text.run(text.tokenizer.encode, "hi", add_special=False)
         assert len(tokens) == 2 and info(registry).status == "sleeping"
-        assert len(psutil.Process().children()) == len(before) - 1
-        await until(lambda: len(psutil.Process().children()) == len(before) - 2)
+        assert len(processes_with(TEXT_PROCESS)) == 1
+        await until(lambda: not processes_with(TEXT_PROCESS))
+
+
+async def test_one_process_without_a_model_waits_for_the_next_wake(tmp_path: Path):
+    async with node(60) as registry:
+        path = make_model(tmp_path)
+        for model in ("org/one", "org/two"):
+            await load(registry, path, model)
+        for model in ("org/one", "org/two"):
+            await registry.sleep(model)
+        await until(lambda: len(engines()) == 1)
+        waiting = engines()
+        assert await ask(registry, model_id="org/two") == 3
+        assert engines() == waiting, "the process that waited computes the answer"
+        await registry.sleep("org/two")
+        await until(lambda: len(engines()) == 1)
+        await registry.unload("org/one")
+        assert len(engines()) == 1
+        await registry.unload("org/two")
+        assert not engines()
 
 
 async def test_requests_that_arrive_together_start_one_engine(tmp_path: Path):
@@ -381,7 +400,7 @@ async def test_requests_at_any_moment_get_an_answer(tmp_path: Path):
         killing.cancel()
         assert registry.events["wakes"] > 1
         await asleep(registry)
-        await until(lambda: not engines())
+        await until(lambda: len(engines()) == 1)  # the process that waits for the next wake
 
 
 async def test_two_models_that_take_turns_keep_their_prompts(
