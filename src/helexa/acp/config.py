@@ -22,7 +22,7 @@ _MAX_LISTED_NAMES = 20
 
 
 class ConfigError(Exception):
-    """The configuration is invalid: names the file or variable, the key, and the fix."""
+    """The configuration of helexa-acp is invalid: names the file, key, and fix."""
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class _File(Struct, kw_only=True):
 
 
 def agent_version() -> str:
-    """Return the version of the package `helexa`, or "0" if not installed."""
+    """Return helexa-acp's version from the package's metadata, or "0" if unknown."""
     try:
         return version("helexa")
     except PackageNotFoundError:
@@ -91,7 +91,7 @@ def agent_version() -> str:
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the path at which the configuration file is expected; it need not exist."""
+    """Return the path at which helexa-acp expects `config.toml`; it need not exist."""
     if configured_path := environ.get("HELEXA_ACP_CONFIG_PATH"):
         return Path(configured_path).expanduser()
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
@@ -104,7 +104,7 @@ def _data_dir(environ: Mapping[str, str]) -> Path:
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings from the configuration file or environment variables.
+    """Return the settings of helexa-acp from `config.toml` or environment variables.
 
     Raises:
         ConfigError: the configuration is invalid.
@@ -126,7 +126,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def parse(text: str, origin: str, environ: Mapping[str, str]) -> Settings:
-    """Parse the text of a configuration file and return the settings.
+    """Parse the text of helexa-acp's `config.toml` and return the settings.
 
     `origin` is the file name for error messages.
 

@@ -20,11 +20,11 @@ _CHUNK_BYTES = 1 << 16
 
 
 class ToolError(Exception):
-    """A tool call failed. The error message is shown to the model and the user."""
+    """A tool call on the host failed. The message is shown to the model and the user."""
 
 
 class HostError(ToolError):
-    """A file or a command could not be accessed."""
+    """The host could not access a file or a command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ PAGER_ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat"}  # commands must not wa
 
 
 def shell(command: str) -> list[str]:
-    """Return the argument list that runs a command line with bash or sh.
+    """Return the argument list with which the host runs a command line in a shell.
 
     Models write commands for bash.
     """
@@ -202,7 +202,7 @@ def shell(command: str) -> list[str]:
 
 
 def check_size(path: Path) -> None:
-    """Check that a file is small enough to be read as a whole.
+    """Check that a file of the host is small enough to be read as a whole.
 
     A missing file passes the check.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from helexa.acp.conversation import Message, encode
+from helexa.acp.conversation_and_events import Message, encode
 
 SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 PAGE_SIZE = 50
@@ -29,7 +29,7 @@ class StoreError(Exception):
 
 
 class Head(Struct, frozen=True, tag="head"):
-    """The first line of a session's log file."""
+    """The first line of a stored session's log file."""
 
     id: str  # session id
     cwd: str  # absolute path of the session's working directory
@@ -39,19 +39,19 @@ class Head(Struct, frozen=True, tag="head"):
 
 
 class Round(Struct, frozen=True, tag="round"):
-    """A log line with messages that were appended together."""
+    """A line of a session's log file: messages that were appended together."""
 
     messages: tuple[Message, ...]
 
 
 class Title(Struct, frozen=True, tag="title"):
-    """A log line with the session's new title."""
+    """A line of a session's log file: the session's new title."""
 
     title: str
 
 
 class SavedChoices(Struct, frozen=True, tag="chosen"):
-    """A log line with the user's model, mode, thought level and temperature."""
+    """A line of a session's log file: model, mode, thought level and temperature."""
 
     model: str
     mode: str
@@ -60,7 +60,7 @@ class SavedChoices(Struct, frozen=True, tag="chosen"):
 
 
 class SavedUsage(Struct, frozen=True, tag="spent"):
-    """A log line with the token usage after a model response."""
+    """A line of a session's log file: the token usage after a model response."""
 
     used: int  # tokens of the last request and its response
     size: int | None = None  # context size in tokens, or None if unknown

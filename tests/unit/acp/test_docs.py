@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 from helexa.acp.config import agent_version, load
-from helexa.acp.protocol.capabilities import MODES, initialize_result
+from helexa.acp.protocol.capabilities import initialize_result
+from helexa.acp.protocol.session_options import MODES
 from helexa.acp.protocol.slash_commands import COMMANDS
 
 ROOT = Path(__file__).parents[3]

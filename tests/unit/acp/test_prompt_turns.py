@@ -17,7 +17,7 @@ from helexa.acp.host import Client
 from helexa.acp.preferences import Grant, Preferences
 from helexa.acp.protocol.client import Permissions
 from helexa.acp.tools.excerpt import title
-from helexa.acp.tools.tool import Scope
+from helexa.acp.tools.permission import Scope
 from scripted.endpoint import ScriptedEndpoint
 from scripted.received_request import ReceivedRequest
 from scripted.script_steps import Call, Reject, Say

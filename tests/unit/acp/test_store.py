@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.acp.conversation import (
+from helexa.acp.conversation_and_events import (
     AssistantMessage,
     Card,
     Cleared,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from helexa.acp.conversation import (
+from helexa.acp.conversation_and_events import (
     AssistantMessage,
     CallStarted,
     Card,

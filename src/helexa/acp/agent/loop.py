@@ -5,10 +5,10 @@ import logging
 from contextlib import aclosing
 
 from helexa.acp.agent.answer import AnswerCollector
-from helexa.acp.agent.context import Turn, compact
-from helexa.acp.agent.request import RequestBuilder, trusted_notes
+from helexa.acp.agent.context_and_compaction import Turn, compact
+from helexa.acp.agent.system_prompt_and_request import RequestBuilder, trusted_notes
 from helexa.acp.agent.tool_calls import Call, ToolCallRunner, parse_call
-from helexa.acp.conversation import CallChanged, Notice, StopReason, ToolKind, ToolResult, UsageChanged
+from helexa.acp.conversation_and_events import CallChanged, Notice, StopReason, ToolKind, ToolResult, UsageChanged
 from helexa.acp.providers.models import ModelCard, Provider
 from helexa.acp.providers.requests_and_events import FinishReason, ProviderError, Usage
 

@@ -11,13 +11,22 @@ from typing import Any
 import msgspec
 
 from helexa.acp.agent.answer import CallText
-from helexa.acp.agent.context import Turn
-from helexa.acp.conversation import CallChanged, CallStarted, Card, CardContent, PlanChanged, Text, ToolCall, ToolResult
+from helexa.acp.agent.context_and_compaction import Turn
+from helexa.acp.conversation_and_events import (
+    CallChanged,
+    CallStarted,
+    Card,
+    CardContent,
+    PlanChanged,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 from helexa.acp.host import ToolError
 from helexa.acp.providers.tool_call_repair import MalformedCall, repair
 from helexa.acp.tools.excerpt import ends, title
-from helexa.acp.tools.permission import rule
-from helexa.acp.tools.tool import Allowed, AskUser, Denied, PermissionRequest, Reads, Tool, ToolOutcome
+from helexa.acp.tools.permission import Allowed, AskUser, Denied, PermissionRequest, rule
+from helexa.acp.tools.tool import Reads, Tool, ToolOutcome
 
 logger = logging.getLogger(__name__)
 

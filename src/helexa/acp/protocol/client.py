@@ -5,13 +5,14 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from helexa.acp.conversation import CallStarted
+from helexa.acp.conversation_and_events import CallStarted
 from helexa.acp.host import Client, HostError
 from helexa.acp.preferences import Grant, Preferences
 from helexa.acp.protocol.capabilities import ClientCapabilities
 from helexa.acp.protocol.json_rpc import ValidatingTransport, sent_id
 from helexa.acp.protocol.prompts_and_updates import event_updates
-from helexa.acp.tools.tool import Offer, PermissionRequest, Scope, Verdict
+from helexa.acp.tools.permission import Offer, PermissionRequest, Scope
+from helexa.acp.tools.tool import Verdict
 
 if TYPE_CHECKING:
     from acp.connection import Connection
@@ -65,7 +66,7 @@ MAX_WAIT_S = 3600.0
 
 
 class Permissions:
-    """The permissions that the user has given in one session and its project.
+    """Requests permissions from the editor's user; keeps them for session and project.
 
     If the user chooses "always allow", the decision applies to a `Scope`, which is a set of tool calls. The decision
     applies to this session, or it is saved for the project if the user chooses so.

@@ -29,7 +29,7 @@ class RpcError(Exception):
 
 
 def parse_error() -> RpcError:
-    """Return the error for a line that is not JSON."""
+    """Return the JSON-RPC error for a line that is not JSON."""
     return RpcError(-32700, "Parse error: each line must be one JSON-RPC message")
 
 
@@ -39,27 +39,27 @@ def invalid_request(why: str) -> RpcError:
 
 
 def method_not_found(method: str) -> RpcError:
-    """Return the error for a request with an unknown method name."""
+    """Return the JSON-RPC error for a request with an unknown method name."""
     return RpcError(-32601, f"Method not found: {method[:100]}", {"method": method[:100]})
 
 
 def invalid_params(why: str) -> RpcError:
-    """Return the error for invalid parameters."""
+    """Return the JSON-RPC error for invalid parameters."""
     return RpcError(-32602, f"Invalid params: {why}")
 
 
 def internal_error(why: str) -> RpcError:
-    """Return the error for a failure of the agent, not of the request."""
+    """Return the JSON-RPC error for a failure of the agent, not of the request."""
     return RpcError(INTERNAL_ERROR, why)
 
 
 def auth_required(why: str) -> RpcError:
-    """Return the error for a request that arrives before the editor authenticates."""
+    """Return the JSON-RPC error for a request before the editor authenticates."""
     return RpcError(-32000, f"Authentication required: {why}")
 
 
 def not_found(session_id: str) -> RpcError:
-    """Return the error for a request with an unknown session id."""
+    """Return the JSON-RPC error for a request with an unknown session id."""
     return RpcError(
         -32002,
         f"There is no session {session_id[:100]!r}; session/list lists the saved sessions",
@@ -68,7 +68,7 @@ def not_found(session_id: str) -> RpcError:
 
 
 def cancelled() -> RpcError:
-    """Return the error that is the response to a request that the editor canceled."""
+    """Return the JSON-RPC error that answers a request that the editor canceled."""
     return RpcError(-32800, "Request cancelled")
 
 
@@ -81,7 +81,7 @@ Message = dict[str, Any]
 
 
 class Transport(Protocol):
-    """A bidirectional stream of JSON messages, like the SDK's transports."""
+    """A JSON-RPC transport: a bidirectional stream of JSON messages, like the SDK's."""
 
     async def send(self, message: Message) -> None:
         """Send a JSON message to the editor."""
@@ -98,7 +98,7 @@ class Transport(Protocol):
 
 @dataclass(slots=True)
 class Request:
-    """A request of the editor to which no response has been sent yet."""
+    """A JSON-RPC request of the editor to which no response has been sent yet."""
 
     id: RequestId  # JSON-RPC id of the request
     # Task that handles the request. It is canceled when the editor cancels the request.
@@ -113,17 +113,17 @@ _sent_id: ContextVar[int | None] = ContextVar("acp_sent_id", default=None)
 
 
 def current_request() -> Request | None:
-    """Return the request that the current task handles, or None."""
+    """Return the JSON-RPC request that the current task handles, or None."""
     return _request.get()
 
 
 def sent_id() -> int | None:
-    """Return the id of the last request that the current task sent, or None."""
+    """Return the id of the last JSON-RPC request that the current task sent, or None."""
     return _sent_id.get()
 
 
 class ValidatingTransport:
-    """A transport that wraps another transport and adds the following behavior:
+    """A JSON-RPC transport that wraps another one and adds the following behavior:
 
     * Only valid JSON-RPC messages are returned. An invalid response is dropped. Any other invalid message gets an error
       response.

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from helexa.acp.conversation import (
+from helexa.acp.conversation_and_events import (
     AssistantMessage,
     CallChanged,
     CallStarted,

@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, ClassVar, cast
 
 from helexa.acp.config import Mode, Settings
-from helexa.acp.protocol.capabilities import TEMPERATURES, ClientCapabilities, is_mode, is_thought_level, modes
+from helexa.acp.protocol.capabilities import ClientCapabilities
 from helexa.acp.protocol.client import EditorClient
 from helexa.acp.protocol.json_rpc import current_request, invalid_params, not_found
 from helexa.acp.protocol.prompts_and_updates import read_prompt
 from helexa.acp.protocol.session import Session
+from helexa.acp.protocol.session_options import TEMPERATURES, is_mode, is_thought_level, modes
 from helexa.acp.protocol.sessions import Sessions, describe
 from helexa.acp.protocol.slash_commands import COMMANDS, find_command
 from helexa.acp.providers.models import Models

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from helexa.acp.agent.context import Choices, Turn
+from helexa.acp.agent.context_and_compaction import Choices, Turn
 from helexa.acp.config import Settings
-from helexa.acp.conversation import (
+from helexa.acp.conversation_and_events import (
     Event,
     Image,
     Message,
@@ -24,10 +24,11 @@ from helexa.acp.conversation import (
     UserMessage,
 )
 from helexa.acp.preferences import Preferences
-from helexa.acp.protocol.capabilities import ClientCapabilities, config_options
+from helexa.acp.protocol.capabilities import ClientCapabilities
 from helexa.acp.protocol.client import Permissions
 from helexa.acp.protocol.json_rpc import INTERNAL_ERROR, RpcError, internal_error
 from helexa.acp.protocol.prompts_and_updates import Update, event_updates, replay
+from helexa.acp.protocol.session_options import config_options
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.requests_and_events import ProviderError
 from helexa.acp.store import Entry, Round, SavedChoices, SavedSession, SavedUsage, SessionLog, StoreError, Title

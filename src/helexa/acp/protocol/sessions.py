@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from helexa.acp.agent.context import Choices
+from helexa.acp.agent.context_and_compaction import Choices
 from helexa.acp.config import Mode, Settings
 from helexa.acp.preferences import Preferences
-from helexa.acp.protocol.capabilities import ClientCapabilities, is_mode, is_thought_level
+from helexa.acp.protocol.capabilities import ClientCapabilities
 from helexa.acp.protocol.client import EditorClient, Permissions
 from helexa.acp.protocol.json_rpc import RpcError, internal_error, invalid_params, not_found
 from helexa.acp.protocol.session import Session
+from helexa.acp.protocol.session_options import is_mode, is_thought_level
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.requests_and_events import ThoughtLevel
 from helexa.acp.store import SESSION_ID, Head, SavedSession, SessionEntry, SessionLog, Store, StoreError

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from helexa.acp.config import Mode, agent_version
-from helexa.acp.conversation import Cleared, Part, StopReason, Text, TextDelta
+from helexa.acp.conversation_and_events import Cleared, Part, StopReason, Text, TextDelta
 from helexa.acp.preferences import Grant
-from helexa.acp.protocol.capabilities import MODES, is_mode
 from helexa.acp.protocol.session import Session
+from helexa.acp.protocol.session_options import MODES, is_mode
 from helexa.acp.tools.excerpt import title
 
 INIT_PROMPT = """\
@@ -48,7 +48,7 @@ def find_command(parts: tuple[Part, ...]) -> tuple[Command, str] | None:
 
 
 async def _compact(session: Session, argument: str) -> StopReason:
-    from helexa.acp.agent.context import compact
+    from helexa.acp.agent.context_and_compaction import compact
 
     compacted = await compact(session.turn(), argument)
     return await _send_text(

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, cast
 import httpx2
 
 from helexa.acp.config import Endpoint
-from helexa.acp.conversation import sendable
+from helexa.acp.conversation_and_events import sendable
 from helexa.acp.providers.error_responses import provider_error
 from helexa.acp.providers.requests_and_events import ModelEvent, ModelRequest, ProviderError
 
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 class Reader(Protocol):
-    """Converts the stream events of one response to model events."""
+    """Interface of an API format's reader: converts stream events to model events."""
 
     def feed(self, event: Json) -> Iterator[ModelEvent]:
         """Yield the model events that correspond to one stream event.
@@ -44,7 +44,7 @@ class Reader(Protocol):
 
 
 class ApiFormat(Protocol):
-    """One API format: its paths, request bodies and streamed responses."""
+    """Interface of an API format over the connection: paths, bodies and responses."""
 
     path: str  # URL path of requests, relative to the base URL
     models_path: str  # URL path of the model list, relative to the base URL
@@ -72,24 +72,24 @@ class ApiFormat(Protocol):
 
 
 def text_of(value: Any) -> str:
-    """Return a string with U+FFFD for unpaired surrogates, or "" for another value."""
+    """Return a string in an endpoint's JSON with U+FFFD for surrogates; "" otherwise."""
     if not isinstance(value, str):
         return ""
     return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def count_of(value: Any) -> int:
-    """Return `value` if it is a positive integer, else 0."""
+    """Return `value` in an endpoint's JSON if it is a positive integer, else 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def object_of(value: Any) -> Json:
-    """Return `value` if it is a JSON object, else an empty one."""
+    """Return `value` in an endpoint's JSON if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def list_of(value: Any) -> list[Any]:
-    """Return `value` if it is a list, else an empty list."""
+    """Return `value` in an endpoint's JSON if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
@@ -217,7 +217,7 @@ class EndpointConnection:
 
 
 async def connect(endpoint: Endpoint, sdk: Literal["openai", "anthropic"]) -> EndpointConnection:
-    """Return a connection to an endpoint."""
+    """Return an HTTP connection to an endpoint, through an SDK's client."""
     # The SDK is imported in a thread, so the event loop is not blocked.
     return EndpointConnection(endpoint, await asyncio.to_thread(importlib.import_module, sdk))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from helexa.acp.conversation import AssistantMessage, Image, Message, Part, Text, ToolResult, UserMessage
+from helexa.acp.conversation_and_events import AssistantMessage, Image, Message, Part, Text, ToolResult, UserMessage
 from helexa.acp.providers.connection import Json, count_of, list_of, object_of, text_of
 from helexa.acp.providers.requests_and_events import (
     AnswerDelta,
@@ -298,7 +298,7 @@ def _messages(request: ModelRequest, endpoint: str) -> list[Json]:
 
 
 def last_prompt(messages: Sequence[Message]) -> int:
-    """Return the index of the last user message, or -1 if there is none."""
+    """Return the index of the last user message of a chat request, or -1."""
     return max((index for index, message in enumerate(messages) if isinstance(message, UserMessage)), default=-1)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from helexa.acp.conversation import Message
+from helexa.acp.conversation_and_events import Message
 
 ErrorKind = Literal[
     "auth", "budget", "rate_limit", "context_limit", "model_not_found", "invalid", "unavailable", "interrupted"
@@ -51,21 +51,21 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """A streamed chunk of the response's text."""
+    """A model event: a streamed chunk of the response's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """A streamed chunk of the model's reasoning."""
+    """A model event: a streamed chunk of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A streamed chunk of a tool call.
+    """A model event: a streamed chunk of a tool call.
 
     All chunks of a call have the same `index`. The first chunk has the `id` and the `name` of the call. If no chunk
     has a name, the joined `arguments` contain the whole call as text.
@@ -79,7 +79,7 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request and its response.
+    """A model event: token counts of one request and its response.
 
     `input` includes `cached`, and `output` includes `reasoning`.
     """
@@ -92,7 +92,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last event of a complete response."""
+    """A model event: the last event of a complete response."""
 
     reason: FinishReason
     # data of the endpoint, which the agent stores and sends back in later requests

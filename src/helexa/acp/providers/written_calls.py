@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from helexa.acp.conversation import AssistantMessage, Message, Text, ToolResult, UserMessage
+from helexa.acp.conversation_and_events import AssistantMessage, Message, Text, ToolResult, UserMessage
 from helexa.acp.providers.requests_and_events import (
     AnswerDelta,
     CallDelta,
@@ -39,14 +39,14 @@ _TOKEN = re.compile("|".join((FENCE, CALL, FUNCTION)))
 
 @dataclass(frozen=True, slots=True)
 class AnswerText:
-    """A piece of the response's text, without calls and reasoning."""
+    """A piece of a response's text, apart from written tool calls and reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A piece of the reasoning between `<think>` and `</think>`."""
+    """A piece of the reasoning that a model writes between `<think>` and `</think>`."""
 
     text: str
 

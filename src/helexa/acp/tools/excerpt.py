@@ -11,7 +11,7 @@ _INVISIBLE = re.compile(  # printable for Python: fillers, variation selectors, 
 
 
 def printable(text: str) -> str:
-    """Return the text with escape sequences for unprintable characters."""
+    """Return an excerpt with escape sequences for unprintable characters."""
     # Spaces of other widths and the joiners of emoji and scripts are harmless.
     return "".join(
         character if character.isprintable() or character in _HARMLESS else _escaped(character) for character in text
@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 def shown_whole(text: str) -> str:
-    """Return the whole text, with escape sequences for invisible characters."""
+    """Return the whole text to show, with escapes for invisible characters."""
     # Unlike `printable`, this also replaces joiners, variation selectors, fillers, and all spaces but U+0020, because
     # the user decides about the text.
     return "".join(
@@ -35,7 +35,7 @@ def _escaped(character: str) -> str:
 
 
 def title(text: str, width: int = 60) -> str:
-    """Return one line of at most `width` characters; accents stay with their letters."""
+    """Return a title for a text: one line of at most `width` characters."""
     line = printable(" ".join(text.split()))
     if len(line) <= width:
         return line
@@ -55,7 +55,7 @@ def _extends(character: str) -> bool:
 
 
 def clipped(text: str, max_bytes: int) -> str:
-    """Return the first `max_bytes` bytes of the text, and a note on the rest, if any."""
+    """Return an excerpt: the first `max_bytes` bytes, and a note on the rest, if any."""
     data = text.encode(errors="replace")
     if len(data) <= max_bytes:
         return data.decode()
@@ -63,7 +63,7 @@ def clipped(text: str, max_bytes: int) -> str:
 
 
 def ends(text: str, max_bytes: int) -> str:
-    """Return the start and the end of a text, with a note on the omitted middle.
+    """Return an excerpt: the start and end of a text, with a note on the middle.
 
     Beginning and end together have at most `max_bytes` bytes in UTF-8. If the text fits, return it unchanged.
     """

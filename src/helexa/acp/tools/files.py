@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType
 
-from helexa.acp.conversation import CardContent, Diff, Image, Location, Text, ToolKind
+from helexa.acp.conversation_and_events import CardContent, Diff, Image, Location, Text, ToolKind
 from helexa.acp.host import HostError, ToolError
-from helexa.acp.tools.boundary import ResolvedPath
+from helexa.acp.tools.boundary_and_secrets import ResolvedPath
 from helexa.acp.tools.excerpt import clipped, fenced, shown_whole, title
 from helexa.acp.tools.tool import Act, Arguments, BuiltIn, Progress, ToolContext, ToolOutcome, Writes, as_block
 

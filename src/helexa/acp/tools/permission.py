@@ -1,28 +1,75 @@
 """Permission rules: whether a tool call is allowed, is denied, or must ask."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from helexa.acp.config import Mode
+from helexa.acp.conversation_and_events import Card
 from helexa.acp.host import ToolError
-from helexa.acp.tools.boundary import ResolvedPath
+from helexa.acp.tools.boundary_and_secrets import ResolvedPath
 from helexa.acp.tools.excerpt import title
-from helexa.acp.tools.tool import (
-    Act,
-    Allowed,
-    AskUser,
-    Calls,
-    Denied,
-    Fetches,
-    Offer,
-    Reads,
-    Ruling,
-    Runs,
-    Scope,
-    Tool,
-    ToolContext,
-    Writes,
-)
+from helexa.acp.tools.tool import Act, Calls, Fetches, Reads, Runs, Tool, ToolContext, Verdict, Writes
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A set of tool calls that a permission allows or rejects, as `git status *`."""
+
+    tool: str  # name of the tool, for example `bash`
+    # Which calls of the tool are in the set, for example `git status *`, or a folder for `edit_file`. An empty subject
+    # means all calls of the tool.
+    subject: str
+    label: str  # description for the user, for example "edits in src/"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An answer "always allow" that a permission request offers."""
+
+    scope: Scope  # the set of calls
+    # Whether the answer is saved for later sessions of the project. Otherwise it applies to this session.
+    saved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Decision of the permission rules: the tool call may run without asking the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """Decision of the permission rules: the call must not run, for the given reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskUser:
+    """Decision of the permission rules: ask the user, with "always allow" `offers`."""
+
+    offers: tuple[Offer, ...]
+
+
+Ruling = Allowed | Denied | AskUser
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionRequest:
+    """A request for the user's permission for a tool call."""
+
+    call_id: str  # id of the tool call
+    name: str  # name of the tool
+    card: Card  # display of the call in the editor
+    arguments: dict[str, Any]  # arguments of the call
+    offers: tuple[Offer, ...]  # the "always allow" answers that the user can choose
+
+
+PermissionCallback = Callable[[PermissionRequest], Awaitable[Verdict]]
+"""Callback that asks the user for permission and returns the decision.
+
+The callback has a time limit and raises only CancelledError. If the editor fails, the callback returns a rejection.
+"""
 
 
 def rule(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from helexa.acp.conversation import Location, ToolKind
+from helexa.acp.conversation_and_events import Location, ToolKind
 from helexa.acp.host import ToolError
 from helexa.acp.tools.excerpt import printable, title
 from helexa.acp.tools.search_process import Search, SearchResults
@@ -59,7 +59,7 @@ Unit = Literal["files", "matches"]
 
 
 def report(results: SearchResults, folder: str, unit: Unit) -> str:
-    """Return the results as lines of text for the model.
+    """Return the results of a search as lines of text for the model.
 
     Each path begins with `folder`.
     """

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 from pathspec import GitIgnoreSpec
 
-from helexa.acp.tools.boundary import is_secret
+from helexa.acp.tools.boundary_and_secrets import is_secret
 from helexa.acp.tools.excerpt import printable
 
 _MAX_IGNORE_FILE_BYTES = 1 << 20
@@ -28,7 +28,7 @@ _Rules = tuple[tuple[str, GitIgnoreSpec], ...]  # ignore rules, most specific fi
 
 
 def files_below(folder: Path) -> Iterator[str]:
-    """Yield the sorted relative paths of all regular files below a folder.
+    """Yield the sorted paths of all files below a folder, in the search process.
 
     Links are not followed. In a git repository, files are omitted that match the `.gitignore` files,
     `.git/info/exclude` or `~/.config/git/ignore`, even if git tracks them. Outside a repository, files in well-known
@@ -116,7 +116,7 @@ _MAX_SECRETS = 20  # reported as not searched
 
 
 class Search(Struct, frozen=True):
-    """The parameters of a search for files or for lines of files.
+    """The parameters of a search for files or lines, which the search process reads.
 
     Lines of files that usually contain secrets (see `is_secret`), and lines of the agent's own files, are searched
     only if `file` names the file.
@@ -135,7 +135,7 @@ class Search(Struct, frozen=True):
 
 
 class Match(Struct, frozen=True):
-    """A matching file, or a matching line of a file."""
+    """A matching file, or a matching line of a file, that the search process found."""
 
     path: str  # path of the file, relative to the searched folder
     line: int | None = None  # line number, counted from 1, or None if files were searched
@@ -143,7 +143,7 @@ class Match(Struct, frozen=True):
 
 
 class SearchResults(Struct, frozen=True):
-    """The results of a search, sorted by path."""
+    """The results of a search, sorted by path, which the search process writes."""
 
     matches: tuple[Match, ...] = ()  # the matching files or lines, at most `Search.max_results`
     has_more: bool = False  # whether there are more matches, which were omitted
@@ -159,7 +159,7 @@ def main() -> None:
 
 
 def find(request: Search) -> SearchResults:
-    """Search the files and return the matching files or lines."""
+    """Search the files in the search process and return the matching files or lines."""
     try:
         flags = re.IGNORECASE if request.ignore_case else re.NOFLAG
         expression = re.compile(request.text, flags) if request.text is not None else None
@@ -190,7 +190,7 @@ def find(request: Search) -> SearchResults:
 
 
 def braces_expanded(pattern: str) -> list[str]:
-    """Return patterns without braces that together match the same files as `pattern`.
+    """Return the search's glob patterns without braces that match as `pattern`.
 
     For example, `*.{js,ts}` is expanded to `*.js` and `*.ts`.
     """

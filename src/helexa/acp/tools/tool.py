@@ -12,32 +12,12 @@ import msgspec
 from msgspec import Struct
 
 from helexa.acp.config import Settings, config_path
-from helexa.acp.conversation import Card, CardContent, Image, Location, PlanEntry, Text, ToolKind
+from helexa.acp.conversation_and_events import CardContent, Image, Location, PlanEntry, Text, ToolKind
 from helexa.acp.host import Host, ToolError
-from helexa.acp.tools.boundary import Boundary, OutOfBounds, ResolvedPath
+from helexa.acp.tools.boundary_and_secrets import Boundary, OutOfBounds, ResolvedPath
 from helexa.acp.tools.excerpt import ends, fenced
 
 Verdict = Literal["allow_once", "allow_always", "reject_once", "cancelled"]
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """A set of tool calls to allow or reject always, such as `git status *`."""
-
-    tool: str  # name of the tool, for example `bash`
-    # Which calls of the tool are in the set, for example `git status *`, or a folder for `edit_file`. An empty subject
-    # means all calls of the tool.
-    subject: str
-    label: str  # description for the user, for example "edits in src/"
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """An answer "always allow" that a permission request offers."""
-
-    scope: Scope  # the set of calls
-    # Whether the answer is saved for later sessions of the project. Otherwise it applies to this session.
-    saved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +42,7 @@ class Runs:
     command: str  # the command line
     folder: Path  # working directory of the shell
     # Name of the command, for example `git diff`, if the command line is known to only read files. Otherwise None; see
-    # `helexa.acp.tools.bash`.
+    # `helexa.acp.tools.vetted_commands`.
     vetted: str | None = None
 
 
@@ -192,45 +172,6 @@ class Tool(Protocol):
         """
         ...
 
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """Decision of the permission rules: the tool call may run without asking the user."""
-
-
-@dataclass(frozen=True, slots=True)
-class Denied:
-    """The tool call must not run. `reason` is the error message for the model."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class AskUser:
-    """The user must be asked, with "always allow" `offers`, the narrowest first."""
-
-    offers: tuple[Offer, ...]
-
-
-Ruling = Allowed | Denied | AskUser
-
-
-@dataclass(frozen=True, slots=True)
-class PermissionRequest:
-    """A request to the user to allow a tool call."""
-
-    call_id: str  # id of the tool call
-    name: str  # name of the tool
-    card: Card  # display of the call in the editor
-    arguments: dict[str, Any]  # arguments of the call
-    offers: tuple[Offer, ...]  # the "always allow" answers that the user can choose
-
-
-PermissionCallback = Callable[[PermissionRequest], Awaitable[Verdict]]
-"""Callback that asks the user for permission and returns the decision.
-
-The callback has a time limit and raises only CancelledError. If the editor fails, the callback returns a rejection.
-"""
 
 _SHOWN_BYTES = 8_000
 

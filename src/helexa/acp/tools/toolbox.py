@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from helexa.acp.config import Mode
-from helexa.acp.conversation import PlanEntry, PlanPriority, PlanStatus, ToolKind
+from helexa.acp.conversation_and_events import PlanEntry, PlanPriority, PlanStatus, ToolKind
 from helexa.acp.tools import mcp as mcp_tools
 from helexa.acp.tools.bash import Bash
 from helexa.acp.tools.files import EditFile, ReadFile, WriteFile

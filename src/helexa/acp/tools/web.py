@@ -12,7 +12,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from msgspec import Meta
 from yarl import URL
 
-from helexa.acp.conversation import CardContent, Text, ToolKind
+from helexa.acp.conversation_and_events import CardContent, Text, ToolKind
 from helexa.acp.host import ToolError
 from helexa.acp.tools.excerpt import clipped, fenced, shown_whole, title
 from helexa.acp.tools.tool import Act, Arguments, BuiltIn, Fetches, Progress, ToolContext, ToolOutcome

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from helexa.acp.agent.context import Choices, Turn
+from helexa.acp.agent.context_and_compaction import Choices, Turn
 from helexa.acp.agent.loop import run_turn
 from helexa.acp.config import Endpoint, Settings
-from helexa.acp.conversation import (
+from helexa.acp.conversation_and_events import (
     CallChanged,
     CompactionChanged,
     Event,
@@ -25,7 +25,8 @@ from helexa.acp.conversation import (
 )
 from helexa.acp.host import LocalHost
 from helexa.acp.providers.models import ModelChoice, Models
-from helexa.acp.tools.tool import PermissionRequest, Scope, ToolContext, Verdict
+from helexa.acp.tools.permission import PermissionRequest, Scope
+from helexa.acp.tools.tool import ToolContext, Verdict
 from helexa.acp.tools.toolbox import open_toolbox
 from scripted.endpoint import ScriptedEndpoint
 

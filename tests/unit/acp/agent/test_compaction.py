@@ -4,8 +4,17 @@ import asyncio
 
 import pytest
 
-from helexa.acp.agent.context import compact, fit_messages, tokens, visible
-from helexa.acp.conversation import AssistantMessage, Cleared, Image, Summary, Text, ToolCall, ToolResult, UserMessage
+from helexa.acp.agent.context_and_compaction import compact, fit_messages, tokens, visible
+from helexa.acp.conversation_and_events import (
+    AssistantMessage,
+    Cleared,
+    Image,
+    Summary,
+    Text,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
 from helexa.acp.providers.requests_and_events import ProviderError
 from scripted.endpoint import ScriptedEndpoint
 from scripted.script_steps import Reject, Say

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from helexa.acp.conversation import (
+from helexa.acp.conversation_and_events import (
     AssistantMessage,
     CallChanged,
     CallStarted,

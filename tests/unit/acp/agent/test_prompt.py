@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.acp.agent.request import MAX_NOTE_BYTES, read_notes, system_prompt
+from helexa.acp.agent.system_prompt_and_request import MAX_NOTE_BYTES, read_notes, system_prompt
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.host import LocalHost
 from helexa.acp.tools.tool import ToolContext

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.acp.tools.boundary import Boundary, OutOfBounds
+from helexa.acp.tools.boundary_and_secrets import Boundary, OutOfBounds
 
 
 @pytest.fixture

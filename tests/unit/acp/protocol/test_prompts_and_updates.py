@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from acp import schema
 
-from helexa.acp.conversation import (
+from helexa.acp.conversation_and_events import (
     AssistantMessage,
     CallChanged,
     CallStarted,

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from helexa.acp.config import Endpoint, Settings
-from helexa.acp.conversation import AssistantMessage, Image, Text, ToolCall, ToolResult, UserMessage
+from helexa.acp.conversation_and_events import AssistantMessage, Image, Text, ToolCall, ToolResult, UserMessage
 from helexa.acp.providers import connection
 from helexa.acp.providers.models import ModelChoice, Models
 from helexa.acp.providers.requests_and_events import (

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from helexa.acp.config import Endpoint, Settings
-from helexa.acp.providers.endpoint import model_cards
-from helexa.acp.providers.models import ModelCard, ModelChoice, Models
+from helexa.acp.providers.models import ModelCard, ModelChoice, Models, model_cards
 from helexa.acp.providers.requests_and_events import ProviderError
 from scripted.endpoint import ScriptedEndpoint
 from scripted.script_steps import Reject

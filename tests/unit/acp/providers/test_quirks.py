@@ -10,7 +10,7 @@ from emulator.quirk import Quirk
 from emulator.table import QUIRKS
 
 from helexa.acp.config import Endpoint, Settings
-from helexa.acp.conversation import Text, UserMessage
+from helexa.acp.conversation_and_events import Text, UserMessage
 from helexa.acp.providers.models import ModelChoice, Models
 from helexa.acp.providers.requests_and_events import (
     AnswerDelta,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helexa.acp.config import Endpoint, Settings
-from helexa.acp.conversation import CardContent
+from helexa.acp.conversation_and_events import CardContent
 from helexa.acp.host import LocalHost, ToolError
 from helexa.acp.tools.tool import ToolContext, ToolOutcome
 from helexa.acp.tools.toolbox import Toolbox, open_toolbox

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helexa.acp.conversation import Diff, Image, Location
+from helexa.acp.conversation_and_events import Diff, Image, Location
 
 
 async def test_write_edit_and_read_a_file(workplace: Any) -> None:

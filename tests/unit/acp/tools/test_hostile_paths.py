@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from helexa.acp.config import Mode
-from helexa.acp.tools.permission import rule
-from helexa.acp.tools.tool import Allowed, AskUser, Denied, Scope
+from helexa.acp.tools.permission import Allowed, AskUser, Denied, Scope, rule
 
 OUTSIDE = [
     *("..", "../", "../outside", "../outside/secret.txt", "../outside/new.txt", "src/../../outside/secret.txt"),

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from helexa.acp.tools.bash import Bash, vetted_command
-from helexa.acp.tools.boundary import Boundary
+from helexa.acp.tools.bash import Bash
+from helexa.acp.tools.boundary_and_secrets import Boundary
+from helexa.acp.tools.vetted_commands import vetted_command
 from nightly import NIGHTLY
 
 _LINES = [

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from helexa.acp.conversation import Image
+from helexa.acp.conversation_and_events import Image
 from helexa.acp.tools import mcp
 from helexa.acp.tools.mcp import HttpServer, McpServer, StdioServer
 from helexa.acp.tools.tool import Calls

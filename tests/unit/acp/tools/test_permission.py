@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from helexa.acp.tools.boundary import ResolvedPath
-from helexa.acp.tools.permission import decide
-from helexa.acp.tools.tool import Act, Allowed, AskUser, Calls, Denied, Fetches, Reads, Runs, Scope, Writes
+from helexa.acp.tools.boundary_and_secrets import ResolvedPath
+from helexa.acp.tools.permission import Allowed, AskUser, Denied, Scope, decide
+from helexa.acp.tools.tool import Act, Calls, Fetches, Reads, Runs, Writes
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helexa.acp.conversation import Location
+from helexa.acp.conversation_and_events import Location
 from helexa.acp.tools import search as search_module
 from helexa.acp.tools.search_process import braces_expanded
 

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from helexa.acp.agent.request import read_notes
+from helexa.acp.agent.system_prompt_and_request import read_notes
 from helexa.acp.config import Mode
-from helexa.acp.conversation import Text
-from helexa.acp.tools.bash import HARDENED, Bash, vetted_command
-from helexa.acp.tools.boundary import Boundary, is_secret
+from helexa.acp.conversation_and_events import Text
+from helexa.acp.tools.bash import Bash
+from helexa.acp.tools.boundary_and_secrets import Boundary, is_secret
 from helexa.acp.tools.files import EditFile
-from helexa.acp.tools.permission import rule
-from helexa.acp.tools.tool import Allowed, AskUser, Scope
+from helexa.acp.tools.permission import Allowed, AskUser, Scope, rule
+from helexa.acp.tools.vetted_commands import HARDENED, vetted_command
 
 SECRETS = [
     *(".env", ".env.local", "deploy/prod.env", ".envrc", ".ssh/id_rsa", ".ssh/config", "id_ed25519", "server.key"),

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from helexa.acp.config import Settings
 from helexa.acp.host import LocalHost
-from helexa.acp.tools.bash import Bash, vetted_command
-from helexa.acp.tools.boundary import Boundary
-from helexa.acp.tools.permission import rule
-from helexa.acp.tools.tool import Allowed, AskUser, Scope, ToolContext
+from helexa.acp.tools.bash import Bash
+from helexa.acp.tools.boundary_and_secrets import Boundary
+from helexa.acp.tools.permission import Allowed, AskUser, Scope, rule
+from helexa.acp.tools.tool import ToolContext
+from helexa.acp.tools.vetted_commands import vetted_command
 
 
 @dataclass

@@ -23,7 +23,7 @@ def encode(value: Any) -> bytes:
 
 
 def sendable(value: Any) -> Any:
-    """Return a JSON value with U+FFFD in place of lone surrogates."""
+    """Return a JSON value of a conversation, with U+FFFD for lone surrogates."""
     try:
         _encoder.encode(value)
     except UnicodeEncodeError:
@@ -55,7 +55,7 @@ class Text(Struct, frozen=True, tag="text"):
 
 
 class Image(Struct, frozen=True, tag="image"):
-    """An image in a message: `data` in base64, and for example `image/png`."""
+    """An image in a message of the conversation: `data` in base64, and the media type."""
 
     mime_type: str
     data: str
@@ -118,7 +118,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class UserMessage(Struct, frozen=True, tag="user"):
-    """A message with the role `user`.
+    """A message of the agent's conversation with the role `user`.
 
     If `hidden`, the agent wrote the message itself, and the editor does not show it when a session is loaded.
     """
@@ -179,7 +179,7 @@ StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A chunk of the text that the model streams to the user."""
+    """An event of the agent: a chunk of the text that the model streams to the user."""
 
     message_id: str
     text: str
@@ -187,7 +187,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtDelta:
-    """A chunk of the model's reasoning."""
+    """An event of the agent: a chunk of the model's reasoning."""
 
     message_id: str
     text: str
@@ -195,7 +195,7 @@ class ThoughtDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """The model began to write a tool call, and the name of the tool is already known."""
+    """An event of the agent: the model began a tool call, whose tool is known."""
 
     call_id: str
     name: str
@@ -206,7 +206,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallChanged:
-    """A tool call progressed or ended. A field that is None has not changed."""
+    """An event of the agent: a tool call progressed. None: a field has not changed."""
 
     call_id: str
     status: CallStatus | None = None
@@ -217,14 +217,14 @@ class CallChanged:
 
 @dataclass(frozen=True, slots=True)
 class PlanChanged:
-    """The agent's plan (task list) changed. `entries` is the complete new plan."""
+    """An event of the agent: the plan (task list) changed. `entries` is all of it."""
 
     entries: tuple[PlanEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UsageChanged:
-    """Context usage after a model response."""
+    """An event of the agent: the context usage after a model response."""
 
     used: int  # tokens of the last request and its response
     size: int | None  # context size in tokens, or None if unknown
@@ -233,14 +233,14 @@ class UsageChanged:
 
 @dataclass(frozen=True, slots=True)
 class TitleChanged:
-    """The session has a new short title."""
+    """An event of the agent: the session has a new short title."""
 
     title: str
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message to the user outside of the conversation, for example on a retry."""
+    """An event of the agent: a message to the user, for example about a retry."""
 
     text: str
     severity: Literal["info", "warning", "error"] = "info"
@@ -248,7 +248,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class CompactionChanged:
-    """The status of a compaction (the model summarizes the conversation) changed."""
+    """An event of the agent: the status of a compaction (summary) changed."""
 
     compaction_id: str
     status: CompactionStatus
@@ -258,7 +258,7 @@ class CompactionChanged:
 
 @dataclass(frozen=True, slots=True)
 class CompactionDelta:
-    """A chunk of the summary that the model streams during a compaction."""
+    """An event of the agent: a chunk of the summary that the model streams."""
 
     compaction_id: str
     text: str

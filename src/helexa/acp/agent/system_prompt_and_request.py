@@ -10,14 +10,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from helexa.acp.agent.answer import AnswerCollector
-from helexa.acp.agent.context import Turn, fit_messages, text_tokens, tokens, visible, without_images
+from helexa.acp.agent.context_and_compaction import Turn, fit_messages, text_tokens, tokens, visible, without_images
 from helexa.acp.config import Mode, Settings
-from helexa.acp.conversation import CallChanged, CallStarted, Card, Message, Notice, Text
+from helexa.acp.conversation_and_events import CallChanged, CallStarted, Card, Message, Notice, Text
 from helexa.acp.providers.models import ModelCard, Provider
 from helexa.acp.providers.requests_and_events import ModelRequest, ProviderError, ToolSpec, Usage
-from helexa.acp.tools.boundary import is_secret
+from helexa.acp.tools.boundary_and_secrets import is_secret
 from helexa.acp.tools.excerpt import fenced, shown_whole
-from helexa.acp.tools.tool import Offer, PermissionRequest, Scope, ToolContext
+from helexa.acp.tools.permission import Offer, PermissionRequest, Scope
+from helexa.acp.tools.tool import ToolContext
 
 NOTES = ("AGENTS.md", "CLAUDE.md")
 """File names of project instructions.

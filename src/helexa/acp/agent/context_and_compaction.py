@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from helexa.acp.config import Mode, Settings
-from helexa.acp.conversation import (
+from helexa.acp.conversation_and_events import (
     AssistantMessage,
     Cleared,
     CompactionChanged,
@@ -27,7 +27,8 @@ from helexa.acp.conversation import (
 from helexa.acp.providers.models import ModelChoice, Models, Provider
 from helexa.acp.providers.requests_and_events import AnswerDelta, ModelRequest, ProviderError, ThoughtLevel
 from helexa.acp.tools.excerpt import ends
-from helexa.acp.tools.tool import PermissionCallback, Scope, ToolContext
+from helexa.acp.tools.permission import PermissionCallback, Scope
+from helexa.acp.tools.tool import ToolContext
 
 if TYPE_CHECKING:
     from helexa.acp.tools.toolbox import Toolbox
@@ -84,7 +85,8 @@ class Turn:
     * `run_turn` raises only `ProviderError` and `CancelledError`. Before it raises, it stores the partial response.
     * On cancellation, `run_turn` closes the HTTP stream. Each call without a result gets a failed `ToolResult`,
       because the history must have a result for each call.
-    * `helexa.acp.agent.context.compact(turn, instructions) -> bool` summarizes the history at the user's request.
+    * `helexa.acp.agent.context_and_compaction.compact(turn, instructions) -> bool` summarizes the history, if the user
+      requests it.
     """
 
     settings: Settings
@@ -101,7 +103,7 @@ class Turn:
 
 
 def visible(messages: Iterable[Message]) -> list[Message]:
-    """Return the messages of a conversation that are sent to the model.
+    """Return the messages of the agent's conversation that the model gets as context.
 
     Messages before the last `Cleared` entry are omitted. A summary replaces the messages that it summarizes. In the
     returned messages, each tool call has a result and each result has a call.
@@ -140,12 +142,12 @@ def _well_formed(messages: list[Message]) -> Iterable[Message]:
 
 
 def text_tokens(text: str) -> float:
-    """Return the estimated number of tokens of a text."""
+    """Return the estimated number of tokens of a text in the agent's context."""
     return len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN
 
 
 def tokens(messages: Iterable[Message]) -> float:
-    """Return the estimated number of tokens of all messages together."""
+    """Return the estimated number of tokens of messages in the agent's context."""
     return sum(_tokens(message) + MESSAGE_TOKENS for message in messages)
 
 
