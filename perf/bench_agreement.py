@@ -35,9 +35,10 @@ from typing import Any
 
 from support.machine import commit, machine
 
-from helexa.bench.client import Client, api_format_of, open_session
+from helexa.bench.client import Client, open_session
 from helexa.bench.load_generators import Clock, PromptRequest, Prompts, Turn
 from helexa.bench.request_metrics import RequestRecord, measure, measure_run
+from helexa.bench.wire_formats import api_format_of
 
 GUIDELLM = "guidellm==0.8.1"
 TOLERANCE = 0.05

@@ -16,14 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-from helexa.bench.client import Client, api_format_of, open_session
+from helexa.bench.client import Client, open_session
 from helexa.bench.identity import Model
 from helexa.bench.load_generators import Clock, sample_seed
 from helexa.bench.request_metrics import measure
 from helexa.bench.scenarios.scenario import Subject
 from helexa.bench.scenarios.single import Single
-from helexa.bench.target_interface import ServedModel
+from helexa.bench.servers import ServedModel
 from helexa.bench.verdicts_and_change_points import confirms, judge
+from helexa.bench.wire_formats import api_format_of
 
 FIRST, EXTRA, BUILDS, TRIALS = 5, 3, 200, 200
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 256  # defaults of helexa-bench

@@ -13,12 +13,12 @@ import pytest
 
 from helexa.acp.preferences import Grant, Preferences
 from helexa.acp.store import Store
-from helexa.cli.state_folder import recorded, running_ups, state_folder
+from helexa.cli.up_state import recorded, running_ups, state_folder
 from helexa.core.errors import HelexaError
 from helexa.cortex.ledger.storage.sqlite import open_sqlite
 from helexa.generation.batch_file import ResultFile
 from helexa.neuron.ops.native.kernel_library import _compile_lock
-from helexa.neuron.processes.model_file_locks import is_used, mark_used
+from helexa.neuron.processes.model_files import is_used, mark_used
 from helexa.neuron.sources.download import locked_file
 from helexa.neuron.sources.fetch import Fetch
 

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Protocol
 
 from helexa.core.catalog import Catalog
-from helexa.core.fleet import Discovery, ModelInfo
+from helexa.core.node_reports import Discovery, ModelInfo
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Report

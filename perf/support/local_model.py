@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from helexa.core.fleet import ModelSpec
 from helexa.core.model_names import ModelSource
+from helexa.core.node_reports import ModelSpec
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.sources import Sources

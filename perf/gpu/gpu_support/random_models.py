@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from helexa.neuron.models import model_class
-from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from helexa.neuron.weights.model_file import WHOLE, Part
-from helexa.neuron.weights.quant_policy import QuantPolicy
+from helexa.neuron.weights.quantization import QuantPolicy
 from helexa.neuron.weights.quantize import quantize
+from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor, Weight
 
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 40960, "vocab_size": 151936}
 _LINEAR = {
@@ -175,7 +175,7 @@ class DistinctModel(RandomModel):
     positions, recurrent states decay at medium rates, and few tokens have nearly equal logits.
 
     Args:
-        quant: quantization of the stored matrices (a name in `weights.quant_policy`), or empty. Experts of gpt-oss are
+        quant: quantization of the stored matrices (a name in `weights.quantization`), or empty. Experts of gpt-oss are
             always MXFP4.
     """
 

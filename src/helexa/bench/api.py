@@ -39,7 +39,7 @@ def to_csv(rows: Sequence[Any], *, head: bool = True) -> bytes:
 
 
 def columns(row: Any) -> list[str]:
-    """Return the field names of the dataclass instance `row`."""
+    """Return the CSV columns of a row: the field names of the dataclass instance."""
     return [field.name for field in fields(row)]
 
 
@@ -69,7 +69,7 @@ _ERROR_RESPONSES = {
 
 @cache
 def document() -> bytes:
-    """Return the OpenAPI document as JSON."""
+    """Return the OpenAPI document of the benchmark's API as JSON."""
     adapters = {query.path: TypeAdapter(query.shape) for query in QUESTIONS} | {"export": TypeAdapter(RunRow)}
     shapes, definitions = TypeAdapter.json_schemas(
         [(path, "serialization", adapter) for path, adapter in adapters.items()],
@@ -164,7 +164,7 @@ def routes() -> list[Route]:
 
 
 async def api_error_response(_request: Request, error: Exception) -> Response:
-    """Return the response for `error` as one line of plain text.
+    """Return the API's response for `error` as one line of plain text.
 
     Errors other than `ApiError` get status 500.
     """

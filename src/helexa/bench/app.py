@@ -95,7 +95,7 @@ log = logging.getLogger(__name__)
 
 
 async def serve(database: Path, listen: Address, root_path: str = "", console_url: str | None = None) -> None:
-    """Serve the pages and the API until SIGINT or SIGTERM.
+    """Run the web server of the pages and the API until SIGINT or SIGTERM.
 
     Args:
         root_path: path prefix set by a reverse proxy.

@@ -21,12 +21,16 @@ from typing import Any
 import aiohttp
 import orjson
 
-from helexa.bench.identity import TargetKind
 from helexa.bench.load_generators import Clock, PromptRequest
 from helexa.bench.request_metrics import Delta, RequestRecord, Role
-from helexa.bench.wire_formats import AnthropicMessages, ApiFormat, OpenAIChat, StreamError, Substitutes, mapping, text
+from helexa.bench.wire_formats import ApiFormat, StreamError, Substitutes, mapping, text
+from helexa.core.errors import HelexaError
 from helexa.core.logs import tell
 from helexa.core.sse import EventParser
+
+_CALL_SECS = 10.0
+_MAX_BYTES = 64 << 20  # an image of 4096 by 4096 pixels with little compression
+_MAX_REASON_CHARS = 300
 
 _STATUSES = (400, 422)
 _REJECTION = re.compile(
@@ -34,6 +38,10 @@ _REJECTION = re.compile(
     r"|not allowed|forbidden",
     re.IGNORECASE,
 )
+
+
+class TargetError(HelexaError):
+    """A target is unreachable, returns an error, or returns an invalid response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +105,6 @@ _MAX_ANSWER_BYTES = 256 << 20
 _MAX_ERROR_BYTES = 64 << 10
 _MAX_ERROR_CHARS = 500
 _READ_BYTES = 1 << 18
-
-
-def api_format_of(kind: TargetKind) -> ApiFormat:
-    """Return the API format (OpenAI or Anthropic) that servers of `kind` accept."""
-    return AnthropicMessages() if kind == "anthropic" else OpenAIChat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,7 @@ class Client:
 
 @asynccontextmanager
 async def open_session(connector: aiohttp.BaseConnector | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-    """Provide an HTTP session with many connections and without timeouts.
+    """Provide an HTTP session for the client, with many connections, no timeouts.
 
     Requests of the session record the time at which they are sent.
     """
@@ -252,3 +255,69 @@ def _rejection_text(status: int, body: bytes) -> str:
     text = message if isinstance(message, str) else body.decode("utf-8", "replace")
     printable = "".join(itertools.islice((c if c.isprintable() else " " for c in text), _MAX_ERROR_CHARS))
     return f"HTTP {status}: {printable.strip()}"
+
+
+class JsonCalls:
+    """Sends JSON requests to a target with the target's API key."""
+
+    def __init__(self, session: aiohttp.ClientSession, endpoint: str, headers: dict[str, str]) -> None:
+        self._session = session
+        self.endpoint = endpoint
+        self._headers = headers
+
+    async def get(self, path: str) -> Any:
+        """Send a GET request and return the parsed JSON response.
+
+        Raises:
+            TargetError: the target is unreachable, returns an error status, or does not return JSON.
+        """
+        return await self._call("GET", path, None, _CALL_SECS)
+
+    async def get_or_none(self, path: str) -> Any:
+        """Send a GET request and return the JSON response, or None if it fails."""
+        try:
+            return await self.get(path)
+        except TargetError:
+            return None
+
+    async def post(self, path: str, body: object, timeout_secs: float) -> Any:
+        """Send `body` as JSON in a POST request and return the parsed JSON response.
+
+        Raises:
+            TargetError: the target is unreachable, returns an error status, or does not return JSON.
+        """
+        return await self._call("POST", path, body, timeout_secs)
+
+    async def _call(self, method: str, path: str, body: object, timeout_secs: float) -> Any:
+        headers, data = self._headers, None
+        if body is not None:
+            headers, data = {**headers, "content-type": "application/json"}, orjson.dumps(body)
+        try:
+            async with (
+                asyncio.timeout(timeout_secs),
+                self._session.request(method, f"{self.endpoint}{path}", data=data, headers=headers) as response,
+            ):
+                text = await _bounded(response.content)
+                status = response.status
+        except TimeoutError:
+            raise TargetError(f"{self.endpoint}{path}: no answer within {timeout_secs:g} s; see its log") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise TargetError(f"{self.endpoint}{path}: {error}"[:_MAX_REASON_CHARS]) from error
+        if status // 100 != 2:
+            reason = text[:_MAX_REASON_CHARS].decode("utf-8", "replace")
+            raise TargetError(f"{self.endpoint}{path}: HTTP {status}: {reason}")
+        try:
+            return orjson.loads(text)
+        except ValueError:
+            raise TargetError(f"{self.endpoint}{path}: the answer is not JSON; check the endpoint") from None
+
+
+async def _bounded(content: aiohttp.StreamReader) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > _MAX_BYTES:
+            raise ValueError(f"the answer is over {_MAX_BYTES} bytes")
+    return b"".join(parts)

@@ -1,4 +1,4 @@
-"""Types of the configuration file `helexa-bench.toml`."""
+"""The configuration file `helexa-bench.toml`: its types, and where it is."""
 
 import os
 import re
@@ -12,6 +12,7 @@ from helexa.core import config, environment_variables
 from helexa.core.address import Address, Listen, base_url
 
 ENV_PREFIX = "BENCH_"
+_PLACES = (Path("helexa-bench.toml"), Path("/etc/helexa-bench/helexa-bench.toml"))
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 Positive = Annotated[float, Field(gt=0)]
 
@@ -208,3 +209,21 @@ def load(path: Path | None) -> BenchConfig:
     if path is not None:
         settings.bench.db_path = path.absolute().parent / settings.bench.db_path
     return settings
+
+
+def find_config(path: Path | None) -> Path | None:
+    """Return the path of the configuration file, or None if there is no file.
+
+    The result is `path` if given. Otherwise, the result is `./helexa-bench.toml` if it exists, or else the system-wide
+    file if it exists.
+    """
+    return path or next((place for place in _PLACES if place.exists()), None)
+
+
+def read_config(path: Path | None) -> BenchConfig:
+    """Return the configuration, or the default configuration without a file.
+
+    Raises:
+        ConfigError: the configuration is invalid. The message is one line.
+    """
+    return load(find_config(path))

@@ -12,7 +12,7 @@ EXTERNAL = "external"  # the `sha` of a build whose server does not report its c
 
 
 def digest(value: object) -> str:
-    """Return a short hash of a JSON value. The order of dict keys does not matter."""
+    """Return a short hash of a JSON value, to identify it. The order of keys is free."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -129,3 +129,11 @@ class Configuration:
             *(self.build.engine, self.build.sha, self.build.fingerprint),
             *(self.model.name, self.model.config_hash, self.scenario.name, self.scenario.params_hash),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The current host and build of a target (server to measure)."""
+
+    host: Host
+    build: Build

@@ -15,7 +15,7 @@ from helexa.bench.request_metrics import RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A text message of a conversation."""
+    """A text message of a generated prompt's conversation."""
 
     role: Literal["system", "user", "assistant"]
     text: str
@@ -23,7 +23,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call.
+    """A function that a generated prompt lets the model call.
 
     `parameters` is a JSON Schema of its arguments.
     """
@@ -35,7 +35,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """A request for one streamed response."""
+    """A generated request for one streamed response."""
 
     model: str
     turns: Sequence[Turn]  # messages of the conversation
@@ -104,7 +104,7 @@ class Prompts:
 
 
 def sample_seed(seed: int, *names: object) -> int:
-    """Return the random seed of a sample, from `seed` and identifying `names`."""
+    """Return the random seed of a sample's prompts, from `seed` and `names`."""
     return random.Random("\x00".join(map(str, (seed, *names)))).getrandbits(53)
 
 

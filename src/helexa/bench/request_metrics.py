@@ -31,7 +31,7 @@ DeltaKind = Literal["text", "reasoning", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A received chunk with text, reasoning or part of a tool call."""
+    """A received chunk in the record of a request: text, reasoning or tool call."""
 
     at: float  # arrival time on the client's clock, in seconds
     kind: DeltaKind  # kind of the content
@@ -40,7 +40,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call of the model. `arguments` is the JSON text as received."""
+    """A tool call in the record of a request. `arguments` is JSON text as received."""
 
     name: str
     arguments: str

@@ -3,25 +3,69 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
-from helexa.bench.client import Client, RejectedParameters, api_format_of
+from helexa.bench.client import Client, JsonCalls, RejectedParameters, TargetError
 from helexa.bench.config import TargetSection
-from helexa.bench.identity import EXTERNAL, UNKNOWN, Build, Gpu, Host, Model, Target, TargetKind
+from helexa.bench.identity import EXTERNAL, UNKNOWN, Build, Gpu, Host, Identity, Model, Target, TargetKind
 from helexa.bench.load_generators import Clock
 from helexa.bench.store.row_types import Reading
-from helexa.bench.target_interface import Identity, JsonCalls, ServedModel, TargetError, TargetServer
-from helexa.core.fleet import Discovery, Health, ModelInfo
+from helexa.bench.wire_formats import api_format_of
+from helexa.core.node_reports import Discovery, Health, ModelInfo
 
 ENGINE = "helexa"
 RecordT = TypeVar("RecordT", bound=BaseModel)
 _LOAD_SECS = 1800.0
 _UNLOAD_SECS = 120.0
 _NAMED_FACTS = {"git_sha", "git_sha_long", "git_dirty", "package_version", "build_timestamp"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that is loaded on a target."""
+
+    model: Model  # name and configuration
+    capabilities: frozenset[str] = frozenset({"text"})  # for example `text`, `vision`, `image`, `embedding`
+    context: int | None = None  # context length in tokens, or None if unknown
+    tool_call: bool = True  # False if the server reports that the model does not support tool calls
+    # Body of a request that loads the model with its current settings. Empty if the server cannot load models.
+    load: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def name(self) -> str:
+        """The model's name, as used in requests."""
+        return self.model.name
+
+
+class TargetServer(Protocol):
+    """A server to measure. All methods may raise `TargetError`."""
+
+    @property
+    def ignore_eos(self) -> bool:
+        """True if the server supports the parameter `ignore_eos`.
+
+        With this parameter, the server continues decoding after the end-of-sequence token.
+        """
+        ...
+
+    async def identity(self) -> Identity:
+        """Return the current host and build of the server."""
+        ...
+
+    async def models(self) -> list[ServedModel]:
+        """Return the models that are loaded on the server."""
+        ...
+
+    async def readings(self, at_s: float) -> list[Reading]:
+        """Return a reading of each accelerator, with `at_s` as its time.
+
+        Empty if the server does not report readings.
+        """
+        ...
 
 
 class NeuronTarget:

@@ -11,18 +11,18 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+from helexa.bench.client import TargetError
 from helexa.bench.config import BenchConfig, ScenariosSection
-from helexa.bench.identity import Configuration
+from helexa.bench.identity import Configuration, Identity
 from helexa.bench.load_generators import Clock, sample_seed
 from helexa.bench.request_metrics import Objectives, measure_run
 from helexa.bench.scenarios.load import Agentic, Concurrency, Mixed, Rate
 from helexa.bench.scenarios.quality import Capability, Image, json_correctness, tool_correctness
 from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject
 from helexa.bench.scenarios.single import Cancel, DecodeAtDepth, Single, Swap
-from helexa.bench.servers import Connection
+from helexa.bench.servers import Connection, ServedModel, TargetServer
 from helexa.bench.store.row_types import Reading, Sample
 from helexa.bench.store.writer import Store
-from helexa.bench.target_interface import Identity, ServedModel, TargetError, TargetServer
 from helexa.core.logs import tell
 
 

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from helexa.bench.identity import TargetKind
 from helexa.bench.load_generators import PromptRequest
 from helexa.bench.request_metrics import DeltaKind, RequestRecord
 from helexa.core.sse import ServerSentEvent
@@ -53,12 +54,12 @@ class ApiFormat(Protocol):
 
 
 def number(value: object) -> int | None:
-    """Return `value` if it is a non-negative integer below 2^53, else None."""
+    """Return `value` of a response if it is a non-negative integer, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
 
 
 def seconds(milliseconds: object) -> float | None:
-    """Convert milliseconds to seconds.
+    """Convert milliseconds in a response to seconds.
 
     Return None if `milliseconds` is not a valid duration.
     """
@@ -68,12 +69,12 @@ def seconds(milliseconds: object) -> float | None:
 
 
 def text(value: object) -> str:
-    """Return `value` if it is a string, else an empty string."""
+    """Return `value` of a response if it is a string, else an empty string."""
     return value if isinstance(value, str) else ""
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """Return `value` if it is a dict, else an empty dict."""
+    """Return `value` of a response if it is a dict, else an empty dict."""
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -297,3 +298,8 @@ def _take_anthropic_usage(usage: dict[str, Any], record: RequestRecord) -> None:
         record.cached_tokens = read
     record.completion_tokens = number(usage.get("output_tokens")) or record.completion_tokens
     _take_node_timing(mapping(usage.get("helexa_timing")), record)
+
+
+def api_format_of(kind: TargetKind) -> ApiFormat:
+    """Return the API format (OpenAI or Anthropic) that servers of `kind` accept."""
+    return AnthropicMessages() if kind == "anthropic" else OpenAIChat()

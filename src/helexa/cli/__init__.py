@@ -55,7 +55,7 @@ app.command(
     "helexa.cli.commands.doctor_and_smoke:doctor",
     help="Report the hardware and software, and the device that models run on.",
 )
-app.command("helexa.cli.flags:completion", help="Print a shell's completion script.")
+app.command("helexa.cli.flags_and_completion:completion", help="Print a shell's completion script.")
 
 
 @app.command(name="help")

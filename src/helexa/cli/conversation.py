@@ -220,7 +220,7 @@ def print_answers(
 
 
 def report(answers: Sequence[Completion], *, stats: bool, quiet: bool) -> None:
-    """Print notes about responses on stderr.
+    """Print notes about the responses of a conversation on stderr.
 
     Args:
         stats: whether to print the token counts and durations of each response.

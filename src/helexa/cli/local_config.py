@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helexa.cli.state_folder import write_private
 from helexa.cli.terminal import CONFIG, USAGE, CommandError
+from helexa.cli.up_state import write_private
+from helexa.core.address import is_loopback
 from helexa.core.model_names import ModelSource, typed_source
-from helexa.http.headers import is_loopback
 from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.cache_folder import default_prompts_mb
 
@@ -35,7 +35,7 @@ _IDLE_UNLOAD_SECS = 600.0
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model that the node loads at its start."""
+    """A model in the configuration of `helexa up`, which the node loads at start."""
 
     id: str  # name of the model in requests
     source: str | None  # where the model comes from, or None if `id` is also the source
@@ -209,7 +209,7 @@ def _keys(table: Mapping[str, str | float | None]) -> str:
 
 
 def check_ports(host: str, ports: dict[str, int]) -> None:
-    """Check that the servers can listen on their ports.
+    """Check that the servers of this local configuration can listen on their ports.
 
     Args:
         host: address on which the gateway listens.

@@ -191,7 +191,7 @@ def _has_disk(model: KnownModel) -> bool:
 
     If not, print a note.
     """
-    from helexa.neuron.sources.sources import default_cache
+    from helexa.neuron.cache_folder import default_cache
 
     folder = default_cache()
     while not folder.exists():

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self, TextIO
 
-from helexa.cli.flags import TargetFlags
+from helexa.cli.flags_and_completion import TargetFlags
 from helexa.cli.terminal import MODEL_NOT_FOUND, PROGRESS_DELAY_SECONDS, CommandError, exit_code, note, printable
 from helexa.core.display import file_size_text
 from helexa.core.errors import HelexaError, SourceError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def choose_model(gateway: "Gateway", wanted: str | None, *, quiet: bool = False) -> str:
-    """Return the name of the model to use on a gateway.
+    """Return the name of the model to load or use on a gateway.
 
     The name is `wanted` if given, else the first loaded model in the gateway's list, else the first model in the list.
     If the model is not loaded yet, print a note, except if `quiet` is set.
@@ -235,7 +235,7 @@ def _log_to_stderr() -> None:
 
 
 def with_hint(error: SourceError, name: str) -> HelexaError:
-    """Return an error with similar model names, or `error` unchanged."""
+    """Return an error with similar model names to load, or `error` unchanged."""
     from helexa.cli.local_model import models_here
     from helexa.neuron.builtin_models import BUILTIN_MODELS
 

@@ -47,7 +47,7 @@ _RAW_CONTROLS = {code: f"\\u{code:04x}" for code in (0x7F, *range(0x80, 0xA0))}
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """Return a value as JSON text in which all control characters are escaped.
+    """Return a value as JSON for the terminal, with all control characters escaped.
 
     `indent` is as in `json.dumps`.
     """
@@ -61,7 +61,7 @@ _CONTROLS = {code: None for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if 
 
 
 def printable(text: str) -> str:
-    """Return `text` without control characters, which could control the terminal.
+    """Return `text` for the terminal, without control characters.
 
     Newlines and tabs stay.
     """

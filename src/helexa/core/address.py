@@ -1,5 +1,6 @@
 """Validation of addresses in configurations: URLs, hosts and host patterns."""
 
+import ipaddress
 import re
 from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
@@ -99,3 +100,13 @@ HostPattern = Annotated[str, AfterValidator(host_pattern)]
 Listen = Annotated[Address, BeforeValidator(parse_address)]
 BaseUrl = Annotated[str, AfterValidator(base_url)]
 ApiUrl = Annotated[str, AfterValidator(base_url), AfterValidator(without_api_path)]
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a server at the address `host`."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"  # any other name may resolve to any address
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from helexa.core import config
 from helexa.core.errors import ConfigError, SourceError
-from helexa.core.fleet import Cost, Limit, SamplingDefaults
 from helexa.core.model_names import ModelSource
+from helexa.core.node_reports import Cost, Limit, SamplingDefaults
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ ModelId = Annotated[str, _PrintableId()]
 
 @dataclass(kw_only=True)
 class LoadOptions:
-    """A model to load, and options of the load; see `helexa.core.fleet.ModelSpec`."""
+    """A model to load, and options of the load (see `core.node_reports.ModelSpec`)."""
 
     model_id: ModelId
     harness: str = "torch"

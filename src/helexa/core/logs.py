@@ -1,15 +1,32 @@
-"""Formats log lines as text or JSON, with the id of the current request."""
+"""Formats log lines as text or JSON, with request ids; keeps the newest lines."""
 
 import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from helexa.core.errors import ConfigError
+
+# Limits of `LogLines`.
+MAX_LINES = 1000
+MAX_CHARS = 2000
+_MAX_EXCEPTION_CHARS = 8000
+_MIN_SECRET_CHARS = 8  # shorter texts occur in ordinary words
+_HIDDEN = "[hidden]"
+_SECRETS = (
+    (re.compile(r"\bhlx_\w+"), _HIDDEN),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]+"), rf"\1 {_HIDDEN}"),
+    (re.compile(r"(\w://)[^/\s:@]*:[^/\s@]*@"), rf"\1{_HIDDEN}@"),
+    (
+        re.compile(r"(?i)((?:password|secret|token|api[_-]?key|authorization)[\"']?\s*[=:]\s*)[\"']?[^\s\"',&]+"),
+        rf"\1{_HIDDEN}",
+    ),
+)
 
 LogFormat = Literal["text", "json"]
 
@@ -110,3 +127,63 @@ def one_line(text: str) -> str:
 def _formatted(value: object) -> str:
     """Return a field's value for a text log line, quoted if it has spaces or quotes."""
     return repr(value) if isinstance(value, str) and not _PLAIN.fullmatch(value) else str(value)
+
+
+class LogLines(logging.Handler):
+    """Logging handler that keeps the newest `MAX_LINES` lines, without secrets.
+
+    A line is hidden where it contains a configured secret, or text that looks like a key, a password or a token. The
+    gateway writes no secrets to its log, but a line may quote a URL or an error message of another program.
+    """
+
+    def __init__(self, secrets: Callable[[], Iterable[str]]) -> None:
+        super().__init__()
+        self._secrets = secrets
+        self._lines: deque[bytes] = deque(maxlen=MAX_LINES)
+        self._count = 0
+
+    @property
+    def first(self) -> int:
+        """Number of the oldest line that is kept; the first line ever has the number 0."""
+        return self._count - len(self._lines)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the line of a log record. `logging` holds the handler's lock."""
+        try:
+            line = self._line(record)
+        except Exception:  # as in other handlers, a wrong log call must not fail the code that logs
+            self.handleError(record)
+            return
+        self._lines.append(line)
+        self._count += 1
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        line: dict[str, object] = {
+            "at_ms": int(record.created * 1000),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": self._hide(one_line(record.getMessage()))[:MAX_CHARS],
+        }
+        if current_id := request_id.get():
+            line["request"] = current_id
+        if record.exc_info:
+            text = (self.formatter or logging.Formatter()).formatException(record.exc_info)
+            line["exception"] = self._hide(text)[-_MAX_EXCEPTION_CHARS:]
+        return json.dumps(line).encode()
+
+    def since(self, number: int) -> list[bytes]:
+        """Return the lines from the line `number` on as JSON, oldest first."""
+        self.acquire()
+        try:
+            new = min(self._count - number, len(self._lines))
+            return [self._lines[-place] for place in range(new, 0, -1)]
+        finally:
+            self.release()
+
+    def _hide(self, text: str) -> str:
+        for secret in self._secrets():
+            if len(secret) >= _MIN_SECRET_CHARS:
+                text = text.replace(secret, _HIDDEN)
+        for pattern, replacement in _SECRETS:
+            text = pattern.sub(replacement, text)
+        return text

@@ -1,8 +1,8 @@
 """The sampling options of requests: names, types, bounds and help texts.
 
 The other classes with these options derive from `Sampling`: request bodies (`core.wire.request`), defaults that
-operators set (`core.fleet.SamplingDefaults`), the library's options, and those of the command line. The engine has its
-own declaration without unset values: `neuron.engine.ipc.messages.SamplingParams`.
+operators set (`core.node_reports.SamplingDefaults`), the library's options, and those of the command line. The engine
+has its own declaration without unset values: `neuron.engine.ipc.messages.SamplingParams`.
 """
 
 from collections.abc import Iterator, Mapping

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from helexa.core.address import Address
 from helexa.core.catalog import Catalog
 from helexa.core.errors import ApiError, ConfigError
-from helexa.core.logs import tell
 from helexa.cortex import gateway
 from helexa.cortex.access.network import with_cors
 from helexa.cortex.config import CortexConfig
@@ -26,7 +25,7 @@ from helexa.cortex.forwarding.token_bounds import CHAT, COMPACT, COMPLETIONS, EM
 from helexa.cortex.gateway import METRICS_CONNECTIONS, Gateway
 from helexa.cortex.ledger.storage.database import DatabaseError
 from helexa.cortex.metrics import Metrics, create_metrics_app
-from helexa.cortex.routes.access import (
+from helexa.cortex.routes.access_and_errors import (
     OriginGuard,
     admin,
     handle_api_error,
@@ -38,7 +37,8 @@ from helexa.cortex.routes.access import (
     user,
     viewer,
 )
-from helexa.cortex.routes.admin import (
+from helexa.cortex.routes.generation import Generation, Messages, Responses, input_items, stored_response
+from helexa.cortex.routes.keys_and_nodes import (
     cordon_node,
     create_invitation,
     drain_node,
@@ -48,7 +48,6 @@ from helexa.cortex.routes.admin import (
     remove_node,
     uncordon_node,
 )
-from helexa.cortex.routes.generation import Generation, Messages, Responses, input_items, stored_response
 from helexa.cortex.routes.models import (
     cancel_pull,
     clear_prefix_cache,
@@ -72,6 +71,7 @@ from helexa.cortex.routes.reports import (
     list_activity,
 )
 from helexa.cortex.routes.tokens import ask_tokenizer, count_message_tokens, get_tokenizer_info
+from helexa.cortex.shutdown import Shutdown
 from helexa.http.listener import AddressInUseError, Listener, bind
 from helexa.http.process import collect_seldom, notify, on_reload_signal, on_stop_signals, raise_descriptor_limit
 
@@ -158,7 +158,7 @@ class HotPaths:
 
 
 def canonical_path(path: str, known: Collection[str]) -> str | None:
-    """Return the path in `known` that `path` means, or None if there is none."""
+    """Return the application's path in `known` that `path` means, or None."""
     # One slash may be at the end, and `/v1` may be doubled or missing. Clients append `/v1/messages` or
     # `/chat/completions` to a base URL, so a wrong base URL gives these paths.
     path = path.removesuffix("/")  # empty segments stay: a proxy in front of the gateway may have rules for paths
@@ -197,7 +197,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
 
 
 async def serve(config: CortexConfig, catalog: Catalog, path: Path | None = None) -> None:
-    """Run the API and metrics listeners until SIGINT or SIGTERM.
+    """Run the gateway's API and metrics listeners until SIGINT or SIGTERM.
 
     At SIGHUP, read the configuration again. After SIGINT or SIGTERM, reject new requests, wait `drain_secs` seconds for
     running requests, then end them. A second signal ends them at once.
@@ -228,7 +228,11 @@ async def serve(config: CortexConfig, catalog: Catalog, path: Path | None = None
             if ollama is not None:
                 listener = Listener(OllamaAddress(app), limits=limits, bodies=running_gateway.bodies)
                 listeners.append((listener, ollama))
-            shutdown = Shutdown(running_gateway, [listener for listener, _ in listeners])
+            shutdown = Shutdown(
+                running_gateway.drain,
+                lambda: running_gateway.config.gateway.drain_secs,
+                [listener for listener, _ in listeners],
+            )
             on_stop_signals(shutdown.signal)
             on_reload_signal(running_gateway.reload, shutdown.signal)
             collect_seldom()
@@ -250,31 +254,3 @@ def _bind(address: Address, setting: str, program: str = "the process that uses 
         raise ConfigError(f"{error}; end {program}, or change {setting}") from None
     except ConfigError as error:
         raise ConfigError(f"{error}; change {setting}") from None
-
-
-class Shutdown:
-    """Ends a gateway's listeners after its running requests."""
-
-    def __init__(self, gateway: Gateway, listeners: Sequence[Listener]) -> None:
-        self._gateway = gateway
-        self._listeners = listeners
-        self._draining: asyncio.Task[None] | None = None
-
-    def signal(self) -> None:
-        """Begin the drain at the first signal, and end the listeners at the second signal."""
-        if self._draining is None:
-            self._draining = asyncio.create_task(self._drain())
-        else:
-            self._end()
-
-    async def _drain(self) -> None:
-        secs = self._gateway.config.gateway.drain_secs
-        tell(log, logging.INFO, "draining", drain_secs=secs)
-        notify("STOPPING=1")
-        if left := await self._gateway.drain.run(secs):
-            tell(log, logging.WARNING, "drain timed out", drain_secs=secs, requests=left)
-        self._end()
-
-    def _end(self) -> None:
-        for listener in self._listeners:
-            listener.should_exit = True

@@ -1,17 +1,17 @@
 """`cortex.toml`: the gateway's configuration."""
 
 import os
-import ssl
+from collections.abc import Iterator
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, IPvAnyNetwork, SecretStr, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, IPvAnyNetwork, SecretStr, model_validator
 
 from helexa.core import config, environment_variables
 from helexa.core.address import Address, ApiUrl, BaseUrl, HostName, HostPattern, Listen
-from helexa.core.errors import ConfigError
-from helexa.core.former_settings import FormerSetting
+from helexa.core.config import FormerSetting
+from helexa.cortex.upstream.tls import client_context
 from helexa.http.acceptor import MAX_CONNECTIONS
 
 ENV_PREFIX = "CORTEX_"
@@ -332,22 +332,12 @@ def log_unknown_variables(settings: CortexConfig) -> None:
     environment_variables.log_unknown_variables(CortexConfig, prefix=ENV_PREFIX, other_names=keys)
 
 
-def client_context(ca_file: Path | None) -> ssl.SSLContext:
-    """Return TLS settings with which a client checks the certificates of servers.
-
-    Args:
-        ca_file: PEM file with certificate authorities to trust besides those of the system, or None.
-
-    Raises:
-        ConfigError: the file cannot be read or contains no certificate.
-    """
-    context = ssl.create_default_context()
-    if ca_file is not None:
-        try:
-            context.load_verify_locations(ca_file)
-        except ssl.SSLError:
-            raise ConfigError(f"ca_file: {ca_file} contains no PEM certificate; name a file that does") from None
-        except OSError as error:
-            message = f"ca_file: {ca_file} cannot be read ({error.strerror}); name a readable file, or remove ca_file"
-            raise ConfigError(message) from None
-    return context
+def secrets_of(section: BaseModel) -> Iterator[str]:
+    """Yield all secrets in the gateway's configuration."""
+    for value in vars(section).values():
+        for item in value if isinstance(value, list) else [value]:  # pyright: ignore[reportUnknownVariableType]
+            if isinstance(item, SecretStr):
+                if not (secret := item.get_secret_value()).startswith("sqlite:"):
+                    yield secret
+            elif isinstance(item, BaseModel):
+                yield from secrets_of(item)

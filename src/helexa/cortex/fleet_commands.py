@@ -24,13 +24,13 @@ _REFRESH_SECS = 1.0
 
 
 class Unreachable(HelexaError):
-    """The endpoint did not respond, or its response is not HTTP or not JSON."""
+    """A command's gateway did not respond, or its response is not HTTP or JSON."""
 
     exit_code = 3
 
 
 class Refused(HelexaError):
-    """The gateway responded with an error.
+    """The gateway responded to a command (`cordon`, `top`, ...) with an error.
 
     The exception's message contains the message of the error response.
     """

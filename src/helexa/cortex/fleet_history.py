@@ -1,23 +1,17 @@
-"""The last hour of the fleet and the newest log lines, in memory, for the console.
+"""The last hour of the fleet, in memory, for the console.
 
 The size of the history is bounded: one number per interval and field for the fleet, for each of at most `MAX_NAMES`
 nodes, and for each of at most `MAX_NAMES` models. Fewer than `MAX_FINISHED` finished requests wait to be counted.
 """
 
 import asyncio
-import logging
 import math
-import re
 import time
 from array import array
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias
 
-import orjson
-from pydantic import BaseModel, SecretStr
-
-from helexa.core.logs import one_line, request_id
 from helexa.cortex.fleet.fleet_view import FleetView, Node, machine_of
 from helexa.cortex.ledger.activity import Activity
 
@@ -29,21 +23,6 @@ MAX_FINISHED = 1000
 
 By = Literal["fleet", "node", "model"]
 Ring: TypeAlias = "array[float]"
-
-MAX_LINES = 1000
-MAX_CHARS = 2000
-_MAX_EXCEPTION_CHARS = 8000
-_MIN_SECRET_CHARS = 8  # shorter texts occur in ordinary words
-_HIDDEN = "[hidden]"
-_SECRETS = (
-    (re.compile(r"\bhlx_\w+"), _HIDDEN),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]+"), rf"\1 {_HIDDEN}"),
-    (re.compile(r"(\w://)[^/\s:@]*:[^/\s@]*@"), rf"\1{_HIDDEN}@"),
-    (
-        re.compile(r"(?i)((?:password|secret|token|api[_-]?key|authorization)[\"']?\s*[=:]\s*)[\"']?[^\s\"',&]+"),
-        rf"\1{_HIDDEN}",
-    ),
-)
 
 
 class _Series:
@@ -254,74 +233,3 @@ def _memory(node: Node) -> tuple[float, float] | None:
     if health.memory_total_mb is None or health.memory_free_mb is None:
         return None
     return health.memory_total_mb - health.memory_free_mb, health.memory_total_mb
-
-
-class LogLines(logging.Handler):
-    """Logging handler that keeps the newest `MAX_LINES` lines, without secrets.
-
-    A line is hidden where it contains a configured secret, or text that looks like a key, a password or a token. The
-    gateway writes no secrets to its log, but a line may quote a URL or an error message of another program.
-    """
-
-    def __init__(self, secrets: Callable[[], Iterable[str]]) -> None:
-        super().__init__()
-        self._secrets = secrets
-        self._lines: deque[bytes] = deque(maxlen=MAX_LINES)
-        self._count = 0
-
-    @property
-    def first(self) -> int:
-        """Number of the oldest line that is kept; the first line ever has the number 0."""
-        return self._count - len(self._lines)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the line of a log record. `logging` holds the handler's lock."""
-        try:
-            line = self._line(record)
-        except Exception:  # as in other handlers, a wrong log call must not fail the code that logs
-            self.handleError(record)
-            return
-        self._lines.append(line)
-        self._count += 1
-
-    def _line(self, record: logging.LogRecord) -> bytes:
-        line: dict[str, object] = {
-            "at_ms": int(record.created * 1000),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": self._hide(one_line(record.getMessage()))[:MAX_CHARS],
-        }
-        if current_id := request_id.get():
-            line["request"] = current_id
-        if record.exc_info:
-            text = (self.formatter or logging.Formatter()).formatException(record.exc_info)
-            line["exception"] = self._hide(text)[-_MAX_EXCEPTION_CHARS:]
-        return orjson.dumps(line)
-
-    def since(self, number: int) -> list[bytes]:
-        """Return the lines from the line `number` on as JSON, oldest first."""
-        self.acquire()
-        try:
-            new = min(self._count - number, len(self._lines))
-            return [self._lines[-place] for place in range(new, 0, -1)]
-        finally:
-            self.release()
-
-    def _hide(self, text: str) -> str:
-        for secret in self._secrets():
-            if len(secret) >= _MIN_SECRET_CHARS:
-                text = text.replace(secret, _HIDDEN)
-        for pattern, replacement in _SECRETS:
-            text = pattern.sub(replacement, text)
-        return text
-
-
-def secrets_of(section: BaseModel) -> Iterator[str]:
-    """Yield all secrets in a configuration."""
-    for value in vars(section).values():
-        for item in value if isinstance(value, list) else [value]:  # pyright: ignore[reportUnknownVariableType]
-            if isinstance(item, SecretStr):
-                if not (secret := item.get_secret_value()).startswith("sqlite:"):
-                    yield secret
-            elif isinstance(item, BaseModel):
-                yield from secrets_of(item)

@@ -7,18 +7,19 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 
 from helexa.core.catalog import Catalog
+from helexa.core.logs import LogLines
 from helexa.cortex.access.auth import Authenticator
 from helexa.cortex.access.keys import static_keys
 from helexa.cortex.access.network import TrustedProxies, check_exposure
 from helexa.cortex.access.rate_limiter import RateLimiter
-from helexa.cortex.config import CortexConfig, NeuronSection, client_context
+from helexa.cortex.config import CortexConfig, NeuronSection, secrets_of
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import sees_images
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.node_errors import CONNECT_TIMEOUT_SECS
 from helexa.cortex.fleet.poller import Poller
-from helexa.cortex.fleet_history import History, LogLines, secrets_of
-from helexa.cortex.forwarding.body_checks import BodyWorkers
+from helexa.cortex.fleet_history import History
+from helexa.cortex.forwarding.body_workers import BodyWorkers
 from helexa.cortex.forwarding.proxy import Proxy
 from helexa.cortex.forwarding.token_queries import NodeCalls
 from helexa.cortex.ledger.activity import Activity
@@ -33,10 +34,12 @@ from helexa.cortex.node_join import Joins
 from helexa.cortex.reload import Reloader
 from helexa.cortex.request_images import ImagePreparation, PreparedBody
 from helexa.cortex.request_record import RequestRecord
+from helexa.cortex.shutdown import Drain
 from helexa.cortex.upstream.client import MAX_IDLE, Upstream
+from helexa.cortex.upstream.tls import client_context
 from helexa.http.acceptor import ConnectionLimits
 from helexa.http.process import descriptor_limit
-from helexa.http.server_state import BodyBudget, Drain
+from helexa.http.server_state import BodyBudget
 
 METRICS_CONNECTIONS = ConnectionLimits(total=32, per_address=32, rejected=4)
 

@@ -1,10 +1,18 @@
 """Image files in requests: data URLs, formats, sizes, and estimates of tokens."""
 
+import base64
 import binascii
 import struct
 
 from helexa.core.errors import ApiError
-from helexa.core.image_format import MEDIA_TYPES, data_url
+
+MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+_SIGNATURES = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+}
 
 _ALIASES = {"image/jpg": "image/jpeg"}
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
@@ -77,7 +85,7 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of JPEG s
 
 
 def image_tokens(url: str, detail: str | None = None) -> int:
-    """Return the estimated tokens of an image.
+    """Return the estimated tokens of an image file.
 
     The estimate for an http(s) URL or a damaged file is `TYPICAL_TOKENS`. `detail` is the value in the request, or
     None.
@@ -136,3 +144,16 @@ def _webp_size(head: bytes) -> tuple[int, int] | None:
         case b"VP8X":
             return int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
     return None
+
+
+def media_type(data: bytes) -> str | None:
+    """Return the media type of an image file, or None if it is not supported."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for start, kind in _SIGNATURES.items() if data.startswith(start)), None)
+
+
+def data_url(data: bytes) -> str | None:
+    """Return an image file as a data URL, or None if the format is not supported."""
+    kind = media_type(data)
+    return None if kind is None else f"data:{kind};base64,{base64.b64encode(data).decode()}"

@@ -16,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from helexa.core.fleet import DeviceHealth, ModelLoad
+from helexa.core.node_reports import DeviceHealth, ModelLoad
 from helexa.core.version import __version__
 from helexa.cortex.fleet.breaker import ANY
 from helexa.cortex.fleet.fleet import Fleet, FleetView
 from helexa.cortex.request_record import RequestRecord
-from helexa.http.server_state import Drain
+from helexa.cortex.shutdown import Drain
 
 _TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 _DURATION = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import SecretStr
 
 from helexa.core.errors import ApiError, overloaded
-from helexa.core.fleet import CHECK_KEY
+from helexa.core.node_reports import CHECK_KEY
 from helexa.cortex.access.keys import new_secret
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.node_errors import NodeError
@@ -156,7 +156,7 @@ async def allowed_endpoint(endpoint: str, client: str, invitation: Invitation) -
 
 
 async def prove(client: NodeClient, endpoint: str, bearer: str) -> None:
-    """Check that a node answers, and that it requires the key `bearer`.
+    """Check that a joining node answers, and that it requires the key `bearer`.
 
     Raises:
         ApiError: 422 if the check failed. The message says what to do.

@@ -128,7 +128,7 @@ def check_exposure(
     *,
     is_complete: bool = True,
 ) -> None:
-    """Reject a configuration that is more open by omission, or has no nodes.
+    """Reject a reload that is more open by omission, or leaves no nodes.
 
     A configuration file that was cut off lacks them. A line such as `require_auth = false` is an explicit decision.
 
@@ -186,7 +186,7 @@ def _check_terms(name: str, former: TermsSection, current: TermsSection) -> None
 
 
 def differences(previous: BaseModel, current: BaseModel) -> list[str]:
-    """Return one line of text per value that differs, without secrets."""
+    """Return one line per value that a reload changes, without secrets."""
     old, new = dict(_leaves("", previous)), dict(_leaves("", current))
     lines = [f"{key}: {old[key]!r} became {new[key]!r}" for key in old if key in new and old[key] != new[key]]
     lines += [f"{key}: {value!r} is new" for key, value in new.items() if key not in old]

@@ -121,7 +121,7 @@ def has_warm(node: Node, model: str) -> bool:
 
 
 def breaker_error(view: FleetView, model: str, client: str = ANY) -> ApiError | None:
-    """Return the 503 error if open circuit breakers keep requests from a loaded model.
+    """Return routing's 503 error if open breakers keep requests from a model.
 
     Return None if there is no such node. The caller uses this function if `route` has found no node.
     """
@@ -137,7 +137,7 @@ def breaker_error(view: FleetView, model: str, client: str = ANY) -> ApiError | 
 
 
 def unknown_model(view: FleetView, name: str) -> ApiError:
-    """Return the error for a model that neither the catalog nor a node has."""
+    """Return routing's error for a model that no catalog and no node has."""
     # A node that has not answered a poll yet may have the model, so 404 would be wrong.
     silent_nodes = [node.name for node in view.nodes if not node.polled]
     if silent_nodes:

@@ -17,7 +17,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from helexa.core.errors import ApiError
-from helexa.core.fleet import Limit
+from helexa.core.node_reports import Limit
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.fleet.fleet_view import FleetView
 from helexa.cortex.forwarding.request import ClientRequest

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from helexa.core.sampling import Sampling
-from helexa.generation.answering import Result
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError, InvalidRequestError
 from helexa.generation.request import AnswerSchema, Ask, Request, alternatives, image_part
+from helexa.generation.run_requests import Result
 from helexa.generation.tools import chosen_tool, tool_definitions
 
 _MAX_LINE_BYTES = 16 << 20

@@ -15,7 +15,7 @@ _REASONS = ("stop", "length", "tool_calls")
 
 
 class ChunkReader:
-    """Reads the chunks of one response, whose model is `model`."""
+    """Reads the chunks of one streamed chat completion of `model` as events."""
 
     def __init__(self, model: str) -> None:
         self._model = model

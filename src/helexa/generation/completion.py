@@ -26,7 +26,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A chunk of generated text, never empty.
+    """A chunk of a completion: generated text, never empty.
 
     Attributes:
         text: the text.
@@ -57,7 +57,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Durations of a request, in seconds.
+    """Durations of a completion's request, in seconds.
 
     Attributes:
         load_s: time from the call until the model is loaded. Almost 0 if it was already loaded.

@@ -43,7 +43,7 @@ def needs_engine(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 
 def has_engine_packages() -> bool:
-    """Return whether the extra `neuron` is installed.
+    """Return whether the extra `neuron`, for private engines, is installed.
 
     Without it, a process would end with a traceback.
     """

@@ -29,7 +29,7 @@ _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the value of the variable `name`, or else of its alias.
+    """Return the value of the library's variable `name`, or else of its alias.
 
     Return None if both are unset or empty.
     """
@@ -37,7 +37,7 @@ def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def number(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the value of the variable `name` as a positive integer, or None.
+    """Return the value of the library's variable `name`, a positive integer, or None.
 
     Raises:
         ConfigError: the value is not a positive integer.
@@ -51,7 +51,7 @@ def number(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the variable `name` is 1, true, yes or on.
+    """Return whether the library's variable `name` is 1, true, yes or on.
 
     Raises:
         ConfigError: the value is not a boolean.

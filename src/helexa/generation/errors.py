@@ -55,57 +55,57 @@ class GenerationError(HelexaError):
 
 
 class InvalidRequestError(GenerationError):
-    """The prompt or an option is invalid."""
+    """The request failed: the prompt or an option is invalid."""
 
     exit_code = 2
 
 
 class ContextLengthError(InvalidRequestError):
-    """The prompt does not fit into the model's context."""
+    """The request failed: the prompt does not fit into the model's context."""
 
     exit_code = 1
 
 
 class AuthenticationError(GenerationError):
-    """The server needs an API key, or rejects the key of the request.
+    """The request failed: the server needs an API key, or rejects the key.
 
     The key is read from `HELEXA_API_KEY`.
     """
 
 
 class PermissionDeniedError(GenerationError):
-    """The API key may not make this request."""
+    """The request failed: the API key may not make this request."""
 
 
 class NotFoundError(GenerationError):
-    """The server does not have what the request names, or does not know its path."""
+    """The request failed: the server does not have what it names, or its path."""
 
 
 class ModelNotFoundError(NotFoundError):
-    """The model does not exist."""
+    """The request failed: the model does not exist."""
 
     exit_code = 4
 
 
 class UnreachableError(GenerationError):
-    """The server does not respond, or the connection broke."""
+    """The request failed: no response of the server, or a broken connection."""
 
     exit_code = 3
 
 
 class RateLimitError(GenerationError):
-    """The API key reached a rate limit or its token budget.
+    """The request failed: the API key reached a rate limit or token budget.
 
     `retryable` is True for a rate limit; `code` is `insufficient_quota` for a budget.
     """
 
 
 class EngineError(GenerationError):
-    """The model or the server failed."""
+    """The request failed: an error of the model or the server."""
 
 
 class OverloadedError(EngineError):
-    """The server is too busy to accept the request, or it shuts down."""
+    """The request failed: the server is too busy, or it shuts down."""
 
 
 class SchemaError(GenerationError):
@@ -121,7 +121,7 @@ class SchemaError(GenerationError):
 
 
 class BatchError(GenerationError):
-    """A prompt of a batch failed, and the batch ended.
+    """A prompt of a batch failed, and the batch ended with this error.
 
     Attributes:
         results: one entry for each prompt, in the order of the prompts. An entry is a completion, the error of a

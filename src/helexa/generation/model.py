@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, Self, Unpack, overload
 
 from helexa.core.sampling import Sampling, SamplingOptions
-from helexa.generation.answering import Result, complete, complete_choices, pieces, results
 from helexa.generation.background import (
     AsyncCaller,
     BlockingCaller,
@@ -26,6 +25,7 @@ from helexa.generation.completion import Completion, Delta
 from helexa.generation.errors import BatchError, GenerationError, InvalidRequestError
 from helexa.generation.options import AskOptions, BatchOptions
 from helexa.generation.request import AnswerSchema, Ask, Prompt, Request, alternatives, image_part
+from helexa.generation.run_requests import Result, complete, complete_choices, pieces, results
 from helexa.generation.target import OnProgress, Target
 from helexa.generation.target_choice import ModelLocation
 from helexa.generation.tools import chosen_tool, tool_definitions

@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from helexa.core.sampling import Sampling, SamplingOptions
-from helexa.generation.answering import Result
 from helexa.generation.request import Image
+from helexa.generation.run_requests import Result
 from helexa.generation.tools import Tool
 
 if TYPE_CHECKING:

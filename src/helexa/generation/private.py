@@ -48,7 +48,7 @@ from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry
 from helexa.neuron.options import NodeOptions
 from helexa.neuron.sources.sources import Sources
 from helexa.neuron.weights.gguf.files import part_names
-from helexa.neuron.weights.quant_policy import share_left
+from helexa.neuron.weights.quantization import share_left
 
 if TYPE_CHECKING:  # modules that are imported while an engine loads, or only for values that need validation
     from helexa.core.wire.openai_chat import ChatRequest
@@ -232,7 +232,7 @@ class PrivateEngines:
 
 
 async def fetch(model: str, quant: str | None, on_progress: OnProgress | None = None) -> Path:
-    """Download a missing or outdated model, and return the path of its files.
+    """Download a missing or outdated model for a private engine; return its path.
 
     Raises:
         SourceError: the download failed.

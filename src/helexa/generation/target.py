@@ -17,7 +17,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The last event of a complete response.
+    """An event of a target: the last one of a complete response.
 
     Attributes:
         reason: finish reason.
@@ -37,7 +37,7 @@ class End:
 
 
 class WasThought:
-    """An event: all text before it was reasoning, not part of the response."""
+    """An event of a target: all text before it was reasoning."""
 
 
 Event = Delta | ToolCallDelta | WasThought | End

@@ -6,7 +6,6 @@ attacker's domain name resolves to this machine, and both headers contain that n
 detects DNS rebinding.
 """
 
-import ipaddress
 import random
 import re
 
@@ -45,16 +44,6 @@ def require_json(headers: Headers) -> None:
 def _is_json(content_type: bytes) -> bool:
     media_type = content_type.partition(b";")[0].strip().lower()
     return media_type == b"application/json" or media_type.endswith(b"+json")
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server that listens on `host`."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"  # any other name may resolve to any address
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
 
 
 def host_and_origin(headers: Headers) -> tuple[bytes, bytes]:

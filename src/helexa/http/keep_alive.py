@@ -111,7 +111,7 @@ def enable_tcp_keep_alive(connection: socket.socket) -> None:
 
 
 def is_gone(socket: int) -> bool:
-    """Return whether the peer has closed its side of the TCP connection `socket`.
+    """Return whether the peer of an idle connection has closed its side.
 
     Unread data may still be buffered. Outside Linux, the result is always False.
     """
@@ -123,7 +123,7 @@ def is_gone(socket: int) -> bool:
 
 
 def has_input(socket: int) -> bool:
-    """Return whether data, or the end, of the connection `socket` waits to be read."""
+    """Return whether an idle connection has data, or its end, to be read."""
     poll = select.poll()
     poll.register(socket, select.POLLIN)
     return bool(poll.poll(0))

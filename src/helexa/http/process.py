@@ -85,7 +85,7 @@ _LOCAL = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 
 
 def is_local_error(error: Exception) -> bool:
-    """Return whether this machine ran out of file descriptors, ports or memory."""
+    """Return whether this process's machine lacks descriptors, ports or memory."""
     return (isinstance(error, OSError) and error.errno in _LOCAL) or not _descriptor_left()
 
 

@@ -90,7 +90,7 @@ def malformed(message: str) -> ApiError:
 
 
 def error_response(error: ApiError) -> bytes:
-    """Return a complete HTTP response for `error`, after which the connection closes."""
+    """Return a complete HTTP response for an invalid request; then close."""
     body = orjson.dumps(error.envelope())
     error_headers = "".join(f"{name.lower()}: {value}\r\n" for name, value in error.headers().items()).encode()
     body_headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
@@ -235,7 +235,7 @@ class RequestParser:
 
 
 def body_decoder(headers: Headers) -> tuple[BodyDecoder | None, Headers]:
-    """Return the decoder of a body, and the headers without `content-encoding`.
+    """Return the decoder of a request's body, and the other headers.
 
     Without a supported encoding, the decoder is None and the headers are unchanged.
     """

@@ -1,16 +1,14 @@
-"""State that the connections of a server share: memory for bodies, and the drain."""
+"""State that the connections of a server share: memory for bodies, connections."""
 
 import asyncio
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from types import TracebackType
 from typing import Protocol
 
 from starlette.types import ASGIApp
 
-from helexa.core.errors import overloaded, shutting_down
+from helexa.core.errors import overloaded
 from helexa.http.keep_alive import IdleConnections
 
 DEFAULT_BYTES = 512 << 20
@@ -113,39 +111,3 @@ class Service:
         self.idle.remove(connection)
         if self.stopping and not self.connections:
             self.all_gone.set()
-
-
-class Drain:
-    """Counts running requests (as context manager), and waits for their end."""
-
-    def __init__(self) -> None:
-        self.begun = False  # True once the server rejects new requests, because it shuts down
-        self.running = 0  # number of running requests
-        self._idle = asyncio.Event()
-
-    def __enter__(self) -> None:
-        self.running += 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.running -= 1
-        if self.begun and not self.running:
-            self._idle.set()
-
-    def check(self) -> None:
-        """Raise an `ApiError` if the server rejects new requests."""
-        if self.begun:
-            raise shutting_down()
-
-    async def run(self, secs: float) -> int:
-        """Reject new requests, and wait at most `secs` seconds until no request runs.
-
-        Return the number of requests that still run.
-        """
-        self.begun = True
-        if self.running:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(secs):
-                    await self._idle.wait()
-        return self.running

@@ -18,7 +18,7 @@ from helexa.neuron.fair_queue import ANONYMOUS, FairQueue, Limits, Reason, Ticke
 from helexa.neuron.options import AdmissionOptions
 
 if TYPE_CHECKING:
-    from helexa.core.fleet import ModelLoad
+    from helexa.core.node_reports import ModelLoad
 
 _OUTPUT_TOKENS = 256  # output tokens for which a request reserves memory; requests with longer output may be preempted
 
@@ -97,7 +97,7 @@ class Admission:
 
     def load(self, model: str) -> "ModelLoad":
         """Return the admission counts and KV memory; other fields keep their defaults."""
-        from helexa.core.fleet import ModelLoad  # needs pydantic, which private engines do not import
+        from helexa.core.node_reports import ModelLoad  # needs pydantic, which private engines do not import
 
         queue, limits = self._queue, self._queue.limits
         self._update_free_pages()

@@ -234,7 +234,7 @@ class NodeServer(Listener):
 
 
 class Reloader:
-    """Reads the configuration again, and applies what can change at run time.
+    """Reads the node's configuration again, and applies what can change.
 
     These settings are `api_key`, `api_key_file`, `allowed_hosts`, `drain_secs` and `log`. Changes of other settings
     take effect at the next start.

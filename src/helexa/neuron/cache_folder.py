@@ -120,3 +120,20 @@ def expanded(path: Path) -> Path:
         return path.expanduser()
     except RuntimeError:
         raise ConfigError(f"{path}: HOME is not set; set HELEXA_CACHE or [cache] dir to a folder") from None
+
+
+def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the default cache folder, as the Hub's own tools choose it.
+
+    Raises:
+        ConfigError: the home folder is unknown, and no environment variable names a cache folder.
+    """
+    path = environ.get("HF_HUB_CACHE")
+    return expanded(Path(path)) if path else hub_home(environ) / "hub"
+
+
+def hub_home(environ: Mapping[str, str]) -> Path:
+    """Return the folder of the Hub's own tools: `$HF_HOME`, else in the cache folder."""
+    if home := environ.get("HF_HOME"):
+        return expanded(Path(home))
+    return expanded(Path(environ.get("XDG_CACHE_HOME") or "~/.cache")) / "huggingface"

@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field
 
 from helexa.core import environment_variables
-from helexa.core.config import HeaderSecret, Section, load, read_secret
-from helexa.core.fleet import ModelSpec
-from helexa.core.former_settings import FormerSetting
+from helexa.core.config import FormerSetting, HeaderSecret, Section, load, read_secret
 from helexa.core.logs import LogFormat
+from helexa.core.node_reports import ModelSpec
 from helexa.neuron.cache_folder import expanded
 from helexa.neuron.hardware.cpus import NUMA_FOLDER
 from helexa.neuron.options import (
@@ -71,7 +70,7 @@ HarnessName = Annotated[Literal["torch"], BeforeValidator(lambda name: "torch" i
 
 
 class DefaultModel(ModelSpec):
-    """A model to load at start, with the fields of a load request."""
+    """In neuron.toml: a model to load at start, with fields of a load request."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -82,15 +81,15 @@ class DefaultModel(ModelSpec):
 
 
 class CacheConfig(Section, CacheOptions):  # pyright: ignore[reportGeneralTypeIssues]
-    """Options of the cache folder for models, packed weights and kernels."""
+    """In neuron.toml: the cache folder for models, packed weights and kernels."""
 
 
 class DownloadsConfig(Section, DownloadsOptions):  # pyright: ignore[reportGeneralTypeIssues]
-    """Options for downloading model files from hubs."""
+    """In neuron.toml: options for downloading model files from hubs."""
 
 
 class LogConfig(Section):
-    """Options of the log on stderr, which `$HELEXA_LOG` overrides."""
+    """In neuron.toml: the log on stderr, which `$HELEXA_LOG` overrides."""
 
     # Lowest severity that is logged. With `debug`, the polling requests of gateways are logged as well.
     level: Literal["debug", "info", "warning", "error", "critical"] = "info"
@@ -104,15 +103,15 @@ class SourceConfig(Section, SourceOptions):  # pyright: ignore[reportGeneralType
 
 
 class AdmissionConfig(Section, AdmissionOptions):  # pyright: ignore[reportGeneralTypeIssues]
-    """Limits on running and waiting requests of each loaded model."""
+    """In neuron.toml: limits on running and waiting requests of each model."""
 
 
 class ContextLimitConfig(Section, ContextLimitOptions):  # pyright: ignore[reportGeneralTypeIssues]
-    """Limits on context length besides a model's training and KV cache."""
+    """In neuron.toml: limits on context length besides training and KV cache."""
 
 
 class TorchConfig(Section, TorchOptions):  # pyright: ignore[reportGeneralTypeIssues]
-    """Options of sources and the engine; `EngineOptions` has the others."""
+    """In neuron.toml: options of sources and the engine (see `EngineOptions`)."""
 
     sources: dict[str, SourceConfig] = Field(default_factory=dict[str, SourceConfig])  # type: ignore[assignment]
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)  # type: ignore[assignment]
@@ -120,11 +119,11 @@ class TorchConfig(Section, TorchOptions):  # pyright: ignore[reportGeneralTypeIs
 
 
 class RecoveryConfig(Section, RecoveryOptions):  # pyright: ignore[reportGeneralTypeIssues]
-    """Timeouts of hung engines, and limits on restarts of crashed engines."""
+    """In neuron.toml: timeouts of hung engines, and limits on restarts."""
 
 
 class GroupConfig(Section):
-    """Options of a host group, whose hosts compute models together.
+    """In neuron.toml: a host group, whose hosts compute models together.
 
     The environment variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT provide the first four options if they are
     not set.
@@ -143,7 +142,7 @@ class GroupConfig(Section):
 
 
 class ResponsesConfig(Section):
-    """Limits of the memory for responses of `/v1/responses`."""
+    """In neuron.toml: limits of the memory for responses of `/v1/responses`."""
 
     # maximum size of all stored responses together, in MiB; 0 stores no responses
     store_mb: int = Field(default=64, ge=0)
@@ -255,7 +254,7 @@ def log_unknown_variables() -> None:
 
 def exposure(config: NeuronConfig) -> str | None:
     """Return a warning if other machines can use the node without a key."""
-    from helexa.http.headers import is_loopback  # imports decoders of bodies, which private engines do not need
+    from helexa.core.address import is_loopback  # imports decoders of bodies, which private engines do not need
 
     if config.api_key is not None or is_loopback(config.host):
         return None

@@ -16,8 +16,7 @@ from helexa.http.listener import AddressInUseError, bind
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import DefaultModel, NeuronConfig, exposure
-from helexa.neuron.doctor_kernels import look_at_kernels
-from helexa.neuron.doctor_machine import CheckResult, look_at_links, look_at_machine
+from helexa.neuron.doctor_machine import CheckResult, look_at_kernels, look_at_links, look_at_machine
 from helexa.neuron.hardware.discovery import default_device
 from helexa.neuron.options import NodeOptions
 from helexa.neuron.sources.package_download import has_installer
@@ -36,7 +35,7 @@ _MARKS = {"fine": "", "note": "note: ", "fault": "FAULT: "}
 
 
 def look_at_folder(folder: Path, content: str) -> Iterator[CheckResult]:
-    """Check a cache folder: write access, free space, unfinished downloads.
+    """Check a cache folder (`neuron doctor`): access, free space, downloads.
 
     Args:
         content: description of the files in the folder, for the printed text.
@@ -185,7 +184,7 @@ def examine_machine(settings: NodeOptions | NeuronConfig, device: str, why: str 
 
 
 def report(checks: Iterable[CheckResult], *, as_json: bool) -> bool:
-    """Print the findings. Return True if none of them has the level `fault`."""
+    """Print the findings of `neuron doctor`. Return True if none is a `fault`."""
     results: list[CheckResult] = []
     for result in checks:
         results.append(result)
@@ -198,7 +197,7 @@ def report(checks: Iterable[CheckResult], *, as_json: bool) -> bool:
 
 
 def look_at_port(host: str, port: int) -> CheckResult:
-    """Check whether a process can listen on `host` and `port`.
+    """Check for `neuron doctor` whether a process can listen on `host` and `port`.
 
     A port that is in use is only a `note`, because the process that uses the port may be this node itself.
     """

@@ -1,17 +1,22 @@
-"""Checks of `neuron doctor` of this machine: devices, CPUs, ranks and caches."""
+"""Checks of `neuron doctor` of this machine: devices, CPUs, torch, kernels, ranks."""
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import Distribution, distributions
+from importlib.util import cache_from_source, find_spec
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from helexa.core.display import memory_text
 from helexa.core.errors import not_installed
-from helexa.core.fleet import Discovery, alike
+from helexa.core.node_reports import Discovery, alike
 from helexa.core.version import __version__
+from helexa.neuron.config import TorchConfig
 from helexa.neuron.hardware.accelerators import DeviceLink, device_links
 from helexa.neuron.hardware.cpus import CpuNode, numa_nodes
 from helexa.neuron.hardware.discovery import (
@@ -23,8 +28,10 @@ from helexa.neuron.hardware.discovery import (
     torch_version,
 )
 from helexa.neuron.hardware.triton_toolchain import triton_missing
+from helexa.neuron.kernel_survey import NO_KERNELS, survey_kernels
 from helexa.neuron.lifecycle.load_preparation import max_tensor_parallel
 from helexa.neuron.ops.native.compilation import processor_flags
+from helexa.neuron.options import TorchOptions
 
 Level = Literal["fine", "note", "fault"]
 
@@ -70,7 +77,7 @@ def look_at_links(device: str, tensor_parallel: int) -> Iterator[CheckResult]:
 
 
 def describe_devices(facts: Discovery, links: Sequence[DeviceLink]) -> Iterator[CheckResult]:
-    """Yield which devices are alike, and each kind of connection."""
+    """Check which devices are alike, and yield each kind of connection."""
     if len(facts.devices) > 1:
         groups = [f"{len(group)} x {group[0].name}" for group in alike(facts.devices)]
         yield CheckResult("links", "fine", f"devices that are alike: {', '.join(groups)}")
@@ -82,7 +89,7 @@ def describe_devices(facts: Discovery, links: Sequence[DeviceLink]) -> Iterator[
 
 
 def describe_numa_nodes(nodes: Sequence[CpuNode]) -> Iterator[CheckResult]:
-    """Yield NUMA nodes with CPUs, memory and distances, if there are several."""
+    """Check NUMA nodes; yield CPUs, memory, distances, if there are several."""
     if len(nodes) < 2:
         return
     sizes = ", ".join(f"{node.number} ({len(node.cpus)} CPUs, {memory_text(node.memory_mb)})" for node in nodes)
@@ -95,7 +102,7 @@ def describe_numa_nodes(nodes: Sequence[CpuNode]) -> Iterator[CheckResult]:
 
 
 def describe_cpu_ranks(nodes: int, tensor_parallel: int) -> CheckResult:
-    """Return whether the configured number of ranks suits the number of NUMA nodes."""
+    """Check whether the number of ranks suits the number of NUMA nodes."""
     if nodes < 2 and tensor_parallel == 1:
         return CheckResult("links", "fine", "one NUMA node: one rank makes sense (tensor_parallel = 1)")
     if nodes < 2:
@@ -108,7 +115,7 @@ def describe_cpu_ranks(nodes: int, tensor_parallel: int) -> CheckResult:
 
 
 def describe_gpu_ranks(facts: Discovery, most: int) -> Iterator[CheckResult]:
-    """Yield among how many devices a model can be divided, if there are several."""
+    """Check among how many devices a model can be divided, if several."""
     if len(facts.devices) < 2:
         return
     if most > 1:
@@ -151,7 +158,7 @@ def look_at_torch_build() -> Iterator[CheckResult]:
 
 
 def cuda_library_bytes(installed: Iterable[Distribution]) -> int:
-    """Return the bytes of NVIDIA's libraries, which CUDA builds of torch need."""
+    """Return the bytes of NVIDIA's libraries on this machine, for torch."""
     packages = {name.lower().replace("_", "-"): item for item in installed if (name := item.metadata["Name"])}
     return sum(
         file.size or 0
@@ -228,3 +235,58 @@ def _version(compiler: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         return f"which does not work: {error}"
     return (run.stdout.splitlines() or ["unknown version"])[0]
+
+
+def look_at_kernels(settings: TorchOptions | TorchConfig, device: str, why: str = "") -> Iterator[CheckResult]:
+    """Check torch, the kernels of each device, and whether `device` is usable.
+
+    Args:
+        why: reason for the choice of `device`, for the printed text; may be empty.
+    """
+    if torch_version():
+        yield CheckResult("torch", "fine", f"torch {torch_version()}")
+        yield from look_at_torch_build()
+    elif device == "cpu":
+        yield CheckResult("torch", "fine", "torch is not installed: the native kernels do not need it")
+    else:
+        yield CheckResult("torch", "fault", not_installed("torch", "gpu"))
+        return
+    try:
+        survey = survey_kernels(settings, device)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        yield CheckResult("kernels", "fault", f"no engine can run: {error}")
+        return
+    yield from look_at_compiled_modules("numpy" if device == "cpu" else "torch")
+    for entry in survey.devices:
+        threads = f" on {survey.threads} threads" if entry.device == "cpu" else ""
+        free = "" if entry.free_mb is None else f", {memory_text(entry.free_mb)} free"
+        text = f"{entry.device}: {entry.kernels} kernels in {entry.dtype}{threads}{free}: {entry.reason}"
+        yield CheckResult("kernels", "fine", text)
+    cuda = [entry.device for entry in survey.devices if entry.device.startswith("cuda") and entry.kernels != NO_KERNELS]
+    if survey.without_access:
+        pairs = ", ".join(f"{first} and {second}" for first, second in survey.without_access)
+        yield CheckResult("device", "note", f"no direct memory access, data is copied through main memory: {pairs}")
+    elif len(cuda) > 1:
+        yield CheckResult("device", "fine", f"direct memory access between {', '.join(cuda)}")
+    if settings.dtype not in ("auto", "bfloat16"):
+        text = f"to make it faster: dtype is '{settings.dtype}', which the native kernels do not support; use 'auto'"
+        yield CheckResult("kernels", "note", text)
+    if survey.unusable:
+        yield CheckResult("device", "fault", survey.unusable)
+    else:
+        dtypes = [f" in {entry.dtype}" for entry in survey.devices if entry.device == device]
+        yield CheckResult("device", "fine", f"models run on {device}{''.join(dtypes)}{f' ({why})' if why else ''}")
+
+
+def look_at_compiled_modules(package: str) -> Iterator[CheckResult]:
+    """Check whether an installed package has compiled Python modules."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None or Path(cache_from_source(spec.origin)).exists():
+        return
+    folder = Path(spec.origin).parent
+    if sys.dont_write_bytecode:
+        remedy = "unset PYTHONDONTWRITEBYTECODE"
+    else:
+        command = shlex.join([sys.executable, "-m", "compileall", "-q", str(folder)])
+        remedy = f"as a user who may write to its folder, run {command}"
+    yield CheckResult(package, "note", f"to make starts faster: each start compiles {package} again; {remedy}")

@@ -23,20 +23,20 @@ Alternative = tuple[str, bytes, float]  # a candidate token: its text, its bytes
 
 
 class Started(msgspec.Struct, frozen=True):
-    """First event of a run: the request, with its prompt, was admitted."""
+    """An output event, the first one: the request was admitted, with its prompt."""
 
     prompt_tokens: int
 
 
 class PromptCounted(msgspec.Struct, frozen=True):
-    """The prefill has begun; `cached_tokens` prompt tokens were cached."""
+    """An output event: the prefill has begun; `cached_tokens` tokens were cached."""
 
     prompt_tokens: int
     cached_tokens: int
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """Log-probability of a token, and the likeliest tokens at its position.
+    """In output events: a token's log-probability, and the likeliest tokens there.
 
     `offset` is the number of characters of the answer's text before the character that the token begins or continues.
     """
@@ -49,7 +49,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """Log-probabilities of the prompt's tokens.
+    """An output event: log-probabilities of the prompt's tokens.
 
     The first token has no log-probability. Its `logprob` and `top` are placeholders without meaning.
     """
@@ -58,7 +58,7 @@ class PromptScores(msgspec.Struct, frozen=True):
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """The next chunk of the answer's text, which ends between characters.
+    """An output event: the next chunk of text, which ends between characters.
 
     `logprobs` has one entry per token of `text` if the client requested log-probabilities. `text` is empty only in the
     last chunk of an answer, if it reports the log-probabilities of tokens without text.
@@ -69,13 +69,13 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True):
-    """The next chunk of the model's reasoning. `text` is never empty."""
+    """An output event: the next chunk of the model's reasoning, never empty."""
 
     text: str
 
 
 class ToolCallStart(msgspec.Struct, frozen=True):
-    """The model has begun a call of the tool `name`, the answer's `index`-th.
+    """An output event: the model began the `index`-th call, of the tool `name`.
 
     The `ToolCallDelta` events until the next `ToolCallStart` contain the arguments of this call.
     """
@@ -86,7 +86,7 @@ class ToolCallStart(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """The next chunk of a tool call's arguments. `arguments` is never empty.
+    """An output event: the next chunk of a tool call's arguments, never empty.
 
     All chunks of a call together are the text of one JSON object. `index` is the call's position among the answer's
     calls.
@@ -97,7 +97,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class WasReasoning(msgspec.Struct, frozen=True):
-    """All text of the answer before this event is reasoning.
+    """An output event: all text of the answer before this event is reasoning.
 
     The event occurs if the model closes a reasoning block that it did not open. A response that is not streamed reports
     the text as reasoning. Text already streamed to a client stays unchanged.
@@ -105,7 +105,7 @@ class WasReasoning(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer is complete."""
+    """An output event: the answer is complete."""
 
     # `stop` if the model or a stop string ended the answer, `length` if the answer reached its length limit,
     # `tool_calls` if the answer ends with tool calls
@@ -122,7 +122,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The run failed with `error`. The answer is incomplete."""
+    """An output event: the run failed with `error`. The answer is incomplete."""
 
     error: ApiError
 
@@ -131,7 +131,7 @@ OutputEvent = PromptScores | TextDelta | ReasoningDelta | ToolCallStart | ToolCa
 
 
 class ChoiceEvent(msgspec.Struct, frozen=True):
-    """An event of the answer with the index `index`, of several answers."""
+    """An output event of the answer with the index `index`, of several answers."""
 
     index: int
     event: OutputEvent | Finished

@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from helexa.core.errors import ConfigError, HelexaError
-from helexa.core.fleet import GroupHost
+from helexa.core.node_reports import GroupHost
 from helexa.core.version import node_code_version
 from helexa.http.listener import bind
 from helexa.neuron.config import GroupConfig

@@ -24,11 +24,10 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from helexa.core.address import base_url, without_api_path
+from helexa.core.address import base_url, is_loopback, without_api_path
 from helexa.core.config import read_secret
 from helexa.core.display import printable
 from helexa.core.errors import ConfigError, HelexaError, UsageError
-from helexa.http.headers import is_loopback
 from helexa.neuron.config import NeuronConfig, read_config
 
 KEY_FILE = "node.key"

@@ -1,87 +1,61 @@
-"""Report which kernels engines would use on each device, and why.
+"""The kernels that engines would choose on each device, for `neuron doctor`.
 
-`neuron doctor` starts this module as a separate process, because it imports torch, if torch is installed:
-
-    python -m helexa.neuron.kernel_survey OPTIONS
-
-`OPTIONS` are `EngineOptions` in JSON. The process prints a `KernelSurvey` in JSON.
+A separate process (`kernel_survey_process.py`) imports torch, if it is installed, because a broken installation may
+crash this process.
 """
 
+import os
+import subprocess
 import sys
-from itertools import combinations
 
 import msgspec
-import psutil
 
-from helexa.core.errors import not_installed
-from helexa.neuron import tensors
-from helexa.neuron.doctor_kernels import NO_KERNELS, DeviceKernels, KernelSurvey
-from helexa.neuron.engine.execution.device_errors import DeviceError
-from helexa.neuron.engine.ipc.engine_options import EngineOptions
-from helexa.neuron.engine.loading.backend_choice import threads_of_rank, usable_device
-from helexa.neuron.ops.kernel_selection import select_kernels
-from helexa.neuron.tensors import Device, DType
+from helexa.neuron.config import TorchConfig
+from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.options import TorchOptions
+
+NO_KERNELS = "no"
+"""Kernel name of an unusable device."""
+
+_SURVEY_SECONDS = 300  # a slow disk delays the import of torch, and kernels may have to be compiled
 
 
-def take(options: EngineOptions) -> KernelSurvey:
-    """Return the kernels that an engine with `options` would choose."""
-    if not tensors.torch_is_installed():
-        tensors.use("numpy")
-    tensors.set_num_threads(threads_of_rank(options, 0))
-    dtype = None if options.dtype == "auto" else getattr(tensors, options.dtype)
-    names = ["cpu"]
-    if tensors.uses_torch():
-        names += [f"cuda:{index}" for index in range(tensors.cuda.device_count())]
-        names += ["mps"] * tensors.backends.mps.is_available()
-    unusable = None
-    try:
-        usable_device(options.device)
-    except DeviceError as error:
-        unusable = str(error)
-    devices = [_kernels(tensors.device(name), dtype) for name in names]
-    if not tensors.uses_torch() and devices[0].kernels == NO_KERNELS and unusable is None:
-        unusable = f"cpu: {devices[0].reason}; {not_installed('torch', 'gpu')}"
-    return KernelSurvey(
-        threads=tensors.get_num_threads(),
-        devices=devices,
-        unusable=unusable,
-        without_access=[
-            (first, second)
-            for first, second in combinations([name for name in names if name.startswith("cuda")], 2)
-            if _lack_access(first, second)
-        ],
+class DeviceKernels(msgspec.Struct, frozen=True, kw_only=True):
+    """The compute kernels that an engine would use on one device."""
+
+    device: str
+    kernels: str  # name of the set of kernels; `NO_KERNELS` if the device is unusable
+    dtype: str
+    reason: str  # why the engine uses these kernels, why it cannot use faster kernels, or why the device is unusable
+    free_mb: int | None = None  # free memory of the device, in MiB; None if unknown
+
+
+class KernelSurvey(msgspec.Struct, frozen=True, kw_only=True):
+    """The kernels that an engine would use on each device of this machine."""
+
+    threads: int  # number of threads that an engine uses on a CPU
+    devices: list[DeviceKernels]
+    unusable: str | None = None  # why an engine cannot use the device on which the models run; None if it can
+    # pairs of torch names of CUDA devices that cannot access each other's memory directly
+    without_access: list[tuple[str, str]] = []
+
+
+def survey_kernels(settings: TorchOptions | TorchConfig, device: str) -> KernelSurvey:
+    """Start a process that imports torch, and return what it reports.
+
+    Raises:
+        ValueError: the process failed. The message is the last line of its stderr.
+    """
+    options = msgspec.json.encode(settings.engine_options(device)).decode()
+    command = [sys.executable, "-P", "-m", "helexa.neuron.kernel_survey_process", options]
+    run = subprocess.run(
+        command,
+        env=ENVIRONMENT | os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_SURVEY_SECONDS,
     )
-
-
-def _kernels(device: Device, dtype: DType | None) -> DeviceKernels:
-    try:
-        choice = select_kernels(device, dtype, {})
-        free_mb = _free_mb(device)
-    except (AssertionError, RuntimeError, tensors.TorchRequired) as error:  # for example, its driver is too old
-        reason = f"it cannot be used: {str(error).partition(chr(10))[0]}"
-        return DeviceKernels(device=str(device), kernels=NO_KERNELS, dtype="any dtype", reason=reason)
-    return DeviceKernels(
-        device=str(device),
-        kernels=choice.ops.name,
-        dtype=tensors.dtype_name(choice.ops.dtype),
-        reason=choice.reason,
-        free_mb=free_mb,
-    )
-
-
-def _lack_access(first: str, second: str) -> bool:
-    try:
-        return not tensors.cuda.can_device_access_peer(tensors.device(first), tensors.device(second))
-    except (AssertionError, RuntimeError):
-        return False  # one of the devices is unusable, which its own entry reports
-
-
-def _free_mb(device: Device) -> int | None:
-    if device.type == "cpu":
-        return psutil.virtual_memory().available >> 20
-    return tensors.cuda.mem_get_info(device)[0] >> 20 if device.type == "cuda" else None
-
-
-if __name__ == "__main__":
-    survey = take(msgspec.json.decode(sys.argv[1], type=EngineOptions))
-    sys.stdout.write(msgspec.json.encode(survey).decode())
+    if run.returncode:
+        raise ValueError((run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1])
+    return msgspec.json.decode(run.stdout, type=KernelSurvey)

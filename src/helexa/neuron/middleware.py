@@ -11,18 +11,12 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from helexa.core import tracing
+from helexa.core.address import is_loopback
 from helexa.core.errors import ApiError
-from helexa.core.fleet import CHECK_KEY
 from helexa.core.logs import request_id, tell
+from helexa.core.node_reports import CHECK_KEY
 from helexa.http import headers
-from helexa.http.headers import (
-    Headers,
-    host_and_origin,
-    is_loopback,
-    is_reserved_name,
-    is_same_origin,
-    without_port,
-)
+from helexa.http.headers import Headers, host_and_origin, is_reserved_name, is_same_origin, without_port
 from helexa.http.request_cycle import INTERIM
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.requests import request_record

@@ -20,14 +20,13 @@ import psutil
 
 from helexa.core.display import memory_text
 from helexa.core.errors import HelexaError
-from helexa.core.fleet import ModelSpec
 from helexa.core.model_names import ModelSource
+from helexa.core.node_reports import ModelSpec
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.doctor import look_at_folder
-from helexa.neuron.doctor_kernels import look_at_kernels
-from helexa.neuron.doctor_machine import CheckResult, look_at_machine
+from helexa.neuron.doctor_machine import CheckResult, look_at_kernels, look_at_machine
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.messages import CollectiveResult, SamplingParams

@@ -4,7 +4,7 @@ import os
 import signal
 
 from descriptors import many_descriptors
-from helexa.cli.stack import StopSignals
+from helexa.cli.up_processes import StopSignals
 
 
 def test_signal_is_received_with_many_open_descriptors() -> None:

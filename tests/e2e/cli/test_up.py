@@ -24,11 +24,11 @@ import pytest
 from helexa.cli.commands import console, up
 from helexa.cli.gateway_client import Gateway
 from helexa.cli.local_config import LocalConfig, LocalModel
-from helexa.cli.state_folder import configured_key, generated_key, writing_to
 from helexa.cli.terminal import CommandError
+from helexa.cli.up_state import configured_key, generated_key, writing_to
 from helexa.core.catalog import Catalog
-from helexa.core.fleet import Activation
-from helexa.neuron.processes.model_file_locks import is_used
+from helexa.core.node_reports import Activation
+from helexa.neuron.processes.model_files import is_used
 from ports import free_port
 
 
@@ -466,7 +466,7 @@ while True:
 STACK = """
 import os, sys
 from pathlib import Path
-from helexa.cli.stack import Stack
+from helexa.cli.up_processes import Stack
 with Stack(dict(os.environ), verbose=True) as stack:
     stack.start("stubborn", [], Path(sys.argv[1]))
     while stack.watch():

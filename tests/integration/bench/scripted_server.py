@@ -13,8 +13,9 @@ import aiohttp
 from aiohttp import web
 
 from bench.virtual_time import VirtualClock
-from helexa.bench.client import Client, api_format_of, open_session
+from helexa.bench.client import Client, open_session
 from helexa.bench.identity import TargetKind
+from helexa.bench.wire_formats import api_format_of
 
 
 @dataclass

@@ -14,7 +14,7 @@ from bench.scripted_server import DONE, Script, Step, delta_chunk, finish_chunk,
 from bench.virtual_time import run
 from helexa.bench.scenarios.quality import Capability, Case, Correctness, Image, json_correctness, tool_correctness
 from helexa.bench.scenarios.scenario import Outcome, Scenario
-from helexa.bench.target_interface import ServedModel
+from helexa.bench.servers import ServedModel
 
 FULL = Script(status=429, body={"error": {"message": "no room"}})
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)

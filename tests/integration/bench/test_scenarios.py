@@ -16,7 +16,7 @@ from helexa.bench.scenarios import single
 from helexa.bench.scenarios.load import Agentic, Mixed
 from helexa.bench.scenarios.scenario import Outcome, Scenario
 from helexa.bench.scenarios.single import Cancel, Swap
-from helexa.bench.target_interface import ServedModel
+from helexa.bench.servers import ServedModel
 
 FULL = Script(status=429, body={"error": {"message": "no room"}})
 BROKEN = Script(status=500, body={"error": {"message": "it broke"}})

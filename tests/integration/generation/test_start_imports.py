@@ -108,7 +108,10 @@ def test_private_engine_answers_a_text_without_pydantic(smollm2_gguf: Path) -> N
         "max_tokens=1, temperature=0.5)\n"
         "assert completion.usage.completion == 1"
     )
-    assert imported(program) & {"pydantic", "pydantic_core", "helexa.core.wire.request", "helexa.core.fleet"} == set()
+    assert (
+        imported(program) & {"pydantic", "pydantic_core", "helexa.core.wire.request", "helexa.core.node_reports"}
+        == set()
+    )
 
 
 def test_garbage_collector_does_not_run_during_the_imports_of_a_command() -> None:

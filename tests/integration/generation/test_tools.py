@@ -7,8 +7,8 @@ import pytest
 from pydantic import Field
 
 import helexa
-from helexa.core.fleet import ModelSpec
 from helexa.core.model_names import ModelSource
+from helexa.core.node_reports import ModelSpec
 from helexa.generation.background import background
 from helexa.generation.private import PrivateTarget
 from helexa.generation.target_choice import ModelLocation

@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from helexa.core.errors import model_not_found
-from helexa.core.fleet import ModelInfo, ModelSpec
+from helexa.core.node_reports import ModelInfo, ModelSpec
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import (
     CachedPrefixes,

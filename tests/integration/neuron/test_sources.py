@@ -16,12 +16,12 @@ import pytest
 from bare_venv import bare_venv
 from helexa.core.errors import ConfigError, SourceError
 from helexa.core.model_names import ModelSource
-from helexa.neuron.cache_folder import cache_root
+from helexa.neuron.cache_folder import cache_root, default_cache
 from helexa.neuron.config import read_config
 from helexa.neuron.sources import pypi
 from helexa.neuron.sources.downloaded_models import downloaded_models
 from helexa.neuron.sources.repository_files import chosen_files
-from helexa.neuron.sources.sources import Sources, default_cache
+from helexa.neuron.sources.sources import Sources
 from neuron.fake_hub import FakeHub
 from nightly import daily
 

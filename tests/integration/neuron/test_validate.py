@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.core.fleet import Discovery
+from helexa.core.node_reports import Discovery
 from helexa.neuron import doctor_machine
 from helexa.neuron.cli import app
 from helexa.neuron.hardware import discovery

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from pydantic import Field
 
-from helexa.core.config import Section, load
+from helexa.core.config import FormerSetting, Section, load
 from helexa.core.errors import ConfigError
-from helexa.core.former_settings import FormerSetting
 
 
 class Engine(Section):

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from pydantic import ValidationError
 
-from helexa.core.fleet import SamplingDefaults
+from helexa.core.node_reports import SamplingDefaults
 from helexa.core.sampling import BOUNDS, RecommendedSampling, Sampling, SamplingOptions
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest

@@ -6,7 +6,7 @@ from openai.types import CompletionUsage
 from openai.types import Model as OpenAIModel
 
 from helexa.core.errors import ApiError
-from helexa.core.fleet import Limit, ModelInfo
+from helexa.core.node_reports import Limit, ModelInfo
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
 from helexa.core.wire.request import MAX_LOGPROBS

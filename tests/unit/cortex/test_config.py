@@ -10,7 +10,7 @@ import pytest
 from helexa.core import catalog
 from helexa.core.address import Address
 from helexa.core.errors import ConfigError
-from helexa.core.fleet import Discovery
+from helexa.core.node_reports import Discovery
 from helexa.cortex.config import load
 from helexa.cortex.lifecycle.memory import misfit
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ApiError
-from helexa.cortex.forwarding.body_checks import MAX_BYTES_PER_TOKEN, check_prompt, prompt_bytes
 from helexa.cortex.forwarding.headers import advice
+from helexa.cortex.forwarding.token_bounds import MAX_BYTES_PER_TOKEN, check_prompt, prompt_bytes
 
 
 def body(**fields: Any) -> bytes:

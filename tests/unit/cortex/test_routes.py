@@ -12,7 +12,7 @@ import pytest
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import JSON_HEADERS, Cortex, eventually, running_cortex
 from helexa.core.catalog import Catalog
-from helexa.core.fleet import Discovery, Health, ModelInfo
+from helexa.core.node_reports import Discovery, Health, ModelInfo
 from helexa.cortex.api.listings import model_list
 from helexa.cortex.fleet.fleet import FleetView, Node
 from helexa.cortex.routes.reports import fleet_health

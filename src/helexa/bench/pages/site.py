@@ -33,7 +33,7 @@ ASSETS = Assets("helexa.bench.pages")  # the static files of the pages
 
 
 def query_string(query: Mapping[str, Any]) -> str:
-    """Return `query` as the query part of a URL, starting with `?`.
+    """Return `query` as the query part of a page's URL, starting with `?`.
 
     Empty values are omitted.
     """
@@ -71,7 +71,7 @@ def environment() -> Environment:
 
 @cache
 def fingerprint(name: str) -> str:
-    """Return a short hash of a static file's content.
+    """Return a short hash of the content of a page's static file.
 
     The hash is a part of the file's URL. When the file changes, its URL changes, and browsers do not use a cached old
     version.

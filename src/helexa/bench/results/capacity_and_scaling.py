@@ -204,7 +204,7 @@ def scaling(archive: Archive, *, target: str | None = None, model: str | None = 
 
 
 def ladder_kind(result: LatestResult) -> str:
-    """Return the kind of rates that a benchmark configuration measures.
+    """Return the kind of scaling, by rates, that a configuration measures.
 
     The kinds are `cold` (no prefix cache hit), `warm` (prefix cache hit) and `decode` (decoding after a cached
     context).

@@ -138,7 +138,7 @@ def scenario_order(tables: DimensionTables, scenario_id: int) -> tuple[Any, ...]
 
 
 def by_group(results: Sequence[LatestResult]) -> Iterator[tuple[str, str, list[LatestResult]]]:
-    """Yield each target and model with its results.
+    """Yield each target and model with its latest results.
 
     Args:
         results: the results, sorted by target and model.

@@ -83,7 +83,7 @@ class SummaryRow:
 
 
 def summary(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[SummaryRow]:
-    """Return a row for each target, model and scenario.
+    """Return a summary row for each target, model and scenario.
 
     The rows are sorted by target, model and scenario.
 
@@ -189,7 +189,7 @@ class Swap:
 
 
 def swaps(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Swap]:
-    """Return the durations for each target, model and scenario.
+    """Return a summary of load durations for each target, model and scenario.
 
     Only scenarios that load models are included.
     """

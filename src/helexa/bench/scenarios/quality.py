@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from helexa.bench.client import JsonCalls, TargetError
 from helexa.bench.load_generators import PromptRequest, Tool, Turn
 from helexa.bench.request_metrics import RequestRecord
 from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject, first_failure
-from helexa.bench.servers import NeuronTarget
-from helexa.bench.target_interface import JsonCalls, ServedModel, TargetError
+from helexa.bench.servers import NeuronTarget, ServedModel
 
 _MAX_TOKENS = 512
 _PROMPT_TOKENS = 1024

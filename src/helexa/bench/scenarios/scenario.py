@@ -8,8 +8,7 @@ from helexa.bench.client import Client
 from helexa.bench.identity import ScenarioKey
 from helexa.bench.load_generators import Ask, Clock, PromptRequest, Prompts
 from helexa.bench.request_metrics import Objectives, RequestRecord
-from helexa.bench.servers import NeuronTarget
-from helexa.bench.target_interface import ServedModel
+from helexa.bench.servers import NeuronTarget, ServedModel
 
 _SLACK = 1.1  # prompts are counted in words
 
@@ -97,7 +96,7 @@ class Scenario:
 
 
 def first_failure(records: Sequence[RequestRecord]) -> str | None:
-    """Return a text with the status and the error of the first failed request.
+    """Return why a scenario failed: status and error of the first failed request.
 
     Return None if all requests succeeded.
 
@@ -110,7 +109,7 @@ def first_failure(records: Sequence[RequestRecord]) -> str | None:
 
 
 def fits(model: ServedModel, prompt_tokens: int, answer_tokens: int) -> bool:
-    """Return whether the model generates text and its context is long enough."""
+    """Return whether a scenario fits: the model generates text, with enough context."""
     # The actual number of prompt tokens may exceed `prompt_tokens`, because the benchmark counts words. The check
     # therefore adds 10 %.
     fits_context = model.context is None or prompt_tokens * _SLACK + answer_tokens <= model.context
@@ -118,6 +117,6 @@ def fits(model: ServedModel, prompt_tokens: int, answer_tokens: int) -> bool:
 
 
 def text_objectives(objectives: Objectives) -> dict[str, float]:
-    """Return the latency limits that are not None, by metric."""
+    """Return a scenario's latency limits that are not None, by metric."""
     values = {"ttft_s": objectives.ttft_s, "tpot_s": objectives.tpot_s, "e2e_s": objectives.e2e_s}
     return {name: value for name, value in values.items() if value is not None}

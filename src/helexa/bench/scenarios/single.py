@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from helexa.bench.client import TargetError
 from helexa.bench.load_generators import PromptRequest, Turn
 from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject, first_failure
-from helexa.bench.servers import NeuronTarget
-from helexa.bench.target_interface import ServedModel, TargetError
+from helexa.bench.servers import NeuronTarget, ServedModel
 
 _TAIL_TOKENS = 16
 _CHUNKS = 3

@@ -207,7 +207,7 @@ class Store:
 
 
 def now_ms() -> int:
-    """Return the current time in UTC epoch milliseconds."""
+    """Return the current time in UTC epoch milliseconds, for the database."""
     return time.time_ns() // 1_000_000
 
 

@@ -10,9 +10,9 @@ from cyclopts import Parameter
 
 from helexa.cli.commands.models import ago
 from helexa.cli.commands.status import node_reports
-from helexa.cli.flags import AsJson, ModelName
-from helexa.cli.state_folder import running_ups
+from helexa.cli.flags_and_completion import AsJson, ModelName
 from helexa.cli.terminal import MODEL_NOT_FOUND, CommandError, note, printable
+from helexa.cli.up_state import running_ups
 from helexa.core.display import file_size_text, text_table
 from helexa.core.model_names import bare_id, typed_source
 from helexa.neuron.cache_folder import SavedFiles, delete_saved, packed_weights, saved_prompts

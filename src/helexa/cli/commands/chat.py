@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from cyclopts import Parameter
 
 from helexa.cli.conversation import print_answers, prompt_text, report
-from helexa.cli.flags import AskedModel, ModelName, Quiet, SamplingFlags, Switch, System, TargetFlags, Think, Verbose
+from helexa.cli.flags_and_completion import (
+    AskedModel,
+    ModelName,
+    Quiet,
+    SamplingFlags,
+    Switch,
+    System,
+    TargetFlags,
+    Think,
+    Verbose,
+)
 from helexa.cli.model_loading import load_model
 from helexa.cli.terminal import USAGE, CommandError, printable
 from helexa.generation.options import AskOptions

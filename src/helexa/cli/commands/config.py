@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from cyclopts import App, Parameter
 from pydantic import BaseModel, SecretStr
 
-from helexa.cli.flags import AsJson, Switch
+from helexa.cli.flags_and_completion import AsJson, Switch
 from helexa.cli.terminal import USAGE, CommandError, note, printable
 from helexa.core.command_line import VERSION_FLAGS
 from helexa.core.environment_variables import Keys

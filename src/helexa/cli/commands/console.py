@@ -9,8 +9,8 @@ from pathlib import Path
 
 from helexa.cli.gateway_client import DEFAULT_URL, Gateway
 from helexa.cli.local_config import LocalConfig
-from helexa.cli.state_folder import key_of_local_gateway, local_gateway
 from helexa.cli.terminal import CommandError, note, printable
+from helexa.cli.up_state import key_of_local_gateway, local_gateway
 from helexa.cortex.access.sign_in_links import LIFETIME_SECS, sign_in_url
 
 

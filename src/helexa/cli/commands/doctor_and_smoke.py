@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from cyclopts import Parameter, validators
 
 from helexa.cli.commands.status import node_reports
-from helexa.cli.flags import AsJson
+from helexa.cli.flags_and_completion import AsJson
 from helexa.cli.gateway_client import Gateway
 from helexa.cli.model_loading import choose_model
 from helexa.cli.terminal import USAGE, CommandError, printable
-from helexa.core.fleet import Health
+from helexa.core.node_reports import Health
 
 
 def doctor(*, as_json: AsJson = False) -> int:
@@ -45,7 +45,7 @@ _SHORTEST_SHA = 7
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check, with a line of details."""
+    """The result of one check of `helexa smoke`, with a line of details."""
 
     check: str
     ok: bool

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter, validators
 
 from helexa.cli.conversation import Form, print_answers, prompt_text, report
-from helexa.cli.flags import (
+from helexa.cli.flags_and_completion import (
     AsJson,
     AskedModel,
     ModelName,
@@ -28,7 +28,6 @@ from helexa.cli.flags import (
 )
 from helexa.cli.model_loading import load_model
 from helexa.cli.terminal import USAGE, CommandError, Progress, json_text, note
-from helexa.generation.answering import Result
 from helexa.generation.background import BlockingCaller, across, blocking_each
 from helexa.generation.batch_file import Item, read_prompts, result_record
 from helexa.generation.completion import Completion
@@ -36,6 +35,7 @@ from helexa.generation.errors import GenerationError
 from helexa.generation.model import Model
 from helexa.generation.options import AskOptions
 from helexa.generation.request import AnswerSchema, Ask, Request, image_part
+from helexa.generation.run_requests import Result
 
 
 @dataclass

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from helexa.cli.commands.status import node_reports
-from helexa.cli.flags import GatewayUrl, ModelName, Quiet
+from helexa.cli.flags_and_completion import GatewayUrl, ModelName, Quiet
 from helexa.cli.gateway_client import Gateway
-from helexa.cli.state_folder import local_gateway
 from helexa.cli.terminal import MODEL_NOT_FOUND, USAGE, CommandError, Progress, note, printable
+from helexa.cli.up_state import local_gateway
 from helexa.core.display import memory_text
 from helexa.core.model_names import bare_id, is_path, typed_source
 

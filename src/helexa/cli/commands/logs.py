@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
-from helexa.cli.flags import Switch
-from helexa.cli.state_folder import LOGS, newest_folder
+from helexa.cli.flags_and_completion import Switch
 from helexa.cli.terminal import printable
+from helexa.cli.up_state import LOGS, newest_folder
 
 _POLL_SECONDS = 0.3
 

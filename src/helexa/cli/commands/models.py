@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from helexa.cli.flags import AsJson, ModelName, Quiet
+from helexa.cli.flags_and_completion import AsJson, ModelName, Quiet
 from helexa.cli.local_model import FreeMemory, free_memory, models_here
 from helexa.cli.model_loading import DownloadBar, with_hint
 from helexa.cli.terminal import note, printable
@@ -66,7 +66,7 @@ def _list_facts(model: DownloadedModel) -> dict[str, object]:
 
 
 def ago(seconds: float) -> str:
-    """Return a duration in words, such as `3 days ago`."""
+    """Return a duration in words for the list of models, such as `3 days ago`."""
     for unit, length in _UNITS:
         if seconds >= length:
             count = int(seconds / length)

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from helexa.cli.flags import AsJson, GatewayUrl
+from helexa.cli.flags_and_completion import AsJson, GatewayUrl
 from helexa.cli.gateway_client import Gateway
-from helexa.cli.state_folder import local_gateway
 from helexa.cli.terminal import CommandError, note, printable
+from helexa.cli.up_state import local_gateway
 from helexa.core.display import memory_text, text_table
-from helexa.core.fleet import Activation, DeviceHealth, Discovery, ModelInfo, ModelLoad, Record
+from helexa.core.node_reports import Activation, DeviceHealth, Discovery, ModelInfo, ModelLoad, Record
 
 
 class LoadProgress(Record):

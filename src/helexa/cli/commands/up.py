@@ -10,12 +10,13 @@ from cyclopts import Parameter, validators
 
 from helexa.cli.commands.console import announce
 from helexa.cli.commands.load import unload
-from helexa.cli.flags import LocalEngineFlags, ModelName, Quiet, Verbose
+from helexa.cli.flags_and_completion import LocalEngineFlags, ModelName, Quiet, Verbose
 from helexa.cli.gateway_client import Gateway
 from helexa.cli.local_config import LOOPBACK, OLLAMA_OPTION, OLLAMA_PORT, LocalConfig, LocalModel, check_ports
 from helexa.cli.model_loading import with_hint
-from helexa.cli.stack import Stack
-from helexa.cli.state_folder import (
+from helexa.cli.terminal import USAGE, CommandError, Progress, note, printable
+from helexa.cli.up_processes import Stack
+from helexa.cli.up_state import (
     configured_key,
     generated_key,
     log_files,
@@ -25,10 +26,9 @@ from helexa.cli.state_folder import (
     state_folder,
     writing_to,
 )
-from helexa.cli.terminal import USAGE, CommandError, Progress, note, printable
+from helexa.core.address import is_loopback
 from helexa.core.errors import SourceError, not_installed
-from helexa.core.fleet import Activation, Health
-from helexa.http.headers import is_loopback
+from helexa.core.node_reports import Activation, Health
 
 DEFAULT_MODEL = "helexa/small"
 

@@ -18,7 +18,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 def both_endings() -> ApiError:
-    """Return the error for `continue_final_message` with `add_generation_prompt`."""
+    """Return a chat's error for both `continue_final_message` and a new prompt."""
     return invalid_body(
         "continue_final_message: cannot be true when 'add_generation_prompt' is; set one of them",
         "continue_final_message",
@@ -193,13 +193,13 @@ def _function_name(tool: Any) -> str | None:
 
 
 def tools_for_template(tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return tools without null fields."""
+    """Return the tools of a chat request without null fields."""
     # Missing `parameters` are added, because chat templates expect them.
     return [_for_template(tool) for tool in tools]
 
 
 def check_tools(tools: Iterable[dict[str, Any]]) -> None:
-    """Raise an error for a tool that is not a function."""
+    """Raise an error for a tool of a chat request that is not a function."""
     for index, tool in enumerate(tools):
         if tool.get("type") != "function":
             raise unsupported_parameter("tools", f"'tools.{index}.type' must be 'function'")
@@ -211,14 +211,14 @@ def _for_template(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 class CalledFunction(TypedDict):
-    """The function of a tool call. The arguments are a JSON object as text."""
+    """In a chat response: the function of a tool call, with arguments as JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(TypedDict):
-    """One tool call in the assistant's message."""
+    """One tool call in the assistant's message of a chat response."""
 
     id: str
     type: Literal["function"]
@@ -226,7 +226,7 @@ class ToolCall(TypedDict):
 
 
 class Alternative(TypedDict):
-    """A token as readable text, its raw `bytes`, and its log-probability."""
+    """In a chat response: a token as text, its `bytes`, and its log-probability."""
 
     token: str
     logprob: float
@@ -234,20 +234,20 @@ class Alternative(TypedDict):
 
 
 class ChatToken(Alternative):
-    """A token of the completion, and the most likely tokens at its position."""
+    """In a chat response: a token, and the most likely tokens at its position."""
 
     top_logprobs: list[Alternative]
 
 
 class ChatLogprobs(TypedDict):
-    """Log-probabilities of the text tokens in a completion, as a list of `ChatToken`."""
+    """In a chat response: log-probabilities of the tokens, as a list of `ChatToken`."""
 
     content: orjson.Fragment
     refusal: None
 
 
 class ChatAnswer(TypedDict):
-    """The assistant's message in a response; `content` is null beside tool calls only."""
+    """The assistant's message in a chat response; null `content` only beside calls."""
 
     role: Literal["assistant"]
     content: str | None
@@ -257,7 +257,7 @@ class ChatAnswer(TypedDict):
 
 
 class ChatChoice(TypedDict):
-    """One completion of a non-streaming response."""
+    """One completion of a non-streaming chat response."""
 
     index: int
     message: ChatAnswer
@@ -278,7 +278,7 @@ class ChatCompletion(TypedDict):
 
 
 class FunctionDelta(TypedDict, total=False):
-    """The `function` of a tool-call delta: the name, or the next argument text."""
+    """In a streamed chat: the function of a tool-call delta, its name or arguments."""
 
     name: str
     arguments: str
@@ -297,7 +297,7 @@ class ToolCallDelta(TypedDict, total=False):
 
 
 class ChatDelta(TypedDict, total=False):
-    """A delta of the assistant's message in a streamed chunk."""
+    """A delta of the assistant's message in a chunk of a streamed chat."""
 
     role: Literal["assistant"]
     content: str
@@ -306,7 +306,7 @@ class ChatDelta(TypedDict, total=False):
 
 
 class ChatChunkChoice(TypedDict):
-    """One completion's part of a streamed chunk: delta and finish reason."""
+    """One completion's part of a chunk of a streamed chat: delta, finish reason."""
 
     index: int
     delta: ChatDelta

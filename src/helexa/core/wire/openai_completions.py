@@ -102,7 +102,7 @@ class CompletionRequest(GenerationRequest):
 
 
 class CompletionLogprobs(TypedDict):
-    """Log-probabilities of one completion, as parallel lists with one entry per token.
+    """Log-probabilities of one text completion, as parallel lists.
 
     The first token of an echoed prompt has no log-probability (null).
     """
@@ -116,7 +116,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """One completion, or the part of a completion that one event of a stream adds."""
+    """One text completion, or the part that one event of its stream adds."""
 
     index: int
     text: str
@@ -126,7 +126,7 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """The body of a non-streaming response, or one event of a streaming response.
+    """The body of a text completion's response, or one event of its stream.
 
     With `stream_options.include_usage`, the last event has `usage` and no choices. In all other events, `usage` is
     null.

@@ -244,7 +244,7 @@ def _stop_strings(value: Any) -> Any:
 
 
 class StreamOptions(WireObject):
-    """Options of a streaming response."""
+    """The field `stream_options` of a request: options of a streaming response."""
 
     include_usage: bool | None = None
 

@@ -1,4 +1,4 @@
-"""Convert the Responses API's input items to chat messages.
+"""The input items of the Responses API, and their conversion to chat messages.
 
 A conversation that began at another server may contain items of tools which are not functions: custom, local and hosted
 tools. A call becomes a tool call of the assistant, and the output becomes a tool message. Items that tell a model
@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from pydantic_core import to_json
+import msgspec
+from pydantic_core import PydanticCustomError, to_json
 
 from helexa.core.errors import invalid_body, unsupported_parameter
+from helexa.core.wire.responses_output import response_of
 
 _MARK = "helexa1."
 
@@ -62,6 +64,18 @@ _ROLES = ("user", "assistant", *_SYSTEM_ROLES)
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
+def input_items(value: Any) -> list[dict[str, Any]]:
+    """Return the field `input` as a list of items. A string becomes a user message."""
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("input", "must be a string or a list of at least one item")
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise PydanticCustomError("input", "item {index} is not an object", {"index": index})
+    return value
+
+
 def compaction_item(id: str, summary: str) -> dict[str, str]:
     """Return the `compaction` item with the id `id` that contains `summary`."""
     content = _MARK + base64.urlsafe_b64encode(summary.encode()).decode()
@@ -88,7 +102,7 @@ def summary_in(item: Mapping[str, Any], field: str) -> str:
 
 @dataclass(frozen=True)
 class HostedCall:
-    """What an item contains for the model."""
+    """What an input item of a hosted tool contains for the model."""
 
     name: str | None = None  # name of the tool, or None if the item has no call
     arguments: dict[str, Any] | str | None = None  # arguments of the call, as an object or its JSON text
@@ -96,7 +110,7 @@ class HostedCall:
 
 
 def hosted_call(kind: str, item: Mapping[str, Any]) -> HostedCall | None:
-    """Return the call or output of an item, or None if the item is dropped."""
+    """Return the call or output in a hosted tool's input item, or None if dropped."""
     if kind in _DROPPED:
         return None
     if kind in _OUTPUTS:
@@ -129,7 +143,7 @@ def _as_text(value: Any) -> str:
 
 
 def name_in_chat(names: Mapping[tuple[str | None, str], str], namespace: Any, name: str) -> str:
-    """Return the name of a function in the chat, which is `name` by default."""
+    """Return the name in the chat of a function that an input item calls."""
     return names.get((namespace, name), name) if isinstance(namespace, str | None) else name
 
 
@@ -347,3 +361,31 @@ def _string(value: Mapping[str, Any], name: str, field: str) -> str:
 
 def _type_name(kind: Any) -> str:
     return repr(str(kind)[:80])
+
+
+class _Reference(msgspec.Struct):
+    type: Any = None
+    id: Any = None
+    role: Any = None
+
+
+_items = msgspec.json.Decoder(list[_Reference])
+
+
+def referenced_response(previous: Any, input: msgspec.Raw) -> str | None:
+    """Return the id of the stored response that a request refers to, or None.
+
+    Args:
+        previous: the field `previous_response_id`.
+        input: the field `input`, which may contain references to items of stored responses.
+    """
+    if isinstance(previous, str):
+        return previous
+    if memoryview(input)[:1] != b"[":
+        return None
+    try:
+        items = _items.decode(input)
+    except msgspec.DecodeError:
+        return response_of("")  # the node also reads numbers such as 1e999, and may find references beside them
+    references = (item.id for item in items if item.type in (None, "item_reference") and item.role is None)
+    return next((response_of(id) for id in references if isinstance(id, str)), None)

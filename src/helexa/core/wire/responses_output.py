@@ -14,7 +14,7 @@ Event = dict[str, Any]  # data of a server-sent event, without its `sequence_num
 
 
 class InputTokensDetails(TypedDict):
-    """The number of cached prompt tokens.
+    """The `input_tokens_details` of a response's usage: cached prompt tokens.
 
     `cache_write_tokens` is always 0, because caching is automatic and free.
     """
@@ -24,13 +24,13 @@ class InputTokensDetails(TypedDict):
 
 
 class OutputTokensDetails(TypedDict):
-    """The `output_tokens_details` object: the number of reasoning tokens."""
+    """The `output_tokens_details` of a response's usage: reasoning tokens."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(TypedDict):
-    """The `usage` object of a response."""
+    """The `usage` object of a Responses API response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -42,7 +42,7 @@ class ResponseUsage(TypedDict):
 
 
 class TopLogprob(TypedDict):
-    """A likely token at a position of the output, with its log-probability."""
+    """A likely token at a position of a Responses API output."""
 
     token: str
     bytes: list[int]
@@ -50,13 +50,13 @@ class TopLogprob(TypedDict):
 
 
 class Logprob(TopLogprob):
-    """A token of the output, and the most likely tokens at its position."""
+    """A token of a Responses API output, and the likeliest tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class OutputText(TypedDict):
-    """The content part of an output message (there is only one).
+    """The content part of an output message (Responses API has only one).
 
     `logprobs` is a JSON-encoded list of `Logprob`.
     """
@@ -68,19 +68,19 @@ class OutputText(TypedDict):
 
 
 class SummaryText(TypedDict):
-    """The only summary part of a reasoning item."""
+    """The only summary part of a reasoning item in a Responses API output."""
 
     type: Literal["summary_text"]
     text: str
 
 
 def output_text(text: str, logprobs: orjson.Fragment) -> OutputText:
-    """Return the content part of an output message with `text`."""
+    """Return the content part of a Responses API output message with `text`."""
     return OutputText(type="output_text", annotations=[], logprobs=logprobs, text=text)
 
 
 def summary_text(text: str) -> SummaryText:
-    """Return the summary part of a reasoning item with `text`."""
+    """Return the summary part of a reasoning output item with `text`."""
     return SummaryText(type="summary_text", text=text)
 
 
@@ -94,7 +94,7 @@ def response_usage(
     decode_ms: float,
     miss: CacheMiss | None = None,
 ) -> ResponseUsage:
-    """Return the `usage` object of a response.
+    """Return the `usage` object of a Responses API response.
 
     `input_tokens` includes cached tokens, and `output_tokens` includes reasoning tokens.
     """
@@ -162,7 +162,7 @@ class ResponseItem(ABC):
 
 
 class ReasoningItem(ResponseItem):
-    """An output item with the model's reasoning."""
+    """A Responses API output item with the model's reasoning."""
 
     prefix = "rs"
 
@@ -195,7 +195,7 @@ class ReasoningItem(ResponseItem):
 
 
 class MessageItem(ResponseItem):
-    """An output item with the text of the answer."""
+    """A Responses API output item with the text of the answer."""
 
     prefix = "msg"
 
@@ -240,7 +240,7 @@ class MessageItem(ResponseItem):
 
 
 class CallItem(ResponseItem):
-    """An output item with a tool call.
+    """A Responses API output item with a tool call.
 
     Its final status is `completed` if its arguments are a JSON object.
     """
@@ -288,7 +288,7 @@ def _is_object(arguments: str) -> bool:
 
 
 class CustomCallItem(CallItem):
-    """An output item with a call of a custom tool, whose input is any text.
+    """A Responses API output item with a call of a custom tool (any text).
 
     The model writes the input as an argument of a function. The input is therefore known at the end of the call.
     """
@@ -319,7 +319,7 @@ class CustomCallItem(CallItem):
 
 
 class ResponseOutput:
-    """Builds the output items of a response one after the other."""
+    """Builds the output items of a Responses API response one by one."""
 
     def __init__(
         self, stem: str, namespaced: Mapping[str, tuple[str, str]], custom: Collection[str] = frozenset()

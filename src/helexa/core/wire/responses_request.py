@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, StringConstraints
-from pydantic_core import PydanticCustomError, to_json
+from pydantic_core import to_json
 
 from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.request import GenerationRequest, WireObject
-from helexa.core.wire.responses_input import TOOL_ITEMS, Item, chat_messages, name_in_chat
+from helexa.core.wire.responses_input import TOOL_ITEMS, Item, chat_messages, input_items, name_in_chat
 
 Tool = dict[str, Any]
 Allowed = set[tuple[str | None, str]]  # namespaces and names of functions; None means any namespace
@@ -58,7 +58,7 @@ _PROMPT = (
 
 
 def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
-    """Return function and custom tools as pairs of a namespace (or None) and a tool.
+    """Return the function and custom tools of a Responses API request, by namespace.
 
     Tools for web search, for images and for the search of tools are ignored.
 
@@ -70,7 +70,7 @@ def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
 
 
 def chat_names(tools: Sequence[Tool] | None) -> dict[tuple[str | None, str], str]:
-    """Return the names of the functions in a chat request, by namespace and name.
+    """Return the names in the chat of a Responses API request's functions.
 
     Chat requests have no namespaces, and clients name a namespace after each MCP server. A function whose name occurs
     several times gets its namespace as a prefix.
@@ -123,7 +123,7 @@ def _normalized(function: Tool) -> Tool:
 
 
 def chat_tools(tools: Sequence[Tool] | None, allowed: Allowed | None = None) -> list[Tool]:
-    """Convert function tools to the format of chat completions.
+    """Convert function tools of a Responses API request to those of a chat.
 
     If `allowed` is not None, return only these functions.
 
@@ -156,7 +156,7 @@ def _custom_function(tool: Tool) -> Tool:
 def chat_choice(
     choice: str | dict[str, Any] | None, names: Mapping[tuple[str | None, str], str]
 ) -> tuple[str | dict[str, Any] | None, Allowed | None]:
-    """Convert `tool_choice` to the format of chat completions.
+    """Convert `tool_choice` of a Responses API request to that of a chat.
 
     Returns:
         The tool choice, and the functions that the model may call, or None if all are allowed.
@@ -185,20 +185,8 @@ def chat_choice(
             raise unsupported_parameter("tool_choice", message)
 
 
-def input_items(value: Any) -> list[dict[str, Any]]:
-    """Return the field `input` as a list of items. A string becomes one user message."""
-    if isinstance(value, str):
-        return [{"type": "message", "role": "user", "content": value}]
-    if not isinstance(value, list) or not value:
-        raise PydanticCustomError("input", "must be a string or a list of at least one item")
-    for index, item in enumerate(value):
-        if not isinstance(item, dict):
-            raise PydanticCustomError("input", "item {index} is not an object", {"index": index})
-    return value
-
-
 class TextConfig(WireObject):
-    """The field `text`: options of the text output.
+    """The field `text` of a Responses API request: options of the text output.
 
     The type of `format` is `text`, `json_object` or `json_schema`.
     """
@@ -208,7 +196,7 @@ class TextConfig(WireObject):
 
 
 class ReasoningConfig(WireObject):
-    """The field `reasoning`: options of reasoning.
+    """The field `reasoning` of a Responses API request: options of reasoning.
 
     Responses contain the complete reasoning in place of a summary.
     """
@@ -391,7 +379,7 @@ def _response_format(format: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_renamed_param(error: ApiError) -> ApiError:
-    """Return an error about the chat request with this API's parameter names."""
+    """Return an error about the chat with the Responses API's parameter names."""
     param = error.param or ""
     for chat_name, responses_name in _PARAM_NAMES.items():
         if param == chat_name or param.startswith(f"{chat_name}."):

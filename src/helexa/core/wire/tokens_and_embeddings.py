@@ -139,7 +139,7 @@ class EmbeddingData(TypedDict):
 
 
 class EmbeddingsUsage(TypedDict):
-    """The `usage` object of the response: the number of tokens of all texts."""
+    """The `usage` object of an embeddings response: the tokens of all texts."""
 
     prompt_tokens: int
     total_tokens: int
@@ -183,7 +183,7 @@ def shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float
 
 
 def encoded(vector: Sequence[float], encoding: str | None) -> bytes:
-    """Return a vector as JSON: base64 or numbers, as `encoding` says."""
+    """Return an embedding as JSON: base64 or numbers, as `encoding` says."""
     if encoding == "base64":
         return b'"%s"' % base64.b64encode(struct.pack(f"<{len(vector)}f", *vector))
     return orjson.dumps(vector)

@@ -6,14 +6,14 @@ import orjson
 
 
 class PromptTokensDetails(TypedDict):
-    """The `prompt_tokens_details` object."""
+    """The `prompt_tokens_details` of OpenAI's `usage` object."""
 
     cached_tokens: int  # number of prompt tokens that were found in the prefix cache
     image_tokens: NotRequired[int]  # number of prompt tokens that belong to images; absent without images
 
 
 class CompletionTokensDetails(TypedDict):
-    """The `completion_tokens_details` object: the number of reasoning tokens."""
+    """The `completion_tokens_details` of OpenAI's `usage`: reasoning tokens."""
 
     reasoning_tokens: int
 
@@ -42,7 +42,7 @@ class CacheMiss(TypedDict):
 
 
 class Usage(TypedDict):
-    """The `usage` object of a response. Details with counts of 0 are absent."""
+    """OpenAI's `usage` object of a response. Details with counts of 0 are absent."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -64,7 +64,7 @@ def usage(
     image_tokens: int = 0,
     miss: CacheMiss | None = None,
 ) -> Usage:
-    """Return the `usage` object of a response.
+    """Return OpenAI's `usage` object of a response.
 
     `prompt_tokens` includes cached tokens and image tokens, and `completion_tokens` includes reasoning tokens.
     """
@@ -89,7 +89,7 @@ def usage(
 
 
 class Encoded:
-    """A list whose elements are encoded to JSON when they are added.
+    """A list whose elements are encoded to JSON when they are added, as it grows.
 
     Encoding all elements of a long list together, at the end of a request, would block the event loop.
     """

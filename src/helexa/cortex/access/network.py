@@ -7,9 +7,10 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Scope
 
+from helexa.core.address import is_loopback
 from helexa.core.errors import ConfigError
 from helexa.cortex.config import CortexConfig
-from helexa.http.headers import Headers, host_and_origin, is_loopback, without_port
+from helexa.http.headers import Headers, host_and_origin, without_port
 
 Network = IPv4Network | IPv6Network
 

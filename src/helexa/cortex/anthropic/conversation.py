@@ -14,7 +14,7 @@ MAX_TOOLS = 10_000
 
 
 def check_bounds(body: Mapping[str, Any]) -> None:
-    """Reject a request with too many messages, content blocks or tools.
+    """Reject a Messages API request with too many messages, blocks or tools.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body`, naming the limit.
@@ -52,7 +52,7 @@ _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,64}")
 
 
 def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each content block with its JSON path in the request body.
+    """Yield each content block of Anthropic's message, with its JSON path.
 
     A string is treated as one text block, and null as an empty list.
 
@@ -75,7 +75,7 @@ def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def parts(block: Mapping[str, Any], field: str) -> list[Part]:
-    """Translate one content block to content parts of a chat message.
+    """Translate one of Anthropic's content blocks to content parts of a chat message.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body`: the block is malformed, or the source of an image or document is not
@@ -98,17 +98,17 @@ def parts(block: Mapping[str, Any], field: str) -> list[Part]:
 
 
 def all_parts(content: Any, field: str) -> list[Part]:
-    """Translate all content blocks to content parts of a chat message, in order."""
+    """Translate all of Anthropic's content blocks to parts of a chat message."""
     return [part for path, block in blocks(content, field) for part in parts(block, path)]
 
 
 def text_part(text: str) -> Part:
-    """Return a text part of a chat message."""
+    """Return a text part of a chat message, translated from Anthropic's."""
     return {"type": "text", "text": text}
 
 
 def join_parts(content: list[Part]) -> str | list[Part]:
-    """Return the value of `content` for a chat message, without empty texts."""
+    """Return `content` of a chat message from Anthropic's blocks, without empty texts."""
     content = [part for part in content if part.get("text") != ""]
     # Texts alone become one string, which every chat template accepts.
     if any(part["type"] != "text" for part in content):
@@ -117,7 +117,7 @@ def join_parts(content: list[Part]) -> str | list[Part]:
 
 
 def string(fields: Mapping[str, Any], name: str, field: str) -> str:
-    """Return the string `fields[name]`.
+    """Return the string `fields[name]` of a Messages API conversation.
 
     `field` is the JSON path of `fields` in the request body, used in the error message.
 

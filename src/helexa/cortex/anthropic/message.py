@@ -11,14 +11,8 @@ from helexa.core.errors import ApiError, malformed_json
 from helexa.core.sse import frame
 from helexa.core.wire.request import without_lone_surrogates
 from helexa.cortex.forwarding.translated_reply import call_as_text, first_choice, reasoning
-from helexa.cortex.upstream.response_body import (
-    CONTEXT_LENGTH_EXCEEDED,
-    as_json,
-    context_limit,
-    context_prompt,
-    malformed,
-    parse_arguments,
-)
+from helexa.cortex.upstream.error_responses import CONTEXT_LENGTH_EXCEEDED, context_limit, context_prompt
+from helexa.cortex.upstream.response_body import as_json, malformed, parse_arguments
 from helexa.cortex.upstream.usage_meter import BYTES_PER_TOKEN
 
 VERSION_HEADER = "anthropic-version"  # a request with this header gets responses in Anthropic's formats
@@ -45,7 +39,7 @@ _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 
 
 def invalid_anthropic_body(field: str, problem: str) -> ApiError:
-    """Return the 400 error for an invalid value at the JSON path `field` of a body."""
+    """Return the Messages API's 400 error for an invalid value at JSON path `field`."""
     return ApiError(400, "invalid_anthropic_body", f"{field}: {problem}", param=field)
 
 
@@ -60,13 +54,13 @@ def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[s
 
 
 def error_headers(error: ApiError) -> dict[str, str]:
-    """Return the HTTP headers of an error response."""
+    """Return the HTTP headers of an error response of the Messages API."""
     # An exhausted budget stays exhausted: Anthropic's clients would retry a 429 several times.
     return error.headers() | ({"x-should-retry": "false"} if error.code == "insufficient_quota" else {})
 
 
 def error_event(error: ApiError, request_id: str | None = None) -> bytes:
-    """Return the server-sent event that ends a stream that failed with `error`."""
+    """Return the event that ends a Messages API stream that failed with `error`."""
     return frame(orjson.dumps(to_anthropic_error(error, request_id)), "error")
 
 
@@ -93,7 +87,7 @@ def _message(error: ApiError) -> str:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Parse a request body, and return the JSON object that it contains.
+    """Parse the body of a Messages API request, and return the JSON object.
 
     Raises:
         ApiError: 400 because the body is not JSON (`malformed_json`) or not an object (`invalid_anthropic_body`).
@@ -110,7 +104,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def to_json(value: dict[str, Any]) -> bytes:
-    """Serialize a JSON object that was built from a request body.
+    """Serialize a JSON object of a Messages API request.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body` if the object is nested too deeply.
@@ -144,7 +138,7 @@ def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the usage of a chat completion to the usage of a message."""
+    """Convert the usage of a chat completion to that of a Messages API message."""
     counts = anthropic_usage(usage)
     counts["cache_creation"] = _NOTHING_CREATED
     counts["service_tier"] = "standard"
@@ -152,14 +146,14 @@ def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_estimates(usage: Mapping[str, Any], prompt: int, completion: int) -> Mapping[str, Any]:
-    """Return the usage of a chat completion with estimates in place of missing counts."""
+    """Return a usage for the Messages API, with estimates for missing counts."""
     # Third-party backends may report no counts, or 0, and clients decide by them when to compact the conversation.
     estimates = {"prompt_tokens": prompt, "completion_tokens": completion}
     return {**usage, **{name: count for name, count in estimates.items() if not _count(usage.get(name))}}
 
 
 def prompt_usage(counts: Any) -> dict[str, Any] | None:
-    """Convert the prompt's counts, which helexa's nodes send first, to usage; or None."""
+    """Convert the prompt's counts, sent first, to Messages API usage; or None."""
     if not isinstance(counts, dict):
         return None
     details = {"cached_tokens": counts.get("cached_tokens")}
@@ -169,7 +163,7 @@ def prompt_usage(counts: Any) -> dict[str, Any] | None:
 def stop_reason(
     finish_reason: Any, matched: Any, *, called: bool, stop_sequences: Sequence[str]
 ) -> tuple[str, str | None]:
-    """Return the `stop_reason` and `stop_sequence` of a message.
+    """Return `stop_reason` and `stop_sequence` of a Messages API message.
 
     Args:
         matched: the field `stop_reason` of the chat completion's choice, in which some nodes report the stop sequence
@@ -248,7 +242,7 @@ def _output_estimate(content: Sequence[Mapping[str, Any]]) -> int:
 
 
 def new_call_id() -> str:
-    """Return a new random id, unique in the conversation, for a tool call without id."""
+    """Return a new random id for a tool call of a Messages API message."""
     return f"toolu_{secrets.token_hex(12)}"
 
 

@@ -16,7 +16,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_tools(tools: Any) -> list[dict[str, Any]]:
-    """Convert tools to OpenAI's format. Tools in OpenAI's format stay.
+    """Convert tools of the Messages API to a chat's. Tools in OpenAI's format stay.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body`: a tool is malformed, or is one of Anthropic's built-in tools.
@@ -29,7 +29,7 @@ def chat_tools(tools: Any) -> list[dict[str, Any]]:
 
 
 def chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """Convert `tool_choice` to `tool_choice` and `parallel_tool_calls` of a chat.
+    """Convert Anthropic's `tool_choice` to a chat's, and `parallel_tool_calls`.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body`: the choice is malformed, or names a tool that is not in `tools`.
@@ -136,7 +136,7 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate only the fields that determine the prompt, to count its tokens.
+    """Translate only the fields of a Messages API request that make the prompt.
 
     The result has the chat request's fields `model`, `messages`, `tools` and `chat_template_kwargs`.
 
@@ -164,7 +164,7 @@ def to_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stop_sequences(body: Mapping[str, Any]) -> list[str]:
-    """Return the stop sequences of a request: strings that end the response.
+    """Return the stop sequences of a Messages API request.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body` if the value is not a list of non-empty strings.
@@ -260,7 +260,7 @@ _BYTES_PER_MESSAGE = 8
 
 @dataclass(frozen=True)
 class CountRequest:
-    """A request to count the tokens of a prompt."""
+    """A request of the Messages API to count the tokens of a prompt."""
 
     model: str  # model name in the client's request, possibly an alias
     body: bytes  # JSON body of the `POST /tokenize` request to a node. It contains the client's model name.

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from helexa.core.fleet import (
+from helexa.core.node_reports import (
     Activation,
     Cost,
     DeviceHealth,

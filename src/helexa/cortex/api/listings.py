@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from helexa.core.catalog import Catalog
-from helexa.core.fleet import Limit
+from helexa.core.node_reports import Limit
 from helexa.cortex.fleet.fleet_view import FleetView, Node, capabilities, files_of, local_ids, profile_of
 from helexa.cortex.lifecycle import placement
 from helexa.cortex.lifecycle.load_job import Progress
@@ -107,7 +107,7 @@ def _limit(limit: Limit) -> Entry:
 
 @dataclass
 class Dynamics:
-    """The state of one node that changes without a poll."""
+    """The state of one node in `/api/nodes` that changes without a poll."""
 
     in_flight: dict[str, int] = field(default_factory=dict[str, int])  # number of running requests by model
     # models that are loading, and that will be unloaded
@@ -125,13 +125,13 @@ class Dynamics:
 
 
 def node_entries(view: FleetView, report: LoadReport) -> dict[str, Entry]:
-    """Return the entries of all nodes by name, in configured order."""
+    """Return the entries of `/api/nodes` by name, in configured order."""
     by_node = dynamics(view, report)
     return {node.name: node_entry(node, by_node[node.name]) for node in view.nodes}
 
 
 def dynamics(view: FleetView, report: LoadReport) -> defaultdict[str, Dynamics]:
-    """Return the state that changes without a poll, by node name."""
+    """Return the state in `/api/nodes` that changes without a poll, by node name."""
     by_node: defaultdict[str, Dynamics] = defaultdict(Dynamics)
     for (name, model), count in view.in_flight.items():
         by_node[name].in_flight[model] = count

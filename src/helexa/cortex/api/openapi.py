@@ -50,7 +50,7 @@ Malformed HTTP requests and requests of web pages from other origins get an erro
 
 @cache
 def document() -> dict[str, Any]:
-    """Return the whole OpenAPI document. Callers must not change the cached dict."""
+    """Return the gateway's OpenAPI document. Callers must not change the cached dict."""
     by_type, components = _schemas()
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:

@@ -31,7 +31,7 @@ _DRAIN_SECS = 1.0
 
 
 class NodeResponse(Protocol):
-    """A response of a node whose body is read chunk by chunk."""
+    """Interface of an answer of a node or backend, read chunk by chunk."""
 
     status: int
     headers: Headers

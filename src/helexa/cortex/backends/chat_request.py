@@ -3,9 +3,9 @@
 The gateway translates requests of other APIs to chat requests for nodes of helexa: arguments of tool calls are objects,
 tool messages may contain images, and variables of the chat template are in `chat_template_kwargs`.
 
+The modules `refused_fields`, `refused_messages` and `refused_calls` change what a backend has refused.
 """
 
-import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -20,30 +20,23 @@ _ENDINGS = ("add_generation_prompt", "continue_final_message")
 STREAM_OPTIONS = "stream_options"
 # Sampling parameters of Anthropic's and Ollama's clients. OpenAI's API does not have the first three, and its reasoning
 # models do not accept the last two.
-_SAMPLING = ("top_k", "min_p", "repetition_penalty", "temperature", "top_p")
+SAMPLING = ("top_k", "min_p", "repetition_penalty", "temperature", "top_p")
 # Newer models of Anthropic accept either of these parameters, but not both.
-_TOGETHER = "temperature and top_p"
+TOGETHER = "temperature and top_p"
 EFFORT = "reasoning_effort"
 _DROPPED = ("chat_template_kwargs", *_ENDINGS, EFFORT, "parallel_tool_calls", STREAM_OPTIONS, "user")
-_DROPPED += _SAMPLING
+_DROPPED += SAMPLING
 _DROPPED_IN_MESSAGES = ("reasoning_content",)
 _DROPPED_IN_FUNCTIONS = ("strict",)
 EXTRA = "extra_content"  # field of a tool call, in which Google's API has the signature of the call
 OUTPUT_LIMIT = "max_tokens"
-_NEW_OUTPUT_LIMIT = "max_completion_tokens"
+NEW_OUTPUT_LIMIT = "max_completion_tokens"
 
 # Fields of translated requests that OpenAI's clients do not send, and that are omitted for a backend that refuses them.
-OPTIONAL_FIELDS = (*_DROPPED, *_DROPPED_IN_MESSAGES, *_DROPPED_IN_FUNCTIONS, EXTRA, OUTPUT_LIMIT, _TOGETHER)
+OPTIONAL_FIELDS = (*_DROPPED, *_DROPPED_IN_MESSAGES, *_DROPPED_IN_FUNCTIONS, EXTRA, OUTPUT_LIMIT, TOGETHER)
 
 # Some servers require the parameters of a function, or their type, or properties of an object.
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
-
-# An error that names a sampling parameter may be about its value. Only these words say that the parameter is unknown.
-_UNKNOWN_FIELD = re.compile(
-    rb"un(?:recogni[sz]ed|known|expected|supported)|not (?:supported|permitted|allowed|recogni[sz]ed|available)"
-    rb"|extra[_ ](?:inputs|fields|forbidden)|additional propert|cannot find field|deprecated|cannot both be specified",
-    re.IGNORECASE,
-)
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _IMAGES_FOLLOW = "Images in the results of the tools:"
@@ -78,11 +71,11 @@ def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool
         for name in ("tools", "tool_choice", "parallel_tool_calls"):
             chat.pop(name, None)
     if OUTPUT_LIMIT in refused and OUTPUT_LIMIT in chat:
-        chat[_NEW_OUTPUT_LIMIT] = chat.pop(OUTPUT_LIMIT)
+        chat[NEW_OUTPUT_LIMIT] = chat.pop(OUTPUT_LIMIT)
     for name in _DROPPED:
         if name in refused:
             chat.pop(name, None)
-    if _TOGETHER in refused and "temperature" in chat and "top_p" in chat:
+    if TOGETHER in refused and "temperature" in chat and "top_p" in chat:
         del chat["temperature" if chat["temperature"] == 1 else "top_p"]  # 1 is the default of the models
     if thinks_by_effort and disables_thinking:
         chat[EFFORT] = "none"  # also for a model that has refused other efforts
@@ -94,26 +87,6 @@ def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool
             if name in refused:
                 function.pop(name, None)
     return orjson.dumps(chat)
-
-
-def without_field(body: bytes, name: str) -> bytes:
-    """Return the JSON object `body` without the field `name`."""
-    fields = _fields.decode(body)
-    fields.pop(name, None)
-    return msgspec.json.encode(fields)
-
-
-def output_limit(body: bytes) -> int | None:
-    """Return the output limit of a translated chat request, or None if it has none."""
-    fields = _fields.decode(body)
-    raw = fields.get(OUTPUT_LIMIT) or fields.get(_NEW_OUTPUT_LIMIT)
-    limit = None if raw is None else orjson.loads(memoryview(raw))
-    return limit if type(limit) is int else None
-
-
-def with_output_limit(body: bytes, limit: int) -> bytes:
-    """Return the chat request with `max_tokens` set to `limit`."""
-    return msgspec.json.encode(_fields.decode(body) | {OUTPUT_LIMIT: limit})
 
 
 def changed_messages(body: bytes, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> bytes:
@@ -156,22 +129,6 @@ def _has_parts(content: Any) -> bool:
     return isinstance(content, list) and all(isinstance(part, dict) for part in content)
 
 
-def refused_fields(body: bytes, error: bytes) -> set[str]:
-    """Return the optional fields of `body` that the error response `error` names."""
-    # An error that names `max_tokens` alone is about its value. The field itself is refused only if the error names the
-    # newer field, too: a backend that knows neither would otherwise generate without a limit.
-    named = {
-        name
-        for name in OPTIONAL_FIELDS
-        if f'"{name}":'.encode() in body and re.search(rb"(?<!\w)%b(?!\w)" % name.encode(), error)
-    }
-    if _UNKNOWN_FIELD.search(error) is None:
-        named.difference_update(_SAMPLING)
-    elif {"temperature", "top_p"} <= named and re.search(rb"\bboth\b|\bonly one\b", error):
-        named = named - {"temperature", "top_p"} | {_TOGETHER}
-    return named if _NEW_OUTPUT_LIMIT.encode() in error else named - {OUTPUT_LIMIT}
-
-
 def _messages(messages: list[dict[str, Any]], refused: Collection[str]) -> list[dict[str, Any]]:
     converted: list[dict[str, Any]] = []
     images: list[dict[str, Any]] = []
@@ -189,7 +146,7 @@ def _messages(messages: list[dict[str, Any]], refused: Collection[str]) -> list[
                     call[EXTRA] = {"google": {"thought_signature": signature}}
         if "tool_call_id" in message:
             message["tool_call_id"], _ = split_signature(message["tool_call_id"])
-        message = _with_one_text(message)
+        message = with_one_text(message)
         content = message.get("content")
         if message["role"] == "tool" and isinstance(content, list):
             images += [part for part in content if part["type"] != "text"]
@@ -215,129 +172,9 @@ def _image_message(images: list[dict[str, Any]], following: dict[str, Any] | Non
     ]
 
 
-# Errors of DeepSeek's server, of Python's templates and encoders, and of Ollama.
-_REFUSED_PARTS = re.compile(
-    rb"sequence, expected a string|expected str instance, list found|can only concatenate str \(not"
-    rb"|cannot unmarshal array into Go .{0,80}content",
-    re.IGNORECASE,
-)
-
-
-def refuses_parts(error: bytes) -> bool:
-    """Return whether an error response says that content must be a text."""
-    return _REFUSED_PARTS.search(error) is not None
-
-
-def with_plain_texts(body: bytes) -> bytes:
-    """Return a chat request in which content of several texts is one text."""
-    return changed_messages(body, lambda messages: [_with_one_text(message) for message in messages])
-
-
-def _with_one_text(message: dict[str, Any]) -> dict[str, Any]:
+def with_one_text(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message for a chat request, with several texts joined to one."""
     content = message.get("content")
     if not _has_parts(content) or not content or not all(isinstance(part.get("text"), str) for part in content):
         return message
     return message | {"content": "\n".join([part["text"] for part in content])}
-
-
-_REQUIRED_REASONING = re.compile(
-    rb"(?:missing|must (?:include|contain)|requires?)\b.{0,80}\breasoning_content\b"
-    rb"|\breasoning_content\b.{0,80}\b(?:must be passed back|is missing|is required)",
-    re.IGNORECASE | re.DOTALL,
-)
-
-
-def requires_reasoning(error: bytes) -> bool:
-    """Return whether an error of DeepSeek or Moonshot says that reasoning is missing."""
-    return _REQUIRED_REASONING.search(error) is not None
-
-
-def with_reasoning(body: bytes) -> bytes:
-    """Return a chat request in which all messages of the assistant have reasoning."""
-    # Clients lose the reasoning, and messages of other models have none. An empty text is refused.
-    return changed_messages(body, lambda messages: [_with_reasoning(message) for message in messages])
-
-
-def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    if message.get("role") != "assistant" or message.get("reasoning_content"):
-        return message
-    # DeepSeek's models repeat a text that is equal in all messages, and then end without an answer.
-    calls = message.get("tool_calls")
-    ids = [str(call.get("id")) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-    return message | {"reasoning_content": " ".join(ids) or " "}
-
-
-def refuses_effort(error: bytes) -> bool:
-    """Return whether OpenAI's error says that tools need the reasoning effort `none`."""
-    return re.search(rb"\btools\b.{0,80}\breasoning_effort\b.{0,200}\bnone\b", error, re.DOTALL) is not None
-
-
-def without_effort(body: bytes) -> bytes:
-    """Set the reasoning effort `none` if a request has tools and no effort."""
-    fields = _fields.decode(body)
-    if "tools" not in fields or EFFORT in fields:
-        return body
-    return msgspec.json.encode(fields | {EFFORT: "none"})
-
-
-_REFUSED_ORDER = re.compile(
-    rb"\balternat(?:e|ing)\b|unexpected role|comes? immediately after"
-    rb"|(?:successive|consecutive) (?:user|assistant|messages)",
-    re.IGNORECASE,
-)
-_BETWEEN = "\n\n"
-
-
-def refuses_order(error: bytes) -> bool:
-    """Return whether an error response is about the order of the roles of messages."""
-    return _REFUSED_ORDER.search(error) is not None
-
-
-def with_alternating_roles(body: bytes) -> bytes:
-    """Return a chat request in which user and assistant alternate. No text is lost.
-
-    * Consecutive messages of the user become one message, and so do consecutive messages of the assistant.
-    * The text of a message of the user that follows a tool result joins this result.
-    """
-    # Chat templates of Mistral's and Google's models, and APIs of some providers, reject two messages of one role in a
-    # row. Mistral's also reject a message of the user after a tool result.
-    return changed_messages(body, _alternating)
-
-
-def _alternating(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    turns: list[dict[str, Any]] = []
-    for message in messages:
-        before = turns[-1] if turns else {}
-        roles = before.get("role"), message.get("role")
-        is_same = roles in (("user", "user"), ("assistant", "assistant"))
-        if is_same or (roles == ("tool", "user") and isinstance(message.get("content"), str)):
-            turns[-1] = _merged(before, message)
-        else:
-            turns.append(message)
-    return turns
-
-
-def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    merged = first | {"content": _joined(first.get("content"), second.get("content"))}
-    for name in ("reasoning_content", "tool_calls"):
-        if second.get(name):
-            merged[name] = _joined(first.get(name), second[name])
-    return merged
-
-
-def _joined(first: Any, second: Any) -> Any:
-    """Join two texts, or two lists of content parts. A text becomes a part if needed."""
-    if not first or not second:
-        return first or second
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}{_BETWEEN}{second}"
-    return [part for content in (first, second) for part in _as_parts(content)]
-
-
-def _as_parts(content: Any) -> list[Any]:
-    return content if isinstance(content, list) else [{"type": "text", "text": content}]
-
-
-def refuses_thinking(error: bytes) -> bool:
-    """Return whether an error response of Ollama says that a model has no such effort."""
-    return re.search(rb"does not support thinking|\bthink value\b", error) is not None

@@ -88,7 +88,7 @@ def _signed(id: str, extra_content: Any) -> str:
 
 
 def split_signature(id: str) -> tuple[str, str | None]:
-    """Return the id of a call without its signature, and the signature or None."""
+    """Return the id of a backend's call without its signature, and the signature."""
     own_id, _, signature = id.rpartition(_SIGNATURE_MARK)
     signature = signature.translate(_FROM_ID)
     signature += "=" * (-len(signature) % 4)
@@ -97,7 +97,7 @@ def split_signature(id: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class Changes:
-    """What the gateway changed in the request, or what the client cannot read."""
+    """What the gateway changed in a backend's request, or a client cannot read."""
 
     names: Mapping[str, str] = field(default_factory=dict[str, str])  # original names of functions by their short names
     # True if the client's API has no field for the signature of a call. The id of the call then carries the signature.
@@ -109,7 +109,7 @@ UNCHANGED = Changes()
 
 
 class ToolCalls:
-    """Converts the tool calls of one answer, with new indexes and unique ids.
+    """Converts the tool calls of a backend's choice, with new indexes, unique ids.
 
     Backends give all calls the same index or none, omit the ids, or repeat id and name in each delta. A delta begins a
     new call in one of these cases:
@@ -214,7 +214,7 @@ class ToolCalls:
 
 
 def new_id() -> str:
-    """Return a new random id of a tool call, which any chat template accepts."""
+    """Return a new random id of a backend's tool call, for any chat template."""
     return "".join([secrets.choice(_ID_ALPHABET) for _ in range(_ID_CHARS)])
 
 
@@ -234,7 +234,7 @@ def _as_text(arguments: Any, *, whole: bool) -> str:
 
 
 def finish_reason(value: Any) -> str | None:
-    """Return a finish reason in OpenAI's names, or None if the answer has not ended.
+    """Return the finish reason of a backend's choice in OpenAI's names, or None.
 
     The result is `FAILED` if the backend did not complete the answer. An unknown reason is returned unchanged.
     """

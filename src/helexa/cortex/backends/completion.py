@@ -8,14 +8,15 @@ from typing import Any
 from helexa.core.errors import ApiError
 from helexa.core.sse import DONE, frame
 from helexa.cortex.backends.choice import FAILED, Choice
-from helexa.cortex.upstream.response_body import as_json, malformed, read_error_value, read_json
+from helexa.cortex.upstream.error_responses import read_error_value
+from helexa.cortex.upstream.response_body import as_json, malformed, read_json
 
 _MAX_DIGITS = 12
 _CACHED = ("prompt_cache_hit_tokens", "cached_tokens")  # names of DeepSeek and of Moonshot
 
 
 def reported_usage(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the token counts of an answer or a chunk as `usage`, or None."""
+    """Return the token counts of a backend's completion or chunk, or None."""
     # Counts of 0 for both prompt and answer are treated as missing: some backends send them until the end, or always. A
     # `usage` object that is well-formed is returned unchanged.
     choices = body.get("choices")
@@ -107,7 +108,7 @@ _MINIMAX_STATUSES = {1002: 429, 1026: 400, 1027: 400, 1039: 400, 1041: 429, 2013
 
 
 def error_in(value: Mapping[str, Any], *, named: bool = False) -> ApiError | None:
-    """Return the error in a whole answer or an event of a stream, or None.
+    """Return the error in a backend's whole completion or stream event, or None.
 
     Args:
         value: the JSON object.
@@ -131,7 +132,7 @@ def error_in(value: Mapping[str, Any], *, named: bool = False) -> ApiError | Non
 
 
 def failed_answer(reason: Any) -> ApiError:
-    """Return the 502 error for an answer whose finish reason means a failure."""
+    """Return the 502 error for a completion whose finish reason means a failure."""
     shown = str(reason)[:_REASON_CHARS]
     return ApiError(502, "upstream_error", f"the node ended its answer with '{shown}'; try again", type="api_error")
 
@@ -152,7 +153,7 @@ NewChoice = Callable[[], Choice]
 
 
 def convert_completion(body: bytes, new_choice: NewChoice, *, chat: bool) -> bytes:
-    """Return an answer in OpenAI's form. A well-formed answer does not change.
+    """Return a backend's completion in OpenAI's form; unchanged if well-formed.
 
     Raises:
         ApiError: the answer is an error, malformed (502), or contains no choice (502).
@@ -163,12 +164,12 @@ def convert_completion(body: bytes, new_choice: NewChoice, *, chat: bool) -> byt
 
 
 def is_unchanged(converted: Json, original: Json) -> bool:
-    """Return whether a conversion changed nothing. In `usage`, 1 and 1.0 differ."""
+    """Return whether a conversion of a completion changed nothing. 1 and 1.0 differ."""
     return converted.get("usage") is original.get("usage") and converted == original
 
 
 def read_completion(body: bytes) -> tuple[Json, bytes]:
-    """Parse a whole answer. Return its fields, and its bytes as strict JSON.
+    """Parse a backend's completion. Return its fields, and bytes as strict JSON.
 
     Raises:
         ApiError: the answer is an error, or not a JSON object (502).
@@ -187,7 +188,7 @@ def read_completion(body: bytes) -> tuple[Json, bytes]:
 
 
 def converted_completion(completion: Json, new_choice: NewChoice, *, chat: bool) -> Json:
-    """Return a parsed answer in the form of OpenAI's specification.
+    """Return a backend's parsed completion in the form of OpenAI's specification.
 
     Raises:
         ApiError: 502: the answer contains no choice, or a choice says that it is not complete.
@@ -236,7 +237,7 @@ def _whole_reason(choice: Json, state: Choice) -> str:
 
 
 def as_stream(completion: Json) -> bytes:
-    """Return the stream of chunks that contains a whole answer to a chat request."""
+    """Return the stream of chunks that contains a whole completion of a backend."""
     head = {name: completion.get(name) for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     events: list[Json] = []
     for choice in completion["choices"]:
@@ -251,7 +252,7 @@ def as_stream(completion: Json) -> bytes:
 
 
 def joined(chunks: Iterable[Json]) -> Json:
-    """Return the whole answer that the well-formed chunks of a chat stream contain.
+    """Return the whole completion that the well-formed chunks of a stream contain.
 
     Raises:
         ApiError: 502: there are no choices.
@@ -289,5 +290,5 @@ def _add_delta(message: Json, delta: Json) -> None:
 
 
 def incomplete() -> ApiError:
-    """Return the 502 error for an answer that ended without a finish reason."""
+    """Return the 502 error for a completion that ended without a finish reason."""
     return malformed("it ended without a finish reason")

@@ -25,7 +25,7 @@ from helexa.cortex.api.admin_requests import SignIn
 from helexa.cortex.config import ConsoleSection
 from helexa.cortex.console.events import EventHub
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.routes.access import public
+from helexa.cortex.routes.access_and_errors import public
 from helexa.cortex.routes.reports import get_health
 from helexa.http.headers import Headers, host_and_origin, is_same_origin
 from helexa.http.responses import JsonResponse
@@ -50,7 +50,7 @@ _IMPORT_MAP = re.compile(r'<script type="importmap">(.*?)</script>', re.DOTALL)
 
 @dataclass(frozen=True)
 class Session:
-    """One sign-in of a user in one browser."""
+    """One session of the console: a sign-in of a user in one browser."""
 
     credential: Credential  # the digest of the API key, or the principal of a user of an identity provider
     csrf: str  # token that a request must send in the header `x-helexa-csrf` in addition to the cookie
@@ -114,7 +114,7 @@ class Sessions:
 
 
 def is_foreign(headers: Headers) -> bool:
-    """Return whether a page of another origin sent the request."""
+    """Return whether a page of another origin sent the console's request."""
     host, origin = host_and_origin(headers)
     site = next((value for name, value in headers if name == b"sec-fetch-site"), b"")
     return (origin != b"" and not is_same_origin(origin, host)) or site not in (b"", b"same-origin", b"none")
@@ -174,7 +174,7 @@ class Console:
 
 
 async def get_session(request: Request) -> Response:
-    """Respond with account, key and CSRF token of the request."""
+    """Respond with account, key and CSRF token of a console session."""
     # A request without a valid key gets the reason, but no error status, so that a page can offer to sign in.
     console: Console = request.app.state.console
     headers = request.scope["headers"]
@@ -188,7 +188,7 @@ async def get_session(request: Request) -> Response:
 
 
 async def sign_in(request: Request) -> Response:
-    """Start a session for an API key or a sign-in link, and set its cookie."""
+    """Start a console session for an API key or a sign-in link; set its cookie."""
     console: Console = request.app.state.console
     console.check_enabled()
     headers = request.scope["headers"]
@@ -209,7 +209,7 @@ async def sign_in(request: Request) -> Response:
 
 
 async def sign_out(request: Request) -> Response:
-    """End the session of the request, and delete its cookie."""
+    """End the console session of the request, and delete its cookie."""
     console: Console = request.app.state.console
     headers = request.scope["headers"]
     if console.sessions.credential(headers) is None:
@@ -221,7 +221,7 @@ async def sign_out(request: Request) -> Response:
 
 
 def set_cookie(response: Response, token: str, session: Session, *, secure: bool) -> None:
-    """Add the session cookie to a response.
+    """Add the cookie of a console session to a response.
 
     `secure` is True if the browser uses https. The browser then never sends the cookie without TLS.
     """

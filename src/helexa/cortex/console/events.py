@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from helexa.core.catalog import Catalog
 from helexa.core.errors import ApiError, overloaded, shutting_down
+from helexa.core.logs import LogLines
 from helexa.core.sse import frame
 from helexa.cortex.access.auth import allows
 from helexa.cortex.access.keys import Principal
@@ -26,12 +27,11 @@ from helexa.cortex.api.listings import Dynamics, Entry, dynamics, model_list, no
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import FleetView, Node
 from helexa.cortex.fleet.poller import Poller
-from helexa.cortex.fleet_history import LogLines
 from helexa.cortex.forwarding.headers import UNBUFFERED
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
-from helexa.cortex.routes.access import visible_account
+from helexa.cortex.routes.access_and_errors import visible_account
 from helexa.http.headers import Headers
 from helexa.http.request_cycle import STOPPING, ClientDisconnected, DisconnectGuard
 
@@ -56,7 +56,7 @@ class _Watched:
 
 
 class EventHub:
-    """Numbers all changes, so that each client can ask for new ones."""
+    """Numbers all changes for `GET /api/events`, so clients can ask for new ones."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class EventHub:
 
 
 def json_event(name: str, value: Any) -> bytes:
-    """Return a server-sent event whose data is `value` as JSON."""
+    """Return an event of `GET /api/events` whose data is `value` as JSON."""
     return frame(orjson.dumps(value), name)
 
 
@@ -188,7 +188,7 @@ _HEADERS: Headers = [
 
 
 async def get_events(request: Request) -> Response:
-    """Respond with an endless stream of events of the topics in `topics`.
+    """Respond to `GET /api/events` with an endless stream of events of topics.
 
     The topic `nodes` needs an admin's key if the gateway requires keys. The topic `log` always needs an admin's key.
     """

@@ -26,7 +26,7 @@ from helexa.core.errors import ApiError, HelexaError
 from helexa.cortex.access.keys import Principal, Role, Window
 from helexa.cortex.config import OidcSection
 from helexa.cortex.console.console import Console, set_cookie
-from helexa.cortex.routes.access import public
+from helexa.cortex.routes.access_and_errors import public
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class Provider:
 
 
 def principal_of(settings: OidcSection, claims: dict[str, Any]) -> Principal:
-    """Return the principal of a user with the verified claims `claims`.
+    """Return the principal of an OpenID Connect user with the verified `claims`.
 
     Raises:
         HelexaError: the claims name no usable account, the e-mail address is not verified, or the account may not sign

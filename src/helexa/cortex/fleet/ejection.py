@@ -28,7 +28,7 @@ MAX_EJECTIONS = 1024
 
 
 class Requester(NamedTuple):
-    """The source of a request, as far as it matters for the choice of a node."""
+    """The source of a request, which its ejections of nodes count: client and path."""
 
     client: str = ANY  # the account of the request, or the address of an anonymous client. `ANY` if unknown.
     path: str = ""

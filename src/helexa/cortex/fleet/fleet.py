@@ -14,7 +14,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Self
 
-from helexa.core.fleet import Health, LocalModels, ModelInfo
+from helexa.core.node_reports import Health, LocalModels, ModelInfo
 from helexa.cortex.config import NeuronSection, RoutingSection
 from helexa.cortex.fleet.breaker import ANY, COOLDOWN_SECS, Breakers, Key, Pair
 from helexa.cortex.fleet.ejection import ANYONE, EjectionKey, Ejections, Requester

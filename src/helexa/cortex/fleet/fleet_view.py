@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from helexa.core.catalog import DEFAULT_RESIDENCY, Catalog, Profile
-from helexa.core.fleet import Discovery, Health, LocalModel, LocalModels, ModelInfo
+from helexa.core.node_reports import Discovery, Health, LocalModel, LocalModels, ModelInfo
 from helexa.cortex.fleet.breaker import ANY, Key, Pair
 from helexa.cortex.fleet.ejection import EjectionKey, Requester
 
@@ -20,7 +20,7 @@ VISION = "vision"
 
 
 class LocalIndex:
-    """The usable models on the disks of all nodes, by id and by their other names.
+    """In a fleet view: usable models on the disks of all nodes, by id and name.
 
     Args:
         reports: the models of each node, by node name.
@@ -110,7 +110,7 @@ class Node:
 
 
 def machine_of(node: Node) -> str | None:
-    """Return the id of the machine in whose main memory a node runs models, or None."""
+    """Return the machine in whose main memory a node of the fleet runs models."""
     facts = node.discovery
     return None if facts is None or facts.devices else facts.machine
 
@@ -209,7 +209,7 @@ class Report:
 
 
 def capabilities(view: FleetView, catalog: Catalog, model: str) -> list[str]:
-    """Return the capabilities of a model. The list is empty if they are unknown."""
+    """Return the capabilities of a model in the fleet view; empty if unknown."""
     profile = catalog.profile(model)
     reports = [node.models[model].capabilities for node in view.nodes if model in node.models]
     # The nodes know the files that they have loaded, so their reports take precedence over the catalog.
@@ -218,19 +218,19 @@ def capabilities(view: FleetView, catalog: Catalog, model: str) -> list[str]:
 
 
 def nodes_without_vision(view: FleetView, model: str) -> set[str]:
-    """Return the nodes on which a model accepts no images."""
+    """Return the nodes in the fleet view on which a model accepts no images."""
     reports = {node.name: node.models[model].capabilities for node in view.nodes if model in node.models}
     return {name for name, names in reports.items() if names and VISION not in names}
 
 
 def sees_images(view: FleetView, catalog: Catalog, model: str) -> bool | None:
-    """Return whether a model accepts images, or None if its capabilities are unknown."""
+    """Return whether a model in the fleet view accepts images; None if unknown."""
     names = capabilities(view, catalog, model)
     return VISION in names if names else None
 
 
 def local_profile(view: FleetView, model: str, *, requested: bool = False) -> Profile | None:
-    """Return how to load a model from the disks of nodes, or None if not allowed.
+    """Return a fleet view's profile to load a model from nodes' disks, or None.
 
     An administrator may load any such model (`requested`).
     """
@@ -241,13 +241,13 @@ def local_profile(view: FleetView, model: str, *, requested: bool = False) -> Pr
 
 
 def is_sleeping(node: Node, model: str) -> bool:
-    """Return whether a model sleeps on the node: a load request wakes it."""
+    """Return whether a model sleeps on the node, according to the fleet view."""
     info = node.models.get(model)
     return info is not None and info.status == "sleeping"
 
 
 def sleeping_profile(view: FleetView, model: str) -> Profile | None:
-    """Return how to wake a model that sleeps on a node, or None."""
+    """Return a fleet view's profile to wake a sleeping model on a node, or None."""
     names = [node.name for node in view.nodes if is_sleeping(node, model)]
     if not names:
         return None
@@ -255,12 +255,12 @@ def sleeping_profile(view: FleetView, model: str) -> Profile | None:
 
 
 def profile_of(view: FleetView, catalog: Catalog, model: str, *, requested: bool = False) -> Profile | None:
-    """Return how to load a model: by the catalog, from disks of nodes, or by a wake."""
+    """Return a fleet view's profile to load a model: catalog, disks or a wake."""
     return catalog.profile(model) or local_profile(view, model, requested=requested) or sleeping_profile(view, model)
 
 
 def same_files(view: FleetView, catalog: Catalog, model: str) -> str | None:
-    """Return the id under which the same files are in the catalog or loaded."""
+    """Return the id of the fleet view's model, in catalog or loaded, with equal files."""
     # A model that was loaded as `org/name:Q4_K_M` may be on the disk as `org/name`. It must not be loaded twice.
     if catalog.profile(model) is not None or view.has_model(model):
         return None
@@ -269,20 +269,20 @@ def same_files(view: FleetView, catalog: Catalog, model: str) -> str | None:
 
 
 def find_local(view: FleetView, catalog: Catalog, name: str) -> str | None:
-    """Return the id of the local model that `name` means, or None."""
+    """Return the fleet view's id of the local model that `name` means, or None."""
     model = view.local.find(name) if view.serves_local else None
     return None if model is None else same_files(view, catalog, model) or model
 
 
 def local_ids(view: FleetView, catalog: Catalog) -> list[str]:
-    """Return the models on disks that are not in the catalog or loaded."""
+    """Return the fleet view's models on disks that are not in the catalog or loaded."""
     if not view.serves_local:
         return []
     return [model for model in sorted(view.local.models) if same_files(view, catalog, model) is None]
 
 
 def files_of(view: FleetView, catalog: Catalog, model: str) -> LocalModel | None:
-    """Return a node's report about the files of a model, or None."""
+    """Return a node's report in the fleet view about a model's files, or None."""
     profile = catalog.profile(model)
     source = None if profile is None else profile.full_source()
     local_id = None if source is None else view.local.find(source)
@@ -291,7 +291,7 @@ def files_of(view: FleetView, catalog: Catalog, model: str) -> LocalModel | None
 
 
 def estimated_mb(view: FleetView, profile: Profile | None, model: str, node: Node | None) -> int | None:
-    """Return the MB that a model on disks needs, by its file headers, or None.
+    """Return the MB that a model on disks in the fleet view needs, or None.
 
     The estimate of `node` is preferred to the largest estimate of other nodes. A catalog entry that sets a
     quantization for safetensors needs less memory than its files, so there is no estimate for it. The memory of a draft

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import orjson
 from pydantic import Field, TypeAdapter, ValidationError
 
-from helexa.core.fleet import (
+from helexa.core.node_reports import (
     MAX_LOCAL_MODELS,
     Discovery,
     Health,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import orjson
 
 from helexa.core.errors import HelexaError
-from helexa.core.fleet import Record, WireInt
+from helexa.core.node_reports import Record, WireInt
 from helexa.cortex.upstream.connection import IncompleteResponseError, UpstreamError
 
 CONNECT_TIMEOUT_SECS = 3.0

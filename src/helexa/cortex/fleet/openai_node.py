@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field, TypeAdapter
 
-from helexa.core.fleet import Health, Limit, ModelId, ModelInfo, ModelLoad, Record, WireInt
+from helexa.core.node_reports import Health, Limit, ModelId, ModelInfo, ModelLoad, Record, WireInt
 from helexa.cortex.fleet.fleet_view import Node, Report
 from helexa.cortex.fleet.node_client import MAX_MODELS, NodeClient, or_none, parse
 

@@ -1,9 +1,7 @@
 """Generation requests to third-party backends, in the form that a backend accepts."""
 
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from helexa.core.wire.responses_request import ResponsesRequest
 from helexa.cortex.backends.answer import BackendAnswer, NativeResponses, NodeResponse
@@ -13,22 +11,10 @@ from helexa.cortex.backends.chat_request import (
     OUTPUT_LIMIT,
     STREAM_OPTIONS,
     for_backend,
-    output_limit,
-    refused_fields,
-    refuses_effort,
-    refuses_order,
-    refuses_parts,
-    refuses_thinking,
-    requires_reasoning,
-    with_alternating_roles,
-    with_output_limit,
-    with_plain_texts,
-    with_reasoning,
     without_billing_lines,
-    without_effort,
-    without_field,
 )
 from helexa.cortex.backends.choice import UNCHANGED, Changes
+from helexa.cortex.backends.learned_refusals import BackendKnowledge, Knowledge
 from helexa.cortex.backends.refused_calls import (
     lacks_signatures,
     refuses_ids,
@@ -37,6 +23,23 @@ from helexa.cortex.backends.refused_calls import (
     with_short_ids,
     with_short_names,
 )
+from helexa.cortex.backends.refused_fields import (
+    output_limit,
+    refused_fields,
+    refuses_effort,
+    refuses_thinking,
+    with_output_limit,
+    without_effort,
+    without_field,
+)
+from helexa.cortex.backends.refused_messages import (
+    refuses_order,
+    refuses_parts,
+    requires_reasoning,
+    with_alternating_roles,
+    with_plain_texts,
+    with_reasoning,
+)
 from helexa.cortex.backends.responses_api import (
     ResponsesAnswer,
     chat_body,
@@ -44,11 +47,11 @@ from helexa.cortex.backends.responses_api import (
     read_responses_request,
     refuses_tool_types,
 )
-from helexa.cortex.forwarding.body_checks import BodyWorkers
+from helexa.cortex.forwarding.body_workers import BodyWorkers
 from helexa.cortex.forwarding.request import ClientRequest
 from helexa.cortex.forwarding.token_bounds import CHAT, COMPLETIONS, RESPONSES
 from helexa.cortex.upstream.connection import UpstreamResponse
-from helexa.cortex.upstream.response_body import (
+from helexa.cortex.upstream.error_responses import (
     CONTEXT_LENGTH_EXCEEDED,
     context_limit,
     has_uncounted_prompt,
@@ -57,38 +60,12 @@ from helexa.cortex.upstream.response_body import (
     read_error,
 )
 
-# The gateway forgets after this time what it has learned about a backend, because the backend may be updated.
-KNOWLEDGE_SECS = 3600.0
-
 MAX_ATTEMPTS = 8  # some backends name one refused field at a time
 
 _REFUSALS = (400, 422)
 _TEMPLATE_ERRORS = (400, 422, 500)  # servers answer an error of a chat template with any of these
 _NO_ROUTE = (404, 405, 501)
 
-
-@dataclass(frozen=True)
-class Knowledge:
-    """Facts that the gateway learned from refusals of one backend, for one model."""
-
-    refused: frozenset[str] = frozenset()  # optional fields that the backend refuses
-    lacks_responses: bool = False  # True if the backend has no `/v1/responses`
-    # True if its `/v1/responses` refuses tools that are not functions. Such a request becomes a chat request, in which
-    # the functions of namespaces are plain functions.
-    functions_only: bool = False
-    alternates: bool = False  # True if the roles of messages must alternate
-    plain_texts: bool = False  # True if content must be a text
-    reasons: bool = False  # True if all messages of the assistant must have reasoning
-    no_effort: bool = False  # True if the model has tools only without reasoning
-    short_ids: bool = False  # True if ids of tool calls must have Mistral's format
-    short_names: bool = False  # True if names of functions must be short
-    signed: bool = False  # True if tool calls must have signatures
-    most_output: int = 0  # largest output limit of the model, or 0 if unknown
-    # Context length of a model of vLLM, or 0 if unknown. A request whose output limit is not below it gets no limit.
-    context: int = 0
-
-
-_NOTHING = Knowledge()
 
 # Refusals of a chat request that a change of the request avoids: the name of the flag in `Knowledge`, a function that
 # returns whether an error is this refusal, and a function that changes the request.
@@ -264,36 +241,6 @@ def _with_known_limit(body: bytes, knowledge: Knowledge, *, keeps_limit: bool) -
     if 0 < knowledge.context <= limit and not keeps_limit:
         return without_field(body, OUTPUT_LIMIT)
     return with_output_limit(body, knowledge.most_output) if 0 < knowledge.most_output < limit else body
-
-
-@dataclass
-class BackendKnowledge:
-    """The knowledge about all third-party backends, by base URL and model.
-
-    The models of one backend may have different chat templates, or be on different servers behind the backend.
-    """
-
-    _entries: dict[tuple[str, str], tuple[Knowledge, float]] = field(
-        default_factory=dict[tuple[str, str], tuple[Knowledge, float]]
-    )
-
-    def of(self, url: str, model: str) -> Knowledge:
-        """Return what the gateway knows about a model of the backend at `url`."""
-        knowledge, until = self._entries.get((url, model), (_NOTHING, 0.0))
-        if knowledge is not _NOTHING and time.monotonic() >= until:
-            del self._entries[url, model]
-            return _NOTHING
-        return knowledge
-
-    def add(self, url: str, model: str, lesson: Knowledge) -> None:
-        """Add what a request has learned to what other requests have learned meanwhile."""
-        known = self.of(url, model)
-        facts: dict[str, Any] = {
-            part.name: getattr(lesson, part.name) or getattr(known, part.name) for part in fields(Knowledge)
-        }
-        facts["refused"] = known.refused | lesson.refused
-        merged = Knowledge(**facts)
-        self._entries[url, model] = merged, time.monotonic() + KNOWLEDGE_SECS
 
 
 MAX_ERROR_BYTES = 64 << 10

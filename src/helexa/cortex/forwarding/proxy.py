@@ -13,7 +13,7 @@ from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.fleet.fleet import Fleet, RunningRequest
 from helexa.cortex.forwarding.backend_requests import BackendAttempt, BackendRequests
-from helexa.cortex.forwarding.body_checks import BodyWorkers
+from helexa.cortex.forwarding.body_workers import BodyWorkers
 from helexa.cortex.forwarding.client_reply import Reply
 from helexa.cortex.forwarding.headers import bearer_header, forwarded_headers
 from helexa.cortex.forwarding.relay import Settle, SilenceComments, forward_error, read_chunk, relay
@@ -30,7 +30,7 @@ from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.routing import WarmRoute, prefix_name
 from helexa.cortex.upstream.client import Upstream
 from helexa.cortex.upstream.connection import LocalConnectError, ReadTimeoutError, UpstreamError, UpstreamResponse
-from helexa.cortex.upstream.response_body import read_error
+from helexa.cortex.upstream.error_responses import read_error
 from helexa.http.headers import Headers
 
 log = logging.getLogger(__name__)

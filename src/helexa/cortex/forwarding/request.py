@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from starlette.types import Receive
 
 from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
-from helexa.core.fleet import Limit
+from helexa.core.node_reports import Limit
 from helexa.core.wire.request import without_lone_surrogates
-from helexa.cortex.forwarding.body_checks import is_large
+from helexa.cortex.forwarding.body_workers import is_large
 from helexa.cortex.forwarding.token_bounds import (
     CHAT,
     COMPLETIONS,
@@ -89,7 +89,7 @@ def rewrite(
     known: Collection[str] = (),
     rejected: Collection[str] = (),
 ) -> bytes:
-    """Return `body` with the fields in `changes` set and those in `drop` removed.
+    """Return a request body with fields in `changes` set and those in `drop` removed.
 
     Of a repeated field, the last value is kept. Fields whose names differ only by letter case from a name in `changes`,
     `drop` or `known` are removed, because some servers ignore letter case: Go's JSON decoder reads `MAX_TOKENS` as
@@ -285,7 +285,7 @@ def _parse_error(body: bytes, error: Exception) -> ApiError:
 
 
 async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
-    """Receive the whole body of a request, and return its bytes.
+    """Receive the whole body of a client's request, and return its bytes.
 
     Raises:
         ApiError: 413: longer than `limit` bytes. 408: the client stops sending. 503: the memory for bodies is used up.

@@ -8,7 +8,7 @@ from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.request_record import UPSTREAM_TIMEOUT, RequestRecord
 from helexa.cortex.upstream.connection import ConnectError, ReadTimeoutError, UpstreamError
-from helexa.cortex.upstream.response_body import CONTEXT_LENGTH_EXCEEDED
+from helexa.cortex.upstream.error_responses import CONTEXT_LENGTH_EXCEEDED
 
 BUSY_STATUSES = (429, 503, 529)
 # Statuses of errors in the request's content. Another node would probably give the same error.
@@ -81,28 +81,28 @@ def error_outcome(status: int, error: ApiError) -> Outcome | None:
 
 
 def retry_after(node_response: NodeResponse) -> int | None:
-    """Return the seconds of a response's `Retry-After` header, or None."""
+    """Return the seconds until a retry in a `Retry-After` header, or None."""
     text = next((value for name, value in node_response.headers if name == b"retry-after"), b"")
     return int(text) if text.isdigit() and len(text) < 6 else None
 
 
 def reason(error: UpstreamError) -> str:
-    """Return the text of an error for the log."""
+    """Return the text of a failed attempt's error, for the log."""
     return f"{type(error).__name__} ({error})"
 
 
 def timed_out(node: str) -> ApiError:
-    """Return the 504 error for a node that sent nothing within a timeout."""
+    """Return an attempt's 504 error: the node sent nothing within a timeout."""
     return ApiError(504, UPSTREAM_TIMEOUT, f"node '{node}' sent no bytes for too long; try again", type="api_error")
 
 
 def unreachable(node: str) -> ApiError:
-    """Return the 502 error for a node that is not reached, or speaks no HTTP."""
+    """Return an attempt's 502 error: the node is not reached, or speaks no HTTP."""
     return ApiError(502, "upstream_connection_error", f"node '{node}' did not respond; try again", type="api_error")
 
 
 def is_from_proxy(node_response: NodeResponse, kind: str) -> bool:
-    """Return whether a server other than the node, such as a proxy, has answered.
+    """Return whether another server, as a proxy, answered an attempt for the node.
 
     Third-party backends may answer with any successful status and any content type except that of web pages.
     """
@@ -115,7 +115,7 @@ def is_from_proxy(node_response: NodeResponse, kind: str) -> bool:
 
 
 def reject_proxy_response(fleet: Fleet, node_response: NodeResponse, record: RequestRecord) -> NoReturn:
-    """Raise `NoResponse` for a response of a proxy or another server."""
+    """Raise `NoResponse`, for a retry, for a response of a proxy."""
     node, status = record.node, node_response.status
     text = f"HTTP {status} from a proxy or another server"
     if status != 504:

@@ -16,10 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import orjson
 
-from helexa.core.errors import invalid_body
+from helexa.core.errors import ApiError, invalid_body
 from helexa.core.wire.request import NO_LIMIT
-from helexa.core.wire.responses_output import response_of
+from helexa.core.wire.responses_input import referenced_response
+from helexa.cortex.upstream.usage_meter import BYTES_PER_TOKEN
+
+# Bytes of the longest token in common vocabularies: 128 spaces, in those of Llama 3, Qwen 2.5 and Qwen 3.
+MAX_BYTES_PER_TOKEN = 128
+_MESSAGE_BYTES = 8
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -60,15 +66,6 @@ class Fields(msgspec.Struct):
     previous_response_id: Any = None
     prompt: msgspec.Raw = _NULL
     input: msgspec.Raw = _NULL
-
-
-class _Item(msgspec.Struct):
-    type: Any = None
-    id: Any = None
-    role: Any = None
-
-
-_items = msgspec.json.Decoder(list[_Item])
 
 
 class TokenLimit(msgspec.Struct, frozen=True):
@@ -130,7 +127,7 @@ def _completions(fields: Fields, prompt: int) -> TokenLimit:
 
 
 def _responses(fields: Fields, prompt: int) -> TokenLimit:
-    stored = stored_response(fields.previous_response_id, fields.input)
+    stored = referenced_response(fields.previous_response_id, fields.input)
     return TokenLimit(
         prompt,
         output=_number("max_output_tokens", fields.max_output_tokens),
@@ -139,25 +136,6 @@ def _responses(fields: Fields, prompt: int) -> TokenLimit:
         continues=stored is not None,
         stored=stored,
     )
-
-
-def stored_response(previous: Any, input: msgspec.Raw) -> str | None:
-    """Return the id of the stored response that a request refers to, or None.
-
-    Args:
-        previous: the field `previous_response_id`.
-        input: the field `input`, which may contain references to items of stored responses.
-    """
-    if isinstance(previous, str):
-        return previous
-    if memoryview(input)[:1] != b"[":
-        return None
-    try:
-        items = _items.decode(input)
-    except msgspec.DecodeError:
-        return response_of("")  # the node also reads numbers such as 1e999, and may find references beside them
-    references = (item.id for item in items if item.type in (None, "item_reference") and item.role is None)
-    return next((response_of(id) for id in references if isinstance(id, str)), None)
 
 
 def _embeddings(fields: Fields, prompt: int) -> TokenLimit:
@@ -307,3 +285,68 @@ def _media_pattern(name_pattern: Callable[[str], str], alternative: str = "") ->
 _ESCAPED_MEDIA = _media_pattern(_escapable)
 # Also matches strings with an escaped letter; if there are any, the slower pattern `_ESCAPED_MEDIA` is used.
 _MEDIA_OR_ESCAPE = _media_pattern(str, r"|[a-z_]{0,11}+\\u00[4-7]")
+
+
+def check_prompt(body: bytes, context: int) -> None:
+    """Reject a prompt that is longer than `context` tokens, whatever the tokenizer.
+
+    Raises:
+        ApiError: 400 `context_length_exceeded`. The error contains the size in bytes and an estimated token count.
+    """
+    # The gateway does not know the exact token count: one token can be four bytes of English, one digit, or 128 spaces.
+    # It therefore assumes `MAX_BYTES_PER_TOKEN` bytes per token, and accepts prompts that might fit. The node counts
+    # the tokens and may still reject the prompt.
+    max_bytes = MAX_BYTES_PER_TOKEN * context
+    if len(body) > max_bytes and (size := prompt_bytes(body)) > max_bytes:
+        estimate = size // BYTES_PER_TOKEN
+        raise ApiError(
+            400,
+            "context_length_exceeded",
+            f"This model's maximum context length is {context} tokens. However, your messages have {size} bytes of "
+            f"text, an estimated {estimate} tokens. Please reduce the length of the messages.",
+            param="messages",
+            max=context,
+            estimated_prompt_tokens=estimate,
+        )
+
+
+def prompt_bytes(body: bytes) -> int:
+    """Return the bytes of text in a prompt, plus eight bytes per message or item.
+
+    If the request has several prompts or embedding texts, the length of the longest one is returned. Token ids and
+    images count as 0 bytes. The result is 0 if the body is not valid JSON.
+    """
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return 0
+    messages, prompt, input_items = content.get("messages"), content.get("prompt"), content.get("input")
+    if isinstance(input_items, str):
+        input_items = [{"content": input_items}]
+    if isinstance(messages, list):
+        return _message_bytes(messages)
+    if isinstance(prompt, str | list):
+        return _longest_text_bytes(prompt)
+    if isinstance(input_items, list) and any(isinstance(item, dict) for item in input_items):
+        instructions = [{"content": content["instructions"]}] if content.get("instructions") else []
+        return _message_bytes(instructions + input_items)
+    return _longest_text_bytes(input_items) if isinstance(input_items, list) else 0
+
+
+def _message_bytes(messages: list[Any]) -> int:
+    return sum(_MESSAGE_BYTES + _text_bytes(message) for message in messages)
+
+
+def _longest_text_bytes(prompt: str | list[Any]) -> int:
+    texts = [prompt] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, str)]
+    return max((len(text.encode()) for text in texts), default=0)
+
+
+def _text_bytes(message: Any) -> int:
+    """Return the bytes of text in a message, or in an input item of Responses."""
+    content = message.get("content") or message.get("output") if isinstance(message, dict) else None
+    if isinstance(content, str):
+        return len(content.encode())
+    parts = content if isinstance(content, list) else []
+    texts = (part.get("text") for part in parts if isinstance(part, dict))
+    return sum(len(text.encode()) for text in texts if isinstance(text, str))

@@ -8,7 +8,7 @@ import orjson
 from helexa.core.errors import ApiError
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import FleetView
-from helexa.cortex.forwarding.body_checks import BodyWorkers
+from helexa.cortex.forwarding.body_workers import BodyWorkers
 from helexa.cortex.forwarding.headers import bearer_header
 from helexa.cortex.forwarding.request import ClientRequest
 from helexa.cortex.forwarding.token_bounds import CHAT, COMPLETIONS
@@ -106,7 +106,7 @@ class NodeCalls:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Parse `body` as JSON. Return an empty dict if it is not a JSON object."""
+    """Parse the answer to a token query as JSON: a dict, else an empty one."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:

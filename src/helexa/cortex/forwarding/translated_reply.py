@@ -10,31 +10,32 @@ from starlette.types import Send
 from helexa.core.errors import ApiError
 from helexa.core.sse import Frames
 from helexa.cortex.forwarding.client_reply import Reply
-from helexa.cortex.upstream.response_body import malformed, read_error, read_error_value
+from helexa.cortex.upstream.error_responses import read_error, read_error_value
+from helexa.cortex.upstream.response_body import malformed
 from helexa.http.headers import Headers
 
 _STATUSES = {"invalid_request_error": 400, "rate_limit_error": 429, "insufficient_quota": 429}
 
 
 def reasoning(message: Mapping[str, Any]) -> Any:
-    """Return the reasoning of a message or delta, which has one of two names."""
+    """Return the reasoning of a message or delta to translate: it has two names."""
     return message.get("reasoning_content") or message.get("reasoning")
 
 
 def first_choice(completion: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the first choice of a chat completion or of a chunk, or None."""
+    """Return the first choice of a chat completion to translate, or None."""
     choices = completion.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     return choice if isinstance(choice, dict) else None
 
 
 def call_as_text(name: str, arguments: str) -> str:
-    """Return a tool call with invalid arguments as JSON, to be sent as text."""
+    """Return a tool call to translate, with invalid arguments, as a JSON text."""
     return orjson.dumps({"name": name, "arguments": arguments}).decode()
 
 
 def read_completion(status: int, body: bytes, retry_after: int | None) -> dict[str, Any]:
-    """Parse a node's whole response, and return its JSON object.
+    """Parse a node's whole response to translate, and return its JSON object.
 
     Raises:
         ApiError: the node returned an error (the status is the node's status), or its response is malformed (502).
@@ -51,7 +52,7 @@ def read_completion(status: int, body: bytes, retry_after: int | None) -> dict[s
 
 
 def streamed_error(error: Any) -> ApiError:
-    """Convert the error in an event of a node's stream to an `ApiError`."""
+    """Convert the error in a node's translated stream to an `ApiError`."""
     kind = error.get("type") if isinstance(error, dict) else None
     status = _STATUSES.get(kind, 500) if isinstance(kind, str) else 500
     return read_error_value(status, {"error": error})

@@ -4,12 +4,42 @@ A lease holds tokens of an API key's budget that the gateway has taken from the 
 memory first, and the next batch writes it to the database. Batches are written in order, and each batch exactly once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from helexa.cortex.ledger.gateways import SPEND, LeaseGrant
-from helexa.cortex.ledger.reservation import IDLE_SECS, UNUSED_SECS, Closing, Lease, Reservation, ReservationRequest
-from helexa.cortex.ledger.storage.database import Args, Step
+from helexa.cortex.access.keys import Principal
+from helexa.cortex.ledger.gateways import LATEST_WINDOW, SPEND, LeaseGrant
+from helexa.cortex.ledger.reservation import (
+    IDLE_SECS,
+    UNUSED_SECS,
+    Closing,
+    Lease,
+    Reservation,
+    ReservationRequest,
+    latest_begin,
+)
+from helexa.cortex.ledger.storage.database import Args, Database, Step
+
+_BUDGET = """
+    SELECT CAST(windows.spent + COALESCE(SUM(leases.spent), 0) AS BIGINT) AS spent,
+        CAST(COALESCE(SUM(CASE WHEN granted > leases.spent THEN granted - leases.spent ELSE 0 END), 0) AS BIGINT)
+            AS held
+    FROM windows LEFT JOIN leases ON leases.key_id = windows.key_id AND leases.window_id = windows.window_id
+    WHERE windows.key_id = $1 AND windows.window_id = $2 GROUP BY windows.spent
+"""
+_BUDGETS = """
+    SELECT windows.key_id, windows.window_id,
+        CAST(windows.spent + COALESCE(SUM(leases.spent), 0) AS BIGINT) AS spent,
+        CAST(COALESCE(SUM(CASE WHEN granted > leases.spent THEN granted - leases.spent ELSE 0 END), 0) AS BIGINT)
+            AS held
+    FROM windows LEFT JOIN leases ON leases.key_id = windows.key_id AND leases.window_id = windows.window_id
+    WHERE windows.window_id = 0
+        OR windows.window_id = (
+            SELECT MAX(window_id) FROM windows AS newer WHERE newer.key_id = windows.key_id AND newer.window_id <= $1
+        )
+    GROUP BY windows.key_id, windows.window_id, windows.spent
+"""
 
 ADD_ENTRY = (
     "INSERT INTO entries (gateway, seq, request_id, account_id, key_id, window_id, model, reserved, reserved_ms, "
@@ -38,12 +68,12 @@ _DELETE_LEASE = "DELETE FROM leases WHERE key_id = $1 AND window_id = $2 AND gat
 
 
 def opening(gateway: int, *values: Any) -> Args:
-    """Return the row of an open reservation, as arguments of `ADD_ENTRY`."""
+    """Return the database row of a budget's open reservation (for `ADD_ENTRY`)."""
     return (gateway, *values, *_OPEN)
 
 
 def closed(row: Args, columns: Args) -> Args:
-    """Return the row of a reservation that ended before the database had a row for it.
+    """Return the row of a budget's reservation that ended before it had a row.
 
     Args:
         row: the row of the open reservation, as returned by `opening`.
@@ -183,3 +213,45 @@ class Budgets:
         if lease.spent:
             self._rows[SPEND].append((*lease_key, lease.spent))
         self._rows[_DELETE_LEASE].append((*lease_key, self.gateway))
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Used tokens of an API key in its current budget window."""
+
+    spent: int
+    held: int  # number of tokens that gateways hold in their leases for running and later requests
+    # When the window ends (Unix seconds). None if the key's cap has no time window or no window is running.
+    ends_at: float | None
+
+
+async def budget(database: Database, principal: Principal, now: float) -> Budget:
+    """Return the used tokens of the principal's key at the time `now` (Unix seconds)."""
+    window_id, ends_at = 0, None
+    if principal.window.kind == "rolling":
+        window_id = (await database.fetch(LATEST_WINDOW, principal.key_id, latest_begin(now)))[0]["latest"] or 0
+        ends_at = window_id + principal.window.seconds
+        if now >= ends_at:
+            return Budget(0, 0, None)
+    rows = await database.fetch(_BUDGET, principal.key_id, window_id)
+    return Budget(rows[0]["spent"], rows[0]["held"], ends_at) if rows else Budget(0, 0, ends_at)
+
+
+async def budgets(database: Database, principals: Iterable[Principal], now: float) -> dict[str, Budget]:
+    """Return the used tokens of several keys by key id, with one query."""
+    rows = await database.fetch(_BUDGETS, latest_begin(now))
+    used = {(row["key_id"], row["window_id"]): (row["spent"], row["held"]) for row in rows}
+    latest: dict[str, int] = {}
+    for key_id, window_id in used:
+        latest[key_id] = max(latest.get(key_id, 0), window_id)
+    found: dict[str, Budget] = {}
+    for principal in principals:
+        window_id, ends_at = 0, None
+        if principal.window.kind == "rolling":
+            window_id = latest.get(principal.key_id, 0)
+            ends_at = window_id + principal.window.seconds
+            if now >= ends_at:
+                found[principal.key_id] = Budget(0, 0, None)
+                continue
+        found[principal.key_id] = Budget(*used.get((principal.key_id, window_id), (0, 0)), ends_at)
+    return found

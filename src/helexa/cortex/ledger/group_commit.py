@@ -427,17 +427,17 @@ class GroupCommit:
 
 
 def unavailable() -> ApiError:
-    """Return the 503 error for a reservation, because the database does not answer."""
+    """Return the 503 error for a reservation that cannot be committed."""
     return service_unavailable("the ledger does not answer; retry in 5 s", retry_after=5)
 
 
 def reject(reservations: Iterable[PendingReservation]) -> None:
-    """Reject reservations because the database does not answer."""
+    """Reject reservations of a batch because the database does not answer."""
     for request in reservations:
         request.reject(unavailable())
 
 
 def finish(closings: Iterable[Closing]) -> None:
-    """Wake all callers that wait for the settlements and releases in `closings`."""
+    """Wake all callers that wait for a commit of the closings in `closings`."""
     for closing in closings:
         closing.finish()

@@ -10,17 +10,11 @@ from typing import Any
 from helexa.core.errors import overloaded, shutting_down
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.ledger import gateways
-from helexa.cortex.ledger.activity import Activity, Budget, budget, budgets, charges, recent
+from helexa.cortex.ledger.activity import Activity, charges, recent
+from helexa.cortex.ledger.budgets import Budget, budget, budgets
 from helexa.cortex.ledger.group_commit import GroupCommit, unavailable
-from helexa.cortex.ledger.reservation import (
-    PendingReservation,
-    Reservation,
-    ReservationRequest,
-    bounded,
-    over_budget,
-    plain,
-)
-from helexa.cortex.ledger.storage.database import Database, DatabaseError, repeat
+from helexa.cortex.ledger.reservation import PendingReservation, Reservation, ReservationRequest, bounded, over_budget
+from helexa.cortex.ledger.storage.database import Database, DatabaseError, plain, repeat
 from helexa.cortex.ledger.write_ahead_log import catch_up
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ tokens of a lease for one running request.
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -14,6 +14,7 @@ import msgspec
 
 from helexa.core.errors import ApiError
 from helexa.cortex.access.keys import Principal, Window
+from helexa.cortex.ledger.storage.database import plain
 
 _PREFETCHED_RESERVATIONS = 256  # a lease takes tokens in advance for at most this many more reservations
 _PREFETCH_DIVISOR = 8  # and at most 1/8 of the remaining tokens, so that leases shrink near the cap
@@ -22,7 +23,6 @@ UNUSED_SECS = 60.0  # after this idle time a lease is deleted
 CLOCK_SKEW_SECS = 60  # a window may begin this long in the future, because the clocks of several gateways may differ
 
 MAX_TOKENS = 1 << 31  # limit for numbers from nodes and clients; database columns have 64 bits
-_MAX_TEXT_CHARS = 200
 
 
 @dataclass(slots=True, eq=False)
@@ -290,19 +290,5 @@ class Reservation:
 
 
 def bounded(number: int, maximum: int = MAX_TOKENS) -> int:
-    """Return `number`, which may be untrusted, limited to 0 to `maximum`."""
+    """Return a reservation's untrusted `number`, limited to 0 to `maximum`."""
     return min(max(0, number), maximum)
-
-
-def are_plain(texts: Sequence[str]) -> bool:
-    """Return whether `plain` certainly changes none of the texts."""
-    joined = "".join(texts)
-    return joined.isascii() and "\0" not in joined and max(map(len, texts), default=0) <= _MAX_TEXT_CHARS
-
-
-def plain(text: str) -> str:
-    """Return untrusted text as short, valid UTF-8 without NUL, for both databases."""
-    if len(text) <= _MAX_TEXT_CHARS and text.isascii() and "\0" not in text:
-        return text
-    # PostgreSQL rejects NUL and lone surrogates.
-    return text[:_MAX_TEXT_CHARS].replace("\0", "").encode("utf-8", "replace").decode()

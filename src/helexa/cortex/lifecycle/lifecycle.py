@@ -15,7 +15,6 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import is_sleeping, local_profile, sleeping_profile
 from helexa.cortex.fleet.node_client import NodeClient, or_none
 from helexa.cortex.fleet.node_errors import MemoryRejection, NodeError
-from helexa.cortex.lifecycle.drain import Drains, StillNeededError
 from helexa.cortex.lifecycle.evictor import expired_models, expiry
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.load_history import LoadHistory
@@ -30,6 +29,7 @@ from helexa.cortex.lifecycle.load_queue import (
     wait_until_loaded,
 )
 from helexa.cortex.lifecycle.memory import Megabytes, MemoryEstimator
+from helexa.cortex.lifecycle.model_drain import Drains, StillNeededError
 from helexa.cortex.lifecycle.placement import ColdPlacement, DelayedPlacement, feasible, spec_on
 from helexa.cortex.routing import WarmRoute, has_warm, route
 

@@ -13,7 +13,7 @@ MAX_PERMANENT_BACKOFF_SECS = 1800.0
 
 @dataclass(frozen=True)
 class Failure:
-    """The last failed load of a model on a node."""
+    """In the load history: the last failed load of a model on a node."""
 
     message: str
     temporary: bool  # True if the same load may succeed later

@@ -6,14 +6,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from helexa.core.fleet import ModelInfo
+from helexa.core.node_reports import ModelInfo
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.fleet.node_client import NodeClient, or_none
 from helexa.cortex.fleet.node_errors import NodeError
-from helexa.cortex.lifecycle.drain import Drains
 from helexa.cortex.lifecycle.memory import HOST, Megabytes, MemoryChange, MemoryEstimator, additional_mb, reading
+from helexa.cortex.lifecycle.model_drain import Drains
 from helexa.cortex.lifecycle.placement import ColdPlacement
 from helexa.cortex.routing import WarmRoute
 
@@ -23,7 +23,7 @@ _LEAST_FRACTION = 0.02  # below this fraction, the remaining time is not extrapo
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a model's load. An attribute is None if its value is unknown."""
+    """Progress of a load job. An attribute is None if its value is unknown."""
 
     fraction: float | None = None  # completed fraction of the current stage, 0 to 1
     stage: str | None = None  # short description of the current stage

@@ -161,7 +161,7 @@ def decide(
 
 @dataclass(frozen=True)
 class LoadFailure:
-    """The last failed load of a model on a node."""
+    """In the load report: the last failed load of a model on a node."""
 
     message: str
     temporary: bool  # True if the same load may succeed later

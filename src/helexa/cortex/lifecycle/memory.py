@@ -10,7 +10,7 @@ from math import inf
 
 from helexa.core.catalog import Profile
 from helexa.core.display import memory_text
-from helexa.core.fleet import Device, Discovery, alike
+from helexa.core.node_reports import Device, Discovery, alike
 from helexa.cortex.fleet.fleet_view import Node
 
 HOST = -1  # device index for main memory on a node without accelerators
@@ -185,7 +185,7 @@ def device_pools(profile: Profile, discovery: Discovery) -> list[DevicePool]:
 
 
 def misfit(profile: Profile, discovery: Discovery) -> str | None:
-    """Return why the hardware cannot hold the model, or None if it can."""
+    """Return why the memory of a node's hardware cannot hold the model, or None."""
     count, floor_mb = profile.min_devices, profile.min_device_vram_mb
     needs = f"needs {count} device{'s' if count > 1 else ''}" + (f" of {memory_text(floor_mb)}" if floor_mb else "")
     ranks = discovery.max_tensor_parallel

@@ -10,7 +10,7 @@ from math import ceil, inf
 from helexa.core.catalog import PINNED_RESIDENCY, Profile
 from helexa.core.display import memory_text
 from helexa.core.errors import ApiError, service_unavailable
-from helexa.core.fleet import ModelSpec
+from helexa.core.node_reports import ModelSpec
 from helexa.cortex.fleet.fleet_view import Node, is_sleeping
 from helexa.cortex.lifecycle.evictor import EvictionPlan, plan_eviction, preference
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
@@ -107,17 +107,17 @@ def place(
 
 
 def allowed(profile: Profile, node: Node) -> bool:
-    """Return whether the catalog allows the model on the node (`pinned_on`)."""
+    """Return whether the catalog (`pinned_on`) allows a model's placement on a node."""
     return not profile.pinned_on or node.name in profile.pinned_on
 
 
 def feasible(profile: Profile, node: Node) -> bool:
-    """Return whether the model is allowed on the node and fits its hardware."""
+    """Return whether a placement is allowed on the node and fits its hardware."""
     return allowed(profile, node) and node.discovery is not None and misfit(profile, node.discovery) is None
 
 
 def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
-    """Return the body of a `POST /models/load` request to a node."""
+    """Return the body of `POST /models/load` for a placement on a node."""
     return ModelSpec(
         model_id=profile.id,
         harness=profile.harness,
@@ -213,7 +213,7 @@ def _placement_error(
 
 
 def failed(failure: Failure, now: float) -> ApiError:
-    """Return the 503 error response for requests for a model whose last load failed."""
+    """Return the 503 response for a model without placement: its last load failed."""
     if failure.temporary:
         return service_unavailable(failure.message, max(1, ceil(failure.retry_at - now)))
     return ApiError(503, "service_unavailable", failure.message, type="api_error")
@@ -277,7 +277,7 @@ def _spec(snapshot: FleetSnapshot, node: Node, model: str) -> ModelSpec:
 
 
 def spec_on(snapshot: FleetSnapshot, node: Node, profile: Profile, devices: Collection[int]) -> ModelSpec:
-    """Return the body of a node's load request, with its local source."""
+    """Return the body of a placement's load request, with the node's local source."""
     spec = load_spec(profile, devices)
     local = snapshot.view.local_model(node, profile.id)
     if local is None or snapshot.catalog.profile(profile.id) is not None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from helexa.core.catalog import Catalog
 from helexa.core.errors import ApiError, service_unavailable
-from helexa.core.fleet import Pull
 from helexa.core.known_models import full_name
+from helexa.core.node_reports import Pull
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.fleet.node_client import NodeClient

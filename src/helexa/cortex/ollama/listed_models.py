@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from helexa.core.catalog import PINNED_RESIDENCY
-from helexa.core.fleet import ModelInfo
+from helexa.core.node_reports import ModelInfo
 from helexa.cortex.fleet.fleet_view import VISION, files_of
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 

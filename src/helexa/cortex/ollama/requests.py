@@ -55,7 +55,7 @@ Think = bool | Literal["low", "medium", "high", "max"] | None  # whether the mod
 
 
 class Options(WireObject):
-    """The member `options`: sampling parameters, and options without effect here."""
+    """In Ollama's requests: `options`, sampling parameters and ones without effect."""
 
     num_predict: Whole | None = None
     temperature: float | None = None
@@ -71,14 +71,14 @@ class Options(WireObject):
 
 
 class CalledFunction(WireObject):
-    """The function of a tool call. `arguments` may be an object or its JSON text."""
+    """In Ollama's requests: a tool call's function; `arguments` object or JSON text."""
 
     name: str = Field(min_length=1)
     arguments: dict[str, Any] | str | None = None
 
 
 class ToolCall(WireObject):
-    """A tool call in a message of the model."""
+    """In Ollama's requests: a tool call in a message of the model."""
 
     id: str | None = None
     function: CalledFunction
@@ -98,7 +98,7 @@ class Message(WireObject):
 
 
 class Function(WireObject):
-    """A function that the model can call."""
+    """In Ollama's requests: a function that the model can call."""
 
     name: str = Field(min_length=1)
     description: str | None = None
@@ -106,7 +106,7 @@ class Function(WireObject):
 
 
 class Tool(WireObject):
-    """A tool that the model can call."""
+    """In Ollama's requests: a tool that the model can call."""
 
     type: Literal["function"] | None = None
     function: Function

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helexa.core.errors import invalid_body, unsupported_parameter
-from helexa.core.image_format import media_type
 from helexa.cortex.forwarding.token_bounds import CHAT, COMPLETIONS, EMBEDDINGS
+from helexa.cortex.image_file import media_type
 from helexa.cortex.ollama.requests import (
     ChatRequest,
     EmbeddingsRequest,
@@ -83,7 +83,7 @@ def text_body(request: GenerateRequest) -> Body:
 
 
 def ignored_options(options: Options | None) -> list[str]:
-    """Return the names of the options without effect, such as `num_ctx`."""
+    """Return the names of Ollama's options without effect, such as `num_ctx`."""
     names = () if options is None else sorted({*options.model_fields_set, *(options.model_extra or ())})
     return [name for name in names if name not in _USED_OPTIONS and _OPTION_NAME.fullmatch(name)][:_MAX_NAMED_OPTIONS]
 

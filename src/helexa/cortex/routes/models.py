@@ -30,9 +30,9 @@ from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.load_queue import WaitingRequest
 from helexa.cortex.lifecycle.memory import totals
 from helexa.cortex.lifecycle.pulls import NodePull, Pulls
-from helexa.cortex.routes.admin import node_not_found, read_wait_secs
+from helexa.cortex.routes.keys_and_nodes import node_not_found, read_wait_secs
 from helexa.cortex.routing import unknown_model
-from helexa.cortex.serving import find_loadable, resolve
+from helexa.cortex.serve_request import find_loadable, resolve
 from helexa.http.headers import Headers
 from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard
 from helexa.http.responses import JsonResponse
@@ -46,7 +46,7 @@ _UNKNOWN_TIME = "1970-01-01T00:00:00Z"  # Anthropic's value for models whose rel
 
 
 async def list_models(request: Request) -> Response:
-    """Respond with all models and aliases that the key of the request may use."""
+    """`GET /v1/models`: respond with the models and aliases that the key may use."""
     entries = entries_of(request)
     if VERSION_HEADER in request.headers:
         return JsonResponse(anthropic_page(entries, request.query_params))
@@ -54,7 +54,7 @@ async def list_models(request: Request) -> Response:
 
 
 async def get_model(request: Request) -> Response:
-    """Respond with one model or alias, or an error if the key may not use it."""
+    """`GET /v1/models/...`: respond with one model or alias that the key may use."""
     entry = entry_of(request, request.path_params["model"])
     return JsonResponse(anthropic_model(entry) if VERSION_HEADER in request.headers else entry)
 
@@ -86,7 +86,7 @@ _ADMIN_PRIORITY = 2  # above the requests of clients
 
 
 async def load_model(request: Request) -> Response:
-    """Load a model, and respond when it is loaded, at most `wait_secs` seconds later."""
+    """`POST /api/models/load`: load a model; respond within `wait_secs` seconds."""
     gateway: Gateway = request.app.state.gateway
     wait_secs = read_wait_secs(request)
     body = await ModelLoadRequest.read(request)
@@ -98,7 +98,7 @@ async def load_model(request: Request) -> Response:
 
 
 async def unload_model(request: Request) -> Response:
-    """Unload a model from one or all nodes, and respond when it is unloaded."""
+    """`POST /api/models/unload`: unload a model from one or all nodes, and respond."""
     gateway: Gateway = request.app.state.gateway
     body = await ModelUnloadRequest.read(request)
     model = await find_loadable(gateway, body.model)
@@ -145,7 +145,7 @@ def _holders(gateway: Gateway, model: str) -> list[str]:
 
 
 def check_node(gateway: Gateway, name: str) -> None:
-    """Check that a node loads models for the gateway.
+    """Check for a model request that a node loads models for the gateway.
 
     Raises:
         ApiError: the node is not configured (404), is a third-party backend (409) or is down (503).
@@ -163,7 +163,7 @@ def check_node(gateway: Gateway, name: str) -> None:
 
 
 async def get_explanation(request: Request) -> Response:
-    """Respond with the current routing or loading decision for a model.
+    """`GET /api/explain`: respond with the current decision for a model.
 
     The query parameter `node` restricts the decision to one node. The parameter `without` excludes a node. With
     `for_load=true`, the decision is that for an administrator's load, which may be any model on the disks of nodes.
@@ -186,7 +186,7 @@ async def get_explanation(request: Request) -> Response:
 
 
 async def list_local_models(request: Request) -> Response:
-    """Respond with the models on the disks of all nodes, asked just now."""
+    """`GET /api/models/local`: respond with the models on the nodes' disks now."""
     gateway: Gateway = request.app.state.gateway
     names = [node.name for node in gateway.fleet.view().nodes if node.kind == "neuron" and node.healthy]
     with suppress(TimeoutError):

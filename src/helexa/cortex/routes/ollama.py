@@ -19,18 +19,17 @@ from helexa.cortex.forwarding.client_reply import Reply
 from helexa.cortex.forwarding.request import read_small_body
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.lifecycle.pulls import NodePull
-from helexa.cortex.ollama.answer import to_ollama_error
 from helexa.cortex.ollama.listed_models import ListedModel
-from helexa.cortex.ollama.reply import VERSION, OllamaReply
+from helexa.cortex.ollama.reply import VERSION, OllamaReply, to_ollama_error
 from helexa.cortex.ollama.requests import ModelRequest
 from helexa.cortex.ollama.to_openai import BLOBS, CHAT_API, EMBED_API, EMBEDDINGS_API, GENERATE_API, Translation
 from helexa.cortex.request_record import RequestRecord
-from helexa.cortex.routes.access import Endpoint, public, user
+from helexa.cortex.routes.access_and_errors import Endpoint, public, user
 from helexa.cortex.routes.generation import Generation
 from helexa.cortex.routes.models import PullStream, entries_of, entry_of
 from helexa.cortex.routes.request_bodies import read_ollama
 from helexa.cortex.routing import unknown_model
-from helexa.cortex.serving import find_model, serve, wait_for_model
+from helexa.cortex.serve_request import find_model, serve, wait_for_model
 from helexa.http.headers import Headers, require_json
 from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard
 from helexa.http.responses import JsonResponse
@@ -132,13 +131,13 @@ def _check_unload(gateway: Gateway, view: FleetView, model: str, principal: Prin
 
 
 async def list_tags(request: Request) -> Response:
-    """Respond with all models and aliases that the key of the request may use."""
+    """`GET /api/tags`: respond with all models and aliases that the key may use."""
     snapshot = _gateway(request).lifecycle.snapshot()
     return JsonResponse({"models": [ListedModel(snapshot, entry).tag() for entry in entries_of(request)]})
 
 
 async def list_running(request: Request) -> Response:
-    """Respond with the loaded models."""
+    """`GET /api/ps`: respond with the loaded models."""
     snapshot = _gateway(request).lifecycle.snapshot()
     aliases = snapshot.catalog.aliases
     models = [ListedModel(snapshot, entry) for entry in entries_of(request) if entry["id"] not in aliases]
@@ -146,7 +145,7 @@ async def list_running(request: Request) -> Response:
 
 
 async def show_model(request: Request) -> Response:
-    """Respond with the properties of one model."""
+    """`POST /api/show`: respond with the properties of one model."""
     entry = entry_of(request, (await _model_request(request)).model)
     return JsonResponse(ListedModel(_gateway(request).lifecycle.snapshot(), entry).show())
 
@@ -157,7 +156,7 @@ async def get_version(request: Request) -> Response:
 
 
 async def reject(request: Request) -> Response:
-    """Reject a request for a function that the gateway lacks, with an advice."""
+    """Reject an Ollama request for a function that the gateway lacks."""
     message = _NOT_IMPLEMENTED.get(request.url.path, "the gateway takes no model files; put them on a node")
     raise ApiError(501, "not_implemented", message)
 
@@ -206,7 +205,7 @@ def _route(path: str, method: str, endpoint: Endpoint, access: Callable[[Endpoin
 
 
 async def pull(request: Request) -> Response:
-    """Download a model, and respond with its progress or at its end.
+    """`POST /api/pull`: download a model, and respond with its progress or its end.
 
     If a node already has the model, nothing is downloaded, and the client needs no special right.
     """

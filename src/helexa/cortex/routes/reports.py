@@ -18,13 +18,13 @@ from starlette.responses import Response
 
 from helexa.core.catalog import Catalog
 from helexa.core.errors import ApiError
-from helexa.core.fleet import Cost
+from helexa.core.node_reports import Cost
 from helexa.core.version import build_identity
 from helexa.cortex.fleet.fleet import FleetView, Node
 from helexa.cortex.fleet_history import By
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.activity import GROUPS, MAX_CHARGE_ROWS, SUMS
-from helexa.cortex.routes.access import visible_account
+from helexa.cortex.routes.access_and_errors import visible_account
 from helexa.http.responses import JsonResponse, readiness
 
 _TEXTS = ("account_id", "key_id", "model", "node")
@@ -87,7 +87,7 @@ def _view(request: Request) -> FleetView:
 
 
 async def get_document(_request: Request) -> Response:
-    """Respond with the OpenAPI document as JSON."""
+    """`GET /openapi.json`: respond with the OpenAPI document."""
     return Response(_encoded(), media_type="application/json")
 
 
@@ -100,7 +100,7 @@ def _encoded() -> bytes:
 
 
 async def list_activity(request: Request) -> Response:
-    """Return recent requests from the activity log, newest first.
+    """`GET /api/activity`: respond with recent requests, newest first.
 
     Query parameters: `limit` (default 100, maximum 1000), `before` (only rows with a smaller id), and the filters
     `account_id`, `key_id`, `model`, `node` and `status`. A user gets the requests of the user's account.
@@ -118,7 +118,7 @@ async def list_activity(request: Request) -> Response:
 
 
 def account_filter(request: Request) -> str | None:
-    """Return the account whose data a request asks for, or None for all accounts.
+    """Return the account that a report is about, or None for all accounts.
 
     Raises:
         ApiError: 403 if a user asks for the data of another account.
@@ -132,7 +132,7 @@ def account_filter(request: Request) -> str | None:
 
 
 def read_number(request: Request, name: str) -> int | None:
-    """Return the value of an integer query parameter, or None if it is absent.
+    """Return the value of a report's integer query parameter, or None.
 
     Raises:
         ApiError: 400 if the value is not a non-negative integer of at most 15 digits.

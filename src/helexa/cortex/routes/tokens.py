@@ -15,20 +15,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from helexa.core.errors import ApiError, malformed_json, missing_model, service_unavailable, unsupported_parameter
+from helexa.core.wire.responses_input import referenced_response
 from helexa.cortex.access.auth import allows, authorize
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.anthropic.message import error_headers, to_anthropic_error
 from helexa.cortex.anthropic.to_chat import CountRequest
-from helexa.cortex.forwarding.body_checks import check_containers, is_large
+from helexa.cortex.forwarding.body_workers import check_containers, is_large
 from helexa.cortex.forwarding.request import read_body, rewrite
-from helexa.cortex.forwarding.token_bounds import stored_response
 from helexa.cortex.forwarding.token_queries import TOKENIZE_PATH, parse_count
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.request_record import CLIENT_CLOSED_REQUEST
 from helexa.cortex.routes.request_bodies import read_count
 from helexa.cortex.routing import RETRY_OPEN, WarmRoute, route, unknown_model
-from helexa.cortex.serving import find_model
-from helexa.cortex.upstream.response_body import for_client, read_error, says_model_is_gone
+from helexa.cortex.serve_request import find_model
+from helexa.cortex.upstream.error_responses import for_client, read_error, says_model_is_gone
 from helexa.http.headers import Headers, request_id, require_json
 from helexa.http.request_cycle import ClientDisconnected
 
@@ -69,7 +69,7 @@ def _read(body: bytes) -> tuple[str | None, str | None]:
     """Return the model's name, and the id of the stored response of a request."""
     try:
         fields = _fields.decode(body)
-        return fields.model, stored_response(fields.previous_response_id, fields.input)
+        return fields.model, referenced_response(fields.previous_response_id, fields.input)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed_json(str(error)) from None
 

@@ -68,7 +68,7 @@ class Origin:
 
 @lru_cache(maxsize=1024)
 def parse_base(url: str) -> tuple[Origin, str]:
-    """Split a node's base URL into its origin and its path. The URL must be valid."""
+    """Split a node's base URL into the connection's origin and the path."""
     url_parts = urlsplit(url)
     tls = url_parts.scheme == "https"
     host = (url_parts.hostname or "").encode("idna").decode()

@@ -75,7 +75,7 @@ def most_together(limit_bytes: int) -> int:
 
 
 class PrefixDisk:
-    """The records of one namespace. Thread-safe.
+    """The records on disk of one namespace of prefixes. Thread-safe.
 
     Args:
         folder: folder of the namespace. Its parent folder contains all namespaces.

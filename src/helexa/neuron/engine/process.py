@@ -14,7 +14,7 @@ from helexa.neuron.engine.ipc.messages import Load
 from helexa.neuron.engine.ipc.sockets import receive
 from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.processes import diagnostics, heartbeat, memory, parent_watch
-from helexa.neuron.processes.model_file_locks import mark_used
+from helexa.neuron.processes.model_files import mark_used
 
 
 def main() -> None:

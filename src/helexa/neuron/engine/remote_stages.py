@@ -58,7 +58,7 @@ Reply = TypeVar("Reply", bound=FromStage)
 
 
 def divide_layers(layer_bytes: Sequence[int], first_bytes: int, free_bytes: Sequence[int]) -> list[range]:
-    """Divide the layers so that the fullest host is as empty as possible.
+    """Divide the layers among remote stages: the fullest host is as empty as possible.
 
     Args:
         first_bytes: bytes of the embedding and the output head, which host 0 has in addition to its layers.

@@ -26,7 +26,7 @@ _NOWHERE = -1  # slot of padding rows
 
 
 class Readback:
-    """A copy of a tensor from the device to the host, which starts with the object."""
+    """A copy of a step's tensor to the host, which starts with the object."""
 
     def __init__(self, tensor: Tensor) -> None:
         # The tensor to copy. On a GPU, kernels that are launched later may overwrite the tensor. On other devices, the
@@ -152,7 +152,7 @@ def array_of(_: type, value: Any) -> NDArray[Any]:
 
 
 def buckets(most: int, drafting: int = 0) -> list[Bucket]:
-    """Return the batch sizes for which graphs are captured, with drafts last.
+    """Return the sizes of step inputs for which graphs are captured, with drafts last.
 
     Args:
         most: maximum number of sequences in a decode step without drafts.
@@ -168,7 +168,7 @@ def buckets(most: int, drafting: int = 0) -> list[Bucket]:
 
 
 def fitting(rows: int, spans: int, longest: int, among: Sequence[Bucket]) -> Bucket | None:
-    """Return the first bucket that fits a step; None if all are too small.
+    """Return the first bucket that fits a step input; None if all are too small.
 
     Args:
         rows, spans: number of rows (tokens) and of spans (sequences) of the step.

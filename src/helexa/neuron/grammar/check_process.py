@@ -17,8 +17,8 @@ from typing import Any
 import llguidance
 import msgspec
 
-from helexa.neuron.grammar.limits import MAX_CPU_SECONDS, PARSER_LIMITS, CompileResult
-from helexa.neuron.parsers.schema_types import DEFINITIONS
+from helexa.neuron.grammar.checker import MAX_CPU_SECONDS, PARSER_LIMITS, CompileResult
+from helexa.neuron.parsers.json_schema import DEFINITIONS
 
 _MEMORY_BYTES = 512 << 20  # address space beyond the usage at start
 _STACK_BYTES = 2 << 20  # less than the stack of any thread that compiles the same grammar later

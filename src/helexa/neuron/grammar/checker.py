@@ -10,8 +10,26 @@ from contextlib import suppress
 import msgspec
 
 from helexa.core.errors import ApiError, overloaded, service_unavailable
-from helexa.neuron.grammar.limits import MAX_BYTES, MAX_CPU_SECONDS, CompileResult
-from helexa.neuron.grammar.supported_schemas import rejection
+
+# The server, which checks grammars, and the engine, which uses them, have the same limits.
+MAX_BYTES = 1 << 19  # length limit of a grammar, in UTF-8 bytes
+MAX_CPU_SECONDS = 1.0  # CPU time limit of compiling a grammar
+
+# Arguments of llguidance's `LLParserLimits`.
+PARSER_LIMITS = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+
+_OVERLAPPING, _UNSUPPORTED = "oneOf constraints are not supported", "Unimplemented keys"  # llguidance's errors
+_WITH_STRICT = ("response_format", "tools", "tool_choice")  # request fields with the option `strict`
+_MAX_ERROR = 300
+_MAX_POINTER = 200
 
 _COMMAND = (sys.executable, "-P", "-m", "helexa.neuron.grammar.check_process")
 _MAX_KNOWN = 1024
@@ -19,6 +37,14 @@ _MAX_WAITING = 64
 _LINE_BYTES = 1 << 20
 _BROKEN = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)  # exit codes after a stack overflow or failed allocation
 _SECONDS = 30.0  # wall-clock limit, on a machine with other work
+
+
+class CompileResult(msgspec.Struct, frozen=True):
+    """Result of compiling one grammar."""
+
+    error: str = ""  # the compiler's error; empty for a valid grammar
+    rule: str = ""  # name of the JSON Schema in the grammar that causes the error; empty if unknown
+    pointer: str = ""  # JSON pointer of the error within this JSON Schema; empty if unknown
 
 
 class GrammarChecker:
@@ -117,3 +143,15 @@ class GrammarChecker:
         self._known[key] = result
         while len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
+
+
+def rejection(result: CompileResult, param: str) -> ApiError:
+    """Return the 400 error for a grammar or a JSON Schema in it that does not compile."""
+    place = result.rule.replace("_", " ") + (f" at {result.pointer[:_MAX_POINTER]}" if result.pointer else "")
+    error = " ".join(result.error.split())[:_MAX_ERROR]
+    if error.startswith(_OVERLAPPING):
+        error = "several schemas of 'oneOf' may accept the same value; use 'anyOf'"
+    if result.error.startswith((_OVERLAPPING, _UNSUPPORTED)) and param in _WITH_STRICT:
+        error += "; with 'strict': false, the server ignores what it cannot enforce"
+    code = "invalid_schema" if result.rule else "invalid_grammar"
+    return ApiError(400, code, f"{param}: {place}{': ' if place else ''}{error}", param=param)

@@ -10,7 +10,7 @@ from helexa.neuron.grammar.single_call import CallableTool
 from helexa.neuron.grammar.supported_schemas import type_names
 from helexa.neuron.parsers.argument_values import has_type
 from helexa.neuron.parsers.formats.gemma4 import QUOTE
-from helexa.neuron.parsers.schema_types import resolved, with_definitions
+from helexa.neuron.parsers.json_schema import resolved, with_definitions
 
 _KEY = re.compile(r"[\w./-]{1,128}")
 _ANNOTATIONS = frozenset({"type", "title", "description", "default", "examples", "$schema", "$defs", "definitions"})

@@ -14,7 +14,7 @@ from helexa.neuron.grammar.rules import Rules, literal, without
 from helexa.neuron.grammar.supported_schemas import checked_schema, definitions, ends_somewhere, type_names
 from helexa.neuron.parsers.argument_values import argument_text, dumps
 from helexa.neuron.parsers.formats.tagged_calls import CallTags
-from helexa.neuron.parsers.schema_types import resolved, with_definitions
+from helexa.neuron.parsers.json_schema import resolved, with_definitions
 
 # With these keywords, an object may have properties that the keyword `properties` does not list.
 _OPEN = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"})

@@ -1,15 +1,13 @@
 """Which JSON Schemas are supported: rejects others, adapts schemas to llguidance.
 
-llguidance finds keywords that it cannot enforce when a grammar is compiled (`checker.py`). `rejection` converts its
-errors to API errors.
+llguidance finds keywords that it cannot enforce when a grammar is compiled (`checker.py`).
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from helexa.core.errors import ApiError
-from helexa.neuron.grammar.limits import CompileResult
-from helexa.neuron.parsers.schema_types import DEFINITIONS
+from helexa.neuron.parsers.json_schema import DEFINITIONS
 
 MAX_DEPTH = 100
 _MAX_STEPS = 150
@@ -54,11 +52,6 @@ _NAMED = frozenset({"properties", "patternProperties", "required"})
 _APPLICATORS = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas"})
 _NOTHING: dict[str, Any] = {"enum": []}  # a schema that no value matches
 
-_OVERLAPPING, _UNSUPPORTED = "oneOf constraints are not supported", "Unimplemented keys"  # llguidance's errors
-_WITH_STRICT = ("response_format", "tools", "tool_choice")  # request fields with the option `strict`
-_MAX_ERROR = 300
-_MAX_POINTER = 200
-
 
 def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
     """Return `schema`, or `{}` if it is `true`. `label` names it in error messages.
@@ -76,18 +69,6 @@ def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
             return schema
         level = [item for value in level for item in _inside(value)]
     raise ApiError(400, "invalid_schema", f"{label} is nested too deeply: more than {MAX_DEPTH} levels")
-
-
-def rejection(result: CompileResult, param: str) -> ApiError:
-    """Return the 400 error for a grammar or a JSON Schema in it that does not compile."""
-    place = result.rule.replace("_", " ") + (f" at {result.pointer[:_MAX_POINTER]}" if result.pointer else "")
-    error = " ".join(result.error.split())[:_MAX_ERROR]
-    if error.startswith(_OVERLAPPING):
-        error = "several schemas of 'oneOf' may accept the same value; use 'anyOf'"
-    if result.error.startswith((_OVERLAPPING, _UNSUPPORTED)) and param in _WITH_STRICT:
-        error += "; with 'strict': false, the server ignores what it cannot enforce"
-    code = "invalid_schema" if result.rule else "invalid_grammar"
-    return ApiError(400, code, f"{param}: {place}{': ' if place else ''}{error}", param=param)
 
 
 def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:

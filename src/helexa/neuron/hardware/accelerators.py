@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # records import pydantic, which machines without a GPU need only in servers
-    from helexa.core.fleet import Device, DeviceHealth
+    from helexa.core.node_reports import Device, DeviceHealth
 
 _P2P_READ = 0  # pynvml's constant NVML_P2P_CAPS_INDEX_READ is a tuple by mistake
 
@@ -247,7 +247,7 @@ def _uuid(nvml: Any, nvml_index: int) -> str:
 
 
 def _device(nvml: Any, index: int, nvml_index: int) -> "Device":
-    from helexa.core.fleet import Device
+    from helexa.core.node_reports import Device
 
     handle = nvml.nvmlDeviceGetHandleByIndex(nvml_index)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
@@ -264,7 +264,7 @@ def _device(nvml: Any, index: int, nvml_index: int) -> "Device":
 
 
 def _reading(nvml: Any, index: int, nvml_index: int) -> "DeviceHealth | None":
-    from helexa.core.fleet import DeviceHealth
+    from helexa.core.node_reports import DeviceHealth
 
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(nvml_index)

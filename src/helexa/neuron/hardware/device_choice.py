@@ -10,7 +10,7 @@ from helexa.neuron.hardware.accelerators import accelerators, device_health, has
 from helexa.neuron.hardware.host_memory import host_memory
 
 if TYPE_CHECKING:
-    from helexa.core.fleet import Device
+    from helexa.core.node_reports import Device
 
 _WORKING_SHARE = 1.2  # factor on the size of a model's files, to include the buffers of a step and a small cache
 _WORKING_BYTES = 512 << 20

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from helexa.core.fleet import Discovery, NumaNode
+from helexa.core.node_reports import Discovery, NumaNode
 from helexa.core.version import build_identity
 from helexa.neuron.hardware.accelerators import HIDDEN, accelerators, has_nvidia_driver
 from helexa.neuron.hardware.cpus import numa_nodes

@@ -17,9 +17,9 @@ from helexa.neuron.ops.rank_group import HeadShares, RowRange, Shares, part_of
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.checkpoint import Checkpoint
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.model_file import WHOLE, Part
-from helexa.neuron.weights.quant_policy import QuantPolicy
+from helexa.neuron.weights.quantization import QuantPolicy
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 
 _SUPPRESSED = -1e4  # within the range of float16; a request's `logit_bias` and temperature cannot compensate it
 

@@ -118,7 +118,7 @@ Mlp = Callable[[Tensor], Tensor]
 
 
 class PlainMlp:
-    """The feed-forward layer `down(activation(up(x)))` (see `Ops.activate`)."""
+    """A vision encoder's feed-forward layer `down(activation(up(x)))`."""
 
     def __init__(
         self, loader: TowerLoader, up: str, down: str, *, hidden: int, intermediate: int, activation: str
@@ -135,7 +135,7 @@ class PlainMlp:
 
 
 class GatedMlp:
-    """The feed-forward layer `down(activation(gate(x)) * up(x))` (see `Ops.activate`)."""
+    """A vision encoder's feed-forward layer `down(activation(gate(x)) * up(x))`."""
 
     def __init__(
         self, loader: TowerLoader, prefix: str, *, hidden: int, intermediate: int, activation: str = "silu"
@@ -171,7 +171,7 @@ class Frames(NamedTuple):
 
 
 class FrameAttention:
-    """Multi-head attention of P patches of the hidden size H.
+    """A vision encoder's multi-head attention of P patches of hidden size H.
 
     A single name in `qkv` is a projection whose outputs are the queries, then the keys, then the values.
     """
@@ -193,7 +193,7 @@ class FrameAttention:
 
 
 class EncoderBlock:
-    """A pre-norm encoder layer: attention and feed-forward layer on a residual stream.
+    """A vision encoder's pre-norm layer: attention and feed-forward layer.
 
     Args:
         post_norms: norms of the outputs of attention and feed-forward layer; None without.

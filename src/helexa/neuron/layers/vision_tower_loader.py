@@ -8,7 +8,7 @@ from helexa.neuron.layers.loader import Loader, require_shape
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.operators import LinearOp, NormOp
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 
 CHANNELS = 3
 

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from helexa.core import fleet
+from helexa.core import node_reports
 from helexa.core.errors import HelexaError, SourceError
-from helexa.core.fleet import FailedLoad, ModelSpec
 from helexa.core.model_names import bare_id
+from helexa.core.node_reports import FailedLoad, ModelSpec
 from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry
 
 log = logging.getLogger(__name__)
@@ -35,10 +35,10 @@ class Activation:
         self._registry = registry
         self._sleep = sleep
         self._waiting = {bare_id(spec.model_id): spec for spec in specs}
-        self._state = fleet.Activation(state="pre_warming" if specs else "ready")
+        self._state = node_reports.Activation(state="pre_warming" if specs else "ready")
         registry.awaited |= self._waiting.keys()
 
-    def snapshot(self) -> fleet.Activation:
+    def snapshot(self) -> node_reports.Activation:
         """Return the state of the default models' loads for `GET /health`."""
         pending = [model_id for model_id in self._waiting if model_id != self._state.in_progress]
         return self._state.model_copy(update={"pending": pending}, deep=True)

@@ -16,11 +16,11 @@ from helexa.neuron.ops.constants import MAX_RANKS
 from helexa.neuron.options import TorchOptions
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.model_file import read_json, text_config
-from helexa.neuron.weights.quant_policy import has_more_bits, quant_named
+from helexa.neuron.weights.quantization import has_more_bits, quant_named
 from helexa.neuron.weights.vision_config import has_vision
 
 if TYPE_CHECKING:  # modules that are imported while an engine loads, or by servers alone
-    from helexa.core.fleet import Device, Discovery
+    from helexa.core.node_reports import Device, Discovery
     from helexa.neuron.text.model_text import ModelText
     from helexa.neuron.vision.model_vision import ModelVision
 
@@ -77,7 +77,7 @@ def check_tool_parser(name: str | None) -> None:
 
 
 def text_of(path: Path, spec: LoadOptions, chat_template: Path | None = None) -> "ModelText":
-    """Read a model's tokenizer, chat template and output formats from its files.
+    """Read tokenizer, chat template and output formats of the model to load.
 
     A tool-call parser in `spec` replaces the tool-call format that the files imply. Sampling parameters in `spec`
     replace those in the files.
@@ -120,12 +120,12 @@ def _template(file: Path) -> str:
 
 
 def sees_images(path: Path, options: EngineOptions) -> bool:
-    """Return whether the node can use images with a model."""
+    """Return whether the node can use images with the model to load."""
     return options.pipeline_parallel == 1 and has_vision(path, Path(options.mmproj) if options.mmproj else None)
 
 
 def vision_of(path: Path, text: "ModelText", options: EngineOptions) -> "ModelVision | None":
-    """Return what prepares images for a model with a vision part."""
+    """Return what prepares images for a model to load with a vision part."""
     from helexa.neuron.vision.model_vision import ModelVision  # imports numpy and Pillow, which text models do not need
 
     mmproj = Path(options.mmproj) if options.mmproj else None
@@ -162,14 +162,14 @@ def max_tensor_parallel(device: str, configured: int, facts: "Discovery") -> int
     if device == "cpu":
         return min(max(len(facts.numa_nodes or ()), configured, 1), _most_cpu_ranks())
     if device.startswith("cuda"):
-        from helexa.core.fleet import alike
+        from helexa.core.node_reports import alike
 
         return min(max(map(len, alike(facts.devices)), default=1), MAX_RANKS)
     return 1
 
 
 def hosts_for(requested: int | None, hosts: int) -> int:
-    """Return the number of hosts that compute a model together.
+    """Return the number of hosts that compute a model to load together.
 
     Args:
         requested: the number in the load request or in the node's configuration; None for all hosts of the group.
@@ -185,7 +185,7 @@ def hosts_for(requested: int | None, hosts: int) -> int:
 
 
 def devices_of_ranks(options: EngineOptions, requested: Sequence[int], visible: "Sequence[Device]") -> list[str]:
-    """Return each rank's torch device; empty if all run on `options.device`.
+    """Return each rank's torch device for a load; empty if all have the same.
 
     Args:
         requested: device indices in the load request; empty for the first visible devices that are alike.
@@ -213,7 +213,7 @@ def devices_of_ranks(options: EngineOptions, requested: Sequence[int], visible: 
 
 
 def check_heads(model: Path, ranks: int) -> None:
-    """Check that a model has an attention head for each of `ranks` ranks.
+    """Check before a load that each of `ranks` ranks has an attention head.
 
     Raises:
         TensorParallelError: the model has fewer attention heads.
@@ -241,7 +241,7 @@ def _chosen(ranks: int, requested: Sequence[int], visible: "Sequence[Device]") -
     if missing := [index for index in requested if index not in by_index]:
         raise HelexaError(f"this node has no device cuda:{missing[0]}; its devices are {sorted(by_index)}")
     candidates = [by_index[index] for index in requested] or visible
-    from helexa.core.fleet import alike
+    from helexa.core.node_reports import alike
 
     groups = alike(candidates)
     largest = max(groups, key=len, default=[])

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable
 
 from helexa.core.errors import ApiError, HelexaError, service_unavailable
-from helexa.core.fleet import Pull, PullRequest
 from helexa.core.model_names import ModelSource
+from helexa.core.node_reports import Pull, PullRequest
 from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.sources.sources import Sources

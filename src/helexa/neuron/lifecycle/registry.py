@@ -22,7 +22,7 @@ from helexa.neuron.sources.fetch import ProgressReport
 from helexa.neuron.sources.sources import Sources
 
 if TYPE_CHECKING:  # modules that are imported while an engine loads, or by servers alone
-    from helexa.core.fleet import FailedLoad, ModelInfo
+    from helexa.core.node_reports import FailedLoad, ModelInfo
     from helexa.neuron.config import NeuronConfig
     from helexa.neuron.host_group import Membership
     from helexa.neuron.lifecycle.served_model import ServedModel
@@ -236,7 +236,7 @@ class Registry:
 
     def loading(self) -> "list[ModelInfo]":
         """Return the `GET /models` entries of running loads, with their progress."""
-        from helexa.core.fleet import ModelInfo
+        from helexa.core.node_reports import ModelInfo
 
         return [
             ModelInfo(id=model_id, status="loading", stage=stage, progress=share)
@@ -246,7 +246,7 @@ class Registry:
 
     def poisoned(self) -> "list[FailedLoad]":
         """Return the quarantined models (`poisoned`) with their last errors."""
-        from helexa.core.fleet import FailedLoad
+        from helexa.core.node_reports import FailedLoad
 
         return [
             FailedLoad(model_id=model_id, error=resident.reason or "")

@@ -24,7 +24,7 @@ from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.options import TorchOptions
 
 if TYPE_CHECKING:  # modules that are imported while an engine loads, or by servers alone
-    from helexa.core.fleet import ModelInfo, ModelStatus
+    from helexa.core.node_reports import ModelInfo, ModelStatus
     from helexa.neuron.grammar import GrammarChecker
     from helexa.neuron.lifecycle.served_model import ServedModel
     from helexa.neuron.text.model_text import ModelText
@@ -168,7 +168,7 @@ class HostedModel:
 
     def info(self) -> "ModelInfo":
         """Return the model's entry in `GET /models` without waiting for the engine."""
-        from helexa.core.fleet import Servable
+        from helexa.core.node_reports import Servable
 
         info = self.model.info(self.status)
         if self.status == "sleeping":

@@ -17,7 +17,7 @@ from helexa.neuron.options import ContextLimitOptions, TorchOptions
 from helexa.neuron.text.model_text import ModelText
 
 if TYPE_CHECKING:
-    from helexa.core.fleet import ModelInfo, ModelLoad, ModelStatus, Servable
+    from helexa.core.node_reports import ModelInfo, ModelLoad, ModelStatus, Servable
     from helexa.neuron.vision.model_vision import ModelVision
 
 
@@ -66,16 +66,16 @@ class EngineProperties:
 
 @dataclass(frozen=True)
 class Measurements:
-    """Current measurements that limit a model's context length."""
+    """Current measurements that limit a served model's context length."""
 
     missing_bytes: int = 0  # bytes of memory that the node has granted to the engine but other programs use
     tok_s_prefill: float = 0.0  # measured prefill rate in prompt tokens per second; 0 before the first measurement
 
 
 class TokenLimits(NamedTuple):
-    """Maximum numbers of tokens of a request.
+    """Maximum numbers of tokens of a served model's request.
 
-    `helexa.core.fleet.Limit` has the same numbers, and needs pydantic.
+    `helexa.core.node_reports.Limit` has the same numbers, and needs pydantic.
     """
 
     context: int  # 0 if there is no memory for any request
@@ -84,7 +84,7 @@ class TokenLimits(NamedTuple):
 
 
 def context_limit(engine: EngineProperties, measurements: Measurements, settings: ContextLimitOptions) -> TokenLimits:
-    """Return the current limits of a model's requests."""
+    """Return the current limits of a served model's requests."""
     context = min(engine.context, _cached_positions(engine, measurements.missing_bytes))
     if settings.enabled:
         context = min(context, rate_ceiling(engine, measurements, settings))
@@ -96,18 +96,18 @@ def context_limit(engine: EngineProperties, measurements: Measurements, settings
 
 
 def rate_ceiling(engine: EngineProperties, measurements: Measurements, settings: ContextLimitOptions) -> int:
-    """Return how many prompt tokens a prefill processes in the allowed time."""
+    """Return how many prompt tokens a served model's prefill may have, by time."""
     seconds = settings.target_prefill_latency_secs or (_CPU if engine.cpu else _ACCELERATOR)[0]
     return max(int(seconds * (measurements.tok_s_prefill or first_rate(engine, settings))), LEAST_BY_RATE)
 
 
 def first_rate(engine: EngineProperties, settings: ContextLimitOptions) -> float:
-    """Return the prefill rate in tokens/s before the first measurement."""
+    """Return a served model's prefill rate in tokens/s before it is measured."""
     return settings.bootstrap_prefill_tok_per_sec or (_CPU if engine.cpu else _ACCELERATOR)[1]
 
 
 class SteadyRate:
-    """Smooths the prefill rate, so that the context limit changes seldom.
+    """Smooths a served model's prefill rate, so that limits change seldom.
 
     The rate rises to a higher measurement at once. It falls to the highest measurement of the last `HOLD_SECONDS`.
     """
@@ -220,7 +220,7 @@ class ServedModel:
     @property
     def servable(self) -> "Servable":
         """Whether the model could serve a small request now, and if not, why."""
-        from helexa.core.fleet import Servable
+        from helexa.core.node_reports import Servable
 
         reason, detail = self._why_unservable() or (None, None)
         return Servable(ok=reason is None, reason=reason, detail=detail)
@@ -244,7 +244,7 @@ class ServedModel:
 
     def info(self, status: "ModelStatus" = "loaded") -> "ModelInfo":
         """Return the model's entry in `GET /models` without waiting for the engine."""
-        from helexa.core.fleet import Limit, ModelInfo
+        from helexa.core.node_reports import Limit, ModelInfo
 
         return ModelInfo(
             id=self.id,

@@ -16,7 +16,7 @@ _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 class Gemma(Llama):
-    """Llama with norms that multiply by `1 + w`, and a factor on the embeddings."""
+    """Gemma: Llama with norms that multiply by `1 + w`, and scaled embeddings."""
 
     defaults: ClassVar = {
         "hidden_size": 3072,
@@ -49,7 +49,7 @@ class Gemma(Llama):
 
 
 class Gemma2(Gemma):
-    """Gemma 1 with norms around attention and MLP, sliding windows and soft caps."""
+    """Gemma 2: norms around attention and MLP, sliding windows and soft caps."""
 
     defaults: ClassVar = {
         "hidden_size": 2304,
@@ -85,7 +85,7 @@ class Gemma2(Gemma):
 
 
 class Gemma3(Gemma2):
-    """Gemma 2 with norms on query and key heads, and without soft caps."""
+    """Gemma 3: Gemma 2 with norms on query and key heads, without soft caps."""
 
     defaults: ClassVar = {
         "hidden_size": 2304,

@@ -37,7 +37,7 @@ _ROPES: Mapping[str, Mapping[str, Any]] = {
 
 
 class Gemma4(Gemma3):
-    """Gemma 3 with wider heads in full-attention layers, and several optional parts.
+    """Gemma 4: Gemma 3 with wider heads in full-attention layers, and optional parts.
 
     The optional parts are:
 
@@ -221,7 +221,7 @@ class Gemma4(Gemma3):
 
 
 class LayerInputs:
-    """Inputs of all layers, from the tokens and from the input of the first layer.
+    """Gemma 4's inputs of all layers, from tokens and the first layer's input.
 
     L is the number of layers, and P is the setting `hidden_size_per_layer_input`.
     """
@@ -250,7 +250,7 @@ class LayerInputs:
 
 
 class GatedInputs:
-    """The sublayer that reads the layer's own input: gate, projection and norm."""
+    """Gemma 4's sublayer that reads the layer's own input: gate, projection, norm."""
 
     def __init__(
         self, loader: Loader, prefix: str, index: int, settings: Settings, norm: Callable[[str], NormOp]
@@ -274,7 +274,7 @@ class GatedInputs:
 
 
 class ParallelExperts:
-    """Experts beside the MLP of a layer, each with a norm of its own."""
+    """Gemma 4's experts beside the MLP of a layer, each with a norm of its own."""
 
     def __init__(self, loader: Loader, prefix: str, settings: Settings, norm: Callable[[str], NormOp]) -> None:
         hidden, count = settings.hidden, settings.positive("num_experts")

@@ -13,12 +13,12 @@ from helexa.neuron.models.with_experts import expert_counts
 from helexa.neuron.ops.mixture import Clamp, Routing
 from helexa.neuron.ops.rank_group import RowRange, part_of
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.model_file import Part
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 
 
 class GptOss(Llama):
-    """Llama with attention sinks, attention biases and mixtures of experts."""
+    """gpt-oss: Llama with attention sinks, attention biases and experts."""
 
     defaults: ClassVar = {
         "head_dim": 64,

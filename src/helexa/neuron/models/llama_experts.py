@@ -15,7 +15,7 @@ from helexa.neuron.ops.mixture import Routing
 
 
 class Ernie45Moe(WithExperts):
-    """Llama that rotates adjacent numbers of each head, with experts.
+    """ERNIE 4.5 MoE: Llama that rotates adjacent numbers of each head, with experts.
 
     The value of an expert is its share of the softmax over all scores. A trained bias of each expert counts for the
     choice only.
@@ -63,7 +63,7 @@ class Ernie45Moe(WithExperts):
 
 
 class Glm4Moe(WithDeepSeekExperts):
-    """Llama with biases on queries, keys and values, norms of heads, and experts."""
+    """GLM-4 MoE: Llama with biases on queries, keys, values, head norms, and experts."""
 
     defaults: ClassVar = {
         **WithDeepSeekExperts.defaults,
@@ -80,7 +80,7 @@ class Glm4Moe(WithDeepSeekExperts):
 
 
 class MiniMaxM2(WithExperts):
-    """Llama with experts, and with norms over all query heads and over all key heads.
+    """MiniMax-M2: Llama with experts, and norms over all query and all key heads.
 
     The sigmoid of each score is the expert's value. A trained bias of each expert counts for the choice only.
     """
@@ -133,7 +133,7 @@ class MiniMaxM2(WithExperts):
 
 
 class Olmoe(WithExperts):
-    """Llama with experts, and with norms over all query heads and over all key heads."""
+    """OLMoE: Llama with experts, and norms over all query heads and all key heads."""
 
     defaults: ClassVar = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
 

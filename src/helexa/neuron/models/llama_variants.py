@@ -23,7 +23,7 @@ _OUTPUT_BIAS = re.compile(r"model\.layers\.\d+\.self_attn\.o_proj\.bias", re.ASC
 
 
 class Mistral(Llama):
-    """Llama with a sliding window in all layers, or in none if it is null."""
+    """Mistral: Llama with a sliding window in all layers, or in none if it is null."""
 
     defaults: ClassVar = {
         "num_attention_heads": 32,
@@ -103,7 +103,7 @@ class Ernie45(Llama):
 
 
 class SeedOss(Llama):
-    """Llama with attention biases (the `Loader` reads existing biases)."""
+    """Seed-OSS: Llama with attention biases (the `Loader` reads existing biases)."""
 
     defaults: ClassVar = {
         "attention_out_bias": False,
@@ -119,7 +119,7 @@ class SeedOss(Llama):
 
 
 class Arcee(Llama):
-    """Llama with feed-forward layers without a gate, `down(relu(up(x)) ** 2)`."""
+    """Arcee: Llama with feed-forward layers without a gate, `down(relu(up(x)) ** 2)`."""
 
     defaults: ClassVar = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
     supported: ClassVar = {"hidden_act": (None, "relu2")}
@@ -131,7 +131,7 @@ class Arcee(Llama):
 
 
 class HunyuanDense(Llama):
-    """Llama with norms on query and key heads, after the rotation."""
+    """Hunyuan: Llama with norms on query and key heads, after the rotation."""
 
     defaults: ClassVar = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
     names = TensorNames(head_norms=("query_layernorm", "key_layernorm"))
@@ -176,7 +176,7 @@ class Phi3(Mistral):
 
 
 class SmolLM3(Llama):
-    """Llama with NoPE in some layers (Kazemnejad et al., 2023), maybe with windows."""
+    """SmolLM3: Llama with NoPE in some layers (Kazemnejad et al., 2023)."""
 
     defaults: ClassVar = {
         "max_position_embeddings": 32768,
@@ -219,7 +219,7 @@ class SmolLM3(Llama):
 
 
 class StableLm(Llama):
-    """Llama with layer norms, which rotates a quarter of each head."""
+    """StableLM: Llama with layer norms, which rotates a quarter of each head."""
 
     defaults: ClassVar = {"layer_norm_eps": 1e-5, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25}
     supported: ClassVar = {**Llama.supported, "qk_layernorm": (None, False)}
@@ -238,7 +238,7 @@ class StableLm(Llama):
 
 
 class Glm4(Llama):
-    """Llama with norms around attention and MLP, which rotates half of each head.
+    """GLM-4: Llama with norms around attention and MLP; rotates half of each head.
 
     It rotates adjacent numbers.
     """
@@ -256,7 +256,7 @@ class Glm4(Llama):
 
 
 class ParallelBlock(Block):
-    """A decoder layer whose attention and MLP have the same input, with one norm."""
+    """Cohere's decoder layer: attention and MLP have the same normed input."""
 
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, cache: Any, step: Step, rows: Tensor | None = None
@@ -270,7 +270,7 @@ class ParallelBlock(Block):
 
 
 class Cohere(Llama):
-    """Llama with layer norms without biases, and with attention and MLP in parallel.
+    """Cohere: Llama with layer norms without biases; attention and MLP in parallel.
 
     It rotates adjacent numbers of each head.
     """

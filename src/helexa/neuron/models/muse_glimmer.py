@@ -14,7 +14,7 @@ _Q_NORM = "model.layers.0.self_attn.q_norm.weight"
 
 
 class MuseGlimmer(Llama):
-    """Llama with norms around attention and MLP, and gates on the attention's output.
+    """Muse Glimmer: Llama with norms around attention and MLP, and output gates.
 
     Every fourth layer has full attention without rotation, the other layers have a sliding window. The embeddings,
     queries and keys have norms without weights. The logits have a factor and a soft cap.

@@ -9,8 +9,8 @@ from helexa.neuron import tensors
 from helexa.neuron.ops.operators import HeadLinearOp, LinearOp, NoNorm, NormOp, ProductBytes, RmsNorm
 from helexa.neuron.ops.rank_group import SINGLE, Exchange, RankGroup, RowRange, Shares
 from helexa.neuron.tensors import Device, DType, Tensor
-from helexa.neuron.weights.formats import Weight
-from helexa.neuron.weights.quant_policy import QuantFormat
+from helexa.neuron.weights.quantization import QuantFormat
+from helexa.neuron.weights.quantized_matrix import Weight
 
 
 class MatrixStore:

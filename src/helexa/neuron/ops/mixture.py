@@ -42,7 +42,7 @@ class BestGroups:
 
 @dataclass(frozen=True)
 class Routing:
-    """Rule that selects a row's experts and their weights by the router's scores.
+    """A mixture operator's rule that selects a row's experts and their weights.
 
     Each expert has a value, computed from the scores, and a rank: its value plus its `bias`. The K experts with the
     largest ranks are selected. Their weights are computed from their values.
@@ -87,7 +87,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class Expert:
-    """The weights of one expert, which computes `down(silu(gate(x)) * up(x))`.
+    """The weights of one expert of a mixture operator: `down(silu(gate(x)) * up(x))`.
 
     An expert without a gate computes `down(relu(up(x)) ** 2)`. H is the hidden size and I the intermediate size.
     """

@@ -87,7 +87,7 @@ class RowRange:
 
 @dataclass(frozen=True)
 class Shares:
-    """The division of `total` adjacent rows among the ranks."""
+    """The division of `total` adjacent rows among the ranks of a group."""
 
     ranges: tuple[RowRange, ...]  # the range of each rank, in the order of the ranks; together they cover all rows
     rank: int  # the rank of this process
@@ -172,7 +172,7 @@ def part_of(ranges: Sequence[RowRange], columns: RowRange | None = None) -> Part
 
 
 class Exchange(Protocol):
-    """The interface of all exchanges."""
+    """The interface of all exchanges between the ranks of a group."""
 
     # uint8, memory that the ranks of one host share, in the layout of `kernels/ranks.c`; None if the exchange has no
     # such memory
@@ -193,7 +193,7 @@ class Exchange(Protocol):
 
 
 class SharedMemory:
-    """The exchange of the native kernels in memory that all ranks map.
+    """The exchange between ranks in memory that all of them map.
 
     The caller may close the descriptor `fd` from `create` afterwards.
     """

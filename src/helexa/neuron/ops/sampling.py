@@ -83,7 +83,7 @@ def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64], again: boo
 
 
 def upload(array: NDArray[Any], device: Device) -> Tensor:
-    """Return a copy of a host array on the device, without waiting for the device."""
+    """Return a copy of a sampling setting's host array on the device, without waiting."""
     # The copy uses pinned memory, because a copy from pageable memory would wait for all work queued on the GPU.
     tensor = tensors.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
@@ -171,7 +171,7 @@ def sample_masked(logits: Tensor, masks: Masks, settings: Settings) -> list[int]
 def log_probabilities(
     logits: Tensor, tokens: Tensor, alternatives: int, rows: NDArray[np.int32] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probabilities (see `Ops.log_probabilities`)."""
+    """In plain torch, return log-probabilities (see `Ops.log_probabilities`)."""
     if rows is not None:
         places = upload(rows, logits.device)
         logits, tokens = logits[places], tokens[places]

@@ -150,7 +150,7 @@ class StateSpace:
 
 
 def scan(x: Tensor, b: Tensor, c: Tensor, g: Tensor, state: Tensor) -> Tensor:
-    """Apply the scan with the faster algorithm for this many tokens."""
+    """Apply the state-space scan with the faster algorithm for this many tokens."""
     algorithm = recurrent if x.shape[1] <= _FEW_TOKENS else chunked
     return algorithm(x, b, c, g, state)
 
@@ -168,7 +168,7 @@ def recurrent(x: Tensor, b: Tensor, c: Tensor, g: Tensor, state: Tensor) -> Tens
 
 
 def chunked(x: Tensor, b: Tensor, c: Tensor, g: Tensor, state: Tensor) -> Tensor:
-    """Apply the scan in chunks of 64 tokens.
+    """Apply the state-space scan in chunks of 64 tokens.
 
     The result of token i of a chunk is a sum over the tokens j of the chunk and the state S before the chunk:
 

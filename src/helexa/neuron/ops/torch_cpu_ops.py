@@ -10,7 +10,7 @@ from torch import Tensor
 
 from helexa.neuron.ops.operators import ConcatenatedLinear, FewPassRmsNorm, GatedLinear, LinearOp, NormOp, ProductBytes
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps, dequantizing_bytes
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 
 # Row count up to which the int4 product beats bfloat16: it reads a quarter of the bytes but computes in float32.
 _INT4_ROWS = 6

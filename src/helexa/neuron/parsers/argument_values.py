@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from helexa.neuron.parsers.schema_types import schema_types
+from helexa.neuron.parsers.json_schema import schema_types
 
 # Models write these Python values, because chat templates render earlier calls with them.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -24,7 +24,7 @@ _FOREIGN |= dict.fromkeys(("NaN", "Infinity", "-Infinity", "+Infinity", "nan", "
 
 
 def strict_loads(text: str) -> Any:
-    """Parse JSON text and return the value.
+    """Parse the JSON text of an argument strictly and return the value.
 
     Raises:
         ValueError: the text is not strict JSON. NaN and Infinity are not allowed.
@@ -36,7 +36,7 @@ def strict_loads(text: str) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """Return `value` as JSON text that can be encoded as UTF-8.
+    """Return an argument's `value` as JSON text that can be encoded as UTF-8.
 
     Raises:
         TypeError: the value has a type that JSON does not have.
@@ -79,7 +79,7 @@ def whole_number(text: str, schema: Mapping[str, Any]) -> str:
 
 
 def has_type(value: Any, kind: str) -> bool:
-    """Return whether a JSON value has the JSON Schema type `kind`."""
+    """Return whether an argument's JSON value has the JSON Schema type `kind`."""
     match kind:
         case "boolean":
             return isinstance(value, bool)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from helexa.neuron.parsers.argument_values import has_type, strict_loads, whole_number
-from helexa.neuron.parsers.schema_types import schema_types
+from helexa.neuron.parsers.json_schema import schema_types
 from helexa.neuron.parsers.source import Markers
 
 _MAX_SPACE = 200

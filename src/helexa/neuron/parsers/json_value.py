@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from helexa.neuron.parsers.argument_values import MAX_BARE, bare_value
+from helexa.neuron.parsers.json_schema import child_schema
 from helexa.neuron.parsers.json_string import JsonString
-from helexa.neuron.parsers.schema_types import child_schema
 from helexa.neuron.parsers.source import NO_MARKERS, Markers, NotACall, Reading, Source
 
 MAX_DEPTH = 100

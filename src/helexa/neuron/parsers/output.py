@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart, WasReasoning
-from helexa.neuron.parsers.schema_types import child_schema
+from helexa.neuron.parsers.json_schema import child_schema
 from helexa.neuron.parsers.source import MAX_NAME, Markers, NotACall
 
 _FENCE = re.compile(r"[ \t>]*(`{3,})([^`\n]*)\Z")
@@ -18,7 +18,7 @@ Tools = Mapping[str, Mapping[str, Any]]  # The tools of a request: tool name -> 
 
 
 class CodeBlocks:
-    """Tracks Markdown code blocks and code spans in streamed text."""
+    """Tracks Markdown code blocks and code spans in the output of a model."""
 
     def __init__(self) -> None:
         self.fence = ""  # the backticks that began the current code block; "" outside of code blocks

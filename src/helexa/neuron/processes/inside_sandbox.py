@@ -23,7 +23,7 @@ _LENGTH_BYTES = 8
 
 
 def serve(respond: Callable[[bytes], bytes], max_memory: int) -> None:
-    """Answer requests from standard input until standard input is closed.
+    """In a sandbox, answer requests from standard input until it is closed.
 
     Args:
         max_memory: maximum growth of the process's address space from now on, in bytes.
@@ -42,7 +42,7 @@ def serve(respond: Callable[[bytes], bytes], max_memory: int) -> None:
 
 @contextmanager
 def cpu_time_limit(seconds: float) -> Iterator[None]:
-    """End this process if the `with` block uses more CPU time than `seconds`."""
+    """End this sandbox process if the block uses more CPU time than `seconds`."""
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process during any operation
     try:
         yield
@@ -51,7 +51,7 @@ def cpu_time_limit(seconds: float) -> Iterator[None]:
 
 
 def receive_descriptor() -> int:
-    """Return the file descriptor sent with the current request."""
+    """In a sandbox, return the file descriptor sent with the current request."""
     with socket.socket(fileno=os.dup(0)) as channel:
         _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
     return descriptors[0]

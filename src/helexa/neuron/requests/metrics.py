@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from helexa.core.fleet import Health, ModelInfo, ModelLoad
+from helexa.core.node_reports import Health, ModelInfo, ModelLoad
 from helexa.neuron.requests.request_record import RequestRecord, RunRecord
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"

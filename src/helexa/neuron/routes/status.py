@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helexa.core.errors import ApiError
-from helexa.core.fleet import DeviceHealth, Health, Loading, ModelInfo
+from helexa.core.node_reports import DeviceHealth, Health, Loading, ModelInfo
 from helexa.http.responses import JsonResponse, readiness
 from helexa.neuron.hardware.accelerators import device_health
 from helexa.neuron.hardware.discovery import build_facts, discover

@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helexa.neuron.processes.model_file_locks import try_lock
+from helexa.neuron.processes.model_files import try_lock
 from helexa.neuron.sources.fetch import ContentError, Fetch, WebError, disk_error, disk_full_error
 from helexa.neuron.sources.repository_files import Listing, RemoteFile
 from helexa.neuron.sources.snapshot import Snapshots
@@ -42,7 +42,7 @@ def retry_delay(failures: int, error: WebError) -> int | None:
 
 @contextmanager
 def locked_file(path: Path, is_complete: Callable[[], bool], fetch: Fetch) -> Iterator[FileIO | None]:
-    """Open, lock and yield the file at `path` for reading and appending.
+    """Open and lock the file of a download at `path`, to read and append.
 
     While another process holds the lock and downloads the file, report the file's size to `fetch`. If the other process
     has completed the file, `is_complete()` returns True, and the function yields None.

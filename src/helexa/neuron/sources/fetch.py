@@ -59,7 +59,7 @@ class Fetch:
 
 
 class WebError(Exception):
-    """A failed HTTP request or an unusable response."""
+    """A fetch failed: an HTTP request failed, or its response is unusable."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class WebError(Exception):
 
 
 class DiskError(Exception):
-    """The model does not fit on the disk, or the cache folder is not writable."""
+    """A fetch failed: the model does not fit on the disk, or it is not writable."""
 
     def __init__(self, reason: str, kind: str = "cache_failed", **details: int | str) -> None:
         super().__init__(reason)
@@ -90,11 +90,11 @@ class DiskError(Exception):
 
 
 class ContentError(Exception):
-    """A site sent an unusable file, for example with a wrong checksum."""
+    """A fetch failed: an unusable file, for example with a wrong checksum."""
 
 
 def disk_full_error(folder: Path, required: int, free: int) -> DiskError:
-    """Return the error for `required` bytes if `folder` has only `free`."""
+    """Return the fetch's error for `required` bytes if only `free` are free."""
     return DiskError(
         f"needs {_size(required)}, but {_size(free)} are free in {folder}: {_FREE_SPACE}",
         kind="disk_full",

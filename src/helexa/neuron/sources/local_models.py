@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from helexa.core.fleet import LocalModel
 from helexa.core.model_names import bare_id
+from helexa.core.node_reports import LocalModel
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.sources.downloaded_models import DownloadedModel, downloaded_models, hub_caches

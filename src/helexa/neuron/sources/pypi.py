@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from helexa.core.errors import SourceError
-from helexa.neuron.processes.model_file_locks import try_lock
+from helexa.neuron.processes.model_files import try_lock
 from helexa.neuron.sources.fetch import Fetch, disk_full_error, source_error
 from helexa.neuron.sources.snapshot import temporary_path
 

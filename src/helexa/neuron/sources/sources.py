@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from helexa.core.errors import ConfigError, SourceError
 from helexa.core.model_names import DEFAULT_SCHEME, ModelSource
-from helexa.neuron.cache_folder import cache_root, expanded
+from helexa.neuron.cache_folder import cache_root, default_cache, expanded, hub_home
 from helexa.neuron.options import MOST_DOWNLOADS, NodeOptions, SourceOptions
-from helexa.neuron.processes.file_threads import FileThreads
+from helexa.neuron.processes.model_files import FileThreads
 from helexa.neuron.sources.download import Downloads, retry_delay
 from helexa.neuron.sources.fetch import (
     ContentError,
@@ -28,7 +28,7 @@ from helexa.neuron.sources.fetch import (
 from helexa.neuron.sources.pypi import cached_package_model, packaged_model
 from helexa.neuron.sources.repository_files import Listing, chosen_files, model_path, request_listing
 from helexa.neuron.sources.snapshot import Snapshots
-from helexa.neuron.weights.quant_policy import is_quant, share_left
+from helexa.neuron.weights.quantization import is_quant, share_left
 
 if TYPE_CHECKING:
     from helexa.neuron.config import NeuronConfig
@@ -45,16 +45,6 @@ _YES = ("1", "ON", "YES", "TRUE")
 _MAX_FETCHES = 16
 _DEFAULT_DOWNLOADS = 8
 _LIMIT_NAMES = ("HELEXA_MAX_CONCURRENT_DOWNLOADS", "MAX_CONCURRENT_DOWNLOADS")
-
-
-def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the default cache folder, as the Hub's own tools choose it.
-
-    Raises:
-        ConfigError: the home folder is unknown, and no environment variable names a cache folder.
-    """
-    path = environ.get("HF_HUB_CACHE")
-    return expanded(Path(path)) if path else _home(environ) / "hub"
 
 
 @dataclass(frozen=True)
@@ -165,7 +155,7 @@ class Hub:
         # The login stored by the Hub's tools is sent to the Hub only, never to another endpoint.
         try:
             path = os.environ.get("HF_TOKEN_PATH")
-            return (expanded(Path(path)) if path else _home(os.environ) / "token").read_text().strip() or None
+            return (expanded(Path(path)) if path else hub_home(os.environ) / "token").read_text().strip() or None
         except (OSError, ValueError):
             return None
 
@@ -173,12 +163,6 @@ class Hub:
 def _serve_cached(path: Path, failure: SourceError) -> Path:
     log.warning("%s; using the cached version", failure)
     return path
-
-
-def _home(environ: Mapping[str, str]) -> Path:
-    if home := environ.get("HF_HOME"):
-        return expanded(Path(home))
-    return expanded(Path(environ.get("XDG_CACHE_HOME") or "~/.cache")) / "huggingface"
 
 
 def offline() -> bool:

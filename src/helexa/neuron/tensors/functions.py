@@ -188,7 +188,7 @@ class _Lease(np.ndarray):
 
 
 def lent(block: memoryview, dtype: Any, give_back: Callable[[memoryview], object]) -> Array:
-    """Return an array in `block`; freeing its last view calls `give_back(block)`."""
+    """Return a numpy array in `block`; freeing its last view calls `give_back(block)`."""
     lease = np.frombuffer(block, np.uint8).view(_Lease)
     lease.returned, lease.address = partial(give_back, block), lease.ctypes.data
     # numpy replaces the base of a view by the base of the base only if the classes of both are the same.
@@ -196,12 +196,12 @@ def lent(block: memoryview, dtype: Any, give_back: Callable[[memoryview], object
 
 
 def may_be_lent(array: Array) -> bool:
-    """Return whether `array` is a view of lent memory."""
+    """Return whether numpy's `array` is a view of lent memory."""
     return isinstance(_root(array), _Lease)
 
 
 def storage_address(array: Array) -> int:
-    """Return the address of the memory of which `array` is a view."""
+    """Return the address of the memory of which numpy's `array` is a view."""
     root = _root(array)
     return root.address if isinstance(root, _Lease) else root.ctypes.data  # numpy's attribute is slow
 
@@ -214,10 +214,10 @@ def _root(array: Array) -> Any:
 
 
 def address(array: Array) -> int:
-    """Return the address of the first number of `array`, which may be empty."""
+    """Return the address of the first number of numpy's `array`, maybe empty."""
     return array.ctypes.data
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype, such as `bfloat16`."""
+    """Return the name of a numpy backend's dtype, such as `bfloat16`."""
     return str(dtype)

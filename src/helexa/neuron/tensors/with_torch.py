@@ -20,7 +20,7 @@ def prepare() -> None:
 
 
 def lent(block: memoryview, dtype: DType, give_back: Callable[[memoryview], object]) -> torch.Tensor:
-    """Return a tensor in `block`; freeing its last view calls `give_back(block)`."""
+    """Return a torch tensor in `block`; its last view's end calls `give_back(block)`."""
     lease = memoryview(block)
     weakref.finalize(lease, give_back, block).atexit = False
     return torch.frombuffer(lease, dtype=dtype)
@@ -32,18 +32,18 @@ def may_be_lent(tensor: torch.Tensor) -> bool:
 
 
 def storage_address(tensor: torch.Tensor) -> int:
-    """Return the address of the memory of which `tensor` is a view."""
+    """Return the address of the memory of which torch's `tensor` is a view."""
     return tensor.untyped_storage().data_ptr()
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Return the address of the first number of `tensor`, which may be empty."""
+    """Return the address of the first number of torch's `tensor`, maybe empty."""
     # `data_ptr()` of an empty tensor is always 0.
     return storage_address(tensor) + int(tensor.storage_offset()) * tensor.itemsize
 
 
 def dtype_name(dtype: DType) -> str:
-    """Return the name of a dtype, such as `bfloat16`."""
+    """Return the name of a torch dtype, such as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 

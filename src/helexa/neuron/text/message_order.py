@@ -28,7 +28,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tool calls of a message, [] if `tool_calls` is malformed."""
+    """Return the tool calls of a message to order, [] if `tool_calls` is malformed."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or message.get("role") != "assistant":
         return []
@@ -183,7 +183,7 @@ def _joined(results: Sequence[Turn]) -> Turn:
 
 
 def text_of(content: Any) -> str | None:
-    """Return the text of `content` (a string, null or text parts), else None."""
+    """Return the text of a message's `content`, else None, for the message order."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -281,7 +281,7 @@ def with_text_in_results(messages: Sequence[Turn]) -> list[Turn]:
 
 
 def alternating(messages: Sequence[Turn], empty: Any) -> list[Turn]:
-    """Return the conversation with alternating messages of the user and the assistant.
+    """Return messages in an alternating order of user and assistant, for a template.
 
     Consecutive messages of one role become one message. A user message after a tool call or its result gets an empty
     answer before it, with the content `empty`. An answer without a user message before it gets an empty user message.

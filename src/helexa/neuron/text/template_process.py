@@ -33,7 +33,7 @@ MAX_LENGTH = 16 << 20  # maximum number of characters in the rendered text
 
 
 def main() -> None:
-    """Answer render requests from standard input, until standard input is closed."""
+    """In the template process, answer render requests from standard input."""
     serve(_respond, MAX_MEMORY)
 
 

@@ -29,7 +29,7 @@ _LARGE = 1 << 20  # bytes of a text after which freed memory is returned to the 
 
 
 def main() -> None:
-    """Answer requests from standard input, until standard input is closed."""
+    """In the text process, answer requests from standard input until it is closed."""
     serve(_respond, MAX_MEMORY)
 
 

@@ -83,7 +83,7 @@ _TOKEN_KEYS = {
 
 
 def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
-    """Return the JSON object in the file at `path`, {} if there is no file.
+    """Return the JSON object of text settings at `path`, {} if there is no file.
 
     Raises:
         ModelFileError: the file cannot be read, is larger than `max_bytes`, has too many values, or does not contain a
@@ -99,7 +99,7 @@ def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
 
 
 def parse_object(data: bytes, name: str) -> dict[str, Any]:
-    """Return the JSON object in `data`, the contents of the file `name`.
+    """Return the JSON object of text settings in `data`, from the file `name`.
 
     Raises:
         ModelFileError: `data` has too many values, or is not a valid JSON object.

@@ -21,7 +21,7 @@ _LEAST_SHARE = 0.2  # of the maximum CPU time, for small images
 
 
 class ImageRequest(msgspec.Struct, frozen=True):
-    """The settings of a request: one line of JSON, which the image file follows."""
+    """A request to the image process: one line of JSON; the image file follows."""
 
     processor: ImageProcessor
     limits: ImageLimits
@@ -31,7 +31,7 @@ class ImageRequest(msgspec.Struct, frozen=True):
 
 
 class ImageResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The response to a request, as JSON. The pixels are in the shared memory."""
+    """The image process's response as JSON. The pixels are in shared memory."""
 
     # size of the image in pixels, before it was resized
     width: int = 0
@@ -41,7 +41,7 @@ class ImageResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main() -> None:
-    """Answer requests from standard input, until standard input is closed."""
+    """In the image process, answer requests from standard input until it is closed."""
     serve(_respond, MAX_MEMORY)
 
 

@@ -19,7 +19,7 @@ class PixelMemoryError(ImageError):
 
 
 class Grid(NamedTuple):
-    """Number of rows and number of columns of a grid."""
+    """Number of rows and of columns of a grid of image tokens."""
 
     rows: int
     columns: int
@@ -31,7 +31,7 @@ class Grid(NamedTuple):
 
 
 class ImageLayout(msgspec.Struct, frozen=True):
-    """The division of an image into tiles and patches.
+    """The division of an image into tiles and patches, hence its tokens.
 
     A patch is a square of pixels and one input row of the vision tower. A tile is a rectangle of patches, which the
     vision tower encodes separately. Most models have one tile per image.

@@ -51,7 +51,7 @@ TokenId = Callable[[str], int | None]  # Returns the id of the token with a text
 
 @dataclass(frozen=True)
 class SharedImage:
-    """The input of the vision tower for one image, with the pixels in shared memory."""
+    """An image that `ModelVision` prepared: the tower's input, in shared memory."""
 
     layout: ImageLayout
     # The normalized patches (see `PreparedImage.pixels`). The owner of this object closes `pixels`.

@@ -38,7 +38,7 @@ _UNSUPPORTED = ("do_pan_and_scan", "do_center_crop")
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """The input of the vision tower for one image."""
+    """An image that the chosen processor prepared as the vision tower's input."""
 
     # size of the image in pixels, before it was resized
     width: int
@@ -55,7 +55,7 @@ class PreparedImage:
 def prepare(
     data: bytes, processor: ImageProcessor, limits: ImageLimits, max_tokens: int, allocate: Allocate
 ) -> PreparedImage:
-    """Decode and resize an image, and return its patches and digest.
+    """Decode and resize an image with the chosen processor; return its patches.
 
     Args:
         max_tokens: maximum number of tokens of the image. If the model has a minimum number of tokens per image, the
@@ -93,7 +93,7 @@ def image_layout(processor: ImageProcessor, width: int, height: int, max_tokens:
 
 
 def image_processor(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> ImageProcessor:
-    """Return the image processor of a model.
+    """Return the image processor for a model's settings.
 
     Args:
         config: configuration of the model with the keys of `config.json`. `vision_config` has all settings that the

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.formats import Weight
+from helexa.neuron import tensors
+from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
 from helexa.neuron.weights.gguf.files import gguf_models
 from helexa.neuron.weights.model_file import WHOLE, Part
+from helexa.neuron.weights.quantized_matrix import Weight
 from helexa.neuron.weights.safetensors_checkpoint import SafetensorsCheckpoint
 
 
@@ -104,3 +106,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return GgufCheckpoint(files[0])
     contents = f"{len(files)} .gguf files: name one of them" if files else "neither .safetensors nor .gguf files"
     raise ModelFileError(f"{path}: the folder holds {contents}")
+
+
+def require_floats(name: str, weight: Weight) -> None:
+    """Raise a ModelFileError if a tensor has integers, which are no weights."""
+    # For example, the codes of a quantization that the configuration does not state would be read as the weights.
+    if isinstance(weight, Tensor) and "float" not in tensors.dtype_name(weight.dtype):
+        raise ModelFileError(
+            f"tensor {name} has the dtype {tensors.dtype_name(weight.dtype)}, expected floating-point numbers; if the "
+            "model is quantized, its configuration must state the quantization"
+        )

@@ -14,8 +14,8 @@ import numpy as np
 from helexa.core.errors import ModelFileError
 from helexa.neuron import tensors
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from helexa.neuron.weights.model_file import WHOLE, Part, block_numbers
+from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor, Weight
 from helexa.neuron.weights.safetensors_file import FileTensor
 
 _FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -28,7 +28,7 @@ _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # in units of
 
 
 class StoredTensor(Protocol):
-    """A tensor of a checkpoint with its scales, which is read from the file on demand."""
+    """A tensor of a checkpoint with its fp8 or MXFP4 scales, read on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -196,7 +196,7 @@ def _mxfp4_on_meta(shape: tuple[int, ...]) -> GroupwiseTensor:
 
 
 def stored_tensors(named: Mapping[str, FileTensor], config: dict[str, Any]) -> dict[str, StoredTensor]:
-    """Return the tensors of a checkpoint by name, each with its scales.
+    """Return the tensors of a checkpoint by name, with fp8 or MXFP4 scales.
 
     Args:
         named: the tensors in the checkpoint's files, by name.

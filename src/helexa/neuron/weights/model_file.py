@@ -112,7 +112,7 @@ _TIED = "tie_word_embeddings"
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the text model's configuration, without those of other modalities.
+    """Return the text model's part of the configuration in a model file.
 
     The keys of a nested `text_config` are moved to the top level and override keys of `config`. The suffix `_text` is
     removed from `model_type`.
@@ -134,7 +134,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Rows (first dimension) and columns (last dimension) of a tensor."""
+    """Rows (first dimension) and columns (last) to read of a tensor in a model file."""
 
     rows: "NDArray[np.int64] | None" = None  # int64, numbers of the rows in the order of the result; None for all rows
     # int64, numbers of the columns in the order of the result; None for all columns. Only tensors with two dimensions

@@ -9,8 +9,8 @@ models.
 
 from helexa.neuron import tensors
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, joined
-from helexa.neuron.weights.quant_policy import QuantFormat
+from helexa.neuron.weights.quantization import QuantFormat
+from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor, joined
 
 # Starting points of the search. Each number is added to the largest code to compute one starting scale.
 STEPS = (-1.0, -0.4, 0.2, 0.8)

@@ -17,7 +17,7 @@ from cli.screen import CTRL_C, Screen
 from cortex.cortex_process import run
 from helexa.core.errors import HelexaError
 from helexa.cortex.fleet_commands import GatewayApi
-from helexa.cortex.ledger_commands import duration_text, parse_duration
+from helexa.cortex.key_and_node_commands import duration_text, parse_duration
 from ports import free_port
 
 EXPLAINED = {

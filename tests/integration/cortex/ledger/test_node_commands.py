@@ -8,9 +8,9 @@ import pytest
 from pydantic import SecretStr
 
 from helexa.core.errors import HelexaError
+from helexa.cortex.key_and_node_commands import invite, list_nodes, remove
 from helexa.cortex.ledger.keys_and_nodes import NodeStore
 from helexa.cortex.ledger.storage import open_database
-from helexa.cortex.ledger_commands import invite, list_nodes, remove
 
 
 @pytest.fixture

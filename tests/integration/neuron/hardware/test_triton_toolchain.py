@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from helexa.neuron import doctor_kernels, kernel_survey
+from helexa.neuron import doctor_machine, kernel_survey_process
 from helexa.neuron.config import TorchConfig
-from helexa.neuron.doctor_kernels import DeviceKernels, KernelSurvey, look_at_kernels
+from helexa.neuron.doctor_machine import look_at_kernels
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.hardware.triton_toolchain import triton_missing
+from helexa.neuron.kernel_survey import DeviceKernels, KernelSurvey
 
 
 @pytest.fixture
@@ -59,7 +60,9 @@ def test_doctor_reports_access_between_devices(
         DeviceKernels(device=name, kernels="triton", dtype="bfloat16", reason="") for name in ("cuda:0", "cuda:1")
     ]
     monkeypatch.setattr(
-        doctor_kernels, "_survey", lambda *_: KernelSurvey(threads=1, devices=devices, without_access=without_access)
+        doctor_machine,
+        "survey_kernels",
+        lambda *_: KernelSurvey(threads=1, devices=devices, without_access=without_access),
     )
     assert text in [result.text for result in look_at_kernels(TorchConfig(), "cuda:0")]
 
@@ -72,7 +75,7 @@ def test_unusable_device_does_not_hide_other_devices(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", full)
-    survey = kernel_survey.take(EngineOptions(threads=torch.get_num_threads()))
+    survey = kernel_survey_process.take(EngineOptions(threads=torch.get_num_threads()))
     assert [device.device for device in survey.devices] == ["cpu", "cuda:0", "cuda:1"]
     assert [device.reason for device in survey.devices[1:]] == ["it cannot be used: CUDA error: out of memory"] * 2
     assert (survey.without_access, survey.unusable) == ([], None)

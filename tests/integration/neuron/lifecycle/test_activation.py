@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helexa.core.errors import ApiError
-from helexa.core.fleet import ModelSpec
+from helexa.core.node_reports import ModelSpec
 from helexa.neuron.app import create_app
 from helexa.neuron.config import DefaultModel, read_config
 from helexa.neuron.engine_client.process import Child, WarmStandby

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helexa.core.errors import DoesNotFitError
-from helexa.core.fleet import ModelSpec
+from helexa.core.node_reports import ModelSpec
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest, SamplingParams
 from helexa.neuron.engine.loading import build

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from helexa.core.errors import ApiError
-from helexa.core.fleet import Limit, ModelSpec, Servable
+from helexa.core.node_reports import Limit, ModelSpec, Servable
 from helexa.core.wire.request import GenerationRequest
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams

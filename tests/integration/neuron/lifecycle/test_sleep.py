@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from helexa.core.errors import ApiError, DoesNotFitError
-from helexa.core.fleet import ModelInfo, ModelSpec
+from helexa.core.node_reports import ModelInfo, ModelSpec
 from helexa.core.wire.openai_completions import CompletionRequest
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import read_config

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from helexa.core.errors import ModelFileError
-from helexa.core.fleet import ModelSpec
+from helexa.core.node_reports import ModelSpec
 from helexa.neuron.config import read_config
 from helexa.neuron.engine_client.process import Child
 from helexa.neuron.lifecycle.registry import Registry

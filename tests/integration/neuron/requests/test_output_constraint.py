@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from helexa.core.errors import ApiError
-from helexa.core.fleet import ModelSpec
+from helexa.core.node_reports import ModelSpec
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Generate

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from cortex.running_gateway import eventually, running_cortex
 from helexa.core.errors import ConfigError
-from helexa.core.fleet import ModelSpec
+from helexa.core.node_reports import ModelSpec
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.node_errors import NodeError
 from helexa.cortex.node_join import prove

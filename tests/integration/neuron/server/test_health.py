@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from helexa.core.fleet import DeviceHealth
+from helexa.core.node_reports import DeviceHealth
 from helexa.neuron.hardware.host_memory import host_memory
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.routes import status

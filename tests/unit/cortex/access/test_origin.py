@@ -6,7 +6,7 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, running_cortex
-from helexa.http.headers import is_loopback
+from helexa.core.address import is_loopback
 
 PAGE, FOREIGN = "https://chat.example", "https://evil.example"
 KEYS = {"keys": [{"key": "mine", "account_id": "a"}]}

@@ -12,9 +12,10 @@ from aiohttp import web
 
 from cortex.fake_node import CHOICE, DONE, USAGE, FakeNode, begin, chunk, event
 from cortex.running_gateway import Cortex, running_cortex
-from helexa.cortex.backends.chat_request import for_backend, refused_fields
+from helexa.cortex.backends.chat_request import for_backend
+from helexa.cortex.backends.learned_refusals import KNOWLEDGE_SECS, BackendKnowledge, Knowledge
+from helexa.cortex.backends.refused_fields import refused_fields
 from helexa.cortex.backends.responses_api import refuses_tool_types
-from helexa.cortex.forwarding.backend_requests import KNOWLEDGE_SECS, BackendKnowledge, Knowledge
 
 PNG = base64.b64encode(
     b"\x89PNG\r\n\x1a\n" + b"\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01" + bytes(64)

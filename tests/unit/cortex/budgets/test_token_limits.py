@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from helexa.core.errors import ApiError
-from helexa.core.fleet import Limit
+from helexa.core.node_reports import Limit
 from helexa.cortex.forwarding.request import ClientRequest, parse_request
 from helexa.cortex.forwarding.token_bounds import (
     CHAT,

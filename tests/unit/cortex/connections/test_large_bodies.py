@@ -24,9 +24,10 @@ from helexa.cortex import routing
 from helexa.cortex.anthropic.conversation import MAX_BLOCKS, MAX_MESSAGES, MAX_TOOLS
 from helexa.cortex.anthropic.reply import Translation
 from helexa.cortex.anthropic.to_chat import CountRequest
-from helexa.cortex.forwarding import body_checks
-from helexa.cortex.forwarding.body_checks import MAX_CONTAINERS, BodyWorkers, check_containers, check_prompt, is_large
+from helexa.cortex.forwarding import body_workers
+from helexa.cortex.forwarding.body_workers import MAX_CONTAINERS, BodyWorkers, check_containers, is_large
 from helexa.cortex.forwarding.request import ClientRequest, parse_request
+from helexa.cortex.forwarding.token_bounds import check_prompt
 from helexa.cortex.routes import generation, request_bodies
 
 HI = {"role": "user", "content": "x"}
@@ -262,8 +263,8 @@ async def test_close_does_not_wait_for_a_busy_worker() -> None:
 
 
 async def test_waiting_bodies_are_bounded(workers: BodyWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_checks, "MAX_WAITING", 1)
-    for _ in range(body_checks.PROCESSES):
+    monkeypatch.setattr(body_workers, "MAX_WAITING", 1)
+    for _ in range(body_workers.PROCESSES):
         await workers._free.acquire()
     waiting = asyncio.create_task(workers.run(os.getpid))
     await eventually(lambda: workers._waiting == 1)
@@ -276,7 +277,7 @@ async def test_waiting_bodies_are_bounded(workers: BodyWorkers, monkeypatch: pyt
 
 PARENT = """
 import asyncio, os
-from helexa.cortex.forwarding.body_checks import BodyWorkers
+from helexa.cortex.forwarding.body_workers import BodyWorkers
 
 async def main():
     print(await BodyWorkers().run(os.getpid), flush=True)

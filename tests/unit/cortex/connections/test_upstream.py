@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cortex.running_gateway import eventually
 from helexa.core.errors import ConfigError
-from helexa.cortex.config import client_context, load
+from helexa.cortex.config import load
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.node_errors import NodeError
 from helexa.cortex.upstream import client as upstream_client
@@ -28,6 +28,7 @@ from helexa.cortex.upstream.connection import (
     UpstreamResponse,
     parse_base,
 )
+from helexa.cortex.upstream.tls import client_context
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"

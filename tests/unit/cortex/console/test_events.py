@@ -12,7 +12,7 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, eventually, running_cortex
-from helexa.cortex import fleet_history
+from helexa.core import logs
 from helexa.cortex.console import events as console_events
 
 KEYS = [
@@ -214,7 +214,7 @@ async def test_log_is_bounded_and_tells_how_many_lines_are_missing(keyed: Cortex
         logging.getLogger("helexa.test").warning("first")
         while (await events.next("log"))["message"] != "first":
             pass
-        for number in range(fleet_history.MAX_LINES + 2):
+        for number in range(logs.MAX_LINES + 2):
             lines.emit(logging.makeLogRecord({"msg": f"line {number}"}))
         dropped = (await events.next("dropped"))["lines"]
         first = (await events.next("log"))["message"]  # the gateway may have logged other lines meanwhile

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa.core.fleet import ModelInfo
+from helexa.core.node_reports import ModelInfo
 from helexa.cortex.config import NeuronSection, RoutingSection
 from helexa.cortex.fleet.breaker import ANY, COOLDOWN_SECS, MAX_BREAKERS, Breaker, Breakers
 from helexa.cortex.fleet.ejection import Requester

@@ -11,7 +11,7 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import eventually, open_client, running_cortex
-from helexa.core.fleet import Discovery, Health, ModelInfo
+from helexa.core.node_reports import Discovery, Health, ModelInfo
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet import node_client
 from helexa.cortex.fleet.fleet import MAX_SILENCE_SECS, Fleet

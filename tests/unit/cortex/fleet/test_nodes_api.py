@@ -14,12 +14,12 @@ from starlette.routing import Route
 
 from cortex.running_gateway import eventually, listening
 from helexa.core.errors import ApiError
-from helexa.core.fleet import Health, ModelInfo, ModelLoad
+from helexa.core.node_reports import Health, ModelInfo, ModelLoad
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet, Report
 from helexa.cortex.lifecycle.load_queue import LoadReport
-from helexa.cortex.routes.access import handle_api_error
-from helexa.cortex.routes.admin import cordon_node, drain_node, list_nodes, uncordon_node
+from helexa.cortex.routes.access_and_errors import handle_api_error
+from helexa.cortex.routes.keys_and_nodes import cordon_node, drain_node, list_nodes, uncordon_node
 from helexa.http.listener import Listener
 
 

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from cortex.fake_node import COMPLETION
 from cortex.running_gateway import eventually, open_client, running_cortex
-from helexa.core.fleet import ModelInfo
+from helexa.core.node_reports import ModelInfo
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.poller import Poller

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from helexa.core.catalog import Profile
-from helexa.core.fleet import Discovery
+from helexa.core.node_reports import Discovery
 from helexa.cortex.lifecycle.memory import HOST, DevicePool, device_pools, misfit
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helexa.core.catalog import Catalog, Profile
 from helexa.core.display import memory_text
 from helexa.core.errors import ApiError
-from helexa.core.fleet import Discovery, Health, LocalModel, LocalModels, ModelInfo, ModelLoad
+from helexa.core.node_reports import Discovery, Health, LocalModel, LocalModels, ModelInfo, ModelLoad
 from helexa.cortex.config import EvictionSection
 from helexa.cortex.fleet.fleet_view import FleetView, LocalIndex, Node
 from helexa.cortex.lifecycle.evictor import expired_models, plan_eviction

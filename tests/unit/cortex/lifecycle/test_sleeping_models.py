@@ -10,7 +10,7 @@ from cortex.lifecycle.running_lifecycle import stage
 from cortex.lifecycle.test_placement import FAST, KNOWN, catalog, node, snapshot_of
 from cortex.running_gateway import eventually, running_cortex
 from helexa.core.catalog import Catalog, Profile
-from helexa.core.fleet import ModelInfo, ModelStatus
+from helexa.core.node_reports import ModelInfo, ModelStatus
 from helexa.cortex.api.listings import model_list
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet

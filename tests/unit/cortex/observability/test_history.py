@@ -4,7 +4,7 @@ from typing import Any
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, eventually
-from helexa.core.fleet import DeviceHealth, Discovery, Health, ModelLoad
+from helexa.core.node_reports import DeviceHealth, Discovery, Health, ModelLoad
 from helexa.cortex.fleet.fleet_view import FleetView, Node
 from helexa.cortex.fleet_history import INTERVAL_SECS, INTERVALS, MAX_NAMES, By, History
 from helexa.cortex.ledger.activity import Activity

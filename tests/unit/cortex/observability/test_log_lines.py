@@ -6,7 +6,7 @@ import sys
 import orjson
 import pytest
 
-from helexa.cortex.fleet_history import LogLines
+from helexa.core.logs import LogLines
 
 
 def record(message: str, *arguments: object) -> logging.LogRecord:

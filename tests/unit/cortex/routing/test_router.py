@@ -12,7 +12,7 @@ from cortex.fake_node import FakeNode
 from cortex.running_gateway import running_cortex
 from helexa.core.catalog import Catalog
 from helexa.core.errors import ApiError
-from helexa.core.fleet import Discovery, Health, ModelInfo, ModelLoad
+from helexa.core.node_reports import Discovery, Health, ModelInfo, ModelLoad
 from helexa.cortex.config import RoutingSection
 from helexa.cortex.fleet.breaker import ANY
 from helexa.cortex.fleet.ejection import ANYONE, Requester

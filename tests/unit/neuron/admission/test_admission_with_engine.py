@@ -4,7 +4,7 @@ import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
-from helexa.core.fleet import ModelSpec
+from helexa.core.node_reports import ModelSpec
 from helexa.core.wire.request import GenerationRequest
 from helexa.neuron.config import AdmissionConfig, TorchConfig
 from helexa.neuron.engine_client.client import EngineClient

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.neuron.doctor_kernels import look_at_compiled_modules
+from helexa.neuron.doctor_machine import look_at_compiled_modules
 
 PACKAGE = "package_of_the_compiled_modules_test"
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from helexa.core.fleet import Discovery
+from helexa.core.node_reports import Discovery
 from helexa.neuron.doctor_machine import describe_cpu_ranks, describe_devices, describe_gpu_ranks, describe_numa_nodes
 from helexa.neuron.hardware.accelerators import DeviceLink, links_between
 from helexa.neuron.hardware.cpus import CpuNode

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.core.fleet import Device, Discovery
+from helexa.core.node_reports import Device, Discovery
 from helexa.neuron import doctor_machine
 
 

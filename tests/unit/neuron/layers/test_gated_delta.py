@@ -14,8 +14,8 @@ from helexa.neuron.ops.batch import Span
 from helexa.neuron.ops.gated_delta import DeltaRule
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.state_cache import MatrixCache
-from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.model_file import WHOLE, Part
+from helexa.neuron.weights.quantized_matrix import Weight
 from neuron.ops import random_weights
 from neuron.ops.paging import batch_of_spans
 

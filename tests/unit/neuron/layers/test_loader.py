@@ -12,7 +12,7 @@ from helexa.neuron.ops.operators import LinearOp
 from helexa.neuron.ops.rank_group import RankGroup, Shares
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.weights.model_file import WHOLE, Part
-from helexa.neuron.weights.quant_policy import QuantPolicy
+from helexa.neuron.weights.quantization import QuantPolicy
 
 NAME = "model.layers.3.mlp.down_proj"
 

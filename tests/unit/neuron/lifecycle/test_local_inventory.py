@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ApiError, SourceError
-from helexa.core.fleet import LocalModel, PullRequest
 from helexa.core.model_names import ModelSource
+from helexa.core.node_reports import LocalModel, PullRequest
 from helexa.neuron.config import NeuronConfig, SourceConfig
 from helexa.neuron.lifecycle.inspection import describe, inspect, template_abilities
 from helexa.neuron.lifecycle.local_inventory import LocalInventory

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import HelexaError, TensorParallelError
-from helexa.core.fleet import Discovery
+from helexa.core.node_reports import Discovery
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.lifecycle import load_preparation
 from helexa.neuron.lifecycle.load_preparation import check_heads, devices_of_ranks, max_tensor_parallel

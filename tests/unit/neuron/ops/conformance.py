@@ -31,9 +31,9 @@ from helexa.neuron.ops.reference.reference_ops import ACTIVATIONS, GATES, RmsNor
 from helexa.neuron.ops.sampling import Adjustments
 from helexa.neuron.ops.state_cache import MatrixCache
 from helexa.neuron.ops.state_space import ScanSizes, ScanWeights
-from helexa.neuron.weights.formats import Weight
-from helexa.neuron.weights.quant_policy import QUANT_FORMATS
+from helexa.neuron.weights.quantization import QUANT_FORMATS
 from helexa.neuron.weights.quantize import quantize
+from helexa.neuron.weights.quantized_matrix import Weight
 from neuron.ops import float64, paging, random_weights
 from neuron.ops.drawn_rows import drawn
 from neuron.tensor_memory import tensor_bytes

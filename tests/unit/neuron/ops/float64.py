@@ -7,7 +7,7 @@ from torch import Tensor
 
 from helexa.neuron.ops.batch import AttentionKind
 from helexa.neuron.ops.constants import MIXED
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 from neuron.ops import random_weights
 
 GROUP = 32

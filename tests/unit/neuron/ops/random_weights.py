@@ -6,7 +6,7 @@ The codes of formats with a codebook depend on each other. `weights/random_block
 import torch
 from torch import Tensor
 
-from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
+from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor, Weight
 
 # name -> (bits, levels of scales, has minimum, zero, group size)
 FORMATS = {

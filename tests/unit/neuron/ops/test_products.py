@@ -10,7 +10,7 @@ from torch import Tensor
 from helexa.neuron.ops.constants import MIXED
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.native_ops import NativeOps
-from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
+from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor, Weight
 from neuron.ops import float64, random_weights
 from neuron.ops.conftest import THREADS
 

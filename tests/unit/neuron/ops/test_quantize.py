@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.native.native_ops import NativeOps
-from helexa.neuron.weights.formats import GroupwiseTensor
-from helexa.neuron.weights.quant_policy import QUANT_FORMATS
+from helexa.neuron.weights.quantization import QUANT_FORMATS
 from helexa.neuron.weights.quantize import quantize
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor
 from neuron.weights.quantization_cases import HARD, heavy_tailed
 
 

@@ -9,7 +9,7 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.operators import FewPassRmsNorm, RmsNorm
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.torch_cpu_ops import CpuOps, Int4Linear
-from helexa.neuron.weights.formats import GroupwiseTensor
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor
 from neuron.ops import float64, paging, random_weights
 
 KINDS = [

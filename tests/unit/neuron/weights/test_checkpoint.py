@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
-from helexa.neuron.weights.formats import GroupwiseTensor
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor
 
 
 def test_gguf_folder_opens_like_its_file(smollm2_gguf: Path, tmp_path: Path) -> None:

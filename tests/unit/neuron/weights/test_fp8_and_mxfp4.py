@@ -14,7 +14,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
-from helexa.neuron.weights.formats import GroupwiseTensor
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [16, 32]}
 NAME = "model.layers.0.self_attn.q_proj.weight"

@@ -4,9 +4,9 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from helexa.neuron.weights.formats import GroupwiseTensor
 from helexa.neuron.weights.gguf.blocks import SUPPORTED_TYPES, decode, growth
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor
 from neuron.weights.random_blocks import BLOCKS, random_blocks
 
 REFERENCE = [kind for kind in BLOCKS if kind not in ("Q8_K", "Q1_0")]  # the reference cannot dequantize these two types

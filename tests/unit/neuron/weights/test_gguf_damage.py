@@ -12,8 +12,8 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.formats import GroupwiseTensor
 from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor
 from neuron.weights.hf_to_gguf import write_model
 from neuron.weights.test_gguf_families import FAMILIES, tiny
 from nightly import daily

@@ -10,8 +10,8 @@ import torch
 from gguf import GGMLQuantizationType
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 
 WriteGguf = Callable[..., Path]
 

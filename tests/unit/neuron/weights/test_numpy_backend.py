@@ -11,10 +11,10 @@ from helexa.neuron import tensors
 from helexa.neuron.ops.native.kernel_library import native_kernels
 from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.tensors import functions
-from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from helexa.neuron.weights.gguf import blocks
 from helexa.neuron.weights.gguf.blocks import PLAIN_TYPES, decode
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
+from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor, Weight
 from neuron.weights.random_blocks import BLOCKS, random_blocks
 from numpy_tensors import numpy_tensors
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
 from helexa.neuron.weights.model_file import WHOLE, Part, TensorFile
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 from neuron.weights.hf_to_gguf import write_model
 from neuron.weights.random_blocks import BLOCKS, random_blocks
 

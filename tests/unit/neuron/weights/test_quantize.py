@@ -7,9 +7,9 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from helexa.neuron.weights.formats import GroupwiseTensor
-from helexa.neuron.weights.quant_policy import QUANT_FORMATS
+from helexa.neuron.weights.quantization import QUANT_FORMATS
 from helexa.neuron.weights.quantize import LARGEST, quantize
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor
 from neuron.weights.quantization_cases import HARD, heavy_tailed
 
 BY_REFERENCE = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]

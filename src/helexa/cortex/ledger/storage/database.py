@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 from helexa.core.errors import ConfigError, HelexaError
 
+_MAX_TEXT_CHARS = 200
+
 Row = dict[str, Any]
 Args = Sequence[Any]
 Step = tuple[str, Sequence[Args]]  # one statement, and the arguments of each execution
@@ -217,3 +219,17 @@ async def repeat(work: Callable[[], Awaitable[None]], interval_secs: float, prob
             if has_failed:
                 log.info("solved: %s", problem)
             has_failed = False
+
+
+def are_plain(texts: Sequence[str]) -> bool:
+    """Return whether `plain` certainly changes no text for the database."""
+    joined = "".join(texts)
+    return joined.isascii() and "\0" not in joined and max(map(len, texts), default=0) <= _MAX_TEXT_CHARS
+
+
+def plain(text: str) -> str:
+    """Return untrusted text as short, valid UTF-8 without NUL, for any database."""
+    if len(text) <= _MAX_TEXT_CHARS and text.isascii() and "\0" not in text:
+        return text
+    # PostgreSQL rejects NUL and lone surrogates.
+    return text[:_MAX_TEXT_CHARS].replace("\0", "").encode("utf-8", "replace").decode()

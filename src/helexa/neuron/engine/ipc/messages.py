@@ -21,7 +21,7 @@ Logprob = tuple[float, list[tuple[int, float]]]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tokens of one sequence are chosen.
+    """In `Generate` to the engine: how the tokens of one sequence are chosen.
 
     The defaults are plain softmax sampling at temperature 1.
     """
@@ -100,7 +100,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
 
 
 class HostGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The other hosts that compute a model with host 0 (pipeline parallelism)."""
+    """In `Load` to the engine: the other hosts of a pipeline with host 0."""
 
     hosts: list[HostAddress]  # where the hosts accept connections, in the order of their stages
     own_address: str  # address of host 0, from which the engine connects
@@ -239,7 +239,7 @@ class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
 
 
 class TracedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine step of a traced request."""
+    """In a `StepReport`: one engine step of a traced request."""
 
     begun_ms: float  # milliseconds from the sequence's arrival in the engine to the start of the step
     ms: float  # duration of the step in milliseconds
@@ -248,7 +248,7 @@ class TracedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Milliseconds of a sequence in the waiting queue, in prefill and in decode."""
+    """In a `StepReport`: milliseconds of a sequence waiting, in prefill and in decode."""
 
     queue_ms: float
     prefill_ms: float
@@ -263,7 +263,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PrefixMiss(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a long beginning of a prompt was computed again.
+    """In a `StepReport`: why a long beginning of a prompt was computed again.
 
     The prompt is compared with the most similar earlier prompt of the same principal.
     """
@@ -275,7 +275,7 @@ class PrefixMiss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of one step for one sequence.
+    """In a `StepReport`: the result of one step for one sequence.
 
     Only the last output has `finish`, `timing` and `error`.
     """
@@ -305,7 +305,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an `Embed` request."""
+    """In a `StepReport`: the result of an `Embed` request."""
 
     id: int
     vector: list[float] = []  # float32 values in the model's hidden size; empty after an error
@@ -315,7 +315,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drafts(msgspec.Struct, frozen=True, array_like=True):
-    """Numbers of drafts (predicted tokens) of all sequences so far."""
+    """In a `StepReport`: numbers of drafts of all sequences so far."""
 
     ngram: int = 0  # number of drafts by n-gram lookup that were verified
     accepted_ngram: int = 0  # number of these drafts that were accepted
@@ -330,14 +330,14 @@ class ClearPrefixes(msgspec.Struct, frozen=True, kw_only=True, tag="clear_prefix
 
 
 class CachedPrefixes(msgspec.Struct, frozen=True, array_like=True):
-    """The values of `Generate.prefix_key` whose prompts are cached, the latest last."""
+    """In a `StepReport`: the `Generate.prefix_key` of cached prompts, latest last."""
 
     memory: list[str] = []  # prompts of which at least the first half is in the KV cache
     disk: list[str] = []  # other prompts of which at least the first half is on disk
 
 
 class DiskUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Prompts on disk: what an engine has read from them, and their size."""
+    """In a `StepReport`: what the engine read of prompts on disk, and their size."""
 
     tokens: int = 0  # number of tokens whose KV pages were read
     prompts: int = 0  # number of prompts for which pages were read

@@ -24,7 +24,7 @@ from helexa.neuron.ops.native.compilation import why_unavailable
 from helexa.neuron.ops.rank_group import RankGroup
 from helexa.neuron.tensors import Device
 from helexa.neuron.weights.checkpoint import Checkpoint
-from helexa.neuron.weights.quant_policy import AUTO, QuantPolicy, automatic, quant_named
+from helexa.neuron.weights.quantization import AUTO, QuantPolicy, automatic, quant_named
 
 _log = logging.getLogger("helexa.neuron.engine")
 _T = TypeVar("_T")

@@ -20,10 +20,10 @@ from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Ro
 from helexa.neuron.ops.operators import HeadLinearOp, LinearOp
 from helexa.neuron.ops.rank_group import RowRange, Shares
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.weights.checkpoint import Checkpoint
-from helexa.neuron.weights.formats import Weight
-from helexa.neuron.weights.quant_policy import QuantPolicy
+from helexa.neuron.weights.checkpoint import Checkpoint, require_floats
+from helexa.neuron.weights.quantization import QuantPolicy
 from helexa.neuron.weights.quantize import quantize
+from helexa.neuron.weights.quantized_matrix import Weight
 
 _SHOWN = 3
 _LAYER = re.compile(r"model\.layers\.(\d+)\.", re.ASCII)
@@ -39,7 +39,7 @@ _UNNEEDED = re.compile(
 def require_all_read(
     checkpoint: Checkpoint, read: Collection[str], stage: Stage, layers: int, architecture: str, unneeded: str = r"(?!)"
 ) -> None:
-    """Check that the model reads every required tensor of the checkpoint.
+    """Check by an estimate that a model reads every required tensor.
 
     Args:
         read: names of the tensors that the model of this stage reads.
@@ -156,7 +156,7 @@ class WeightSizes(Loader):
         self.read.add(name)
         require_shape(name, self.checkpoint.shape(name), shape)
         stored = self.checkpoint.on_meta(name, (len(rows), shape[1]))
-        _require_numbers(name, stored)
+        require_floats(name, stored)
         plain = tensors.empty((shape[1], len(rows)), dtype=tensors.float32, device="meta")
         return self._matrix(key, plain, stored.nbytes + plain.nbytes)
 
@@ -172,7 +172,7 @@ class WeightSizes(Loader):
         name = key.partition("#")[0]
         self.read.add(name)
         weight = self.checkpoint.on_meta(name, own_part(shape, ranges, columns))
-        _require_numbers(name, weight)
+        require_floats(name, weight)
         return self._matrix(key, weight, weight.nbytes)
 
     def _matrix(self, key: str, weight: Weight, transient_bytes: int) -> _Matrix:
@@ -189,7 +189,7 @@ class WeightSizes(Loader):
         """Count the bytes of a tensor that kernels use unchanged; return a placeholder."""
         self.read.add(name)
         require_shape(name, self.checkpoint.shape(name), shape)
-        _require_numbers(name, self.checkpoint.on_meta(name, shape))
+        require_floats(name, self.checkpoint.on_meta(name, shape))
         # One number that is expanded to the whole shape needs almost no memory.
         ones = tensors.ones((), device=self.ops.device).expand(own_part(shape, ranges))
         self._take(ones.nbytes)
@@ -260,13 +260,3 @@ class WeightSizes(Loader):
 
 def _outputs(parts: Sequence[_Matrix]) -> int:
     return sum(part.weight.shape[0] for part in parts)
-
-
-def _require_numbers(name: str, weight: Weight) -> None:
-    """Raise a ModelFileError if a tensor has integers, which are no weights."""
-    # For example, the codes of a quantization that the configuration does not state would be read as the weights.
-    if isinstance(weight, Tensor) and "float" not in tensors.dtype_name(weight.dtype):
-        raise ModelFileError(
-            f"tensor {name} has the dtype {tensors.dtype_name(weight.dtype)}, expected floating-point numbers; if the "
-            "model is quantized, its configuration must state the quantization"
-        )

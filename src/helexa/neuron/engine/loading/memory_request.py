@@ -16,7 +16,7 @@ from helexa.neuron.ops.interface import Ops
 from helexa.neuron.tensors import Device
 
 if TYPE_CHECKING:
-    from helexa.core.fleet import DeviceHealth
+    from helexa.core.node_reports import DeviceHealth
 
 _RUNTIME = 20 << 20  # bytes for threads, captured graphs, Python objects and partly used memory pages
 _CONTEXTS = 4  # full contexts in the cache of a CPU engine, if memory suffices
@@ -102,7 +102,7 @@ def of_all_ranks(estimate: MemoryEstimate, ranks: int) -> MemoryEstimate:
 
 
 def free_memory(device: Device, options: EngineOptions) -> int:
-    """Return the free bytes of `device`; with several GPUs, the minimum over the GPUs."""
+    """Return the free bytes of `device` for a memory request; the least of the GPUs."""
     if device.type != "cuda":
         return host_memory()[0]
     from helexa.neuron.hardware.accelerators import device_health  # imports pydantic, which CPU engines do not need
@@ -122,7 +122,7 @@ def least_free(own: int, devices: Sequence[str], readings: "Sequence[DeviceHealt
 
 
 def usable_memory(device: Device, options: EngineOptions) -> int:
-    """Return `free_memory` of a device, limited to `options.memory_limit_mb`."""
+    """Return `free_memory` for a memory request, within `options.memory_limit_mb`."""
     free = free_memory(device, options)
     return min(free, options.memory_limit_mb * 2**20 or free)
 

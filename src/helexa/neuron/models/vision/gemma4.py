@@ -26,7 +26,7 @@ _PROJECTION = "embed_vision.embedding_projection"
 
 
 class Gemma4Tower(VisionTower):
-    """A vision transformer with learned and rotary positions; averages squares."""
+    """Gemma 4's vision transformer: learned and rotary positions, averaged squares."""
 
     supported: ClassVar = {
         "hidden_activation": ("gelu_pytorch_tanh",),
@@ -83,7 +83,7 @@ class Gemma4Tower(VisionTower):
 
 
 class ClippedLinear:
-    """A linear layer whose inputs and outputs are limited to ranges in the checkpoint.
+    """Gemma 4's linear layer of vision, with ranges of inputs and outputs.
 
     For the arguments, see `TowerLoader.padded_linear`.
     """
@@ -120,7 +120,7 @@ def _range(loader: TowerLoader, name: str) -> tuple[float, float]:
 
 
 class NormedAttention:
-    """Multi-head attention with norms on the heads of queries, keys and values.
+    """Gemma 4's attention of vision, with norms on heads of queries, keys, values.
 
     In the checkpoint, the first half of a query or key head rotates by the column of a patch, and the second half by
     its row. The kernels rotate the first half of a head with the second half, so the numbers of a head are reordered:
@@ -163,7 +163,7 @@ class NormedAttention:
 
 
 class ClippedMlp:
-    """The feed-forward layer `down(gelu_tanh(gate(x)) * up(x))`."""
+    """Gemma 4's feed-forward layer of vision, `down(gelu_tanh(gate(x)) * up(x))`."""
 
     def __init__(self, loader: TowerLoader, prefix: str, settings: Settings) -> None:
         self._ops = loader.ops

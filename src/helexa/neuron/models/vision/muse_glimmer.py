@@ -29,7 +29,7 @@ _FULL, _WINDOW = "full_attention", "window_attention"
 
 
 class MuseGlimmerTower(VisionTower):
-    """A vision transformer whose layers mostly attend within square windows.
+    """Muse Glimmer's vision transformer: most layers attend in square windows.
 
     It has learned and rotary positions. The hidden states of a block of patches are concatenated for the projector.
     """

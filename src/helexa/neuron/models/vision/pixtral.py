@@ -25,7 +25,7 @@ _PROJECTOR = "multi_modal_projector"
 
 
 class PixtralTower(VisionTower):
-    """A vision transformer with rotary positions, and a merger of adjacent patches.
+    """Pixtral's vision transformer: rotary positions, merger of adjacent patches.
 
     Pixtral 12B (`llava`) has no merger: each patch becomes a token.
     """

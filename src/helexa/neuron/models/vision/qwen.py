@@ -31,7 +31,7 @@ STEPS = 2
 
 
 class QwenTower(VisionTower):
-    """A vision transformer whose patches cover two time steps."""
+    """Qwen's vision transformer, whose patches cover two time steps."""
 
     def normalized(self, vision: Mapping[str, Any]) -> dict[str, Any]:
         """Return `vision_config`, also with the names of `Settings` for depth and heads."""
@@ -47,7 +47,7 @@ class QwenTower(VisionTower):
 
 
 class Qwen35Tower(QwenTower):
-    """A vision transformer with learned and rotary positions, and a merger of patches."""
+    """Qwen3.5's vision transformer: learned and rotary positions, a merger."""
 
     supported: ClassVar = {"hidden_act": ("gelu_pytorch_tanh",), "in_channels": (3,), "temporal_patch_size": (STEPS,)}
 
@@ -142,7 +142,7 @@ class Qwen3VlTower(Qwen35Tower):
 
 
 class Qwen25VlTower(QwenTower):
-    """A vision transformer whose layers mostly attend within square windows."""
+    """Qwen2.5-VL's vision transformer: most layers attend in square windows."""
 
     supported: ClassVar = {"hidden_act": ("silu",), "in_channels": (3,), "temporal_patch_size": (STEPS,)}
 

@@ -23,7 +23,7 @@ _IDEFICS3_PROJECTION = "connector.modality_projection.proj"
 
 
 class SiglipTower(VisionTower):
-    """A vision transformer with a learned position for each patch of a square image."""
+    """SigLIP's vision transformer, with a learned position for each patch."""
 
     supported: ClassVar = {"hidden_act": tuple(_ACTIVATIONS), "num_channels": (3,)}
 

@@ -283,7 +283,7 @@ class FramePlan:
 def attend_frames(
     launcher: Launcher, qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float
 ) -> Tensor:
-    """Return attention of each row to all rows of its frame (see `Ops.attend_frames`)."""
+    """By native kernels, return attention of each row to all rows of its frame."""
     rows, heads, dim = qkv.shape[0], qkv.shape[1] // 3, qkv.shape[2]
     plan = _plan(lengths)
     cosines, sines = rope or (tensors.empty(rows, 0), tensors.empty(rows, 0))

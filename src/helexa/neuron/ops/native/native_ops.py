@@ -39,8 +39,8 @@ from helexa.neuron.ops.sampling import Masks, Sampling
 from helexa.neuron.ops.state_cache import ConvCache
 from helexa.neuron.ops.state_space import ScanOp, ScanSizes, ScanWeights
 from helexa.neuron.tensors import DType, Tensor
-from helexa.neuron.weights.formats import Weight
-from helexa.neuron.weights.quant_policy import QuantFormat
+from helexa.neuron.weights.quantization import QuantFormat
+from helexa.neuron.weights.quantized_matrix import Weight
 
 _log = logging.getLogger("helexa.neuron.ops")
 _WIDTHS = (

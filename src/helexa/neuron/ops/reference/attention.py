@@ -196,7 +196,7 @@ def _pages(cache: Tensor, pages: Tensor, contiguous: int | None) -> tuple[Tensor
 
 
 def attend_frames(qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float) -> Tensor:
-    """Return attention of each row to all rows of its frame (see `Ops.attend_frames`)."""
+    """In plain torch, return attention of each row to all rows of its frame."""
     query, key, value = qkv.chunk(3, dim=1)
     if rope is not None:
         query, key = rotated_by(query, rope), rotated_by(key, rope)

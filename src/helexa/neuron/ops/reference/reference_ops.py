@@ -35,9 +35,9 @@ from helexa.neuron.ops.reference.attention import SpanGroups, attend_frames, rot
 from helexa.neuron.ops.sampling import Masks, Sampling
 from helexa.neuron.ops.state_space import ScanOp, ScanSizes, ScanWeights, StateSpace
 from helexa.neuron.processes.memory import prefer_page_size
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
-from helexa.neuron.weights.quant_policy import QuantFormat
+from helexa.neuron.weights.quantization import QuantFormat
 from helexa.neuron.weights.quantize import quantize
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 
 # Activation functions of gated feed-forward layers, by name.
 GATES: dict[str, Callable[[Tensor], Tensor]] = {

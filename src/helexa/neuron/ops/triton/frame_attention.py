@@ -26,7 +26,7 @@ _TABLES = 4  # number of cached tables of tiles; a vision tower uses one or two 
 def attend_frames(
     qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float, gpu: GpuProperties
 ) -> Tensor:
-    """Return attention of each row to all rows of its frame (see `Ops.attend_frames`)."""
+    """By Triton kernels, return attention of each row to all rows of its frame."""
     rows, all_heads, dim = qkv.shape
     qkv, heads = qkv.contiguous(), all_heads // 3
     if rope is not None:

@@ -39,9 +39,9 @@ from helexa.neuron.ops.triton.linear import SCRATCH_BYTES, PackedLinear
 from helexa.neuron.ops.triton.mixture import GpuMixture, stacked
 from helexa.neuron.ops.triton.norm import LayerNorm, RmsNorm, activate, gate_mul
 from helexa.neuron.ops.triton.packed import PackedMatrix, pack, packed_bytes
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
-from helexa.neuron.weights.quant_policy import QuantFormat
+from helexa.neuron.weights.quantization import QuantFormat
 from helexa.neuron.weights.quantize import quantize
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 
 
 class GpuOps(Ops):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helexa.neuron.weights.formats import GroupwiseTensor
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor
 
 LANES = 4  # Number of 32-bit words that a thread reads at a time; also the number of rows with adjacent scales
 
@@ -51,7 +51,7 @@ class PackedMatrix:
 
 
 def fields(bits: int) -> int:
-    """Return the number of codes of `bits` bits per 32-bit word."""
+    """Return the number of codes of `bits` bits per 32-bit word of a packed matrix."""
     return 4 if bits == 8 else 8
 
 
@@ -108,7 +108,7 @@ def _layout(weight: GroupwiseTensor) -> tuple[int, int] | None:
 
 
 def alike(matrices: Sequence[PackedMatrix]) -> bool:
-    """Return whether `join` can stack the matrices, which must have the same format."""
+    """Return whether `join` can stack packed matrices, which must have one format."""
     first, *remaining = matrices
     # The scales of four rows are adjacent, so all matrices except the last must have a multiple of 4 rows.
     return all(matrix.shape[0] % LANES == 0 for matrix in matrices[:-1]) and all(
@@ -117,7 +117,7 @@ def alike(matrices: Sequence[PackedMatrix]) -> bool:
 
 
 def join(matrices: Sequence[PackedMatrix]) -> PackedMatrix:
-    """Return one matrix with the rows of all matrices, which must be `alike`."""
+    """Return one packed matrix with the rows of all matrices, which must be `alike`."""
     first = matrices[0]
     if len(matrices) == 1:
         return first

@@ -24,7 +24,7 @@ _NONE = tl.constexpr(0x7FFFFFFF)
 
 
 def sample(logits: Tensor, settings: Settings) -> Tensor:
-    """Return a sampled token per row, int64 [S] on the device (`ops.sampling.sample`).
+    """By Triton kernels, return a sampled token per row, int64 [S] on the device.
 
     Args:
         logits: [S, V], any float dtype.

@@ -13,10 +13,10 @@ import numpy as np
 
 from helexa.neuron import tensors
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight, joined
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
 from helexa.neuron.weights.gguf.k_blocks import K_BLOCKS, fields, half, nibbles
 from helexa.neuron.weights.gguf.table_blocks import TABLE_BLOCKS
+from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor, Weight, joined
 
 # GGUF types read as plain tensors, with the names of their dtypes in torch.
 PLAIN_TYPES = {GgmlType.F32: "float32", GgmlType.F16: "float16", GgmlType.BF16: "bfloat16"}
@@ -69,7 +69,7 @@ SUPPORTED_TYPES = frozenset(PLAIN_TYPES) | frozenset(_BLOCKS)  # The types that 
 
 
 def decode(kind: GgmlType, stored: np.ndarray, shape: tuple[int, ...]) -> Weight:
-    """Decode the stored bytes of a tensor to a weight of `shape`.
+    """Decode the bytes of a GGUF tensor's blocks to a weight of `shape`.
 
     Args:
         kind: a type in `SUPPORTED_TYPES`.
@@ -100,7 +100,7 @@ def _decoded(kind: GgmlType, blocks: Tensor) -> GroupwiseTensor:
 
 
 def growth(kind: GgmlType) -> float:
-    """Return the ratio of a weight's size in memory to its size in the file.
+    """Return the ratio of a GGUF weight's size in memory to its blocks in the file.
 
     Kernels for GPUs store no indexes into codebooks, and take more memory.
     """

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from helexa.core.errors import ModelFileError
 from helexa.neuron import tensors
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.gguf.blocks import PLAIN_TYPES, SUPPORTED_TYPES, decode, growth
 from helexa.neuron.weights.gguf.config import gguf_config
 from helexa.neuron.weights.gguf.files import GgufFile
@@ -19,6 +18,7 @@ from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
 from helexa.neuron.weights.gguf.header import GgufTensor
 from helexa.neuron.weights.gguf.layout import GgufLayout, hugging_face_name, layer_of
 from helexa.neuron.weights.model_file import WHOLE, Part, block_numbers
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 
 _log = logging.getLogger("helexa.neuron.weights")
 _WARNING_GROWTH = 1.25

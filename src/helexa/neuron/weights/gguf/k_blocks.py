@@ -10,17 +10,17 @@ from collections.abc import Callable
 
 from helexa.neuron import tensors
 from helexa.neuron.tensors import DType, Tensor
-from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
 from helexa.neuron.weights.gguf.ggml_type import GgmlType
+from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor
 
 
 def half(blocks: Tensor, at: int) -> Tensor:
-    """Return the float16 number at byte `at` of each block, as float16 [blocks, 1]."""
+    """Return the float16 number at byte `at` of each K block, as float16 [blocks, 1]."""
     return reinterpret(blocks[:, at : at + 2], tensors.float16)
 
 
 def reinterpret(blocks: Tensor, dtype: DType) -> Tensor:
-    """Return the bytes [blocks, n] as numbers of `dtype`, [blocks, n / itemsize]."""
+    """Return the bytes [blocks, n] of K blocks as numbers of `dtype`."""
     # `view` needs aligned memory, and even a contiguous slice may be unaligned.
     return blocks.clone(memory_format=tensors.contiguous_format).view(dtype)
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.gguf.config import INTERLEAVED
+from helexa.neuron.weights.quantized_matrix import Weight
 
 _GLOBAL = {
     "token_embd.weight": "model.embed_tokens.weight",

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from helexa.neuron import tensors
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
 from helexa.neuron.weights.gguf.ggml_type import GgmlType
 from helexa.neuron.weights.gguf.k_blocks import fields, half, nibbles, planes, reinterpret
+from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor
 
 # Type -> base of the digits, digits per number, compressed bitmap of the numbers.
 _BOOKS: dict[GgmlType, tuple[int, int, str]] = {

@@ -16,9 +16,9 @@ from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.rank_group import RankGroup
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
-from helexa.neuron.weights.formats import GroupwiseTensor
 from helexa.neuron.weights.model_file import WHOLE, Part
-from helexa.neuron.weights.quant_policy import QuantPolicy
+from helexa.neuron.weights.quantization import QuantPolicy
+from helexa.neuron.weights.quantized_matrix import GroupwiseTensor
 from neuron.tensor_memory import tensor_bytes
 from nightly import daily
 from tiny_models import tiny_model

@@ -7,7 +7,7 @@ import torch
 from page_table_ops import TabledOps
 
 from helexa.core.errors import DoesNotFitError
-from helexa.core.fleet import DeviceHealth
+from helexa.core.node_reports import DeviceHealth
 from helexa.neuron.engine.execution.step_memory import DeviceMemory, StepMemory
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant

@@ -12,9 +12,9 @@ from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from helexa.neuron.ops.triton.launch import GpuProperties
 from helexa.neuron.ops.triton.linear import PackedLinear, kernel_for
 from helexa.neuron.ops.triton.packed import PackedMatrix, pack
-from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
-from helexa.neuron.weights.quant_policy import QUANT_FORMATS
+from helexa.neuron.weights.quantization import QUANT_FORMATS
 from helexa.neuron.weights.quantize import quantize
+from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor
 from neuron.ops import random_weights
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Checks of large request bodies, and the worker processes that run them.
+"""Worker processes for large request bodies, and the limit on objects in a body.
 
 Large bodies would block the event loop. A thread would block it too, because parsing JSON holds the GIL.
 """
@@ -16,10 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, get_context, parent_process
 from typing import Any, ParamSpec, TypeVar
 
-import orjson
-
-from helexa.core.errors import ApiError, invalid_body, overloaded, service_unavailable
-from helexa.cortex.upstream.usage_meter import BYTES_PER_TOKEN
+from helexa.core.errors import invalid_body, overloaded, service_unavailable
 
 MAX_CONTAINERS = 500_000  # enough for 100,000 messages with 200,000 content parts
 
@@ -57,76 +54,6 @@ def check_containers(body: bytes) -> None:
             raise invalid_body(
                 f"the request body has more than {MAX_CONTAINERS} objects and arrays; send fewer messages"
             )
-
-
-# Bytes of the longest token in common vocabularies: 128 spaces, in those of Llama 3, Qwen 2.5 and Qwen 3.
-MAX_BYTES_PER_TOKEN = 128
-_MESSAGE_BYTES = 8
-
-
-def check_prompt(body: bytes, context: int) -> None:
-    """Reject a prompt that is longer than `context` tokens, whatever the tokenizer.
-
-    Raises:
-        ApiError: 400 `context_length_exceeded`. The error contains the size in bytes and an estimated token count.
-    """
-    # The gateway does not know the exact token count: one token can be four bytes of English, one digit, or 128 spaces.
-    # It therefore assumes `MAX_BYTES_PER_TOKEN` bytes per token, and accepts prompts that might fit. The node counts
-    # the tokens and may still reject the prompt.
-    max_bytes = MAX_BYTES_PER_TOKEN * context
-    if len(body) > max_bytes and (size := prompt_bytes(body)) > max_bytes:
-        estimate = size // BYTES_PER_TOKEN
-        raise ApiError(
-            400,
-            "context_length_exceeded",
-            f"This model's maximum context length is {context} tokens. However, your messages have {size} bytes of "
-            f"text, an estimated {estimate} tokens. Please reduce the length of the messages.",
-            param="messages",
-            max=context,
-            estimated_prompt_tokens=estimate,
-        )
-
-
-def prompt_bytes(body: bytes) -> int:
-    """Return the bytes of text in a prompt, plus eight bytes per message or item.
-
-    If the request has several prompts or embedding texts, the length of the longest one is returned. Token ids and
-    images count as 0 bytes. The result is 0 if the body is not valid JSON.
-    """
-    try:
-        content = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return 0
-    messages, prompt, input_items = content.get("messages"), content.get("prompt"), content.get("input")
-    if isinstance(input_items, str):
-        input_items = [{"content": input_items}]
-    if isinstance(messages, list):
-        return _message_bytes(messages)
-    if isinstance(prompt, str | list):
-        return _longest_text_bytes(prompt)
-    if isinstance(input_items, list) and any(isinstance(item, dict) for item in input_items):
-        instructions = [{"content": content["instructions"]}] if content.get("instructions") else []
-        return _message_bytes(instructions + input_items)
-    return _longest_text_bytes(input_items) if isinstance(input_items, list) else 0
-
-
-def _message_bytes(messages: list[Any]) -> int:
-    return sum(_MESSAGE_BYTES + _text_bytes(message) for message in messages)
-
-
-def _longest_text_bytes(prompt: str | list[Any]) -> int:
-    texts = [prompt] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, str)]
-    return max((len(text.encode()) for text in texts), default=0)
-
-
-def _text_bytes(message: Any) -> int:
-    """Return the bytes of text in a message, or in an input item of Responses."""
-    content = message.get("content") or message.get("output") if isinstance(message, dict) else None
-    if isinstance(content, str):
-        return len(content.encode())
-    parts = content if isinstance(content, list) else []
-    texts = (part.get("text") for part in parts if isinstance(part, dict))
-    return sum(len(text.encode()) for text in texts if isinstance(text, str))
 
 
 class BodyWorkers:

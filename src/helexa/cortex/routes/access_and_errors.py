@@ -12,23 +12,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from helexa.core.address import is_loopback
 from helexa.core.errors import ApiError, internal_error, service_unavailable
 from helexa.cortex.access.auth import Authenticator
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.anthropic.message import VERSION_HEADER, error_headers, to_anthropic_error
 from helexa.cortex.config import GatewaySection
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.ollama.answer import to_ollama_error
+from helexa.cortex.ollama.reply import to_ollama_error
 from helexa.cortex.ollama.to_openai import is_ollama_path
-from helexa.http.headers import (
-    Headers,
-    host_and_origin,
-    is_loopback,
-    is_reserved_name,
-    is_same_origin,
-    request_id,
-    without_port,
-)
+from helexa.http.headers import Headers, host_and_origin, is_reserved_name, is_same_origin, request_id, without_port
 from helexa.http.responses import JsonResponse
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -77,7 +70,7 @@ def admin(endpoint: Endpoint) -> Endpoint:
 
 
 def visible_account(request: Request) -> str | None:
-    """Return the account whose data a request may see, or None for all accounts."""
+    """Return the account whose data a request has access to, or None for all."""
     principal: Principal | None = request.state.principal
     # Admins see all accounts, and so do anonymous clients, which exist only without `require_auth`.
     return principal.account_id if principal is not None and principal.role == "user" else None

@@ -28,7 +28,7 @@ class Record(BaseModel):
 
 
 class Device(Record):
-    """Constant properties of one accelerator (GPU) of a node."""
+    """In a node's report: constant properties of one accelerator (GPU)."""
 
     index: WireInt
     name: str
@@ -37,7 +37,7 @@ class Device(Record):
 
 
 def alike(devices: Iterable[Device]) -> list[list[Device]]:
-    """Group devices by name and compute capability, in the order of the first ones."""
+    """Group the devices in a node's report by name and compute capability."""
     groups: dict[tuple[str, str | None], list[Device]] = {}
     for device in devices:
         groups.setdefault((device.name, device.compute_capability), []).append(device)
@@ -45,7 +45,7 @@ def alike(devices: Iterable[Device]) -> list[list[Device]]:
 
 
 class NumaNode(Record):
-    """A NUMA node of a machine: CPUs, and the memory that is local to them."""
+    """In a node's report: a NUMA node's CPUs, and the memory local to them."""
 
     node: WireInt  # number of the NUMA node in the operating system
     cpus: WireInt  # number of CPUs (hardware threads) that engines may use
@@ -53,7 +53,7 @@ class NumaNode(Record):
 
 
 class GroupHost(Record):
-    """A connected host: number in the group, name, memory in MiB."""
+    """In a node's report: a connected host, its number, name and memory in MiB."""
 
     host: WireInt
     hostname: str
@@ -95,7 +95,7 @@ class Discovery(Record):
 
 
 class DeviceHealth(Record):
-    """Current memory usage, utilization and temperature of one accelerator."""
+    """In a node's report: memory usage, utilization, temperature of an accelerator."""
 
     index: WireInt
     vram_used_mb: WireInt
@@ -107,14 +107,14 @@ class DeviceHealth(Record):
 
 
 class FailedLoad(Record):
-    """A model whose load or recovery failed, and the error message."""
+    """In a node's report: a model whose load or recovery failed, and the error."""
 
     model_id: str
     error: str
 
 
 class Activation(Record):
-    """Progress of a node's start, which loads the configured models."""
+    """In a node's report: progress of its start, which loads configured models."""
 
     state: Literal["pre_warming", "ready"] = "ready"
     pending: list[str] = Field(default_factory=list[str])
@@ -134,7 +134,7 @@ class Loading(Record):
 
 
 class ModelLoad(Record):
-    """Current requests, memory usage and speed of one model on a node.
+    """In a node's report: requests, memory usage and speed of one model.
 
     Attributes:
         in_flight: number of running requests.
@@ -235,7 +235,7 @@ class Health(Record):
 
 
 class Limit(Record):
-    """Maximum numbers of tokens of a model on a node."""
+    """In a node's report: maximum numbers of tokens of a model."""
 
     context: WireInt
     input: WireInt | None = None
@@ -243,7 +243,7 @@ class Limit(Record):
 
 
 class Servable(Record):
-    """Whether a model could serve a minimal request now."""
+    """In a node's report: whether a model could serve a minimal request now."""
 
     ok: bool
     reason: str | None = None
@@ -251,7 +251,7 @@ class Servable(Record):
 
 
 class SamplingDefaults(Record, RecommendedSampling):  # pyright: ignore[reportGeneralTypeIssues] - is not frozen
-    """Sampling parameters that an operator sets for a model.
+    """In a node's report: sampling parameters that an operator sets for a model.
 
     A request overrides them. They override the values that the model's publisher recommends.
     """
@@ -295,7 +295,7 @@ class ModelInfo(Record):
 
 
 class Cost(Record):
-    """Prices of a model in USD per million tokens."""
+    """In a node's report: prices of a model in USD per million tokens."""
 
     # None means that no price is known, 0.0 means free.
     input: float
@@ -305,7 +305,7 @@ class Cost(Record):
 
 
 class LocalModel(Record):
-    """A model in a cache or a model folder of a node, whether it is loaded or not."""
+    """In a node's report: a model in a cache or model folder, loaded or not."""
 
     id: ModelId  # model id in requests, which is also the id of the loaded model
     source: str  # source id for load requests, such as `huggingface:org/name` or `file:/models/tiny.gguf`

@@ -1,4 +1,4 @@
-"""Find the types that a JSON Schema allows, and the schemas of its children."""
+"""Read JSON Schemas: allowed types, references (`$ref`), schemas of children."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -4,18 +4,18 @@ import asyncio
 import logging
 
 from helexa.core.errors import ApiError
-from helexa.core.fleet import Limit
 from helexa.core.known_models import full_name
+from helexa.core.node_reports import Limit
 from helexa.cortex.access.auth import authorize
 from helexa.cortex.access.rate_limiter import RateLimitPermit
 from helexa.cortex.fleet.fleet_view import FleetView, find_local, nodes_without_vision, same_files
-from helexa.cortex.forwarding.body_checks import MAX_BYTES_PER_TOKEN, check_prompt
 from helexa.cortex.forwarding.client_reply import Reply
 from helexa.cortex.forwarding.headers import advice
 from helexa.cortex.forwarding.proxy import Settle
 from helexa.cortex.forwarding.relay import wait_for_load
 from helexa.cortex.forwarding.request import ClientRequest
 from helexa.cortex.forwarding.retry import NoResponse, Outcome, may_retry
+from helexa.cortex.forwarding.token_bounds import MAX_BYTES_PER_TOKEN, check_prompt
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.lifecycle.load_queue import WaitingRequest
 from helexa.cortex.request_record import RequestRecord

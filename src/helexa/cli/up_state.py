@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 
 from helexa.cli.gateway_client import DEFAULT_URL, Gateway
 from helexa.cli.terminal import CONFIG, UNREACHABLE, USAGE, CommandError
+from helexa.core.address import is_loopback
 from helexa.core.command_line import hide_argument
 from helexa.core.config import read_secret
 from helexa.core.errors import ConfigError
 from helexa.cortex.access.keys import MAX_SECRET_BYTES, new_secret
-from helexa.http.headers import is_loopback
 
 _FILE = "running.json"
 _POLL_SECONDS = 0.1
@@ -28,7 +28,7 @@ _STOP_SECONDS = 90.0
 
 
 def state_path(*names: str) -> Path:
-    """Return the path of the folder for stored files, or of its subfolder `names`.
+    """Return the path of the state folder of `helexa up`, or of its subfolder `names`.
 
     It may not exist.
 
@@ -40,7 +40,7 @@ def state_path(*names: str) -> Path:
 
 
 def state_folder(*names: str) -> Path:
-    """Return the folder for stored files (see `state_path`).
+    """Return the state folder of `helexa up` (see `state_path`).
 
     Missing folders are created with mode 0700.
 
@@ -72,7 +72,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write `text` to a file that only this user can read."""
+    """Write `text` to a file in the state folder that only this user can read."""
     path.unlink(missing_ok=True)  # an existing file would keep its permissions
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
@@ -87,7 +87,7 @@ _SHORTEST = 8
 
 
 def configured_key(option: str | None, file: Path | None, environ: Mapping[str, str]) -> str | None:
-    """Return the API key of the option, file or variable, or None.
+    """Return the API key of `helexa up`: of the option, file or variable, or None.
 
     Raises:
         CommandError: there are an option and a file, the file cannot be read, or the key is invalid.
@@ -116,7 +116,7 @@ def _checked(text: str, name: str) -> str:
 
 
 def generated_key(folder: Path) -> str:
-    """Return the API key that is stored in `folder`.
+    """Return the API key of `helexa up` that is stored in `folder`.
 
     If there is none, generate and store a key.
 
@@ -153,7 +153,7 @@ MAX_BYTES = 10_000_000
 
 
 def log_files(folder: Path, log_folder: Path) -> dict[str, Path]:
-    """Return the log files in `log_folder` by server.
+    """Return the log files of `helexa up` in `log_folder`, by server.
 
     Links in the state folder `folder` of `helexa up` name them.
     """
@@ -169,7 +169,7 @@ def log_files(folder: Path, log_folder: Path) -> dict[str, Path]:
 
 
 def limit_size(log: Path) -> None:
-    """Move a log file to `NAME.1` if it is larger than `MAX_BYTES`.
+    """Move a log file of `helexa up` to `NAME.1` if it is larger than `MAX_BYTES`.
 
     The server keeps the file open and appends to it. Lines that it writes during the copy are lost.
     """

@@ -20,15 +20,15 @@ from helexa.cortex.api.listings import node_entries
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.forwarding.request import read_json_body
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.ledger.activity import Budget
-from helexa.cortex.routes.access import admin, holder, method_route, visible_account
+from helexa.cortex.ledger.budgets import Budget
+from helexa.cortex.routes.access_and_errors import admin, holder, method_route, visible_account
 from helexa.http.responses import JsonResponse
 
 MAX_WAIT_SECS = 600.0
 
 
 async def list_keys(request: Request) -> Response:
-    """Respond with keys and their spent tokens, without secrets: config's keys first.
+    """`GET /api/keys`: respond with keys and spent tokens, config's keys first.
 
     An admin gets all keys, and a user gets the keys of the user's account.
     """
@@ -41,7 +41,7 @@ async def list_keys(request: Request) -> Response:
 
 
 async def create_key(request: Request) -> Response:
-    """Create a key, and respond with it. Only this response contains the key's secret."""
+    """`POST /api/keys`: create a key; only this response contains its secret."""
     gateway = _gateway(request)
     new_key = NewKey.parse(await read_json_body(request.receive, request.scope["headers"]))
     if new_key.expires_at is not None and new_key.expires_at <= time.time():
@@ -57,7 +57,7 @@ async def create_key(request: Request) -> Response:
 
 
 async def change_key(request: Request) -> Response:
-    """Change the limits of a key from the next request on, and respond with the key."""
+    """`PATCH /api/keys/...`: change a key's limits from the next request on."""
     gateway, key_id = _gateway(request), request.path_params["key_id"]
     key_change = KeyChange.parse(await read_json_body(request.receive, request.scope["headers"]))
     reject_static(gateway.authenticator.static, key_id)
@@ -67,7 +67,7 @@ async def change_key(request: Request) -> Response:
 
 
 async def revoke_key(request: Request) -> Response:
-    """Revoke a key, and respond with it. Running requests of the key continue."""
+    """`DELETE /api/keys/...`: revoke a key; its running requests continue."""
     gateway, key_id = _gateway(request), request.path_params["key_id"]
     # A key of cortex.toml would come back with the next start, so it must be removed there.
     reject_static(gateway.authenticator.static, key_id)
@@ -96,23 +96,23 @@ def _json(key: Key, source: str, budget: Budget) -> dict[str, Any]:
 
 
 async def list_nodes(request: Request) -> Response:
-    """Respond with the state of every node."""
+    """`GET /api/nodes`: respond with the state of every node."""
     gateway: Gateway = request.app.state.gateway
     return JsonResponse({"nodes": list(node_entries(gateway.fleet.view(), gateway.lifecycle.loads()).values())})
 
 
 async def cordon_node(request: Request) -> Response:
-    """Send no more requests and loads to a node. Running requests continue."""
+    """`POST /api/nodes/.../cordon`: send no more requests and loads to a node."""
     return _cordon(request, True)
 
 
 async def uncordon_node(request: Request) -> Response:
-    """Send requests and loads to a node again."""
+    """`POST /api/nodes/.../uncordon`: send requests and loads to a node again."""
     return _cordon(request, False)
 
 
 async def drain_node(request: Request) -> Response:
-    """Cordon a node, and wait until its requests and loads have ended.
+    """`POST /api/nodes/.../drain`: cordon a node, and wait for its requests.
 
     Only requests and loads of this gateway are considered. The response is sent after `wait_secs` seconds at the latest
     (query parameter, default and maximum 600). It contains the number of requests and loads that still run. The node
@@ -147,7 +147,7 @@ def node_not_found(name: str) -> ApiError:
 
 
 def read_wait_secs(request: Request) -> float:
-    """Return the query parameter `wait_secs`, or `MAX_WAIT_SECS` if it is absent."""
+    """Return a node request's query parameter `wait_secs`, or `MAX_WAIT_SECS`."""
     text = request.query_params.get("wait_secs")
     if text is None:
         return MAX_WAIT_SECS
@@ -190,7 +190,7 @@ async def create_invitation(request: Request) -> Response:
 
 
 async def join_node(request: Request) -> Response:
-    """Add the node that sent the request. The token in the body authorizes it."""
+    """`POST /api/join`: add the node that sent the request, by its token."""
     gateway: Gateway = request.app.state.gateway
     body = await NodeJoin.read(request)
     peer = request.client.host if request.client is not None else ""
@@ -204,7 +204,7 @@ async def join_node(request: Request) -> Response:
 
 
 async def remove_node(request: Request) -> Response:
-    """Remove a node that joined. Its running requests continue."""
+    """`DELETE /api/nodes/...`: remove a joined node; its requests continue."""
     gateway: Gateway = request.app.state.gateway
     name = request.path_params["name"]
     if not await gateway.node_store.remove(name):

@@ -119,7 +119,7 @@ class GroupwiseTensor:
 
 
 def joined(parts: Sequence[GroupwiseTensor]) -> GroupwiseTensor:
-    """Return the matrix with the rows of all `parts`, which have the same format."""
+    """Return a quantized matrix with the rows of all `parts`, of one format."""
     if len(parts) == 1:
         return parts[0]
     minima = [part.minimum for part in parts if part.minimum is not None]

@@ -3,7 +3,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from helexa.core.fleet import Cost, Discovery, Health, Limit, ModelInfo, ModelSpec, Record, Servable
+from helexa.core.node_reports import Cost, Discovery, Health, Limit, ModelInfo, ModelSpec, Record, Servable
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cortex.anthropic.conversation_node import COMPLETION, STREAM
 from cortex.anthropic.openai_stream import DONE, call_delta, calls, delta, event, finish, text_chunk, usage
 from helexa.core.errors import ApiError, overloaded
-from helexa.cortex.ollama.answer import MAX_BUFFERED_CHARS, Answer, AnswerStream, complete_answer, embeddings_answer
+from helexa.cortex.ollama.reply import MAX_BUFFERED_CHARS, Answer, AnswerStream, complete_answer, embeddings_answer
 from helexa.cortex.ollama.to_openai import Translation
 from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.upstream.usage_meter import Meter

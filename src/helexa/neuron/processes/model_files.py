@@ -1,13 +1,17 @@
-"""Threads that read model files from file systems that may never respond."""
+"""Locks of model files in use or in download, and threads that read slow files."""
 
-import asyncio
 import contextvars
+import fcntl
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from helexa.core.errors import HelexaError, service_unavailable
+
+_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK  # without waiting, if the file is a FIFO
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,6 +39,8 @@ class FileThreads:
             ApiError: status 503: all threads are in use.
             HelexaError: the function has not returned within the time limit.
         """
+        import asyncio  # engines, which lock model files, do not need it
+
         if self._running >= self._limit:
             raise service_unavailable(
                 f"{self._limit} loads already read files; check that the file systems of the models respond",
@@ -72,3 +78,43 @@ class FileThreads:
             return outcome.result()
         finally:
             outcome.cancel()
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take an exclusive lock on a file; return False if another process has a lock.
+
+    On file systems without locks, return True. On NFS, the descriptor must be writable.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def mark_used(model: Path) -> None:
+    """Take a shared lock on a model's file or folder until this process ends.
+
+    On file systems without locks, the function does nothing.
+    """
+    with suppress(OSError):
+        # The descriptor stays open. The lock is released when the process ends.
+        descriptor = os.open(model, os.O_RDONLY | _FLAGS)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def is_used(model: Path) -> bool:
+    """Return whether an engine process has locked a model with `mark_used`."""
+    try:
+        try:
+            descriptor = os.open(model, os.O_RDWR | _FLAGS)  # NFS locks only writable descriptors exclusively
+        except OSError:  # a folder, or a file that this user cannot write
+            descriptor = os.open(model, os.O_RDONLY | _FLAGS)
+    except OSError:
+        return False
+    try:
+        return not try_lock(descriptor)
+    finally:
+        os.close(descriptor)

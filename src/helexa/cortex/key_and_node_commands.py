@@ -13,17 +13,17 @@ from cyclopts import Parameter
 from pydantic import ValidationError
 
 from helexa.core import catalog
+from helexa.core.address import is_loopback
 from helexa.core.catalog import Catalog
 from helexa.core.display import printable, text_table
 from helexa.core.errors import ConfigError, HelexaError, UsageError
 from helexa.cortex.access.keys import Key, NewKey, key_json, reject_static, static_keys
 from helexa.cortex.api.admin_requests import NewInvitation
 from helexa.cortex.config import CortexConfig, load
-from helexa.cortex.ledger.activity import budget
+from helexa.cortex.ledger.budgets import budget
 from helexa.cortex.ledger.keys_and_nodes import KeyStore, NodeStore
 from helexa.cortex.ledger.storage import open_database
 from helexa.cortex.ledger.storage.database import Database
-from helexa.http.headers import is_loopback
 
 T = TypeVar("T")
 Config = Annotated[Path, Parameter(name=["--config", "-c"])]
@@ -53,7 +53,7 @@ _NODE_HEADINGS = ("NODE", "ENDPOINT", "KIND", "SOURCE", "JOINED")
 
 
 def with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]]) -> T:
-    """Open the configured ledger, and return the result of `work`."""
+    """Open the ledger for a command, and return the result of `work`."""
 
     async def run_with_database() -> T:
         database = await open_database(settings.ledger.url.get_secret_value())
@@ -67,7 +67,7 @@ def with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]]
 
 
 def ledger_name(settings: CortexConfig) -> str:
-    """Return the location of the ledger's database as text, without the password."""
+    """Return a command's text for the ledger's database, without the password."""
     url = settings.ledger.url.get_secret_value()
     if url.startswith("sqlite:"):
         return f"the ledger {Path(url.removeprefix('sqlite:')).absolute()}"
@@ -76,7 +76,7 @@ def ledger_name(settings: CortexConfig) -> str:
 
 
 def parse_duration(text: str) -> int:
-    """Parse a duration such as `15m`, and return its number of seconds.
+    """Parse a duration in a command such as `15m`; return its number of seconds.
 
     Raises:
         UsageError: the text is not a duration.
@@ -88,7 +88,7 @@ def parse_duration(text: str) -> int:
 
 
 def duration_text(seconds: float) -> str:
-    """Format `seconds` as a duration such as `15m`, in the largest whole unit."""
+    """Format `seconds` for a command as a duration such as `15m`."""
     whole_seconds = round(seconds)
     unit = next((unit for unit, size in _UNITS.items() if whole_seconds and whole_seconds % size == 0), "s")
     return f"{whole_seconds // _UNITS[unit]}{unit}"
