@@ -14,13 +14,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeGuard, TypeVar, overload
 
-import numpy as np
-
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
 from helexa.neuron.weights.model_file import open_model_file
 
+# The server of a node imports this module, but reads no header and imports no numpy.
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 _MAGIC = b"GGUF"
@@ -277,6 +277,8 @@ class _HeaderReader:
 
     def _strings(self, count: int) -> StringArray:
         """Return the next `count` strings without decoding them."""
+        import numpy as np
+
         # Only their lengths are read, because a vocabulary has up to a million strings.
         start = self._position
         parts: list[NDArray[np.int64]] = []
@@ -295,6 +297,8 @@ class _HeaderReader:
 
     def _ends(self, count: int) -> "NDArray[np.int64]":
         """Return the positions after the next `count` strings, at least one."""
+        import numpy as np
+
         unpack, position, ends = struct.Struct("<Q").unpack_from, self._position, list[int]()
         while len(ends) < count:
             data = self._data
@@ -349,6 +353,8 @@ def _ends_of_short_strings(data: bytearray, position: int) -> "NDArray[np.int64]
     The length of a string with 1 to 255 bytes ends with seven zero bytes, which texts hardly ever have. So the lengths
     are found all at once instead of one after the other, in a tenth of the time.
     """
+    import numpy as np
+
     count = min(len(data) - position, _WINDOW) - 7
     if count <= 0:
         return np.empty(0, np.int64)
