@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.gguf import header as gguf_header
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.ggml_type import GgmlType
 from helexa.neuron.weights.gguf.header import StringArray
@@ -158,6 +159,30 @@ def test_strings_are_found_beside_empty_long_and_zero_ones(write_gguf: WriteGguf
     assert metadata["a.words"] == words
     assert metadata["a.words"].some([0, 7, 29_999]) == [words[0], words[7], words[-1]]
     assert metadata["a.last"] == "end"
+
+
+def test_short_arrays_and_strings_that_are_not_recognized_are_hardly_searched(
+    write_gguf: WriteGguf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search takes 0.1 ms. With one for each string, a small file delayed all reads of a folder for seconds."""
+    searches = 0
+
+    def counted(data: bytearray, position: int) -> Any:
+        nonlocal searches
+        searches += 1
+        return search(data, position)
+
+    search = gguf_header._ends_of_short_strings
+    monkeypatch.setattr(gguf_header, "_ends_of_short_strings", counted)
+    single, empty = [["word"]] * 1000, [[""] * 1500] * 20
+    path = write_gguf(
+        "llama",
+        {"one": np.zeros(8, np.float32)},
+        lambda writer: (writer.add_array("a.single", single), writer.add_array("a.empty", empty)),
+    )
+    metadata = GgufFile.open(path).metadata
+    assert (metadata["a.single"], metadata["a.empty"]) == (single, empty)
+    assert searches < 50
 
 
 def test_string_that_is_not_utf8_is_rejected_when_the_array_is_read(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ _MAX_ALIGNMENT = 1 << 16
 
 _FIRST_READ = 1 << 16
 _WINDOW = 1 << 16  # bytes of short strings that are looked at together
-_FEW = 64  # strings; for fewer, the search takes longer than reading their lengths
+_FEW = 1024  # strings; for fewer, the search takes longer than reading their lengths
 _TRUNCATED = "truncated; download the file again"
 
 _T = TypeVar("_T")
@@ -164,6 +164,7 @@ class _HeaderReader:
         # Limits of all arrays together, so that many arrays cannot exhaust memory either.
         self._elements_left = _MAX_ARRAY_ELEMENTS
         self._arrays_left = _MAX_ARRAYS
+        self._one_by_one = 1  # number of strings whose lengths are read before the next search for short strings
         self._where = "header"
 
     def parse(self) -> GgufHeader:
@@ -282,13 +283,13 @@ class _HeaderReader:
         # Only their lengths are read, because a vocabulary has up to a million strings.
         start = self._position
         parts: list[NDArray[np.int64]] = []
-        one_by_one = 1
         while count:
-            found = _ends_of_short_strings(self._data, self._position)[:count]
-            if len(found) < _FEW:
-                # More each time, because an array can consist of strings that are not recognized.
-                found = self._ends(min(one_by_one, count))
-                one_by_one *= 2
+            searches = count >= _FEW
+            found = _ends_of_short_strings(self._data, self._position)[:count] if searches else self._ends(count)
+            if searches and len(found) < _FEW:
+                # More each time, because many arrays can consist of strings that are not recognized.
+                found = self._ends(min(self._one_by_one, count))
+                self._one_by_one *= 2
             self._position = int(found[-1])
             parts.append(found - start)
             count -= len(found)
