@@ -26,8 +26,8 @@ from helexa.neuron.engine.ipc.messages import Logprob, TokenOutput
 from helexa.neuron.events import Started
 from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
+from helexa.neuron.routes.answer_formats import Projector
 from helexa.neuron.routes.chat import ChatProjector
-from helexa.neuron.routes.projector import Projector
 from helexa.neuron.routes.responses import ResponseProjector
 from helexa.neuron.text.model_text import ModelText
 

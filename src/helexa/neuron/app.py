@@ -31,7 +31,7 @@ from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.middleware import AccessGuard, Interim, RequestMiddleware
 from helexa.neuron.processes.sandbox import end_sandboxes
 from helexa.neuron.requests.metrics import Metrics, NodeCollector
-from helexa.neuron.requests.request_record import UsageRecords
+from helexa.neuron.requests.request_and_run_records import UsageRecords
 from helexa.neuron.routes import chat, completions, management, responses, status, tokens_and_embeddings
 from helexa.neuron.routes.request_and_reply import HANDLERS
 from helexa.neuron.routes.status import HealthMonitor

@@ -19,9 +19,9 @@ from helexa.http import headers
 from helexa.http.headers import Headers, host_and_origin, is_reserved_name, is_same_origin, without_port
 from helexa.http.request_cycle import INTERIM
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.requests import request_record
+from helexa.neuron.requests import request_and_run_records
 from helexa.neuron.requests.metrics import Metrics
-from helexa.neuron.requests.request_record import RequestRecord, UsageRecords
+from helexa.neuron.requests.request_and_run_records import RequestRecord, UsageRecords
 from helexa.neuron.routes.request_and_reply import error_response, log_error_response
 
 log = logging.getLogger("helexa.neuron.requests")
@@ -61,9 +61,9 @@ class RequestMiddleware:
         request_id.set(new_id)
         record = RequestRecord(scope["method"], scope["path"])
         if record.method == "POST":  # GET requests are polls
-            record.prefix_key = request_record.prefix_key(scope["headers"])
+            record.prefix_key = request_and_run_records.prefix_key(scope["headers"])
             record.span = tracing.server_span(f"{record.method} {record.path}", scope["headers"])
-        request_record.begin(record)
+        request_and_run_records.begin(record)
         usage_id = self._usage.begin(scope["headers"])
 
         async def sending(message: Message) -> None:

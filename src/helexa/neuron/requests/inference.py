@@ -19,7 +19,7 @@ from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.requests.output_constraint import Constraint, chat_constraint, schemas_of
 from helexa.neuron.requests.prompt import NO_IMAGES, PartAt, PromptImages, cache_miss, chat_prompt, log_prompt
-from helexa.neuron.requests.request_record import RunRecorder, current
+from helexa.neuron.requests.request_and_run_records import RunRecorder, current
 
 if TYPE_CHECKING:  # pydantic models, which private engines need only for some requests
     from helexa.core.wire.openai_chat import ChatRequest

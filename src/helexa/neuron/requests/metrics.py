@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from helexa.core.node_reports import Health, ModelInfo, ModelLoad
-from helexa.neuron.requests.request_record import RequestRecord, RunRecord
+from helexa.neuron.requests.request_and_run_records import RequestRecord, RunRecord
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -220,7 +220,7 @@ def cache_miss(
 
 
 def invalid_image(message: str, param: str) -> ApiError:
-    """Return the 400 error for an image that cannot be used."""
+    """Return the 400 error for an image in a prompt that cannot be used."""
     return ApiError(400, "invalid_image", message, param=param)
 
 

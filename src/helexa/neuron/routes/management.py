@@ -38,7 +38,7 @@ from helexa.neuron.lifecycle.load_preparation import CudaUnavailableError
 from helexa.neuron.lifecycle.local_inventory import LocalInventory
 from helexa.neuron.lifecycle.pulls import Pulls
 from helexa.neuron.lifecycle.registry import Registry
-from helexa.neuron.requests.request_record import current
+from helexa.neuron.requests.request_and_run_records import current
 from helexa.neuron.routes.request_and_reply import (
     KEEP_ALIVE_SECONDS,
     STREAM_HEADERS,

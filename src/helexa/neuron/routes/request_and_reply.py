@@ -20,8 +20,8 @@ from helexa.core.sse import KEEP_ALIVE
 from helexa.http.headers import require_json
 from helexa.http.process import OUT_OF_DESCRIPTORS
 from helexa.neuron.events import Failed, InferenceEvent
-from helexa.neuron.requests.request_record import current
-from helexa.neuron.routes.projector import Projector
+from helexa.neuron.requests.request_and_run_records import current
+from helexa.neuron.routes.answer_formats import Projector
 
 MAX_BODY_BYTES = 64 << 20
 
@@ -47,7 +47,7 @@ _INCLUDE_USAGE, _PROMPT = "x-helexa-include-usage", "prompt"
 
 
 async def read_json(request: Request) -> bytes:
-    """Return the unparsed body after checks of content type and size.
+    """Return a request's unparsed body after checks of content type and size.
 
     Raises:
         ApiError: status 415: the content type is not JSON, or the body is compressed. 413: the body is larger than
@@ -77,7 +77,7 @@ def _too_large() -> ApiError:
 
 
 def principal_of(request: Request) -> str:
-    """Return the principal's name: a hash of the gateway's account and key.
+    """Return the name of a request's principal: a hash of account and key.
 
     The result is empty if the request lacks these headers. Each principal gets a fair share of the engine, and by
     default its own prefix cache.
@@ -199,20 +199,20 @@ class RunResponse:
 
 
 async def disconnected(receive: Receive) -> None:
-    """Wait until the client of the ASGI function `receive` disconnects."""
+    """Wait until the client of a request (ASGI `receive`) disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def error_response(error: ApiError) -> Response:
-    """Return the HTTP response for `error`: status, headers and JSON body."""
+    """Return the reply to a request that failed with `error`: status, JSON body."""
     return Response(
         orjson.dumps(error.envelope()), error.status, headers=error.headers(), media_type="application/json"
     )
 
 
 def log_error_response(path: str, error: ApiError) -> None:
-    """Log one line about `error`, and add it to the request's record."""
+    """Log one line about a reply with `error`, and add it to the record."""
     current().error_codes.append(error.code or "internal")
     facts = {"path": path, "status": error.status, "type": error.type, "code": error.code, "detail": str(error)}
     tell(logger, logging.WARNING, "refused", **facts | error.extras)
@@ -226,14 +226,14 @@ async def on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def on_model_file_error(request: Request, error: Exception) -> Response:
-    """Return the response for a text that the model's tokenizer rejects."""
+    """Return the reply to a text that the model's tokenizer rejects."""
     api_error = ApiError(422, "tokenization_failed", str(error))
     log_error_response(request.url.path, api_error)
     return error_response(api_error)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """Return the response for an unknown path or an unsupported method."""
+    """Return the reply to a request with an unknown path or method."""
     assert isinstance(error, HTTPException)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     api_error = ApiError(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
@@ -244,7 +244,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def descriptor_shortage(error: BaseException) -> ApiError | None:
-    """Return the error response for a lack of file descriptors, else None."""
+    """Return the reply for a lack of file descriptors, else None."""
     if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
         return overloaded("the node has no file descriptors left; try again", 1)
     return None
@@ -260,7 +260,7 @@ async def on_os_error(request: Request, error: Exception) -> Response:
 
 
 async def on_unexpected(request: Request, error: Exception) -> Response:
-    """Log an unexpected exception, and return status 500 without details."""
+    """Log an unexpected exception, and reply with status 500 without details."""
     current().error_codes.append("internal")
     tell(logger, logging.ERROR, "failed", path=request.url.path, error=type(error).__name__)
     return error_response(internal_error())

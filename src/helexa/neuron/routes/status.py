@@ -21,7 +21,7 @@ from helexa.neuron.lifecycle.activation import Activation
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.metrics import TEXT_FORMAT
-from helexa.neuron.requests.request_record import UsageRecords
+from helexa.neuron.requests.request_and_run_records import UsageRecords
 
 WAIT_SECONDS = 8.0
 
@@ -99,7 +99,7 @@ async def get_usage(request: Request) -> Response:
 
 
 class LimitEntry(TypedDict):
-    """Maximum number of tokens of a model: context length, input and output.
+    """In `/v1/models`: maximum number of tokens of a model, its input and output.
 
     Unknown limits are absent.
     """
@@ -164,7 +164,7 @@ def model_entry(info: ModelInfo, created: int) -> ModelEntry:
 
 
 def model_list(entries: list[ModelEntry]) -> ModelList:
-    """Return the response body with the given list entries."""
+    """Return the body of `GET /v1/models` with the given list entries."""
     return ModelList(object="list", data=entries)
 
 

@@ -157,7 +157,7 @@ async def test_wait_for_admission_is_not_prefill_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, leaves: bool, figures: str
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("helexa.neuron.requests.request_record.time", clock)
+    monkeypatch.setattr("helexa.neuron.requests.request_and_run_records.time", clock)
     one_seat = TorchConfig(admission=AdmissionConfig(max_in_flight=1))
     other = scripted_model(endless("one two three"))
     model = ServedModel(other.id, other.spec, other.text, other.engine, one_seat)
@@ -176,7 +176,7 @@ async def test_wait_for_admission_is_not_prefill_time(
 
 async def test_prefill_rate_is_measured_only_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("helexa.neuron.requests.request_record.time", clock)
+    monkeypatch.setattr("helexa.neuron.requests.request_and_run_records.time", clock)
 
     async def script(message: Generate, say: Say) -> None:
         clock.now = 100.0  # as if the request had waited

@@ -51,7 +51,7 @@ class RunRecord:
 
 @dataclass
 class RequestRecord:
-    """One HTTP request and its response."""
+    """The record of one HTTP request and its response."""
 
     method: str = ""
     path: str = ""
@@ -73,7 +73,7 @@ _current: ContextVar[RequestRecord | None] = ContextVar("request_record", defaul
 
 
 def begin(record: RequestRecord) -> None:
-    """Make `record` the record that `current` returns in this task."""
+    """Make `record` the request record that `current` returns in this task."""
     _current.set(record)
 
 

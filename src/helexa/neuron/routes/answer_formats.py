@@ -26,7 +26,7 @@ from helexa.neuron.events import (
 
 
 class Projector(Protocol):
-    """Converts the output events of a run to one API format. Projectors do no I/O.
+    """Converts the output events of a run to the answer in one API format.
 
     For a stream, the caller passes every event to `frames`. Otherwise it passes every event to `take` and then calls
     `body`.
@@ -46,7 +46,7 @@ class Projector(Protocol):
 
 
 class OpenAIProjector(ABC):
-    """Base class of the projectors for OpenAI's chat completions and text completions."""
+    """Base class of the projectors to OpenAI's formats of chat and text completions."""
 
     id_prefix: str
 
