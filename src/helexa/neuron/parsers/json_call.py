@@ -63,12 +63,23 @@ def add_call(output: Output, name: str, arguments: str) -> bool:
 
 
 def read_calls(
-    source: Source, output: Output, ends: Markers = NO_MARKERS, *, known: bool = False, name_key: str = "name"
+    source: Source,
+    output: Output,
+    ends: Markers = NO_MARKERS,
+    *,
+    known: bool = False,
+    name_key: str = "name",
+    in_list: bool = False,
+    in_fence: bool = False,
 ) -> Reading[None]:
     """Parse one or several tool calls that are JSON objects.
 
-    The calls may be in a list or in a code fence. Surplus closing braces after each call are dropped. The arguments are
-    those of `read_call`.
+    The calls may be in a list or in a code fence, which are repaired mistakes unless the format has them. Surplus
+    closing braces after each call are dropped. Other arguments are those of `read_call`.
+
+    Args:
+        in_list: whether the calls of the format are in a list.
+        in_fence: whether the calls of the format are in a code fence.
 
     Raises:
         NotACall: the text is not a tool call, as in `read_call`.
@@ -90,9 +101,9 @@ def read_calls(
         if (yield from source.marker(ending)):
             source.settle()
             yield from source.space()
-    if listed or (calls > 1 and not separator):
+    if not in_list if listed else calls > 1 and not separator:
         output.repairs.add("several_objects")
-    if fenced:
+    if fenced and not in_fence:
         output.repairs.add("code_fence")
 
 

@@ -78,6 +78,7 @@ def test_calls_with_mistakes_are_repaired(format_name: str):
         assert parse(format_name, list(output.text))[0] == whole, output
         assert parse(format_name, pieces_at(output.text, cuts))[0] == whole, output
         assert not reader.call_is_open and not reader.broken, (output, whole)
+        assert output.mistake or not reader.repairs, (output, reader.repairs)
         read = [(event[1], strict_loads(event[2])) for event in whole if event[0] == "call"]
         assert read == output.calls, (output, whole)
         assert [event for event in whole if event[0] == "text"] == [], (output, whole)

@@ -40,9 +40,13 @@ class JsonCalls:
     """A format in which a marker begins a list of JSON calls.
 
     The list is `[{"name": ..., "arguments": {...}}, ...]`. The parser also accepts calls without the list, malformed
-    JSON that `read_calls` can repair, and a missing end marker. With `functools`, `functools[` may begin a list of
-    calls, too. `name_key` is the key of the tool's name. With `known`, only the names of tools in the request are
-    accepted, because the marker may begin ordinary text.
+    JSON that `read_calls` can repair, and a missing end marker.
+
+    Args:
+        functools: whether `functools[` may begin a list of calls, too.
+        name_key: key of the tool's name.
+        known: whether only the names of tools in the request are accepted, because the marker may begin ordinary text.
+        in_fence: whether a code fence encloses the list.
     """
 
     leading: tuple[str, ...] = ()
@@ -56,8 +60,10 @@ class JsonCalls:
         functools: bool = False,
         name_key: str = "name",
         known: bool = False,
+        in_fence: bool = False,
     ) -> None:
         self.name = name
+        self._in_fence = in_fence
         self._name_key = name_key
         self._known = known
         self.opener, self.closer = opener, closer
@@ -77,14 +83,24 @@ class JsonCalls:
         # The marker alone may be mentioned in text.
         if not (yield from source.upcoming(_JSON)):
             raise NotACall
-        yield from read_calls(source, output, self._ends, known=self._known, name_key=self._name_key)
+        yield from read_calls(
+            source,
+            output,
+            self._ends,
+            known=self._known,
+            name_key=self._name_key,
+            in_list=True,
+            in_fence=self._in_fence,
+        )
         yield from take_surplus(source)
         if (yield from source.marker(self._closes)) or source.empty or (yield from source.upcoming(self._opens)):
             source.settle()
 
 
 COHERE = JsonCalls("cohere", "<|START_ACTION|>", "<|END_ACTION|>", name_key="tool_name")
-COMMAND_R = JsonCalls("command_r", "Action:", name_key="tool_name", known=True)  # of 2024, before Command R7B
+COMMAND_R = JsonCalls(
+    "command_r", "Action:", name_key="tool_name", known=True, in_fence=True
+)  # of 2024, before Command R7B
 GRANITE = JsonCalls("granite", "<|tool_call|>")
 PHI4_MINI = JsonCalls("phi4_mini", "<|tool_call|>", "<|/tool_call|>", functools=True)
 NEMOTRON = JsonCalls("nemotron", "<TOOLCALL>", "</TOOLCALL>")
@@ -163,7 +179,7 @@ class Mistral:
         yield from source.marker(_TOOL_CALLS_MARKS)
         yield from source.space()
         if (yield from source.upcoming(_JSON)):
-            yield from read_calls(source, output, _TOOL_CALLS_MARKS)
+            yield from read_calls(source, output, _TOOL_CALLS_MARKS, in_list=True)
             if (yield from source.upcoming(_TOOL_CALLS_MARKS)) or source.empty:
                 source.settle()
         else:
