@@ -1,5 +1,6 @@
 """`helexa chat` with a prompt or piped text: the completion on stdout, everything else on stderr."""
 
+import select
 import signal
 import subprocess
 import sys
@@ -73,6 +74,7 @@ def test_open_stdin_without_text_is_noted(environ, gateway):
     command = [sys.executable, "-m", "helexa", "chat", "hi", "--url", gateway.url]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, env=environ, text=True, **pipes) as process:
+        assert select.select([process.stderr], [], [], 60)[0]
         assert "waiting for the end of the text on stdin" in process.stderr.readline()
         assert gateway.requests == []
         assert process.communicate("there", timeout=60) == ("Hello there!\n", "")
