@@ -6,7 +6,8 @@ HelexaError            base class; the message is one line
   SourceError          a model source cannot be resolved or downloaded
   DoesNotFitError      a model needs more memory than is free
   TensorParallelError  a model cannot be divided among the requested number of ranks
-  ModelFileError       a model file is corrupt, truncated or of an unsupported kind
+  ModelFileError       a model file is corrupt or truncated
+    UnsupportedModelError  a model has an unsupported architecture, format or setting
   ApiError             an HTTP error response: status, type, code, message, extras
 """
 
@@ -24,6 +25,9 @@ from helexa.core.display import printable
 MODEL_SLEEPING = "model_sleeping"  # code of the error for a model that cannot wake, because too little memory is free
 
 _MAX_CHARS = 1000
+
+# `ModelFileError.advice` for a file that the operating system cannot read
+UNREADABLE_FILE = "check the permissions of the file, and its disk"
 
 # Extras that belong to one package: the package below `helexa` has the same name as its extra.
 _EXTRAS = ("acp", "bench", "neuron")
@@ -90,12 +94,30 @@ class TensorParallelError(HelexaError):
 
 
 class ModelFileError(HelexaError):
-    """A model file is corrupt, truncated or unsupported."""
+    """A model file is corrupt, truncated or unsupported.
 
-    # The message may quote the file's content, so it becomes one line of at most 1000 printable characters.
-    def __init__(self, message: str) -> None:
-        message = printable(message[: 2 * _MAX_CHARS])
-        super().__init__(message if len(message) <= _MAX_CHARS else f"{message[: _MAX_CHARS - 3]}...")
+    `problem` says what is wrong, `advice` what to do next; `str()` returns both. An empty `advice` is left out.
+    """
+
+    advice = "download the model again, or use another file of it"
+
+    # The problem may quote the file's content, so the message is one line of at most 1000 printable characters.
+    def __init__(self, problem: str, *, advice: str | None = None) -> None:
+        if advice is not None:
+            self.advice = advice
+        problem = printable(problem[: 2 * _MAX_CHARS])
+        space = _MAX_CHARS - len(f"; {self.advice}")
+        self.problem = problem if len(problem) <= space else f"{problem[: space - 3]}..."
+        super().__init__(self.problem)
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.advice}" if self.advice else self.problem
+
+
+class UnsupportedModelError(ModelFileError):
+    """A model has an architecture, format or setting that is not supported."""
+
+    advice = "use another model, or update helexa"
 
 
 class ApiError(HelexaError):

@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 
 from helexa.core import errors
@@ -57,5 +59,21 @@ def test_source_error_has_kind_and_details() -> None:
 
 
 def test_error_of_a_model_file_is_one_printable_line() -> None:
-    assert str(errors.ModelFileError("type 'a\n\x1b[31mb' is\tunknown")) == "type 'a [31mb' is unknown"
-    assert len(str(errors.ModelFileError("x" * 5000))) == 1000
+    error = errors.ModelFileError("type 'a\n\x1b[31mb' is\tunknown", advice="")
+    assert str(error) == "type 'a [31mb' is unknown"
+    long = str(errors.ModelFileError("x" * 5000))
+    assert len(long) == 1000
+    assert long.endswith("x...; download the model again, or use another file of it")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (errors.ModelFileError("a is 1"), "a is 1; download the model again, or use another file of it"),
+        (errors.UnsupportedModelError("a is 1"), "a is 1; use another model, or update helexa"),
+        (errors.ModelFileError("a is 1", advice="set a to 2"), "a is 1; set a to 2"),
+    ],
+)
+def test_error_of_a_model_file_says_what_to_do(error: errors.ModelFileError, message: str) -> None:
+    assert str(error) == str(pickle.loads(pickle.dumps(error))) == message
+    assert error.problem == "a is 1"

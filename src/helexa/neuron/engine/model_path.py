@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import UNREADABLE_FILE, ModelFileError
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.weights.gguf.files import part_names
@@ -47,7 +47,7 @@ class ModelPath:
         for candidate in candidates:
             if candidate.exists():
                 return candidate
-        raise ModelFileError(f"no such file or folder: {self.absolute}; copy the model to this host")
+        raise ModelFileError(f"no such file or folder: {self.absolute}", advice="copy the model to this host")
 
 
 def _relative(path: Path, folder: Path | None) -> str | None:
@@ -81,7 +81,9 @@ def model_digest(model: Path) -> str:
             return stored.read_text()
         digest = _digest(files)
     except OSError as error:
-        raise ModelFileError(f"{model.name}: cannot be read: {error.strerror or error}") from None
+        raise ModelFileError(
+            f"{model.name}: cannot be read: {error.strerror or error}", advice=UNREADABLE_FILE
+        ) from None
     with suppress(OSError):  # if the cache cannot be written, the next load reads the files again
         stored.parent.mkdir(parents=True, exist_ok=True)
         # Another process must not read a digest that is only partly written.

@@ -4,7 +4,7 @@ import logging
 import selectors
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -47,8 +47,8 @@ from helexa.neuron.tensors import Tensor
 
 _log = logging.getLogger("helexa.neuron.engine")
 _CONNECT_SECONDS = 10.0
-_ERRORS: dict[str, type[HelexaError]] = {
-    "model_file": ModelFileError,
+_ERRORS: dict[str, Callable[[str], HelexaError]] = {
+    "model_file": partial(ModelFileError, advice=""),  # the message contains the advice
     "device": DeviceError,
     "does_not_fit": DoesNotFitError,
     "internal": HelexaError,
@@ -149,8 +149,8 @@ class RemoteStages:
             # Layers of different files would compute nonsense without an error.
             if reply.digest != digest:
                 raise ModelFileError(
-                    f"{self._model.name} on host {stage} ({reply.hostname}) differs from the file on host 0; "
-                    "copy the file from host 0"
+                    f"{self._model.name} on host {stage} ({reply.hostname}) differs from the file on host 0",
+                    advice="copy the file from host 0",
                 )
         return [reply.free for reply in opened]
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from contextvars import Context
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,10 @@ log = logging.getLogger(__name__)
 
 OVERLOADED = "overloaded"  # prefix of `TokenOutput.error` if the engine's waiting queue was full
 
-_LOAD_ERRORS = {"model_file": ModelFileError, "does_not_fit": DoesNotFitError}
+_LOAD_ERRORS: dict[str, Callable[[str], HelexaError]] = {
+    "model_file": partial(ModelFileError, advice=""),  # the message contains the advice
+    "does_not_fit": DoesNotFitError,
+}
 _ENDED = "the model was unloaded, or the node is shutting down"
 _LOAD_SECONDS = 600.0
 _STEP_SECONDS = 120.0
@@ -329,7 +333,8 @@ class EngineClient:
         if self._child.ended_by_bad_read:
             raise ModelFileError(
                 "a model file or its packed weights (see `helexa cache`) was truncated while it was loaded, or the "
-                "disk cannot be read; load the model again, and download it again if this fails"
+                "disk cannot be read",
+                advice="load the model again, and download it again if this fails",
             )
         raise HelexaError(f"{self._child.ending()} while loading the model; see the node's log")
 

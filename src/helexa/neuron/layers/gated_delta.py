@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.layers.block import Step
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.short_convolution import require_window
@@ -51,7 +51,9 @@ class GatedDeltaNet:
         ops, heads_per_key = loader.ops, heads // key_heads
         self.state_bytes = ops.state_bytes(sizes)
         if self.state_bytes > _LARGEST_STATE:
-            raise ModelFileError(f"{heads} heads of {key_dim} by {value_dim} make a state of {self.state_bytes} bytes")
+            raise UnsupportedModelError(
+                f"{heads} heads of {key_dim} by {value_dim} make a state of {self.state_bytes} bytes"
+            )
         mixed_width = 2 * key_heads * key_dim + heads * value_dim  # rows of the queries, keys and values of all ranks
         mixed = (
             keys.times(key_dim, 0, mixed_width),

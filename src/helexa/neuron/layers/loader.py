@@ -126,7 +126,8 @@ class Loader:
         shares = Shares.split(total, self.ranks, self.ops.ranks.rank, LANES)
         if not all(map(len, shares.ranges)):
             raise ModelFileError(
-                f"{total} outputs in blocks of {LANES} cannot be divided among {self.ranks} ranks; use fewer ranks"
+                f"{total} outputs in blocks of {LANES} cannot be divided among {self.ranks} ranks",
+                advice="use fewer ranks",
             )
         return shares
 

@@ -2,7 +2,7 @@
 
 import math
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.layers.block import Step
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.short_convolution import conv_weights, require_window
@@ -105,6 +105,6 @@ def _check(sizes: ScanSizes) -> None:
         raise ModelFileError(f"{sizes.heads} Mamba-2 heads cannot share {sizes.groups} groups of keys and queries")
     require_window(sizes.kernel)
     if sizes.state_bytes > _LARGEST_STATE:
-        raise ModelFileError(
+        raise UnsupportedModelError(
             f"{sizes.heads} heads of {sizes.state_dim} by {sizes.head_dim} make a state of {sizes.state_bytes} bytes"
         )

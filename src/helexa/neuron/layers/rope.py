@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron import tensors
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.operators import QueryTemperature
@@ -23,7 +23,9 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     older, current = (_object(config, key) for key in ("rope_scaling", "rope_parameters"))
     scaling = {**current, **older}
     if any(isinstance(value, Mapping) for value in scaling.values()):
-        raise ModelFileError(f"config: 'rope_parameters' of {', '.join(scaling)}, expected the same for all layers")
+        raise UnsupportedModelError(
+            f"config: 'rope_parameters' of {', '.join(scaling)}, expected the same for all layers"
+        )
     return {
         **scaling,
         "rope_type": _type(older) or _type(current) or "default",
@@ -87,7 +89,7 @@ class Rope:
         elif rope_type == "longrope":
             frequencies, self._factor = _longrope(frequencies, settings, trained_context, served_context)
         elif rope_type != "default":
-            raise ModelFileError(
+            raise UnsupportedModelError(
                 f"rope scaling '{rope_type}' is not supported; supported: default, linear, llama3, longrope, "
                 "proportional, yarn"
             )

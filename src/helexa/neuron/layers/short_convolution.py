@@ -1,6 +1,6 @@
 """Gated short convolution, the mixer of LFM2, with a recurrent state."""
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import UnsupportedModelError
 from helexa.neuron.layers.block import Step
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.ops.convolution import MOST_TOKENS, ConvSizes, ConvWeights
@@ -44,7 +44,9 @@ class GatedShortConvolution:
 def require_window(kernel: int) -> None:
     """Raise a ModelFileError unless a convolution over `kernel` tokens is supported."""
     if not 2 <= kernel <= MOST_TOKENS:
-        raise ModelFileError(f"a convolution over {kernel} tokens is not supported, only over 2 to {MOST_TOKENS}")
+        raise UnsupportedModelError(
+            f"a convolution over {kernel} tokens is not supported, only over 2 to {MOST_TOKENS}"
+        )
 
 
 def conv_weights(loader: Loader, name: str, width: int, kernel: int, ranges: tuple[RowRange, ...]) -> ConvWeights:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from jinja2 import TemplateError
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import UNREADABLE_FILE, ModelFileError
 from helexa.neuron.hardware.cpus import physical_cores
 from helexa.neuron.models import check_model_type
 from helexa.neuron.models.settings import Settings
@@ -135,7 +135,7 @@ def _checkpoint(folder: Path) -> _Files:
     check_model_type(str(config.get("model_type")))
     files = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("consolidated")]
     if not files:
-        raise ModelFileError(f"{folder.name}: no safetensors files; download the model again")
+        raise ModelFileError(f"{folder.name}: no safetensors files", advice="download the model again")
     counts = [tensor_sizes(file) for file in files]
     weights = sum(count * _UNPACKED_BYTES.get(kind, 1) for sizes in counts for kind, count in sizes.items())
     is_packed = any(kind in UNCOUNTED for sizes in counts for kind in sizes)
@@ -274,14 +274,16 @@ def tensor_sizes(path: Path) -> Counter[str]:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             header = parse_json(file.read(min(length, MAX_JSON_BYTES)), path)
     except OSError as error:
-        raise ModelFileError(f"{path.name}: cannot be read: {error.strerror or error}") from error
+        raise ModelFileError(
+            f"{path.name}: cannot be read: {error.strerror or error}", advice=UNREADABLE_FILE
+        ) from error
     for name, tensor in header.items():
         match tensor:
             case {"dtype": str(kind), "shape": [*shape]} if all(isinstance(size, int) for size in shape):
                 sizes[kind] += prod(shape)
             case _ if name != "__metadata__":
                 raise ModelFileError(
-                    f"{path.name}: tensor {name[:100]!r} has an invalid header entry; download the file again"
+                    f"{path.name}: tensor {name[:100]!r} has an invalid header entry", advice="download the file again"
                 )
             case _:
                 pass

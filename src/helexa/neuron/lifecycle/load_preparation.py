@@ -116,7 +116,9 @@ def _template(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ModelFileError(f"{file}: the chat template cannot be read: {reason}; correct chat_template") from None
+        raise ModelFileError(
+            f"{file}: the chat template cannot be read: {reason}", advice="correct chat_template"
+        ) from None
 
 
 def sees_images(path: Path, options: EngineOptions) -> bool:

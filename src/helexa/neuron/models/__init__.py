@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from helexa.neuron.models.decoder import Decoder
@@ -63,7 +63,9 @@ _CLASSES = {
 def check_model_type(model_type: str) -> None:
     """Raise a ModelFileError that lists the architectures unless `model_type` is one."""
     if model_type not in _CLASSES:
-        raise ModelFileError(f"unsupported architecture '{model_type}'; supported: {', '.join(sorted(_CLASSES))}")
+        raise UnsupportedModelError(
+            f"unsupported architecture '{model_type}'; supported: {', '.join(sorted(_CLASSES))}"
+        )
 
 
 def model_class(model_type: str) -> "type[Decoder]":

@@ -165,7 +165,10 @@ class Decoder:
         tied = self.settings.config.get("tie_word_embeddings")
         # Tied anyway, the model would answer nonsense.
         if tied is False and "lm_head.weight" not in self.loader:
-            raise ModelFileError("config: 'tie_word_embeddings' is false, but the tensor lm_head.weight is missing")
+            raise ModelFileError(
+                "config: 'tie_word_embeddings' is false, but the tensor lm_head.weight is missing",
+                advice="set it to true in config.json, or download the model again",
+            )
         tied = tied or "lm_head.weight" not in self.loader
         suppressed = self.settings.token_ids("suppress_tokens", self.vocab_size)
         cap = self.settings.soft_cap("final_logit_softcapping")

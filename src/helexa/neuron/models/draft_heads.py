@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron import tensors
 from helexa.neuron.layers.attention import Attention
 from helexa.neuron.layers.block import Mixer, Step
@@ -198,11 +198,11 @@ class EagleHead(DraftHead, Llama):
         nested = config.get("eagle_config")
         nested = nested if isinstance(nested, dict) else {}
         if nested.get("use_aux_hidden_state") is False:
-            raise ModelFileError("config: 'use_aux_hidden_state' is false, supported: true")
+            raise UnsupportedModelError("config: 'use_aux_hidden_state' is false, supported: true")
         # Some heads have these settings in `eagle_config`. Not all of them add a tensor that would be found unused.
         for name in _EAGLE_FLAGS & nested.keys():
             if nested[name] not in (None, False):
-                raise ModelFileError(f"config: '{name}' is {str(nested[name])[:40]}, supported: false")
+                raise UnsupportedModelError(f"config: '{name}' is {str(nested[name])[:40]}, supported: false")
         key = "eagle_aux_hidden_state_layer_ids"
         chosen, outputs = config.get(key), nested.get(key)
         if chosen is None and outputs is None:

@@ -15,7 +15,7 @@ A layer's forward pass, for rows x [T, H] of a batch, with the residual stream x
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron import tensors
 from helexa.neuron.layers.attention import Attention, QkNorms
 from helexa.neuron.layers.block import Block, GatedMlp, Mixer, Step
@@ -84,9 +84,13 @@ class Gemma4(Gemma3):
             full = {str(index) for index, kind in enumerate(types) if kind == "full_attention"}
             shapes = [*by_layer.values()]
             if {*by_layer} != full or any(shape != shapes[0] for shape in shapes):
-                raise ModelFileError("config: 'per_layer_config' is not the same for all layers with full attention")
+                raise UnsupportedModelError(
+                    "config: 'per_layer_config' is not the same for all layers with full attention"
+                )
             if odd := shapes[0].keys() - {"head_dim", "num_key_value_heads"}:
-                raise ModelFileError(f"config: 'per_layer_config' has {sorted(odd)[0]!r}, which is not supported")
+                raise UnsupportedModelError(
+                    f"config: 'per_layer_config' has {sorted(odd)[0]!r}, which is not supported"
+                )
             standard["global_head_dim"] = shapes[0].get("head_dim", standard["head_dim"])
             standard["num_global_key_value_heads"] = shapes[0].get("num_key_value_heads")
         elif not standard.get("attention_k_eq_v"):
@@ -111,7 +115,7 @@ class Gemma4(Gemma3):
         }
         super().prepare()
         if self.layer_types[-1] != "full_attention":
-            raise ModelFileError("config: the last of 'layer_types' must be 'full_attention'")
+            raise UnsupportedModelError("config: the last of 'layer_types' must be 'full_attention'")
         shared = settings.positive("num_kv_shared_layers") if settings.config.get("num_kv_shared_layers") else 0
         self._first_shared = settings.layers - shared
         self._sources = {kind: index for index, kind in enumerate(self.layer_types[: self._first_shared])}
@@ -131,7 +135,10 @@ class Gemma4(Gemma3):
         tokens = loader.vocab_size("model.embed_tokens")
         self._padding = padding if type(padding) is int and 0 <= padding < tokens else 0
         if not loader.stage.is_whole_model and (shared or width):
-            raise ModelFileError("models with per-layer embeddings or shared keys cannot be divided among hosts")
+            raise ModelFileError(
+                "models with per-layer embeddings or shared keys cannot be divided among hosts",
+                advice="load the model on one host",
+            )
 
     def attention_shapes(self) -> tuple[AttentionShape, ...]:
         """Return the shapes of sliding-window layers and of full-attention layers."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import UnsupportedModelError
 from helexa.neuron import tensors
 from helexa.neuron.layers.block import Mixer
 from helexa.neuron.layers.short_convolution import GatedShortConvolution
@@ -79,7 +79,7 @@ class Lfm2(Llama):
         """
         super().prepare()
         if "full_attention" not in self.layer_types:
-            raise ModelFileError("config: 'layer_types' must contain 'full_attention', but all are 'conv'")
+            raise UnsupportedModelError("config: 'layer_types' must contain 'full_attention', but all are 'conv'")
         self._require_stated_biases("conv_bias", _CONV_BIAS)
 
     def mixer(self, index: int, prefix: str) -> Mixer:

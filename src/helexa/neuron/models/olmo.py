@@ -6,7 +6,7 @@ References: transformers `modeling_olmo2`, `modeling_olmo3`, `modeling_exaone4`.
 from collections.abc import Mapping
 from typing import ClassVar
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.layers.attention import QkNorms
 from helexa.neuron.layers.rope import Rope, no_rotation
 from helexa.neuron.models.llama import Llama
@@ -49,7 +49,9 @@ class Olmo3(Olmo2):
         config = self.settings.config
         parameters = config.get("rope_parameters") or {}
         if unknown := parameters.keys() - set(self.types):
-            raise ModelFileError(f"config: 'rope_parameters' has {min(unknown)!r}, expected settings by layer type")
+            raise UnsupportedModelError(
+                f"config: 'rope_parameters' has {min(unknown)!r}, expected settings by layer type"
+            )
         base = {"rope_theta": config.get("rope_theta") or 500_000.0}
         # Rotary scaling applies to the layers with full attention only.
         full = {**base, **(parameters.get("full_attention") or {}), **(config.get("rope_scaling") or {})}

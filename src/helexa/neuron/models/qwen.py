@@ -10,7 +10,7 @@ References: transformers `modeling_qwen2`, `modeling_qwen3`, `modeling_qwen3_moe
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import UnsupportedModelError
 from helexa.neuron.layers.block import Mixer
 from helexa.neuron.layers.gated_delta import GatedDeltaNet
 from helexa.neuron.layers.rope import rope_settings
@@ -121,7 +121,7 @@ class Qwen35(WithImagePositions):
         """
         super().prepare()
         if set(self.layer_types) != set(self.types):
-            raise ModelFileError(
+            raise UnsupportedModelError(
                 f"config: 'layer_types' must contain both {self.types}, but all are {self.layer_types[0]!r}"
             )
 

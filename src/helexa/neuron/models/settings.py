@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 
 _LARGEST = 1 << 24
 
@@ -62,7 +62,7 @@ class Settings:
         )
         self.served_context = self.positive(SERVED_CONTEXT, self.context)
         if self.heads % self.kv_heads or self.head_dim % 2:
-            raise ModelFileError(
+            raise UnsupportedModelError(
                 f"{self.heads} heads of {self.head_dim} over {self.kv_heads} KV heads are not supported"
             )
 
@@ -138,7 +138,9 @@ class Settings:
             raise ModelFileError(f"config: 'layer_types' must list {self.layers} types, one per layer")
         for kind in types:
             if kind not in known:
-                raise ModelFileError(f"config: 'layer_types' has {kind!r}, which this architecture does not support")
+                raise UnsupportedModelError(
+                    f"config: 'layer_types' has {kind!r}, which this architecture does not support"
+                )
         return types
 
     def require(self, **supported: tuple[Any, ...]) -> None:
@@ -150,7 +152,7 @@ class Settings:
         for key, values in supported.items():
             value = self.config.get(key)
             if value not in values:
-                raise ModelFileError(f"config: '{key}' is {value!r}, supported: {', '.join(map(repr, values))}")
+                raise UnsupportedModelError(f"config: '{key}' is {value!r}, supported: {', '.join(map(repr, values))}")
 
 
 def _extended_context(config: Mapping[str, Any], stated: int) -> int:

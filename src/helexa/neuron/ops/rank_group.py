@@ -146,7 +146,9 @@ class HeadShares:
             return cls(kv_shares.times(group), kv_shares.own)
         # A rank would have no head.
         if ranks > heads:
-            raise ModelFileError(f"{heads} attention heads cannot be divided among {ranks} ranks; use fewer ranks")
+            raise ModelFileError(
+                f"{heads} attention heads cannot be divided among {ranks} ranks", advice="use fewer ranks"
+            )
         # The ranks are divided among the KV heads. The query heads of a KV head are divided among its ranks.
         ranges: list[RowRange] = []
         own = RowRange(0, 0, kv_heads)

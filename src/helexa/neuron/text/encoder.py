@@ -21,7 +21,7 @@ def backend_errors(problem: str, advice: str) -> Iterator[None]:
     except BaseException as error:  # a panic of Rust code is a `PanicException`, which is no `Exception`
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ModelFileError(f"{problem}: {' '.join(str(error).split())[:500]}; {advice}") from error
+        raise ModelFileError(f"{problem}: {' '.join(str(error).split())[:500]}", advice=advice) from error
 
 
 class BackendEncoder:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.text.encoder import backend_errors
 from helexa.neuron.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from helexa.neuron.text.tokenizer import AddedText
@@ -153,7 +153,7 @@ def gguf_value(metadata: Mapping[str, Any], key: str, *kinds: type[_T]) -> _T:
     """
     key = f"tokenizer.ggml.{key}"
     if key not in metadata:
-        raise ModelFileError(f"{key} is missing; convert the model again with its tokenizer")
+        raise ModelFileError(f"{key} is missing", advice="convert the model again with its tokenizer")
     value = metadata[key]
     if not isinstance(value, kinds) or isinstance(value, bool):
         raise ModelFileError(f"{key} has the wrong type {type(value).__name__}")
@@ -180,7 +180,7 @@ class GgufTokenizer:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         model = gguf_value(metadata, "model", str)
         if model not in _MODELS:
-            raise ModelFileError(f"tokenizer model '{model[:80]}' is not supported, only {', '.join(_MODELS)}")
+            raise UnsupportedModelError(f"tokenizer model '{model[:80]}' is not supported, only {', '.join(_MODELS)}")
         rules = _rules(metadata) if model == "gpt2" else None
         vocabulary = GgufVocabulary(metadata)
         if rules is not None:
@@ -208,7 +208,9 @@ def _rules(metadata: Mapping[str, Any]) -> PreTokenizer:
         return PRE_TOKENIZERS["default"]
     pre = gguf_value(metadata, "pre", str)
     if pre not in PRE_TOKENIZERS:
-        raise ModelFileError(f"pre-tokenizer '{pre[:80]}' is not supported, only {', '.join(sorted(PRE_TOKENIZERS))}")
+        raise UnsupportedModelError(
+            f"pre-tokenizer '{pre[:80]}' is not supported, only {', '.join(sorted(PRE_TOKENIZERS))}"
+        )
     return PRE_TOKENIZERS[pre]
 
 

@@ -46,7 +46,9 @@ class TextSandbox:
         try:
             response = self._request(TextRequest(self._path, "open"), b"")
         except SandboxError as error:
-            raise ModelFileError(f"reading the model's text files failed: {error}") from error
+            raise ModelFileError(
+                f"reading the model's text files failed: {error}", advice="try again, or download the model again"
+            ) from error
         return msgspec.msgpack.decode(response, type=TextSettings)
 
     def end_process(self) -> None:
@@ -70,13 +72,17 @@ class TextSandbox:
     def _tokens(self, kind: Literal["ids", "spans"], text: str, **options: bool) -> "array.array[int]":
         encoded = text.encode("utf-8", "surrogatepass")
         if len(encoded) > MAX_TEXT_BYTES:
-            raise ModelFileError(f"the text has {len(encoded)} bytes, more than {MAX_TEXT_BYTES >> 20} MiB; shorten it")
+            raise ModelFileError(
+                f"the text has {len(encoded)} bytes, more than {MAX_TEXT_BYTES >> 20} MiB", advice="shorten it"
+            )
         seconds = ENCODE_SECONDS + len(encoded) * SECONDS_PER_BYTE
         tokens = array.array(TOKEN_ITEM)
         try:
             tokens.frombytes(self._request(TextRequest(self._path, kind, seconds, **options), encoded))
         except LimitExceeded as error:
-            raise ModelFileError(f"the tokenizer failed: {error}") from error
+            raise ModelFileError(
+                f"the tokenizer failed: {error}", advice="shorten the text, or use another model"
+            ) from error
         except SandboxError as error:  # not the fault of the text: for example, the system had no memory left
             raise service_unavailable(f"the tokenizer failed: {error}; try again", _RETRY_SECONDS) from error
         return tokens
@@ -84,5 +90,5 @@ class TextSandbox:
     def _request(self, request: TextRequest, text: bytes) -> bytes:
         response = self._sandbox.request(msgspec.json.encode(request) + b"\n" + text)
         if response[:1] != b"=":
-            raise ModelFileError(response[1:].decode())
+            raise ModelFileError(response[1:].decode(), advice="")
         return response[1:]

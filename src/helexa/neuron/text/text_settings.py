@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import UNREADABLE_FILE, ModelFileError
 from helexa.neuron.text.tokenizer import Tokenizer, Vocabulary
 from helexa.neuron.weights.gguf.header import is_list_of
 from helexa.neuron.weights.model_file import MAX_CONFIG_BYTES, MODULES_FILE, open_model_file, read_model_file
@@ -94,7 +94,9 @@ def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ModelFileError(f"{path.name} cannot be read: {error.strerror or error}") from error
+        raise ModelFileError(
+            f"{path.name} cannot be read: {error.strerror or error}", advice=UNREADABLE_FILE
+        ) from error
     return parse_object(data, path.name)
 
 
@@ -106,7 +108,9 @@ def parse_object(data: bytes, name: str) -> dict[str, Any]:
     """
     # An empty list takes two bytes in the file and sixty bytes in memory.
     if sum(map(data.count, (b",", b"[", b"{"))) > _MAX_VALUES:
-        raise ModelFileError(f"{name} has more than {_MAX_VALUES} JSON values, the maximum; download the model again")
+        raise ModelFileError(
+            f"{name} has more than {_MAX_VALUES} JSON values, the maximum", advice="download the model again"
+        )
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -235,7 +239,8 @@ def require_known_modules(path: Path) -> None:
         if name not in _MODULES:
             raise ModelFileError(
                 f"{MODULES_FILE}: the module {name[:40]!r} is not supported, only {', '.join(_MODULES)}: the "
-                "embeddings would be wrong; use another embedding model"
+                "embeddings would be wrong",
+                advice="use another embedding model",
             )
 
 
@@ -258,7 +263,8 @@ def pooling_in_directory(path: Path) -> Pooling:
     if pooling is None:
         raise ModelFileError(
             f"{POOLING_FILE}: the pooling {' with '.join(map(str, modes))[:80]!r} is not supported, only one of "
-            f"{', '.join(_POOLING_MODES)}: the embeddings would be wrong; use another embedding model"
+            f"{', '.join(_POOLING_MODES)}: the embeddings would be wrong",
+            advice="use another embedding model",
         )
     return pooling
 
@@ -275,7 +281,7 @@ def pooling_in_gguf(metadata: Mapping[str, Any]) -> Pooling:
         return _DEFAULT_POOLING
     if pooling_type not in _GGUF_POOLING:
         reason = "the model is a reranker" if pooling_type == _RANK else "the method is unknown"
-        raise ModelFileError(f"{key} {pooling_type} is not supported: {reason}; use an embedding model")
+        raise ModelFileError(f"{key} {pooling_type} is not supported: {reason}", advice="use an embedding model")
     return _GGUF_POOLING[pooling_type]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     import tokenizers
@@ -93,7 +93,7 @@ def spelling_of(backend: "tokenizers.Tokenizer") -> Spelling:
         return "sentencepiece"
     if "WordPiece" in kinds:
         return "wordpiece"
-    raise ModelFileError(
+    raise UnsupportedModelError(
         f"a tokenizer with the decoder {', '.join(sorted(kinds)) or 'none'} is not supported; "
         "supported are ByteLevel, Metaspace, ByteFallback and WordPiece"
     )

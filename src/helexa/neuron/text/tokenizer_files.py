@@ -7,7 +7,7 @@ from typing import Any
 
 import tokenizers
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.text.encoder import BackendEncoder, backend_errors
 from helexa.neuron.text.gguf_tokenizer import MAX_TOKENS, GgufTokenizer
 from helexa.neuron.text.text_settings import (
@@ -62,8 +62,8 @@ def _from_gguf(path: Path) -> tuple[TextSettings, BackendEncoder]:
         vocabulary, encoder = gguf_tokenizer(file.metadata)
     except ModelFileError as error:
         raise ModelFileError(
-            f"{path.name}: {error}; the model is of architecture '{file.architecture}': "
-            "download it again, or use another conversion"
+            f"{path.name}: {error.problem}; the model is of architecture '{file.architecture}'",
+            advice="download it again, or use another conversion",
         ) from error
     settings = TextSettings(
         vocabulary=vocabulary,
@@ -79,7 +79,7 @@ def _gguf_in(path: Path) -> Path:
     files = gguf_models(path)
     if len(files) != 1:
         contents = f"no tokenizer.json and {len(files) or 'no'} .gguf files"
-        raise ModelFileError(f"{path} contains {contents}; name a model file")
+        raise ModelFileError(f"{path} contains {contents}", advice="name a model file")
     return files[0]
 
 
@@ -106,7 +106,7 @@ def backend_vocabulary(
         ModelFileError: the tokenizer has too many tokens, or its decoder is not supported.
     """
     if (size := backend.get_vocab_size(with_added_tokens=True)) > MAX_TOKENS:
-        raise ModelFileError(f"the vocabulary has more than {MAX_TOKENS} tokens: {size}")
+        raise UnsupportedModelError(f"the vocabulary has more than {MAX_TOKENS} tokens: {size}")
     added = backend.get_added_tokens_decoder()
     return Vocabulary(
         ids=backend.get_vocab(with_added_tokens=True) if ids is None else ids,  # the library takes longer

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from tokenizers import AddedToken, Tokenizer
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import UNREADABLE_FILE, ModelFileError, UnsupportedModelError
 from helexa.neuron.text.encoder import backend_errors
 from helexa.neuron.text.gguf_tokenizer import MAX_ADDED_LENGTH
 from helexa.neuron.text.text_settings import parse_object
@@ -44,11 +44,13 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
     try:
         data = read_model_file(path, MAX_BYTES)
     except OSError as error:
-        raise ModelFileError(f"{path.name} cannot be read: {error.strerror or error}") from error
+        raise ModelFileError(
+            f"{path.name} cannot be read: {error.strerror or error}", advice=UNREADABLE_FILE
+        ) from error
     parsed = parse_object(data, path.name)
     check_growth(parsed)
     if _added_length(parsed) > MAX_ADDED_LENGTH:
-        raise ModelFileError(f"{path.name} has added tokens of more than {MAX_ADDED_LENGTH} characters")
+        raise UnsupportedModelError(f"{path.name} has added tokens of more than {MAX_ADDED_LENGTH} characters")
     with backend_errors(f"{path.name} cannot be read", "download the model again"):
         del parsed  # before the library needs memory
         backend = Tokenizer.from_buffer(data)
@@ -73,7 +75,7 @@ def add_configured_tokens(backend: Tokenizer, config: Mapping[str, Any], legacy:
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     missing = {token_id: token for token_id, token in tokens.items() if token.content not in known}
     if sum(len(token.content) for token in missing.values()) > MAX_ADDED_LENGTH:
-        raise ModelFileError(f"the model's files add tokens of more than {MAX_ADDED_LENGTH} characters")
+        raise UnsupportedModelError(f"the model's files add tokens of more than {MAX_ADDED_LENGTH} characters")
     for token_id in sorted(missing):
         token, size = missing[token_id], backend.get_vocab_size(with_added_tokens=True)
         current = backend.token_to_id(token.content)
@@ -127,7 +129,7 @@ def check_growth(tokenizer: dict[str, Any]) -> None:
     factor = _factor(tokenizer.get("normalizer"))
     if factor > MAX_FACTOR:
         growth = f"{factor:.4g} times longer, which is rejected: the limit is {MAX_FACTOR} times"
-        raise ModelFileError(f"the tokenizer's normalizer may make a text {growth}")
+        raise UnsupportedModelError(f"the tokenizer's normalizer may make a text {growth}")
 
 
 def _factor(rule: Any) -> float:
@@ -142,7 +144,9 @@ def _factor(rule: Any) -> float:
             return product
         case {"type": "Prepend", "prepend": str(prefix)}:
             if len(prefix.encode("utf-8", "replace")) > MAX_PREFIX_BYTES:
-                raise ModelFileError(f"the tokenizer's normalizer adds more than {MAX_PREFIX_BYTES} bytes to each text")
+                raise UnsupportedModelError(
+                    f"the tokenizer's normalizer adds more than {MAX_PREFIX_BYTES} bytes to each text"
+                )
             return 1
         case {"type": "Replace", "content": str(content)}:
             added = len(content.encode("utf-8", "replace"))

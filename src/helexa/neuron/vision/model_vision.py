@@ -13,7 +13,7 @@ from typing import Self
 
 import msgspec
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.processes.sandbox import ProcessPool, Sandbox, SandboxError
 from helexa.neuron.vision.decode import ImageLimits, check_bytes
 from helexa.neuron.vision.image_process import ImageRequest, ImageResponse
@@ -138,7 +138,7 @@ def image_text(model_type: str) -> ImageText:
         ModelFileError: images of this model type are not supported.
     """
     if model_type not in _TEXTS:
-        raise ModelFileError(f"unsupported vision architecture '{model_type}'; supported: {', '.join(_TEXTS)}")
+        raise UnsupportedModelError(f"unsupported vision architecture '{model_type}'; supported: {', '.join(_TEXTS)}")
     return _TEXTS[model_type]
 
 

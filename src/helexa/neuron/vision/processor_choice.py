@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.vision.decode import ImageLimits, decode
 from helexa.neuron.vision.image_tokens import MAX_PATCHES, ImageError, ImageLayout
 from helexa.neuron.vision.processors import (
@@ -105,15 +105,15 @@ def image_processor(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) 
     """
     model_type = config.get("model_type")
     if model_type not in _READERS:
-        raise ModelFileError(f"unsupported vision architecture '{model_type}'; supported: {', '.join(_READERS)}")
+        raise UnsupportedModelError(f"unsupported vision architecture '{model_type}'; supported: {', '.join(_READERS)}")
     for key in _REQUIRED:
         if key == "do_normalize" and model_type == "gemma4":
             continue  # the tower normalizes, and `_gemma4` requires that the settings do not
         if preprocessor.get(key) is False:
-            raise ModelFileError(f"preprocessor: '{key}' is False; only True is supported")
+            raise UnsupportedModelError(f"preprocessor: '{key}' is False; only True is supported")
     for key in _UNSUPPORTED:
         if preprocessor.get(key):
-            raise ModelFileError(f"preprocessor: '{key}' is {preprocessor[key]!r}; only False is supported")
+            raise UnsupportedModelError(f"preprocessor: '{key}' is {preprocessor[key]!r}; only False is supported")
     vision = config["vision_config"]
     try:
         return _READERS[model_type](config, vision, preprocessor)
@@ -177,7 +177,7 @@ def _gemma4(config: Mapping[str, Any], vision: Mapping[str, Any], preprocessor: 
         value == 1 for value in preprocessor.get("image_std") or ()
     )
     if preprocessor.get("do_normalize") is not False and not neutral:
-        raise ModelFileError("preprocessor: 'image_mean' and 'image_std' of Gemma 4 must be 0 and 1")
+        raise UnsupportedModelError("preprocessor: 'image_mean' and 'image_std' of Gemma 4 must be 0 and 1")
     merge = vision["pooling_kernel_size"]
     common = _common(preprocessor, Image.Resampling.BICUBIC, HALF, HALF)
     return msgspec.convert(

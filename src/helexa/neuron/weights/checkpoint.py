@@ -98,14 +98,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.is_file():
         return GgufCheckpoint(path)
     if not path.is_dir():
-        raise ModelFileError(f"{path}: no such file or folder; check the path of the model")
+        raise ModelFileError(f"{path}: no such file or folder", advice="check the path of the model")
     if any(path.glob("*.safetensors")):
         return SafetensorsCheckpoint(path)
     files = gguf_models(path)
     if len(files) == 1:
         return GgufCheckpoint(files[0])
-    contents = f"{len(files)} .gguf files: name one of them" if files else "neither .safetensors nor .gguf files"
-    raise ModelFileError(f"{path}: the folder holds {contents}")
+    if files:
+        raise ModelFileError(f"{path}: the folder holds {len(files)} .gguf files", advice="name one of them")
+    raise ModelFileError(f"{path}: the folder holds neither .safetensors nor .gguf files")
 
 
 def require_floats(name: str, weight: Weight) -> None:

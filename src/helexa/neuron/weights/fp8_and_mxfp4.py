@@ -214,8 +214,8 @@ def stored_tensors(named: Mapping[str, FileTensor], config: dict[str, Any]) -> d
     if method == "mxfp4":
         return _with_mxfp4(named)
     raise ModelFileError(
-        f"config: unsupported quant_method {str(method)[:40]!r} in 'quantization_config'; supported: fp8, mxfp4; "
-        "load the unquantized original model with a quant such as q4k, or a GGUF file of the model"
+        f"config: unsupported quant_method {str(method)[:40]!r} in 'quantization_config'; supported: fp8, mxfp4",
+        advice="load the unquantized original model with a quant such as q4k, or a GGUF file of the model",
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import UNREADABLE_FILE, ModelFileError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +81,9 @@ def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
                 raise ModelFileError(f"{path.name}: larger than {max_bytes >> 20} MiB")
             return parse_json(stream.read(size), path)
     except OSError as error:
-        raise ModelFileError(f"{path.name}: cannot be read: {error.strerror or error}") from error
+        raise ModelFileError(
+            f"{path.name}: cannot be read: {error.strerror or error}", advice=UNREADABLE_FILE
+        ) from error
 
 
 def parse_json(text: bytes, path: Path) -> dict[str, Any]:
@@ -93,9 +95,9 @@ def parse_json(text: bytes, path: Path) -> dict[str, Any]:
     try:
         parsed = json.loads(text.decode(), object_pairs_hook=_reject_duplicate_keys)
     except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path.name}: not valid JSON: {error}; replace the file") from error
+        raise ModelFileError(f"{path.name}: not valid JSON: {error}", advice="replace the file") from error
     if not isinstance(parsed, dict):
-        raise ModelFileError(f"{path.name}: not a JSON object; replace the file")
+        raise ModelFileError(f"{path.name}: not a JSON object", advice="replace the file")
     return parsed
 
 
@@ -201,11 +203,13 @@ class TensorFile:
             descriptor = self._opened().fileno()
             if os.fstat(descriptor).st_size != self.size:
                 raise ModelFileError(
-                    f"{self.path.name}: changed on disk since its header was read; load the model again"
+                    f"{self.path.name}: changed on disk since its header was read", advice="load the model again"
                 )
             mapping = mmap.mmap(descriptor, offset - start + nbytes, offset=start, access=mmap.ACCESS_COPY)
         except OSError as error:
-            raise ModelFileError(f"{self.path.name}: cannot read tensor {tensor}: {error.strerror or error}") from error
+            raise ModelFileError(
+                f"{self.path.name}: cannot read tensor {tensor}: {error.strerror or error}", advice=UNREADABLE_FILE
+            ) from error
         if ahead and hasattr(mmap, "MADV_WILLNEED"):
             mapping.madvise(mmap.MADV_WILLNEED)
         return np.frombuffer(mapping, np.uint8, nbytes, offset - start)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import UNREADABLE_FILE, ModelFileError, UnsupportedModelError
 from helexa.neuron import tensors
 from helexa.neuron.tensors import DType, Tensor
 from helexa.neuron.weights.model_file import (
@@ -110,7 +110,9 @@ def file_tensors(folder: Path) -> dict[str, FileTensor]:
     files = sorted(folder.glob("*.safetensors"))
     # Several files without an index may be two models, or lack files.
     if len(files) != 1:
-        raise ModelFileError(f"{folder}: {len(files)} .safetensors files and no {_INDEX}; download the index, too")
+        raise ModelFileError(
+            f"{folder}: {len(files)} .safetensors files and no {_INDEX}", advice="download the index, too"
+        )
     return _read_header(files[0])
 
 
@@ -127,7 +129,7 @@ def _read_index(path: Path) -> dict[str, FileTensor]:
                 raise ModelFileError(f"{path.name}: {shard!r} is not a .safetensors file of this folder")
             shards[shard] = _read_header(path.parent / shard)
         if tensor not in shards[shard]:
-            raise ModelFileError(f"{shard}: no tensor {tensor!r}, which {path.name} places there; {_AGAIN}")
+            raise ModelFileError(f"{shard}: no tensor {tensor!r}, which {path.name} places there", advice=_AGAIN)
         found[tensor] = shards[shard][tensor]
     return found
 
@@ -138,12 +140,14 @@ def _read_header(path: Path) -> dict[str, FileTensor]:
             size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or 8 + length > size:
-                raise ModelFileError(f"{path.name}: truncated in the header of {length} bytes; {_AGAIN}")
+                raise ModelFileError(f"{path.name}: truncated in the header of {length} bytes", advice=_AGAIN)
             if length > MAX_JSON_BYTES:
                 raise ModelFileError(f"{path.name}: the header is larger than {MAX_JSON_BYTES >> 20} MiB")
             header = parse_json(stream.read(length), path)
     except OSError as error:
-        raise ModelFileError(f"{path.name}: cannot be read: {error.strerror or error}") from error
+        raise ModelFileError(
+            f"{path.name}: cannot be read: {error.strerror or error}", advice=UNREADABLE_FILE
+        ) from error
     header.pop("__metadata__", None)
     file = TensorFile(path, size)
     found = {name: _tensor(file, name, fields, 8 + length) for name, fields in header.items()}
@@ -155,7 +159,7 @@ def _read_header(path: Path) -> dict[str, FileTensor]:
         end += tensor.nbytes
     if end != size:
         problem = "truncated in tensor data" if end > size else "bytes follow the last tensor"
-        raise ModelFileError(f"{path.name}: {problem}: {size} bytes, expected {end}; {_AGAIN}")
+        raise ModelFileError(f"{path.name}: {problem}: {size} bytes, expected {end}", advice=_AGAIN)
     return found
 
 
@@ -166,7 +170,7 @@ def _tensor(file: TensorFile, name: str, fields: Any, data: int) -> FileTensor:
         raise ModelFileError(f"{file.path.name}: tensor {name} is not described by an object")
     dtype_name = _DTYPES.get(str(fields.get("dtype")))
     if dtype_name is None:
-        raise ModelFileError(
+        raise UnsupportedModelError(
             f"{file.path.name}: unsupported dtype {str(fields.get('dtype'))[:40]!r} in tensor {name}; "
             f"supported: {', '.join(_DTYPES)}"
         )

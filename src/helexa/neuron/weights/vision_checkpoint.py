@@ -75,7 +75,7 @@ def _open_folder(folder: Path, settings: VisionConfig) -> VisionCheckpoint:
     named = {match.groupdict().get("projector") or match["rest"]: found[name] for name, match in matches.items()}
     if len(named) != len(matches):
         raise ModelFileError(
-            f"{folder.name}: two tensors of the vision part have the same name; download the model again"
+            f"{folder.name}: two tensors of the vision part have the same name", advice="download the model again"
         )
     files = ExitStack()
     for file in {tensor.file.path: tensor.file for tensor in named.values()}.values():
@@ -92,7 +92,7 @@ def _open_mmproj(file: GgufFile, settings: VisionConfig) -> VisionCheckpoint:
         tensor = file.tensors[gguf_name]
         if tensor.type not in SUPPORTED_TYPES:
             raise ModelFileError(
-                f"{file.path.name}: unsupported tensor type {tensor.type.name} in {gguf_name}; load one in F16"
+                f"{file.path.name}: unsupported tensor type {tensor.type.name} in {gguf_name}", advice="load one in F16"
             )
         # llama.cpp's converter adds 1 to the weight of this norm.
         shift = -1.0 if name == _SHIFTED_NORM else 0.0

@@ -44,19 +44,22 @@ def test_close_closes_the_file(smollm2_gguf: Path) -> None:
 def test_path_without_model_is_rejected_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"missing: no such file or folder; check the path of the model$"):
         open_checkpoint(tmp_path / "missing")
-    with pytest.raises(ModelFileError, match=r"neither \.safetensors nor \.gguf files$"):
+    with pytest.raises(
+        ModelFileError,
+        match=r"nor \.gguf files; download the model again, or use another file of it$",
+    ):
         open_checkpoint(tmp_path)
     for name in ("one.gguf", "two.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
-    with pytest.raises(ModelFileError, match=r"2 \.gguf files: name one of them$"):
+    with pytest.raises(ModelFileError, match=r"2 \.gguf files; name one of them$"):
         open_checkpoint(tmp_path)
 
 
 def test_single_file_that_is_not_gguf_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(2)}, path)
-    with pytest.raises(ModelFileError, match=r"^model\.safetensors: header: not a GGUF file$"):
+    with pytest.raises(ModelFileError, match=r"^model\.safetensors: header: not a GGUF file; download "):
         open_checkpoint(path)
     shutil.copy(path, tmp_path / "model.bin")
-    with pytest.raises(ModelFileError, match=r"^model\.bin: header: not a GGUF file$"):
+    with pytest.raises(ModelFileError, match=r"^model\.bin: header: not a GGUF file; download "):
         open_checkpoint(tmp_path / "model.bin")

@@ -191,7 +191,7 @@ def test_string_that_is_not_utf8_is_rejected_when_the_array_is_read(tmp_path: Pa
     path.write_bytes(header(keys=1, body=entry(b"a.words", 9, words)))
     array = GgufFile.open(path).metadata["a.words"]
     assert len(array) == 2
-    with pytest.raises(ModelFileError, match=r"^bad\.gguf: key a\.words: is not valid UTF-8$"):
+    with pytest.raises(ModelFileError, match=r"^bad\.gguf: key a\.words: is not valid UTF-8; "):
         list(array)
 
 
@@ -339,7 +339,7 @@ def test_oversized_header_is_rejected_without_reading_it(tmp_path: Path) -> None
     with path.open("wb") as file:  # a sparse file uses no disk space
         file.write(header(keys=1, body=entry(b"k", 8, struct.pack("<Q", 1 << 30))))
         file.truncate(2 << 30)
-    with pytest.raises(ModelFileError, match=r"^sparse\.gguf: key k: the header is larger than 128 MiB$"):
+    with pytest.raises(ModelFileError, match=r"^sparse\.gguf: key k: the header is larger than 128 MiB; "):
         GgufFile.open(path)
 
 
@@ -364,7 +364,7 @@ def test_custom_alignment_is_used(write_gguf: WriteGguf) -> None:
 
 
 def test_error_names_the_missing_tensor(small: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"^model\.gguf: no tensor four$"):
+    with pytest.raises(ModelFileError, match=r"^model\.gguf: no tensor four; "):
         GgufFile.open(small).read("four")
 
 

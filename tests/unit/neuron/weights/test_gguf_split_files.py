@@ -91,7 +91,9 @@ def test_error_names_the_missing_part(folder: Path, number: int) -> None:
 
 def test_renamed_first_part_is_rejected(folder: Path) -> None:
     shutil.copy(folder / NAMES[0], folder / "model.gguf")
-    with pytest.raises(ModelFileError, match=r"^model\.gguf: one of 3 parts, so its name must end in -of-00003\.gguf$"):
+    with pytest.raises(
+        ModelFileError, match=r"one of 3 parts, so its name must end in -of-00003\.gguf; rename the file$"
+    ):
         GgufFile.open(folder / "model.gguf")
 
 
@@ -103,7 +105,7 @@ def test_error_names_the_damaged_part(folder: Path) -> None:
 
 def test_part_with_the_wrong_number_is_rejected(folder: Path) -> None:
     change(folder / NAMES[1], "split.no", 1, 2, "<H")
-    with pytest.raises(ModelFileError, match=f"^{NAMES[1]}: its header does not say that it is part 2 of 3$"):
+    with pytest.raises(ModelFileError, match=f"^{NAMES[1]}: its header does not say that it is part 2 of 3; "):
         open_checkpoint(folder)
 
 
@@ -124,7 +126,7 @@ def test_wrong_tensor_count_is_rejected(folder: Path) -> None:
 
 def test_part_count_that_is_not_a_number_is_rejected(write_gguf: Callable[..., Path]) -> None:
     path = write_gguf("llama", {}, lambda writer: writer.add_string("split.count", "3"))
-    with pytest.raises(ModelFileError, match=r"^model\.gguf: key split\.count is not a whole number$"):
+    with pytest.raises(ModelFileError, match=r"^model\.gguf: key split\.count is not a whole number; "):
         GgufFile.open(path)
 
 

@@ -184,7 +184,7 @@ def test_invalid_file_is_rejected_with_the_reason(case: str, folder: Path) -> No
     assert str(caught.value).startswith("model.safetensors: ")
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 200
+    assert len(caught.value.problem) < 200
 
 
 @pytest.mark.parametrize(
@@ -241,11 +241,11 @@ def test_oversized_header_or_config_is_rejected_without_reading_it(folder: Path)
     with path.open("wb") as file:  # a sparse file uses no disk space
         file.write(struct.pack("<Q", 1 << 30))
         file.truncate(2 << 30)
-    with pytest.raises(ModelFileError, match=r"^model\.safetensors: the header is larger than 32 MiB$"):
+    with pytest.raises(ModelFileError, match=r"^model\.safetensors: the header is larger than 32 MiB; "):
         SafetensorsCheckpoint(folder)
     with (folder / "config.json").open("wb") as file:
         file.truncate(1 << 30)
-    with pytest.raises(ModelFileError, match=r"^config\.json: larger than 4 MiB$"):
+    with pytest.raises(ModelFileError, match=r"^config\.json: larger than 4 MiB; "):
         SafetensorsCheckpoint(folder)
 
 
@@ -268,7 +268,7 @@ def test_error_names_the_missing_tensor(folder: Path) -> None:
     save_file(some_tensors(), folder / "model.safetensors")
     with SafetensorsCheckpoint(folder) as checkpoint:
         for method in (checkpoint.read, checkpoint.shape):
-            with pytest.raises(ModelFileError, match=r"no tensor lm_head\.weight$"):
+            with pytest.raises(ModelFileError, match=r"no tensor lm_head\.weight; "):
                 method("lm_head.weight")
 
 

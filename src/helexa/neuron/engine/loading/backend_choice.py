@@ -62,7 +62,7 @@ def with_torch_if_required(name: str, load: Callable[[], _T]) -> _T:
         reason = str(error)
     if not tensors.torch_is_installed():
         raise ModelFileError(
-            f"{name}: the native kernels do not compute it ({reason}), and {not_installed('torch', 'gpu')}"
+            f"{name}: the native kernels do not compute it ({reason}), and {not_installed('torch', 'gpu')}", advice=""
         )
     _log.info("the model is loaded with torch: %s", reason)
     gc.collect()  # errors refer to what was loaded

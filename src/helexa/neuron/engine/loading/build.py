@@ -202,7 +202,9 @@ def build_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tu
     options = message.options
     with Build(Path(message.model), options, message.rank) as build:
         if build.ops.name != message.kernels:
-            raise ModelFileError(f"the kernels are {build.ops.name}, but rank 0 has {message.kernels}")
+            raise ModelFileError(
+                f"the kernels are {build.ops.name}, but rank 0 has {message.kernels}", advice="load the model again"
+            )
         if message.layers is not None:
             build.stage = Stage(range(message.layers.start, message.layers.stop))
         return build.model(on_progress), build.ops

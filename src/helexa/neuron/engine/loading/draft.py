@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.engine.execution.draft_head import CONTEXT, TAIL
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.engine_options import EngineOptions, no_draft_model
@@ -41,13 +41,16 @@ class DraftPart(Build):
     def __init__(self, options: EngineOptions) -> None:
         path = Path(options.draft_model)
         if reason := no_draft_model(options):
-            raise ModelFileError(f"the draft model {path.name} cannot be used: {reason}; load without draft_model")
+            raise ModelFileError(
+                f"the draft model {path.name} cannot be used: {reason}", advice="load without draft_model"
+            )
         super().__init__(path, _own_options(options, path))
         self._fixed_cache = options.kv_cache_mb > 0
         if self.architecture.recurrent:
             self.checkpoint.close()
             raise ModelFileError(
-                f"the draft model {path.name} cannot be used: it has recurrent layers; use a model of attention layers"
+                f"the draft model {path.name} cannot be used: it has recurrent layers",
+                advice="use a model of attention layers",
             )
 
     def added_to(self, request: MemoryRequest) -> MemoryRequest:
@@ -96,7 +99,10 @@ class DraftPart(Build):
         own = msgspec.structs.replace(grant, sequences=sequences, snapshots=0)
         runner = Runner(decoder, self.ops, self.options, self._own_request(), own)
         if not runner.computes_finite_logits([0], None):
-            raise ModelFileError(f"the draft model {self.path.name} computes logits that are not finite numbers")
+            raise ModelFileError(
+                f"the draft model {self.path.name} computes logits that are not finite numbers",
+                advice="load without draft_model",
+            )
         limits = DraftLimits(
             context=decoder.settings.context,
             vocab_size=decoder.vocab_size,
@@ -203,13 +209,15 @@ class EaglePart(HeadPart):
         if not reason and not gives_layer_inputs(build.architecture):
             reason = f"draft heads for models of the architecture '{build.model_type}' are not implemented"
         if reason:
-            raise ModelFileError(f"the draft head {path.name} cannot be used: {reason}; load without draft_model")
+            raise ModelFileError(
+                f"the draft head {path.name} cannot be used: {reason}", advice="load without draft_model"
+            )
         try:
             super().__init__(build, path)
         except ModelFileError as error:
             raise ModelFileError(
-                f"the draft head {path.name} cannot be used: {error}; use a head that was trained for "
-                f"{build.path.name}, or load without draft_model"
+                f"the draft head {path.name} cannot be used: {error.problem}",
+                advice=f"use a head that was trained for {build.path.name}, or load without draft_model",
             ) from None
 
     def open(self, path: Path) -> Checkpoint:
@@ -219,7 +227,7 @@ class EaglePart(HeadPart):
             ModelFileError: the folder has no valid checkpoint, or has the format of the library speculators.
         """
         if "speculators_model_type" in read_json(path / "config.json"):
-            raise ModelFileError("the format of the library speculators is not supported")
+            raise UnsupportedModelError("the format of the library speculators is not supported")
         return SafetensorsCheckpoint(path, eagle_tensor_names)
 
     def architecture_of(self, model_type: str) -> type[DraftHead]:
@@ -229,13 +237,15 @@ class EaglePart(HeadPart):
             ModelFileError: the layer of the head is not a layer of Llama.
         """
         if model_type != "llama":
-            raise ModelFileError(f"config: 'model_type' is {model_type!r}, supported: 'llama'")
+            raise UnsupportedModelError(f"config: 'model_type' is {model_type!r}, supported: 'llama'")
         return EagleHead
 
     def check(self, build: Build) -> None:
         """Raise a ModelFileError if the head is not for the model of `build`."""
         if self.ops.name != NativeOps.name:
-            raise ModelFileError(f"the native kernels do not support its sizes, and it would run with {self.ops.name}")
+            raise UnsupportedModelError(
+                f"the native kernels do not support its sizes, and it would run with {self.ops.name}"
+            )
         hidden = build.config.get("hidden_size")
         vocabulary = build.checkpoint.shape(f"{build.architecture.names.embedding}.weight")[0]
         wanted = {"hidden_size": hidden, "target_hidden_size": hidden, "vocab_size": vocabulary}
@@ -310,8 +320,8 @@ def require_same_vocabulary(model: Path, draft: Path) -> None:
         if text and other and text != other:
             raise ModelFileError(
                 f"the draft model {draft.name} has another vocabulary than {model.name}: token {token} is "
-                f"{other.decode(errors='replace')!r}, not {text.decode(errors='replace')!r}; use a smaller model of "
-                "the same family"
+                f"{other.decode(errors='replace')!r}, not {text.decode(errors='replace')!r}",
+                advice="use a smaller model of the same family",
             )
     longest = max(len(tokens), len(drafted))
     padded = (texts + [b""] * (longest - len(texts)) for texts in (tokens, drafted))
@@ -319,7 +329,8 @@ def require_same_vocabulary(model: Path, draft: Path) -> None:
     if missing > _MOST_MISSING:
         raise ModelFileError(
             f"the draft model {draft.name} has another vocabulary than {model.name}: {missing} tokens are in only one "
-            "of them; use a smaller model of the same family"
+            "of them",
+            advice="use a smaller model of the same family",
         )
 
 

@@ -81,8 +81,10 @@ def load(
         if options.dtype == "float32":
             raise
         if not tensors.torch_is_installed():
-            raise NotFiniteError(f"{error}; only torch can use float32, and {not_installed('torch', 'gpu')}") from None
-        _log.warning("%s; it is loaded again in float32", str(error))  # the error itself would keep the model alive
+            raise NotFiniteError(
+                f"{error.problem}; only torch can use float32, and {not_installed('torch', 'gpu')}", advice=""
+            ) from None
+        _log.warning("%s; it is loaded again in float32", error.problem)  # the error itself would keep the model alive
     gc.collect()
     if tensors.uses_torch():
         tensors.cuda.empty_cache()  # otherwise torch reserves the first model's memory, and the second does not fit

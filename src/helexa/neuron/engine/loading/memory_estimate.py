@@ -65,7 +65,8 @@ def require_all_read(
         raise ModelFileError(
             f"the model has {count} that the architecture '{architecture}' does not read: {names}; without "
             f"{'them' if len(unread) > 1 else 'it'}, the answers would be wrong. The file may state a wrong "
-            "architecture or number of layers: convert the original model again, or use another file of the model"
+            "architecture or number of layers: convert the original model again, or use another file of the model",
+            advice="",
         )
 
 

@@ -99,11 +99,13 @@ class VisionPart:
         if tower.width != settings.hidden:
             raise ModelFileError(
                 f"the vision tower computes embeddings of {tower.width} numbers, but the text model has "
-                f"{settings.hidden}"
+                f"{settings.hidden}",
+                advice="use the mmproj file of this model, or download the model again",
             )
         if len(tower.deepstack_layers) >= settings.layers:
             raise ModelFileError(
                 f"the vision tower has {len(tower.deepstack_layers)} deepstack layers, but the text model has only "
-                f"{settings.layers} layers"
+                f"{settings.layers} layers",
+                advice="use the mmproj file of this model, or download the model again",
             )
         return ImageEncoder(tower, self._options.image_cache_mb << 20)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,8 +54,8 @@ from helexa.neuron.processes import heartbeat
 from helexa.neuron.processes.diagnostics import exit_reason
 
 _log = logging.getLogger("helexa.neuron.engine")
-_ERRORS: Mapping[str, type[Exception]] = {
-    "model_file": ModelFileError,
+_ERRORS: Mapping[str, Callable[[str], Exception]] = {
+    "model_file": partial(ModelFileError, advice=""),  # the message contains the advice
     "device": DeviceError,
     "out_of_memory": MemoryError,
     "internal": HelexaError,

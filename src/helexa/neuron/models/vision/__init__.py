@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from helexa.neuron.models.vision.tower import VisionTower
@@ -31,7 +31,7 @@ def tower_class(model_type: str) -> "type[VisionTower]":
         ModelFileError: the architecture is not implemented. The message lists the implemented architectures.
     """
     if model_type not in _CLASSES:
-        raise ModelFileError(
+        raise UnsupportedModelError(
             f"unsupported vision architecture '{model_type}'; supported: {', '.join(sorted(_CLASSES))}"
         )
     module, name = _CLASSES[model_type]

@@ -10,7 +10,7 @@ A layer's forward pass, for patches x [P, H] of an image, with the residual stre
 
 from typing import ClassVar
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron import tensors
 from helexa.neuron.layers.vision_encoder import EncoderBlock, Frames, axial_tables, block_order
 from helexa.neuron.layers.vision_tower_loader import Blocks, TowerLoader, padded_width
@@ -131,7 +131,7 @@ class NormedAttention:
         self._ops, self._dim = loader.ops, settings.head_dim
         dim, padded, device = self._dim, -(-self._dim // _VECTOR) * _VECTOR, loader.ops.device
         if dim % 4:
-            raise ModelFileError(f"config: 'head_dim' of the vision tower is {dim}, expected a multiple of 4")
+            raise UnsupportedModelError(f"config: 'head_dim' of the vision tower is {dim}, expected a multiple of 4")
         hidden, blocks = settings.hidden, Blocks(settings.heads, dim, padded)
         order = tensors.arange(dim).view(2, 2, dim // 4).transpose(0, 1).flatten()
         self._shape = (settings.heads, padded)

@@ -5,7 +5,7 @@ Reference: transformers `modeling_muse_glimmer`.
 
 from typing import ClassVar
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron import tensors
 from helexa.neuron.layers.vision_encoder import (
     EncoderBlock,
@@ -56,12 +56,12 @@ class MuseGlimmerTower(VisionTower):
         """Read the position embeddings, the norms and the projector."""
         settings, loader, hidden = self.settings, self.loader, self.settings.hidden
         if self.config.get("projector_hidden_act", "gelu") != "gelu":
-            raise ModelFileError(
+            raise UnsupportedModelError(
                 f"config: 'projector_hidden_act' is {self.config['projector_hidden_act']!r}, not 'gelu'"
             )
         self._square, self._side = settings.positive("merge_size"), settings.positive("pos_emb_height")
         if settings.positive("pos_emb_width") != self._side:
-            raise ModelFileError("config: 'pos_emb_width' must be equal to 'pos_emb_height'")
+            raise UnsupportedModelError("config: 'pos_emb_width' must be equal to 'pos_emb_height'")
         last = settings.layers - 1
         default = [_FULL if (index + 1) % 4 == 0 or index == last else _WINDOW for index in range(settings.layers)]
         self._types = settings.config.get("layer_types") or default

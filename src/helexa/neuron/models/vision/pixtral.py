@@ -5,7 +5,7 @@ References: transformers `modeling_pixtral`, `modeling_mistral3`, `modeling_llav
 
 from typing import ClassVar
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.layers.vision_encoder import (
     EncoderBlock,
     FrameAttention,
@@ -64,7 +64,7 @@ class PixtralTower(VisionTower):
         }
         for key, values in supported.items():
             if self.config.get(key) not in values:
-                raise ModelFileError(f"config: '{key}' is {self.config.get(key)!r}, supported: {values[-1]!r}")
+                raise UnsupportedModelError(f"config: '{key}' is {self.config.get(key)!r}, supported: {values[-1]!r}")
         self._square = self.config.get("spatial_merge_size", 2) if self._merges else 1
         if type(self._square) is not int or not 0 < self._square < 16:
             raise ModelFileError(f"config: 'spatial_merge_size' is {self._square!r}, expected a small positive number")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron import tensors
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.vision_encoder import EncoderBlock, Frames
@@ -52,7 +52,7 @@ class VisionTower:
         self.settings = Settings(self.normalized(config["vision_config"]))  # the checked settings of `vision_config`
         self.settings.require(**self.supported)
         if self.settings.hidden % _VECTOR or self.settings.hidden % self.settings.heads:
-            raise ModelFileError(
+            raise UnsupportedModelError(
                 f"config: a vision tower with a 'hidden_size' of {self.settings.hidden} and {self.settings.heads} "
                 f"heads is not supported; 'hidden_size' must be a multiple of {_VECTOR} and of the number of heads"
             )
@@ -101,7 +101,9 @@ class VisionTower:
         config = self.settings.config
         rope = config.get("rope_parameters") or {}
         if not isinstance(rope, dict) or rope.get("rope_type", "axial") not in ("axial", "default"):
-            raise ModelFileError(f"config: 'rope_parameters' of the vision tower is {rope!r}, supported: type 'axial'")
+            raise UnsupportedModelError(
+                f"config: 'rope_parameters' of the vision tower is {rope!r}, supported: type 'axial'"
+            )
         theta = rope.get("rope_theta", config.get("rope_theta") or default)
         if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 1:
             raise ModelFileError(f"config: 'rope_theta' of the vision tower is {theta!r}, expected a number above 1")

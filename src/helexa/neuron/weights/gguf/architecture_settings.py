@@ -18,7 +18,7 @@ def _dense(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _llama(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     if metadata.integer("expert_count", 0, least=0):
-        raise metadata.error("expert_count", "makes it a mixture of experts, which is not supported here")
+        raise metadata.unsupported("expert_count", "makes it a mixture of experts, which is not supported here")
     window = _window(metadata)
     return {"model_type": "mistral", **window} if window else {}  # a sliding window is the only difference from llama
 
@@ -173,7 +173,9 @@ def _gemma4(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
         ("attention.value_length_swa", "sliding_attention"),
     ):
         if metadata.integer(key, dims[kind]) != dims[kind]:
-            raise metadata.error(key, f"differs from the width of a key head, {dims[kind]}, which is not supported")
+            raise metadata.unsupported(
+                key, f"differs from the width of a key head, {dims[kind]}, which is not supported"
+            )
     kv_heads = dict(zip(kinds, metadata.integers("attention.head_count_kv", layers, heads), strict=True))
     if [kv_heads[kind] for kind in kinds] != metadata.integers("attention.head_count_kv", layers, heads):
         raise metadata.error("attention.head_count_kv", "differs between layers of the same type")

@@ -153,7 +153,8 @@ class GgufCheckpoint:
             raise ModelFileError(
                 f"{self._file.path.name}: the last {len(drafting)} of {drafting.stop} layers should be layers of "
                 f"multi-token prediction (nextn_predict_layers), but have the tensors of decoder layers, such as "
-                f"{skipped[0]}; convert the model again"
+                f"{skipped[0]}",
+                advice="convert the model again",
             )
         if skipped:
             names = ", ".join(skipped[:3]) + (" .." if len(skipped) > 3 else "")
@@ -176,14 +177,12 @@ class GgufCheckpoint:
     def _require_supported(self) -> None:
         for tensor in self._tensors.values():
             if tensor.type not in SUPPORTED_TYPES:
-                problem = (
-                    f"unsupported tensor type {tensor.type.name} in {tensor.name}; load another file, such as Q4_K_M"
-                )
+                problem = f"unsupported tensor type {tensor.type.name} in {tensor.name}"
             elif len(tensor.shape) == 1 and tensor.type not in PLAIN_TYPES:
                 problem = f"tensor {tensor.name} is a vector of type {tensor.type.name}, expected a matrix"
             else:
                 continue
-            raise ModelFileError(f"{self._file.path.name}: {problem}")
+            raise ModelFileError(f"{self._file.path.name}: {problem}", advice="load another file, such as Q4_K_M")
 
     def _find_scale(self, tensor: GgufTensor) -> GgufTensor | None:
         name = f"{tensor.name.removesuffix('.weight')}.scale"

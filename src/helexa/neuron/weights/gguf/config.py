@@ -7,7 +7,7 @@ only some architectures have are read in `architecture_settings.py`.
 import math
 from typing import Any
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.weights.gguf.architecture_settings import FAMILIES
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.header import is_list_of
@@ -85,7 +85,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     """
     metadata = Metadata(file)
     if metadata.architecture not in FAMILIES:
-        raise ModelFileError(
+        raise UnsupportedModelError(
             f"{file.path.name}: unsupported architecture '{metadata.architecture}'; supported: {', '.join(FAMILIES)}"
         )
     model_type, readers = FAMILIES[metadata.architecture]
@@ -113,13 +113,13 @@ def _common(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
         raise metadata.error("attention.head_count", "is larger than the hidden size")
     for key in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
         if metadata.architecture not in _LATENT | _TWO_SHAPES and metadata.integer(key, head_dim) != head_dim:
-            raise metadata.error(key, f"differs from {head_dim}, the width of a head, which is not supported")
+            raise metadata.unsupported(key, f"differs from {head_dim}, the width of a head, which is not supported")
     if (
         "attention.scale" in metadata
         and metadata.architecture not in _GRANITE
         and not math.isclose(metadata.number("attention.scale"), head_dim**-0.5, rel_tol=1e-4)
     ):
-        raise metadata.error("attention.scale", f"differs from 1 / sqrt({head_dim}), which is not supported")
+        raise metadata.unsupported("attention.scale", f"differs from 1 / sqrt({head_dim}), which is not supported")
     embedding = tensors.get("token_embd.weight")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if embedding is not None and is_list_of(tokens, str) and len(tokens) > embedding.shape[0]:

@@ -53,7 +53,7 @@ def _scale(metadata: Metadata, key: str) -> float:
 def glm4_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return GGUF's settings of GLM 4.5 beside those of `deepseek_experts`."""
     if metadata.integer("expert_gating_func", 0, least=0) not in (0, _SIGMOID):
-        raise metadata.error("expert_gating_func", f"is not {_SIGMOID}, the sigmoid, which is not supported")
+        raise metadata.unsupported("expert_gating_func", f"is not {_SIGMOID}, the sigmoid, which is not supported")
     return {"use_qk_norm": metadata.has_tensor("blk.0.attn_q_norm.weight")}
 
 
@@ -81,7 +81,7 @@ def olmoe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 def minimax_m2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return GGUF's numbers of experts of MiniMax-M2, whose scores are sigmoids."""
     if metadata.integer("expert_gating_func") != _SIGMOID:
-        raise metadata.error("expert_gating_func", f"is not {_SIGMOID}, the sigmoid, which is not supported")
+        raise metadata.unsupported("expert_gating_func", f"is not {_SIGMOID}, the sigmoid, which is not supported")
     return {
         "intermediate_size": metadata.integer("expert_feed_forward_length"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
@@ -123,7 +123,7 @@ def _deepseek2_type(metadata: Metadata, config: Mapping[str, Any]) -> str:
     is_glm = config["num_hidden_layers"] == 47 and config["vocab_size"] == 154880
     function = metadata.integer("expert_gating_func", 0, least=0) or (_SIGMOID if is_glm else _SOFTMAX)
     if function not in (_SOFTMAX, _SIGMOID):
-        raise metadata.error("expert_gating_func", f"is {function}, which is not supported for this architecture")
+        raise metadata.unsupported("expert_gating_func", f"is {function}, which is not supported for this architecture")
     if function == _SOFTMAX:
         return "deepseek_v2"
     return "glm4_moe_lite" if is_glm else "deepseek_v3"
@@ -192,7 +192,7 @@ def nemotron_h(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     kv_heads = metadata.integers("attention.head_count_kv", layers, config["num_key_value_heads"])
     widths, mlp = metadata.integers("feed_forward_length", layers), "moe" if "expert_count" in metadata else "mlp"
     if len({*widths} - {0}) > 1:
-        raise metadata.error("feed_forward_length", "has several numbers other than 0, which is not supported")
+        raise metadata.unsupported("feed_forward_length", "has several numbers other than 0, which is not supported")
     types = [
         "full_attention" if kv else mlp if width else "linear_attention"
         for kv, width in zip(kv_heads, widths, strict=True)
@@ -227,7 +227,7 @@ def nemotron_h_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, A
 
 def _require_sigmoid(metadata: Metadata) -> None:
     if metadata.integer("expert_gating_func", _SIGMOID) != _SIGMOID:
-        raise metadata.error("expert_gating_func", f"is not {_SIGMOID}, the sigmoid, which is not supported")
+        raise metadata.unsupported("expert_gating_func", f"is not {_SIGMOID}, the sigmoid, which is not supported")
 
 
 def _head_width(metadata: Metadata, heads: int) -> int:

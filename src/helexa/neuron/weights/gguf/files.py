@@ -93,16 +93,21 @@ class GgufFile:
     def _add_parts(self, count: int, max_header_bytes: int) -> None:
         match = _PART.fullmatch(self.path.name)
         if match is None or int(match["count"]) != count:
-            raise ModelFileError(f"{self.path.name}: one of {count} parts, so its name must end in -of-{count:05}.gguf")
+            raise ModelFileError(
+                f"{self.path.name}: one of {count} parts, so its name must end in -of-{count:05}.gguf",
+                advice="rename the file",
+            )
         names = part_names(self.path.name)
         if self.path.name != names[0]:
             raise ModelFileError(
-                f"{self.path.name}: part {int(match['number'])} of {count}; open the first, {names[0]}"
+                f"{self.path.name}: part {int(match['number'])} of {count}", advice=f"open the first, {names[0]}"
             )
         for number, name in enumerate(names[1:], start=1):
             path = self.path.with_name(name)
             if not path.exists():
-                raise ModelFileError(f"{name}: missing; it is part {number + 1} of {count} of the model; download it")
+                raise ModelFileError(
+                    f"{name}: missing; it is part {number + 1} of {count} of the model", advice="download it"
+                )
             header = read_header(path, max_header_bytes)
             if (header.metadata.get("split.no"), header.metadata.get("split.count")) != (number, count):
                 raise ModelFileError(f"{name}: its header does not say that it is part {number + 1} of {count}")
@@ -110,7 +115,8 @@ class GgufFile:
         total = self._number("split.tensors.count", len(self.tensors))
         if total != len(self.tensors):
             raise ModelFileError(
-                f"{self.path.name}: the parts hold {len(self.tensors)} tensors, not {total}; download them again"
+                f"{self.path.name}: the parts hold {len(self.tensors)} tensors, not {total}",
+                advice="download them again",
             )
 
     def _add(self, path: Path, header: GgufHeader) -> None:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeGuard, TypeVar, overload
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import UNREADABLE_FILE, ModelFileError
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
 from helexa.neuron.weights.model_file import open_model_file
 
@@ -43,7 +43,7 @@ _MAX_ALIGNMENT = 1 << 16
 _FIRST_READ = 1 << 16
 _WINDOW = 1 << 16  # bytes of short strings that are looked at together
 _FEW = 1024  # strings; for fewer, the search takes longer than reading their lengths
-_TRUNCATED = "truncated; download the file again"
+_TRUNCATED = "truncated"
 
 _T = TypeVar("_T")
 
@@ -136,7 +136,9 @@ def read_header(path: Path, max_bytes: int = MAX_HEADER_BYTES) -> GgufHeader:
             size = os.fstat(file.fileno()).st_size
             return _HeaderReader(file, path, size, max_bytes).parse()
     except OSError as error:
-        raise ModelFileError(f"{path.name}: cannot be read: {error.strerror or error}") from error
+        raise ModelFileError(
+            f"{path.name}: cannot be read: {error.strerror or error}", advice=UNREADABLE_FILE
+        ) from error
 
 
 def is_name(value: Any) -> TypeGuard[str]:
@@ -172,7 +174,7 @@ class _HeaderReader:
             self._fail("not a GGUF file")
         version = self._integer("<I")
         if version not in _VERSIONS:
-            self._fail(f"GGUF version {version} (or byte order) is not supported")
+            raise self._unsupported(f"GGUF version {version} (or byte order) is not supported")
         tensor_count = self._integer("<Q")
         key_count = self._integer("<Q")
         for kind, count, limit in (("tensors", tensor_count, _MAX_TENSORS), ("keys", key_count, _MAX_KEYS)):
@@ -214,7 +216,7 @@ class _HeaderReader:
             if name in tensors:
                 self._fail("appears twice")
             if data + offset + nbytes > self._size:
-                self._fail("truncated: its data ends beyond the end of the file; download the file again")
+                self._fail("truncated: its data ends beyond the end of the file")
             tensors[name] = GgufTensor(name, kind, shape, data + offset, nbytes)
         # Reject overlapping tensors, with which a small file could describe a large model.
         for previous, following in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
@@ -231,10 +233,10 @@ class _HeaderReader:
         type_id = self._integer("<I")
         offset = self._integer("<Q")
         if type_id not in GgmlType.__members__.values():
-            self._fail(f"unknown tensor type {type_id}")
+            raise self._unsupported(f"unknown tensor type {type_id}")
         kind = GgmlType(type_id)
         if kind not in BLOCK_SIZES:
-            self._fail(f"unsupported tensor type {kind.name}")
+            raise self._unsupported(f"unsupported tensor type {kind.name}")
         elements, block_bytes = BLOCK_SIZES[kind]
         if 0 in shape:
             self._fail("has an empty dimension")
@@ -343,6 +345,11 @@ class _HeaderReader:
 
     def _beyond(self, end: int) -> NoReturn:
         self._fail(_TRUNCATED if end > self._size else f"the header is larger than {self._max_bytes >> 20} MiB")
+
+    def _unsupported(self, problem: str) -> ModelFileError:
+        return ModelFileError(
+            f"{self._path.name}: {self._where}: {problem}", advice="load another file of the model, or update helexa"
+        )
 
     def _fail(self, problem: str) -> NoReturn:
         raise ModelFileError(f"{self._path.name}: {self._where}: {problem}")

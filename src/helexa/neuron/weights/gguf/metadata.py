@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.header import StringArray, is_list_of, is_name
 
@@ -120,7 +120,7 @@ class Metadata:
             value = self._file.metadata.get(f"{self.architecture}.{key}", values[0])
             if key not in self._read and value not in values:
                 shown = value if isinstance(value, bool | int | float) else "not a number"
-                raise self.error(key, f"is {shown}, which is not supported for this architecture")
+                raise self.unsupported(key, f"is {shown}, which is not supported for this architecture")
 
     def token(self, kind: str) -> int | None:
         """Return the id of the `bos` or `eos` token; None if the file has none."""
@@ -132,6 +132,10 @@ class Metadata:
     def error(self, key: str, problem: str) -> ModelFileError:
         """Return an error whose message names the file and the key, followed by `problem`."""
         return ModelFileError(f"{self._file.path.name}: key {self.architecture}.{key} {problem}")
+
+    def unsupported(self, key: str, problem: str) -> ModelFileError:
+        """Return the `error` for a value that this version does not support."""
+        return UnsupportedModelError(f"{self._file.path.name}: key {self.architecture}.{key} {problem}")
 
     def _value(self, key: str, default: Any) -> Any:
         self._read.add(key)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.weights.gguf.files import GgufFile, gguf_models, is_mmproj
 from helexa.neuron.weights.gguf.header import read_header
 from helexa.neuron.weights.gguf.metadata import Metadata
@@ -128,12 +128,15 @@ def _projector(file: GgufFile) -> _Projector:
     if file.architecture != _ARCHITECTURE:
         raise ModelFileError(
             f"{file.path.name} is not an mmproj file: its architecture is '{file.architecture}', expected "
-            f"'{_ARCHITECTURE}'"
+            f"'{_ARCHITECTURE}'",
+            advice="use the mmproj file of this model",
         )
     metadata = Metadata(file)
     name = metadata.text("projector_type", metadata.text("vision.projector_type", "none"))
     if name not in _PROJECTORS:
-        raise ModelFileError(f"{file.path.name}: unsupported projector '{name}'; supported: {', '.join(_PROJECTORS)}")
+        raise UnsupportedModelError(
+            f"{file.path.name}: unsupported projector '{name}'; supported: {', '.join(_PROJECTORS)}"
+        )
     return _PROJECTORS[name]
 
 
