@@ -122,3 +122,9 @@ def test_garbage_collector_does_not_run_during_the_imports_of_a_command() -> Non
         "assert sum(generation['collections'] for generation in gc.get_stats()) == runs"
     )
     assert "helexa.neuron.requests.inference" in imported(program)
+
+
+def test_text_process_reads_a_vocabulary_without_numpy(smollm2_gguf: Path) -> None:
+    """On 64 processors, numpy's threads reserve more address space than the process may have."""
+    program = f"from helexa.neuron.text.text_process import _opened\n_opened({bytes(smollm2_gguf)!r})"
+    assert imported(program) & {"numpy", "torch"} == set()

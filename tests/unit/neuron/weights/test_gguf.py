@@ -3,6 +3,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
+from array import array
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_metadata_of_a_real_file_equals_the_reference_reader(
 
 
 def test_vocabulary_without_unused_tokens_is_not_decoded() -> None:
-    tokens = StringArray(text(b"\xff") * 3, np.array([9, 18, 27]), "model.gguf")
+    tokens = StringArray(text(b"\xff") * 3, array("q", [9, 18, 27]), "model.gguf")
     metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1, 3, 1]}
     assert suppressed_tokens(metadata, 5) == [3, 4]
     with pytest.raises(ModelFileError, match="is not valid UTF-8"):
@@ -167,10 +168,10 @@ def test_short_arrays_and_strings_that_are_not_recognized_are_hardly_searched(
     """A search takes 0.1 ms. With one for each string, a small file delayed all reads of a folder for seconds."""
     searches = 0
 
-    def counted(data: bytearray, position: int) -> Any:
+    def counted(data: bytearray, position: int, start: int) -> Any:
         nonlocal searches
         searches += 1
-        return search(data, position)
+        return search(data, position, start)
 
     search = gguf_header._ends_of_short_strings
     monkeypatch.setattr(gguf_header, "_ends_of_short_strings", counted)

@@ -7,21 +7,18 @@ size before use.
 import math
 import os
 import struct
+import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeGuard, TypeVar, overload
+from typing import Any, BinaryIO, NoReturn, TypeGuard, TypeVar, overload
 
 from helexa.core.errors import UNREADABLE_FILE, ModelFileError
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
 from helexa.neuron.weights.model_file import open_model_file
-
-# The server of a node imports this module, but reads no header and imports no numpy.
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -56,11 +53,11 @@ class StringArray(Sequence[str]):  # noqa: PLW1641  # like a list, it has no has
 
     Args:
         data: the strings, each after its length in 8 bytes.
-        ends: the ends of the strings in `data`, int64.
+        ends: the ends of the strings in `data`.
         where: file and key, for error messages.
     """
 
-    def __init__(self, data: bytes, ends: "NDArray[np.int64]", where: str) -> None:
+    def __init__(self, data: bytes, ends: "array[int]", where: str) -> None:
         # Most of a header are the texts of a vocabulary, and an engine needs only their number.
         self._data = data
         self._ends = ends
@@ -86,9 +83,8 @@ class StringArray(Sequence[str]):  # noqa: PLW1641  # like a list, it has no has
 
     def some(self, indices: Sequence[int]) -> list[str]:
         """Return the strings at `indices`, without decoding the others."""
-        ends = self._ends[list(indices)].tolist()
-        begins = [int(self._ends[index - 1]) if index else 0 for index in indices]
-        return self._decoded(begins, ends)
+        begins = [self._ends[index - 1] if index else 0 for index in indices]
+        return self._decoded(begins, [self._ends[index] for index in indices])
 
     @cached_property
     def _strings(self) -> list[str]:
@@ -280,39 +276,36 @@ class _HeaderReader:
 
     def _strings(self, count: int) -> StringArray:
         """Return the next `count` strings without decoding them."""
-        import numpy as np
-
         # Only their lengths are read, because a vocabulary has up to a million strings.
-        start = self._position
-        parts: list[NDArray[np.int64]] = []
-        while count:
-            searches = count >= _FEW
-            found = _ends_of_short_strings(self._data, self._position)[:count] if searches else self._ends(count)
-            if searches and len(found) < _FEW:
-                # More each time, because many arrays can consist of strings that are not recognized.
-                found = self._ends(min(self._one_by_one, count))
-                self._one_by_one *= 2
-            self._position = int(found[-1])
-            parts.append(found - start)
-            count -= len(found)
-        ends = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        start, ends = self._position, array("q")
+        # The sandbox process of a tokenizer does not import numpy. It decodes the strings anyway, and for each of many
+        # processors, numpy's threads reserve a part of the memory that the process may have.
+        searches = "numpy" in sys.modules
+        while (left := count - len(ends)) > 0:
+            found = array("q")
+            if searches and left >= _FEW:
+                found = _ends_of_short_strings(self._data, self._position, start)[:left]
+                if len(found) < _FEW:
+                    # More each time, because many arrays can consist of strings that are not recognized.
+                    left = min(self._one_by_one, left)
+                    self._one_by_one *= 2
+            ends += found if len(found) >= _FEW else self._ends(left, start)
+            self._position = start + ends[-1]
         return StringArray(bytes(self._data[start : self._position]), ends, f"{self._path.name}: {self._where}")
 
-    def _ends(self, count: int) -> "NDArray[np.int64]":
-        """Return the positions after the next `count` strings, at least one."""
-        import numpy as np
-
-        unpack, position, ends = struct.Struct("<Q").unpack_from, self._position, list[int]()
+    def _ends(self, count: int, start: int) -> "array[int]":
+        """Return the ends of the next `count` strings, relative to `start`."""
+        unpack, position, ends = struct.Struct("<Q").unpack_from, self._position, array("q")
         while len(ends) < count:
             data = self._data
             try:
                 for _ in range(count - len(ends)):
                     position += 8 + unpack(data, position)[0]
-                    ends.append(position)
+                    ends.append(position - start)
             except (struct.error, OverflowError):
                 self._require(position + 8)
         self._require(position)
-        return np.array(ends, np.int64)
+        return ends
 
     def _name(self) -> str:
         length = self._integer("<Q")
@@ -355,8 +348,8 @@ class _HeaderReader:
         raise ModelFileError(f"{self._path.name}: {self._where}: {problem}")
 
 
-def _ends_of_short_strings(data: bytearray, position: int) -> "NDArray[np.int64]":
-    """Return the positions after the next strings that are easy to recognize.
+def _ends_of_short_strings(data: bytearray, position: int, start: int) -> "array[int]":
+    """Return the ends of the next strings that are easy to recognize, from `start`.
 
     The length of a string with 1 to 255 bytes ends with seven zero bytes, which texts hardly ever have. So the lengths
     are found all at once instead of one after the other, in a tenth of the time.
@@ -365,11 +358,11 @@ def _ends_of_short_strings(data: bytearray, position: int) -> "NDArray[np.int64]
 
     count = min(len(data) - position, _WINDOW) - 7
     if count <= 0:
-        return np.empty(0, np.int64)
+        return array("q")
     words = np.ndarray((count,), "<u8", data, position, (1,))  # the 8 bytes at each position
     begins = np.flatnonzero(words < 256)
     ends = begins + 8 + words[begins].astype(np.int64)
     # A length is one only if it begins where the previous string ends.
     wrong = np.flatnonzero(begins != np.concatenate(([0], ends[:-1])))
     ends = ends[: wrong[0]] if len(wrong) else ends
-    return ends[ends <= len(data) - position] + position
+    return array("q", (ends[ends <= len(data) - position] + (position - start)).astype(np.int64).tobytes())
