@@ -16,8 +16,8 @@ from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
 from helexa.core.errors import ApiError, overloaded
+from helexa.core.image_file import ImageProblem, check_size, to_data_url
 from helexa.cortex.config import ImagesSection
-from helexa.cortex.image_file import ImageProblem, check_size, to_data_url
 from helexa.cortex.upstream.client import CONNECT_TIMEOUT_SECS, connect
 from helexa.cortex.upstream.connection import (
     ConnectError,

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helexa.core.image_file import data_url
 from helexa.core.sampling import Sampling
-from helexa.cortex.image_file import data_url
 from helexa.generation.completion import Completion
 from helexa.generation.errors import InvalidRequestError, SchemaError
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helexa.core.errors import invalid_body, unsupported_parameter
+from helexa.core.image_file import media_type
 from helexa.cortex.forwarding.token_bounds import CHAT, COMPLETIONS, EMBEDDINGS
-from helexa.cortex.image_file import media_type
 from helexa.cortex.ollama.requests import (
     ChatRequest,
     EmbeddingsRequest,

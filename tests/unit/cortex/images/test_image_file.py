@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.images.image_server import PNG, PNG_URL
-from helexa.cortex.image_file import ImageProblem, check_data_url, to_data_url
+from helexa.core.image_file import ImageProblem, check_data_url, to_data_url
 
 LIMIT = 1000
 

@@ -18,8 +18,8 @@ from cortex.anthropic.conversation_node import talking
 from cortex.fake_node import COMPLETION, FakeNode
 from cortex.images.image_server import PNG, PNG_URL, ImageServer, image_server
 from cortex.running_gateway import Cortex, eventually, running_cortex
+from helexa.core.image_file import TYPICAL_TOKENS
 from helexa.cortex.forwarding.token_bounds import IMAGE_TOKENS
-from helexa.cortex.image_file import TYPICAL_TOKENS
 
 BASE64 = base64.b64encode(PNG).decode()
 SOURCE = {"type": "base64", "media_type": "image/png", "data": BASE64}

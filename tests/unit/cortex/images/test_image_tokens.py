@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from helexa.cortex.image_file import LOW_DETAIL_TOKENS, MAX_TOKENS, MIN_TOKENS, TYPICAL_TOKENS, image_tokens
+from helexa.core.image_file import LOW_DETAIL_TOKENS, MAX_TOKENS, MIN_TOKENS, TYPICAL_TOKENS, image_tokens
 
 SIZE = (640, 480)  # 300 tokens
 

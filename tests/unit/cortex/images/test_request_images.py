@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from cortex.images.image_server import PNG_URL
 from helexa.core.errors import ApiError
+from helexa.core.image_file import MIN_TOKENS
 from helexa.cortex.forwarding.token_bounds import PromptImages
-from helexa.cortex.image_file import MIN_TOKENS
 from helexa.cortex.request_images import ImageLimits, RemoteImage, check_images, count_images, replace_urls
 
 LIMITS = ImageLimits(max_images=3, max_bytes=1000, fetches=True)
