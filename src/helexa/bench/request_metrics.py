@@ -209,7 +209,7 @@ def distribution(values: Iterable[float]) -> Distribution | None:
 
 
 def measure(record: RequestRecord) -> RequestMeasures:
-    """Return the metrics of a request.
+    """Return the metrics of a request from its record.
 
     Requests that failed or were canceled also have metrics.
     """

@@ -150,7 +150,7 @@ def _is_part(part: object) -> bool:
 
 
 def prompt_text(prompt: str | None, files: Sequence[Path] = ()) -> str:
-    """Return the prompt, followed by the files and the piped text.
+    """Return a conversation's prompt, followed by the files and the piped text.
 
     Raises:
         CommandError: the prompt is empty or too long, or a file cannot be read.

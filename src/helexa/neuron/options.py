@@ -32,7 +32,7 @@ class _Constraint:
 
 @dataclass(frozen=True)
 class Above(_Constraint):
-    """The permitted range of a number: above `low`."""
+    """The permitted range of a numeric option: above `low`."""
 
     low: float
 
@@ -44,7 +44,7 @@ class Above(_Constraint):
 
 @dataclass(frozen=True)
 class Pattern(_Constraint):
-    """The permitted texts: those that the regular expression `text` matches."""
+    """The permitted texts of an option: those that the regular expression matches."""
 
     text: str
 

@@ -37,18 +37,18 @@ class DimensionTables:
 
 
 def gpu_label(gpus: list[dict[str, Any]]) -> str:
-    """Return the accelerators of a host as text, such as `2× RTX 5090 + H100`."""
+    """Return the accelerators of an archived host as text, as `2× RTX 5090 + H100`."""
     counts = Counter(str(gpu["name"]).removeprefix("NVIDIA GeForce ").removeprefix("NVIDIA ") for gpu in gpus)
     return " + ".join(name if count == 1 else f"{count}× {name}" for name, count in counts.items())
 
 
 def hardware_label(host: HostRow) -> str:
-    """Return the accelerators of a host as text, or else its CPU."""
+    """Return the accelerators of an archived host as text, or else its CPU."""
     return gpu_label(host.gpus) or host.cpu
 
 
 def build_labels(builds: Collection[BuildRow]) -> dict[int, str]:
-    """Return a unique display name of each build by row id: commit or version.
+    """Return a unique display name of each archived build: commit or version.
 
     Several builds may have the same commit or version, but different libraries, uncommitted changes or engines. To make
     their names unique, a short hash is appended.

@@ -373,7 +373,7 @@ _items = msgspec.json.Decoder(list[_Reference])
 
 
 def referenced_response(previous: Any, input: msgspec.Raw) -> str | None:
-    """Return the id of the stored response that a request refers to, or None.
+    """Return the id of the stored response that `input` items refer to, or None.
 
     Args:
         previous: the field `previous_response_id`.

@@ -51,7 +51,7 @@ class NodeError(HelexaError):
 
 
 def failure_reason(error: UpstreamError, endpoint: str, path: str, *, begun: bool) -> str:
-    """Return why there was no whole response, in words for an administrator."""
+    """Return why a node gave no whole response, in words for an administrator."""
     cause = error.__cause__
     match cause:
         case socket.gaierror():

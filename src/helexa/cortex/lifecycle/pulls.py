@@ -35,7 +35,7 @@ class NodePull:
 
 
 class Pulls:
-    """Starts, watches and cancels downloads, whose state is on the nodes of a fleet."""
+    """Starts, watches and cancels downloads, whose state is on the nodes."""
 
     def __init__(self, fleet: Fleet, client: NodeClient, poller: Poller) -> None:
         self._fleet = fleet

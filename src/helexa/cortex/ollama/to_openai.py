@@ -312,5 +312,5 @@ _PARSERS: dict[str, Callable[[bytes], Translation]] = {
 
 
 def is_ollama_path(path: str) -> bool:
-    """Return whether a path is Ollama's, so that errors have Ollama's format."""
+    """Return whether a path is Ollama's, to be translated, with Ollama's errors."""
     return path in _PATHS or path.startswith(BLOBS)

@@ -297,7 +297,7 @@ _EVENTS = {"running": "progress", "done": "done"}
 
 
 def anthropic_model(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert an entry of `/v1/models` from OpenAI's format to Anthropic's format."""
+    """Convert an entry of `GET /v1/models` to the format of Anthropic's clients."""
     return {
         "type": "model",
         "id": entry["id"],

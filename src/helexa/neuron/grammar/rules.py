@@ -111,5 +111,5 @@ def without(strings: tuple[str, ...], beginnings: tuple[str, ...] = ()) -> str:
 
 
 def escaped(string: str) -> str:
-    """Return a regular expression that matches exactly `string`."""
+    """Return a regular expression, for a grammar, that matches exactly `string`."""
     return re.sub(r"[][.^$*+?(){}|\\/]", r"\\\g<0>", string).replace("\n", r"\n")

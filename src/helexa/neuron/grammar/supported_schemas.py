@@ -72,7 +72,7 @@ def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
 
 
 def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return a copy of `schema` with the result of `change` for each subschema.
+    """Return a copy of a JSON Schema with the result of `change` per subschema.
 
     `change` gets a subschema whose own subschemas are already changed. Subschemas of `not` and `if` are not changed.
     """
@@ -139,7 +139,7 @@ def _without_property_names(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def type_names(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the type names in the schema's `type` keyword."""
+    """Return the type names in the keyword `type` of a JSON Schema."""
     types = schema.get("type")
     return frozenset(name for name in (types if isinstance(types, list) else [types]) if isinstance(name, str))
 

@@ -23,7 +23,7 @@ from helexa.neuron.hardware.host_memory import memory_id
 
 @cache
 def build_facts() -> dict[str, Any]:
-    """Return the members of `GET /version`: helexa, Python, torch, Triton.
+    """Discover the members of `GET /version`: helexa, Python, torch, Triton.
 
     The first call runs git if helexa runs from a git checkout. Later calls return the same result.
     """

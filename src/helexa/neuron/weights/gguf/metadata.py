@@ -204,7 +204,7 @@ def corrected_types(
 
 
 def suppressed_tokens(metadata: Mapping[str, Any], rows: int) -> list[int]:
-    """Return the ids below `rows` that a model must never generate."""
+    """Return GGUF metadata's ids below `rows` that a model must never generate."""
     tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
     # `GgufVocabulary` reports what is wrong with the vocabulary.
     if not is_list_of(tokens, str) or not tokens:
