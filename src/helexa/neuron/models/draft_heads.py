@@ -304,4 +304,5 @@ def gives_layer_inputs(architecture: type[Decoder]) -> bool:
     # The residual stream must be that of Llama, and later steps must not compute accepted drafts again.
     same = (architecture.hidden is Decoder.hidden, architecture.embed is Decoder.embed)
     layers = issubclass(architecture, Llama) and architecture.block is Llama.block
-    return all(same) and layers and not architecture.recurrent
+    plain_norms = architecture.names.block_norms is not None and architecture.names.post_norms is None
+    return all(same) and layers and plain_norms and not architecture.recurrent

@@ -314,7 +314,7 @@ def test_eagle_heads_read_the_layers_of_models_like_llama(model_type: str) -> No
     assert gives_layer_inputs(model_class(model_type))
 
 
-@pytest.mark.parametrize("model_type", ["gemma2", "gemma4", "granite", "olmo2", "nemotron_h", "qwen3_next"])
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma4", "glm4", "granite", "olmo2", "nemotron_h", "qwen3_next"])
 def test_eagle_heads_do_not_read_the_layers_of_other_models(model_type: str) -> None:
     assert not gives_layer_inputs(model_class(model_type))
 
