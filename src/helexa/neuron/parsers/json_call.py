@@ -87,7 +87,7 @@ def read_calls(
     fenced = yield from read_fence(source)
     listed = yield from source.marker(_LIST)
     yield from source.space()
-    calls = 0
+    calls, unseparated = 0, False
     while True:
         yield from read_call(source, output, ends, known=known, name_key=name_key)
         yield from take_surplus(source)
@@ -97,11 +97,13 @@ def read_calls(
         yield from source.space()
         if not (yield from source.upcoming(_OPEN)):
             break
+        unseparated = unseparated or not separator
     for ending in (_LIST_END if listed else NO_MARKERS, _FENCE if fenced else NO_MARKERS):
         if (yield from source.marker(ending)):
             source.settle()
             yield from source.space()
-    if not in_list if listed else calls > 1 and not separator:
+    # Missing commas in a list, and a comma at its end, are mistakes, too.
+    if (not in_list or unseparated or separator) if listed else (calls > 1 and not separator):
         output.repairs.add("several_objects")
     if fenced and not in_fence:
         output.repairs.add("code_fence")

@@ -101,7 +101,7 @@ def _call(format_name: str | None, name: str, arguments: str) -> str:
             given = rf"\s*(?:\{{{_pairs(arguments, _GEMMA, _GEMMA_END)}|{written}{_SURPLUS})"
             return rf"<\|tool_call>\s*call:{name}{given}\s*(?:<tool_call\|>)?"
         case "mistral":
-            listed = rf"(?:\[TOOL_CALLS\]\s*\[|,)\s*{json_call}{_SURPLUS}\s*\]?"
+            listed = rf"(?:\[TOOL_CALLS\]\s*\[?|,)\s*{json_call}{_SURPLUS}\s*\]?"
             name_member = rf"\[TOOL_CALLS\]\s*{name}(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*{written}{_SURPLUS}"
             return rf"(?:{listed}|{name_member})"
         case "deepseek":
