@@ -209,6 +209,15 @@ def test_reserved_limit_is_added_unless_the_body_states_it() -> None:
     assert enforced(embedding, 9, "neuron") == enforced(embedding, 9, "openai") == {"model": "Org/M", "input": "x"}
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_third_party_backend_gets_no_limit_of_minus_one(path: str, name: str) -> None:
+    request = ask(path, prompt="x", **{name: -1})
+    assert json.loads(request.body_for("Org/M", "openai")) == {"model": "Org/M", "prompt": "x"}
+    assert json.loads(request.body_for("Org/M"))[name] == -1
+    assert enforced(request, 9, "openai") == {"model": "Org/M", "prompt": "x", "max_tokens": 9}
+
+
 def test_third_party_backend_gets_unique_fields_and_one_limit() -> None:
     body = (
         b'{"model":"a","max_tokens":1,"max_completion_tokens":1,"max_tokens":100000,"Max_Tokens":5,"n_predict":9,'
