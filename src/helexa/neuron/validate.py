@@ -119,13 +119,16 @@ async def smoke(config: NeuronConfig, model: str, ranks: int, report: Callable[[
     tokens = await _tokens_of_engine(path, options, ranks)
     report(f"tokens ranks={ranks} count={len(tokens)} equal_to_one_rank={'yes' if tokens == expected else 'no'}")
     if tokens != expected:
-        raise HelexaError(f"the tokens of {ranks} ranks differ from those of one rank: {tokens}, not {expected}")
+        raise HelexaError(
+            f"the tokens of {ranks} ranks differ from those of one rank: {tokens}, not {expected}; "
+            "do not use tensor_parallel here"
+        )
     detected = await _kill_rank(path, options, ranks)
     begin = time.monotonic()
     tokens = await _tokens_of_engine(path, options, ranks)
     seconds = time.monotonic() - begin
     if tokens != expected:
-        raise HelexaError(f"the tokens after a restart are {tokens}, not {expected}")
+        raise HelexaError(f"the tokens after a restart are {tokens}, not {expected}; do not use tensor_parallel here")
     report(f"killed rank={ranks - 1} engine_ended_after_ms={detected * 1e3:.0f} back_after_s={seconds:.1f}")
 
 

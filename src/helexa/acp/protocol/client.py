@@ -57,7 +57,7 @@ class EditorClient:
         if response is None:
             return {}
         if not isinstance(response, dict):
-            raise HostError(f"the editor's response to {method} is not an object")
+            raise HostError(f"the editor's response to {method} is not an object; try another way")
         return response
 
 

@@ -66,5 +66,5 @@ def _clear(entries: list[SavedFiles], names: Iterable[str]) -> None:
     try:
         deleted = delete_saved(entries)
     except OSError as error:
-        raise CommandError(f"saved files cannot be deleted: {error}") from None
+        raise CommandError(f"saved files cannot be deleted: {error}; check the permissions") from None
     note(f"deleted {file_size_text(deleted)} of saved files")

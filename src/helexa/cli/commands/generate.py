@@ -81,7 +81,7 @@ def check_files(prompts: str, output: Path | None) -> None:
                 pass
         except OSError as error:
             problem = "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror).lower()
-            raise CommandError(f"{prompts}: {problem}", USAGE) from None
+            raise CommandError(f"{prompts}: {problem}; name a file with --prompts", USAGE) from None
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         problem = "is a folder" if output.is_dir() else f"the folder {output.parent} does not exist"
         raise CommandError(f"{output}: {problem}; name another file with --output", USAGE)

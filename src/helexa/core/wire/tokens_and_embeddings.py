@@ -108,7 +108,7 @@ def _inputs(value: Any) -> list[str | list[int]]:
         if not isinstance(item, str) and not _is_ids(item):
             raise PydanticCustomError("input", "{index} is no string and no list of token ids", {"index": index})
         if not item:
-            raise PydanticCustomError("input", "{index} is empty", {"index": index})
+            raise PydanticCustomError("input", "{index} is empty; leave it out", {"index": index})
     return value
 
 

@@ -247,7 +247,7 @@ class NodeClient:
         path = f"/v1/responses/{quote(id, safe='')}{subpath}"
         status, body = await self._call(method, endpoint, path, POLL_TIMEOUT_SECS, None, bearer, identity)
         if status not in (200, 400, 404):
-            raise NodeError(f"{path} answered HTTP {status}")
+            raise NodeError(f"{path} answered HTTP {status}{_STATUS_ADVICE.get(status, '')}")
         return status, body
 
     async def get(self, endpoint: str, path: str, bearer: str | None = None) -> bytes:
@@ -309,7 +309,7 @@ class NodeClient:
                         )
                 return answer.status, bytes(body)
         except TimeoutError:
-            raise NodeError(f"{path} did not answer in time", timed_out=True) from None
+            raise NodeError(f"{path} did not answer in time; see the node's log", timed_out=True) from None
         except UpstreamError as error:
             reason = failure_reason(error, endpoint, path, begun=answer is not None)
             raise NodeError(reason, local=isinstance(error, LocalConnectError)) from error

@@ -42,7 +42,9 @@ class _Vocabulary:
         self.special_token_ids = sorted(special)
         self._special = special
         if not self.ends:
-            raise HelexaError("the model's vocabulary has no token that ends an answer, which a grammar needs")
+            raise HelexaError(
+                "the model's vocabulary has no token that ends an answer, which a grammar needs; use another model"
+            )
         self.eos_token_id = self.ends[0]
         # llguidance takes this token for a special token. A wrong configuration may name a token of the text.
         self.bos_token_id = tokenizer.bos_id if tokenizer.bos_id in special else None
@@ -136,7 +138,9 @@ class GrammarMatcher:
                 self._on_limit()
                 self._fail(f"the grammar cannot be followed: {error_line(self._matcher)}", bad_grammar=True)
             else:
-                self._fail(f"the engine chose token {token}, which the grammar does not allow", bad_grammar=False)
+                self._fail(
+                    f"the engine chose token {token}, which the grammar does not allow; try again", bad_grammar=False
+                )
         self._output.append(token)
         self._spent(start_time)
 
@@ -257,7 +261,7 @@ class GrammarMatcher:
         """
         self._debt = max(self._debt + self._clock() - begun - rows * _ROW_SECONDS, 0.0)
         if self._debt > _MOST_SECONDS:
-            self._fail("the grammar takes too long to follow", bad_grammar=True)
+            self._fail("the grammar takes too long to follow; simplify it", bad_grammar=True)
 
     def _fail(self, error: str, *, bad_grammar: bool) -> None:
         """Set `error` and `bad_grammar`, unless an earlier error is set."""

@@ -314,4 +314,4 @@ class RemoteStages:
             raise self._lost(stage, error) from None
 
     def _lost(self, stage: int, error: ChannelError) -> StageError:
-        return StageError(f"the connection to host {stage} of the group failed: {error}")
+        return StageError(f"the connection to host {stage} of the group failed: {error}; check that its node runs")

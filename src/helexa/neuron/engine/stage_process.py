@@ -217,7 +217,7 @@ def _failure(error: Exception) -> StageFailed:
     if isinstance(error, DeviceError):
         return StageFailed("device", str(error))
     if isinstance(error, MemoryError | tensors.OutOfMemoryError) or "allocate memory" in str(error):
-        return StageFailed("does_not_fit", "the layers do not fit into memory")
+        return StageFailed("does_not_fit", "the layers do not fit into memory; free memory on this host")
     _log.exception("loading failed")
     return StageFailed("internal", str(error) if isinstance(error, HelexaError) else type(error).__name__)
 

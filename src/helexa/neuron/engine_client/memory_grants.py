@@ -87,7 +87,7 @@ class MemoryGrants:
             raise
         if granted.pages < least_pages:
             raise DoesNotFitError(
-                f"memory is free for {granted.pages} KV pages instead of {least_pages}",
+                f"memory is free for {granted.pages} KV pages instead of {least_pages}; unload another model",
                 required_mb=(granted.total + (least_pages - granted.pages) * request.page) >> 20,
                 free_mb=available >> 20,
                 permanent=False,

@@ -118,7 +118,7 @@ def _prompts(model: ServedModel, inputs: Sequence[str | list[int]]) -> list[list
     for index, text in enumerate(inputs):
         prompt = encode(text, add_special=True) if isinstance(text, str) else text
         if not prompt:
-            raise invalid_body(f"input.{index}: has no tokens", "input")
+            raise invalid_body(f"input.{index}: has no tokens; send some text", "input")
         if unknown := [token for token in prompt if not 0 <= token < vocab_size]:
             raise invalid_body(f"input.{index}: {unknown[0]} is not a token id below {vocab_size}", "input")
         if len(prompt) > context_length:

@@ -251,7 +251,7 @@ def _decoded(url: str, field: str) -> bytes:
     except ValueError as error:
         raise invalid_image(f"'{field}.image_url.url': invalid base64: {error}", field) from error
     if not data:
-        raise invalid_image(f"'{field}.image_url.url': the data URL is empty", field)
+        raise invalid_image(f"'{field}.image_url.url': the data URL is empty; send data:image/png;base64,...", field)
     return data
 
 

@@ -208,7 +208,9 @@ class ItemPage:
         if self.newest_first:
             items, ids = items[::-1], ids[::-1]
         if self.after and self.after not in ids:
-            raise invalid_body(f"after: there is no item {self.after[:80]!r}", "after")
+            raise invalid_body(
+                f"after: there is no item {self.after[:80]!r}; leave 'after' out for the first page", "after"
+            )
         start = ids.index(self.after) + 1 if self.after else 0
         page = items[start : start + self.limit]
         listed = {

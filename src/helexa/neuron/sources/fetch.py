@@ -140,6 +140,8 @@ def source_error(
     reason = _web_reason(error, token, has_token)
     if missing and error.transient:
         reason += f"; {missing}"
+    elif error.transient and error.status != 429:  # the reason for status 429 says when to try again
+        reason += "; try again later"
     kind = "repo_fetch_failed" if error.transient else "repo_refused"
     return SourceError(f"{source} {reason}", kind=kind, model_id=name, cause=reason)
 

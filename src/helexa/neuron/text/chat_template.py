@@ -98,7 +98,9 @@ class TemplateRenderer:
 
     def _run(self, source: str, variables: Mapping[str, Any] | None) -> str:
         if len(source) > MAX_SOURCE_LENGTH:
-            raise TemplateError(f"the chat template is longer than {MAX_SOURCE_LENGTH} characters: {len(source)}")
+            raise TemplateError(
+                f"the chat template has {len(source)} characters, more than {MAX_SOURCE_LENGTH}; set a shorter one"
+            )
         request = json.dumps([source, variables, MAX_SECONDS], ensure_ascii=False).encode("utf-8", "surrogatepass")
         if len(request) > MAX_BYTES:
             size = f"{len(request) >> 20} MiB, more than {MAX_BYTES >> 20} MiB"
@@ -106,7 +108,9 @@ class TemplateRenderer:
         try:
             response = self._sandbox.request(request)
         except SandboxError as error:
-            raise TemplateBoundsError(f"the chat template failed: {error}") from error
+            raise TemplateBoundsError(
+                f"the chat template failed: {error}; shorten the messages, or set another chat_template"
+            ) from error
         text = response[1:].decode("utf-8", "surrogatepass")
         if response[:1] != b"=":
             raise TemplateError(f"the chat template {text}")
@@ -247,7 +251,9 @@ def _joined(parts: list[Any]) -> str:
     if text is None:
         other = next(part for part in parts if text_of([part]) is None)
         kind = other.get("type") if isinstance(other, Mapping) else None
-        raise TemplateError(f"the chat template supports only text, not a content part of type '{str(kind)[:80]}'")
+        raise TemplateError(
+            f"the chat template supports only text, not a content part of type '{str(kind)[:80]}'; leave it out"
+        )
     return text
 
 
@@ -431,5 +437,8 @@ class ChatTemplate:
         text = self._run([*messages[:-1], messages[-1] | {"content": content}], tools, False, variables)
         head, mark, tail = text.rpartition(_CONTINUE_MARK)
         if not mark:
-            raise TemplateError("the chat template does not render the final message, so it cannot be continued")
+            raise TemplateError(
+                "the chat template does not render the final message, so it cannot be continued; "
+                "omit `continue_final_message`"
+            )
         return head if tail.startswith(_SPACE) else head.rstrip()

@@ -58,10 +58,12 @@ def decode(data: bytes, limits: ImageLimits) -> Image.Image:
     except (MemoryError, ImageError):
         raise
     except UnidentifiedImageError as error:
-        raise ImageError("the image is damaged, or its format is not PNG, JPEG, WebP or GIF") from error
+        raise ImageError(
+            "the image is damaged, or its format is not PNG, JPEG, WebP or GIF; send another file"
+        ) from error
     except Exception as error:  # Pillow's plugins raise many types of errors for damaged files
         detail = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ImageError(f"the image is damaged: {detail}") from error
+        raise ImageError(f"the image is damaged: {detail}; send another file") from error
 
 
 def pixel_share(data: bytes, limits: ImageLimits) -> float:
@@ -84,7 +86,7 @@ def check_bytes(data: bytes, limits: ImageLimits) -> None:
 def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
     width, height = size
     if width < 1 or height < 1:
-        raise ImageError(f"the image has {width} x {height} pixels")
+        raise ImageError(f"the image has {width} x {height} pixels; send another image")
     if width * height > limits.max_pixels:
         raise ImageError(
             f"the image has {width} x {height} pixels, and the limit is {limits.max_pixels} pixels; shrink it"

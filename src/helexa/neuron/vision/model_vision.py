@@ -95,7 +95,7 @@ class ImageSandbox:
         try:
             response = msgspec.json.decode(self._sandbox.request(body, memory), type=ImageResponse)
         except SandboxError as error:
-            raise ImageError(f"the image cannot be decoded: {error}") from error
+            raise ImageError(f"the image cannot be decoded: {error}; send another image, or try again") from error
         if response.error:
             raise ImageError(response.error)
         return response

@@ -83,7 +83,7 @@ async def test_backend_that_is_busy_with_other_clients_stays_up(monkeypatch: pyt
         single.may_answer_polls.clear()
         await eventually(lambda: cortex.gateway.fleet.node("single").is_unresponsive)
         node = cortex.gateway.fleet.node("single")
-        assert (node.healthy, node.problem) == (True, "/v1/models did not answer in time")
+        assert (node.healthy, node.problem) == (True, "/v1/models did not answer in time; see the node's log")
         assert (await cortex.ask())[0] == 200
         single.may_answer_polls.set()
         await eventually(lambda: not cortex.gateway.fleet.node("single").misses)

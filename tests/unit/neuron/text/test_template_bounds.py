@@ -88,7 +88,7 @@ def outcomes():
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_endless_templates_are_stopped(outcomes, name):
-    assert outcomes[0][name] == "the chat template failed: it runs for too long"
+    assert outcomes[0][name].startswith("the chat template failed: it runs for too long; ")
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -173,7 +173,7 @@ def connect(to: HostAddress, secret: bytes, *, source: str, seconds: float) -> C
     try:
         connection = socket.create_connection((to.address, to.port), seconds, source_address=(source, 0))
     except OSError as error:
-        raise ChannelError(f"cannot connect to {to}: {error.strerror or error}") from None
+        raise ChannelError(f"cannot connect to {to}: {error.strerror or error}; check that its node runs") from None
     try:
         _configure(connection)
         # Each end chooses half of the nonces, so that no recorded handshake can be repeated.
@@ -182,13 +182,13 @@ def connect(to: HostAddress, secret: bytes, *, source: str, seconds: float) -> C
         reply = _exactly(connection, _NONCE_BYTES + _PROOF_BYTES)
         nonces = own + reply[:_NONCE_BYTES]
         if not hmac.compare_digest(reply[_NONCE_BYTES:], _proof(secret, b"accept", nonces)):
-            raise SecretError(f"{to} has another secret than this host")
+            raise SecretError(f"{to} has another secret than this host; use the same [group] secret_file on both")
         connection.sendall(_proof(secret, b"connect", nonces))
         connection.settimeout(None)
     except BaseException as error:
         connection.close()
         if isinstance(error, OSError):
-            raise ChannelError(f"{to} does not answer: {error.strerror or error}") from None
+            raise ChannelError(f"{to} does not answer: {error.strerror or error}; check that its node runs") from None
         raise
     return Channel(connection, ChannelState(_proof(secret, b"session", nonces), connected=True, sent=0, received=0))
 
@@ -215,7 +215,7 @@ def accept(connection: socket.socket, secret: bytes, *, seconds: float) -> Chann
         nonces = bytes(hello[len(_MAGIC) :]) + own
         connection.sendall(own + _proof(secret, b"accept", nonces))
         if not hmac.compare_digest(_exactly(connection, _PROOF_BYTES), _proof(secret, b"connect", nonces)):
-            raise SecretError("a host with another secret tried to connect")
+            raise SecretError("a host with another secret tried to connect; use the same [group] secret_file on both")
         connection.settimeout(None)
     except BaseException as error:
         connection.close()

@@ -298,11 +298,16 @@ def _load_failure(model: Path, error: Exception) -> LoadFailed:
         return LoadFailed(kind="device", message=str(error))
     if is_out_of_memory(error):
         which = f" ({error})" if isinstance(error, MemoryError) and str(error) else ""  # may name a rank
-        return LoadFailed(kind="out_of_memory", message=f"{model.name} does not fit into memory{which}")
+        return LoadFailed(
+            kind="out_of_memory",
+            message=f"{model.name} does not fit into memory{which}; free memory, or load it with a smaller quant",
+        )
     _log.exception("loading %s failed", model)
     if isinstance(error, HelexaError):
         return LoadFailed(kind="internal", message=str(error))
-    return LoadFailed(kind="internal", message=f"loading {model.name} failed: {type(error).__name__}")
+    return LoadFailed(
+        kind="internal", message=f"loading {model.name} failed: {type(error).__name__}; see the node's log"
+    )
 
 
 def _send(connection: socket.socket, message: FromEngine) -> None:

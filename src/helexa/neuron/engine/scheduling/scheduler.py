@@ -103,13 +103,17 @@ class Scheduler:
         if len(self.queues.waiting) >= self.options.max_waiting:
             return sequence.failure(f"overloaded: {len(self.queues.waiting)} requests are waiting already")
         if not sequence.tokens:
-            return sequence.failure("the prompt has no tokens")
+            return sequence.failure("the prompt has no tokens; send some text")
         # The prompt and one output token. Without the page of this token, the sequence could never go on.
         needed = self.pages.pages_for(len(sequence.tokens) + 1)
         if needed > self.pages.total:
-            return sequence.failure(f"the prompt needs {needed} KV pages, the cache has {self.pages.total}")
+            return sequence.failure(
+                f"the prompt needs {needed} KV pages, the cache has {self.pages.total}; shorten the prompt"
+            )
         if len(sequence.tokens) > self._most_tokens:
-            return sequence.failure(f"the prompt is longer than the context of {self.options.context_length}")
+            return sequence.failure(
+                f"the prompt is longer than the context of {self.options.context_length}; shorten it"
+            )
         if sequence.request.image_ranges:
             sequence.images = PromptImages(sequence.request, self._image_traits)
         # The salt separates the prefix caches of principals.

@@ -267,7 +267,7 @@ def test_disallowed_token_fails_only_its_sequence(
     plan = scheduler.plan()
     first = scheduler.commit(plan, [5000] * 2)
     assert [(output.id, output.finish) for output in first] == [(0, "error"), (1, None)]
-    assert first[0].error == "the engine chose token 5000, which the grammar does not allow"
+    assert first[0].error == "the engine chose token 5000, which the grammar does not allow; try again"
     assert not first[0].bad_grammar
     assert first[0].tokens == []
     assert [output.finish for output in scheduler.commit(scheduler.plan(), [5000])] == ["length"]
