@@ -198,6 +198,8 @@ class Ask:
             messages.insert(0, {"role": "system", "content": self.system})
         base_seed = self.sampling.fixed_seed
         seed = secrets.randbelow(_SEEDS) if base_seed is None else base_seed + number
+        if seed == -1:
+            seed = _SEEDS  # servers take -1 for a random seed
         return Request(
             messages,
             replace(self.sampling, seed=seed),

@@ -76,6 +76,12 @@ def test_seed_minus_one_is_random(scripted):
     assert all(result.seed >= 0 for result in results)
 
 
+def test_seed_before_minus_one_gives_the_same_answers_again(scripted):
+    _, model = scripted
+    first, again = (model.batch(["a", "b", "c"], seed=-2) for _ in range(2))
+    assert [result.seed for result in first] == [result.seed for result in again] == [-2, 1 << 31, 0]
+
+
 def test_callback_error_ends_the_batch_and_is_raised(scripted):
     target, model = scripted
 

@@ -181,6 +181,7 @@ def test_call_of_an_mcp_server_contains_its_output(outcome: dict[str, str]) -> N
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
         {"type": "tool_search_call", "call_id": "c1", "arguments": {}},
         {"type": "tool_search_output", "call_id": "c1", "tools": []},
+        {"type": "tool_search_output", "call_id": "c1", "output": "none"},
         {"type": "mcp_list_tools", "id": "mcpl_1", "tools": []},
         {"type": "image_generation_call", "id": "ig_1", "result": "AAAA"},
     ],

@@ -297,6 +297,8 @@ class ResponsesRequest(GenerationRequest):
         for index, item in enumerate(self.input):
             if item.get("type") in TOOL_ITEMS:
                 more = item.get("tools")
+                if more is None and item["type"] == "tool_search_output":
+                    continue  # the search is not served, so its output may be anything
                 if not isinstance(more, list):
                     raise invalid_body(f"input.{index}.tools: must be a list", f"input.{index}.tools")
                 later |= {(space, tool["name"]): tool for space, tool in functions(more)}

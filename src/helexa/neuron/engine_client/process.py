@@ -254,6 +254,9 @@ class WarmStandby:
     async def begin(self) -> None:
         """Start a standby process, unless there is one already."""
         async with self._starting:
+            if self._child is not None and not self._child.alive:
+                await self._child.end(grace=0.0)
+                self._child = None
             if self._child is None:
                 self._child = await self._spawn()
 

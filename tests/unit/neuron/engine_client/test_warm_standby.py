@@ -57,6 +57,14 @@ async def test_dead_standby_process_is_replaced(standby: WarmStandby):
     await child.end(grace=0.0)
 
 
+async def test_dead_standby_process_does_not_stay_the_standby(standby: WarmStandby):
+    pid = await begun(standby, engines())
+    os.kill(pid, signal.SIGKILL)
+    psutil.Process(pid).wait(60)
+    await eventually(lambda: pid not in engines())
+    assert await begun(standby, engines()) != pid
+
+
 async def test_unused_standby_process_is_ended_by_close(standby: WarmStandby):
     existing = engines()
     await standby.begin()
