@@ -163,7 +163,9 @@ def restart(service: str, settings: NeuronConfig) -> None:
     try:
         subprocess.run(["systemctl", "restart", service], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise HelexaError(f"systemctl restart {service} failed: {error}") from None
+        raise HelexaError(
+            f"systemctl restart {service} failed: {error}; `journalctl -u {service}` shows its log"
+        ) from None
     deadline = time.monotonic() + _START_SECS
     while not accepts_key(settings):
         if time.monotonic() > deadline:

@@ -36,7 +36,9 @@ def _content(value: Any) -> Any:
         field = _TEXT_PARTS.get(kind)
         if field is None:
             raise PydanticCustomError(
-                "content", "part {index} is of unknown type '{kind}'", {"index": index, "kind": kind[:100]}
+                "content",
+                "part {index} is of unknown type '{kind}'; send text or image_url",
+                {"index": index, "kind": kind[:100]},
             )
         if not isinstance(part.get(field), str):
             raise PydanticCustomError(

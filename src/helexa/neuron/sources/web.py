@@ -144,7 +144,9 @@ class SiteResponse:
             text += chunk
             if len(text) > limit:
                 raise WebError(
-                    self.where, f"sends more than {limit >> 20} MiB where a list is expected", transient=False
+                    self.where,
+                    f"sends more than {limit >> 20} MiB where a list is expected: check the endpoint",
+                    transient=False,
                 )
             if time.monotonic() > deadline:
                 raise WebError(self.where, "sends its list too slowly")
