@@ -1,4 +1,4 @@
-"""The newest results of each target, model and scenario."""
+"""The newest results of each target, model and scenario, and the filters' choices."""
 
 from dataclasses import dataclass, field
 from functools import partial

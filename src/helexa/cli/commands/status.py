@@ -24,7 +24,7 @@ class LoadProgress(Record):
 
 
 class NodeReport(Record):
-    """The gateway's report about one node."""
+    """The gateway's report about one node, as `helexa ps` reads it."""
 
     name: str
     endpoint: str = ""

@@ -19,7 +19,7 @@ _ABSENT_STATUSES = ("unloaded", "sleeping")
 
 @dataclass(frozen=True)
 class ResidentModel:
-    """A model that is loaded or loading on a node."""
+    """In a fleet snapshot: a model that is loaded or loading on a node."""
 
     model: str
     megabytes: Megabytes  # memory use in MB, by device index

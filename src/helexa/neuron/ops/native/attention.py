@@ -48,7 +48,7 @@ class Split(NamedTuple):
 
 
 class AttentionPlan:
-    """The work list of the attention kernels for the current batch.
+    """The work list of the native attention kernels for the current batch.
 
     All tensors have fixed addresses, because captured graphs contain these addresses.
 

@@ -26,7 +26,7 @@ _HEADS = 4  # heads per program: 128 numbers each make two 16-byte loads per thr
 
 
 def page_bytes(kv_heads: int, dim: int) -> int:
-    """Return the bytes of a KV page in one layer of an 8-bit cache."""
+    """Return the bytes of a KV page in one layer of the Triton kernels' 8-bit cache."""
     return kv_heads * (2 * PAGE_SIZE * dim + _SCALES)
 
 
