@@ -34,7 +34,7 @@ def still_answers(client: openai.OpenAI, stack: Stack) -> Iterator[None]:
         ({"messages": [{"role": "user", "content": 7}]}, openai.BadRequestError, "invalid_request_body"),
         ({"temperature": "hot"}, openai.BadRequestError, "invalid_request_body"),
         ({"max_tokens": 0}, openai.BadRequestError, "invalid_request_body"),
-        ({"max_tokens": -1}, openai.BadRequestError, "invalid_request_body"),
+        ({"max_tokens": -2}, openai.BadRequestError, "invalid_request_body"),
         ({"max_tokens": 1.5}, openai.BadRequestError, "invalid_request_body"),
         ({"min_tokens": 2}, openai.BadRequestError, "unsupported_parameter"),
         ({"n": 17}, openai.BadRequestError, "invalid_request_body"),
@@ -97,6 +97,6 @@ def test_completions_reject_invalid_prompts(client: openai.OpenAI):
         client.completions.create(**fields, max_tokens=1)
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError):
-        client.completions.create(model=MODEL, prompt="word", max_tokens=-1)
+        client.completions.create(model=MODEL, prompt="word", max_tokens=-2)
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model=MODEL, prompt=[10**9], max_tokens=1)

@@ -184,17 +184,22 @@ async def test_reports_do_not_wake_a_model_and_do_not_delay_its_sleep(tmp_path: 
 
 @pytest.mark.parametrize("idle_secs", [None, 0.03], ids=["same", "changed"])
 async def test_sleeping_model_tokenizes_without_keeping_the_process(idle_secs: float | None, tmp_path: Path):
+    others = processes_with(TEXT_PROCESS)  # of other tests in this process
+
+    def started() -> int:
+        return len([process for process in processes_with(TEXT_PROCESS) if process not in others])
+
     async with node() as registry:
         await load(registry, make_model(tmp_path))
         await asleep(registry)
         if idle_secs is not None:
             registry.keep(TINY, idle_secs)
-        await until(lambda: not processes_with(TEXT_PROCESS))
+        await until(lambda: not started())
         text = registry.get(TINY).text
         tokens = await text.run(text.tokenizer.encode, "hi", add_special=False)
         assert len(tokens) == 2 and info(registry).status == "sleeping"
-        assert len(processes_with(TEXT_PROCESS)) == 1
-        await until(lambda: not processes_with(TEXT_PROCESS))
+        assert started() == 1
+        await until(lambda: not started())
 
 
 async def test_one_process_without_a_model_waits_for_the_next_wake(tmp_path: Path):
@@ -386,7 +391,12 @@ async def test_requests_at_any_moment_get_an_answer(tmp_path: Path):
         async def client(number: int) -> None:
             for _ in range(cases(4, 20)):
                 await asyncio.sleep(moments.choice((0, 0.003, 0.0031, 0.02, 0.2)))
-                assert await ask(registry, 2 + number) == 2 + number
+                while True:
+                    try:
+                        assert await ask(registry, 2 + number) == 2 + number
+                        break
+                    except ApiError as error:  # of an engine that was killed right after its load
+                        assert error.status in (502, 503), error
 
         async def killer() -> None:
             for _ in range(cases(2, 4)):
