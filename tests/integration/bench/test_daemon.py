@@ -165,5 +165,8 @@ def test_daemon_skips_full_samples_and_measures_a_new_build(up: Up, tmp_path: Pa
         assert daemon.process.wait(TIMEOUT_SECONDS) == 0
     with Reader(database) as reader:
         runs = reader.runs(target="node", sha=_NEW[:7], scenario=WARM, ok=True)
-        assert all(run.completion_tokens == 4 and run.ttft_s and run.tpot_s and run.cached_tokens for run in runs)
-        assert {len(reader.requests(run.id)[0].chunks_s) for run in runs} <= {1, 2, 3, 4}
+        assert all(run.completion_tokens == 4 and run.ttft_s and run.cached_tokens for run in runs), runs
+        chunks = [len(reader.requests(run.id)[0].chunks_s) for run in runs]
+        assert set(chunks) <= {1, 2, 3, 4}
+        # On a busy machine, all tokens can arrive at once.
+        assert all(run.tpot_s or count == 1 for run, count in zip(runs, chunks, strict=True)), runs

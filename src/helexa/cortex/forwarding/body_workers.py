@@ -111,8 +111,9 @@ class BodyWorkers:
 
     def _pool_error(self, pool: ProcessPoolExecutor, error: BaseException) -> BaseException:
         """Return the exception to raise after a call in the pool failed with `error`."""
-        # A pool with a dead process is unusable. The next call of `run` creates a new one.
-        if not isinstance(error, BrokenProcessPool):
+        # A pool with a dead process is unusable. The next call of `run` creates a new one. `submit` raises an OSError
+        # if a process dies while it starts another one, or if the system cannot start one.
+        if not isinstance(error, BrokenProcessPool | OSError):
             return error
         log.error("a worker process for large requests died, the next large request starts another")
         if self._pool is pool:

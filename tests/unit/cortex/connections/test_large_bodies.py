@@ -252,6 +252,21 @@ async def test_worker_that_dies_is_503_and_is_replaced(workers: BodyWorkers) -> 
     assert await workers.run(os.getpid) != os.getpid()
 
 
+async def test_worker_that_dies_while_another_one_starts_is_503(
+    workers: BodyWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await workers.run(os.getpid) != os.getpid()
+
+    def fail() -> None:
+        raise OSError("handle is closed")
+
+    monkeypatch.setattr(workers._pool, "_adjust_process_count", fail)
+    with pytest.raises(ApiError) as lost:
+        await workers.run(os.getpid)
+    assert (lost.value.status, lost.value.code) == (503, "service_unavailable")
+    assert await workers.run(os.getpid) != os.getpid()
+
+
 async def test_close_does_not_wait_for_a_busy_worker() -> None:
     workers = BodyWorkers()
     job = asyncio.create_task(workers.run(time.sleep, 60))
