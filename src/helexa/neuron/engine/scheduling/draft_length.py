@@ -48,6 +48,8 @@ _EWMA_WEIGHT, _MOST_OUTLIER = 0.2, 2.0  # slower passes are clipped: the machine
 _ROWS = (1, 2, 4, 6, 8, 16, 64)
 _DURATIONS = (1.0, 1.05, 1.45, 2.2, 3.0, 5.5, 20.0)
 
+_USUAL_GROWTH_WEIGHT = 1.0  # weight of the growth of `_DURATIONS`, in durations of a pass with one row
+
 # Nominal seconds with `step_timing = "fixed"`.
 _FIXED_STEP, _FIXED_DRAFT = 0.01, 0.002
 
@@ -90,8 +92,11 @@ class PassCost:
         nearest = known[min(index, len(known) - 1)]
         if nearest == known[0]:
             return measured[nearest] * _relative(rows) / _relative(nearest)
-        # The curve of `_DURATIONS` through the measurements with the fewest and the most rows.
-        growth = (measured[nearest] - measured[known[0]]) / (_relative(nearest) - _relative(known[0]))
+        # The curve of `_DURATIONS` through the measurements with the fewest and the most rows. Between 1 and 2 rows,
+        # durations differ by less than their noise, so the curve's own growth counts as one more measurement.
+        first = known[0]
+        span, usual = _relative(nearest) - _relative(first), measured[first] / _relative(first)
+        growth = (measured[nearest] - measured[first] + usual * _USUAL_GROWTH_WEIGHT) / (span + _USUAL_GROWTH_WEIGHT)
         return measured[nearest] + max(growth, 0.0) * (_relative(rows) - _relative(nearest))
 
     def learn(self, rows: int, seconds: float) -> None:

@@ -129,6 +129,15 @@ def test_rejected_ngram_drafts_become_few_where_rows_are_expensive() -> None:
     assert gate.ngram_drafts(acceptance, 5, rows=1, sequences=1)[0] == 5
 
 
+def test_noise_of_two_rows_does_not_shorten_ngram_drafts() -> None:
+    """A draft head tries single drafts: two rows are measured before the many rows of n-gram drafts."""
+    gate, acceptance = DraftGate(0.03), Acceptance(0.9)
+    for rows, duration in ((1, 1.0), (2, 1.15)):  # usually 1.06
+        gate.learn_step(rows, duration)
+    acceptance.learn(8, 8)
+    assert gate.ngram_drafts(acceptance, 16, rows=1, sequences=1)[0] == 16
+
+
 def test_ngram_drafts_stop_if_each_row_costs_a_step() -> None:
     gate, acceptance = DraftGate(), Acceptance(decay=0.8)
     for rows in (1, 2, 3, 4):
