@@ -184,7 +184,7 @@ class ModelLoader:
         if not self._device.startswith("cuda"):
             await self._standby.begin()
 
-    async def no_model_sleeps(self) -> None:
+    async def end_standby(self) -> None:
         """End the process that waits for the wake of a sleeping model."""
         await self._standby.close()
 
@@ -196,7 +196,7 @@ class ModelLoader:
         return self._grammars
 
     async def aclose(self) -> None:
-        """End the processes that wait for a wake, and that checks grammars."""
-        await self._standby.close()
+        """End the process that waits for a wake, and the one that checks grammars."""
+        await self.end_standby()
         if self._grammars is not None:
             await self._grammars.aclose()

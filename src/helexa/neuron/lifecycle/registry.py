@@ -169,7 +169,7 @@ class Registry:
             raise self._unknown(model_id)
         await self._exclusively(model_id, asyncio.create_task(resident.close(SAVE_SECONDS)))
         if not any(other.status == "sleeping" for other in self._residents.values()):
-            await self._loader.no_model_sleeps()
+            await self._loader.end_standby()
         del resident
         memory.trim_heaps()
         self.events["unloads"] += 1

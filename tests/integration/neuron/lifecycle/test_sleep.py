@@ -396,7 +396,7 @@ async def test_requests_at_any_moment_get_an_answer(tmp_path: Path):
                         assert await ask(registry, 2 + number) == 2 + number
                         break
                     except ApiError as error:  # of an engine that was killed right after its load
-                        assert error.status in (502, 503), error
+                        assert "ended unexpectedly" in str(error), error
 
         async def killer() -> None:
             for _ in range(cases(2, 4)):
