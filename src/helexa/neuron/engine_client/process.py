@@ -173,24 +173,28 @@ class Child:
             os.killpg(self.pid, number)
 
     async def end(self, grace: float) -> None:
-        """Wait `grace` seconds for the end, then send SIGTERM, then SIGKILL."""
-        if self._ended:
-            return
-        for seconds, force in ((grace, signal.SIGTERM), (min(grace, 2.0), signal.SIGKILL)):
-            await self.wait(seconds)
-            if self.alive:
-                self.signal(force)
-        await asyncio.wait([self._exit])
-        self.signal(signal.SIGKILL)  # a compiler process may be left
-        self._ended = True
-        self._heartbeat.close()
-        self.pixels.close()
-        await asyncio.wait([self._stderr], timeout=1.0)  # a grandchild may hold the pipe open
-        self._stderr.cancel()
-        self._stderr_transport.close()
-        assert self._popen.stdin is not None
-        self._popen.stdin.close()
-        self.writer.close()
+        """Wait `grace` seconds for the end, then send SIGTERM, then SIGKILL.
+
+        If the calling task is canceled, another call continues.
+        """
+        if not self._ended:
+            for seconds, force in ((grace, signal.SIGTERM), (min(grace, 2.0), signal.SIGKILL)):
+                await self.wait(seconds)
+                if self.alive:
+                    self.signal(force)
+            await asyncio.wait([self._exit])
+            self.signal(signal.SIGKILL)  # a compiler process may be left
+            self._ended = True
+            self._heartbeat.close()
+            self.pixels.close()
+        try:
+            await asyncio.wait([self._stderr], timeout=1.0)  # a grandchild may hold the pipe open
+        finally:
+            self._stderr.cancel()
+            self._stderr_transport.close()
+            assert self._popen.stdin is not None
+            self._popen.stdin.close()
+            self.writer.close()
         with suppress(ConnectionError):
             await self.writer.wait_closed()
 
@@ -255,27 +259,28 @@ class WarmStandby:
         """Start a standby process, unless there is one already."""
         async with self._starting:
             if self._child is not None and not self._child.alive:
-                await self._child.end(grace=0.0)
-                self._child = None
+                await self._end()
             if self._child is None:
                 self._child = await self._spawn()
 
     async def take(self) -> Child:
         """Return the standby process if it runs, else a new engine process."""
         async with self._starting:
-            child, self._child = self._child, None
-        if child is not None:
-            if child.alive:
+            if self._child is not None and self._child.alive:
+                child, self._child = self._child, None
                 return child
-            await child.end(grace=0.0)  # closes its sockets and pipes
+            await self._end()
         return await self._spawn()
 
     async def close(self) -> None:
         """End the standby process if there is one."""
         async with self._starting:
-            child, self._child = self._child, None
-        if child is not None:
-            await child.end(grace=0.0)
+            await self._end()
+
+    async def _end(self) -> None:
+        if self._child is not None:
+            await self._child.end(grace=0.0)
+            self._child = None  # only now, so that the next call finishes one that was canceled
 
     async def __aenter__(self) -> Self:
         await self.begin()

@@ -15,6 +15,7 @@ from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.process import Child
 from helexa.neuron.processes.diagnostics import exit_reason
+from http_listener import eventually
 
 READS_A_TRUNCATED_FILE = """
 import mmap, os, sys, tempfile
@@ -65,6 +66,35 @@ async def test_ended_process_id_gets_no_signal(child: Child, monkeypatch: pytest
     await child.end(grace=0.0)
     child.signal(signal.SIGKILL)
     assert sent == []
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+async def test_next_call_finishes_a_canceled_end(child: Child, turns: int):
+    ending = asyncio.create_task(child.end(grace=0.0))
+    for _ in range(turns):
+        await asyncio.sleep(0)  # a turn of the event loop
+    ending.cancel()
+    await asyncio.wait([ending])
+    await child.end(grace=0.0)
+    assert not child.alive
+    assert child.writer.is_closing()
+    assert child._popen.stdin is not None
+    assert child._popen.stdin.closed
+
+
+async def test_end_canceled_while_a_grandchild_keeps_the_pipe_open_closes_everything():
+    child = await Child.spawn(("sh", "-c", "setsid sleep 600 & echo $! >&2; wait"))
+    try:
+        await eventually(lambda: child._last_line != "")
+        ending = asyncio.create_task(child.end(grace=0.0))
+        await eventually(lambda: child._ended)
+        ending.cancel()
+        await asyncio.wait([ending])
+        assert child.writer.is_closing()
+        assert child._stderr_transport.is_closing()
+    finally:
+        os.kill(int(child._last_line), signal.SIGKILL)
+        await child.end(grace=0.0)
 
 
 async def test_file_truncated_during_a_load_is_an_error_of_the_model_file(tmp_path: Path):

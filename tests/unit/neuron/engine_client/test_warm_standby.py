@@ -1,5 +1,6 @@
 """Warm standby processes: real engine processes without a model."""
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -30,7 +31,7 @@ def engines() -> set[int]:
 async def begun(standby: WarmStandby, existing: set[int]) -> int:
     """Start a standby process, and return its pid as soon as it runs its program: a new process has its parent's."""
     await standby.begin()
-    await eventually(lambda: engines() - existing)
+    await eventually(lambda: engines() != existing)
     (pid,) = engines() - existing
     return pid
 
@@ -50,8 +51,10 @@ async def test_standby_process_loads_the_first_model(standby: WarmStandby, tmp_p
 
 async def test_dead_standby_process_is_replaced(standby: WarmStandby):
     pid = await begun(standby, engines())
+    dead = standby._child
+    assert dead is not None
     os.kill(pid, signal.SIGKILL)
-    psutil.Process(pid).wait(60)
+    await eventually(lambda: not dead.alive)
     child = await standby.take()
     assert child.alive
     await child.end(grace=0.0)
@@ -59,9 +62,10 @@ async def test_dead_standby_process_is_replaced(standby: WarmStandby):
 
 async def test_dead_standby_process_does_not_stay_the_standby(standby: WarmStandby):
     pid = await begun(standby, engines())
+    dead = standby._child
+    assert dead is not None
     os.kill(pid, signal.SIGKILL)
-    psutil.Process(pid).wait(60)
-    await eventually(lambda: pid not in engines())
+    await eventually(lambda: not dead.alive)
     assert await begun(standby, engines()) != pid
 
 
@@ -70,6 +74,23 @@ async def test_unused_standby_process_is_ended_by_close(standby: WarmStandby):
     await standby.begin()
     await standby.close()
     await standby.close()
+    assert engines() == existing
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+async def test_next_close_finishes_a_canceled_one(standby: WarmStandby, turns: int):
+    existing = engines()
+    await standby.begin()
+    child = standby._child
+    assert child is not None
+    closing = asyncio.create_task(standby.close())
+    for _ in range(turns):
+        await asyncio.sleep(0)  # a turn of the event loop
+    closing.cancel()
+    await asyncio.wait([closing])
+    await standby.close()
+    assert not child.alive
+    assert child.writer.is_closing()
     assert engines() == existing
 
 
