@@ -365,7 +365,7 @@ class Engine:
             if not self._store.has_work and self._store.use.size != self._reported.size:
                 return 0  # reports the size of the saved prompts
             # Without work for a step, pages move until a message arrives or a sequence can start.
-            wait = None if self._store.started else _START_SECS
+            wait = None if self._store.started and not len(self._store) else _START_SECS
             events = self._selector.select(0 if self._store.has_work else wait)
             if not events:
                 self._store.start()

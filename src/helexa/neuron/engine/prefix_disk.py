@@ -12,12 +12,13 @@ A record that is torn, changed or missing is not found; the prompt is then compu
 import hashlib
 import logging
 import os
+import queue
 import shutil
 import struct
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
@@ -102,7 +103,11 @@ class PrefixDisk:
         for segment in sorted(folder.glob(f"*{_NAME}")):
             with suppress(OSError, struct.error):  # deleted or truncated in the meantime
                 records = _records(segment)
-                self._index |= dict(records)
+                for key, record in records:
+                    if record.length:
+                        self._index[key] = record
+                    else:
+                        self._index.pop(key, None)  # see `remove`
                 # An engine was killed before its first record was whole. A new segment may be of a running engine.
                 if not records and time.time() - segment.stat().st_mtime > _TOUCH_SECS:
                     segment.unlink()
@@ -113,7 +118,8 @@ class PrefixDisk:
 
     def names(self) -> dict[str, bytes]:
         """Return the page hashes of the `NAME` records, by prefix key."""
-        keys = [key for key in self._index if key[:1] == NAME][-_MOST_NAMES:]
+        with self._lock:
+            keys = [key for key in self._index if key[:1] == NAME][-_MOST_NAMES:]
         return {key[1:9].hex(): contents for key in keys if (contents := self.read(key)) is not None}
 
     @property
@@ -129,6 +135,9 @@ class PrefixDisk:
         try:
             with record.segment.open("rb", buffering=0) as file:
                 contents = os.pread(file.fileno(), record.length, record.offset)
+        except FileNotFoundError:  # another engine needed the space, or a user has cleared the prompts
+            self._forget(record.segment)
+            return None
         except OSError as error:
             return self._miss(key, f"cannot be read: {error.strerror}")
         if len(contents) != record.length or _checksum(key, [contents]) != record.checksum:
@@ -138,11 +147,31 @@ class PrefixDisk:
 
     def write(self, key: bytes, parts: Sequence[bytes | memoryview]) -> None:
         """Add a record with the concatenated `parts`, unless the disk has failed."""
-        if key in self._index or not self.writes:
+        if key in self._index:
             return
+        if (record := self._append(key, parts)) is not None:
+            with self._lock:
+                self._index[key] = record
+                self.size += record.length
+
+    def remove(self, key: bytes) -> None:
+        """Remove a record: a record of this key without contents follows it."""
+        with self._lock:
+            record = self._index.pop(key, None)
+            self.size -= 0 if record is None else record.length
+        if record is not None:
+            self._append(key, [])
+
+    def _append(self, key: bytes, parts: Sequence[bytes | memoryview]) -> _Record | None:
+        """Write a record to the current segment; return None if the disk fails."""
+        if not self.writes:
+            return None
         length, checksum = sum(len(part) for part in parts), _checksum(key, parts)
         try:
             file = self._file
+            if file is not None and not self._segment.exists():  # what is written to a deleted file is lost
+                self._forget(self._segment)
+                file = None
             # Whole segments are deleted to free disk space, so segments must stay small.
             if file is None or file.tell() + length > _SEGMENT_BYTES:
                 file = self._begin_segment(length)
@@ -161,13 +190,11 @@ class PrefixDisk:
                 )
             self._failed = time.monotonic()
             self.close()  # its last record is torn, so no other may follow
-            return
+            return None
         if self._failed is not None:
             self._failed = None
             _log.info("prompts are saved to disk again: folder=%s", self._folder)
-        with self._lock:
-            self._index[key] = _Record(self._segment, offset, length, checksum)
-            self.size += length
+        return _Record(self._segment, offset, length, checksum)
 
     def clear(self) -> None:
         """Delete the segments of this namespace. Later records begin a new one."""
@@ -232,6 +259,10 @@ class PrefixDisk:
             with suppress(OSError):  # another engine has just begun a segment there
                 (segment.parent / MODEL_FILE).unlink(missing_ok=True)
                 segment.parent.rmdir()
+        self._forget(segment)
+
+    def _forget(self, segment: Path) -> None:
+        """Remove the records of a deleted segment from the index."""
         with self._lock:
             self._index = {key: record for key, record in self._index.items() if record.segment != segment}
             self.size = sum(record.length for record in self._index.values())
@@ -251,6 +282,77 @@ class PrefixDisk:
             self._touched[segment] = now
             with suppress(OSError):
                 os.utime(segment)
+
+
+class ReadRecord(NamedTuple):
+    """A record that was read for a sequence; without a key, the end of its records."""
+
+    sequence_id: int | None  # None: the records were read to measure the disk
+    key: bytes = b""
+    contents: bytes = b""
+    pages: int = 0  # number of pages up to the page or snapshot; at the end, up to the last one that was read
+
+
+class RecordReader:
+    """Reads records in a thread, and measures how fast the disk is.
+
+    Args:
+        depth: number of records that may wait in `records`.
+        wants: whether the sequence with an id still waits for records. The thread calls it.
+        wake: called in the thread after each record.
+    """
+
+    def __init__(self, depth: int, wants: Callable[[int], bool], wake: Callable[[], None]) -> None:
+        self.records: queue.Queue[ReadRecord] = queue.Queue(depth)
+        self.bytes_per_sec = 0.0  # 0: unknown
+        # bytes that were read for sequences, and the duration of these reads
+        self.read_bytes, self.read_secs = 0, 0.0
+        self._wants, self._wake = wants, wake
+        self._requests: queue.SimpleQueue[tuple[int | None, list[tuple[bytes, int]]] | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+
+    def start(self, disk: PrefixDisk) -> None:
+        """Start the thread."""
+        threading.Thread(target=self._run, args=(disk,), name="prefix-reader", daemon=True).start()
+
+    def request(self, sequence_id: int | None, keys: list[tuple[bytes, int]]) -> None:
+        """Let the thread read records: keys, and numbers of pages up to them."""
+        self._requests.put((sequence_id, keys))
+
+    def close(self) -> None:
+        """End the thread after the current read."""
+        self._closed.set()
+        self._requests.put(None)
+
+    def _run(self, disk: PrefixDisk) -> None:
+        while (request := self._requests.get()) is not None:
+            sequence_id, keys = request
+            secs, total, read = 0.0, 0, 0
+            for key, pages in keys:
+                if self._closed.is_set() or (sequence_id is not None and not self._wants(sequence_id)):
+                    break
+                begun = time.monotonic()
+                contents = disk.read(key)
+                secs += time.monotonic() - begun
+                if contents is None:
+                    break  # the pages after a gap are of no use
+                total, read = total + len(contents), pages
+                if sequence_id is not None:
+                    self._hand_over(ReadRecord(sequence_id, key, contents, pages))
+            if total:
+                latest = total / max(secs, 1e-6)
+                # The geometric mean, because the first read may be a thousand times slower: a disk spins up.
+                self.bytes_per_sec = (latest * (self.bytes_per_sec or latest)) ** 0.5
+                if sequence_id is not None:
+                    self.read_bytes, self.read_secs = self.read_bytes + total, self.read_secs + secs
+            self._hand_over(ReadRecord(sequence_id, pages=read))
+
+    def _hand_over(self, record: ReadRecord) -> None:
+        while not self._closed.is_set():
+            with suppress(queue.Full):
+                self.records.put(record, timeout=1.0)
+                self._wake()
+                return
 
 
 def _records(segment: Path) -> list[tuple[bytes, _Record]]:

@@ -14,7 +14,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,9 +23,20 @@ from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import DiskUse
 from helexa.neuron.engine.ipc.sockets import MAX_FRAME_BYTES
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
-from helexa.neuron.engine.prefix_disk import NAME, PAGE, STATE, WINDOW, PrefixDisk, most_together, namespace
+from helexa.neuron.engine.prefix_disk import (
+    NAME,
+    PAGE,
+    STATE,
+    WINDOW,
+    PrefixDisk,
+    ReadRecord,
+    RecordReader,
+    most_together,
+    namespace,
+)
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.sequence_memory import Memory
+from helexa.neuron.processes import heartbeat
 
 _log = logging.getLogger("helexa.neuron.engine")
 
@@ -37,16 +47,8 @@ _QUEUED_BYTES = 64 << 20  # copies that wait for the disk, and records that wait
 _MOST_UNSAVED = 1 << 16
 _MOST_HELD = 256
 _OPEN_SECS = 1.0
-
-
-@dataclass(frozen=True)
-class _Read:
-    """A record that was read for a sequence; without a key, the end of its records."""
-
-    sequence: Sequence
-    key: bytes = b""
-    contents: bytes = b""
-    pages: int = 0  # number of pages up to the page or snapshot; at the end, up to the last one that was read
+_SILENT_SECS = 10.0  # after which a disk that returns no record is taken as unreachable
+_PROBED_RECORDS = 4  # records that are read to measure a disk again that was slower than computing
 
 
 class PrefixStore:
@@ -72,35 +74,32 @@ class PrefixStore:
         runner: Runner,
         prompt_bytes: int,
     ) -> None:
-        # numbers of tokens and prompts whose pages were read from disk, and bytes and duration of these reads
-        self._read_tokens = self._read_prompts = self._read_bytes = 0
-        self._read_secs = 0.0
+        self._read_tokens = self._read_prompts = 0  # numbers of tokens and prompts whose pages were read from disk
         self._memory, self._pages, self._states, self._runner = memory, pages, states, runner
         self._windows = pages.windows
         self._disk: PrefixDisk | None = None
         self._sizes = {PAGE: sum(runner.page_parts), WINDOW: sum(runner.window_parts), STATE: sum(runner.state_parts)}
         self._prompt_bytes = prompt_bytes
-        page_bytes = max(self._sizes[PAGE] + self._sizes[WINDOW], 1)
-        self._depth = max(2, _QUEUED_BYTES // page_bytes)
+        # A state snapshot of a hybrid model is many times larger than a page.
+        self._depth = max(1, _QUEUED_BYTES // max(self._sizes.values()))
         self._unsaved: OrderedDict[bytes, None] = OrderedDict()  # keys, in the order in which they are saved
-        # keys and contents that the writer writes; without a key, it deletes all records
-        self._copies: queue.Queue[tuple[bytes, list[bytes]] | None] = queue.Queue(self._depth)
-        self._wanted: queue.SimpleQueue[tuple[Sequence, list[tuple[bytes, int]]] | None] = queue.SimpleQueue()
-        self._read: queue.Queue[_Read] = queue.Queue(self._depth)
+        # Keys and contents that the writer writes, at most `_depth`. Without contents, it removes the record; without a
+        # key, all records.
+        self._copies: queue.SimpleQueue[tuple[bytes, list[bytes]] | None] = queue.SimpleQueue()
         self._names: dict[bytes, bytes] = {}  # contents of the `NAME` records in `_unsaved`
         self.saved_prefixes: dict[str, bytes] = {}  # page hashes by prefix key, of earlier engines
-        self._held: set[int] = set()  # ids of the sequences that wait for pages from disk
+        self._held: dict[int, Sequence] = {}  # the sequences that wait for pages from disk, by id
         self._stale: set[int] = set()  # ids of the held sequences whose records were cleared
-        self._read_bytes_per_sec = self._token_secs = 0.0  # measured; 0: unknown
-        self._page_bytes = page_bytes
-        self._closed = threading.Event()
+        self._token_secs = 0.0  # measured; 0: unknown
+        self._heard = 0.0  # when the reader last returned something, or began
+        self._silent = self._probing = False  # whether the disk is unreachable, and whether it is measured again
+        self._reader = RecordReader(self._depth, self._held.__contains__, self._wake)
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
-        memory.on_release = self._note
+        memory.on_release, memory.on_discard = self._note, self._remove
         self._opened, self._opens_by = threading.Event(), 0.0
         self._writer = threading.Thread(target=self._write, args=(open_disk,), name="prefix-writer", daemon=True)
-        self._reader = threading.Thread(target=self._read_wanted, name="prefix-reader", daemon=True)
 
     def __len__(self) -> int:
         """Return the number of sequences that wait for pages from disk."""
@@ -130,7 +129,7 @@ class PrefixStore:
         # On a slow disk, the engine waits once, and computes prompts until the records are known.
         self._opened.wait(max(self._opens_by - time.monotonic(), 0.0))
         disk = self._disk
-        if disk is None or len(self._held) >= _MOST_HELD:
+        if disk is None or self._silent or len(self._held) >= _MOST_HELD:
             return False
         cached = self._memory.cached_pages(sequence)
         self._memory.extend_chain(sequence, full_pages)
@@ -151,16 +150,23 @@ class PrefixStore:
             wanted += [(key, n) for key, n in needed if not self._holds(key)]
         if self._states is not None and end > cached and not self._holds(STATE + chain[end]):
             wanted.append((STATE + chain[end], end))
-        if end < cached + _LEAST_PAGES or len(wanted) > self._pages.free or not self._pays(len(wanted), end - cached):
+        if end < cached + _LEAST_PAGES or len(wanted) > self._pages.free:
+            return False
+        if not self._pays(sum(self._sizes[key[:1]] for key, _ in wanted), end - cached):
+            if not self._probing:  # the disk may be faster now than when it was measured
+                self._probing = True
+                self._reader.request(None, wanted[:_PROBED_RECORDS])
             return False
         self._touch(chain[1 : end + 1])
-        self._held.add(sequence.id)
-        self._wanted.put((sequence, wanted))
+        if not self._held:
+            self._heard = time.monotonic()
+        self._held[sequence.id] = sequence
+        self._reader.request(sequence.id, wanted)
         return True
 
     def cancel(self, sequence_id: int) -> None:
         """Drop a sequence, if it waits for pages."""
-        self._held.discard(sequence_id)
+        self._held.pop(sequence_id, None)
         self._stale.discard(sequence_id)
 
     def move(self, *, idle: bool) -> list[Sequence]:
@@ -174,28 +180,44 @@ class PrefixStore:
             self._ours.recv(4096)
         ready: list[Sequence] = []
         for _ in range(limit):
-            if self._read.empty():
+            if self._reader.records.empty():
                 break
-            record = self._read.get()
-            # The sequence was canceled.
-            if record.sequence.id not in self._held:
+            record = self._reader.records.get()
+            self._heard, self._silent = time.monotonic(), False
+            if record.sequence_id is None:
+                self._probing = False
+            elif (sequence := self._held.get(record.sequence_id)) is None:  # it was canceled
                 continue
-            if record.key:
-                if record.sequence.id not in self._stale:
-                    self._insert(record)
-            else:
-                self._held.remove(record.sequence.id)
-                self._stale.discard(record.sequence.id)
+            elif not record.key:
                 self._read_prompts += record.pages > 0
-                self._touch(record.sequence.chain[1:])
-                ready.append(record.sequence)
+                ready.append(self._release(sequence))
+            elif sequence.id not in self._stale:
+                self._insert(record)
+        if self._held:
+            heartbeat.beat()  # a slow disk is no hang of the engine
+            if time.monotonic() - self._heard > _SILENT_SECS:
+                _log.warning("disk of saved prompts silent seconds=%d; they are computed again", _SILENT_SECS)
+                self._silent = True
+                ready += [self._release(sequence) for sequence in list(self._held.values())]
         self._save(limit)
         return ready
+
+    def _release(self, sequence: Sequence) -> Sequence:
+        """Return a held sequence, which can start from the pages that were read."""
+        del self._held[sequence.id]
+        self._stale.discard(sequence.id)
+        self._touch(sequence.chain[1:])
+        return sequence
 
     @property
     def has_work(self) -> bool:
         """Whether `move` could move pages now."""
-        return not self._read.empty() or (bool(self._unsaved) and not self._copies.full())
+        return not self._reader.records.empty() or (bool(self._unsaved) and not self._full)
+
+    @property
+    def _full(self) -> bool:
+        """Whether as many copies wait for the writer as may."""
+        return self._copies.qsize() >= self._depth
 
     @property
     def started(self) -> bool:
@@ -211,7 +233,6 @@ class PrefixStore:
         if not self._writer.ident:
             self._opens_by = time.monotonic() + _OPEN_SECS
             self._writer.start()
-            self._reader.start()
 
     @property
     def _accepts(self) -> bool:
@@ -224,8 +245,8 @@ class PrefixStore:
         return DiskUse(
             tokens=self._read_tokens,
             prompts=self._read_prompts,
-            read_bytes=self._read_bytes,
-            read_ms=round(self._read_secs * 1000),
+            read_bytes=self._reader.read_bytes,
+            read_ms=round(self._reader.read_secs * 1000),
             size=0 if self._disk is None else self._disk.size,
         )
 
@@ -234,25 +255,23 @@ class PrefixStore:
         self._unsaved.clear()
         self._names.clear()
         self.saved_prefixes = {}
-        self._stale |= self._held
+        self._stale |= self._held.keys()
         with suppress(queue.Empty):
             while True:
                 self._copies.get_nowait()
         if self._writer.ident:  # otherwise the caller deletes the files, and this engine knows none
-            self._copies.put_nowait((b"", []))
+            self._copies.put((b"", []))
 
     def close(self, secs: float) -> None:
         """Save pages for at most `secs` seconds, and end the threads."""
         end = time.monotonic() + secs
         while self._unsaved and time.monotonic() < end:
             self._save(self._depth)
-            if self._copies.full():
+            if self._full:
                 time.sleep(0.001)
-        self._closed.set()
-        self._wanted.put(None)
+        self._reader.close()
         if self._writer.is_alive():
-            with suppress(queue.Full):
-                self._copies.put(None, timeout=max(end - time.monotonic(), 0.0))
+            self._copies.put(None)
             self._writer.join(max(end - time.monotonic(), 0.1))
         self._ours.close()
         self._theirs.close()
@@ -281,6 +300,14 @@ class PrefixStore:
             if len(self._names) < _MOST_UNSAVED and (self._disk is None or key not in self._disk):
                 self._unsaved[key], self._names[key] = None, half
 
+    def _remove(self, sequence: Sequence) -> None:
+        """Remove the records of a sequence whose pages may contain NaN or infinity."""
+        for page_hash in sequence.chain[1:]:
+            for key in (PAGE + page_hash, WINDOW + page_hash, STATE + page_hash):
+                self._unsaved.pop(key, None)
+                if self._writer.ident:
+                    self._copies.put((key, []))  # after copies of this key that wait already
+
     def _holds(self, key: bytes) -> bool:
         """Return whether the KV cache has the page, window page or snapshot of a record."""
         kind, page_hash = key[:1], key[1:]
@@ -296,11 +323,11 @@ class PrefixStore:
         if not self._accepts:
             self._unsaved.clear()
             self._names.clear()
-        while limit and self._unsaved and not self._copies.full():
+        while limit and self._unsaved and not self._full:
             key, _ = self._unsaved.popitem(last=False)
             contents = self._contents(key)
             if contents is not None:  # otherwise it has left the cache
-                self._copies.put_nowait((key, contents))
+                self._copies.put((key, contents))
                 limit -= 1
 
     def _contents(self, key: bytes) -> list[bytes] | None:
@@ -320,7 +347,7 @@ class PrefixStore:
         self._states.unpin(slot)
         return self._runner.read_cache("state", slot)
 
-    def _insert(self, record: _Read) -> None:
+    def _insert(self, record: ReadRecord) -> None:
         """Put a record into the cache; drop it if there is no room."""
         kind, page_hash = record.key[:1], record.key[1:]
         if kind == PAGE:
@@ -355,14 +382,13 @@ class PrefixStore:
         self._pages.share(pages)
         self._pages.give_back(pages)
 
-    def _pays(self, records: int, pages: int) -> bool:
-        """Return whether reading `records` is faster than computing `pages`."""
-        if not self._read_bytes_per_sec or not self._token_secs:
+    def _pays(self, bytes_: int, pages: int) -> bool:
+        """Return whether reading `bytes_` is faster than computing `pages`."""
+        if not self._reader.bytes_per_sec or not self._token_secs:
             return True
-        read_secs = records * self._page_bytes / self._read_bytes_per_sec
-        return read_secs < pages * self._pages.page_size * self._token_secs
+        return bytes_ / self._reader.bytes_per_sec < pages * self._pages.page_size * self._token_secs
 
-    # In the threads.
+    # In the threads of the writer and of the reader.
 
     def _wake(self) -> None:
         with suppress(OSError):  # closed, or full: the loop wakes anyway
@@ -374,45 +400,24 @@ class PrefixStore:
         except Exception as error:  # the engine works without a disk
             _log.warning("prompts are not saved to disk: %s", error)
             self._opened.set()
+            while self._copies.get() is not None:
+                pass  # copies of the time before
             return
         self._disk = disk
+        self._reader.start(disk)
         self._opened.set()
         self.saved_prefixes = disk.names()
         self._wake()
         while (copied := self._copies.get()) is not None:
-            if copied[0]:
-                disk.write(*copied)
+            key, contents = copied
+            if contents:
+                disk.write(key, contents)
+            elif key:
+                disk.remove(key)
             else:
                 disk.clear()
             self._wake()
         disk.close()
-
-    def _read_wanted(self) -> None:
-        while (wanted := self._wanted.get()) is not None:
-            sequence, keys = wanted
-            begun, total, read = time.monotonic(), 0, 0
-            assert self._disk is not None
-            for key, pages in keys:
-                if self._closed.is_set() or sequence.id not in self._held:
-                    break
-                contents = self._disk.read(key)
-                if contents is None:
-                    break  # the pages after a gap are of no use
-                total, read = total + len(contents), pages
-                self._hand_over(_Read(sequence, key, contents, pages))
-            if total:
-                seconds = max(time.monotonic() - begun, 1e-6)
-                self._read_bytes, self._read_secs = self._read_bytes + total, self._read_secs + seconds
-                latest = total / seconds
-                self._read_bytes_per_sec = (self._read_bytes_per_sec or latest) * 0.8 + 0.2 * latest
-            self._hand_over(_Read(sequence, pages=read))
-
-    def _hand_over(self, record: _Read) -> None:
-        while not self._closed.is_set():
-            with suppress(queue.Full):
-                self._read.put(record, timeout=1.0)
-                self._wake()
-                return
 
 
 def open_store(

@@ -37,6 +37,8 @@ class Memory:
         self._window = window
         # Called before the pages of a sequence are released.
         self.on_release: Callable[[Sequence], None] = lambda sequence: None
+        # Called with a sequence whose pages may contain NaN or infinity.
+        self.on_discard: Callable[[Sequence], None] = lambda sequence: None
 
     def computed_before(self, sequence: Sequence) -> list[int]:
         """Return the cached pages of the beginning of `sequence`, without its last token."""
@@ -215,6 +217,7 @@ class Memory:
 
     def discard(self, sequence: Sequence) -> list[int]:
         """Release and unregister the pages of `sequence`; return unused parts of pages."""
+        self.on_discard(sequence)
         pages = sequence.pages[sequence.unseen if self._windows is None else 0 :]
         self._pages.forget(pages)
         # Pages before the window are released already, but may still be in the prefix cache.

@@ -60,10 +60,10 @@ def test_model_whose_name_is_no_text_is_saved(tmp_path: Path) -> None:
 def test_records_are_found_by_a_second_process(tmp_path: Path, opened: Open) -> None:
     first = opened("a")
     first.write(key(1), [b"one", memoryview(b"more")])
-    first.write(key(2), [b""])
+    first.write(key(2), [b"two"])
     second = opened("a")
     assert second.read(key(1)) == first.read(key(1)) == b"onemore"
-    assert second.read(key(2)) == b""
+    assert second.read(key(2)) == b"two"
     assert second.read(key(3)) is None
     (segment,) = (tmp_path / "a").glob("*.segment")
     assert segment.stat().st_mode & 0o077 == 0 and (tmp_path / "a").stat().st_mode & 0o077 == 0
@@ -189,12 +189,35 @@ def test_folder_that_is_deleted_while_it_is_used_is_written_again(tmp_path: Path
     store.write(key(0), [bytes(3000)])
     shutil.rmtree(tmp_path / "a")
     assert store.read(key(0)) is None
-    store.write(key(1), [bytes(500)])  # into the deleted file
-    assert store.read(key(1)) is None
-    for number in (2, 3):
-        store.write(key(number), [bytes([number]) * 3000])
-        assert store.read(key(number)) == bytes([number]) * 3000
-    assert store.writes and opened("a").read(key(3)) == bytes([3]) * 3000
+    for number in (1, 2, 3):
+        store.write(key(number), [bytes([number]) * 500])
+        assert store.read(key(number)) == bytes([number]) * 500
+    assert store.writes and opened("a").read(key(3)) == bytes([3]) * 500
+
+
+@pytest.mark.usefixtures("small")
+def test_deleted_segment_is_forgotten_as_a_whole(tmp_path: Path, opened: Open) -> None:
+    store = opened("a")
+    for number in range(3):
+        store.write(key(number), [bytes(100)])
+    for segment in (tmp_path / "a").glob("*.segment"):
+        segment.unlink()
+    assert store.read(key(0)) is None
+    assert key(1) not in store and store.size == 0
+    store.write(key(1), [b"again"])
+    assert opened("a").read(key(1)) == b"again"
+
+
+def test_removed_record_stays_removed(opened: Open) -> None:
+    store = opened("a")
+    store.write(key(0), [b"x"])
+    store.write(key(1), [b"y"])
+    store.remove(key(0))
+    store.remove(key(2))  # unknown
+    again = opened("a")
+    assert again.read(key(0)) is None and again.read(key(1)) == b"y" and again.size == store.size == 1
+    again.write(key(0), [b"z"])
+    assert opened("a").read(key(0)) == b"z"
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
