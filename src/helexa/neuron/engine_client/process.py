@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from helexa.core.errors import HelexaError
 from helexa.neuron.engine_client.early_start import COMMAND, EngineProcess, take_early
@@ -247,7 +247,7 @@ class WarmStandby:
     """Keeps at most one warm standby: a started engine process without a model.
 
     A standby process has already done the part of its start that does not depend on the model, such as the import of
-    torch. As a context manager, this class calls `begin` on entry and `close` on exit.
+    torch.
     """
 
     def __init__(self, spawn: Spawn = Child.spawn) -> None:
@@ -281,10 +281,3 @@ class WarmStandby:
         if self._child is not None:
             await self._child.end(grace=0.0)
             self._child = None  # only now, so that the next call finishes one that was canceled
-
-    async def __aenter__(self) -> Self:
-        await self.begin()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()

@@ -1,8 +1,11 @@
 """Load one model: find its files, choose the engine's options, start the engine."""
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from contextvars import Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -48,6 +51,7 @@ class ModelLoader:
 
     Args:
         make_room: puts another model to sleep for the memory of a model that wakes.
+        any_sleeps: returns whether a model sleeps that may wake again.
         events: counts engine crashes, sleeps and wakes.
     """
 
@@ -62,6 +66,7 @@ class ModelLoader:
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
         make_room: Callable[[HostedModel], Awaitable[bool]],
+        any_sleeps: Callable[[], bool],
         events: Counter[str],
     ) -> None:
         self._harness = config.harness.torch
@@ -77,9 +82,11 @@ class ModelLoader:
         self._group = group
         # While a model sleeps, one process waits for its wake or for the load of another model.
         self._standby = WarmStandby(spawn)
+        self._replacements: set[asyncio.Task[None]] = set()  # calls of `keep_standby` after the start of an engine
         self._clock = clock
         self._sleep = sleep
         self._make_room = make_room
+        self._any_sleeps = any_sleeps
         self._events = events
 
     def source(self, spec: LoadOptions) -> ModelSource:
@@ -111,9 +118,8 @@ class ModelLoader:
         await self._files.run(check_heads, path, options.tensor_parallel)
         report("tokenizer", 0, 0)
         options = msgspec.structs.replace(options, images=await self._files.run(sees_images, path, options))
-        async with WarmStandby(self._standby.take) as standby:
-            resident = self._resident(model_id, spec, path, options, standby.take)
-            model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
+        resident = self._resident(model_id, spec, path, options)
+        model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
         log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, model.engine.ready)
         return resident
 
@@ -124,14 +130,7 @@ class ModelLoader:
         source = self.source(LoadOptions(model_id=name))
         return await self._sources.resolve(source, quant=source.quant(None), progress=report, download=download)
 
-    def _resident(
-        self,
-        model_id: str,
-        spec: LoadOptions,
-        path: Path,
-        options: EngineOptions,
-        spawn: Spawn,
-    ) -> HostedModel:
+    def _resident(self, model_id: str, spec: LoadOptions, path: Path, options: EngineOptions) -> HostedModel:
         async def texts() -> "tuple[ModelText, ModelVision | None]":
             text = await self._files.run(text_of, path, spec, self._templates.get(model_id))
             return text, await self._files.run(vision_of, path, text, options) if options.images else None
@@ -145,18 +144,21 @@ class ModelLoader:
 
             hosts = options.pipeline_parallel
             group = None if self._group is None or hosts == 1 else await self._group.host_group(hosts)
-            return await EngineClient.start(
-                path,
-                options,
-                spawn=spawn,
-                load_seconds=self._recovery.load_timeout_secs,
-                step_seconds=self._recovery.step_timeout_secs,
-                memory=self.memory,
-                on_progress=on_progress,
-                on_exit=died,
-                group=group,
-                least_pages=least_pages,
-            )
+            try:
+                return await EngineClient.start(
+                    path,
+                    options,
+                    spawn=self._standby.take,
+                    load_seconds=self._recovery.load_timeout_secs,
+                    step_seconds=self._recovery.step_timeout_secs,
+                    memory=self.memory,
+                    on_progress=on_progress,
+                    on_exit=died,
+                    group=group,
+                    least_pages=least_pages,
+                )
+            finally:
+                self._replace_standby()
 
         def count(event: Literal["sleeps", "wakes"]) -> None:
             self._events[event] += 1
@@ -175,18 +177,26 @@ class ModelLoader:
                 self._harness.idle_unload_secs if spec.idle_unload_secs is None else spec.idle_unload_secs
             ),
             make_room=self._make_room,
-            prepare_wake=self._prepare_wake,
+            prepare_wake=self.keep_standby,
             count=count,
         )
 
-    async def _prepare_wake(self) -> None:
+    async def keep_standby(self) -> None:
+        """Let one process wait for the next wake while a model sleeps, else none."""
         # A process that has imported torch and opened a GPU would keep hundreds of megabytes of memory.
-        if not self._device.startswith("cuda"):
+        if self._device.startswith("cuda") or not self._any_sleeps():
+            await self._standby.close()
+            return
+        with suppress(HelexaError, OSError):  # without the process, a wake only takes longer
             await self._standby.begin()
 
-    async def end_standby(self) -> None:
-        """End the process that waits for the wake of a sleeping model."""
-        await self._standby.close()
+    def _replace_standby(self) -> None:
+        """Begin to call `keep_standby`, after the start of an engine."""
+        # In a task, because a model that has just woken still counts as sleeping here. Not before the start of the
+        # engine has ended, because the two processes would compete.
+        task = asyncio.create_task(self.keep_standby(), context=Context())
+        self._replacements.add(task)
+        task.add_done_callback(self._replacements.discard)
 
     def _grammar_checker(self) -> "GrammarChecker":
         if self._grammars is None:
@@ -197,6 +207,7 @@ class ModelLoader:
 
     async def aclose(self) -> None:
         """End the process that waits for a wake, and the one that checks grammars."""
-        await self.end_standby()
+        await asyncio.gather(*self._replacements)
+        await self._standby.close()
         if self._grammars is not None:
             await self._grammars.aclose()

@@ -75,6 +75,7 @@ class Registry:
             clock=clock,
             sleep=sleep,
             make_room=self._make_room,
+            any_sleeps=self._any_sleeps,
             events=self.events,
         )
         self.memory = self._loader.memory  # records how much memory each engine was granted, and how much is free
@@ -168,8 +169,7 @@ class Registry:
         if resident is None:
             raise self._unknown(model_id)
         await self._exclusively(model_id, asyncio.create_task(resident.close(SAVE_SECONDS)))
-        if not any(other.status == "sleeping" for other in self._residents.values()):
-            await self._loader.end_standby()
+        await self._loader.keep_standby()
         del resident
         memory.trim_heaps()
         self.events["unloads"] += 1
@@ -304,6 +304,10 @@ class Registry:
             resident.fall_asleep()
         await resident.until_asleep()
         memory.trim_heaps()
+
+    def _any_sleeps(self) -> bool:
+        """Return whether a model sleeps that may wake again."""
+        return not self.draining and any(resident.status == "sleeping" for resident in self._residents.values())
 
     def _moves(self, known: LoadOptions, spec: LoadOptions) -> bool:
         """Return whether a load request names other devices than the sleeping model had."""

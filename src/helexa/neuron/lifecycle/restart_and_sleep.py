@@ -6,7 +6,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Literal
 
@@ -310,9 +309,8 @@ class HostedModel:
     async def _end_processes(self) -> None:
         await self.model.engine.close(SAVE_SECONDS + _EXIT_SECONDS, SAVE_SECONDS)
         await asyncio.to_thread(self.model.text.end_process)
-        if self._prepare_wake is not None and not self._closed:
-            with suppress(HelexaError):  # without it, the wake only takes longer
-                await self._prepare_wake()
+        if self._prepare_wake is not None:
+            await self._prepare_wake()
 
     async def _wake(self) -> None:
         begun = self._clock()

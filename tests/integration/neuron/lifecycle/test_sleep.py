@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from helexa.core.errors import ApiError, DoesNotFitError
+from helexa.core.errors import ApiError, DoesNotFitError, HelexaError, ModelFileError
 from helexa.core.node_reports import ModelInfo, ModelSpec
 from helexa.core.wire.openai_completions import CompletionRequest
 from helexa.neuron.cache_folder import cache_root
@@ -87,7 +87,7 @@ def processes_with(argument: str) -> list[psutil.Process]:
 
 
 @asynccontextmanager
-async def sleeping(path: Path, **recovery: int) -> AsyncIterator[Registry]:
+async def sleeping(path: Path, **recovery: Any) -> AsyncIterator[Registry]:
     """Yield a registry whose only model, `TINY`, sleeps."""
     async with node(60, **recovery) as registry:
         await load(registry, path)
@@ -212,13 +212,47 @@ async def test_one_process_without_a_model_waits_for_the_next_wake(tmp_path: Pat
         await until(lambda: len(engines()) == 1)
         waiting = engines()
         assert await ask(registry, model_id="org/two") == 3
-        assert engines() == waiting, "the process that waited computes the answer"
+        await until(lambda: len(engines()) == 2)  # another process waits for the wake of the other model
+        assert waiting[0] in engines(), "the process that waited computes the answer"
         await registry.sleep("org/two")
         await until(lambda: len(engines()) == 1)
         await registry.unload("org/one")
         assert len(engines()) == 1
         await registry.unload("org/two")
         assert not engines()
+
+
+async def test_models_that_wake_one_after_the_other_take_a_waiting_process_each(tmp_path: Path):
+    path, models = make_model(tmp_path), ("org/one", "org/two")
+    async with node(60) as registry:
+        for model in models:
+            await load(registry, path, model)
+        for model in models:
+            await registry.sleep(model)
+        for running, model in enumerate(models):
+            await until(lambda running=running: len(engines()) == running + 1)
+            processes = engines()
+            assert await ask(registry, model_id=model) == 3
+            assert registry.get(model).engine.pid in [process.pid for process in processes]
+        assert len(engines()) == 2, "no process waits if no model sleeps"
+
+
+async def test_process_waits_for_the_next_wake_after_a_failed_load(tmp_path: Path):
+    (tmp_path / "broken").mkdir()
+    broken = make_model(tmp_path / "broken")
+    (broken / "tokenizer.json").write_text("no json")
+    async with sleeping(make_model(tmp_path)) as registry:
+        await until(lambda: len(engines()) == 1)
+        waiting = engines()
+        with pytest.raises(HelexaError):
+            await load(registry, tmp_path / "missing", "org/missing")
+        assert engines() == waiting
+        with pytest.raises(ModelFileError):
+            await load(registry, broken, "org/broken")
+        await until(lambda: len(engines()) == 1)
+        waiting = engines()
+        assert await ask(registry) == 3
+        assert engines() == waiting
 
 
 async def test_requests_that_arrive_together_start_one_engine(tmp_path: Path):
