@@ -189,8 +189,6 @@ class HostedModel:
     def set_idle_unload_secs(self, secs: float) -> None:
         """Let the model fall asleep after `secs` seconds without requests; 0: never."""
         self.idle_unload_secs = secs
-        if self._idle_watch is not None:
-            self._idle_watch.cancel()
         if self.status in ("loaded", "sleeping"):  # the watch of a sleeping model ends its tokenizer process
             self._watch_idle()
 
@@ -245,14 +243,14 @@ class HostedModel:
         await self.model.close(save_secs + _EXIT_SECONDS, save_secs)
 
     def _watch_idle(self) -> None:
+        if self._idle_watch is not None:
+            self._idle_watch.cancel()  # it may still watch the sleep that has ended
         if self.idle_unload_secs and not self._closed:
-            self._idle_watch = asyncio.create_task(self._sleep_when_idle(self.model.engine), context=Context())
+            self._idle_watch = asyncio.create_task(self._sleep_when_idle(), context=Context())
 
-    async def _sleep_when_idle(self, engine: EngineClient) -> None:
+    async def _sleep_when_idle(self) -> None:
         while (rest := self.idle_unload_secs - self.idle_secs) > 0:
             await self._sleep(rest)
-            if self._closed or self.model.engine is not engine:
-                return
             if self.status != "loaded":
                 break  # another model needed the memory, or a client put the model to sleep
         if self.status == "loaded":

@@ -5,7 +5,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -34,12 +34,14 @@ TINY = "org/tiny"
 
 
 @asynccontextmanager
-async def node(idle_secs: float = 0.02, **settings: Any) -> AsyncIterator[Registry]:
+async def node(
+    idle_secs: float = 0.02, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep, **settings: Any
+) -> AsyncIterator[Registry]:
     config = read_config(None, {})
     config.harness.torch.idle_unload_secs = idle_secs
     for name, value in settings.items():
         setattr(config.recovery, name, value)
-    registry = Registry(config, Sources(config), spawn=partial(Child.spawn, ENGINE))
+    registry = Registry(config, Sources(config), spawn=partial(Child.spawn, ENGINE), sleep=sleep)
     try:
         async with asyncio.timeout(cases(60, 600)):
             yield registry
@@ -253,6 +255,31 @@ async def test_process_waits_for_the_next_wake_after_a_failed_load(tmp_path: Pat
         waiting = engines()
         assert await ask(registry) == 3
         assert engines() == waiting
+
+
+async def test_model_that_sleeps_again_has_one_watch_which_ends_with_the_model(tmp_path: Path):
+    pauses: list[asyncio.Event] = []
+
+    async def sleep(_seconds: float) -> None:
+        pauses.append(asyncio.Event())
+        pause = pauses[-1]
+        try:
+            await pause.wait()
+        finally:
+            pauses.remove(pause)
+
+    async with node(60, sleep=sleep) as registry:
+        await load(registry, make_model(tmp_path))
+        await until(lambda: len(pauses) == 1)
+        await registry.sleep(TINY)
+        first = pauses[0]
+        first.set()
+        await until(lambda: len(pauses) == 1 and pauses[0] is not first)  # now it waits for the tokenizer process
+        assert await ask(registry) == 3
+        await registry.sleep(TINY)
+        assert len(pauses) == 1
+        await registry.unload(TINY)
+        assert not pauses
 
 
 async def test_requests_that_arrive_together_start_one_engine(tmp_path: Path):
