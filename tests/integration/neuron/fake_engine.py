@@ -7,6 +7,7 @@ The name of the model folder selects the behavior, as one or more of these words
     hungry        requests 60 of 100 MiB of memory that all models of the node may use
     crash         exits before it is ready
     deaf          ignores Shutdown and SIGTERM
+    saves         saves a prompt before it ends, once the file `<model>.go` exists
 
 If a file `<model>.bad` exists, loads fail as with `bad-file`; with `<model>.crash`, as with `crash`.
 
@@ -30,6 +31,7 @@ import sys
 import time
 from pathlib import Path
 
+from helexa.neuron.cache_folder import PROMPTS_FOLDER, cache_root
 from helexa.neuron.engine.ipc.messages import (
     CachedPrefixes,
     Cancel,
@@ -154,6 +156,11 @@ class FakeEngine:
         self.connection.sendall(encode(message))  # type: ignore[arg-type]
 
 
+def wait_for_release(model: Path) -> None:
+    while not model.with_suffix(".go").exists():
+        time.sleep(0.01)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int)
@@ -172,8 +179,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "slow" in behavior:
         engine.send(Progress(stage="weights", done=1, total=2))
-        while not model.with_suffix(".go").exists():
-            time.sleep(0.01)
+        wait_for_release(model)
     if "hungry" in behavior:
         engine.send(HUNGER)
         receive(connection, MemoryGrant)
@@ -202,6 +208,12 @@ def main() -> None:
         )
     )
     engine.serve()
+    if "saves" in behavior:
+        wait_for_release(model)
+        folder = cache_root(None) / PROMPTS_FOLDER / "fake"
+        folder.mkdir(parents=True)
+        (folder / "model").write_text(load.options.model_id)
+        (folder / "1-1.segment").write_bytes(bytes(100))
     if "deaf" in behavior:
         while True:
             signal.pause()

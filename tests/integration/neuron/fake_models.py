@@ -25,7 +25,7 @@ def make_model(folder: Path, behavior: str = "well-behaved") -> Path:
 
 
 def release(model: Path) -> None:
-    """Let current and later loads of a slow model finish."""
+    """Let current and later loads of a slow model, and saving of prompts, finish."""
     model.with_suffix(".go").touch()
 
 

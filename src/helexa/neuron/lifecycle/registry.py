@@ -215,6 +215,11 @@ class Registry:
             raise ApiError(409, "model_busy", f"model '{model.id}' has running requests; retry when they have ended")
         await self._asleep(resident)
 
+    async def until_asleep(self, model_id: str) -> None:
+        """Wait until a model that falls asleep has saved its prompts."""
+        if (resident := self._residents.get(bare_id(model_id))) is not None:
+            await resident.until_asleep()
+
     def keep(self, model_id: str, idle_unload_secs: float) -> None:
         """Change the idle time after which a model falls asleep, until it is unloaded.
 

@@ -209,19 +209,24 @@ async def clear_prefix_cache(request: Request) -> Response:
     The model need not be loaded: its saved prompts are deleted from the disk.
     """
     model_id = bare_id(request.path_params["model_id"])
-    # Listed first: what the engine saves afterwards are new prompts.
-    saved = [entry for entry in await asyncio.to_thread(saved_prompts) if entry.model == model_id]
+    registry = _registry(request)
+    model, error_text = None, ""
     try:
-        model = _registry(request).get(model_id)
+        model = registry.get(model_id)
     except ApiError as error:
         if error.code != "model_not_found":
             raise
-        if not saved:
-            return _rejected(request, 404, {"error": str(error)})
-    else:
+        error_text = str(error)
+    awake = model is not None and model.engine.alive
+    if not awake:
+        await registry.until_asleep(model_id)  # an engine that ends saves prompts
+    # Listed before the engine forgets its prompts: what it saves afterwards are new prompts.
+    saved = [entry for entry in await asyncio.to_thread(saved_prompts) if entry.model == model_id]
+    if model is None and not saved:
+        return _rejected(request, 404, {"error": error_text})
+    if model is not None and (awake or model.engine.alive):  # it may have woken in the meantime
         try:
-            if model.engine.alive:  # a sleeping model has only saved prompts
-                await model.engine.clear_prefixes()
+            await model.engine.clear_prefixes()  # an error if the engine ends by now
         except TimeoutError:
             raise service_unavailable(
                 f"the engine of model '{model_id}' is busy with a long step; retry in 5 s", retry_after=5

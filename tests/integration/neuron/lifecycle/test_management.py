@@ -16,6 +16,7 @@ import psutil
 import pytest
 from yarl import URL
 
+from helexa.neuron.cache_folder import saved_prompts
 from neuron.fake_models import ENGINE, make_model, release, starts, until
 from neuron.running_node import Node, running
 from ports import free_port
@@ -92,6 +93,26 @@ async def test_prefix_cache_of_a_model_is_cleared_in_memory_and_on_disk(
     assert await delete(node, "org/tiny") == (200, {"status": "cleared", "deleted_bytes": 0})
     assert await delete(node, "org%2Fother") == (200, {"status": "cleared", "deleted_bytes": 100})  # is not loaded
     assert (await delete(node, "org/other"))[0] == 404
+
+
+async def test_prompts_that_a_model_saves_while_it_falls_asleep_are_cleared(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HELEXA_CACHE", str(tmp_path / "cache"))
+    path = make_model(tmp_path, "saves")
+    await node.load(path)
+    falling = asyncio.create_task(node.post("/models/sleep", {"model_id": "org/tiny"}))
+    async with asyncio.timeout(60):
+        while (await node.get("/models"))[1][0]["status"] != "sleeping":
+            pass
+    clearing = asyncio.create_task(delete(node, "org/tiny"))
+    await asyncio.wait([clearing], timeout=0.2)
+    assert not clearing.done() and not falling.done()
+    release(path)
+    assert await clearing == (200, {"status": "cleared", "deleted_bytes": 100})
+    assert saved_prompts() == []
+    assert (await falling)[0] == 200
+    assert (await node.get("/health"))[1]["models"] == []
 
 
 async def test_model_is_loaded_described_and_unloaded(node: Node, tmp_path: Path):
