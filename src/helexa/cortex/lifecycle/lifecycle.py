@@ -216,6 +216,10 @@ class Lifecycle:
             self._keep_tasks.add(task)
             task.add_done_callback(self._keep_tasks.discard)
 
+    def cleared(self, model: str, node: str) -> None:
+        """Record that a node has deleted the cached prompts of a model."""
+        self._history.forget_prompts(self._fleet.view(), (node, model))
+
     def progress(self, model: str) -> Progress | None:
         """Return the progress of a loading or waiting model, or None."""
         pending = self._pending.get((model, None))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from helexa.core.node_reports import Health
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet_view import FleetView
 
@@ -42,6 +43,7 @@ class LoadHistory:
         self.keep_secs: dict[str, float] = {}
         # names of the prompts that a model had saved to a node's disk at its last report (see `routing.prefix_name`)
         self.saved_prompts: dict[Pair, frozenset[str]] = {}
+        self._health: dict[str, Health] = {}  # the last report that `look` has copied, by node name
         self._replanned: set[Pair] = set()
 
     def look(self, view: FleetView) -> None:
@@ -51,10 +53,22 @@ class LoadHistory:
             for info in node.models.values():
                 if info.vram_used_mb is not None:
                     self.sizes_mb[info.id] = max(0, info.vram_used_mb)
-            # An unloaded model reports nothing, but its prompts stay on the disk of the node.
-            for load in node.health.models if node.health is not None else ():
+            # A report that is already known may be older than the last call of `forget_prompts`.
+            if node.health is None or node.health is self._health.get(node.name):
+                continue
+            self._health[node.name] = node.health
+            # An unloaded or sleeping model reports nothing, but its prompts stay on the disk of the node.
+            for load in node.health.models:
                 names = load.memory_prefixes | load.disk_prefixes if load.saved_prompts_mb else frozenset[str]()
                 self.saved_prompts[node.name, load.id] = names
+
+    def forget_prompts(self, view: FleetView, pair: Pair) -> None:
+        """Forget the saved prompts of a model that a node has deleted.
+
+        `view` has the reports before the deletion.
+        """
+        self.look(view)
+        self.saved_prompts.pop(pair, None)
 
     def loaded(self, pair: Pair, secs: float | None) -> None:
         """Record a successful load, with its duration if this gateway started the load."""

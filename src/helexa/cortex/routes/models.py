@@ -130,6 +130,7 @@ async def clear_prefix_cache(request: Request) -> Response:
             if error.status != 404:
                 message = f"node '{node.name}' did not clear the prefix cache: {error}"
                 raise ApiError(502, "node_error", message) from None
+        gateway.lifecycle.cleared(model, node.name)
     if not deleted:
         raise model_not_found(model[:200], "no node has it or has saved prompts of it")
     cleared = {"model": model, "nodes": list(deleted), "status": "cleared", "deleted_bytes": sum(deleted.values())}

@@ -155,6 +155,29 @@ async def test_prefix_cache_is_cleared_on_the_nodes_that_have_the_model(
     assert (await clear(pair, "a/prefix-cache?node=no"))[0] == 404
 
 
+async def test_cleared_prompts_of_a_sleeping_model_are_no_reason_to_choose_its_node(
+    pair: Cortex, first: FakeNode
+) -> None:
+    async def verdict() -> str:
+        async with pair.client.get(f"{pair.url}/api/explain?model=Org/A&node=n1", headers=ADMIN) as response:
+            return (await response.json())["candidates"][0]["verdict"]
+
+    def reports_load() -> bool:
+        health = pair.gateway.fleet.node("n1").health
+        return health is not None and bool(health.models)
+
+    await load(pair, "a", "n1")
+    first.health = {"models": [{"id": "Org/A", "memory_prefixes": ["00ff"], "saved_prompts_mb": 9}]}
+    await eventually(reports_load)
+    assert "in memory" in await verdict()
+    first.sleeps("Org/A")
+    first.health = {}
+    await eventually(lambda: not reports_load())
+    assert "saved beginnings of prompts: 1" in await verdict()
+    assert (await clear(pair, "a/prefix-cache?node=n1"))[0] == 200
+    assert "saved beginnings" not in await verdict()
+
+
 async def test_only_admins_load_and_unload(pair: Cortex, first: FakeNode) -> None:
     body = {"model": "Org/A", "node": "n1"}
     for path in ("/api/models/load", "/api/models/unload"):

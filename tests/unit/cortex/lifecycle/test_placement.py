@@ -601,6 +601,21 @@ def test_node_that_has_saved_the_waiting_prompt_is_preferred() -> None:
     assert chosen(node("a"), node("b")) == "a"  # cleared
 
 
+def test_prompts_that_a_node_has_deleted_are_forgotten_until_its_next_report() -> None:
+    history, pair = LoadHistory(), ("a", "A")
+
+    def view() -> FleetView:
+        load = ModelLoad(id="A", memory_prefixes=frozenset({"00ff"}), saved_prompts_mb=9)
+        return FleetView((replace(node("a", "A"), health=Health(models=[load])),))
+
+    before = view()
+    history.forget_prompts(before, pair)
+    history.look(before)  # the node does not report the model any more, which sleeps
+    assert pair not in history.saved_prompts
+    history.look(view())
+    assert history.saved_prompts[pair] == {"00ff"}
+
+
 def test_cpu_node_has_the_memory_that_it_reports_as_grantable_and_not_its_total() -> None:
     assert snapshot_of(cpu_node("a", free=11_000)).free(cpu_node("a", free=11_000)) == {-1: 11_000}
     promised = cpu_node("a", free=11_000, grantable=4000)
