@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_overloads
 
 import helexa
-from helexa.generation import library, model, options, request, target, tools
+from helexa.generation import model, options, public_functions, request, target, tools
 
 PAGE = Path(__file__).parents[1] / "docs" / "library-reference.md"
 
@@ -45,7 +45,7 @@ def reference() -> str:
         name: value for name, value in members.items() if isinstance(value, type) and issubclass(value, Exception)
     }
     classes = {name: value for name, value in members.items() if name not in functions and name not in errors}
-    options = {name: getattr(library, name, None) or getattr(model, name) for name in _OPTIONS}
+    options = {name: getattr(public_functions, name, None) or getattr(model, name) for name in _OPTIONS}
     parts = [_HEAD, "## Functions\n", *(_function(f"helexa.{name}", value, 3) for name, value in functions.items())]
     parts += ["## Options\n", *(_class(name, value) for name, value in options.items())]
     parts += ["## Classes\n", *(_class(name, value) for name, value in classes.items())]

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
         SchemaError,
         UnreachableError,
     )
-    from helexa.generation.library import (
+    from helexa.generation.model import AsyncStream, Model, Stream
+    from helexa.generation.public_functions import (
         abatch,
         abatch_file,
         aembed,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
         pull,
         stream,
     )
-    from helexa.generation.model import AsyncStream, Model, Stream
 
 __all__ = [
     "AsyncStream",
@@ -107,7 +107,7 @@ _HOMES = {
         "UnreachableError",
     ),
     "helexa.generation.batch_file": ("FileSummary",),
-    "helexa.generation.library": (
+    "helexa.generation.public_functions": (
         "abatch",
         "abatch_file",
         "aembed",

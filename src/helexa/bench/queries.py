@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeVar
 
 from helexa.bench import alerts
 from helexa.bench.metric_definitions import METRICS, Metric
-from helexa.bench.results import capacity_and_scaling, comparison, runs, series, summary
+from helexa.bench.results import capacity_and_scaling, comparison, runs, series
 from helexa.bench.results.archive import Archive
+from helexa.bench.results.summary_and_dimensions import SummaryRow, Swap, dimensions, headline_of, summary, swaps
 from helexa.bench.store.database import StoreError
 from helexa.bench.store.row_types import RequestRow, RunRow
 from helexa.core.errors import ApiError
@@ -150,7 +151,7 @@ def _series(archive: Archive, query: Mapping[str, Any]) -> list[series.Series]:
     kinds = {row.name: row.kind for row in tables.scenarios.values()}
     if query["scenario"] not in kinds:
         raise LookupError(f"no scenario is called '{query['scenario'][:80]}'; /api/v1/dimensions lists all names")
-    metric = query["metric"] or summary.headline_of(kinds[query["scenario"]])
+    metric = query["metric"] or headline_of(kinds[query["scenario"]])
     targets = [query["host"]] if query["host"] else [row.name for row in tables.targets.values()]
     trends = [series.series(archive, target, query["model"], query["scenario"], metric) for target in targets]
     return [trend for trend in trends if trend.points]
@@ -174,13 +175,13 @@ QUESTIONS = (
         "dimensions",
         "List the targets, models, scenarios, metrics and builds",
         dict[str, Any],
-        lambda archive, _: summary.dimensions(archive),
+        lambda archive, _: dimensions(archive),
     ),
     ApiQuery(
         "summary",
         "Newest results of each target, model and scenario",
-        list[summary.SummaryRow],
-        lambda archive, query: summary.summary(archive, **_where(query)),
+        list[SummaryRow],
+        lambda archive, query: summary(archive, **_where(query)),
         _WHERE,
         table=True,
     ),
@@ -201,8 +202,8 @@ QUESTIONS = (
     ApiQuery(
         "swap",
         "Times to unload and load models",
-        list[summary.Swap],
-        lambda archive, query: summary.swaps(archive, **_where(query)),
+        list[Swap],
+        lambda archive, query: swaps(archive, **_where(query)),
         _WHERE,
         table=True,
     ),
@@ -329,7 +330,7 @@ class QueryExecutor:
     async def warm_up(self) -> None:
         """Fill the cache with the results of the overview page."""
         with suppress(ApiError):
-            await self.ask(summary.summary)
+            await self.ask(summary)
 
     async def close(self) -> None:
         """Stop the thread, drop waiting queries, and close the database."""

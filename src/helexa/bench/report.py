@@ -5,15 +5,16 @@ from typing import Any
 
 from helexa.bench.metric_definitions import METRICS
 from helexa.bench.pages.formatting import change, measured, memory, number, seconds, share
-from helexa.bench.results import capacity_and_scaling, runs, summary
+from helexa.bench.results import capacity_and_scaling, runs
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import MetricComparison
+from helexa.bench.results.summary_and_dimensions import SummaryRow, Swap, summary, swaps
 from helexa.bench.verdicts_and_change_points import MIN_SAMPLES
 
 FINDERS: dict[str, Callable[[Archive], list[Any]]] = {
-    "summary": summary.summary,
+    "summary": summary,
     "scaling": capacity_and_scaling.scaling,
-    "swap": summary.swaps,
+    "swap": swaps,
     "capability": runs.artifacts,
     "concurrency": capacity_and_scaling.capacity,
 }
@@ -63,7 +64,7 @@ def comparison(compared: Sequence[MetricComparison]) -> str:
     return table(("configuration", "metric", "A", "B", "change", "95 %", "verdict", "n"), rows) + note
 
 
-def _summary(results: Sequence[summary.SummaryRow]) -> str:
+def _summary(results: Sequence[SummaryRow]) -> str:
     columns = ("engine", "model", "scenario", "prompt tok", "prefill tok/s", "TTFT", "TTFT p95", "decode tok/s")
     more = ("total", "total p95", "VRAM", "conc", "queue ms", "rej", "build", "n")
     rows = [
@@ -109,7 +110,7 @@ def _scaling(results: Sequence[capacity_and_scaling.Scaling]) -> str:
     return table(("model", "ladder", "context tok", "prefill tok/s", "TTFT", "decode tok/s", "build", "n"), rows)
 
 
-def _swaps(results: Sequence[summary.Swap]) -> str:
+def _swaps(results: Sequence[Swap]) -> str:
     rows = [
         (
             f"{one.target} {one.model}",

@@ -5,10 +5,13 @@ import os
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from ssl import SSLCertVerificationError
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from urllib.parse import urlsplit
 
 from helexa.cli.terminal import MODEL_NOT_FOUND, UNREACHABLE, USAGE, CommandError, printable
+
+if TYPE_CHECKING:
+    from helexa.core.node_reports import NodeReport
 
 DEFAULT_URL = "http://127.0.0.1:31313"
 
@@ -128,6 +131,22 @@ class Gateway:
         if not isinstance(entries, list):
             raise CommandError(f"{self.url}/v1/models did not answer with a list of models; check the URL")
         return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+
+    def node_reports(self) -> "list[NodeReport]":
+        """Return the gateway's reports about all its nodes (`/api/nodes`).
+
+        Raises:
+            CommandError: the gateway is unreachable, rejects the request, or is not a helexa gateway.
+        """
+        from pydantic import TypeAdapter, ValidationError  # slow, and most commands need no reports
+
+        from helexa.core.node_reports import NodeReport
+
+        response = self.get("/api/nodes")
+        try:
+            return TypeAdapter(list[NodeReport]).validate_python(response["nodes"])
+        except (KeyError, TypeError, ValidationError):
+            raise CommandError(f"{self.url}/api/nodes did not answer with nodes; is this a helexa gateway?") from None
 
     def _connect(self, timeout: float = _CONNECT_SECONDS) -> HTTPConnection:
         connection = self._connection(self._host or "", self._port, timeout=min(timeout, _CONNECT_SECONDS))

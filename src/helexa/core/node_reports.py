@@ -1,4 +1,4 @@
-"""Records that nodes report to gateways: models, devices, health, downloads.
+"""Records that nodes report: models, devices, health, downloads; `NodeReport`.
 
 The classes ignore unknown fields and have defaults for nested objects. Gateways and nodes of different versions can
 therefore work together.
@@ -361,3 +361,34 @@ class Pull(Record):
     done: WireInt = 0
     total: WireInt | None = None
     error: str | None = None  # why the download failed
+
+
+class LoadProgress(Record):
+    """In a `NodeReport`: a loading model: stage, and completed fraction if known."""
+
+    model: str
+    stage: str | None = None
+    fraction: float | None = None
+
+
+class NodeReport(Record):
+    """The gateway's report about one node (`GET /api/nodes`), as commands read it."""
+
+    name: str
+    endpoint: str = ""
+    kind: str = "neuron"
+    healthy: bool = False
+    models: list[ModelInfo] = Field(default_factory=list[ModelInfo])
+    load: list[ModelLoad] = Field(default_factory=list[ModelLoad])  # current load of each model
+    # progress of the models that the node loads at its start
+    activation: Activation = Field(default_factory=Activation)
+    devices: list[DeviceHealth] = Field(default_factory=list[DeviceHealth])
+    discovery: Discovery | None = None
+    memory_free_mb: int | None = None
+    loads: list[LoadProgress] = Field(default_factory=list[LoadProgress])  # the gateway's running and waiting loads
+    # when idle models will be unloaded (Unix seconds), by model
+    unload_at: dict[str, float] = Field(default_factory=dict[str, float])
+
+    def load_of(self, model: str) -> ModelLoad | None:
+        """Return the load of `model` on this node, or None if unknown."""
+        return next((load for load in self.load if load.id == model), None)

@@ -21,7 +21,7 @@ from urllib.request import HTTPCookieProcessor, Request, build_opener
 
 import pytest
 
-from helexa.cli.commands import console, up
+from helexa.cli.commands import up
 from helexa.cli.gateway_client import Gateway
 from helexa.cli.local_config import LocalConfig, LocalModel
 from helexa.cli.terminal import CommandError
@@ -246,7 +246,7 @@ def test_link_of_the_console_is_printed_only_on_a_terminal(monkeypatch, capsys, 
     url, config = "http://127.0.0.1:4000", LocalConfig((), "127.0.0.1", 4000, 1, 2, "secret-key")
     for is_terminal in (True, False):
         monkeypatch.setattr("sys.stdout.isatty", lambda answer=is_terminal: answer)
-        console.announce(config, "m", "secret-key", tmp_path)
+        up.announce(config, "m", "secret-key", tmp_path)
         shown = capsys.readouterr().out
         assert bool(re.search(rf"console   {url}/#/link/[\w-]{{40}}\n", shown)) is is_terminal
         assert "console --url http://127.0.0.1:4000` prints a" in shown

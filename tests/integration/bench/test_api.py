@@ -12,7 +12,8 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
 from helexa.bench.queries import QUESTIONS
-from helexa.bench.results import capacity_and_scaling, series, summary
+from helexa.bench.results import capacity_and_scaling, series
+from helexa.bench.results.summary_and_dimensions import summary
 from helexa.bench.store.writer import Store
 
 BEAST = "host=beast&model=Qwen/Qwen3-8B"
@@ -58,7 +59,7 @@ def test_unversioned_paths_return_the_same(site, path):
 
 def test_api_returns_the_computed_results(site, archive):
     for path, expected in (
-        ("summary", summary.summary(archive)),
+        ("summary", summary(archive)),
         (f"scaling?{BEAST}", capacity_and_scaling.scaling(archive, target="beast", model="Qwen/Qwen3-8B")),
         (f"concurrency?{BEAST}", capacity_and_scaling.capacity(archive, target="beast", model="Qwen/Qwen3-8B")),
         (
@@ -135,7 +136,7 @@ def test_later_writes_are_visible(past, tmp_path, serving):
 
 def test_csv_escapes_spreadsheet_formulas():
     from helexa.bench.api import to_csv
-    from helexa.bench.results.summary import Swap
+    from helexa.bench.results.summary_and_dimensions import Swap
 
     row = Swap("=1+1", "-x", "swap", "b", "", None, -3.0, None, None, None, None, 1)
     line = to_csv([row]).decode().splitlines()[1]

@@ -21,7 +21,7 @@ from helexa.bench.metric_definitions import METRICS
 from helexa.bench.pages import charts, formatting, views
 from helexa.bench.queries import METRIC, STATE, Parameter, Parameters, read_query
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.summary import dimensions
+from helexa.bench.results.summary_and_dimensions import dimensions
 from helexa.core.errors import ApiError, HelexaError
 from helexa.core.version import __version__
 from helexa.web import Assets

@@ -7,8 +7,9 @@ from typing import Any
 from helexa.bench import alerts, verdicts_and_change_points
 from helexa.bench.metric_definitions import METRICS
 from helexa.bench.pages import charts, formatting
-from helexa.bench.results import capacity_and_scaling, comparison, runs, series, summary
+from helexa.bench.results import capacity_and_scaling, comparison, runs, series
 from helexa.bench.results.archive import Archive, hardware_label
+from helexa.bench.results.summary_and_dimensions import SummaryRow, headline_of, summary, swaps
 from helexa.bench.store.row_types import TargetRow
 
 Context = dict[str, Any]
@@ -22,9 +23,9 @@ _MOST_BUILDS = 60
 
 def overview(archive: Archive, query: Query) -> Context:
     """Overview page: a card per target, a table of models and scenarios."""
-    rows = summary.summary(archive)
+    rows = summary(archive)
     raised = alerts.alerts(archive, state="confirmed")
-    by_target: dict[str, list[summary.SummaryRow]] = {}
+    by_target: dict[str, list[SummaryRow]] = {}
     for row in rows:
         by_target.setdefault(row.target_name, []).append(row)
     hosts = archive.tables.hosts
@@ -68,7 +69,7 @@ def trends(archive: Archive, query: Query) -> Context:
     if configuration is None:
         return {"series": None, "chosen": query, "chart": None, "baseline": None}
     kind = next(row.kind for row in archive.tables.scenarios.values() if row.name == configuration["scenario"])
-    metric = query["metric"] or summary.headline_of(kind)
+    metric = query["metric"] or headline_of(kind)
     trend = series.series(archive, configuration["target"], configuration["model"], configuration["scenario"], metric)
     baseline = next((point for point in trend.points if point.sha == query["baseline"]), None)
     return {
@@ -212,7 +213,7 @@ def context(archive: Archive, query: Query) -> Context:
 
 def swap(archive: Archive, query: Query) -> Context:
     """Loading page: times to unload and load models."""
-    swap_rows = summary.swaps(archive, target=query["target"], model=query["model"])
+    swap_rows = swaps(archive, target=query["target"], model=query["model"])
     return {
         "chosen": query,
         "found": swap_rows,
@@ -264,7 +265,7 @@ def _first_configuration(
     """
     configurations = [
         {"target": row.target_name, "model": row.model_id, "scenario": row.scenario_id}
-        for row in summary.summary(archive)
+        for row in summary(archive)
         if not kinds or row.kind in kinds
     ]
     for depth in range(len(parts), -1, -1):

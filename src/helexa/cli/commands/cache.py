@@ -9,7 +9,6 @@ from urllib.parse import quote
 from cyclopts import Parameter
 
 from helexa.cli.commands.models import ago
-from helexa.cli.commands.status import node_reports
 from helexa.cli.flags_and_completion import AsJson, ModelName
 from helexa.cli.terminal import MODEL_NOT_FOUND, CommandError, note, printable
 from helexa.cli.up_state import running_ups
@@ -57,7 +56,7 @@ def cache(*models: ModelName, clear: Annotated[bool, Parameter(negative="")] = F
 def _clear(entries: list[SavedFiles], names: Iterable[str]) -> None:
     for up in running_ups():
         gateway = up.gateway()
-        for model in names or {info.id for node in node_reports(gateway) for info in node.models}:
+        for model in names or {info.id for node in gateway.node_reports() for info in node.models}:
             try:
                 gateway.delete(f"/api/models/{quote(model, safe='')}/prefix-cache", _CLEAR_SECONDS)
             except CommandError as error:

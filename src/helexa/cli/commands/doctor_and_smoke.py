@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from helexa.cli.commands.status import node_reports
 from helexa.cli.flags_and_completion import AsJson
 from helexa.cli.gateway_client import Gateway
 from helexa.cli.model_loading import choose_model
@@ -131,7 +130,7 @@ def _loading(server: Gateway) -> str | None:
     The result is also None for a node, and for a gateway that does not show its nodes to this client.
     """
     try:
-        nodes = node_reports(server)
+        nodes = server.node_reports()
     except CommandError:
         return None
     loading = [node.name for node in nodes if node.healthy and node.activation.state != "ready"]
@@ -173,7 +172,7 @@ def _problems(server: Gateway) -> tuple[list[tuple[str, str]], str]:
         return [(one.model_id, one.error) for one in (*node.activation.failed, *node.poisoned)], ""
     problems = [(_location(entry), str(entry.get("detail") or entry.get("reason"))) for entry in _unservable(health)]
     try:
-        nodes = node_reports(server)
+        nodes = server.node_reports()
     except CommandError as error:
         return problems, f" (failed loads are unknown: {error})"
     problems += [(node.name, "this node does not answer") for node in nodes if not node.healthy]

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from helexa.cli.commands.status import node_reports
 from helexa.cli.flags_and_completion import GatewayUrl, ModelName, Quiet
 from helexa.cli.gateway_client import Gateway
 from helexa.cli.terminal import MODEL_NOT_FOUND, USAGE, CommandError, Progress, note, printable
@@ -114,7 +113,7 @@ def _load(gateway: Gateway, name: str, node: str | None, quiet: bool) -> dict[st
 
 def _progress(gateway: Gateway, name: str) -> tuple[str, float | None]:
     try:
-        loads = [load for node in node_reports(gateway) for load in node.loads]
+        loads = [load for node in gateway.node_reports() for load in node.loads]
     except CommandError:
         loads = []
     current = next((load for load in loads if load.model == name), loads[0] if len(loads) == 1 else None)
@@ -123,7 +122,7 @@ def _progress(gateway: Gateway, name: str) -> tuple[str, float | None]:
 
 
 def _memory(gateway: Gateway, answer: dict[str, Any]) -> str:
-    for node in node_reports(gateway):
+    for node in gateway.node_reports():
         for info in node.models:
             size = info.vram_used_mb if info.granted_mb is None else info.granted_mb
             if (node.name, info.id) == (answer["node"], answer["model"]) and size is not None:
@@ -132,5 +131,5 @@ def _memory(gateway: Gateway, answer: dict[str, Any]) -> str:
 
 
 def _loaded(gateway: Gateway, node: str | None) -> list[str]:
-    reports = [report for report in node_reports(gateway) if node in (None, report.name) and report.kind == "neuron"]
+    reports = [report for report in gateway.node_reports() if node in (None, report.name) and report.kind == "neuron"]
     return list(dict.fromkeys(info.id for report in reports for info in report.models))

@@ -18,7 +18,7 @@ from helexa.cli.terminal import note, printable
 from helexa.core.display import file_size_text, text_table
 from helexa.core.errors import SourceError
 from helexa.core.known_models import KnownModel, full_name, known_models
-from helexa.generation.library import pull as fetched
+from helexa.generation.public_functions import pull as fetched
 from helexa.neuron.sources.downloaded_models import DownloadedModel
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from helexa.cli.commands.load import unload_one
-from helexa.cli.commands.status import node_reports
 from helexa.cli.flags_and_completion import ModelName, Quiet
 from helexa.cli.local_model import downloaded_model
 from helexa.cli.terminal import USAGE, CommandError, note, printable
@@ -83,7 +82,7 @@ def _holders(cached: DownloadedModel, form: str | None) -> list[tuple[RunningUp,
     found: list[tuple[RunningUp, str]] = []
     for up in running_ups():
         with suppress(CommandError):  # it is starting or ending
-            loaded = dict.fromkeys(info.id for node in node_reports(up.gateway()) for info in node.models)
+            loaded = dict.fromkeys(info.id for node in up.gateway().node_reports() for info in node.models)
             found += [(up, model) for model in loaded if model in names]
     return found
 

@@ -1,17 +1,20 @@
 """`helexa up` and `helexa stop`: run one node and one gateway, and end them."""
 
 import importlib.util
+import json
 import os
+import shlex
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from helexa.cli.commands.console import announce
 from helexa.cli.commands.load import unload
 from helexa.cli.flags_and_completion import LocalEngineFlags, ModelName, Quiet, Verbose
-from helexa.cli.gateway_client import Gateway
+from helexa.cli.gateway_client import DEFAULT_URL, Gateway
 from helexa.cli.local_config import LOOPBACK, OLLAMA_OPTION, OLLAMA_PORT, LocalConfig, LocalModel, check_ports
 from helexa.cli.model_loading import with_hint
 from helexa.cli.terminal import USAGE, CommandError, Progress, note, printable
@@ -29,6 +32,7 @@ from helexa.cli.up_state import (
 from helexa.core.address import is_loopback
 from helexa.core.errors import SourceError, not_installed
 from helexa.core.node_reports import Activation, Health
+from helexa.cortex.access.sign_in_links import LIFETIME_SECS, sign_in_url
 
 DEFAULT_MODEL = "helexa/small"
 
@@ -243,6 +247,66 @@ def _stage(activation: Activation, log: Path) -> tuple[str, float | None]:
         return printable(f"waiting to load {', '.join(activation.pending)}; {log} says why"), None
     doing = _STAGES.get(activation.stage or "", "loading")
     return printable(f"{doing} {activation.in_progress}"), activation.progress
+
+
+def announce(config: LocalConfig, model: str, key: str, logs: Path) -> None:
+    """Print how clients reach the servers that `helexa up` has started.
+
+    Args:
+        config: addresses of the servers.
+        model: model of the example requests.
+        key: API key of the gateway.
+        logs: folder of the servers' logs.
+    """
+    url, require_key, model = config.gateway_url, config.require_auth, printable(model)
+    ollama = f"\n  Ollama    {config.ollama_url}" if config.ollama else ""
+    request = json.dumps({"model": model, "messages": [{"role": "user", "content": "Say hello."}]})
+    chat = f"{_command()} chat" + ("" if url == DEFAULT_URL else f" --url {url}")
+    export = f"export HELEXA_API_KEY={shlex.quote(key)}\n  " if require_key else ""
+    bearer = '-H "Authorization: Bearer $HELEXA_API_KEY" ' if require_key else ""
+    lan = "" if config.lan_url is None else f"\n            {config.lan_url}/v1 from other machines"
+    print(
+        f"""
+helexa is up. Point any OpenAI client at it:
+
+  base URL  {url}/v1{lan}
+  model     {model}
+  API key   {key if require_key else "any"}
+  console   {_console(url, key)}{ollama}
+
+Try it:
+
+  {export}{chat}
+  curl {url}/v1/chat/completions {bearer}-H 'Content-Type: application/json' -d {shlex.quote(request)}
+
+Logs are in {logs} (`{_command()} logs -f` shows them); Ctrl-C or `{_command()} stop` stops everything.""",
+        flush=True,
+    )
+
+
+def _console(url: str, key: str) -> str:
+    """Return the address of the console.
+
+    On a terminal, the address is a link that signs the browser in.
+
+    A file or a service's journal keeps its lines, and others may read it before a user opens the link.
+    """
+    renew = f"`{_command()} console{'' if url == DEFAULT_URL else f' --url {url}'}`"
+    if not sys.stdout.isatty():
+        return f"{url}\n            {renew} prints a link that signs a browser on this machine in"
+    limit = f"signs your browser in once, for {LIFETIME_SECS // 60} minutes"
+    return f"{sign_in_url(url, key)}\n            {limit}; {renew} prints a new link"
+
+
+def _command() -> str:
+    """Return the shell command that starts `helexa` again.
+
+    The command is `helexa` if a program of this name is on the PATH, else the path of the running program.
+    """
+    called = Path(sys.argv[0])
+    if shutil.which("helexa"):
+        return "helexa"
+    return f"{shlex.quote(sys.executable)} -m helexa" if called.suffix == ".py" else shlex.quote(str(called))
 
 
 def _slow_reason(engine: LocalEngineFlags) -> str | None:

@@ -12,11 +12,11 @@ from helexa.cortex.backends.completion import (
     as_stream,
     convert_completion,
     converted_completion,
-    error_in,
     joined,
     read_completion,
 )
-from helexa.cortex.backends.refused_calls import with_original_names
+from helexa.cortex.backends.errors import error_in
+from helexa.cortex.backends.refused_messages_and_calls import with_original_names
 from helexa.cortex.backends.stream import BackendStream
 from helexa.cortex.upstream.connection import UpstreamError
 from helexa.cortex.upstream.response_body import BYTE_ORDER_MARK, as_json, malformed, read_json

@@ -3,7 +3,7 @@
 The gateway translates requests of other APIs to chat requests for nodes of helexa: arguments of tool calls are objects,
 tool messages may contain images, and variables of the chat template are in `chat_template_kwargs`.
 
-The modules `refused_fields`, `refused_messages` and `refused_calls` change what a backend has refused.
+The modules `refused_fields` and `refused_messages_and_calls` change what a backend has refused.
 """
 
 from collections.abc import Callable, Collection

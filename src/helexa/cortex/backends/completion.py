@@ -1,14 +1,13 @@
-"""Whole completions of a backend: choices, token counts and errors."""
+"""Whole completions of a backend: choices and token counts."""
 
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from helexa.core.errors import ApiError
 from helexa.core.sse import DONE, frame
 from helexa.cortex.backends.choice import FAILED, Choice
-from helexa.cortex.upstream.error_responses import read_error_value
+from helexa.cortex.backends.errors import error_in, failed_answer
 from helexa.cortex.upstream.response_body import as_json, malformed, read_json
 
 _MAX_DIGITS = 12
@@ -93,59 +92,6 @@ def _count(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 10**_MAX_DIGITS:
         return None
     return int(value)
-
-
-_REASON_CHARS = 64
-_UNKNOWN = 500
-_STATUSES = {
-    "invalid_request_error": 400,
-    "badrequesterror": 400,
-    "rate_limit_error": 429,
-    "exceed_context_size_error": 400,
-    "overloaded_error": 503,
-}
-_MINIMAX_STATUSES = {1002: 429, 1026: 400, 1027: 400, 1039: 400, 1041: 429, 2013: 400}
-
-
-def error_in(value: Mapping[str, Any], *, named: bool = False) -> ApiError | None:
-    """Return the error in a backend's whole completion or stream event, or None.
-
-    Args:
-        value: the JSON object.
-        named: True if the event has the name `error`. Any object is then an error.
-    """
-    if value.get("error"):
-        return _error(value["error"])
-    base = value.get("base_resp")
-    if isinstance(base, dict) and base.get("status_code") not in (None, 0):
-        code = base["status_code"]
-        return read_error_value(_MINIMAX_STATUSES.get(code, _UNKNOWN) if isinstance(code, int) else _UNKNOWN, base)
-    if value.get("object") == "error" or named:
-        return _error(value)
-    choices = value.get("choices")
-    if choices is None and "detail" in value:
-        return _error(value["detail"])
-    for choice in choices if isinstance(choices, list) else ():
-        if isinstance(choice, dict) and choice.get("error"):
-            return _error(choice["error"])
-    return None
-
-
-def failed_answer(reason: Any) -> ApiError:
-    """Return the 502 for a backend's completion whose finish reason means a failure."""
-    shown = str(reason)[:_REASON_CHARS]
-    return ApiError(502, "upstream_error", f"the node ended its answer with '{shown}'; try again", type="api_error")
-
-
-def _error(error: Any) -> ApiError:
-    """Return the `ApiError` for an error object or text."""
-    fields = error if isinstance(error, dict) else {}
-    code, kind = fields.get("code"), fields.get("type")
-    if type(code) is not int:
-        code = _STATUSES.get(kind.lower(), _UNKNOWN) if isinstance(kind, str) else _UNKNOWN
-    # A backend's 401 or 403 is about the gateway's own key, and 404 about a model that the gateway has found there.
-    status = 502 if code in (401, 402, 403, 404) or not 400 <= code < 600 else code
-    return read_error_value(status, {"error": error})
 
 
 Json = dict[str, Any]
@@ -287,8 +233,3 @@ def _add_delta(message: Json, delta: Json) -> None:
         shown["function"]["arguments"] += function.get("arguments") or ""
         if "name" in function:
             shown["function"]["name"] = function["name"]
-
-
-def incomplete() -> ApiError:
-    """Return the 502 error for a completion that ended without a finish reason."""
-    return malformed("it ended without a finish reason")

@@ -15,14 +15,6 @@ from helexa.cortex.backends.chat_request import (
 )
 from helexa.cortex.backends.choice import UNCHANGED, Changes
 from helexa.cortex.backends.learned_refusals import BackendKnowledge, Knowledge
-from helexa.cortex.backends.refused_calls import (
-    lacks_signatures,
-    refuses_ids,
-    refuses_names,
-    with_any_signatures,
-    with_short_ids,
-    with_short_names,
-)
 from helexa.cortex.backends.refused_fields import (
     output_limit,
     refused_fields,
@@ -32,13 +24,19 @@ from helexa.cortex.backends.refused_fields import (
     without_effort,
     without_field,
 )
-from helexa.cortex.backends.refused_messages import (
+from helexa.cortex.backends.refused_messages_and_calls import (
+    lacks_signatures,
+    refuses_ids,
+    refuses_names,
     refuses_order,
     refuses_parts,
     requires_reasoning,
     with_alternating_roles,
+    with_any_signatures,
     with_plain_texts,
     with_reasoning,
+    with_short_ids,
+    with_short_names,
 )
 from helexa.cortex.backends.responses_api import (
     ResponsesAnswer,

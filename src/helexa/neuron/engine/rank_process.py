@@ -14,7 +14,7 @@ from helexa.neuron import tensors
 from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
 from helexa.neuron.engine.execution.device_errors import DeviceError, is_device_fault, is_out_of_memory
 from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
-from helexa.neuron.engine.loading.backend_choice import choose_backend, threads_of_rank, with_torch_if_required
+from helexa.neuron.engine.loading.backend_choice import choose_backend, with_torch_if_required
 from helexa.neuron.engine.loading.build import build_rank
 from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.engine.ranks.messages import (
@@ -100,7 +100,7 @@ def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Rank 
     options = message.options
     cpu_binding.bind(options, message.rank)
     choose_backend(options, message.rank)
-    tensors.set_num_threads(threads_of_rank(options, message.rank))
+    tensors.set_num_threads(cpu_binding.threads_of_rank(options, message.rank))
     try:
         model, ops = with_torch_if_required(Path(message.model).name, lambda: build_rank(message, on_progress))
     except BrokenPipeError:

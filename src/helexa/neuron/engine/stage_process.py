@@ -25,12 +25,7 @@ from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError
 from helexa.neuron.engine.ipc.messages import MemoryDenied, MemoryGrant, MemoryRequest, StageSetup
 from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
-from helexa.neuron.engine.loading.backend_choice import (
-    choose_backend,
-    threads_of_rank,
-    usable_device,
-    with_torch_if_required,
-)
+from helexa.neuron.engine.loading.backend_choice import choose_backend, usable_device, with_torch_if_required
 from helexa.neuron.engine.loading.build import Build, build_part
 from helexa.neuron.engine.loading.memory_request import usable_memory
 from helexa.neuron.engine.model_path import model_digest
@@ -131,7 +126,7 @@ class StageWorker:
         order = self._channel.receive(LoadStage)
         options = self._own(order.options)
         cpu_binding.bind(options, 0)
-        tensors.set_num_threads(threads_of_rank(options, 0))
+        tensors.set_num_threads(cpu_binding.threads_of_rank(options, 0))
         stage = Stage(range(order.start, order.stop), _EngineExchange(self._channel))
         build = with_torch_if_required(model.name, lambda: Build(model, options))
         with build:

@@ -21,8 +21,8 @@ FRANCE = [504, 3575, 282, 4649, 314]
 BOUND_PROCESS = """
 import json, os, sys, threading
 from helexa.neuron.engine.ipc.messages import EngineOptions
-from helexa.neuron.engine.loading.backend_choice import threads_of_rank
 from helexa.neuron.engine.ranks import cpu_binding
+from helexa.neuron.engine.ranks.cpu_binding import threads_of_rank
 
 release = threading.Event()
 threading.Thread(target=release.wait).start()

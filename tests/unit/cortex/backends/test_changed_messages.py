@@ -10,7 +10,12 @@ from aiohttp import web
 from cortex.fake_node import CHOICE, USAGE, FakeNode
 from cortex.running_gateway import running_cortex
 from helexa.cortex.backends.chat_request import for_backend
-from helexa.cortex.backends.refused_messages import refuses_parts, requires_reasoning, with_plain_texts, with_reasoning
+from helexa.cortex.backends.refused_messages_and_calls import (
+    refuses_parts,
+    requires_reasoning,
+    with_plain_texts,
+    with_reasoning,
+)
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}

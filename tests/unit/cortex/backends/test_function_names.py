@@ -11,7 +11,7 @@ from emulator.quirk import DONE, delta, finish
 
 from cortex.fake_node import USAGE, FakeNode, begin
 from cortex.running_gateway import running_cortex
-from helexa.cortex.backends.refused_calls import refuses_names, with_short_names
+from helexa.cortex.backends.refused_messages_and_calls import refuses_names, with_short_names
 
 LONG = "mcp__a_server_with_a_long_name__a_tool_with_a_name_that_is_longer_than_64_characters"
 DOTTED = "files.read"

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from cortex.fake_node import CHOICE, USAGE, FakeNode
 from cortex.running_gateway import Cortex, running_cortex
-from helexa.cortex.backends.refused_messages import refuses_order, with_alternating_roles
+from helexa.cortex.backends.refused_messages_and_calls import refuses_order, with_alternating_roles
 
 ERRORS = [
     "After the optional system message, conversation roles must alternate user/assistant/user/assistant/...",

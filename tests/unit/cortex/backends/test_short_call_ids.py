@@ -9,7 +9,7 @@ from aiohttp import web
 
 from cortex.fake_node import CHOICE, USAGE, FakeNode
 from cortex.running_gateway import running_cortex
-from helexa.cortex.backends.refused_calls import refuses_ids, with_short_ids
+from helexa.cortex.backends.refused_messages_and_calls import refuses_ids, with_short_ids
 
 ERRORS = [
     "Jinja Exception: Tool call IDs should be alphanumeric strings with length 9!",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
-from helexa.neuron.engine.loading import backend_choice
+from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.hardware.cpus import cores, cpu_limit, cpu_list, parse_cpu_list, physical_cores, usable_cpus
 
 
@@ -75,7 +75,7 @@ def test_lowest_limit_of_own_control_groups_applies(
 def test_default_threads_fit_into_the_limit_of_cpu_time(
     monkeypatch: pytest.MonkeyPatch, limit: float | None, ranks: int, threads: int
 ) -> None:
-    monkeypatch.setattr(backend_choice, "physical_cores", lambda cpus=None: 64)
-    monkeypatch.setattr(backend_choice, "cpu_limit", lambda: limit)
-    assert backend_choice.threads_of_rank(EngineOptions(tensor_parallel=ranks), 0) == threads
-    assert backend_choice.threads_of_rank(EngineOptions(tensor_parallel=ranks, threads=7), 0) == 7
+    monkeypatch.setattr(cpu_binding, "physical_cores", lambda cpus=None: 64)
+    monkeypatch.setattr(cpu_binding, "cpu_limit", lambda: limit)
+    assert cpu_binding.threads_of_rank(EngineOptions(tensor_parallel=ranks), 0) == threads
+    assert cpu_binding.threads_of_rank(EngineOptions(tensor_parallel=ranks, threads=7), 0) == 7

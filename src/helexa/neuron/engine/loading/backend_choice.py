@@ -1,9 +1,8 @@
-"""Chooses the backend (numpy or torch), device, kernels and quantization."""
+"""Chooses the backend (numpy or torch), and tests device and kernels for it."""
 
 import gc
 import importlib
 import logging
-import math
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,17 +13,11 @@ from helexa.core.errors import ModelFileError, not_installed
 from helexa.neuron import tensors
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
-from helexa.neuron.engine.loading.memory_request import free_memory
-from helexa.neuron.engine.ranks.cpu_binding import cpus_for
-from helexa.neuron.hardware.cpus import cpu_limit, physical_cores
 from helexa.neuron.ops.constants import MIXED
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.kernel_selection import select_kernels
 from helexa.neuron.ops.native.compilation import why_unavailable
-from helexa.neuron.ops.rank_group import RankGroup
 from helexa.neuron.tensors import Device
-from helexa.neuron.weights.checkpoint import Checkpoint
-from helexa.neuron.weights.quantization import AUTO, QuantPolicy, automatic, quant_named
 
 _log = logging.getLogger("helexa.neuron.engine")
 _T = TypeVar("_T")
@@ -119,40 +112,3 @@ def _automatic_kv_bits(options: EngineOptions, config: dict[str, Any]) -> int | 
     context = min(filter(None, (options.context_length, trained)), default=0)
     # In a short context, attention takes a small share of a step, so 8 bits would save little and round every answer.
     return 16 if 0 < context <= _SHORT_CONTEXT else None
-
-
-def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: Ops) -> QuantPolicy:
-    """Return which weights are quantized during loading, for a model with `layers`."""
-    quant = quant_named(options.quant) if options.quant else ""
-    # `auto` needs the free memory, so it is decided here and not when options are read.
-    if quant == AUTO:
-        shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
-        free_bytes = free_memory(ops.device, options)
-        free_bytes = min(free_bytes, options.memory_limit_mb * 2**20 or free_bytes) * max(len(options.devices), 1)
-        quant = automatic(shapes, layers, checkpoint.total_bytes, free_bytes) if ops.quantized else ""
-        _log.info("quant auto, with %d MiB of memory free: %s", free_bytes >> 20, quant or "as it is")
-    policy = QuantPolicy(quant, layers)
-    if policy.quant and not ops.quantized:
-        _log.warning("quant %s rounds weights, but these kernels keep them in %s", policy.quant, ops.dtype)
-    return policy
-
-
-def threads_of_rank(options: EngineOptions, rank: int) -> int:
-    """Return the number of CPU threads of a rank: by default one per physical core."""
-    if options.threads:
-        return options.threads
-    # A rank that is bound to CPUs uses their cores. Otherwise the ranks share all cores evenly.
-    own = cpus_for(options, rank)
-    threads = physical_cores(own) if own else physical_cores() // options.tensor_parallel
-    # The operating system stops all threads of a container that has used up its CPU time.
-    limit = cpu_limit()
-    if limit is not None:
-        threads = min(threads, math.ceil(limit / options.tensor_parallel))
-    return max(threads, 1)
-
-
-def rank_group(options: EngineOptions, rank: int, device: Device) -> RankGroup:
-    """Return the position of rank number `rank` among the ranks of an engine."""
-    mode = options.tensor_parallel_mode
-    adds_results = mode == "sum" or (mode == "auto" and device.type == "cuda")
-    return RankGroup(rank, options.tensor_parallel, adds_results and options.tensor_parallel > 1)

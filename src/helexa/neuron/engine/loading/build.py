@@ -14,9 +14,9 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.image_encoder import ImageEncoder
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryRequest
-from helexa.neuron.engine.loading.backend_choice import kernels_for, policy_for, rank_group, usable_device
+from helexa.neuron.engine.loading.backend_choice import kernels_for, usable_device
 from helexa.neuron.engine.loading.memory_estimate import estimate_memory
-from helexa.neuron.engine.loading.memory_request import memory_request, of_all_ranks
+from helexa.neuron.engine.loading.memory_request import free_memory, memory_request, of_all_ranks
 from helexa.neuron.engine.loading.vision import VisionMemory, VisionPart
 from helexa.neuron.engine.ranks.messages import LoadRank, RankLoaded, StageLayers
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses
@@ -26,7 +26,10 @@ from helexa.neuron.models import model_class
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.models.settings import SERVED_CONTEXT
 from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.rank_group import RankGroup
+from helexa.neuron.tensors import Device
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
+from helexa.neuron.weights.quantization import AUTO, QuantPolicy, automatic, quant_named
 
 _log = logging.getLogger("helexa.neuron.engine")
 # Time limit of an exchange over gloo or NCCL, by type of device. The server's limit for steps is usually shorter.
@@ -58,9 +61,9 @@ class Build:
                 if options.context_length:
                     self.config[SERVED_CONTEXT] = options.context_length
                 self.ops = kernels_for(self.device, options, self.config, self.architecture.half)
-                self.ops.ranks = rank_group(options, rank, self.device)
+                self.ops.ranks = _rank_group(options, rank, self.device)
                 self.layers = int(self.config.get("num_hidden_layers") or 0)
-                self.policy = policy_for(options, self.checkpoint, self.layers, self.ops)
+                self.policy = _quant_policy(options, self.checkpoint, self.layers, self.ops)
                 # Only rank 0 encodes images, because the other ranks receive the embeddings with the step.
                 self.vision = None
                 if options.images and rank == 0:
@@ -188,6 +191,29 @@ class Build:
             yield
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelFileError(f"{self.path.name}: its configuration is invalid: {error!r}") from error
+
+
+def _quant_policy(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: Ops) -> QuantPolicy:
+    """Return which weights are quantized during loading, for a model with `layers`."""
+    quant = quant_named(options.quant) if options.quant else ""
+    # `auto` needs the free memory, so it is decided here and not when options are read.
+    if quant == AUTO:
+        shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
+        free_bytes = free_memory(ops.device, options)
+        free_bytes = min(free_bytes, options.memory_limit_mb * 2**20 or free_bytes) * max(len(options.devices), 1)
+        quant = automatic(shapes, layers, checkpoint.total_bytes, free_bytes) if ops.quantized else ""
+        _log.info("quant auto, with %d MiB of memory free: %s", free_bytes >> 20, quant or "as it is")
+    policy = QuantPolicy(quant, layers)
+    if policy.quant and not ops.quantized:
+        _log.warning("quant %s rounds weights, but these kernels keep them in %s", policy.quant, ops.dtype)
+    return policy
+
+
+def _rank_group(options: EngineOptions, rank: int, device: Device) -> RankGroup:
+    """Return the position of rank number `rank` among the ranks of an engine."""
+    mode = options.tensor_parallel_mode
+    adds_results = mode == "sum" or (mode == "auto" and device.type == "cuda")
+    return RankGroup(rank, options.tensor_parallel, adds_results and options.tensor_parallel > 1)
 
 
 def build_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tuple[Decoder, Ops]:

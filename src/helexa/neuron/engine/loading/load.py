@@ -26,12 +26,13 @@ from helexa.neuron.engine.ipc.messages import (
     Ready,
 )
 from helexa.neuron.engine.ipc.sockets import encode, receive
-from helexa.neuron.engine.loading.backend_choice import choose_backend, threads_of_rank, with_torch_if_required
+from helexa.neuron.engine.loading.backend_choice import choose_backend, with_torch_if_required
 from helexa.neuron.engine.loading.build import Build, build_part
 from helexa.neuron.engine.loading.draft import DraftPart, open_draft
 from helexa.neuron.engine.loading.loaded_model import LoadedModel, measured_on_device
 from helexa.neuron.engine.loading.memory_division import divide_free_memory, least_grant
 from helexa.neuron.engine.loading.memory_request import usable_memory
+from helexa.neuron.engine.ranks.cpu_binding import threads_of_rank
 from helexa.neuron.engine.ranks.messages import RankLoaded
 from helexa.neuron.engine.ranks.rank_processes import RankProcesses
 from helexa.neuron.engine.remote_stages import RemoteStages, divide_layers

@@ -1,10 +1,11 @@
-"""Binds each rank on CPUs to the CPUs of its part of the NUMA nodes.
+"""Threads of each rank, and its binding to the CPUs of its part of NUMA nodes.
 
 Linux places a page of memory on the NUMA node of the CPU that first writes to the page. The weights and the KV cache of
 a bound rank are therefore in the memory that is local to its CPUs.
 """
 
 import logging
+import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,7 +13,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
-from helexa.neuron.hardware.cpus import CpuNode, cores, cpu_list, numa_nodes, parse_cpu_list, usable_cpus
+from helexa.neuron.hardware.cpus import (
+    CpuNode,
+    cores,
+    cpu_limit,
+    cpu_list,
+    numa_nodes,
+    parse_cpu_list,
+    physical_cores,
+    usable_cpus,
+)
 
 # The environment variable in which rank 0 tells the other ranks which CPUs all ranks may use together. The processes of
 # the other ranks inherit the binding of rank 0, so they cannot find out from the operating system.
@@ -60,6 +70,20 @@ def cpus_for(options: EngineOptions, rank: int) -> tuple[int, ...]:
     if min(map(len, parts)) * _MOST_UNEQUAL < max(map(len, parts)):
         return ()
     return parts[rank]
+
+
+def threads_of_rank(options: EngineOptions, rank: int) -> int:
+    """Return the number of CPU threads of a rank: by default one per physical core."""
+    if options.threads:
+        return options.threads
+    # A rank that is bound to CPUs uses their cores. Otherwise the ranks share all cores evenly.
+    own = cpus_for(options, rank)
+    threads = physical_cores(own) if own else physical_cores() // options.tensor_parallel
+    # The operating system stops all threads of a container that has used up its CPU time.
+    limit = cpu_limit()
+    if limit is not None:
+        threads = min(threads, math.ceil(limit / options.tensor_parallel))
+    return max(threads, 1)
 
 
 def divide(nodes: Sequence[CpuNode], rank: int, ranks: int) -> tuple[int, ...]:

@@ -5,59 +5,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from pydantic import Field, TypeAdapter, ValidationError
-
 from helexa.cli.flags_and_completion import AsJson, GatewayUrl
-from helexa.cli.gateway_client import Gateway
-from helexa.cli.terminal import CommandError, note, printable
+from helexa.cli.terminal import note, printable
 from helexa.cli.up_state import local_gateway
 from helexa.core.display import memory_text, text_table
-from helexa.core.node_reports import Activation, DeviceHealth, Discovery, ModelInfo, ModelLoad, Record
-
-
-class LoadProgress(Record):
-    """A loading model: stage, and completed fraction if known."""
-
-    model: str
-    stage: str | None = None
-    fraction: float | None = None
-
-
-class NodeReport(Record):
-    """The gateway's report about one node, as `helexa ps` reads it."""
-
-    name: str
-    endpoint: str = ""
-    kind: str = "neuron"
-    healthy: bool = False
-    models: list[ModelInfo] = Field(default_factory=list[ModelInfo])
-    load: list[ModelLoad] = Field(default_factory=list[ModelLoad])  # current load of each model
-    # progress of the models that the node loads at its start
-    activation: Activation = Field(default_factory=Activation)
-    devices: list[DeviceHealth] = Field(default_factory=list[DeviceHealth])
-    discovery: Discovery | None = None
-    memory_free_mb: int | None = None
-    loads: list[LoadProgress] = Field(default_factory=list[LoadProgress])  # the gateway's running and waiting loads
-    # when idle models will be unloaded (Unix seconds), by model
-    unload_at: dict[str, float] = Field(default_factory=dict[str, float])
-
-    def load_of(self, model: str) -> ModelLoad | None:
-        """Return the load of `model` on this node, or None if unknown."""
-        return next((load for load in self.load if load.id == model), None)
-
-
-def node_reports(gateway: Gateway) -> list[NodeReport]:
-    """Request and return the gateway's reports about all its nodes.
-
-    Raises:
-        CommandError: the gateway is unreachable, rejects the request, or is not a helexa gateway.
-    """
-    response = gateway.get("/api/nodes")
-    try:
-        return TypeAdapter(list[NodeReport]).validate_python(response["nodes"])
-    except (KeyError, TypeError, ValidationError):
-        raise CommandError(f"{gateway.url}/api/nodes did not answer with nodes; is this a helexa gateway?") from None
-
+from helexa.core.node_reports import ModelInfo, ModelLoad, NodeReport
 
 _HEADINGS = (
     *("MODEL", "NODE", "STATE", "SIZE", "SAVED", "DEVICE", "CONTEXT"),
@@ -110,7 +62,7 @@ def ps(*, url: GatewayUrl = None, as_json: AsJson = False) -> None:
     Args:
         as_json: Print JSON for programs.
     """
-    nodes = node_reports(local_gateway(url))
+    nodes = local_gateway(url).node_reports()
     rows = [row for node in nodes for row in _rows(node)]
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
@@ -191,7 +143,7 @@ def status(*, url: GatewayUrl = None, as_json: AsJson = False) -> None:
     gateway = local_gateway(url)
     health = gateway.get("/health")
     health_status = str(health.get("status")) if isinstance(health, dict) else "unknown"
-    nodes = node_reports(gateway)
+    nodes = gateway.node_reports()
     if as_json:
         print(json.dumps({"health": health, "nodes": [node.json_dict() for node in nodes]}, indent=2))
         return
