@@ -221,7 +221,7 @@ async def open_loop(ask: Ask, offsets: Sequence[float], clock: Clock) -> OpenLoo
             await clock.sleep_until(start + offset)
             if len(in_flight) < len(tasks):
                 backlog.append(len(in_flight))
-            saturated = len(in_flight) >= _MAX_IN_FLIGHT or is_growing(backlog)
+            saturated = len(in_flight) >= _MAX_IN_FLIGHT or _is_growing(backlog)
             if saturated:
                 break
             task = requests.create_task(_sent(ask, start + offset))
@@ -229,14 +229,14 @@ async def open_loop(ask: Ask, offsets: Sequence[float], clock: Clock) -> OpenLoo
             in_flight.add(task)
             task.add_done_callback(in_flight.discard)
     records = [task.result() for task in tasks]
-    return OpenLoop(records, saturated or fell_behind(records))
+    return OpenLoop(records, saturated or _fell_behind(records))
 
 
 async def _sent(ask: Ask, scheduled: float) -> RequestRecord:
     return await ask(scheduled)
 
 
-def fell_behind(records: Sequence[RequestRecord]) -> bool:
+def _fell_behind(records: Sequence[RequestRecord]) -> bool:
     """Return whether the server could not keep up with an open loop.
 
     The function returns True if more than 5 % of the requests were rejected, timed out or incomplete, or if waiting
@@ -253,7 +253,7 @@ def fell_behind(records: Sequence[RequestRecord]) -> bool:
     return later and _slope_is_sure(waits) and _slope_is_sure(second.tolist())
 
 
-def is_growing(backlog: Sequence[int]) -> bool:
+def _is_growing(backlog: Sequence[int]) -> bool:
     """Return whether the number of requests in flight keeps growing.
 
     The number must grow significantly in each third of the series. In the last third, it must grow by more than 0.2

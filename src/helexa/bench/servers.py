@@ -88,7 +88,7 @@ class NeuronTarget:
             )
         payload = await self._calls.get_or_none("/discovery")
         discovery = None if payload is None else _parsed(Discovery, payload, self._calls.endpoint)
-        return Identity(_host(discovery, self._calls.endpoint), build_of(version))
+        return Identity(_host(discovery, self._calls.endpoint), _build_of(version))
 
     async def models(self) -> list[ServedModel]:
         """Return the models from `/models` that are loaded and accept requests."""
@@ -128,7 +128,7 @@ class NeuronTarget:
         return _parsed(Health, await self._calls.get("/health"), self._calls.endpoint)
 
 
-def build_of(version: Mapping[str, Any]) -> Build:
+def _build_of(version: Mapping[str, Any]) -> Build:
     """Return the build that a node's response to `/version` describes."""
     dirty = version.get("git_dirty")
     sha = str(version.get("git_sha") or UNKNOWN)

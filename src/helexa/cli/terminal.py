@@ -68,7 +68,7 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-def has_color(stream: TextIO) -> bool:
+def _has_color(stream: TextIO) -> bool:
     """Return whether colors can be written to `stream`.
 
     The result is False if the environment variable `NO_COLOR` is set, else True if `FORCE_COLOR` is set. If neither
@@ -83,7 +83,7 @@ def has_color(stream: TextIO) -> bool:
 
 def dim(text: str, stream: TextIO) -> str:
     """Return `text` in a fainter color if `stream` supports color."""
-    return f"\x1b[2m{text}\x1b[0m" if has_color(stream) else text
+    return f"\x1b[2m{text}\x1b[0m" if _has_color(stream) else text
 
 
 def note(text: str) -> None:

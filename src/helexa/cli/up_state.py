@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.1
 _STOP_SECONDS = 90.0
 
 
-def state_path(*names: str) -> Path:
+def _state_path(*names: str) -> Path:
     """Return the path of the state folder of `helexa up`, or of its subfolder `names`.
 
     It may not exist.
@@ -40,7 +40,7 @@ def state_path(*names: str) -> Path:
 
 
 def state_folder(*names: str) -> Path:
-    """Return the state folder of `helexa up` (see `state_path`).
+    """Return the state folder of `helexa up` (see `_state_path`).
 
     Missing folders are created with mode 0700.
 
@@ -48,10 +48,10 @@ def state_folder(*names: str) -> Path:
         CommandError: the folder cannot be created.
     """
     for count in range(len(names) + 1):
-        folder = state_path(*names[:count])
+        folder = _state_path(*names[:count])
         with writing_to(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return state_path(*names)
+    return _state_path(*names)
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def key_of_local_gateway(url: str) -> str | None:
     """
     try:
         address = urlsplit(url)
-        config = tomllib.loads((state_path("up", str(address.port)) / "cortex.toml").read_text(encoding="utf-8"))
+        config = tomllib.loads((_state_path("up", str(address.port)) / "cortex.toml").read_text(encoding="utf-8"))
         listen, key = config["gateway"]["listen"], config["entitlements"]["keys"][0]["key"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
@@ -256,7 +256,7 @@ def running_ups() -> list[RunningUp]:
     """Return this user's running `helexa up` commands, by port."""
     found: list[RunningUp] = []
     try:
-        folders = list(state_path("up").iterdir())
+        folders = list(_state_path("up").iterdir())
     except OSError:
         return []
     for folder in folders:

@@ -60,7 +60,7 @@ def without_api_path(url: str) -> str:
     return url.removesuffix(path) + _API_PATH.sub("", path)
 
 
-def host_name(text: str) -> str:
+def _host_name(text: str) -> str:
     """Check a host name or address; return it in lower case, without brackets.
 
     Raises:
@@ -95,7 +95,7 @@ def host_pattern(text: str) -> str:
     return pattern
 
 
-HostName = Annotated[str, AfterValidator(host_name)]
+HostName = Annotated[str, AfterValidator(_host_name)]
 HostPattern = Annotated[str, AfterValidator(host_pattern)]
 Listen = Annotated[Address, BeforeValidator(parse_address)]
 BaseUrl = Annotated[str, AfterValidator(base_url)]

@@ -106,7 +106,7 @@ def load(
     """
     tree: dict[str, Any] = {} if path is None else read_toml(path)
     environ = os.environ if environ is None else environ
-    notes = [*replace_former_settings(tree, former, env_prefix, environ)]
+    notes = [*_replace_former_settings(tree, former, env_prefix, environ)]
     notes += [
         f"{name} has no effect" + (f" ({hint})" if hint else "")
         for name, hint in (retired or {}).items()
@@ -271,7 +271,7 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def replace_former_settings(
+def _replace_former_settings(
     tree: dict[str, Any], settings: Sequence[FormerSetting], prefix: str, environ: Mapping[str, str]
 ) -> Iterator[str]:
     """Replace former settings in the parsed file `tree`, and yield what changed.

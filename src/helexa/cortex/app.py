@@ -144,7 +144,7 @@ class HotPaths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the endpoint of a frequent route, or else Starlette's application."""
         if scope["type"] == "http" and scope["path"] not in _API_PATHS:
-            path = canonical_path(scope["path"], _API_PATHS)
+            path = _canonical_path(scope["path"], _API_PATHS)
             if path is not None:
                 scope["path"], scope["raw_path"] = path, path.encode()
         # For a frequent route, Starlette's router and middleware would take longer than all other work that the gateway
@@ -157,7 +157,7 @@ class HotPaths:
             await endpoint(scope, receive, send)
 
 
-def canonical_path(path: str, known: Collection[str]) -> str | None:
+def _canonical_path(path: str, known: Collection[str]) -> str | None:
     """Return the application's path in `known` that `path` means, or None."""
     # One slash may be at the end, and `/v1` may be doubled or missing. Clients append `/v1/messages` or
     # `/chat/completions` to a base URL, so a wrong base URL gives these paths.

@@ -39,7 +39,7 @@ class Probed:
     problem: str = ""
 
 
-async def probe_nodes(nodes: Sequence[NeuronSection]) -> list[Probed]:
+async def _probe_nodes(nodes: Sequence[NeuronSection]) -> list[Probed]:
     """Ask all nodes for their models at the same time.
 
     A node that does not answer takes a few seconds.
@@ -118,7 +118,7 @@ def check(
     check_exposure(settings)
     keys = static_keys(settings.entitlements)
     models_catalog = catalog.load(settings.models_config)
-    probed = asyncio.run(probe_nodes(settings.neurons)) if probe else []
+    probed = asyncio.run(_probe_nodes(settings.neurons)) if probe else []
     print(f"{config} is valid")
     print("\n".join(_summary(settings, models_catalog, keys, probed)))
     for warning in _warnings(settings, models_catalog, keys):

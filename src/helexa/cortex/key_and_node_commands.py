@@ -52,7 +52,7 @@ _INVITATION_PROBLEMS = {
 _NODE_HEADINGS = ("NODE", "ENDPOINT", "KIND", "SOURCE", "JOINED")
 
 
-def with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]]) -> T:
+def _with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]]) -> T:
     """Open the ledger for a command, and return the result of `work`."""
 
     async def run_with_database() -> T:
@@ -66,7 +66,7 @@ def with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]]
     return asyncio.run(run_with_database())
 
 
-def ledger_name(settings: CortexConfig) -> str:
+def _ledger_name(settings: CortexConfig) -> str:
     """Return a command's text for the ledger's database, without the password."""
     url = settings.ledger.url.get_secret_value()
     if url.startswith("sqlite:"):
@@ -145,12 +145,12 @@ def create(
     models_catalog = Catalog() if models is None else catalog.load(settings.models_config)
     principal = NewKey.from_fields(fields).principal(models_catalog)
     reject_static(static_keys(settings.entitlements), principal.key_id)
-    key, secret = with_ledger(settings, lambda database: KeyStore(database).create(principal))
+    key, secret = _with_ledger(settings, lambda database: KeyStore(database).create(principal))
     if as_json:
         print(json.dumps(key_json(key) | {"key": secret.get_secret_value()}))
         return
     print(secret.get_secret_value())  # alone in the first line, so that scripts can read it with `head -1`
-    print(f"\nCreated key '{principal.key_id}' of account '{principal.account_id}' in {ledger_name(settings)}.")
+    print(f"\nCreated key '{principal.key_id}' of account '{principal.account_id}' in {_ledger_name(settings)}.")
     print("The secret is shown only once. Running gateways accept the key within a second.")
     if not settings.entitlements.require_auth:
         print("Requests without a key are accepted too, unless entitlements.require_auth = true.")
@@ -170,14 +170,14 @@ def list_keys(*, config: Config = Path("cortex.toml"), as_json: Json = False) ->
         keys = [*static, *await KeyStore(database).list()]
         return [(key, (await budget(database, key.principal, time.time())).spent) for key in keys]
 
-    spending = with_ledger(settings, read_keys)
+    spending = _with_ledger(settings, read_keys)
     if as_json:
         entries = [key_json(key, "database" if key.hint else "config") | {"spent": spent} for key, spent in spending]
         print(json.dumps(entries, indent=2))
     elif spending:
         print(text_table(_KEY_HEADINGS, [_row(key, spent) for key, spent in spending]))
     else:
-        print(f"no keys in {ledger_name(settings)}; create one with `cortex keys create --account NAME`")
+        print(f"no keys in {_ledger_name(settings)}; create one with `cortex keys create --account NAME`")
 
 
 def revoke(key_id: str, /, *, config: Config = Path("cortex.toml")) -> None:
@@ -191,7 +191,7 @@ def revoke(key_id: str, /, *, config: Config = Path("cortex.toml")) -> None:
     """
     settings = load(config)
     reject_static(static_keys(settings.entitlements), key_id)
-    with_ledger(settings, lambda database: KeyStore(database).revoke(key_id))
+    _with_ledger(settings, lambda database: KeyStore(database).revoke(key_id))
     print(f"key '{key_id}' is revoked; running gateways reject it within a second")
 
 
@@ -252,7 +252,7 @@ def invite(
         field = error.errors(include_url=False)[0]["loc"][0]
         raise UsageError(_INVITATION_PROBLEMS[str(field)]) from None
     networks = [ip_network(text) for text in request.networks]
-    invitation, token = with_ledger(
+    invitation, token = _with_ledger(
         settings, lambda database: NodeStore(database).invite(request.expires_secs, name, networks)
     )
     if as_json:
@@ -274,7 +274,7 @@ def list_nodes(*, config: Config = Path("cortex.toml"), as_json: Json = False) -
         as_json: print JSON for programs.
     """
     settings = load(config)
-    joined = with_ledger(settings, lambda database: NodeStore(database).list())
+    joined = _with_ledger(settings, lambda database: NodeStore(database).list())
     names = {neuron.name for neuron in settings.neurons}
     nodes: list[dict[str, Any]] = [
         {"name": neuron.name, "endpoint": neuron.endpoint, "kind": neuron.kind, "source": "config", "joined_at": None}
@@ -296,7 +296,7 @@ def list_nodes(*, config: Config = Path("cortex.toml"), as_json: Json = False) -
     elif nodes:
         print(text_table(_NODE_HEADINGS, [(*list(node.values())[:-1], _date(node["joined_at"])) for node in nodes]))
     else:
-        print(f"no nodes in {config} and in {ledger_name(settings)}; add one with `cortex nodes invite`")
+        print(f"no nodes in {config} and in {_ledger_name(settings)}; add one with `cortex nodes invite`")
 
 
 def remove(name: str, /, *, config: Config = Path("cortex.toml")) -> None:
@@ -309,7 +309,7 @@ def remove(name: str, /, *, config: Config = Path("cortex.toml")) -> None:
         config: the gateway's configuration file, which names the ledger.
     """
     settings = load(config)
-    if not with_ledger(settings, lambda database: NodeStore(database).remove(name)):
+    if not _with_ledger(settings, lambda database: NodeStore(database).remove(name)):
         if any(neuron.name == name for neuron in settings.neurons):
             raise ConfigError(f"node '{printable(name)}' is defined in {config}; remove it there")
         raise HelexaError(f"no node named '{printable(name)}' has joined; `cortex nodes list` shows the nodes")

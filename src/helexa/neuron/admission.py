@@ -35,7 +35,7 @@ class Admission:
         self._config = config
         self._engine = engine
         self._clock = clock
-        self._queue = FairQueue(limits_of(config, engine))
+        self._queue = FairQueue(_limits_of(config, engine))
         self._used_at = clock()  # when the last request ended, or the engine was loaded
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -83,7 +83,7 @@ class Admission:
     def replace_engine(self, engine: EngineClient) -> None:
         """Admit later requests to the batch of `engine`. No request may run or wait."""
         self._engine, self._used_at = engine, self._clock()
-        self._queue.limits = limits_of(self._config, engine)
+        self._queue.limits = _limits_of(self._config, engine)
 
     def require_open(self) -> None:
         """Raise the error with which `close` was called, if it was called."""
@@ -213,7 +213,7 @@ class AdmittedRequest:
         self._queue.hold(self._ticket, self._pages(tokens))
 
 
-def limits_of(config: AdmissionOptions, engine: EngineClient) -> Limits:
+def _limits_of(config: AdmissionOptions, engine: EngineClient) -> Limits:
     """Return a model's admission limits: those of `config`, else the engine's."""
     most = engine.options.max_sequences
     slots = min(config.max_in_flight or most, most)

@@ -156,7 +156,7 @@ def replay(messages: Iterable[Message], client: ClientCapabilities) -> Iterator[
         match message:
             case UserMessage(id, parts, hidden):
                 if not hidden:
-                    yield from user_chunks(id, parts)
+                    yield from _user_chunks(id, parts)
             case AssistantMessage():
                 if message.reasoning:
                     yield from event_updates(ThoughtDelta(message.id, message.reasoning), client)
@@ -181,7 +181,7 @@ def replay(messages: Iterable[Message], client: ClientCapabilities) -> Iterator[
             yield from event_updates(event, client)
 
 
-def user_chunks(message_id: str, parts: Iterable[Part]) -> Iterator[Update]:
+def _user_chunks(message_id: str, parts: Iterable[Part]) -> Iterator[Update]:
     """Yield the `session/update` messages that show a user message."""
     for part in parts:
         yield {"sessionUpdate": "user_message_chunk", "messageId": message_id, "content": _content_block(part)}

@@ -280,7 +280,7 @@ def _usage(usage: Json) -> Usage:
 
 def _messages(request: ModelRequest, endpoint: str) -> list[Json]:
     messages: list[Json] = [{"role": "system", "content": request.system}] if request.system else []
-    last_user_index = last_prompt(request.messages)
+    last_user_index = _last_prompt(request.messages)
     images: list[Image] = []
     for index, message in enumerate(request.messages):
         if images and not isinstance(message, ToolResult):
@@ -297,7 +297,7 @@ def _messages(request: ModelRequest, endpoint: str) -> list[Json]:
     return messages + ([_user(images)] if images else [])
 
 
-def last_prompt(messages: Sequence[Message]) -> int:
+def _last_prompt(messages: Sequence[Message]) -> int:
     """Return the index of the last user message of a chat request, or -1."""
     return max((index for index, message in enumerate(messages) if isinstance(message, UserMessage)), default=-1)
 

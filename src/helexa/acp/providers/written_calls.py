@@ -205,12 +205,12 @@ You can write several calls. Stop after the last call: the results are in the ne
 {RESULT_END}."""
 
 
-def written_call(name: str, arguments: str) -> str:
+def _written_call(name: str, arguments: str) -> str:
     """Return a tool call as text between `<tool_call>` tags; `arguments` is JSON."""
     return f'{CALL}\n{{"name": {json.dumps(name)}, "arguments": {arguments or "{}"}}}\n{CALL_END}'
 
 
-def written_result(content: str) -> str:
+def _written_result(content: str) -> str:
     """Return a tool result as text between `<tool_response>` tags."""
     return f"{RESULT}\n{content}\n{RESULT_END}"
 
@@ -231,10 +231,10 @@ def with_written_calls(request: ModelRequest) -> ModelRequest:
 
 def _written(message: Message) -> Message:
     if isinstance(message, AssistantMessage) and message.calls:
-        calls = [written_call(call.name, call.arguments) for call in message.calls]
+        calls = [_written_call(call.name, call.arguments) for call in message.calls]
         return AssistantMessage(message.id, "\n".join([message.text, *calls] if message.text else calls))
     if isinstance(message, ToolResult):
-        return UserMessage(message.call_id, (Text(written_result(message.content)), *message.images))
+        return UserMessage(message.call_id, (Text(_written_result(message.content)), *message.images))
     return message
 
 

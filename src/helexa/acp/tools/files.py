@@ -48,7 +48,7 @@ def replaced(text: str, old: str, new: str) -> tuple[str, int]:
             raise ToolError(f"old_text occurs {count} times in the file, at {lines}; add lines around it")
 
 
-def change_diff(path: Path, old: str | None, new: str) -> Diff:
+def _change_diff(path: Path, old: str | None, new: str) -> Diff:
     """Return a diff of a file's old and new text, for display in the editor.
 
     If the file is large, the diff has only the changed lines and a few lines around them.
@@ -61,16 +61,16 @@ def change_diff(path: Path, old: str | None, new: str) -> Diff:
     )
 
 
-def change_preview(path: Path, old: str | None, new: str) -> tuple[CardContent, ...]:
+def _change_preview(path: Path, old: str | None, new: str) -> tuple[CardContent, ...]:
     """Return the preview of a change: invisible characters, and the diff."""
     old_lines = frozenset((old or "").split("\n"))
     lines = [(number, line.rstrip("\r")) for number, line in enumerate(new.split("\n"), 1) if line not in old_lines]
     hidden = [f"line {number}: {visible}" for number, line in lines if (visible := shown_whole(line)) != line]
     if not hidden:
-        return (change_diff(path, old, new),)
+        return (_change_diff(path, old, new),)
     # A terminal or an editor does not show escape sequences and characters that change the direction of text.
     note = "The new text contains invisible characters:\n" + "\n".join(hidden[:_MAX_HIDDEN_LINES])
-    return (Text(fenced(clipped(note, _MAX_NOTE_BYTES))), change_diff(path, old, new))
+    return (Text(fenced(clipped(note, _MAX_NOTE_BYTES))), _change_diff(path, old, new))
 
 
 def _changed_part(old: str, new: str) -> tuple[str, str]:
@@ -261,9 +261,9 @@ class EditFile(_ChangesFile):
         if target.secret:
             # Only the arguments: an error would tell the model, before the user has answered, whether the file
             # contains `old_text`.
-            return change_preview(target.path, arguments["old_text"], arguments["new_text"])
+            return _change_preview(target.path, arguments["old_text"], arguments["new_text"])
         old, new, _ = await self._change(arguments, context)
-        return change_preview(target.path, old, new)
+        return _change_preview(target.path, old, new)
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
         """Replace the text in the file. Return a message and a diff."""
@@ -272,7 +272,7 @@ class EditFile(_ChangesFile):
         await context.host.write_text(path, new)
         return ToolOutcome(
             f"edited {arguments['path']} at line {line}",
-            shown=(change_diff(path, old, new),),
+            shown=(_change_diff(path, old, new),),
             locations=(Location(str(path), line),),
         )
 
@@ -300,12 +300,12 @@ class WriteFile(_ChangesFile):
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
         """Return a diff of the file before and after the call, for the permission request."""
         target = self._file(arguments, context)
-        return change_preview(target.path, await self._old(target, context), arguments["content"])
+        return _change_preview(target.path, await self._old(target, context), arguments["content"])
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
         """Write the file, and return a message for the model and a diff for the user."""
         target = self._file(arguments, context)
-        diff = change_diff(target.path, await self._old(target, context), arguments["content"])
+        diff = _change_diff(target.path, await self._old(target, context), arguments["content"])
         await context.host.write_text(target.path, arguments["content"])
         size = len(arguments["content"].encode())
         return ToolOutcome(f"wrote {arguments['path']} ({size} bytes)", shown=(diff,))

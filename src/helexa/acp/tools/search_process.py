@@ -27,7 +27,7 @@ _PASSED_OVER = frozenset(
 _Rules = tuple[tuple[str, GitIgnoreSpec], ...]  # ignore rules, most specific first: folder (with a slash) and patterns
 
 
-def files_below(folder: Path) -> Iterator[str]:
+def _files_below(folder: Path) -> Iterator[str]:
     """Yield the sorted paths of all files below a folder, in the search process.
 
     Links are not followed. In a git repository, files are omitted that match the `.gitignore` files,
@@ -172,7 +172,7 @@ def find(request: Search) -> SearchResults:
     folder, own = Path(request.folder), tuple(map(Path, request.own))
     matches: list[Match] = []
     secrets: list[str] = []
-    for path in [request.file] if request.file is not None else islice(files_below(folder), _MAX_FILES):
+    for path in [request.file] if request.file is not None else islice(_files_below(folder), _MAX_FILES):
         if files is not None and not files.match_file(path):
             continue
         if (

@@ -20,7 +20,7 @@ the following conditions hold:
    secrets by its id. `HEAD:path` is vetted only for `git show`: `git diff` of two trees shows paths below the trees,
    so that `git diff HEAD:.ssh HEAD~1:.ssh` would not recognize the secrets.
 6. `git` runs in the folder that contains `.git`, and the configuration in `.git` names no programs and no other files
-   (see `runs_no_program`). The tools write into `.git` only with the user's permission.
+   (see `_runs_no_program`). The tools write into `.git` only with the user's permission.
 7. The line runs with `vetted_environment`.
 """
 
@@ -65,7 +65,7 @@ _HARMLESS_KEYS = re.compile(
 )
 
 
-def runs_no_program(folder: Path, boundary: Boundary) -> bool:
+def _runs_no_program(folder: Path, boundary: Boundary) -> bool:
     """Return whether commands that only read run no program of a repository.
 
     This is true if all of the following conditions hold:
@@ -215,7 +215,7 @@ def vetted_command(line: str, folder: Path, boundary: Boundary) -> str | None:
         return None
     name = " ".join(words[:2] if words[0] == "git" else words[:1])
     command = _COMMANDS.get(name)
-    if command is None or (words[0] == "git" and not runs_no_program(folder, boundary)):
+    if command is None or (words[0] == "git" and not _runs_no_program(folder, boundary)):
         return None
     for word in words[len(name.split()) :]:
         if word.startswith("-"):

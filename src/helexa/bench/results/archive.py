@@ -32,7 +32,7 @@ class DimensionTables:
             builds,
             {row.id: row for row in reader.models()},
             {row.id: row for row in reader.scenarios()},
-            build_labels(builds.values()),
+            _build_labels(builds.values()),
         )
 
 
@@ -47,7 +47,7 @@ def hardware_label(host: HostRow) -> str:
     return gpu_label(host.gpus) or host.cpu
 
 
-def build_labels(builds: Collection[BuildRow]) -> dict[int, str]:
+def _build_labels(builds: Collection[BuildRow]) -> dict[int, str]:
     """Return a unique display name of each archived build: commit or version.
 
     Several builds may have the same commit or version, but different libraries, uncommitted changes or engines. To make

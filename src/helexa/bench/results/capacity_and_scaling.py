@@ -198,12 +198,12 @@ def scaling(archive: Archive, *, target: str | None = None, model: str | None = 
     for target_name, model_name, group in by_group(results):
         ladders: dict[str, list[LatestResult]] = {}
         for result in group:
-            ladders.setdefault(ladder_kind(result), []).append(result)
+            ladders.setdefault(_ladder_kind(result), []).append(result)
         scalings += [_ladder(target_name, model_name, kind, steps) for kind, steps in ladders.items()]
     return scalings
 
 
-def ladder_kind(result: LatestResult) -> str:
+def _ladder_kind(result: LatestResult) -> str:
     """Return the kind of scaling, by rates, that a configuration measures.
 
     The kinds are `cold` (no prefix cache hit), `warm` (prefix cache hit) and `decode` (decoding after a cached

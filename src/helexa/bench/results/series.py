@@ -95,7 +95,7 @@ def series(archive: Archive, target: str, model: str, scenario: str, metric: str
         f" AND run.ok AND run.{metric} IS NOT NULL ORDER BY run.started_ms, run.id",
         (target, model, scenario),
     )
-    grouped = samples_by_build([dict(row) for row in rows])[-MOST_BUILDS:]
+    grouped = _samples_by_build([dict(row) for row in rows])[-MOST_BUILDS:]
     about = METRICS[metric]
     target_id = next((row.id for row in archive.tables.targets.values() if row.name == target), 0)
     scenario_ids = frozenset(row.id for row in archive.tables.scenarios.values() if row.name == scenario)
@@ -131,7 +131,7 @@ class BuildSamples:
     values: list[float] = field(default_factory=list[float])
 
 
-def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
+def _samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
     """Group database rows by build, host, model and scenario.
 
     Return the groups, sorted by the time of the first sample in the group.
@@ -163,7 +163,7 @@ def configuration_samples(archive: Archive, configuration: ConfigurationRow, met
             configuration.last_ms,
         ),
     )
-    return samples_by_build([dict(row) for row in rows])
+    return _samples_by_build([dict(row) for row in rows])
 
 
 def judged(

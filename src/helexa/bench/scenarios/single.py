@@ -43,7 +43,7 @@ class Single(Scenario):
         If `cache` is `warm`, put its prefix into the prefix cache before.
         """
         if self.cache == "warm":
-            return await warm_request(subject, seed, self.prompt_tokens, self.max_tokens)
+            return await _warm_request(subject, seed, self.prompt_tokens, self.max_tokens)
         turns = subject.prompts(seed).cold(self.prompt_tokens)
         return await _outcome_of(subject, turns, self.max_tokens)
 
@@ -68,10 +68,10 @@ class DecodeAtDepth(Scenario):
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
         """Put the context into the prefix cache, then send the measured request."""
-        return await warm_request(subject, seed, self.depth_tokens, self.max_tokens)
+        return await _warm_request(subject, seed, self.depth_tokens, self.max_tokens)
 
 
-async def warm_request(subject: Subject, seed: int, prompt_tokens: int, max_tokens: int) -> Outcome:
+async def _warm_request(subject: Subject, seed: int, prompt_tokens: int, max_tokens: int) -> Outcome:
     """Fill the prefix cache with a prefix, then measure a request with it."""
     prompts = subject.prompts(seed)
     prefix = prompts.prefix(prompt_tokens)

@@ -122,7 +122,7 @@ def measuring(path: Path) -> Iterator[None]:
         yield
 
 
-def open_reader(path: Path) -> sqlite3.Connection:
+def _open_reader(path: Path) -> sqlite3.Connection:
     """Open the database for reading. Another process may write to it at the same time.
 
     Only one thread at a time may use the connection.
@@ -195,7 +195,7 @@ class Reader:
     """The database, opened for reading. Only one thread at a time may use it."""
 
     def __init__(self, path: Path) -> None:
-        self._connection = open_reader(path)
+        self._connection = _open_reader(path)
 
     def __enter__(self) -> Self:
         return self

@@ -82,7 +82,7 @@ def compaction_item(id: str, summary: str) -> dict[str, str]:
     return {"type": "compaction", "id": id, "encrypted_content": content}
 
 
-def summary_in(item: Mapping[str, Any], field: str) -> str:
+def _summary_in(item: Mapping[str, Any], field: str) -> str:
     """Return the summary in a `compaction` item.
 
     `field` is the JSON path of the item, used in the error message.
@@ -200,7 +200,7 @@ class _Conversation:
             case "agent_message":
                 self._append({"role": "user", "content": _agent_text(item, field)})
             case "compaction":
-                self._prompts.append(f"Summary of the conversation so far:\n{summary_in(item, field)}")
+                self._prompts.append(f"Summary of the conversation so far:\n{_summary_in(item, field)}")
             case "reasoning":
                 self._assistant_open = False
                 self._reasoning.append(_reasoning_text(item, field))

@@ -69,7 +69,7 @@ def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
     return list(_functions(tools or (), "tools", None))
 
 
-def chat_names(tools: Sequence[Tool] | None) -> dict[tuple[str | None, str], str]:
+def _chat_names(tools: Sequence[Tool] | None) -> dict[tuple[str | None, str], str]:
     """Return the names in the chat of a Responses API request's functions.
 
     Chat requests have no namespaces, and clients name a namespace after each MCP server. A function whose name occurs
@@ -130,7 +130,7 @@ def chat_tools(tools: Sequence[Tool] | None, allowed: Allowed | None = None) -> 
     Raises:
         ApiError: 400: a tool is malformed or not supported, or two functions have the same name.
     """
-    names = chat_names(tools)
+    names = _chat_names(tools)
     converted: list[Tool] = []
     for namespace, tool in functions(tools):
         name = tool["name"]
@@ -269,7 +269,7 @@ class ResponsesRequest(GenerationRequest):
         value = {name: field for name, field in shared.items() if field is not None}
         value |= self.model_extra or {}
         tools = self.offered
-        names = chat_names(tools)
+        names = _chat_names(tools)
         value["messages"] = chat_messages(self.instructions, [*history, *self.input], names, known=len(history))
         value["tool_choice"], allowed = chat_choice(self.tool_choice, names)
         value["max_completion_tokens"] = self.max_output_tokens
@@ -314,7 +314,7 @@ class ResponsesRequest(GenerationRequest):
         """Namespace and name of each function in a namespace, by its name in the chat."""
         return {
             chat_name: (namespace, name)
-            for (namespace, name), chat_name in chat_names(self.offered).items()
+            for (namespace, name), chat_name in _chat_names(self.offered).items()
             if namespace is not None
         }
 
@@ -324,7 +324,7 @@ class ResponsesRequest(GenerationRequest):
         tools = self.offered
         if not any(tool["type"] == "custom" for _, tool in functions(tools)):
             return frozenset()
-        names = chat_names(tools)
+        names = _chat_names(tools)
         return frozenset(names[space, tool["name"]] for space, tool in functions(tools) if tool["type"] == "custom")
 
     def shown(self, *, store: bool, temperature: float, top_p: float) -> bytes:

@@ -90,14 +90,14 @@ def parts(block: Mapping[str, Any], field: str) -> list[Part]:
             return _document(block, field)
         case "search_result":
             titles = [value for name in ("title", "source") if isinstance(value := block.get(name), str)]
-            return [*map(text_part, titles), *all_parts(block.get("content"), f"{field}.content")]
+            return [*map(text_part, titles), *_all_parts(block.get("content"), f"{field}.content")]
         case _:
             # A block of an unknown type is shown to the model as JSON, so that no content is lost.
             fields = {name: value for name, value in block.items() if name != "cache_control"}
             return [text_part(to_json(fields).decode())]
 
 
-def all_parts(content: Any, field: str) -> list[Part]:
+def _all_parts(content: Any, field: str) -> list[Part]:
     """Translate all of Anthropic's content blocks to parts of a chat message."""
     return [part for path, block in blocks(content, field) for part in parts(block, path)]
 
@@ -107,7 +107,7 @@ def text_part(text: str) -> Part:
     return {"type": "text", "text": text}
 
 
-def join_parts(content: list[Part]) -> str | list[Part]:
+def _join_parts(content: list[Part]) -> str | list[Part]:
     """Return `content` of a chat message from Anthropic's blocks, without empty texts."""
     content = [part for part in content if part.get("text") != ""]
     # Texts alone become one string, which every chat template accepts.
@@ -160,7 +160,7 @@ def _document(block: Mapping[str, Any], field: str) -> list[Part]:
     if kind == "text":
         return [*titles, text_part(string(source, "data", f"{field}.source"))]
     if kind == "content":
-        return [*titles, *all_parts(source.get("content"), f"{field}.source.content")]
+        return [*titles, *_all_parts(source.get("content"), f"{field}.source.content")]
     raise invalid_anthropic_body(f"{field}.source.type", "must be 'text' or 'content' for documents")
 
 
@@ -228,15 +228,15 @@ def _user_turns(content: _Blocks) -> list[ChatMessage]:
         else:
             content_parts += parts(block, path)
     if content_parts or not results:
-        results.append({"role": "user", "content": join_parts(content_parts)})
+        results.append({"role": "user", "content": _join_parts(content_parts)})
     return results
 
 
 def _tool_result(block: Mapping[str, Any], field: str) -> ChatMessage:
-    content = all_parts(block.get("content"), f"{field}.content")
+    content = _all_parts(block.get("content"), f"{field}.content")
     if block.get("is_error") is True:
         content.insert(0, text_part("Error:"))  # chat messages have no field for errors
-    return {"role": "tool", "tool_call_id": _id(block.get("tool_use_id")), "content": join_parts(content)}
+    return {"role": "tool", "tool_call_id": _id(block.get("tool_use_id")), "content": _join_parts(content)}
 
 
 def _assistant_turn(content: _Blocks) -> ChatMessage:
@@ -255,7 +255,7 @@ def _assistant_turn(content: _Blocks) -> ChatMessage:
                 raise invalid_anthropic_body(path, "'tool_result' is only allowed in user messages")
             case _:
                 text_parts += parts(block, path)
-    message: ChatMessage = {"role": "assistant", "content": join_parts(text_parts)}
+    message: ChatMessage = {"role": "assistant", "content": _join_parts(text_parts)}
     if any(reasoning_texts):
         message["reasoning_content"] = "\n".join([text for text in reasoning_texts if text])
     if calls:

@@ -28,7 +28,7 @@ def chat_tools(tools: Any) -> list[dict[str, Any]]:
     return [_chat_tool(tool, f"tools.{index}") for index, tool in enumerate(tools)]
 
 
-def chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any]:
+def _chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any]:
     """Convert Anthropic's `tool_choice` to a chat's, and `parallel_tool_calls`.
 
     Raises:
@@ -121,7 +121,7 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
             raise invalid_anthropic_body(name, "is not a field of the Messages API; leave it out")
     chat |= to_prompt(body)
     chat["max_tokens"] = _max_tokens(body.get("max_tokens"))
-    chat |= chat_tool_choice(body.get("tool_choice"), chat.get("tools", []))
+    chat |= _chat_tool_choice(body.get("tool_choice"), chat.get("tools", []))
     if sequences := stop_sequences(body):
         chat["stop"] = sequences
     if user := _user_id(body.get("metadata")):
@@ -281,7 +281,7 @@ class CountRequest:
         """
         request = read_object(body)
         prompt = to_prompt(request)
-        choice = chat_tool_choice(request.get("tool_choice"), prompt.get("tools", []))
+        choice = _chat_tool_choice(request.get("tool_choice"), prompt.get("tools", []))
         if choice.get("tool_choice") == "none":  # a node leaves the tools out of the prompt
             prompt.pop("tools", None)
         variables = prompt["chat_template_kwargs"]

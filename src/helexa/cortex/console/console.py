@@ -97,7 +97,7 @@ class Sessions:
         Return None for a request of a page of another origin.
         """
         token = _cookie(headers)
-        session = None if token is None or is_foreign(headers) else self._sessions.get(_digest(token))
+        session = None if token is None or _is_foreign(headers) else self._sessions.get(_digest(token))
         return None if session is None or session.expires_at <= self._clock() else session
 
     def credential(self, headers: Headers) -> Credential | None:
@@ -113,7 +113,7 @@ class Sessions:
         return session.credential if session is not None and matches else None
 
 
-def is_foreign(headers: Headers) -> bool:
+def _is_foreign(headers: Headers) -> bool:
     """Return whether a page of another origin sent the console's request."""
     host, origin = host_and_origin(headers)
     site = next((value for name, value in headers if name == b"sec-fetch-site"), b"")
@@ -192,7 +192,7 @@ async def sign_in(request: Request) -> Response:
     console: Console = request.app.state.console
     console.check_enabled()
     headers = request.scope["headers"]
-    if is_foreign(headers):
+    if _is_foreign(headers):
         raise ApiError(
             403,
             "origin_not_allowed",

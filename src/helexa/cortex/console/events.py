@@ -175,7 +175,7 @@ class EventHub:
         return self._number
 
 
-def json_event(name: str, value: Any) -> bytes:
+def _json_event(name: str, value: Any) -> bytes:
     """Return an event of `GET /api/events` whose data is `value` as JSON."""
     return frame(orjson.dumps(value), name)
 
@@ -249,7 +249,7 @@ class _EventStream(Response):
                 sent_at = time()
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await asyncio.sleep(INTERVAL_SECS)
-        await send({"type": "http.response.body", "body": json_event("end", problem.envelope()), "more_body": True})
+        await send({"type": "http.response.body", "body": _json_event("end", problem.envelope()), "more_body": True})
 
     def _problem(self, headers: Headers) -> ApiError | None:
         """Return why the stream must end, or None."""
@@ -286,7 +286,7 @@ class _Changes:
         if "nodes" in self._topics:
             nodes, names, self._node_number = self._hub.nodes_since(self._node_number)
             if names is not None:
-                yield json_event("names", names)
+                yield _json_event("names", names)
             for body in nodes:
                 yield frame(body, "node")
         if "models" in self._topics:
@@ -300,12 +300,12 @@ class _Changes:
             requests, dropped = self._hub.requests_since(self._request_number, self._account)
             self._request_number = number
             if dropped:
-                yield json_event("dropped", {"requests": dropped})
+                yield _json_event("dropped", {"requests": dropped})
             for body in requests:
                 yield frame(body, "request")
         if "log" in self._topics:
             if missed := max(0, self._log_lines.first - self._line_number):
-                yield json_event("dropped", {"lines": missed})
+                yield _json_event("dropped", {"lines": missed})
             lines = self._log_lines.since(self._line_number)
             self._line_number += missed + len(lines)
             for body in lines:

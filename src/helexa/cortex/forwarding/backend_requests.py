@@ -188,7 +188,7 @@ class BackendAttempt:
         return ResponsesAnswer(answer, self.responses, model=model, input_tokens=input_tokens, on_estimate=on_estimate)
 
 
-def new_attempt(
+def _new_attempt(
     path: str,
     body: bytes,
     *,
@@ -266,7 +266,7 @@ class BackendRequests:
             model: id of the model at the backend.
             body: body of the request for a third-party backend.
             send: function that sends a body to the backend.
-            thinks_by_effort: as for `new_attempt`.
+            thinks_by_effort: as for `_new_attempt`.
 
         Returns:
             The last response, its first bytes (of an error response: all bytes up to `MAX_ERROR_BYTES`), and the form
@@ -280,7 +280,7 @@ class BackendRequests:
         for attempts_left in reversed(range(MAX_ATTEMPTS)):
             attempt = await self._body_workers.run_if(
                 request.large,
-                new_attempt,
+                _new_attempt,
                 request.path,
                 body,
                 translated=request.translated,

@@ -106,7 +106,7 @@ class QueueDecision:
     decision: ColdPlacement | DelayedPlacement | ApiError
 
 
-def queue_order(queue: Iterable[QueuedModel], now: float, swap_wait_secs: float) -> list[QueuedModel]:
+def _queue_order(queue: Iterable[QueuedModel], now: float, swap_wait_secs: float) -> list[QueuedModel]:
     """Return the waiting models in the order in which `decide` handles them.
 
     Models that have waited for at least `swap_wait_secs` come first, the longest wait first. All other models follow,
@@ -127,7 +127,7 @@ def decide(
 ) -> list[QueueDecision]:
     """Start the loads that can start, and decide what the other models wait for.
 
-    The models are handled in the order of `queue_order`. If a model has waited for `swap_wait_secs` and its load still
+    The models are handled in the order of `_queue_order`. If a model has waited for `swap_wait_secs` and its load still
     cannot start, its probable node is reserved: no load of a later model can start on this node.
 
     Args:
@@ -141,7 +141,7 @@ def decide(
     decisions: list[QueueDecision] = []
     claimed: set[str] = set()
     swap_wait_secs = snapshot.settings.swap_wait_secs
-    for waiter in queue_order(queue, snapshot.now, swap_wait_secs):
+    for waiter in _queue_order(queue, snapshot.now, swap_wait_secs):
         try:
             eligible = snapshot if waiter.node is None else snapshot.restricted(waiter.node.__eq__)
             decision: ColdPlacement | DelayedPlacement | ApiError = place(

@@ -166,7 +166,7 @@ def complete_answer(answer: Answer, completion: Mapping[str, Any]) -> dict[str, 
         text_of(message) + incomplete,
         thinking=string(reasoning(message)),
         calls=complete,
-        logprobs=logprobs_of(choice),
+        logprobs=_logprobs_of(choice),
     )
     usage = completion.get("usage")
     reason = done_reason(choice.get("finish_reason"))
@@ -184,7 +184,7 @@ def done_reason(finish_reason: Any) -> str:
     return _REASONS[finish_reason]
 
 
-def logprobs_of(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _logprobs_of(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the log-probabilities of a choice in Ollama's format."""
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, dict):
@@ -304,7 +304,7 @@ class AnswerStream(StreamTranslator):
             return
         delta = choice.get("delta")
         delta = delta if isinstance(delta, dict) else {"content": choice.get("text")}
-        text, thinking, logprobs = text_of(delta), string(reasoning(delta)), logprobs_of(choice)
+        text, thinking, logprobs = text_of(delta), string(reasoning(delta)), _logprobs_of(choice)
         if text or thinking or logprobs:
             self._add(self._answer.part(text, thinking=thinking, logprobs=logprobs))
         calls = delta.get("tool_calls")

@@ -48,7 +48,7 @@ def chat_body(request: ChatRequest) -> Body:
     return _with_settings(body, request, variables)
 
 
-def generate_body(request: GenerateRequest) -> Body:
+def _generate_body(request: GenerateRequest) -> Body:
     """Return the chat request for `/api/generate` with the model's chat template.
 
     Raises:
@@ -63,7 +63,7 @@ def generate_body(request: GenerateRequest) -> Body:
     return _with_settings(body, request, _thinking(request))
 
 
-def text_body(request: GenerateRequest) -> Body:
+def _text_body(request: GenerateRequest) -> Body:
     """Return the text completion request for `/api/generate` with `raw` or `suffix`.
 
     Raises:
@@ -82,7 +82,7 @@ def text_body(request: GenerateRequest) -> Body:
     return body
 
 
-def ignored_options(options: Options | None) -> list[str]:
+def _ignored_options(options: Options | None) -> list[str]:
     """Return the names of Ollama's options without effect, such as `num_ctx`."""
     names = () if options is None else sorted({*options.model_fields_set, *(options.model_extra or ())})
     return [name for name in names if name not in _USED_OPTIONS and _OPTION_NAME.fullmatch(name)][:_MAX_NAMED_OPTIONS]
@@ -268,8 +268,8 @@ def _generate(body: bytes) -> Translation:
     if not request.prompt:
         return _generation(GENERATE_API, request, CHAT, b"")
     if request.raw or request.suffix:
-        return _generation(GENERATE_API, request, COMPLETIONS, as_json(text_body(request)))
-    return _generation(GENERATE_API, request, CHAT, as_json(generate_body(request)))
+        return _generation(GENERATE_API, request, COMPLETIONS, as_json(_text_body(request)))
+    return _generation(GENERATE_API, request, CHAT, as_json(_generate_body(request)))
 
 
 def _generation(api: str, request: ChatRequest | GenerateRequest, path: str, body: bytes) -> Translation:
@@ -280,7 +280,7 @@ def _generation(api: str, request: ChatRequest | GenerateRequest, path: str, bod
         body,
         request.stream is not False,
         request.keep_alive,
-        ignored=ignored_options(request.options),
+        ignored=_ignored_options(request.options),
     )
 
 

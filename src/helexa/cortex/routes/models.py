@@ -49,14 +49,14 @@ async def list_models(request: Request) -> Response:
     """`GET /v1/models`: respond with the models and aliases that the key may use."""
     entries = entries_of(request)
     if VERSION_HEADER in request.headers:
-        return JsonResponse(anthropic_page(entries, request.query_params))
+        return JsonResponse(_anthropic_page(entries, request.query_params))
     return JsonResponse({"object": "list", "data": entries})
 
 
 async def get_model(request: Request) -> Response:
     """`GET /v1/models/...`: respond with one model or alias that the key may use."""
     entry = entry_of(request, request.path_params["model"])
-    return JsonResponse(anthropic_model(entry) if VERSION_HEADER in request.headers else entry)
+    return JsonResponse(_anthropic_model(entry) if VERSION_HEADER in request.headers else entry)
 
 
 def entry_of(request: Request, name: str) -> Entry:
@@ -91,7 +91,7 @@ async def load_model(request: Request) -> Response:
     wait_secs = read_wait_secs(request)
     body = await ModelLoadRequest.read(request)
     if body.node is not None:
-        check_node(gateway, body.node)
+        _check_node(gateway, body.node)
     model = await find_loadable(gateway, body.model)
     target = await gateway.lifecycle.load(model, body.node, WaitingRequest(_ADMIN_PRIORITY), wait_secs)
     return JsonResponse({"model": model, "node": target.node, "status": "loaded"})
@@ -104,7 +104,7 @@ async def unload_model(request: Request) -> Response:
     model = await find_loadable(gateway, body.model)
     names = [body.node] if body.node is not None else _holders(gateway, model)
     for name in names:
-        check_node(gateway, name)
+        _check_node(gateway, name)
         await gateway.lifecycle.unload(model, name)
     return JsonResponse({"model": model, "node": names[0], "nodes": names, "status": "unloaded"})
 
@@ -115,7 +115,7 @@ async def clear_prefix_cache(request: Request) -> Response:
     model = await find_loadable(gateway, request.path_params["model"])
     only = request.query_params.get("node")
     if only is not None:
-        check_node(gateway, only)
+        _check_node(gateway, only)
     nodes = [
         node
         for node in gateway.fleet.view().nodes
@@ -145,7 +145,7 @@ def _holders(gateway: Gateway, model: str) -> list[str]:
     return [node.name for node in nodes if node.healthy] or [node.name for node in nodes]
 
 
-def check_node(gateway: Gateway, name: str) -> None:
+def _check_node(gateway: Gateway, name: str) -> None:
     """Check for a model request that a node loads models for the gateway.
 
     Raises:
@@ -203,7 +203,7 @@ async def pull_model(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
     body = await ModelPullRequest.read(request)
     if body.node is not None:
-        check_node(gateway, body.node)
+        _check_node(gateway, body.node)
     started = await gateway.pulls.start(body.model, body.node, gateway.catalog)
     return PullStream(gateway.pulls, started) if body.stream else JsonResponse(started.json_dict(), 202)
 
@@ -212,7 +212,7 @@ async def cancel_pull(request: Request) -> Response:
     """Cancel a download. A later download of the model resumes it."""
     gateway: Gateway = request.app.state.gateway
     body = await PullCancelRequest.read(request)
-    check_node(gateway, body.node)
+    _check_node(gateway, body.node)
     return JsonResponse((await gateway.pulls.cancel(body.model, body.node)).json_dict())
 
 
@@ -297,7 +297,7 @@ class PullStream(Response):
 _EVENTS = {"running": "progress", "done": "done"}
 
 
-def anthropic_model(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _anthropic_model(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Convert an entry of `GET /v1/models` to the format of Anthropic's clients."""
     return {
         "type": "model",
@@ -311,7 +311,7 @@ def anthropic_model(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def anthropic_page(entries: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+def _anthropic_page(entries: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
     """Return the page of `entries` that `limit`, `after_id` and `before_id` select.
 
     Raises:
@@ -327,7 +327,7 @@ def anthropic_page(entries: Sequence[Mapping[str, Any]], query: Mapping[str, str
     end = _index_of(ids, before_id, "before_id") if before_id else len(ids)
     page = entries[start:end][-limit:] if before_id else entries[start:end][:limit]
     return {
-        "data": [anthropic_model(entry) for entry in page],
+        "data": [_anthropic_model(entry) for entry in page],
         "has_more": len(page) < end - start,
         "first_id": page[0]["id"] if page else None,
         "last_id": page[-1]["id"] if page else None,

@@ -107,17 +107,17 @@ async def list_activity(request: Request) -> Response:
     """
     gateway: Gateway = request.app.state.gateway
     filters: dict[str, str | int | None] = {name: request.query_params.get(name) for name in _TEXTS}
-    filters["account_id"] = account_filter(request)
+    filters["account_id"] = _account_filter(request)
     rows = await gateway.ledger.recent(
-        read_number(request, "limit") or 100,
-        read_number(request, "before"),
-        status=read_number(request, "status"),
+        _read_number(request, "limit") or 100,
+        _read_number(request, "before"),
+        status=_read_number(request, "status"),
         **filters,
     )
     return JsonResponse({"requests": rows})
 
 
-def account_filter(request: Request) -> str | None:
+def _account_filter(request: Request) -> str | None:
     """Return the account that a report is about, or None for all accounts.
 
     Raises:
@@ -131,7 +131,7 @@ def account_filter(request: Request) -> str | None:
     return visible or asked
 
 
-def read_number(request: Request, name: str) -> int | None:
+def _read_number(request: Request, name: str) -> int | None:
     """Return the value of a report's integer query parameter, or None.
 
     Raises:
@@ -164,7 +164,7 @@ async def get_usage(request: Request) -> Response:
     """
     gateway: Gateway = request.app.state.gateway
     query = request.query_params
-    days = read_number(request, "days")
+    days = _read_number(request, "days")
     days = DEFAULT_DAYS if days is None else days
     if not 1 <= days <= MAX_DAYS:
         raise ApiError(400, "invalid_parameter", f"'days' must be an integer from 1 to {MAX_DAYS}", param="days")
@@ -174,7 +174,7 @@ async def get_usage(request: Request) -> Response:
     format = query.get("format", "json")
     if format not in _FORMATS:
         raise ApiError(400, "invalid_parameter", f"'format' must be one of {', '.join(_FORMATS)}", param="format")
-    filters = {"account_id": account_filter(request), "key_id": query.get("key_id"), "model": query.get("model")}
+    filters = {"account_id": _account_filter(request), "key_id": query.get("key_id"), "model": query.get("model")}
     today = int(time.time()) // _DAY_SECS
     by_model = [*dict.fromkeys((*groups, "model"))]  # each model has its price
     rows = await gateway.ledger.charges(range(today - days + 1, today + 1), by_model, **filters)
@@ -245,7 +245,7 @@ async def get_history(request: Request) -> Response:
     by = request.query_params.get("by", "fleet")
     if by not in get_args(By):
         raise ApiError(400, "invalid_parameter", f"'by' must be one of {', '.join(get_args(By))}", param="by")
-    limit = read_number(request, "limit")
+    limit = _read_number(request, "limit")
     if limit is not None and not 1 <= limit <= MAX_LIMIT:
         raise ApiError(400, "invalid_parameter", f"'limit' must be an integer from 1 to {MAX_LIMIT}", param="limit")
     return JsonResponse(gateway.history.report(cast("By", by), limit or DEFAULT_LIMIT))

@@ -30,15 +30,15 @@ def build_facts() -> dict[str, Any]:
     torch = _torch_facts()
     return build_identity() | {
         "python_version": platform.python_version(),
-        "torch_version": installed_version("torch"),
+        "torch_version": _installed_version("torch"),
         "torch_cuda": torch.get("cuda"),
         "torch_hip": torch.get("hip"),
-        "triton_version": installed_version("triton") or None,
+        "triton_version": _installed_version("triton") or None,
         "target": f"{platform.machine()}-{sys.platform}",
     }
 
 
-def installed_version(package: str) -> str:
+def _installed_version(package: str) -> str:
     """Return the installed version of `package`; empty if not installed."""
     try:
         text = metadata.distribution(package).read_text("METADATA") or ""
@@ -126,7 +126,7 @@ def has_apple_silicon() -> bool:
 @cache
 def torch_version() -> str:
     """Return the installed version of torch; empty if it is not installed."""
-    return installed_version("torch")
+    return _installed_version("torch")
 
 
 def has_gpu_torch() -> bool:

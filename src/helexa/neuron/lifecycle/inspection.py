@@ -136,7 +136,7 @@ def _checkpoint(folder: Path) -> _Files:
     files = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("consolidated")]
     if not files:
         raise ModelFileError(f"{folder.name}: no safetensors files", advice="download the model again")
-    counts = [tensor_sizes(file) for file in files]
+    counts = [_tensor_sizes(file) for file in files]
     weights = sum(count * _UNPACKED_BYTES.get(kind, 1) for sizes in counts for kind, count in sizes.items())
     is_packed = any(kind in UNCOUNTED for sizes in counts for kind in sizes)
     parameters = None if is_packed else sum(sizes.total() for sizes in counts)
@@ -232,7 +232,7 @@ def _of_checkpoint(folder: Path) -> Description:
     config = text_config(read_json(folder / "config.json"))
     sizes: Counter[str] = Counter()
     for file in sorted(folder.glob("*.safetensors")):
-        sizes.update(tensor_sizes(file))
+        sizes.update(_tensor_sizes(file))
     model_type, problem = config.get("model_type"), ""
     architecture = model_type if isinstance(model_type, str) else "unknown"
     try:
@@ -262,7 +262,7 @@ def _context(config: Mapping[str, Any]) -> int | None:
         return stated
 
 
-def tensor_sizes(path: Path) -> Counter[str]:
+def _tensor_sizes(path: Path) -> Counter[str]:
     """Return the number of elements by dtype in a safetensors file's header.
 
     Raises:

@@ -59,7 +59,7 @@ def engine_options(spec: LoadOptions, config: TorchOptions, device: str, group_h
         options = msgspec.structs.replace(options, tensor_parallel=spec.tensor_parallel)
     if spec.max_image_tokens is not None:
         options = msgspec.structs.replace(options, max_image_tokens=spec.max_image_tokens)
-    hosts = hosts_for(spec.pipeline_parallel or config.pipeline_parallel, group_hosts)
+    hosts = _hosts_for(spec.pipeline_parallel or config.pipeline_parallel, group_hosts)
     options = msgspec.structs.replace(options, mmproj=spec.mmproj or "", pipeline_parallel=hosts)
     ranks = devices_of_ranks(options, devices, accelerators().devices)
     return msgspec.structs.replace(options, device=ranks[0], devices=ranks) if ranks else options
@@ -170,7 +170,7 @@ def max_tensor_parallel(device: str, configured: int, facts: "Discovery") -> int
     return 1
 
 
-def hosts_for(requested: int | None, hosts: int) -> int:
+def _hosts_for(requested: int | None, hosts: int) -> int:
     """Return the number of hosts that compute a model to load together.
 
     Args:

@@ -87,7 +87,7 @@ def context_limit(engine: EngineProperties, measurements: Measurements, settings
     """Return the current limits of a served model's requests."""
     context = min(engine.context, _cached_positions(engine, measurements.missing_bytes))
     if settings.enabled:
-        context = min(context, rate_ceiling(engine, measurements, settings))
+        context = min(context, _rate_ceiling(engine, measurements, settings))
     context = min(context, settings.max_prompt_tokens or context)
     if context > _STEP:
         context -= context % _STEP
@@ -95,13 +95,13 @@ def context_limit(engine: EngineProperties, measurements: Measurements, settings
     return TokenLimits(context, context - output, output)
 
 
-def rate_ceiling(engine: EngineProperties, measurements: Measurements, settings: ContextLimitOptions) -> int:
+def _rate_ceiling(engine: EngineProperties, measurements: Measurements, settings: ContextLimitOptions) -> int:
     """Return how many prompt tokens a served model's prefill may have, by time."""
     seconds = settings.target_prefill_latency_secs or (_CPU if engine.cpu else _ACCELERATOR)[0]
-    return max(int(seconds * (measurements.tok_s_prefill or first_rate(engine, settings))), LEAST_BY_RATE)
+    return max(int(seconds * (measurements.tok_s_prefill or _first_rate(engine, settings))), LEAST_BY_RATE)
 
 
-def first_rate(engine: EngineProperties, settings: ContextLimitOptions) -> float:
+def _first_rate(engine: EngineProperties, settings: ContextLimitOptions) -> float:
     """Return a served model's prefill rate in tokens/s before it is measured."""
     return settings.bootstrap_prefill_tok_per_sec or (_CPU if engine.cpu else _ACCELERATOR)[1]
 
@@ -164,7 +164,7 @@ class ServedModel:
         self.vision = vision if engine.ready.images else None
         self._engine_properties = _engine_properties(engine.ready)
         self._context_limit = config.context_limit
-        self._steady_rate = SteadyRate(first_rate(self._engine_properties, config.context_limit), clock)
+        self._steady_rate = SteadyRate(_first_rate(self._engine_properties, config.context_limit), clock)
         self._tok_s_prefill = 0.0
         self._tok_s_decode = 0.0
         self._expect_request: Callable[[], None] = lambda: None

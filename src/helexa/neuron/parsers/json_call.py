@@ -84,7 +84,7 @@ def read_calls(
     Raises:
         NotACall: the text is not a tool call, as in `read_call`.
     """
-    fenced = yield from read_fence(source)
+    fenced = yield from _read_fence(source)
     listed = yield from source.marker(_LIST)
     yield from source.space()
     calls, unseparated = 0, False
@@ -109,7 +109,7 @@ def read_calls(
         output.repairs.add("code_fence")
 
 
-def read_fence(source: Source) -> Reading[str]:
+def _read_fence(source: Source) -> Reading[str]:
     """Read and return the beginning of a code fence, or ""."""
     fence = yield from source.marker(_FENCE)
     if fence:

@@ -25,7 +25,7 @@ _HEX = re.compile(r"[0-9a-fA-F]*")
 _BREAKS_PATH = re.compile(r"[^\w.:~-]")  # a character that ends a path with unescaped backslashes
 
 
-def ends_string(text: str, at: int, ended: bool, ends: Markers, depth: int, in_array: bool) -> bool | None:
+def _ends_string(text: str, at: int, ended: bool, ends: Markers, depth: int, in_array: bool) -> bool | None:
     """Return whether the quotation mark before position `at` ends a string value.
 
     This is always the case if the text is valid JSON. The result is None if more text is needed to decide.
@@ -203,7 +203,7 @@ class JsonString:
         # In a path such as `C:\dir\"`, the backslash is the last character of the path, and the quotation mark ends the
         # string.
         elif char == '"' and self._raw and self._quote == '"':
-            follows = ends_string(text, at + 2, ended, self._ends, self._depth, self._in_array)
+            follows = _ends_string(text, at + 2, ended, self._ends, self._depth, self._in_array)
             if follows is None:
                 return None
             if not follows:
@@ -231,7 +231,7 @@ class JsonString:
             return self._triple_quotation(text, at, ended)
         if self._empty and not self.is_key and at + 1 == len(text) and not ended:
             return None
-        follows = self.is_key or ends_string(text, at + 1, ended, self._ends, self._depth, self._in_array)
+        follows = self.is_key or _ends_string(text, at + 1, ended, self._ends, self._depth, self._in_array)
         if follows is None:
             return None
         if follows:

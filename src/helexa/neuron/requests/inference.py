@@ -132,7 +132,7 @@ def run(
         for prompt in prompts
         for choice in range(request.n or 1)
     ]
-    return runs[0](counts_prompt) if len(runs) == 1 else all_choices(runs, request.n or 1)
+    return runs[0](counts_prompt) if len(runs) == 1 else _all_choices(runs, request.n or 1)
 
 
 async def _run_choice(
@@ -307,7 +307,7 @@ def _engine_error(output: TokenOutput) -> ApiError:
     return service_unavailable(message, _RETRY_AFTER_SECONDS) if output.retry else internal_error(message)
 
 
-async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> AsyncGenerator[InferenceEvent, None]:
+async def _all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> AsyncGenerator[InferenceEvent, None]:
     """Run all answers of a request; yield their events with their indexes.
 
     If one run fails, a `Failed` event ends the stream. Otherwise the last event contains the sums of the token counts,

@@ -63,7 +63,7 @@ def locked_file(path: Path, is_complete: Callable[[], bool], fetch: Fetch) -> It
     yield None
 
 
-def rename_locked(file: FileIO, path: Path, name: Path) -> None:
+def _rename_locked(file: FileIO, path: Path, name: Path) -> None:
     """Rename the file at `path`, which is the locked `file`, to `name`.
 
     Raises:
@@ -285,7 +285,7 @@ class Downloads:
                 if target is not None:
                     with self._transfer_permit(fetch):
                         Transfer(site, f"{base}/{file.name}", file, target, cache.folder, advance).run(fetch.wait)
-                    rename_locked(target, cache.partial(file), cache.blob(file))
+                    _rename_locked(target, cache.partial(file), cache.blob(file))
             cache.link(commit, file)
         except OSError as error:
             raise disk_error(error, cache.folder) from error

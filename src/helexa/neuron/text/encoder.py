@@ -55,7 +55,7 @@ class BackendEncoder:
             if self._backend.pre_tokenizer is not None:
                 variant.pre_tokenizer = self._backend.pre_tokenizer
             if continues:
-                remove_space_prefix(variant)
+                _remove_space_prefix(variant)
             variant.add_tokens([self._added[token_id] for token_id in sorted(self._added)])
             variant.encode_special_tokens = not parse_special
             self._variants[parse_special, continues] = variant
@@ -71,7 +71,7 @@ def _encoding(backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
             return backend.encode(replaced, add_special_tokens=False)
 
 
-def remove_space_prefix(backend: Tokenizer) -> None:
+def _remove_space_prefix(backend: Tokenizer) -> None:
     """Remove the rules that add a space before a text from `backend`."""
     # Many SentencePiece models add this space. A text that continues other tokens must not get the space.
     # New objects: the old objects may belong to other tokenizers.

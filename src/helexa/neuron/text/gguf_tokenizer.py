@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 _MODELS = ("bert", "gemma4", "gpt2", "llama")
 _END_KINDS = ("eos", "eot", "eom", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")
 
-MAX_SQUARED_LENGTHS = 1 << 26  # maximum sum of the squared lengths of pieces: the work of `merges_from_scores`
+MAX_SQUARED_LENGTHS = 1 << 26  # maximum sum of the squared lengths of pieces: the work of `_merges_from_scores`
 
 
 class GgufVocabulary:
@@ -121,7 +121,7 @@ class GgufVocabulary:
         key = f"{kind}_token_id"
         if f"tokenizer.ggml.{key}" not in self._metadata:
             return None
-        token_id = gguf_value(self._metadata, key, int)
+        token_id = _gguf_value(self._metadata, key, int)
         if not 0 <= token_id < len(self.tokens):
             raise ModelFileError(
                 f"tokenizer.ggml.{key} is {token_id}, outside a vocabulary of {len(self.tokens)} tokens"
@@ -137,7 +137,7 @@ class GgufVocabulary:
 
     def entries(self, key: str, limit: int, *kinds: type[_T]) -> Sequence[_T]:
         """Return the list at `tokenizer.ggml.{key}`: up to `limit` entries of `kinds`."""
-        values = gguf_value(self._metadata, key, list, StringArray)
+        values = _gguf_value(self._metadata, key, list, StringArray)
         if len(values) > limit:
             raise ModelFileError(f"tokenizer.ggml.{key} has {len(values)} entries, more than {limit}")
         if not is_list_of(values, *kinds):
@@ -145,7 +145,7 @@ class GgufVocabulary:
         return values
 
 
-def gguf_value(metadata: Mapping[str, Any], key: str, *kinds: type[_T]) -> _T:
+def _gguf_value(metadata: Mapping[str, Any], key: str, *kinds: type[_T]) -> _T:
     """Return the value at `tokenizer.ggml.{key}` in a GGUF file's metadata.
 
     Raises:
@@ -178,7 +178,7 @@ class GgufTokenizer:
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
-        model = gguf_value(metadata, "model", str)
+        model = _gguf_value(metadata, "model", str)
         if model not in _MODELS:
             raise UnsupportedModelError(f"tokenizer model '{model[:80]}' is not supported, only {', '.join(_MODELS)}")
         rules = _rules(metadata) if model == "gpt2" else None
@@ -186,11 +186,11 @@ class GgufTokenizer:
         if rules is not None:
             self.backend, add_bos = _byte_level_backend(vocabulary, rules), rules.add_bos
         elif model == "bert":
-            self.backend, add_bos = wordpiece_backend(vocabulary), False
+            self.backend, add_bos = _wordpiece_backend(vocabulary), False
         else:
-            merges = merges_from_scores(vocabulary) if model == "llama" else vocabulary.merges()
+            merges = _merges_from_scores(vocabulary) if model == "llama" else vocabulary.merges()
             space_prefix = vocabulary.flag("add_space_prefix", model == "llama")
-            self.backend, add_bos = sentencepiece_backend(vocabulary, merges, space_prefix), True
+            self.backend, add_bos = _sentencepiece_backend(vocabulary, merges, space_prefix), True
         self.backend.add_tokens(vocabulary.added_tokens())
         self.ids = None if model == "bert" else vocabulary.ids
         self.repeated = vocabulary.repeated
@@ -206,7 +206,7 @@ def _rules(metadata: Mapping[str, Any]) -> PreTokenizer:
     if "tokenizer.ggml.pre" not in metadata:
         _log.warning("the file names no pre-tokenizer: using llama.cpp's default rules, which may not match the model")
         return PRE_TOKENIZERS["default"]
-    pre = gguf_value(metadata, "pre", str)
+    pre = _gguf_value(metadata, "pre", str)
     if pre not in PRE_TOKENIZERS:
         raise UnsupportedModelError(
             f"pre-tokenizer '{pre[:80]}' is not supported, only {', '.join(sorted(PRE_TOKENIZERS))}"
@@ -225,7 +225,7 @@ def _byte_level_backend(vocabulary: GgufVocabulary, rules: PreTokenizer) -> Toke
     return backend
 
 
-def sentencepiece_backend(vocabulary: GgufVocabulary, merges: list[tuple[str, str]], space_prefix: bool) -> Tokenizer:
+def _sentencepiece_backend(vocabulary: GgufVocabulary, merges: list[tuple[str, str]], space_prefix: bool) -> Tokenizer:
     """Return a SentencePiece BPE tokenizer of the `tokenizers` library.
 
     Args:
@@ -245,7 +245,7 @@ def sentencepiece_backend(vocabulary: GgufVocabulary, merges: list[tuple[str, st
     return backend
 
 
-def merges_from_scores(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
+def _merges_from_scores(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
     """Return the BPE merges that correspond to the scores of pieces, best first.
 
     SentencePiece merges any two adjacent pieces that together are a piece, and begins with the pair whose merged piece
@@ -281,7 +281,7 @@ def _splits(pieces: list[str]) -> Iterator[tuple[str, str]]:
                 yield left, right
 
 
-def wordpiece_backend(vocabulary: GgufVocabulary) -> Tokenizer:
+def _wordpiece_backend(vocabulary: GgufVocabulary) -> Tokenizer:
     """Return a WordPiece tokenizer of the `tokenizers` library.
 
     Raises:

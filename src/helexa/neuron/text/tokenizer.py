@@ -99,7 +99,7 @@ def spelling_of(backend: "tokenizers.Tokenizer") -> Spelling:
     )
 
 
-def token_spellers(spelling: Spelling) -> tuple[Speller, Speller]:
+def _token_spellers(spelling: Spelling) -> tuple[Speller, Speller]:
     """Return functions that convert the text of a token to bytes.
 
     The first is for the tokens of the tokenization model, the second for added tokens that are not special.
@@ -204,7 +204,7 @@ class Tokenizer:
         self._ids = vocabulary.ids
         self._added = vocabulary.added
         self._texts = {token_id: text for text, token_id in vocabulary.ids.items()}
-        self._spell, self._spell_added = token_spellers(vocabulary.spelling)
+        self._spell, self._spell_added = _token_spellers(vocabulary.spelling)
         self.bos_id = vocabulary.bos_id  # id of the beginning-of-sequence token, or None
         self.eos_id = vocabulary.eos_id  # id of the end-of-sequence token that the model's files specify, or None
         # ids of the tokens that `encode(..., add_special=True)` puts first, and of those that it puts last

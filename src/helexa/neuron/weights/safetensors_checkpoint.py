@@ -34,7 +34,7 @@ _CONFIG = "config.json"
 _EMBEDDING, _HEAD_WEIGHT = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def text_tensor_names(names: Iterable[str], drafting: Container[int] = ()) -> dict[str, str]:
+def _text_tensor_names(names: Iterable[str], drafting: Container[int] = ()) -> dict[str, str]:
     """Return the stored name of each text tensor, by its name in a text-only model.
 
     Args:
@@ -80,7 +80,7 @@ def _drafting_layers(config: Mapping[str, Any]) -> range:
     return range(layers, layers + more) if type(layers) is int and type(more) is int else range(0)
 
 
-def summarize_names(names: Iterable[str]) -> str:
+def _summarize_names(names: Iterable[str]) -> str:
     """Return the five most frequent prefixes of `names` with counts, for a log."""
     # The first two components of a name say what the tensor belongs to.
     modules = Counter(".".join(name.split(".")[:2]) for name in names)
@@ -162,7 +162,7 @@ class SafetensorsCheckpoint(StoredTensors):
         tensors = file_tensors(folder)
         self._files = {tensor.file.path: tensor.file for tensor in tensors.values()}
         self._stored_names = names = (
-            text_tensor_names(tensors, _drafting_layers(self.config)) if names_of is None else names_of(tensors)
+            _text_tensor_names(tensors, _drafting_layers(self.config)) if names_of is None else names_of(tensors)
         )
         tied = names_of is None and self.config.get("tie_word_embeddings") is not False
         if tied and _HEAD_WEIGHT in names and not any("embed" in name for name in names):
@@ -171,7 +171,7 @@ class SafetensorsCheckpoint(StoredTensors):
         skipped = tensors.keys() - names.values()
         self.has_head = bool(skipped) and bool(head_tensor_names(skipped))  # whether the folder has a draft head, too
         if skipped and names_of is None:
-            _log.info("%s: skipped tensors outside the text model: %s", folder.name, summarize_names(skipped))
+            _log.info("%s: skipped tensors outside the text model: %s", folder.name, _summarize_names(skipped))
         text = {name: tensors[stored] for name, stored in names.items()}
         super().__init__(stored_tensors(text, self.config), lambda name: f"{folder}: no tensor {name}")
         if names_of is None and _HEAD_WEIGHT not in names and (folder / MODULES_FILE).exists():

@@ -254,7 +254,7 @@ class EaglePart(HeadPart):
                 raise ModelFileError(f"config: '{key}' is {str(self.config[key])[:40]}, but it is {value} in the model")
 
 
-def is_eagle_head(path: Path) -> bool:
+def _is_eagle_head(path: Path) -> bool:
     """Return whether `path` is the folder of an EAGLE-3 head, by its configuration."""
     if not (path / "config.json").is_file():
         return False
@@ -271,12 +271,12 @@ def open_draft(build: Build) -> DraftPart | HeadPart | None:
         ModelFileError: the draft model cannot be used.
     """
     options, checkpoint = build.options, build.checkpoint
-    if options.draft_model and is_eagle_head(Path(options.draft_model)):
+    if options.draft_model and _is_eagle_head(Path(options.draft_model)):
         return EaglePart(build, Path(options.draft_model))
     if options.draft_model:
         part = DraftPart(options)
         try:
-            require_same_vocabulary(build.path, part.path)
+            _require_same_vocabulary(build.path, part.path)
         except BaseException:
             part.checkpoint.close()
             raise
@@ -309,7 +309,7 @@ def _own_options(options: EngineOptions, path: Path) -> EngineOptions:
     )
 
 
-def require_same_vocabulary(model: Path, draft: Path) -> None:
+def _require_same_vocabulary(model: Path, draft: Path) -> None:
     """Check that two models have the same vocabulary.
 
     Raises:

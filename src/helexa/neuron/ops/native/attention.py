@@ -201,7 +201,7 @@ class PagedAttention:
         assert batch is self._batch, "attention outside `run`"
         (rows, heads, dim), cached_heads = queries.shape, cache.shape[1]
         formats = self.format_of(cache, dim)
-        kv_heads = cached_heads * parts_of_group(heads // cached_heads, formats["keys_only"])
+        kv_heads = cached_heads * _parts_of_group(heads // cached_heads, formats["keys_only"])
         windowed = kind.window is not None and batch.window_pages is not None
         key = heads // kv_heads, sampled, windowed, kind.causal and batch.attention_ends is not None
         plan = self._plans.get(key)
@@ -245,7 +245,7 @@ def _fill(table: Tensor, values: list[Tile] | list[Split] | list[int]) -> None:
         table.numpy()[: len(values)] = values
 
 
-def parts_of_group(group: int, keys_only: bool) -> int:
+def _parts_of_group(group: int, keys_only: bool) -> int:
     """Return the number of parts into which the query heads of a KV head are divided.
 
     Each part is an item of work. `group` is the number of query heads per KV head.

@@ -33,7 +33,7 @@ _BRACKET, _BRACKET_END, _EQUALS, _COMMA = Markers(["("]), Markers([")"]), Marker
 _MAX_DEPTH = 50
 
 
-def read_string(source: Source, arguments: KeyedArguments) -> Reading[bool]:
+def _read_string(source: Source, arguments: KeyedArguments) -> Reading[bool]:
     """Parse and stream adjacent string literals as the value of an argument.
 
     Line breaks are allowed in all literals. Return False if the text at the current position is not a string literal.
@@ -215,7 +215,7 @@ def read_keywords(source: Source, output: Output, name: str) -> Reading[None]:
         yield from source.expect(_EQUALS)
         arguments.key(key)
         yield from source.space()
-        if not (yield from read_string(source, arguments)):
+        if not (yield from _read_string(source, arguments)):
             literal = yield from _read_literal(source)
             value, repair = _json_text(literal, output.parameter(name, key))
             if repair:

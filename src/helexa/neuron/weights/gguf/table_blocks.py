@@ -103,7 +103,7 @@ def codebook(kind: GgmlType) -> Tensor:
 
 
 @tensors.cached()
-def codebook_entries(kind: GgmlType) -> Tensor:
+def _codebook_entries(kind: GgmlType) -> Tensor:
     """Return the codes of codebook entries, uint8 [entries, 8] or [entries, 4]."""
     entries = codebook(kind)
     return entries.view(tensors.uint8).view(len(entries), -1)
@@ -246,7 +246,7 @@ def _weights(
     codes: Tensor, scale: GroupScale, group_size: int, table: Table, kind: GgmlType | None = None
 ) -> GroupwiseTensor:
     """Return a matrix of codes of `table` from the codebook for type `kind`."""
-    values, entries = tensors.from_numpy(table), None if kind is None else codebook_entries(kind)
+    values, entries = tensors.from_numpy(table), None if kind is None else _codebook_entries(kind)
     return GroupwiseTensor(codes, scale, None, zero=0, bits=4, group_size=group_size, table=values, codebook=entries)
 
 
