@@ -291,7 +291,7 @@ def _no_such(value: str, known: Iterable[str]) -> str:
 
 
 def name_hint(value: str, known: Iterable[str]) -> str:
-    """Return a hint with the most similar known names, for an unknown name `value`."""
+    """Return a hint with similar configured names, for an unknown name `value`."""
     known = list(known)
     partial_matches = [name for name in known if value in name.split("_")]
     matches = [*difflib.get_close_matches(value, known, n=1), *partial_matches]

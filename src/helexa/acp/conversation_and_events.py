@@ -14,7 +14,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(value: Any) -> bytes:
-    """Return the value as one line of JSON that ends with a line break."""
+    """Return a message or event as one line of JSON that ends with a line break."""
     try:
         # UTF-8 has no lone surrogates: they become U+FFFD.
         return _encoder.encode(value) + b"\n"
@@ -66,14 +66,14 @@ Part = Text | Image
 
 
 class Location(Struct, frozen=True):
-    """A file that a tool call reads or changes: absolute path, and line from 1."""
+    """In an agent's event: a file of a tool call: absolute path, and line from 1."""
 
     path: str
     line: int | None = None
 
 
 class Diff(Struct, frozen=True, tag="diff"):
-    """A change of one file: `old` text (None for a new file) and new text."""
+    """In an agent's event: a changed file's `old` text (None if new) and new text."""
 
     path: str
     old: str | None
@@ -81,7 +81,7 @@ class Diff(Struct, frozen=True, tag="diff"):
 
 
 class Terminal(Struct, frozen=True, tag="terminal"):
-    """A terminal of the editor that shows the live output of a command.
+    """In an agent's event: the editor's terminal with the live output of a command.
 
     The terminal disappears after the command ends. The output remains as text in the `ToolResult`.
     """
@@ -93,7 +93,7 @@ CardContent = Text | Image | Diff | Terminal
 
 
 class Card(Struct, frozen=True):
-    """The display of a tool call in an editor."""
+    """In an agent's event: the display of a tool call in an editor."""
 
     title: str  # one line for the user
     kind: ToolKind = "other"  # kind of tool, which determines the icon

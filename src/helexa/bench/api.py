@@ -39,7 +39,7 @@ def to_csv(rows: Sequence[Any], *, head: bool = True) -> bytes:
 
 
 def columns(row: Any) -> list[str]:
-    """Return the CSV columns of a row: the field names of the dataclass instance."""
+    """Return the columns of a row in the API's CSV export: the dataclass's fields."""
     return [field.name for field in fields(row)]
 
 

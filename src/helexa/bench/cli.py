@@ -158,7 +158,7 @@ def serve(
     listen: str | None = None,
     log_format: LogFormat = "text",
 ) -> None:
-    """Serve the pages and the API; the database is only read.
+    """Serve pages and API from the database, read-only (`helexa-bench serve`).
 
     Args:
         config: The configuration file.
@@ -202,7 +202,7 @@ def export(*, html: Path, db: Path | None = None, config: ConfigPath = None) -> 
 
 
 def import_(source: Path, /, *, db: Path | None = None, config: ConfigPath = None) -> None:
-    """Import the results of the first helexa-bench.
+    """Import the results of the first helexa-bench (`helexa-bench import`).
 
     Runs that were imported before are skipped.
 

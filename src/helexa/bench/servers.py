@@ -26,7 +26,7 @@ _NAMED_FACTS = {"git_sha", "git_sha_long", "git_dirty", "package_version", "buil
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that is loaded on a target."""
+    """A model that a target server has loaded."""
 
     model: Model  # name and configuration
     capabilities: frozenset[str] = frozenset({"text"})  # for example `text`, `vision`, `image`, `embedding`

@@ -123,7 +123,7 @@ class SweepReport:
 
 
 class TargetChangedError(Exception):
-    """The host or the build of a target changed during a sample."""
+    """The host or the build of a target changed during a sample of a sweep."""
 
 
 class Sweep:

@@ -54,12 +54,12 @@ class ApiFormat(Protocol):
 
 
 def number(value: object) -> int | None:
-    """Return `value` of a response if it is a non-negative integer, else None."""
+    """In a wire format: return `value` if it is a non-negative integer, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
 
 
 def seconds(milliseconds: object) -> float | None:
-    """Convert milliseconds in a response to seconds.
+    """In a wire format: convert milliseconds to seconds.
 
     Return None if `milliseconds` is not a valid duration.
     """
@@ -69,12 +69,12 @@ def seconds(milliseconds: object) -> float | None:
 
 
 def text(value: object) -> str:
-    """Return `value` of a response if it is a string, else an empty string."""
+    """In a wire format: return `value` if it is a string, else an empty string."""
     return value if isinstance(value, str) else ""
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """Return `value` of a response if it is a dict, else an empty dict."""
+    """In a wire format: return `value` if it is a dict, else an empty dict."""
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 

@@ -103,7 +103,7 @@ ApiUrl = Annotated[str, AfterValidator(base_url), AfterValidator(without_api_pat
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a server at the address `host`."""
+    """Return whether only this machine reaches the address `host`."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -40,7 +40,7 @@ class Probed:
 
 
 async def _probe_nodes(nodes: Sequence[NeuronSection]) -> list[Probed]:
-    """Ask all nodes for their models at the same time.
+    """For `cortex check`: ask all nodes for their models at the same time.
 
     A node that does not answer takes a few seconds.
     """

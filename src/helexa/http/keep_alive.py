@@ -19,7 +19,7 @@ PROBES = 4
 
 
 class DeadlineTimer:
-    """Calls a function at a deadline that is often postponed and seldom reached."""
+    """Keep-alive timer: calls a function at a deadline that is often postponed."""
 
     # A postponed deadline keeps the current timer. If the timer fires too early, it is started again. A new timer at
     # each change of the deadline would be more expensive.

@@ -222,7 +222,7 @@ class Interim:
 
 
 def interval_secs(scope: Scope) -> float | None:
-    """Return the seconds between 102 responses, or None for none.
+    """Return the seconds between the middleware's 102 responses, None for none.
 
     The result is at least `MIN_SECS` and at most `MAX_SECS`.
     """

@@ -59,7 +59,7 @@ several requests and remains in the prefix cache.
 
 @dataclass(slots=True)
 class Choices:
-    """The user's choice of model, permission mode, reasoning effort and temperature.
+    """In a turn's context: the user's model, mode, effort and temperature.
 
     The user may change them while the agent works, so the agent reads them before each model request.
     """
@@ -72,7 +72,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """All inputs of one agent turn, which is the agent's work on one prompt.
+    """The context of one agent turn: all inputs of the work on one prompt.
 
     A turn consists of rounds. In each round, the model returns a response and the agent runs its tool calls.
 

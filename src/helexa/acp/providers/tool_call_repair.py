@@ -17,7 +17,7 @@ _PARAMETER = re.compile(r"<parameter=([^>\n]*)>(.*?)(?:</parameter>|(?=<paramete
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """A parsed tool call. Tool and arguments are not checked."""
+    """A tool call after `repair`: parsed, but tool and arguments are not checked."""
 
     name: str
     arguments: dict[str, Any]
@@ -25,7 +25,7 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """A tool call that cannot be parsed. `reason` is an error message for the model."""
+    """A tool call that `repair` cannot parse; `reason` is an error for the model."""
 
     reason: str
 

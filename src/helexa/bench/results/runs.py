@@ -30,7 +30,7 @@ class RunDetail:
 
 
 def runs(archive: Archive, filters: Mapping[str, Any], *, limit: int = 500, offset: int = 0) -> list[RunRow]:
-    """Return the samples that match the filters, newest first.
+    """Return the runs (samples) that match the filters, newest first.
 
     Args:
         archive: the result database.
@@ -48,7 +48,7 @@ def runs(archive: Archive, filters: Mapping[str, Any], *, limit: int = 500, offs
 
 
 def run(archive: Archive, run_id: int) -> RunDetail:
-    """Return one sample with all its data.
+    """Return one run (sample) with all its data.
 
     Raises:
         LookupError: no sample has this id.
@@ -73,7 +73,7 @@ _LONGEST_ARTIFACT = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of an automatic check: score, and decode rate."""
+    """A run of an automatic check: its score, and decode rate."""
 
     target: str
     model: str
@@ -86,7 +86,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A response to a capability probe, and its score.
+    """A run of a capability probe: the response, and its score.
 
     `score` is the newest score that a scorer has set. Without such a score, it is the score of the automatic checks.
     """
@@ -106,7 +106,7 @@ class Artifact:
 
 
 def checks(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Check]:
-    """Return the newest results of automatic checks.
+    """Return the newest runs of automatic checks, with their scores.
 
     Capability probes are not included.
     """
@@ -128,7 +128,7 @@ def checks(archive: Archive, *, target: str | None = None, model: str | None = N
 def artifacts(
     archive: Archive, *, target: str | None = None, model: str | None = None, limit: int = _MOST_ARTIFACTS
 ) -> list[Artifact]:
-    """Return responses to capability probes, newest first.
+    """Return the runs of capability probes with their responses, newest first.
 
     Texts are truncated to 16,384 characters.
     """

@@ -23,7 +23,7 @@ MOST_BUILDS = 500
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The samples of one build, and its comparison with earlier builds.
+    """A point of a series: a build's samples, compared with earlier builds.
 
     Attributes:
         build_id: row id of the build. `sha` is its display name.
@@ -56,7 +56,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A change of hardware, configuration or parameters between two builds."""
+    """A mark in a series: hardware, configuration or parameters changed there."""
 
     at_ms: int
     kind: str
@@ -117,7 +117,7 @@ def series(archive: Archive, target: str, model: str, scenario: str, metric: str
 
 @dataclass(slots=True)
 class BuildSamples:
-    """The samples of one metric and build, oldest first.
+    """In a series: the samples of one metric and build, oldest first.
 
     Attributes:
         at_ms: start of the first sample in UTC epoch milliseconds.
@@ -146,7 +146,7 @@ def _samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
 
 
 def configuration_samples(archive: Archive, configuration: ConfigurationRow, metric: str) -> list[BuildSamples]:
-    """Return the samples of `configuration` and of earlier builds like it.
+    """Return the series of samples of `configuration` and of earlier builds like it.
 
     The samples of a build are in the order in which they were stored, which is correct even if the calendar clock was
     changed between two samples.
@@ -174,7 +174,7 @@ def judged(
     level: int,
     min_effect: float = MIN_EFFECT,
 ) -> Verdict:
-    """Return the comparison of a build's samples with earlier builds.
+    """Return the verdict on a build's samples in a series of builds.
 
     The result is cached.
 
@@ -198,7 +198,7 @@ def judged(
 def known_level(
     archive: Archive, target_id: int, scenario_ids: frozenset[int], metric: str, history: Sequence[BuildSamples]
 ) -> int:
-    """Return the index of the last build with a confirmed change, or 0."""
+    """Return the index of the series' last build with a confirmed change, or 0."""
     changes = archive.answer("confirmed", lambda: _confirmed(archive))
     for place in range(len(history) - 1, -1, -1):
         one = history[place]

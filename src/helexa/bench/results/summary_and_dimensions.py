@@ -99,7 +99,7 @@ def summary(archive: Archive, *, target: str | None = None, model: str | None = 
 
 
 def headline_of(kind: str) -> str:
-    """Return the main metric for a kind of scenario."""
+    """Return the main metric of a summary row, for a kind of scenario."""
     return HEADLINES.get(kind, "output_tps_user")
 
 
@@ -172,7 +172,7 @@ def _judge(archive: Archive, configuration: ConfigurationRow, metric: str) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Durations of loading one model at the newest build, as medians over samples."""
+    """Summary of a model's loads at the newest build: medians of durations."""
 
     target: str
     model: str
@@ -218,7 +218,7 @@ def swaps(archive: Archive, *, target: str | None = None, model: str | None = No
 
 
 def dimensions(archive: Archive) -> dict[str, Any]:
-    """Return all targets, models, scenarios, metrics and builds for filters."""
+    """Return the dimensions for filters: targets, models, scenarios, metrics, builds."""
     return archive.answer("dimensions", lambda: _dimensions(archive))
 
 

@@ -32,7 +32,7 @@ MAX_INVITATION_SECS = 7 * 86400
 
 
 class AdminRequest(BaseModel):
-    """Base class of the request bodies. Unknown fields are errors."""
+    """Base class of administration request bodies. Unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -32,7 +32,7 @@ def _fields_of(record: type) -> type[Body]:
 
 
 class Progress(Body):
-    """Progress of a load, as far as it is known."""
+    """In a reply of the admin API: progress of a load, as far as it is known."""
 
     fraction: float | None = None
     stage: str | None = None
@@ -40,7 +40,7 @@ class Progress(Body):
 
 
 class Location(Body):
-    """The state of a model on one node."""
+    """In `/v1/models`: the state of a model on one node."""
 
     node: str
     status: str
@@ -48,7 +48,7 @@ class Location(Body):
 
 
 class Model(Body):
-    """A model or an alias, as the gateway sees it."""
+    """In `/v1/models`: a model or an alias, as the gateway sees it."""
 
     id: str
     object: Literal["model"]
@@ -71,21 +71,21 @@ class Model(Body):
 
 
 class ModelList(Body):
-    """All models and aliases."""
+    """Reply of `GET /v1/models`: all models and aliases."""
 
     object: Literal["list"]
     data: list[Model]
 
 
 class NodeCounts(Body):
-    """Numbers of nodes."""
+    """In `/health`: numbers of nodes."""
 
     healthy: Count
     total: Count
 
 
 class Unservable(Body):
-    """A loaded model that cannot serve requests."""
+    """In `/health`: a loaded model that cannot serve requests."""
 
     node: str
     model: str
@@ -94,7 +94,7 @@ class Unservable(Body):
 
 
 class Health(Body):
-    """The state of the fleet."""
+    """Reply of `GET /health`: the state of the fleet."""
 
     status: Literal["ok", "impaired", "degraded"]
     nodes: NodeCounts
@@ -102,14 +102,14 @@ class Health(Body):
 
 
 class ComponentState(Body):
-    """Whether a component is ready."""
+    """In `/health/ready`: whether a component is ready."""
 
     ready: bool
     reason: str | None = None
 
 
 class Components(Body):
-    """The components that must be ready."""
+    """In `/health/ready`: the components that must be ready."""
 
     gateway: ComponentState
     ledger: ComponentState
@@ -117,14 +117,14 @@ class Components(Body):
 
 
 class Readiness(Body):
-    """Whether the gateway can serve requests."""
+    """Reply of `GET /health/ready`: whether the gateway can serve requests."""
 
     ready: bool
     components: Components
 
 
 class Version(Body):
-    """The version of the gateway."""
+    """Reply of `GET /version`: the version of the gateway."""
 
     package_version: str
     git_sha: str
@@ -134,13 +134,13 @@ class Version(Body):
 
 
 class LoadProgress(Progress):
-    """A running or waiting load."""
+    """In `/api/nodes`: a running or waiting load."""
 
     model: str
 
 
 class LoadFailure(Body):
-    """A failed load."""
+    """In `/api/nodes`: a failed load."""
 
     model: str
     message: str
@@ -150,7 +150,7 @@ class LoadFailure(Body):
 
 
 class Node(Body):
-    """The state of a node. A node that is down has no fields of its health."""
+    """In `/api/nodes`: the state of a node, without its health if it is down."""
 
     name: str
     endpoint: str
@@ -181,27 +181,27 @@ class Node(Body):
 
 
 class NodeList(Body):
-    """All nodes."""
+    """Reply of `GET /api/nodes`: all nodes."""
 
     nodes: list[Node]
 
 
 class NewNode(Body):
-    """A node that has joined."""
+    """Reply of `POST /api/join`: the node that has joined."""
 
     name: str
     endpoint: str
 
 
 class RemovedNode(Body):
-    """Confirms that a node was removed."""
+    """Reply of `DELETE /api/nodes/...`: the node was removed."""
 
     name: str
     removed: bool
 
 
 class Invitation(Body):
-    """An invitation for one node."""
+    """Reply of the admin API: an invitation for one node."""
 
     token: str
     name: str | None
@@ -210,7 +210,7 @@ class Invitation(Body):
 
 
 class NodeState(Body):
-    """Whether a node is cordoned, and its running requests and loads."""
+    """Reply to a cordon or drain: the node's state, running requests and loads."""
 
     name: str
     cordoned: bool
@@ -219,7 +219,7 @@ class NodeState(Body):
 
 
 class Series(Body):
-    """Measurements of the fleet, a node or a model; null where nothing was measured."""
+    """In `/api/history`: measurements of the fleet, a node or a model, or null."""
 
     name: str | None
     tokens_per_second: list[float | None]
@@ -231,7 +231,7 @@ class Series(Body):
 
 
 class History(Body):
-    """Measurements of the last hour."""
+    """Reply of `GET /api/history`: measurements of the last hour."""
 
     interval_secs: Count
     end: Count
@@ -240,7 +240,7 @@ class History(Body):
 
 
 class ModelState(Body):
-    """The result of a load or an unload."""
+    """Reply of `POST /api/models/load` and `unload`: the result."""
 
     model: str
     node: str
@@ -249,7 +249,7 @@ class ModelState(Body):
 
 
 class ClearedPrefixCache(Body):
-    """The nodes that have forgotten the cached prompts of a model."""
+    """Reply of the admin API: the nodes that have forgotten a model's cached prompts."""
 
     model: str
     nodes: list[str]
@@ -258,13 +258,13 @@ class ClearedPrefixCache(Body):
 
 
 class LocalModelState(LocalModel):
-    """A model on the disk of a node, and whether it is loaded."""
+    """In `/api/models/local`: a model on a node's disk, and whether it is loaded."""
 
     status: str
 
 
 class LocalNode(Body):
-    """The models on the disks of one node."""
+    """In `/api/models/local`: the models on the disks of one node."""
 
     name: str
     healthy: bool
@@ -277,14 +277,14 @@ class LocalNode(Body):
 
 
 class LocalModelList(Body):
-    """The models on the disks of all nodes."""
+    """Reply of `GET /api/models/local`: the models on the disks of all nodes."""
 
     serves_local: bool
     nodes: list[LocalNode]
 
 
 class PullState(Pull):
-    """A download on a node."""
+    """Reply of the admin API: a download on a node."""
 
     model_config = Body.model_config
 
@@ -292,13 +292,13 @@ class PullState(Pull):
 
 
 class PullList(Body):
-    """Running and ended downloads."""
+    """Reply of the admin API: running and ended downloads."""
 
     pulls: list[PullState]
 
 
 class UsageRow(Body):
-    """Sums of charged tokens of one group."""
+    """In `/api/usage`: sums of charged tokens of one group."""
 
     requests: Count
     prompt: Count
@@ -316,14 +316,14 @@ class UsageRow(Body):
 
 
 class UsageReport(Body):
-    """Sums of charged tokens."""
+    """Reply of `GET /api/usage`: sums of charged tokens."""
 
     days: Count
     usage: list[UsageRow]
 
 
 class Session(Body):
-    """The account and the role of the client.
+    """Reply of `/api/session`: the account and the role of the client.
 
     `csrf`, the value for the header `x-helexa-csrf`, is only in responses to requests with a session cookie.
     """
@@ -359,19 +359,19 @@ class Key(_fields_of(Principal)):
 
 
 class KeyList(Body):
-    """All keys."""
+    """Reply of `GET /api/keys`: all keys."""
 
     keys: list[Key]
 
 
 class Request(_fields_of(Activity)):
-    """A finished request."""
+    """In `/api/activity`: a finished request."""
 
     id: int
 
 
 class ActivityPage(Body):
-    """The newest finished requests."""
+    """Reply of `GET /api/activity`: the newest finished requests."""
 
     requests: list[Request]
 

@@ -21,7 +21,7 @@ def _never_null(schema: dict[str, Any]) -> None:
 
 
 class Body(BaseModel):
-    """A body of the gateway.
+    """Base class of schemas of bodies that the gateway itself builds.
 
     A field with the default None is absent if it has no value.
     """
@@ -31,7 +31,7 @@ class Body(BaseModel):
 
 
 class ForwardedBody(BaseModel):
-    """A body that may come from a third-party node.
+    """Base class of reply schemas: a body that may come from a third-party node.
 
     Its optional fields may be null, and it may have other fields.
     """
@@ -70,13 +70,13 @@ class AnthropicError(Body):
 
 
 class PromptTokensDetails(Body):
-    """Parts of the prompt tokens."""
+    """In `usage` of a generation reply: parts of the prompt tokens."""
 
     cached_tokens: Count | None = None
 
 
 class CompletionTokensDetails(Body):
-    """Parts of the completion tokens."""
+    """In `usage` of a generation reply: parts of the completion tokens."""
 
     reasoning_tokens: Count | None = None
 
@@ -98,7 +98,7 @@ class AnswerMessage(Body):
 
 
 class ChatChoice(ForwardedBody):
-    """One answer to a chat request."""
+    """In a chat reply of the API: one answer to a chat request."""
 
     message: AnswerMessage
     index: Count = 0
@@ -117,7 +117,7 @@ class ChatCompletion(Body):
 
 
 class CompletionChoice(ForwardedBody):
-    """One answer to a text completion request."""
+    """In a text completion reply of the API: one answer to the request."""
 
     text: str
     index: Count = 0
@@ -136,7 +136,7 @@ class Completion(Body):
 
 
 class ResponsesAnswer(Body):
-    """A response of the Responses API."""
+    """Reply of `POST /v1/responses`: a response of the Responses API."""
 
     id: str
     object: Literal["response"]
@@ -161,7 +161,7 @@ class Compaction(Body):
 
 
 class ItemList(ForwardedBody):
-    """Input items of a stored response."""
+    """Reply of `GET /v1/responses/.../input_items`: a page of input items."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
@@ -171,7 +171,7 @@ class ItemList(ForwardedBody):
 
 
 class DeletedResponse(Body):
-    """Confirms that a stored response was deleted."""
+    """Reply of `DELETE /v1/responses/...`: the stored response was deleted."""
 
     id: str
     object: Literal["response"]
@@ -223,7 +223,7 @@ class Turn(Body):
 
 
 class MessagesTool(Body):
-    """A tool that the model may call."""
+    """In a Messages API request: a tool that the model may call."""
 
     name: Name
     description: str | None = None
@@ -231,14 +231,14 @@ class MessagesTool(Body):
 
 
 class MessagesToolChoice(Body):
-    """Which tools the model may or must call."""
+    """In a Messages API request: which tools the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
 
 
 class CountRequest(Body):
-    """A request to count the tokens of a prompt."""
+    """Body of `POST /v1/messages/count_tokens`: a prompt to count."""
 
     model: Name
     messages: Annotated[list[Turn], Field(min_length=1)]
@@ -248,7 +248,7 @@ class CountRequest(Body):
 
 
 class MessagesRequest(CountRequest):
-    """A request of Anthropic's Messages API."""
+    """Body of `POST /v1/messages`: a request of Anthropic's Messages API."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None
@@ -257,7 +257,7 @@ class MessagesRequest(CountRequest):
 
 
 class ContentBlock(Body):
-    """A block of a message's content."""
+    """In a Messages API reply: a block of the message's content."""
 
     type: Literal["text", "thinking", "tool_use"]
 
@@ -271,7 +271,7 @@ class MessageUsage(Body):
 
 
 class Message(Body):
-    """A message in Anthropic's format."""
+    """Reply of `POST /v1/messages`: a message in Anthropic's format."""
 
     id: str
     type: Literal["message"]
@@ -284,7 +284,7 @@ class Message(Body):
 
 
 class Tokens(Body):
-    """The tokens of a text or a conversation."""
+    """Reply of `POST /tokenize`: the tokens of a text or a conversation."""
 
     count: Count
     max_model_len: Count
@@ -292,13 +292,13 @@ class Tokens(Body):
 
 
 class Detokenized(Body):
-    """The text of tokens."""
+    """Reply of `POST /detokenize`: the text of tokens."""
 
     prompt: str
 
 
 class TokenizerInfo(ForwardedBody):
-    """Settings of a model's tokenizer."""
+    """Reply of `GET /tokenizer_info`: settings of a model's tokenizer."""
 
     bos_token: str | None = None
     eos_token: str | None = None
@@ -306,13 +306,13 @@ class TokenizerInfo(ForwardedBody):
 
 
 class InputTokens(Body):
-    """The number of input tokens of a response."""
+    """Reply of `POST /v1/responses/input_tokens`: the number of input tokens."""
 
     object: Literal["response.input_tokens"]
     input_tokens: Count
 
 
 class TokenCount(Body):
-    """The number of tokens of a prompt."""
+    """Reply of `POST /v1/messages/count_tokens`: the number of tokens."""
 
     input_tokens: Count

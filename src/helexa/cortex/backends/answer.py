@@ -211,7 +211,7 @@ _MAX_ERROR_BYTES = 64 << 10
 
 
 class NativeResponses:
-    """A successful response of a backend that has the Responses API itself.
+    """An answer of a backend with a Responses API of its own; a `NodeResponse`.
 
     Only its end and its headers are checked, and the original names of functions return.
 

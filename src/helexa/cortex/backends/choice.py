@@ -97,7 +97,7 @@ def split_signature(id: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class Changes:
-    """What the gateway changed in a backend's request, or a client cannot read."""
+    """For a choice: what the gateway changed in the request, or clients cannot read."""
 
     names: Mapping[str, str] = field(default_factory=dict[str, str])  # original names of functions by their short names
     # True if the client's API has no field for the signature of a call. The id of the call then carries the signature.

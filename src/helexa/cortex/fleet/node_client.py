@@ -319,7 +319,7 @@ class NodeClient:
 
 
 def is_usable_id(model: str) -> bool:
-    """Return whether a reported id is short and cannot be read as an option."""
+    """Return whether an id that a node reported is short and not like an option."""
     return len(model) <= MAX_ID_CHARS and not model.startswith("-")  # `ModelId` has checked the characters
 
 
@@ -369,7 +369,7 @@ def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
 async def or_none(
     call: Callable[Params, Awaitable[ValueT]], *args: Params.args, **kwargs: Params.kwargs
 ) -> ValueT | None:
-    """Await `call` and return its result, or None if it raises `NodeError`."""
+    """Await `call` of a node client, and return its result, or None if it fails."""
     try:
         return await call(*args, **kwargs)
     except NodeError:

@@ -198,7 +198,7 @@ def _new_attempt(
     thinks_by_effort: bool = False,
     keeps_limit: bool = False,
 ) -> BackendAttempt:
-    """Return the next attempt, according to the knowledge about the backend.
+    """Return the next `BackendAttempt`, according to the backend's knowledge.
 
     Args:
         translated: True if the gateway translated the body from another API.

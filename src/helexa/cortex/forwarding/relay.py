@@ -125,7 +125,7 @@ async def _next_or_settle(
 
 
 async def read_chunk(fleet: Fleet, node_response: NodeResponse, record: RequestRecord) -> bytes:
-    """Return the next bytes of a node's response, or empty bytes at its end.
+    """Return the next bytes to relay from a node's response, empty at its end.
 
     Raises:
         ApiError: 504 if a timeout expired, 502 if the connection ended.
@@ -255,7 +255,7 @@ def _is_usage(event: bytes) -> bool:
 async def wait_for_load(
     work: Awaitable[WarmRoute], progress: Callable[[], Progress | None], stream: bool, response: Reply
 ) -> WarmRoute:
-    """Wait until a model is loaded, and return the node that serves the model.
+    """Relay the progress of a model's load to the client; return the node at its end.
 
     A streaming client receives SSE comments with the load progress: the first one after `KEEP_ALIVE_AFTER_SECS`, the
     others every `KEEP_ALIVE_SECS`.

@@ -27,7 +27,7 @@ _MAX_RESPONSE_BYTES = 8 << 20
 
 
 class NodeCalls:
-    """Calls endpoints of nodes that generate nothing. A failed call returns None."""
+    """Sends token queries to nodes, which generate nothing; returns None if one fails."""
 
     def __init__(self, upstream: Upstream, fleet: Fleet, body_workers: BodyWorkers) -> None:
         self._upstream = upstream

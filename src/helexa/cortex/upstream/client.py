@@ -162,7 +162,7 @@ async def connect(
     tls: ssl.SSLContext | None,
     timeout_secs: float,
 ) -> UpstreamConnection:
-    """Connect to a server, and return the connection.
+    """Connect the client to a server, and return the connection.
 
     Args:
         new_connection: function that returns a new connection to `origin`.

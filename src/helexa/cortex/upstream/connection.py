@@ -25,7 +25,7 @@ class ConnectError(UpstreamError):
 
 
 class LocalConnectError(UpstreamError):
-    """The gateway is out of file descriptors, ports or memory."""
+    """The connection failed because the gateway lacks descriptors, ports or memory."""
 
 
 class IncompleteResponseError(UpstreamError):
@@ -37,7 +37,7 @@ class IncompleteResponseError(UpstreamError):
 
 
 class ReadTimeoutError(UpstreamError):
-    """The node sent no data within a timeout.
+    """On a connection, the node sent no data within a timeout.
 
     The node received the request and may still be working on it.
     """

@@ -52,7 +52,7 @@ def as_json(value: Any) -> bytes:
 
 
 def parse_arguments(text: str) -> dict[str, Any] | None:
-    """Parse the arguments of a tool call: `{}` if empty, None if not a JSON object."""
+    """In a response body: parse a tool call's arguments (empty: `{}`, invalid: None)."""
     try:
         arguments = _exact(text) if text.strip() else {}
         if isinstance(arguments, str):  # some tool parsers encode arguments twice that the model wrote as a string

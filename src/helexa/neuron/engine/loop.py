@@ -194,7 +194,7 @@ def _finite_vectors(plan: Plan, outcome: StepOutput) -> list[bool]:
 
 
 def page_pool(facts: ModelFacts) -> PagePool:
-    """Return the pool of a model's KV pages, with its window pages."""
+    """For the engine loop: return a model's pool of KV pages, with window pages."""
     windows = None
     if facts.window is not None and facts.window_pages:
         windows = WindowPages(facts.window_pages, facts.kv_pages, PAGE_SIZE, facts.window)

@@ -14,7 +14,7 @@ COMMAND = (sys.executable, "-P", "-m", "helexa.neuron.engine.process")
 
 
 class EngineProcess:
-    """An engine process in its own session, with its sockets and pipes.
+    """An engine process that can start early, with its sockets and pipes.
 
     The engine process watches the pipe on its standard input, and ends when this program ends.
 

@@ -21,7 +21,7 @@ _MEMORY = re.compile(r"MemTotal:\s*(\d+) kB")
 
 
 def control_groups(controller: str, folder: Path = FOLDER, own_groups: Path = OWN_GROUPS) -> list[Path]:
-    """Return the folders of this process's control groups, innermost first.
+    """Return the folders of this process's control groups (CPU limits), inner first.
 
     Version 2 of control groups has one hierarchy of groups, and version 1 has a hierarchy for each controller. A
     system may have both.

@@ -362,14 +362,14 @@ class Loader:
 
 
 def require_shape(name: str, actual: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Raise a ModelFileError if the tensor `name` has another shape than `shape`."""
+    """For a loader: raise ModelFileError unless the tensor `name` has this shape."""
     # Native kernels access memory by the configured sizes without further checks.
     if actual != shape:
         raise ModelFileError(f"tensor {name} has shape {list(actual)}, but the configuration requires {list(shape)}")
 
 
 def own_part(shape: tuple[int, ...], ranges: Sequence[RowRange], columns: RowRange | None = None) -> tuple[int, ...]:
-    """Return the shape of a part of a tensor of the shape `shape`."""
+    """Return the shape of the part that a loader reads of a tensor of shape `shape`."""
     if not shape:
         return ()
     rows = sum(map(len, ranges)) if ranges else shape[0]

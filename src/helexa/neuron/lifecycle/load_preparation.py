@@ -66,7 +66,7 @@ def engine_options(spec: LoadOptions, config: TorchOptions, device: str, group_h
 
 
 def check_tool_parser(name: str | None) -> None:
-    """Raise a HelexaError unless `name` is None, `none` or a tool-call format."""
+    """Check before a load that `name` is None, `none` or a tool-call format."""
     if name is None or name == _NO_PARSER:
         return
     from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS

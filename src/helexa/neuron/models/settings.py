@@ -181,7 +181,7 @@ def _context_of_plain_attention(config: Mapping[str, Any], stated: int) -> int:
 
 @dataclass(frozen=True)
 class TensorNames:
-    """Names of modules in checkpoints of one architecture."""
+    """Settings of an architecture: the names of its modules in checkpoints."""
 
     embedding: str = "model.embed_tokens"  # name of the token embedding
     norm: str = "model.norm"  # name of the final norm

@@ -36,7 +36,7 @@ HeadLinearOp = Callable[..., Tensor]  # Operator that multiplies each head by it
 
 
 class HeadLinear:
-    """The operator `HeadLinearOp` with a plain weight [heads, N, K]."""
+    """Linear operator per head (`HeadLinearOp`) with a plain weight [heads, N, K]."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight

@@ -40,7 +40,7 @@ SINGLE = RankGroup()  # A model that one process computes alone
 
 @dataclass(frozen=True)
 class RowRange:
-    """A contiguous range of a tensor's rows, or of its columns where a method says so."""
+    """A rank's contiguous range of a tensor's rows, or of columns if a method says so."""
 
     # first row, and the row after the last row
     start: int

@@ -270,7 +270,7 @@ class ResponseProjector:
 
 
 def usage_of(end: Finished) -> ResponseUsage:
-    """Return the token counts of a finished run in the format of the Responses API."""
+    """Return the `usage` of a response (route `/v1/responses`) from a finished run."""
     return response_usage(
         end.prompt_tokens,
         end.completion_tokens,

@@ -66,7 +66,7 @@ def uses_torch() -> bool:
 
 
 def torch_is_installed() -> bool:
-    """Return whether torch is installed, without importing it."""
+    """Return whether torch, a backend of tensors, is installed, without an import."""
     return importlib.util.find_spec("torch") is not None
 
 

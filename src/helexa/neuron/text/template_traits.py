@@ -223,12 +223,12 @@ def _call_turn(shape: CallShape, id: str = _SHORT_ID, arguments: Any = None) -> 
 
 
 def is_writable(tool_call_format: ToolCallFormat | None) -> bool:
-    """Return whether `call_text` can write calls in this format."""
+    """Return whether `call_text` can write calls that a template omits, in a format."""
     return isinstance(tool_call_format, JsonCalls | Pythonic | Hermes)
 
 
 def call_text(tool_call_format: ToolCallFormat, calls: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text that a model generates for `calls`.
+    """Return the text of `calls` that a chat template omits, as the model writes it.
 
     Args:
         tool_call_format: a format that `is_writable` accepts.

@@ -15,7 +15,7 @@ class ImageError(HelexaError):
 
 
 class PixelMemoryError(ImageError):
-    """The pixels of running requests need too much memory now."""
+    """An `ImageError`: the pixels of running requests need too much memory now."""
 
 
 class Grid(NamedTuple):

@@ -55,7 +55,7 @@ def _text_tensor_names(names: Iterable[str], drafting: Container[int] = ()) -> d
 
 
 def head_tensor_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the stored name of each tensor of the draft head, by its plain name.
+    """Return a draft head's tensor names in safetensors files, by plain name.
 
     The plain names are those of a model with one layer.
     """
@@ -64,7 +64,7 @@ def head_tensor_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def eagle_tensor_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the stored name of each tensor of an EAGLE-3 head, by its plain name.
+    """Return an EAGLE-3 head's tensor names in safetensors files, by plain name.
 
     The plain names are those of a model with one layer.
     """

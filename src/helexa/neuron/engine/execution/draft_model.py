@@ -29,7 +29,7 @@ Span = tuple[Sequence, ModelDrafter, tuple[int, ...]]  # the drafts so far of a 
 
 @dataclass(frozen=True)
 class CacheRows:
-    """The tokens of a sequence that a pass computes, and where their K and V are."""
+    """The tokens of a sequence that a draft model's pass computes, and their slots."""
 
     tokens: list[int]
     position: int  # position of the first token
@@ -127,7 +127,7 @@ class DraftModel:
 
 
 def step_of(spans: Rows[CacheRows], sampling: Sampling) -> StepInput:
-    """Return the input of the pass that yields the next draft of each sequence.
+    """Return the input of the draft model's pass: the next draft of each sequence.
 
     The pass computes the tokens that are missing. The sampled tokens have the order of `spans`.
     """
@@ -156,12 +156,12 @@ def step_of(spans: Rows[CacheRows], sampling: Sampling) -> StepInput:
 
 
 def order_of(spans: Rows[CacheRows]) -> list[int]:
-    """Return the order of the spans in a pass: spans of one row come first."""
+    """Return the order of spans in a draft model's pass: those of one row first."""
     return sorted(range(len(spans)), key=lambda index: len(spans[index].tokens) > 1)
 
 
 def sampling_for(spans: Rows[Span], vocab_size: int, logit_of: Int32 | None = None) -> Sampling:
-    """Return the sampling settings of the next draft of each sequence.
+    """Return the draft model's sampling settings, for the next draft per sequence.
 
     Args:
         vocab_size: number of logits per row. Penalties of other tokens have no effect.

@@ -37,7 +37,7 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Sizes and limits of a loaded model, and the memory granted for it."""
+    """A runner's facts: sizes and limits of its model, and the granted memory."""
 
     model_type: str
     vocab_size: int

@@ -115,7 +115,7 @@ def sampled_rows(sampling: Plan) -> Iterator[_Row]:
 
 
 def sampling_of(rows: Rows[_Row]) -> Sampling:
-    """Return the sampling settings for rows of logits."""
+    """Return the sampling settings of a step's rows of logits."""
     params = [sequence.request.sampling for sequence, _ in rows]
     return Sampling(
         filters=np.array([(p.temperature, p.top_k, p.top_p, p.min_p) for p in params], np.float32),
@@ -161,7 +161,7 @@ def _presences(sequence: Sequence, drafts: tuple[int, ...]) -> _Cells:
 
 
 def wanted_states(entry: PlanEntry, tail: int) -> range:
-    """Return the positions of a plan entry whose hidden states are needed.
+    """For a step: return the positions of a sequence whose hidden states are needed.
 
     Rows that sample a token for a draft head are not included.
 
@@ -176,7 +176,7 @@ def wanted_states(entry: PlanEntry, tail: int) -> range:
 
 
 def may_keep(sequence: Sequence) -> bool:
-    """Return whether a draft head may predict tokens of a sequence."""
+    """For a step: return whether a draft head may predict tokens of a sequence."""
     others = sequence.pooled is None and sequence.request.prompt_logprobs is None
     return others and sequence.images is None and sequence.request.max_tokens > 1
 

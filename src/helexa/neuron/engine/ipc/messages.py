@@ -239,7 +239,7 @@ class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
 
 
 class TracedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """In a `StepReport`: one engine step of a traced request."""
+    """In the message `StepReport`: one engine step of a traced request."""
 
     begun_ms: float  # milliseconds from the sequence's arrival in the engine to the start of the step
     ms: float  # duration of the step in milliseconds
@@ -248,7 +248,7 @@ class TracedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """In a `StepReport`: milliseconds of a sequence waiting, in prefill and in decode."""
+    """In the message `StepReport`: milliseconds waiting, in prefill and in decode."""
 
     queue_ms: float
     prefill_ms: float
@@ -263,7 +263,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PrefixMiss(msgspec.Struct, frozen=True, kw_only=True):
-    """In a `StepReport`: why a long beginning of a prompt was computed again.
+    """In the message `StepReport`: why a long start of a prompt was computed again.
 
     The prompt is compared with the most similar earlier prompt of the same principal.
     """
@@ -275,7 +275,7 @@ class PrefixMiss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """In a `StepReport`: the result of one step for one sequence.
+    """In the message `StepReport`: the result of one step for one sequence.
 
     Only the last output has `finish`, `timing` and `error`.
     """
@@ -305,7 +305,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    """In a `StepReport`: the result of an `Embed` request."""
+    """In the message `StepReport`: the result of an `Embed` request."""
 
     id: int
     vector: list[float] = []  # float32 values in the model's hidden size; empty after an error
@@ -315,7 +315,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drafts(msgspec.Struct, frozen=True, array_like=True):
-    """In a `StepReport`: numbers of drafts of all sequences so far."""
+    """In the message `StepReport`: numbers of drafts of all sequences so far."""
 
     ngram: int = 0  # number of drafts by n-gram lookup that were verified
     accepted_ngram: int = 0  # number of these drafts that were accepted
@@ -330,14 +330,14 @@ class ClearPrefixes(msgspec.Struct, frozen=True, kw_only=True, tag="clear_prefix
 
 
 class CachedPrefixes(msgspec.Struct, frozen=True, array_like=True):
-    """In a `StepReport`: the `Generate.prefix_key` of cached prompts, latest last."""
+    """In the message `StepReport`: keys of cached prompts (`prefix_key`), latest last."""
 
     memory: list[str] = []  # prompts of which at least the first half is in the KV cache
     disk: list[str] = []  # other prompts of which at least the first half is on disk
 
 
 class DiskUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """In a `StepReport`: what the engine read of prompts on disk, and their size."""
+    """In the message `StepReport`: what was read of prompts on disk, and their size."""
 
     tokens: int = 0  # number of tokens whose KV pages were read
     prompts: int = 0  # number of prompts for which pages were read
@@ -366,7 +366,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
 
 class CollectiveResult(msgspec.Struct, frozen=True):
-    """The result of one exchange between ranks."""
+    """Rank check -> server: the result of one exchange between ranks."""
 
     operation: str  # `gather` or `sum`
     transport: str  # how the ranks exchange data: `shared memory` or `gloo`

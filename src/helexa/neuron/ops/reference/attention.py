@@ -17,7 +17,7 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Decode rows of B sequences with similar lengths, which are computed together."""
+    """In plain torch's attention: decode rows of B sequences of similar lengths."""
 
     rows: slice  # slice of these rows in the batch
     # [B, P], page numbers of each sequence. A sequence with fewer than P pages repeats its first page, which `mask`
@@ -38,7 +38,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of one sequence that attend to earlier positions and to each other."""
+    """In plain torch's attention: rows of one sequence that also see each other."""
 
     rows: slice  # slice of these rows in the batch
     prefix: int  # number of positions of the sequence before these rows

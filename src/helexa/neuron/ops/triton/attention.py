@@ -57,7 +57,7 @@ def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, gp
 
     if batch.singles or few > 1:
         most = min(max(batch.most_rows, 1), few)
-        short = _short_tile(group, dim, paged.numbers.element_size(), gpu)
+        short = short_tile(group, dim, paged.numbers.element_size(), gpu)
         limit = segments(paged.kv_heads)
         segment_count = min(limit, -(-width * PAGE_SIZE // LEAST_SEGMENT.value))
         split = rows if few > 1 else batch.singles
@@ -115,7 +115,7 @@ def segments(kv_heads: int) -> int:
     return triton.next_power_of_2(max(_SHARES // kv_heads, 8))
 
 
-def _short_tile(group: int, dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
+def short_tile(group: int, dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
     """Return the tile shape of the attention kernel for short spans (decode).
 
     Args:
@@ -139,7 +139,7 @@ def _short_tile(group: int, dim: int, itemsize: int, gpu: GpuProperties) -> Tile
 
 
 def long_tile(group: int, dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
-    """Return the tile shape of the attention kernel for long spans (see `_short_tile`)."""
+    """Return the tile shape of the attention kernel for long spans (see `short_tile`)."""
     # The tile has as many queries as the registers permit, because all queries of a tile share the loads of K and V.
     width, warps = triton.next_power_of_2(dim), 8
     large = gpu.shared_memory > 200 * 1024

@@ -19,7 +19,7 @@ _FEW = 8  # maximum rows for `rows` on GPUs without tensor cores in Triton; each
 
 
 def kernel_for(rows: int, dtype: torch.dtype, gpu: GpuProperties) -> str:
-    """Return the name of the kernel for a product of `rows` input rows.
+    """Return the name of the linear operator's kernel for `rows` input rows.
 
     The names are `rows` (each row separately), `tiles` (several rows on tensor cores) and `plain` (dequantize the
     matrix, then cuBLAS). With `rows` and `tiles`, the result of a row depends only on this row, the kernel and the tile
@@ -88,7 +88,7 @@ class PackedLinear:
 
 
 def joined(matrices: Sequence[PackedMatrix]) -> list[PackedMatrix]:
-    """Return the matrices, with adjacent ones of the same format joined into one."""
+    """Return a linear operator's matrices, adjacent ones of one format joined."""
     runs: list[list[PackedMatrix]] = []
     for matrix in matrices:
         if runs and alike([*runs[-1], matrix]):

@@ -43,7 +43,7 @@ _PYTHON_LITERALS = ("true", "false", "null", "True", "False", "None")
 
 
 class Gemma4:
-    """The Gemma 4 format: an object with bare keys.
+    """The tool-call format of Gemma 4: an object with bare keys.
 
     The token `<|"|>` encloses strings. A string contains no escape sequences. Top-level strings are streamed, and other
     values are added when they are complete. The parser also accepts arguments in JSON, strings in plain or single

@@ -26,7 +26,7 @@ def reinterpret(blocks: Tensor, dtype: DType) -> Tensor:
 
 
 def nibbles(packed: Tensor, run: int) -> Tensor:
-    """Unpack bytes [blocks, n] into 4-bit codes [blocks, 2n], one code per byte.
+    """Unpack K blocks' bytes [blocks, n] into 4-bit codes [blocks, 2n], one per byte.
 
     Each group of `run` adjacent bytes yields the low nibbles of all its bytes first, and then their high nibbles.
     """
@@ -35,7 +35,7 @@ def nibbles(packed: Tensor, run: int) -> Tensor:
 
 
 def planes(packed: Tensor, width: int) -> Tensor:
-    """Unpack bit planes [blocks, 32n] into codes [blocks, 32n * 8 / width].
+    """Unpack K blocks' bit planes [blocks, 32n] into codes [blocks, 32n * 8 / width].
 
     A code has `width` bits, and takes one byte of the result. Each group of 32 bytes holds bit planes. The lowest
     `width` bits of the 32 bytes are the first 32 codes, the next `width` bits are the next 32 codes, and so on.
@@ -46,7 +46,7 @@ def planes(packed: Tensor, width: int) -> Tensor:
 
 
 def fields(packed: Tensor, width: int) -> Tensor:
-    """Unpack bytes [blocks, n] into codes of `width` bits [blocks, n * 8 / width].
+    """Unpack K blocks' bytes [blocks, n] into `width`-bit codes [blocks, n*8/width].
 
     A code takes one byte of the result. The codes of a byte are adjacent in the result. The lowest bits of the byte are
     the first code.

@@ -146,7 +146,7 @@ class Metadata:
 
 
 class TokenType(IntEnum):
-    """Type of a token. The values are the numbers in GGUF files."""
+    """In GGUF metadata: the type of a token. The values are the numbers in files."""
 
     NORMAL = 1
     UNKNOWN = 2
