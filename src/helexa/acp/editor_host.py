@@ -103,7 +103,7 @@ class ClientHost:
                 await self._request("terminal/kill", {"terminalId": terminal_id}, _RESPONSE_SECONDS)
             response = await self._request("terminal/output", {"terminalId": terminal_id}, _RESPONSE_SECONDS)
         except BaseException:
-            self._run_in_background(self._release(terminal_id))  # a cancellation must not wait
+            self._run_in_background(self._release(terminal_id))  # not awaited, because a canceled call must end at once
             raise
         await self._release(terminal_id)
         exit_code, signal = (status or {}).get("exitCode"), (status or {}).get("signal")

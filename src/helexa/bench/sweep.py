@@ -107,7 +107,7 @@ async def watching(server: TargetServer, interval_secs: float, clock: Clock) -> 
 
 log = logging.getLogger(__name__)
 
-_WARM_UP = -1  # replaces the sample number
+_WARM_UP = -1  # sample number of warm-up runs, which are not stored
 _MOST_RESTARTS = 3
 
 

@@ -89,7 +89,7 @@ def create_app(
 
     async def load_default_models() -> None:
         await activation.run()
-        await engines.close()  # if no default model needed a process
+        await engines.close()  # ends the standby process if no default model took it
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -120,7 +120,7 @@ def _private_address(interface: str) -> str:
     except ValueError:
         known = ", ".join(sorted(interfaces))
         raise ConfigError(
-            f"[group] interface '{interface}' is neither an IP address nor a network interface ({known})"
+            f"[group] interface '{interface}' is neither an IP address nor a network interface; name one of: {known}"
         ) from None
     if address.is_global or address.is_unspecified:
         raise ConfigError(

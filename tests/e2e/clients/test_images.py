@@ -167,7 +167,7 @@ def test_low_detail_limits_the_tokens(client: openai.OpenAI):
         ask(client, data_url(PNG), detail="huge")
 
 
-def test_image_in_a_tool_result(claude: anthropic.Anthropic):
+def test_image_in_a_tool_result_adds_tokens_to_the_prompt(claude: anthropic.Anthropic):
     turns = [
         {"role": "user", "content": "Look at it."},
         {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "look", "input": {}}]},

@@ -83,7 +83,7 @@ def test_row_names_are_parsed():
     ]
 
 
-def test_long_prefill_row_is_measured_by_the_decode_row_with_this_context():
+def test_decode_row_with_the_same_context_also_measures_a_long_prefill():
     from support.rows import parse_rows
 
     rows = parse_rows("prefill@512,prefill@7700,prefill@9000,decode@1:512,decode@1:7700,decode@2:9000,sampled@1:9000")
@@ -117,7 +117,7 @@ def test_peer_script_reports_every_row_with_its_own_duration(capsys):
     ]
 
 
-def test_other_version_of_helexa_is_no_peer_in_the_column_of_the_best():
+def test_column_of_the_best_peer_ignores_other_versions_of_helexa():
     comparison = compared(
         line("helexa", "decode@1", 300.0),
         line("helexa int8", "decode@1", 400.0),

@@ -114,6 +114,6 @@ def test_free_memory_has_the_unit_of_other_amounts_of_memory() -> None:
     assert str(FreeMemory(23.5, "cpu")) == f"{memory_text(23.5 * 1024)} of memory free" == "23.5 GB of memory free"
 
 
-def test_address_of_the_hub_is_removed_however_often_it_stands_there() -> None:
+def test_repeated_addresses_of_the_hub_are_removed_from_a_name() -> None:
     assert full_name("hf.co/" * 5000 + "org/name") == "org/name"
     assert full_name("https://huggingface.co/hf.co/llama3.2:1b") == full_name("llama3.2:1b")

@@ -189,7 +189,7 @@ async def test_signal_reloads_files_that_have_not_changed(files: Files, caplog: 
     assert "reloaded: nothing has changed" in caplog.text
 
 
-async def test_explicit_words_open_a_gateway_and_remove_its_nodes(files: Files) -> None:
+async def test_explicit_settings_open_a_gateway_and_remove_its_nodes(files: Files) -> None:
     files.config.write_text(files.config.read_text() + NODE + KEYS)
     await files.reloader.reload()
     files.config.write_text('models_config = "models.toml"\nneurons = []\n[entitlements]\nrequire_auth = false\n')

@@ -86,7 +86,7 @@ def _runs_no_program(folder: Path, boundary: Boundary) -> bool:
             return False
         if git.real.is_dir():
             own = common = git.real
-            complete = not (own / "commondir").exists()  # names another folder with settings
+            complete = not (own / "commondir").exists()  # git's file `commondir` names another folder with settings
         else:
             own = _linked_directory(git.real)
             common = own.parent.parent

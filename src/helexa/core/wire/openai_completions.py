@@ -81,7 +81,7 @@ class CompletionRequest(GenerationRequest):
         super().reject_unsupported()
         if self.answers > MAX_TOTAL_CHOICES:
             raise invalid_body(
-                f"n: {len(self.prompt)} prompts x {self.n} completions are over the limit of {MAX_TOTAL_CHOICES}",
+                f"n: {len(self.prompt)} prompts x {self.n} completions exceed {MAX_TOTAL_CHOICES}; send fewer",
                 "n",
             )
         self.reject("suffix")

@@ -176,7 +176,9 @@ def shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float
     if dimensions is None or dimensions == len(vector):
         return vector
     if dimensions > len(vector):
-        raise invalid_body(f"dimensions: the model's embeddings have {len(vector)}", "dimensions")
+        raise invalid_body(
+            f"dimensions: the model's embeddings have {len(vector)}; send at most this number", "dimensions"
+        )
     # As in OpenAI's API. Clients compare embeddings by their scalar product, so the length must be 1.
     norm = math.hypot(*vector[:dimensions])
     return [number / norm for number in vector[:dimensions]] if norm else vector[:dimensions]

@@ -123,7 +123,7 @@ async def recent(
 
 
 def _row(activity: Activity) -> Args:
-    # Nearly all rows need no change, which a few calls show faster than a check of each value.
+    # Fast path: nearly all rows need no change, and these calls check a whole row at once.
     texts, numbers = [*filter(None, _texts(activity))], _numbers(activity)
     if are_plain(texts) and min(numbers) >= 0 and max(numbers) <= _MAX_INTEGER:
         return _values(activity)

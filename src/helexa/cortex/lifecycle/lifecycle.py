@@ -76,7 +76,8 @@ class Lifecycle:
         self._jobs: dict[PendingKey, asyncio.Task[WarmRoute]] = {}
         self._unload_tasks: dict[Pair, asyncio.Task[None]] = {}
         self._keep_tasks: set[asyncio.Task[None]] = set()
-        # when the models were loaded whose nodes keep them awake, because this gateway unloads them; None if unknown
+        # (model, node) pairs whose node was told to keep the model awake, because this gateway evicts by its own rules,
+        # with the time of the load; None if unknown
         self._kept_awake: dict[Pair, float | None] = {}
         self._estimates: dict[str, asyncio.Future[int | None]] = {}
         self._wake = asyncio.Event()

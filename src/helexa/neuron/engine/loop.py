@@ -52,8 +52,8 @@ from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
 from helexa.neuron.processes import heartbeat
 
 _log = logging.getLogger("helexa.neuron.engine")
-_PREFIXES_SECS = 1.0  # between two looks at the cached prefixes while sequences run
-_START_SECS = 1.0  # after which an idle engine reads which prompts are on disk, so that gateways know them
+_PREFIXES_SECS = 1.0  # interval at which the cached prefixes are reported while sequences run
+_START_SECS = 1.0  # an engine idle so long after its start reports the prompts on disk to gateways
 
 
 @dataclass(frozen=True)

@@ -328,7 +328,9 @@ class EngineClient:
                     case LoadFailed():
                         raise _LOAD_ERRORS.get(message.kind, HelexaError)(message.message)
                     case _:
-                        raise HelexaError(f"the engine sent {type(message).__name__} before it was ready")
+                        raise HelexaError(
+                            f"the engine sent {type(message).__name__} before it was ready; load the model again"
+                        )
         await self._end(grace=2.0)
         if self._child.ended_by_bad_read:
             raise ModelFileError(

@@ -56,7 +56,7 @@ class PixelSender:
         self._connection.close()
 
     def _send(self, request: int, image: "SharedPixels") -> bool:
-        from helexa.neuron.engine.ipc.sockets import REQUEST  # loads all messages, for which no command's start waits
+        from helexa.neuron.engine.ipc.sockets import REQUEST  # slow import; commands start without it
 
         try:
             socket.send_fds(self._connection, [REQUEST.pack(request)], [image.descriptor])

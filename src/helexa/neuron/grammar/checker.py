@@ -69,7 +69,9 @@ class GrammarChecker:
         try:
             encoded = grammar.encode()
         except UnicodeEncodeError:
-            raise ApiError(400, "invalid_grammar", f"{param}: contains half of a surrogate pair", param=param) from None
+            raise ApiError(
+                400, "invalid_grammar", f"{param}: contains half of a surrogate pair; remove it", param=param
+            ) from None
         if len(encoded) > MAX_BYTES:
             raise ApiError(
                 400,

@@ -68,7 +68,7 @@ def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
         if not level:
             return schema
         level = [item for value in level for item in _inside(value)]
-    raise ApiError(400, "invalid_schema", f"{label} is nested too deeply: more than {MAX_DEPTH} levels")
+    raise ApiError(400, "invalid_schema", f"{label} has more than {MAX_DEPTH} levels; nest it less deeply")
 
 
 def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:

@@ -111,7 +111,7 @@ class Messages:
     # Lark expressions of the headers, without `<|message|>`. `{}` is a marker of the format.
     marker: str
     thought: str
-    interim: str  # a message before a call
+    interim: str  # of a message to the user before a call
     answer: str
 
     def reasoning(self, rules: Rules) -> str:

@@ -125,7 +125,7 @@ class ModelLoader:
 
     async def _draft(self, name: str, options: EngineOptions, report: ProgressReport, *, download: bool) -> Path:
         """Return the file or folder of a draft model, downloaded if necessary."""
-        if reason := no_draft_model(options):  # before a download that would be of no use
+        if reason := no_draft_model(options):  # checked before the download of a model that could not be used
             raise HelexaError(f"draft_model '{name}' cannot be used: {reason}; load the model without draft_model")
         source = self.source(LoadOptions(model_id=name))
         return await self._sources.resolve(source, quant=source.quant(None), progress=report, download=download)

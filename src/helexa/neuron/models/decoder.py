@@ -267,7 +267,7 @@ class Decoder:
             hidden, delta = block(hidden, delta, cache, step, rows)
             if rows is not None and index + 1 < self.settings.layers:
                 if not rows.shape[0]:
-                    break  # the batch needs nothing but the cache
+                    break  # no row is sampled: the step only fills the cache
                 step.narrow(self.loader.ops.choose_rows)
             if batch.deepstack is not None and delta is not None and index < len(batch.deepstack):
                 # DeepStack: the first layers also add hidden states of the vision tower.

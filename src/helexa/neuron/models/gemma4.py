@@ -77,7 +77,7 @@ class Gemma4(Gemma3):
             ModelFileError: `per_layer_config` has other settings, or other layers than those with full attention.
         """
         standard = super().standard_config(config)
-        # Configurations have the shape of full-attention layers in two settings, or in this one.
+        # The shape of full-attention layers is either in two settings at the top level, or in `per_layer_config`.
         by_layer = config.get("per_layer_config")
         if by_layer:
             types = config.get("layer_types") or []

@@ -138,7 +138,7 @@ class HeadShares:
         """
         if heads % kv_heads:
             raise ModelFileError(
-                f"{heads} query heads cannot share {kv_heads} KV heads: it must be a multiple of their number"
+                f"{heads} query heads cannot share {kv_heads} KV heads: {heads} is no multiple of {kv_heads}"
             )
         group = heads // kv_heads
         if ranks <= kv_heads:

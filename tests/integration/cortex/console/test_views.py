@@ -52,7 +52,7 @@ def test_unknown_key_is_reported_in_words(sign_in: SignIn) -> None:
     assert page.get_by_text("n1").count() == 0
 
 
-def test_keys_open_views_and_focus_the_filter(sign_in: SignIn) -> None:
+def test_keyboard_shortcuts_open_views_and_focus_the_filter(sign_in: SignIn) -> None:
     page = sign_in()
     page.locator(".node").first.wait_for()
     page.keyboard.press("g")

@@ -201,7 +201,7 @@ CALLED = 'hm</think>\n\nAdding.\n<tool_call>\n{"name": "add", "arguments": {"a":
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_reasoning_text_and_call_in_one_response(streamed: bool) -> None:
+async def test_one_response_has_reasoning_text_and_call(streamed: bool) -> None:
     fields: Any = {"tools": [ADD], "reasoning": {"effort": "low"}}
     async with serve(answer(CALLED), AGENT_TEMPLATE) as node:
         response: Any = (

@@ -74,7 +74,7 @@ def test_path_keeps_the_client_spelling(tree: Path) -> None:
     assert resolved.real == Path(os.path.realpath(tree)) / "project/src/a.py"
 
 
-def test_plans_are_recognized_by_real_path(tree: Path) -> None:
+def test_plan_files_are_recognized_by_real_path(tree: Path) -> None:
     plans = tree / "plans"
     plans.mkdir()
     boundary = Boundary(tree / "project", plans=plans)

@@ -132,7 +132,7 @@ def test_client_with_functions_gets_a_function_call() -> None:
     assert chunks[1]["choices"][0]["finish_reason"] == "function_call"
 
 
-def test_text_completion_has_the_same_ends_and_counts() -> None:
+def test_stream_of_a_text_completion_ends_and_counts_like_a_chat() -> None:
     texts = [chunk({"text": text, "finish_reason": None}, object="text_completion") for text in ("Hel", "lo")]
     last = chunk({"text": "", "finish_reason": "MAX_TOKENS"}, object="text_completion")
     counts = usage_chunk({"input_tokens": 7, "output_tokens": 2}, choices=None)

@@ -81,7 +81,7 @@ def test_complete_answer_equals_the_stream() -> None:
     assert (answer["done"], answer["done_reason"], answer["eval_count"]) == (True, "stop", 9)
 
 
-def test_generate_has_its_text_in_response_also_with_thinking() -> None:
+def test_generate_reply_has_its_text_in_response_beside_thinking() -> None:
     parts = streamed(delta(reasoning_content="Hm"), text_chunk("Yes"), finish("length"), DONE, translation=GENERATE)
     assert [(part["response"], part.get("thinking")) for part in parts] == [("", "Hm"), ("Yes", None), ("", None)]
     assert parts[-1]["done_reason"] == "length"

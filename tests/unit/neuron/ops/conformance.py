@@ -630,7 +630,7 @@ class Conformance(CacheConformance):
         scale = (groups.square().mean(-1, keepdim=True) + EPS).rsqrt()
         self.near(ops.group_norm(weight, 3, EPS)(x.clone()), (groups * scale).view(5, 96) * weight)
 
-    def test_attention_with_output_gates(self, ops: Ops) -> None:
+    def test_attention_outputs_are_multiplied_by_their_gates(self, ops: Ops) -> None:
         gated, kv, x = torch.randn(5, 4, 2, 64), torch.randn(5, 4, 64), torch.randn(5, 4, 64)
         assert torch.equal(ops.join_queries(gated, kv), torch.cat((gated[:, :, 0], kv), 1))
         expected = x.double() * gated[:, :, 1].double().sigmoid()
@@ -643,7 +643,7 @@ class Conformance(CacheConformance):
         expected[:, :4] *= 1 + slope * (1 + positions // length).double().log()[:, None, None]
         self.near(ops.scale_queries(qkv.clone(), 4, positions, QueryTemperature(slope, length)), expected)
 
-    def test_norms_of_columns(self, ops: Ops) -> None:
+    def test_column_ranges_are_normalized_separately(self, ops: Ops) -> None:
         x, weights = torch.randn(5, 256) * 3, (torch.randn(128), torch.randn(64))
         first, second, rest = x.double().split((128, 64, 64), dim=1)
         expected = torch.cat((_normalized(first, weights[0]), _normalized(second, weights[1]), rest), dim=1)

@@ -46,7 +46,7 @@ def test_odd_numbers_of_rows_match_torch(native: NativeOps, name: str, columns: 
 
 @pytest.mark.parametrize("case", HARD)
 @pytest.mark.parametrize("name", QUANT_FORMATS)
-def test_hard_groups_match_torch(native: NativeOps, name: str, case: str) -> None:
+def test_groups_that_are_hard_to_quantize_match_torch(native: NativeOps, name: str, case: str) -> None:
     weight = HARD[case]()
     result, reference = read_back(native, weight, name), expected(weight, name)
     assert result.isfinite().all()

@@ -44,7 +44,7 @@ def test_emoji_split_by_a_real_vocabulary_are_joined(smollm2):
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama-bpe", "llama-spm", "gemma-4", "deepseek-llm"])
-def test_many_scripts_token_by_token(vocabulary, name):
+def test_text_of_many_scripts_is_decoded_token_by_token(vocabulary, name):
     tokenizer = vocabulary(name)
     for text in multilingual.PIECES:
         normal = unicodedata.normalize("NFC", text) if name == "qwen2" else text

@@ -63,7 +63,7 @@ def test_model_without_supported_vision_part(config: dict[str, Any], tmp_path: P
     assert open_vision_checkpoint(folder) is None
 
 
-def test_both_files_of_processors_are_read(tmp_path: Path) -> None:
+def test_both_processor_files_are_read(tmp_path: Path) -> None:
     nested = {"image_processor": {"image_mean": [0.1, 0.2, 0.3]}, "processor_class": "Qwen3VLProcessor"}
     preprocessor = {"image_std": [0.4, 0.4, 0.4], "image_mean": [0.9, 0.9, 0.9]}
     folder = folder_with(tmp_path, QWEN, preprocessor_config=preprocessor, processor_config=nested)

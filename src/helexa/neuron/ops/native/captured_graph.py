@@ -140,7 +140,7 @@ class Graphs:
             save_states: function that saves the recurrent states, which a forward pass changes, and returns a function
                 that restores them.
         """
-        # A batch with slots of window pages has another input, and its kernels read these slots.
+        # `len(inputs)`: a batch with slots of window pages has one more input, which its kernels read.
         shape = inputs[0].shape[0], samples, len(inputs)
         if self._complete is None and samples:
             graph, result, self._complete = self._check(inputs, forward, save_states())
