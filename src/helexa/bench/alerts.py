@@ -97,7 +97,7 @@ Key = tuple[ConfigurationIds, str]
 
 @dataclass(slots=True)
 class ReviewResult:
-    """The result of comparing the newest builds with earlier builds.
+    """The result of a review for alerts: the newest builds against earlier ones.
 
     Attributes:
         suspected: number of changes that need more samples before they are confirmed or dismissed.

@@ -21,7 +21,7 @@ LogFormat = Annotated[Literal["text", "json"], Parameter()]
 
 
 def database(db: Path | None, config: Path | None) -> Path:
-    """Return the path of the database: `db`, else that of the configuration.
+    """Return the database path of a command: `db`, else that of the configuration.
 
     Args:
         db: path from the command line, or None.
@@ -46,7 +46,7 @@ def compare(
     db: Path | None = None,
     config: ConfigPath = None,
 ) -> int:
-    """Compare B with A; each is a build, `@target` or `build@target`.
+    """Compare B with A: builds, `@target` or `build@target` (`helexa-bench compare`).
 
     Exit code 5 if B regressed.
 
@@ -131,7 +131,7 @@ def score(
     db: Path | None = None,
     config: ConfigPath = None,
 ) -> None:
-    """Set the score of the response that is stored with a run.
+    """Set the score of a run's stored response (`helexa-bench score`).
 
     Args:
         id: The run.
@@ -220,7 +220,7 @@ def import_(source: Path, /, *, db: Path | None = None, config: ConfigPath = Non
 
 
 def run(*, config: ConfigPath = None, log_format: LogFormat = "text") -> None:
-    """Measure continuously, compare builds, and serve the results.
+    """Measure continuously, compare builds, serve results (`helexa-bench run`).
 
     Args:
         config: The configuration file.
@@ -238,7 +238,7 @@ def run(*, config: ConfigPath = None, log_format: LogFormat = "text") -> None:
 
 
 def once(*, config: ConfigPath = None, log_format: LogFormat = "text") -> int:
-    """Take all missing samples, once.
+    """Take all missing samples, once (`helexa-bench once`).
 
     Exit code 1 if a sample failed or a target did not answer, 5 if a metric regressed.
 
@@ -269,7 +269,7 @@ def once(*, config: ConfigPath = None, log_format: LogFormat = "text") -> int:
 
 
 def swap_cost(*, config: ConfigPath = None, samples: int = 1, log_format: LogFormat = "text") -> int:
-    """Measure unloading and loading of every loaded model of every neuron.
+    """Measure unloads and loads of neurons' loaded models (`helexa-bench swap-cost`).
 
     Each model is unavailable during its measurement.
 

@@ -80,7 +80,7 @@ _MOST = 20_000  # readings of one sample
 
 @asynccontextmanager
 async def watching(server: TargetServer, interval_secs: float, clock: Clock) -> AsyncIterator[list[Reading]]:
-    """Poll the accelerators of `server` every `interval_secs` during the `with` block.
+    """During a sample of a sweep, poll accelerators of `server` in a `with` block.
 
     The provided list grows during the block. One more reading is added at the end of the block.
     """

@@ -79,7 +79,7 @@ def mapping(value: object) -> dict[str, Any]:
 
 
 def error_text(error: object) -> str:
-    """Return the message of an error object from a stream, at most 500 characters."""
+    """In a wire format: return the message of an error, at most 500 characters."""
     return (text(error) or text(mapping(error).get("message")) or "the stream carries an error")[:500]
 
 

@@ -11,8 +11,8 @@ from helexa.cli.gateway_client import Gateway
 from helexa.cli.terminal import MODEL_NOT_FOUND, USAGE, CommandError, note, printable
 from helexa.core.display import memory_text
 from helexa.core.errors import HelexaError
-from helexa.core.known_models import KnownModel, known_models, suggestion
-from helexa.core.model_names import ModelSource, typed_source
+from helexa.core.known_models import KnownModel, known_models
+from helexa.core.model_names import ModelSource, suggestion, typed_source
 from helexa.generation.environment import LOCAL_URLS
 from helexa.generation.target_choice import DEFAULT_MODEL
 from helexa.neuron.config import read_config

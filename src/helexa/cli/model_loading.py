@@ -14,7 +14,8 @@ from helexa.cli.flags_and_completion import TargetFlags
 from helexa.cli.terminal import MODEL_NOT_FOUND, PROGRESS_DELAY_SECONDS, CommandError, exit_code, note, printable
 from helexa.core.display import file_size_text
 from helexa.core.errors import HelexaError, SourceError
-from helexa.core.known_models import full_name, known_models, short_names, suggestion
+from helexa.core.known_models import full_name, known_models, short_names
+from helexa.core.model_names import suggestion
 from helexa.generation.model import Model
 from helexa.generation.target import Target
 from helexa.generation.target_choice import DEFAULT_MODEL

@@ -4,9 +4,7 @@ The file `known_models.toml` lists them. `python -m helexa.core.known_models` pr
 docs/models-to-run.md.
 """
 
-import difflib
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,9 +13,6 @@ _FILE = Path(__file__).with_name("known_models.toml")
 _HUB_PREFIXES = ("https://huggingface.co/", "huggingface.co/", "https://hf.co/", "hf.co/")
 _WORKING_SHARE = 1.2
 _WORKING_GB = 0.5
-_NEAR = 0.6
-_ABOUT_EQUAL = 0.05
-_MOST_NEAR = 3
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ def known_models() -> tuple[KnownModel, ...]:
 
 
 def full_name(name: str) -> str:
-    """Return the name of the model that `name` certainly means, else `name`.
+    """Return the known model that `name` certainly means, else `name`.
 
     A short name such as `llama3.2:1b` means a known model. A repository may have the address of the Hugging Face Hub in
     front, as in `hf.co/org/name`.
@@ -78,34 +73,6 @@ def short_names() -> list[str]:
 @cache
 def _full_names() -> dict[str, str]:
     return {short_name: model.name for model in known_models() for short_name in model.short_names}
-
-
-def suggestion(name: str, names: Iterable[str]) -> str | None:
-    """Return "did you mean ...?" with at most three similar `names`, or None.
-
-    Two names are compared with and without their organizations, quantizations and punctuation.
-    """
-    ratios = {other: _similarity(name, other) for other in names if other != name}
-    near = sorted((other for other in ratios if ratios[other] >= _NEAR), key=lambda other: -ratios[other])
-    best = ratios[near[0]] if near else 0.0
-    near = [f"'{other}'" for other in near if ratios[other] >= best - _ABOUT_EQUAL][:_MOST_NEAR]
-    *first, last = near or [""]
-    return f"did you mean {', '.join(first)}{' or ' if first else ''}{last}?" if last else None
-
-
-def _similarity(first: str, second: str) -> float:
-    pairs = ((first.lower(), second.lower()), (_key(first), _key(second)))
-    return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
-
-
-def _key(name: str) -> str:
-    """Return `name` without organization, quantization and punctuation."""
-    name = name.lower().rpartition("/")[2]
-    if "-gguf" in name:
-        name = name.partition("-gguf")[0]
-    for word in ("-instruct", "-it", "meta-"):
-        name = name.replace(word, "")
-    return "".join(filter(str.isalnum, name))
 
 
 def markdown_table() -> str:

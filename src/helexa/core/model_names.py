@@ -13,7 +13,9 @@ Users also write short names such as `llama3.2:1b` (see `known_models`), and rel
 `typed_source`.
 """
 
+import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,10 @@ _SCHEME = re.compile(r"[a-z][a-z0-9_-]*")
 _REPOSITORY = re.compile(rf"(?P<name>{_SEGMENT}/{_SEGMENT})(:(?P<tag>{_SEGMENT}))?")
 _PACKAGE = re.compile(rf"{_SEGMENT}(==[A-Za-z0-9.!+_-]+)?")
 _PATH_PREFIXES = ("/", "./", "../", "~")
+# Least similarity of a suggested name, largest distance from the most similar one, and number of suggestions.
+_NEAR = 0.6
+_ABOUT_EQUAL = 0.05
+_MOST_NEAR = 3
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,34 @@ def bare_id(text: str) -> str:
         return name[:-5] if name.lower().endswith(".gguf") else name
     scheme, colon, name = text.partition(":")
     return name if colon and "/" not in scheme else text
+
+
+def suggestion(name: str, names: Iterable[str]) -> str | None:
+    """Return "did you mean ...?" with at most three similar model `names`, or None.
+
+    Two names are compared with and without their organizations, quantizations and punctuation.
+    """
+    ratios = {other: _similarity(name, other) for other in names if other != name}
+    near = sorted((other for other in ratios if ratios[other] >= _NEAR), key=lambda other: -ratios[other])
+    best = ratios[near[0]] if near else 0.0
+    near = [f"'{other}'" for other in near if ratios[other] >= best - _ABOUT_EQUAL][:_MOST_NEAR]
+    *first, last = near or [""]
+    return f"did you mean {', '.join(first)}{' or ' if first else ''}{last}?" if last else None
+
+
+def _similarity(first: str, second: str) -> float:
+    pairs = ((first.lower(), second.lower()), (_key(first), _key(second)))
+    return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
+
+def _key(name: str) -> str:
+    """Return `name` without organization, quantization and punctuation."""
+    name = name.lower().rpartition("/")[2]
+    if "-gguf" in name:
+        name = name.partition("-gguf")[0]
+    for word in ("-instruct", "-it", "meta-"):
+        name = name.replace(word, "")
+    return "".join(filter(str.isalnum, name))
 
 
 def _normalized(quant: str) -> str:

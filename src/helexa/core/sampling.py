@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict, get_type_hints
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The permitted range of a number, both ends included; None for no upper end."""
+    """The permitted range of a sampling option, both ends included; None for no end."""
 
     low: float
     high: float | None = None

@@ -49,7 +49,7 @@ def is_allowed(host: str, port: int, patterns: Collection[str]) -> bool:
 
 
 def is_reachable(address: IpAddress, private_networks: Sequence[IpNetwork] = ()) -> bool:
-    """Return whether the gateway may connect to an IP address."""
+    """Return whether the image fetcher may connect to an IP address."""
     # The address must be on the public internet or in one of the private networks. If an IPv6 address embeds an IPv4
     # address, the rule applies to the IPv4 address.
     if isinstance(address, ipaddress.IPv6Address):

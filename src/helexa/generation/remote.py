@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from helexa.core.errors import ApiError
-from helexa.core.known_models import full_name, suggestion
+from helexa.core.known_models import full_name
+from helexa.core.model_names import suggestion
 from helexa.core.sse import EventParser
 from helexa.cortex.upstream.client import Upstream
 from helexa.cortex.upstream.connection import ConnectError, ReadTimeoutError, UpstreamError, UpstreamResponse

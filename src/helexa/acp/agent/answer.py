@@ -37,7 +37,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 @dataclass(slots=True)
 class CallText:
-    """A tool call whose chunks are still being streamed by the model."""
+    """In an answer: a tool call whose chunks the model is still streaming."""
 
     id: str  # call id, unique in the session
     name: str  # tool name, or empty if `text` contains the whole call including the tool's name

@@ -72,24 +72,24 @@ class ApiFormat(Protocol):
 
 
 def text_of(value: Any) -> str:
-    """Return a string in an endpoint's JSON with U+FFFD for surrogates; "" otherwise."""
+    """Return a string in a connection's JSON with U+FFFD for surrogates; else ""."""
     if not isinstance(value, str):
         return ""
     return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def count_of(value: Any) -> int:
-    """Return `value` in an endpoint's JSON if it is a positive integer, else 0."""
+    """Return `value` in a connection's JSON if it is a positive integer, else 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def object_of(value: Any) -> Json:
-    """Return `value` in an endpoint's JSON if it is an object, else an empty one."""
+    """Return `value` in a connection's JSON if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def list_of(value: Any) -> list[Any]:
-    """Return `value` in an endpoint's JSON if it is a list, else an empty list."""
+    """Return `value` in a connection's JSON if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 

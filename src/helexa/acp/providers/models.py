@@ -29,7 +29,7 @@ class ModelCard:
 
 
 class Provider(Protocol):
-    """The interface of a client of one endpoint. Methods raise `ProviderError`."""
+    """What `Models` needs of the client of one endpoint, an interface."""
 
     endpoint: Endpoint
 

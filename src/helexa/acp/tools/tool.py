@@ -234,7 +234,7 @@ class BuiltIn:
 
 
 def as_block(content: str) -> tuple[CardContent, ...]:
-    """Return the text as a Markdown code block, shortened if it is long."""
+    """Return a tool's text as a Markdown code block, shortened if it is long."""
     return (Text(fenced(ends(content, _SHOWN_BYTES))),)
 
 

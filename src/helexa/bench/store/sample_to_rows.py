@@ -20,7 +20,7 @@ _LONGEST_US = 2**32 - 1
 
 
 def pack(moments: Sequence[float]) -> bytes | None:
-    """Encode ascending times in seconds since the request was sent.
+    """For a row, encode ascending times in seconds since the request was sent.
 
     Return None if there are no times.
     """
@@ -32,7 +32,7 @@ def pack(moments: Sequence[float]) -> bytes | None:
 
 
 def unpack(packed: bytes | None) -> tuple[float, ...]:
-    """Decode times that `pack` has encoded. Return seconds since the request was sent."""
+    """Decode a row's times, which `pack` has encoded, to seconds since the sending."""
     if packed is None:
         return ()
     gaps = np.frombuffer(zlib.decompress(packed), dtype="<u4")

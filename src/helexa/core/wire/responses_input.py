@@ -77,7 +77,7 @@ def input_items(value: Any) -> list[dict[str, Any]]:
 
 
 def compaction_item(id: str, summary: str) -> dict[str, str]:
-    """Return the `compaction` item with the id `id` that contains `summary`."""
+    """Return an input item of type `compaction`, with `id` and `summary`."""
     content = _MARK + base64.urlsafe_b64encode(summary.encode()).decode()
     return {"type": "compaction", "id": id, "encrypted_content": content}
 

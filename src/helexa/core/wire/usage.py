@@ -19,7 +19,7 @@ class CompletionTokensDetails(TypedDict):
 
 
 class HelexaTiming(TypedDict):
-    """Durations of prefill and decode, and the number of uncached prompt tokens."""
+    """In a response's usage: durations of prefill and decode, uncached prompt tokens."""
 
     prefill_ms: int
     decode_ms: int
@@ -27,7 +27,7 @@ class HelexaTiming(TypedDict):
 
 
 class CacheMiss(TypedDict):
-    """Why the node computed a long beginning of the prompt again.
+    """In a response's usage: why a long beginning of the prompt was computed again.
 
     The node compares the prompt with earlier prompts of the same account.
     """

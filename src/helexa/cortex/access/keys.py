@@ -76,7 +76,7 @@ def digest_of(secret: bytes) -> bytes:
 
 
 def hint_of(secret: SecretStr) -> str:
-    """Return the first 8 characters, too few to guess the secret."""
+    """Return the hint to a key: 8 characters, too few to guess the secret."""
     return secret.get_secret_value()[:_HINT_CHARS]
 
 
@@ -176,7 +176,7 @@ class _Terms(BaseModel):
 
 
 class NewKey(_Terms):
-    """Request to create a key. Every field except `account_id` has a default.
+    """Request to create an API key. Every field except `account_id` has a default.
 
     Attributes:
         key_id: name of the key; derived from `account_id` if absent.
@@ -195,7 +195,7 @@ class NewKey(_Terms):
 
 
 class KeyChange(_Terms):
-    """Request to change a key's limits.
+    """Request to change an API key's limits.
 
     An absent field keeps its value. The value null removes a limit.
     """

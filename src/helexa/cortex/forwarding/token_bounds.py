@@ -53,7 +53,7 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Fields(msgspec.Struct):
-    """The fields of a request body that the gateway reads. The node checks the others."""
+    """The fields of a body that the gateway reads, above all to bound its tokens."""
 
     model: Any = None
     stream: Any = None

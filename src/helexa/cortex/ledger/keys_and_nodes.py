@@ -213,7 +213,7 @@ Network = IPv4Network | IPv6Network
 
 @dataclass(frozen=True)
 class Invitation:
-    """Permission for one node to join, for a limited time."""
+    """In the ledger: the permission for one node to join, for a limited time."""
 
     digest: bytes = field(repr=False)  # SHA-256 of the token
     hint: str  # first characters of the token, for logs
@@ -225,7 +225,7 @@ class Invitation:
 
 @dataclass(frozen=True)
 class JoinedNode:
-    """A node that joined with an invitation."""
+    """In the ledger: a node that joined with an invitation."""
 
     name: str
     endpoint: str
@@ -315,13 +315,13 @@ class NodeStore(_Store[JoinedNode]):
 
 
 def invalid_invitation() -> ApiError:
-    """Return the 403 error for a token that is wrong, used or expired."""
+    """Return the ledger's 403 error for a join token: wrong, used or expired."""
     message = "the token is wrong, used or expired; create a new one with `cortex nodes invite`"
     return ApiError(403, "invalid_invitation", message, param="token")
 
 
 def node_exists(name: str) -> ApiError:
-    """Return the 409 error for a node whose name or address the node `name` has."""
+    """Return the ledger's 409 error for a node whose name or address `name` has."""
     message = f"node '{name}' has this name or address; choose another --name, or run `cortex nodes remove` for it"
     return ApiError(409, "node_exists", message, param="name")
 

@@ -25,27 +25,6 @@ _AXES = 3  # maximum axes of positions
 _NOWHERE = -1  # slot of padding rows
 
 
-class Readback:
-    """A copy of a step's tensor to the host, which starts with the object."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        # The tensor to copy. On a GPU, kernels that are launched later may overwrite the tensor. On other devices, the
-        # tensor must stay unchanged until `wait` returns.
-        self._copy = tensor
-        self._event: tensors.cuda.Event | None = None
-        if tensor.is_cuda:
-            self._copy = tensor.to("cpu", non_blocking=True)  # into pinned memory
-            event = self._event = tensors.cuda.Event()
-            event.record()
-
-    def wait(self) -> Tensor:
-        """Wait for the copy, and return it as a CPU tensor."""
-        if self._event is not None:
-            # Only this copy: kernels that were launched later are still running.
-            self._event.synchronize()
-        return self._copy.cpu()
-
-
 def int32(values: Any = ()) -> Int32:
     """Return `values` as an int32 array."""
     return np.array(values, np.int32)

@@ -22,7 +22,7 @@ import numpy as np
 from helexa.neuron import tensors
 from helexa.neuron.engine.grammar_matcher import Mask
 from helexa.neuron.engine.ipc.messages import Logprob
-from helexa.neuron.engine.step_input import Float32, HiddenRows, Readback, int32
+from helexa.neuron.engine.step_input import Float32, HiddenRows, int32
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.sampling import Sampling
 from helexa.neuron.tensors import Tensor
@@ -32,6 +32,27 @@ MOST_ROWS = 64  # Maximum rows of logits in memory. Logits take about 100 times 
 
 # Type of functions that receive one token per row, and return a mask of the allowed tokens for each rejected token.
 RejectionMasks = Callable[[list[int]], dict[int, Mask]]
+
+
+class Readback:
+    """A copy of a step's tensor to the host, which starts with the object."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        # The tensor to copy. On a GPU, kernels that are launched later may overwrite the tensor. On other devices, the
+        # tensor must stay unchanged until `wait` returns.
+        self._copy = tensor
+        self._event: tensors.cuda.Event | None = None
+        if tensor.is_cuda:
+            self._copy = tensor.to("cpu", non_blocking=True)  # into pinned memory
+            event = self._event = tensors.cuda.Event()
+            event.record()
+
+    def wait(self) -> Tensor:
+        """Wait for the copy, and return it as a CPU tensor."""
+        if self._event is not None:
+            # Only this copy: kernels that were launched later are still running.
+            self._event.synchronize()
+        return self._copy.cpu()
 
 
 class PooledVector:

@@ -42,7 +42,7 @@ def control_groups(controller: str, folder: Path = FOLDER, own_groups: Path = OW
 
 
 def text_of(path: Path) -> str:
-    """Return the stripped text of the file `path`; empty if it is unreadable."""
+    """Return the stripped text of a file about CPUs or control groups, or ""."""
     try:
         return path.read_text().strip()
     except OSError:

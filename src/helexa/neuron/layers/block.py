@@ -11,7 +11,7 @@ from helexa.neuron.tensors import Tensor
 
 
 class Step:
-    """The batch of one forward pass, with its rotary tables."""
+    """Input of all blocks (layers) in a forward pass: batch and rotary tables."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch

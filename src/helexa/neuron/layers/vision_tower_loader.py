@@ -16,7 +16,7 @@ _GROUP = 32  # the kernels compute inputs in groups of 32 numbers
 
 
 class Blocks(NamedTuple):
-    """Outputs of a linear layer as blocks, each padded to the same size."""
+    """For a vision tower: a linear layer's outputs as blocks, padded to one size."""
 
     number: int
     size: int  # number of outputs of a block in the checkpoint
@@ -24,7 +24,7 @@ class Blocks(NamedTuple):
 
 
 def padded_width(width: int) -> int:
-    """Return `width`, rounded up to a multiple of 32."""
+    """For a vision tower: return `width`, rounded up to a multiple of 32."""
     return -(-width // _GROUP) * _GROUP
 
 

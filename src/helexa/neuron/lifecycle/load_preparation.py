@@ -158,7 +158,7 @@ def load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
 
 
 def max_tensor_parallel(device: str, configured: int, facts: "Discovery") -> int:
-    """Return the largest number of ranks for which a gateway may ask this node."""
+    """For loads: return the largest number of ranks that a gateway may request."""
     # On CUDA devices, this is the largest number of devices that are alike. On CPUs, it is the number of NUMA nodes, or
     # the configured number if it is larger: more ranks would be slower.
     if device == "cpu":

@@ -19,7 +19,7 @@ _NAME = re.compile(r"\s*(?P<pointer>\*(?P<nullable>nullable )?)?(?P<name>\w+)")
 
 
 class Field(NamedTuple):
-    """A field of a C struct: a number, or a pointer to numbers or structs."""
+    """In the header `kernels.h`: a field of a struct, a number or a pointer."""
 
     name: str
     type: str  # C type of the number, or of the pointer's target

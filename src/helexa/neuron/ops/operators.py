@@ -103,7 +103,7 @@ class HeadNorms:
 
 
 class QueryTemperature(NamedTuple):
-    """A factor on queries that grows with their position p, as in Llama 4.
+    """For operators: a factor on queries that grows with position p, as in Llama 4.
 
     The factor is `1 + slope * log(1 + floor(p / length))`.
     """

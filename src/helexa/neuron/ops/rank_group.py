@@ -161,12 +161,12 @@ class HeadShares:
 
 
 def row_numbers(ranges: Sequence[RowRange]) -> NDArray[np.int64]:
-    """Return the numbers of all rows of `ranges`, in the order of the ranges."""
+    """Return the numbers of all rows of a rank's `ranges`, in their order."""
     return np.concatenate([rows.numbers for rows in ranges])
 
 
 def part_of(ranges: Sequence[RowRange], columns: RowRange | None = None) -> Part:
-    """Return a part of a tensor that a checkpoint can read."""
+    """Return a rank's row ranges as a part of a tensor that a checkpoint can read."""
     return Part(
         None if all(rows.whole for rows in ranges) else row_numbers(ranges),
         None if columns is None or columns.whole else row_numbers((columns,)),

@@ -34,7 +34,7 @@ from helexa.neuron.ops.rank_group import Exchange, RankGroup, SharedMemory
 
 
 def exchange_for(ops: Ops, group: RankGroup, memory_fd: int, rendezvous: Path, seconds: float) -> Exchange:
-    """Return the exchange between the ranks: shared memory, NCCL or gloo.
+    """Return the exchange of a rank with the others: shared memory, NCCL or gloo.
 
     NCCL and gloo wait until all ranks have called this function.
 
