@@ -284,7 +284,7 @@ def smoke(
     import asyncio
 
     from helexa.neuron.config import read_config
-    from helexa.neuron.validate import smoke as run_smoke
+    from helexa.neuron.validate_and_smoke import smoke as run_smoke
 
     settings = read_config(config)
     _prepare_engines(settings)
@@ -322,7 +322,7 @@ def validate(
     import json
 
     from helexa.neuron.config import DefaultModel, read_config
-    from helexa.neuron.validate import validate as run_validation
+    from helexa.neuron.validate_and_smoke import validate as run_validation
 
     settings = read_config(config, flags=engine.settings())
     _prepare_engines(settings)

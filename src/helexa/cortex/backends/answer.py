@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from helexa.core.errors import ApiError
 from helexa.core.sse import DONE, EventParser
-from helexa.cortex.backends.choice import UNCHANGED, Changes, Choice
 from helexa.cortex.backends.completion import (
     as_stream,
     convert_completion,
@@ -15,6 +14,7 @@ from helexa.cortex.backends.completion import (
     joined,
     read_completion,
 )
+from helexa.cortex.backends.completion_choice import UNCHANGED, Changes, Choice
 from helexa.cortex.backends.errors import error_in
 from helexa.cortex.backends.refused_messages_and_calls import with_original_names
 from helexa.cortex.backends.stream import BackendStream

@@ -14,7 +14,7 @@ import orjson
 
 from helexa.core.wire import BILLING_LINE
 from helexa.core.wire.chat_message import without_billing_line
-from helexa.cortex.backends.choice import split_signature
+from helexa.cortex.backends.completion_choice import split_signature
 
 _ENDINGS = ("add_generation_prompt", "continue_final_message")
 STREAM_OPTIONS = "stream_options"

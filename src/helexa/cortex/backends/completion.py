@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from helexa.core.sse import DONE, frame
-from helexa.cortex.backends.choice import FAILED, Choice
+from helexa.cortex.backends.completion_choice import FAILED, Choice
 from helexa.cortex.backends.errors import error_in, failed_answer
 from helexa.cortex.upstream.response_body import as_json, malformed, read_json
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from helexa.core.errors import ApiError
 from helexa.core.sse import DONE, MAX_EVENT_BYTES, LineSplitter, frame
-from helexa.cortex.backends.choice import FAILED, Choice
 from helexa.cortex.backends.completion import is_unchanged, other_counts, reported_usage
+from helexa.cortex.backends.completion_choice import FAILED, Choice
 from helexa.cortex.backends.errors import error_in, failed_answer, incomplete
 from helexa.cortex.upstream.response_body import BYTE_ORDER_MARK, as_json, malformed, read_json
 

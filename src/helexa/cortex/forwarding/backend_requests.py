@@ -13,7 +13,7 @@ from helexa.cortex.backends.chat_request import (
     for_backend,
     without_billing_lines,
 )
-from helexa.cortex.backends.choice import UNCHANGED, Changes
+from helexa.cortex.backends.completion_choice import UNCHANGED, Changes
 from helexa.cortex.backends.learned_refusals import BackendKnowledge, Knowledge
 from helexa.cortex.backends.refused_fields import (
     output_limit,

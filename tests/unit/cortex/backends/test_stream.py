@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from cortex.backends.any_chunk import CHUNK
 from helexa.core.errors import ApiError
-from helexa.cortex.backends import choice as choices
+from helexa.cortex.backends import completion_choice as choices
 from helexa.cortex.backends import stream as stream_module
-from helexa.cortex.backends.choice import Choice
 from helexa.cortex.backends.completion import convert_completion
+from helexa.cortex.backends.completion_choice import Choice
 from helexa.cortex.backends.stream import MAX_CHOICES, BackendStream
 
 STREAMS = [quirk for quirk in QUIRKS.values() if quirk.stream and not quirk.media_type]

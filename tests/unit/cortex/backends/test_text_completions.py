@@ -2,8 +2,8 @@
 
 import json
 
-from helexa.cortex.backends.choice import Choice
 from helexa.cortex.backends.completion import convert_completion
+from helexa.cortex.backends.completion_choice import Choice
 from helexa.cortex.backends.stream import BackendStream
 
 

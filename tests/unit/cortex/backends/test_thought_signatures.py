@@ -10,7 +10,7 @@ from emulator.quirk import DONE, delta, finish
 
 from cortex.fake_node import CHOICE, USAGE, FakeNode, begin
 from cortex.running_gateway import Cortex, running_cortex
-from helexa.cortex.backends.choice import Changes, ToolCalls, split_signature
+from helexa.cortex.backends.completion_choice import Changes, ToolCalls, split_signature
 
 SIGNATURE = base64.b64encode(bytes(range(256)) + b"x").decode()
 EXTRA = {"google": {"thought_signature": SIGNATURE}}
