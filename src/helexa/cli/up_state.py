@@ -273,7 +273,7 @@ def running_ups() -> list[RunningUp]:
 
 
 def local_gateway(url: str | None) -> Gateway:
-    """Return a client of the gateway: `url`, HELEXA_BASE_URL, or `helexa up`.
+    """From `url`, HELEXA_BASE_URL or the state of `helexa up`, return a client.
 
     HELEXA_API_KEY contains the API key. For a gateway of a running `helexa up`, its admin's key is the default. Another
     program that listens on the port of an ended one does not get the key.

@@ -16,7 +16,7 @@ _SHA = re.compile(r"[0-9a-f]{7,64}")
 
 
 class Build(NamedTuple):
-    """The origin of an installed wheel."""
+    """Where the installed version comes from: the build of its wheel."""
 
     git_sha: str = ""  # hash of the git commit; empty if unknown
     git_dirty: bool | None = None  # whether the checkout had uncommitted changes; None if unknown

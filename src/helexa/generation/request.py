@@ -95,7 +95,7 @@ def _contents(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSchema:
-    """A JSON Schema that constrains responses.
+    """In a request: a JSON Schema that constrains the response.
 
     Attributes:
         schema: the JSON Schema.

@@ -44,7 +44,7 @@ _DEATH_SECONDS = 60.0
 
 
 async def validate(config: NeuronConfig, spec: ModelSpec) -> AsyncIterator[CheckResult]:
-    """Run the test and yield each check's result; a `fault` ends the test."""
+    """Run `neuron validate`: yield each check's result; a `fault` ends the test."""
     torch = config.harness.torch
     device = default_device() if torch.device == "auto" else torch.device
     checks = [*look_at_machine(torch.device)]
@@ -96,7 +96,7 @@ async def _generate(model: ServedModel) -> CheckResult:
 
 
 async def smoke(config: NeuronConfig, model: str, ranks: int, report: Callable[[str], None]) -> None:
-    """Run the test and report each result as a line of text.
+    """Run `neuron smoke`: report each result as a line of text.
 
     Raises:
         HelexaError: a part of the test failed; the message says which.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class EditorClient:
-    """Sends requests and session updates to the editor."""
+    """Sends requests and session updates to the client (the editor)."""
 
     def __init__(
         self, connection: "Connection", transport: ValidatingTransport, capabilities: ClientCapabilities

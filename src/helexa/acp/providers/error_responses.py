@@ -88,12 +88,12 @@ def provider_error(
 
 
 def rejects(error: ProviderError, parameter: str) -> bool:
-    """Return whether an endpoint rejected `parameter`, a key of the body."""
+    """Return whether an error response rejects `parameter`, a key of the body."""
     return error.kind in _REQUEST_AT_FAULT and re.search(rf"\b{re.escape(parameter)}\b", error.message) is not None
 
 
 def rejects_tools(error: ProviderError) -> bool:
-    """Return whether an endpoint rejected tool calls for the model."""
+    """Return whether an error response rejects tool calls for the model."""
     return error.kind in _REQUEST_AT_FAULT and _NO_TOOLS.search(error.message) is not None
 
 

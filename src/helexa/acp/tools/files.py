@@ -21,7 +21,7 @@ _MAX_NOTE_BYTES = 8000
 
 
 def replaced(text: str, old: str, new: str) -> tuple[str, int]:
-    """Replace the only occurrence of `old` in `text` by `new`.
+    """For edit_file: replace the only occurrence of `old` in a file's text by `new`.
 
     If `text` has CRLF line endings, `old` and `new` may have LF line endings. The result has CRLF.
 

@@ -243,7 +243,7 @@ def spark(values: Sequence[float]) -> tuple[str, float, float] | None:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Positions of a ratio and its confidence interval, in pixels from the left.
+    """A forest chart: positions of a ratio and its confidence interval, in pixels.
 
     `ratio` is the position of the ratio, and `one` is the position of the value 1. `low` and `high` are the positions
     of the interval's bounds.
@@ -256,7 +256,7 @@ class Forest:
 
 
 def forest_scale(ratios: Sequence[Interval]) -> float:
-    """Return the upper end of the common axis for `ratios`, from 1.1 to 4.
+    """Return the upper end of the charts' common axis for `ratios`, from 1.1 to 4.
 
     The lower end of the axis is 1 divided by the upper end.
     """

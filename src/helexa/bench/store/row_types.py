@@ -8,7 +8,7 @@ from helexa.bench.request_metrics import RequestRecord, RunMeasures
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A reading of one accelerator, taken `at_s` seconds after the start of a sample."""
+    """Row of a reading of one accelerator, `at_s` seconds after a sample's start."""
 
     at_s: float
     device: int

@@ -52,7 +52,7 @@ _SURROGATES = re.compile(
 
 
 def without_lone_surrogates(body: bytes) -> bytes:
-    """Replace the escapes of lone surrogates in JSON by the escape of U+FFFD.
+    """In a request's JSON, replace escapes of lone surrogates by that of U+FFFD.
 
     JSON parsers reject lone surrogates.
     """

@@ -32,7 +32,7 @@ def _fields_of(record: type) -> type[Body]:
 
 
 class Progress(Body):
-    """In a reply of the admin API: progress of a load, as far as it is known."""
+    """Admin schema: progress of a load, as far as it is known."""
 
     fraction: float | None = None
     stage: str | None = None
@@ -40,7 +40,7 @@ class Progress(Body):
 
 
 class Location(Body):
-    """In `/v1/models`: the state of a model on one node."""
+    """Schema in `/v1/models`: the state of a model on one node."""
 
     node: str
     status: str
@@ -48,7 +48,7 @@ class Location(Body):
 
 
 class Model(Body):
-    """In `/v1/models`: a model or an alias, as the gateway sees it."""
+    """Schema in `/v1/models`: a model or an alias, as the gateway sees it."""
 
     id: str
     object: Literal["model"]
@@ -71,21 +71,21 @@ class Model(Body):
 
 
 class ModelList(Body):
-    """Reply of `GET /v1/models`: all models and aliases."""
+    """Reply schema of `GET /v1/models`: all models and aliases."""
 
     object: Literal["list"]
     data: list[Model]
 
 
 class NodeCounts(Body):
-    """In `/health`: numbers of nodes."""
+    """Schema in `/health`: numbers of nodes."""
 
     healthy: Count
     total: Count
 
 
 class Unservable(Body):
-    """In `/health`: a loaded model that cannot serve requests."""
+    """Schema in `/health`: a loaded model that cannot serve requests."""
 
     node: str
     model: str
@@ -94,7 +94,7 @@ class Unservable(Body):
 
 
 class Health(Body):
-    """Reply of `GET /health`: the state of the fleet."""
+    """Reply schema of `GET /health`: the state of the fleet."""
 
     status: Literal["ok", "impaired", "degraded"]
     nodes: NodeCounts
@@ -102,14 +102,14 @@ class Health(Body):
 
 
 class ComponentState(Body):
-    """In `/health/ready`: whether a component is ready."""
+    """Schema in `/health/ready`: whether a component is ready."""
 
     ready: bool
     reason: str | None = None
 
 
 class Components(Body):
-    """In `/health/ready`: the components that must be ready."""
+    """Schema in `/health/ready`: the components that must be ready."""
 
     gateway: ComponentState
     ledger: ComponentState
@@ -117,14 +117,14 @@ class Components(Body):
 
 
 class Readiness(Body):
-    """Reply of `GET /health/ready`: whether the gateway can serve requests."""
+    """Reply schema of `GET /health/ready`: whether the gateway can serve requests."""
 
     ready: bool
     components: Components
 
 
 class Version(Body):
-    """Reply of `GET /version`: the version of the gateway."""
+    """Reply schema of `GET /version`: the version of the gateway."""
 
     package_version: str
     git_sha: str
@@ -134,13 +134,13 @@ class Version(Body):
 
 
 class LoadProgress(Progress):
-    """In `/api/nodes`: a running or waiting load."""
+    """Schema in `/api/nodes`: a running or waiting load."""
 
     model: str
 
 
 class LoadFailure(Body):
-    """In `/api/nodes`: a failed load."""
+    """Schema in `/api/nodes`: a failed load."""
 
     model: str
     message: str
@@ -150,7 +150,7 @@ class LoadFailure(Body):
 
 
 class Node(Body):
-    """In `/api/nodes`: the state of a node, without its health if it is down."""
+    """Schema in `/api/nodes`: the state of a node, without its health if it is down."""
 
     name: str
     endpoint: str
@@ -181,27 +181,27 @@ class Node(Body):
 
 
 class NodeList(Body):
-    """Reply of `GET /api/nodes`: all nodes."""
+    """Reply schema of `GET /api/nodes`: all nodes."""
 
     nodes: list[Node]
 
 
 class NewNode(Body):
-    """Reply of `POST /api/join`: the node that has joined."""
+    """Reply schema of `POST /api/join`: the node that has joined."""
 
     name: str
     endpoint: str
 
 
 class RemovedNode(Body):
-    """Reply of `DELETE /api/nodes/...`: the node was removed."""
+    """Reply schema of `DELETE /api/nodes/...`: the node was removed."""
 
     name: str
     removed: bool
 
 
 class Invitation(Body):
-    """Reply of the admin API: an invitation for one node."""
+    """Admin reply schema: an invitation for one node."""
 
     token: str
     name: str | None
@@ -210,7 +210,7 @@ class Invitation(Body):
 
 
 class NodeState(Body):
-    """Reply to a cordon or drain: the node's state, running requests and loads."""
+    """Reply schema of a cordon or drain: the node's state, running requests and loads."""
 
     name: str
     cordoned: bool
@@ -219,7 +219,7 @@ class NodeState(Body):
 
 
 class Series(Body):
-    """In `/api/history`: measurements of the fleet, a node or a model, or null."""
+    """Schema in `/api/history`: measurements of the fleet, a node or a model, or null."""
 
     name: str | None
     tokens_per_second: list[float | None]
@@ -231,7 +231,7 @@ class Series(Body):
 
 
 class History(Body):
-    """Reply of `GET /api/history`: measurements of the last hour."""
+    """Reply schema of `GET /api/history`: measurements of the last hour."""
 
     interval_secs: Count
     end: Count
@@ -240,7 +240,7 @@ class History(Body):
 
 
 class ModelState(Body):
-    """Reply of `POST /api/models/load` and `unload`: the result."""
+    """Reply schema of `POST /api/models/load` and `unload`: the result."""
 
     model: str
     node: str
@@ -249,7 +249,7 @@ class ModelState(Body):
 
 
 class ClearedPrefixCache(Body):
-    """Reply of the admin API: the nodes that have forgotten a model's cached prompts."""
+    """Admin reply schema: the nodes that have forgotten a model's cached prompts."""
 
     model: str
     nodes: list[str]
@@ -258,13 +258,13 @@ class ClearedPrefixCache(Body):
 
 
 class LocalModelState(LocalModel):
-    """In `/api/models/local`: a model on a node's disk, and whether it is loaded."""
+    """Schema in `/api/models/local`: a model on a node's disk, loaded or not."""
 
     status: str
 
 
 class LocalNode(Body):
-    """In `/api/models/local`: the models on the disks of one node."""
+    """Schema in `/api/models/local`: the models on the disks of one node."""
 
     name: str
     healthy: bool
@@ -277,14 +277,14 @@ class LocalNode(Body):
 
 
 class LocalModelList(Body):
-    """Reply of `GET /api/models/local`: the models on the disks of all nodes."""
+    """Reply schema of `GET /api/models/local`: the models on the disks of all nodes."""
 
     serves_local: bool
     nodes: list[LocalNode]
 
 
 class PullState(Pull):
-    """Reply of the admin API: a download on a node."""
+    """Admin reply schema: a download on a node."""
 
     model_config = Body.model_config
 
@@ -292,13 +292,13 @@ class PullState(Pull):
 
 
 class PullList(Body):
-    """Reply of the admin API: running and ended downloads."""
+    """Admin reply schema: running and ended downloads."""
 
     pulls: list[PullState]
 
 
 class UsageRow(Body):
-    """In `/api/usage`: sums of charged tokens of one group."""
+    """Schema in `/api/usage`: sums of charged tokens of one group."""
 
     requests: Count
     prompt: Count
@@ -316,14 +316,14 @@ class UsageRow(Body):
 
 
 class UsageReport(Body):
-    """Reply of `GET /api/usage`: sums of charged tokens."""
+    """Reply schema of `GET /api/usage`: sums of charged tokens."""
 
     days: Count
     usage: list[UsageRow]
 
 
 class Session(Body):
-    """Reply of `/api/session`: the account and the role of the client.
+    """Reply schema of `/api/session`: the account and the role of the client.
 
     `csrf`, the value for the header `x-helexa-csrf`, is only in responses to requests with a session cookie.
     """
@@ -359,19 +359,19 @@ class Key(_fields_of(Principal)):
 
 
 class KeyList(Body):
-    """Reply of `GET /api/keys`: all keys."""
+    """Reply schema of `GET /api/keys`: all keys."""
 
     keys: list[Key]
 
 
 class Request(_fields_of(Activity)):
-    """In `/api/activity`: a finished request."""
+    """Schema in `/api/activity`: a finished request."""
 
     id: int
 
 
 class ActivityPage(Body):
-    """Reply of `GET /api/activity`: the newest finished requests."""
+    """Reply schema of `GET /api/activity`: the newest finished requests."""
 
     requests: list[Request]
 

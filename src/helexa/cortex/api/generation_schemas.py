@@ -70,13 +70,13 @@ class AnthropicError(Body):
 
 
 class PromptTokensDetails(Body):
-    """In `usage` of a generation reply: parts of the prompt tokens."""
+    """Schema in the `usage` of a reply: parts of the prompt tokens."""
 
     cached_tokens: Count | None = None
 
 
 class CompletionTokensDetails(Body):
-    """In `usage` of a generation reply: parts of the completion tokens."""
+    """Schema in the `usage` of a reply: parts of the completion tokens."""
 
     reasoning_tokens: Count | None = None
 
@@ -98,7 +98,7 @@ class AnswerMessage(Body):
 
 
 class ChatChoice(ForwardedBody):
-    """In a chat reply of the API: one answer to a chat request."""
+    """Schema in a chat reply: one answer to a chat request."""
 
     message: AnswerMessage
     index: Count = 0
@@ -117,7 +117,7 @@ class ChatCompletion(Body):
 
 
 class CompletionChoice(ForwardedBody):
-    """In a text completion reply of the API: one answer to the request."""
+    """Schema in a text completion reply: one answer to the request."""
 
     text: str
     index: Count = 0
@@ -136,7 +136,7 @@ class Completion(Body):
 
 
 class ResponsesAnswer(Body):
-    """Reply of `POST /v1/responses`: a response of the Responses API."""
+    """Reply schema of `POST /v1/responses`: a response of the Responses API."""
 
     id: str
     object: Literal["response"]
@@ -161,7 +161,7 @@ class Compaction(Body):
 
 
 class ItemList(ForwardedBody):
-    """Reply of `GET /v1/responses/.../input_items`: a page of input items."""
+    """Reply schema of `GET /v1/responses/.../input_items`: a page of input items."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
@@ -171,7 +171,7 @@ class ItemList(ForwardedBody):
 
 
 class DeletedResponse(Body):
-    """Reply of `DELETE /v1/responses/...`: the stored response was deleted."""
+    """Reply schema of `DELETE /v1/responses/...`: the stored response was deleted."""
 
     id: str
     object: Literal["response"]
@@ -223,7 +223,7 @@ class Turn(Body):
 
 
 class MessagesTool(Body):
-    """In a Messages API request: a tool that the model may call."""
+    """Schema in a Messages API request: a tool that the model may call."""
 
     name: Name
     description: str | None = None
@@ -231,14 +231,14 @@ class MessagesTool(Body):
 
 
 class MessagesToolChoice(Body):
-    """In a Messages API request: which tools the model may or must call."""
+    """Schema in a Messages API request: which tools the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
 
 
 class CountRequest(Body):
-    """Body of `POST /v1/messages/count_tokens`: a prompt to count."""
+    """Body schema of `POST /v1/messages/count_tokens`: a prompt to count."""
 
     model: Name
     messages: Annotated[list[Turn], Field(min_length=1)]
@@ -248,7 +248,7 @@ class CountRequest(Body):
 
 
 class MessagesRequest(CountRequest):
-    """Body of `POST /v1/messages`: a request of Anthropic's Messages API."""
+    """Body schema of `POST /v1/messages`: a request of Anthropic's Messages API."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None
@@ -257,7 +257,7 @@ class MessagesRequest(CountRequest):
 
 
 class ContentBlock(Body):
-    """In a Messages API reply: a block of the message's content."""
+    """Schema in a Messages API reply: a block of the message's content."""
 
     type: Literal["text", "thinking", "tool_use"]
 
@@ -271,7 +271,7 @@ class MessageUsage(Body):
 
 
 class Message(Body):
-    """Reply of `POST /v1/messages`: a message in Anthropic's format."""
+    """Reply schema of `POST /v1/messages`: a message in Anthropic's format."""
 
     id: str
     type: Literal["message"]
@@ -284,7 +284,7 @@ class Message(Body):
 
 
 class Tokens(Body):
-    """Reply of `POST /tokenize`: the tokens of a text or a conversation."""
+    """Reply schema of `POST /tokenize`: the tokens of a text or a conversation."""
 
     count: Count
     max_model_len: Count
@@ -292,13 +292,13 @@ class Tokens(Body):
 
 
 class Detokenized(Body):
-    """Reply of `POST /detokenize`: the text of tokens."""
+    """Reply schema of `POST /detokenize`: the text of tokens."""
 
     prompt: str
 
 
 class TokenizerInfo(ForwardedBody):
-    """Reply of `GET /tokenizer_info`: settings of a model's tokenizer."""
+    """Reply schema of `GET /tokenizer_info`: settings of a model's tokenizer."""
 
     bos_token: str | None = None
     eos_token: str | None = None
@@ -306,13 +306,13 @@ class TokenizerInfo(ForwardedBody):
 
 
 class InputTokens(Body):
-    """Reply of `POST /v1/responses/input_tokens`: the number of input tokens."""
+    """Reply schema of `POST /v1/responses/input_tokens`: the number of input tokens."""
 
     object: Literal["response.input_tokens"]
     input_tokens: Count
 
 
 class TokenCount(Body):
-    """Reply of `POST /v1/messages/count_tokens`: the number of tokens."""
+    """Reply schema of `POST /v1/messages/count_tokens`: the number of tokens."""
 
     input_tokens: Count

@@ -41,7 +41,7 @@ EjectionKey = tuple[Pair, Requester]
 
 @dataclass(frozen=True)
 class Ejection:
-    """Strikes of a (node, model) pair, for one client or all, on one API path.
+    """Ejection of a (node, model) pair by strikes, for one client or all, on one path.
 
     All times are seconds of the same clock. Each change returns a new `Ejection`.
     """

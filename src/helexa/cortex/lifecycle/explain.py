@@ -22,7 +22,7 @@ from helexa.cortex.routing import breaker_error, candidates, has_warm, route
 
 @dataclass(frozen=True)
 class Candidate:
-    """A node, and whether and why it can serve or load the model."""
+    """In an explanation: a node, and whether and why it can serve or load the model."""
 
     node: str
     warm: bool

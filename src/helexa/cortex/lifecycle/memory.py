@@ -35,7 +35,7 @@ def totals(node: Node) -> dict[int, int]:
 
 
 def reading(node: Node) -> dict[int, int] | None:
-    """Return the reported free MB by device index, or None.
+    """Return the reported free memory in MB by device index, or None.
 
     The result is what a new model may use: nodes subtract the memory that they have promised to their models, and apply
     their memory limit. A node that does not report this value reports the free memory of the machine.
@@ -165,7 +165,7 @@ def _sum(changes: Iterable[MemoryChange]) -> Megabytes:
 
 @dataclass(frozen=True)
 class DevicePool:
-    """Devices of a node from which the devices for a model are chosen."""
+    """Devices of a node, by memory, from which the devices for a model are chosen."""
 
     devices: tuple[int, ...]
     # Number of devices to choose. This is the model's `min_devices`. In the pool of the device `HOST`, it is 1, because
@@ -174,7 +174,7 @@ class DevicePool:
 
 
 def device_pools(profile: Profile, discovery: Discovery) -> list[DevicePool]:
-    """Return pools of devices that can hold the model. Devices of a pool are alike."""
+    """Return pools of devices whose memory can hold the model; each pool's are alike."""
     if misfit(profile, discovery) is not None:
         return []
     if not discovery.devices:

@@ -136,14 +136,14 @@ class Messages(Generation):
 
 
 async def stored_response(request: Request) -> Response:
-    """Return or delete a stored response; the node checks its account and key."""
+    """Route of a stored response: return or delete it; the node checks its key."""
     for name in request.query_params:
         raise unsupported_parameter(name)
     return await _forward(request)
 
 
 async def input_items(request: Request) -> Response:
-    """Return the input items of a stored response."""
+    """Route of a stored response's input items: return them."""
     return await _forward(request, f"/input_items?{urlencode(request.query_params.multi_items())}")
 
 

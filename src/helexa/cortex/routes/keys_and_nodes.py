@@ -173,7 +173,7 @@ def _fleet(request: Request) -> Fleet:
 
 
 async def create_invitation(request: Request) -> Response:
-    """Create an invitation. Only this response contains its token."""
+    """`POST /api/invitations`: create one; only this response contains its token."""
     gateway: Gateway = request.app.state.gateway
     body = await NewInvitation.read(request)
     networks = [ip_network(text) for text in body.networks]

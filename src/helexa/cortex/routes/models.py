@@ -110,7 +110,7 @@ async def unload_model(request: Request) -> Response:
 
 
 async def clear_prefix_cache(request: Request) -> Response:
-    """Let one or all nodes forget the cached prompts of a model."""
+    """`DELETE /api/models/.../prefix-cache`: let nodes forget a model's prompts."""
     gateway: Gateway = request.app.state.gateway
     model = await find_loadable(gateway, request.path_params["model"])
     only = request.query_params.get("node")
@@ -199,7 +199,7 @@ async def list_local_models(request: Request) -> Response:
 
 
 async def pull_model(request: Request) -> Response:
-    """Start a download on a node, and respond with its state or its progress."""
+    """`POST /api/models/pull`: start a node's download, respond with its progress."""
     gateway: Gateway = request.app.state.gateway
     body = await ModelPullRequest.read(request)
     if body.node is not None:
@@ -209,7 +209,7 @@ async def pull_model(request: Request) -> Response:
 
 
 async def cancel_pull(request: Request) -> Response:
-    """Cancel a download. A later download of the model resumes it."""
+    """`POST /api/models/pull/cancel`: cancel a download, which can resume."""
     gateway: Gateway = request.app.state.gateway
     body = await PullCancelRequest.read(request)
     _check_node(gateway, body.node)
@@ -217,7 +217,7 @@ async def cancel_pull(request: Request) -> Response:
 
 
 async def list_pulls(request: Request) -> Response:
-    """Respond with the running and the last ended downloads of all nodes."""
+    """`GET /api/models/pulls`: respond with running and ended downloads of all nodes."""
     gateway: Gateway = request.app.state.gateway
     return JsonResponse({"pulls": [pull.json_dict() for pull in await gateway.pulls.all()]})
 

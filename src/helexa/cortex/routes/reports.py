@@ -31,13 +31,13 @@ _TEXTS = ("account_id", "key_id", "model", "node")
 
 
 async def get_health(request: Request) -> Response:
-    """Respond with the state of the fleet."""
+    """`GET /health`: respond with the state of the fleet."""
     # The HTTP status is 200 even if no node is healthy, because the gateway itself is alive.
     return JsonResponse(fleet_health(_view(request)))
 
 
 async def get_readiness(request: Request) -> Response:
-    """Respond with 200 if this gateway can serve requests now, else with 503."""
+    """`GET /health/ready`: respond with 200 if this gateway can serve now, else 503."""
     # The gateway is ready if it does not shut down, the ledger's database accepts a write, and at least one node is
     # healthy. The response contains no error details, because the route is public.
     gateway: Gateway = request.app.state.gateway
@@ -52,7 +52,7 @@ async def get_readiness(request: Request) -> Response:
 
 
 async def get_version(request: Request) -> Response:
-    """Respond with the version, git commit and build time of the gateway."""
+    """`GET /version`: respond with version, commit and build time of the gateway."""
     return JsonResponse(await asyncio.to_thread(build_identity))
 
 
@@ -156,7 +156,7 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 async def get_usage(request: Request) -> Response:
-    """Respond with the charges of the last days.
+    """`GET /api/usage`: report the charges of the last days.
 
     Query parameters: `days` (default 30, including today), `by` (a comma-separated list out of `GROUPS`; default:
     `DEFAULT_GROUPS`), `format` (`json` or `csv`), and the filters `account_id`, `key_id` and `model`. A user gets the
@@ -236,7 +236,7 @@ MAX_LIMIT = 50
 
 
 async def get_history(request: Request) -> Response:
-    """Respond with the history of the fleet, or of nodes or models.
+    """`GET /api/history`: report the history of the fleet, or of nodes or models.
 
     Query parameters: `by` (`fleet`, `node` or `model`; default: `fleet`), and `limit` (default 5, maximum 50): how many
     nodes or models get a series of their own.

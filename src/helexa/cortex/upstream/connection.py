@@ -53,7 +53,7 @@ _RECHECK_SECS = 1.0
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a URL: scheme, host and port of a server. `tls` is True for https."""
+    """The origin of connections: host and port of a server, `tls` for https."""
 
     host: str
     port: int
@@ -86,7 +86,7 @@ class Timeouts:
 
 
 class UpstreamResponse:
-    """An HTTP response whose head has arrived. The body is read chunk by chunk."""
+    """A connection's HTTP response whose head has arrived; its body comes in chunks."""
 
     def __init__(self, connection: "UpstreamConnection") -> None:
         self._connection = connection

@@ -71,7 +71,7 @@ class _Vocabulary:
 
 
 def read_vocabulary(model: Path, width: int) -> "LLTokenizer":
-    """Return the vocabulary of a model's file or folder for llguidance.
+    """Return a model's vocabulary for grammar matchers, from its file or folder.
 
     Args:
         width: number of logits per row. The vocabulary has at least this number of tokens.

@@ -109,7 +109,7 @@ def inspect(path: Path, rows: int, sequences: int) -> Inspection:
 
 
 def template_abilities(templates: TemplateSources) -> tuple[bool, bool]:
-    """Return whether templates offer tools, and whether they control reasoning."""
+    """Inspect templates: return whether they offer tools, and control reasoning."""
     variables = set[str]()
     for source in (templates.default, templates.tool_use):
         with suppress(TemplateError, RecursionError):  # a broken template has no variables
@@ -177,7 +177,7 @@ def _respond(body: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Description:
-    """Properties of a model, read from its files; None if unknown."""
+    """Properties of an inspected model, from its files; None if unknown."""
 
     architecture: str  # `model_type` in a checkpoint's `config.json`, or the architecture name in a GGUF file
     weights: str  # file format, and dtype of most weights
@@ -191,7 +191,7 @@ class Description:
 
 
 def describe(path: Path) -> Description:
-    """Return the properties of a GGUF file or a checkpoint folder.
+    """Inspect a GGUF file or a checkpoint folder, and return its properties.
 
     Raises:
         ModelFileError: the files are damaged or are not a model.

@@ -160,7 +160,7 @@ class DeltaRule:
 
 
 def wide(x: Tensor, device: Device) -> Tensor:
-    """Return `x` as float64, or as float32 if `device` is MPS, which has no float64."""
+    """For the delta rule: return `x` as float64, or as float32 on MPS, which has none."""
     # Callers convert numbers before functions such as the exponential. On a CPU, vector and scalar instructions compute
     # the exponential of a float32 number differently. The number of elements, and therefore the number of heads on this
     # rank, decides which instructions compute an element. With float64, the results do not depend on this number.

@@ -93,7 +93,7 @@ _SPARES_LOCK = threading.Lock()
 
 
 def start_spare(module: str) -> None:
-    """Start a process of `module` before the code that needs it is imported.
+    """Start a sandbox process of `module` before the code that needs it is imported.
 
     Raises:
         OSError: the system has run out of file descriptors, memory or processes.

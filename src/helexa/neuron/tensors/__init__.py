@@ -47,7 +47,7 @@ class TorchRequired(HelexaError):
 
 
 def use(backend: Backend) -> None:
-    """Choose the backend of this process.
+    """Choose the tensors' backend of this process.
 
     Tensors of the previous backend are invalid afterwards.
     """

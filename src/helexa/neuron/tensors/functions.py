@@ -57,7 +57,7 @@ def device(name: str) -> CpuDevice:
 
 
 def set_num_threads(count: int) -> None:
-    """Set the number of threads that kernels use."""
+    """Set the number of threads of the numpy backend's kernels."""
     _threads[:] = [count]
 
 

@@ -198,7 +198,7 @@ class Retry:
 
 
 async def repeat(work: Callable[[], Awaitable[None]], interval_secs: float, problem: str) -> None:
-    """Call `work` again and again until cancelled, with pauses.
+    """Repeat the database work `work` until canceled, with pauses.
 
     An exception of `work` does not stop the repetition. Of several failures in a row, only the first is logged. The
     next success is logged too.

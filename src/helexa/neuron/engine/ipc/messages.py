@@ -21,7 +21,7 @@ Logprob = tuple[float, list[tuple[int, float]]]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """In `Generate` to the engine: how the tokens of one sequence are chosen.
+    """In the message `Generate`: how the tokens of one sequence are chosen.
 
     The defaults are plain softmax sampling at temperature 1.
     """
@@ -100,7 +100,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
 
 
 class HostGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """In `Load` to the engine: the other hosts of a pipeline with host 0."""
+    """In the message `Load`: the other hosts of a pipeline with host 0."""
 
     hosts: list[HostAddress]  # where the hosts accept connections, in the order of their stages
     own_address: str  # address of host 0, from which the engine connects
