@@ -22,7 +22,7 @@ class StreamError(Exception):
 
 
 class ApiFormat(Protocol):
-    """Interface of an API format: builds request bodies and parses streamed responses."""
+    """Interface of a wire format: builds request bodies, parses streamed responses."""
 
     path: str  # URL path of requests
     # Optional parameters that some models reject. The dict maps the name of each such parameter to the name of a

@@ -24,7 +24,7 @@ _RETRY_SECS = 5
 
 @dataclass(frozen=True)
 class NodePull:
-    """A download on a node, and its last known state."""
+    """A download (pull) on a node, and its last known state."""
 
     node: str
     pull: Pull
@@ -35,7 +35,7 @@ class NodePull:
 
 
 class Pulls:
-    """Starts, watches and cancels downloads, whose state is on the nodes."""
+    """Starts, watches and cancels downloads (pulls), whose state is on the nodes."""
 
     def __init__(self, fleet: Fleet, client: NodeClient, poller: Poller) -> None:
         self._fleet = fleet

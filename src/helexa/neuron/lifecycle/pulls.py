@@ -19,7 +19,7 @@ _RETRY_SECONDS = 30
 
 
 class Pulls:
-    """Runs and cancels a node's downloads. One download serves equal requests."""
+    """Runs and cancels a node's downloads (pulls). One serves equal requests."""
 
     def __init__(self, config: NeuronConfig, sources: Sources, ended: Callable[[], None] = lambda: None) -> None:
         self._allowed = config.downloads.on_request

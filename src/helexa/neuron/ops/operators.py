@@ -93,7 +93,7 @@ class NormOp(Protocol):
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """The RMS norms of query and key heads of dimension D."""
+    """For operators: the RMS norms of query and key heads of dimension D."""
 
     query: Tensor  # float32 [D], norm weight of each query head
     key: Tensor  # float32 [D], norm weight of each key head

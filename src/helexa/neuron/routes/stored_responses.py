@@ -172,7 +172,7 @@ def _unknown(field: str, id: str) -> ApiError:
 
 @dataclass(frozen=True)
 class ItemPage:
-    """The page of input items that a client requests."""
+    """The page of a stored response's input items that a client requests."""
 
     limit: int = 20
     newest_first: bool = True

@@ -30,7 +30,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @dataclass(frozen=True)
 class CachedModel:
-    """Result of a search for a model in the cache."""
+    """Result of a search for a model in the cached snapshots."""
 
     path: Path | None = None  # GGUF file or checkpoint folder. None if the cache does not have the complete model.
     # Description of the missing files. Empty if the cache has the complete model or none of its files.
@@ -210,5 +210,5 @@ def _write(path: Path, text: str) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return this thread's temporary path of a file to replace at `path`."""
+    """For a snapshot: return this thread's temporary path of a file to replace."""
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.new")

@@ -30,7 +30,7 @@ _MAX_ASPECT_RATIO = 200
 
 
 class Pixels(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the conversion of pixels to patches."""
+    """Settings of an image processor: the conversion of pixels to patches."""
 
     patch_size: Size  # number of pixels along one side of a patch
     # Number of patches along one side of a block. The patches of a block are adjacent rows of the result.
@@ -273,7 +273,7 @@ class MuseGlimmerProcessor(Pixels, frozen=True, kw_only=True, tag="muse_glimmer"
 
 
 def smart_resize(height: int, width: int, block: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Return the height and width, multiples of `block`, to which an image is resized.
+    """For a processor: return the resized height and width, multiples of `block`.
 
     The number of pixels is between `min_pixels` and `max_pixels`, unless a side would become shorter than `block`.
 

@@ -10,7 +10,7 @@ _ALLOWANCE = 1.1  # factor for a step's memory, because no tensor fits into some
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Measured memory of one GPU, in bytes."""
+    """The measured memory of steps on one GPU, in bytes."""
 
     weights: int  # allocated for the weights
     step: int  # allocated by the largest step, in addition to the weights and caches

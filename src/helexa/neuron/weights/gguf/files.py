@@ -147,7 +147,7 @@ def is_mmproj(name: str) -> bool:
 
 
 def is_companion(name: str) -> bool:
-    """Return whether a file belongs to another file, and is no model by itself.
+    """Return whether a GGUF file belongs to another file, and is no model by itself.
 
     `name` may be a path. Publishers put draft heads in a folder `MTP`.
     """

@@ -138,12 +138,12 @@ def read_header(path: Path, max_bytes: int = MAX_HEADER_BYTES) -> GgufHeader:
 
 
 def is_name(value: Any) -> TypeGuard[str]:
-    """Return whether a metadata value is a printable string, short enough for errors."""
+    """Return whether a GGUF header's value is a printable string, short for errors."""
     return isinstance(value, str) and len(value) <= _MAX_NAME_BYTES and value.isprintable()
 
 
 def is_list_of(values: Any, *kinds: type[_T]) -> TypeGuard[Sequence[_T]]:
-    """Return whether a metadata value is a list with entries of the types `kinds`."""
+    """Return whether a GGUF header's value is a list with entries of types `kinds`."""
     if isinstance(values, StringArray):
         return str in kinds
     return isinstance(values, list) and all(issubclass(kind, kinds) for kind in set(map(type, values)))
