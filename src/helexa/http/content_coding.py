@@ -88,4 +88,5 @@ class BodyDecoder:
         return zlib.decompressobj(zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)  # some clients omit the header
 
     def _invalid(self) -> ApiError:
-        return ApiError(400, "invalid_content_encoding", f"the request body is not valid {self._coding} data")
+        message = f"the request body is not valid {self._coding} data; send it without a content-encoding"
+        return ApiError(400, "invalid_content_encoding", message)

@@ -140,7 +140,9 @@ class ChatRequest(GenerationRequest):
                 names = {_function_name(tool) for tool in allowed}
                 offered = {_function_name(tool) for tool in self.tools or ()}
                 if missing := sorted(str(name) for name in names - offered):
-                    raise invalid_body(f"tool_choice: there is no tool {missing[0][:100]!r}", "tool_choice")
+                    raise invalid_body(
+                        f"tool_choice: there is no tool {missing[0][:100]!r}; add it to tools", "tool_choice"
+                    )
                 self.tools = [tool for tool in self.tools or () if _function_name(tool) in names]
                 self.tool_choice = mode
             case {"type": "allowed_tools"}:

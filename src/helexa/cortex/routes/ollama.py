@@ -119,7 +119,7 @@ def _may_unload(principal: Principal | None) -> bool:
 
 def _check_unload(gateway: Gateway, view: FleetView, model: str, principal: Principal | None) -> None:
     if not _may_unload(principal):
-        raise ApiError(403, "admin_only", "only an admin's API key may unload a model")
+        raise ApiError(403, "admin_only", "only an admin's API key may unload a model; send one")
     profile = gateway.catalog.profile(model)
     if profile is not None and (profile.residency_priority or 0) >= PINNED_RESIDENCY:
         raise ApiError(409, "model_pinned", f"model '{model}' is pinned in the catalog, and stays loaded")

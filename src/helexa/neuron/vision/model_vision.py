@@ -125,7 +125,7 @@ class ImageText:
         if len(rest) < len(layouts):
             raise ImageError(
                 f"the model's chat template inserts {len(rest)} of {len(layouts)} images; "
-                "it may support images only in user messages, or not at all"
+                "send images only in user messages, or choose another model"
             )
         texts = [self.replacement(layout) + after for layout, after in zip(layouts, rest, strict=True)]
         return first + "".join(texts)
