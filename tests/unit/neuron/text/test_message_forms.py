@@ -164,23 +164,26 @@ def pattern(prompt):
     return re.compile(text, re.DOTALL)
 
 
-def some(templates, number):
-    """Return the names of a third of the templates, by the number of the test case. `make nightly` uses all templates.
+def pairs(templates, cases):
+    """Yield the pairs of a template and a case that this run renders; `make nightly` renders all pairs.
 
     Each template renders a third of the cases, and each case is rendered by templates of most model families.
+    A template renders all its cases in a row, because a template process keeps only few compiled templates.
     """
-    return sorted(templates) if NIGHTLY else sorted(templates)[number % 3 :: 3]
+    for place, name in enumerate(sorted(templates)):
+        for number, case in enumerate(cases):
+            if NIGHTLY or number % 3 == place % 3:
+                yield name, case
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_equivalent_message_forms_render_the_same_prompt(models, canonical, form):
+def test_equivalent_message_forms_render_the_same_prompt(models, canonical):
     different = []
-    for name in some(canonical, list(FORMS).index(form)):
+    for name, form in pairs(canonical, FORMS):
         prompt = canonical[name]
         assert all(word in prompt for word in ("UserOne", "get_weather", "Zug", "ResOne", "ResTwo", "AnsOne")), name
         match = pattern(prompt).fullmatch(render(models[name], FORMS[form]))
         if not match or len(set(match.groups())) < len(match.groups()):
-            different.append(name)
+            different.append((name, form))
     assert different == []
 
 
@@ -228,32 +231,26 @@ def test_two_results_of_a_call_become_one(models):
             assert render(template, twice) == render(template, joined), name
 
 
-@pytest.mark.parametrize(
-    ("number", "arguments"),
-    list(
-        enumerate(
-            ['{"city": "Zug', '["Zug"]', '"Zug"', "{'city': 'Zug'}", "Zug", ["Zug"], '{"city": "Zug"}}', '"{Zug"']
-        )
-    ),
-)
-def test_invalid_arguments_are_rendered(models, number, arguments):
-    calls = CALLS | {"tool_calls": [with_function(FIRST, arguments=arguments)]}
-    for name in some(models, number):
+INVALID = ['{"city": "Zug', '["Zug"]', '"Zug"', "{'city': 'Zug'}", "Zug", ["Zug"], '{"city": "Zug"}}', '"{Zug"']
+
+
+def test_invalid_arguments_are_rendered(models):
+    for name, arguments in pairs(models, INVALID):
         if name not in WITHOUT_CALLS:
+            calls = CALLS | {"tool_calls": [with_function(FIRST, arguments=arguments)]}
             prompt = render(models[name], conversation(calls=calls, results=[FIRST_RESULT]))
-            assert "Zug" in prompt, name
-            assert "ResOne" in prompt, name
+            assert "Zug" in prompt, (name, arguments)
+            assert "ResOne" in prompt, (name, arguments)
 
 
-@pytest.mark.parametrize(("number", "arguments"), list(enumerate(["", " ", None, "{}", {}])))
-def test_empty_arguments_are_an_empty_object(models, number, arguments):
-    for name in some(models, number):
+def test_empty_arguments_are_an_empty_object(models):
+    for name, arguments in pairs(models, ["", " ", None, "{}", {}]):
         if name not in WITHOUT_CALLS:
             prompts = {
                 render(models[name], conversation(calls=CALLS | {"tool_calls": [one]}, results=[FIRST_RESULT]))
                 for one in (with_function(FIRST, arguments=arguments), with_function(FIRST, arguments={}))
             }
-            assert len(prompts) == 1, name
+            assert len(prompts) == 1, (name, arguments)
 
 
 ONE_CALL = CALLS | {"tool_calls": [FIRST]}
@@ -328,20 +325,19 @@ ORDERS = {
 WITH_TOOLS_ONLY = ("-tool_use", "fireworks", "functionary")
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_unusual_order_is_rendered_without_loss(models, order):
-    messages = ORDERS[order]
-    words = re.findall(r"\b(?:Sys|User|Ans|Res)[A-Z]\w*|Zug", json.dumps(messages))
-    has_calls = any("tool_calls" in message for message in messages)
+def test_unusual_orders_are_rendered_without_loss(models):
     lost = {}
-    for name in some(models, list(ORDERS).index(order)):
+    for name, order in pairs(models, ORDERS):
+        messages = ORDERS[order]
+        has_calls = any("tool_calls" in message for message in messages)
         if any(part in name for part in WITH_TOOLS_ONLY) or (has_calls and name in WITHOUT_CALLS):
             continue
         if name in ("llama-cpp-rwkv-world", "llama-cpp-deepseek-r1"):
             continue  # these templates of llama.cpp keep only the last system message
+        words = re.findall(r"\b(?:Sys|User|Ans|Res)[A-Z]\w*|Zug", json.dumps(messages))
         prompt = render(models[name], messages, None if order == "calls without tools" else TOOLS)
         if missing := [word for word in words if word not in prompt]:
-            lost[name] = missing
+            lost[name, order] = missing
     assert lost == {}
 
 
