@@ -11,8 +11,7 @@ from nightly import daily
 from reference.vision_language import TEXTS, Prompt, VisionLanguageModel, generate, picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-STEPS = 8
-
+STEPS, MANY_STEPS = 8, 80
 
 NATIVE = {"dtype": "auto", "kernels": "auto"}
 NATIVE_MODELS = [(name, NATIVE) for name in ("qwen3_5", "qwen3_vl", "gemma3", "gemma4")]
@@ -50,6 +49,16 @@ def alone(model: VisionLanguageModel, prompt: Prompt, steps: int = STEPS) -> lis
     return tokens
 
 
+@pytest.fixture(scope="module")
+def outputs_alone(model: VisionLanguageModel) -> list[list[int]]:
+    """The first `MANY_STEPS` tokens after each prompt of `prompts_of`, each computed alone."""
+    return [alone(model, prompt, MANY_STEPS) for prompt in prompts_of(model)]
+
+
+def starts(outputs: list[list[int]]) -> list[list[int]]:
+    return [output[:STEPS] for output in outputs]
+
+
 def test_second_image_after_a_cached_prefix_is_the_only_one_encoded(model: VisionLanguageModel) -> None:
     first = model.prompt(70, picture(200, 120, 1), 80)
     both = model.prompt(first.tokens[:70], picture(200, 120, 1), first.tokens[-80:], picture(96, 96, 2), 9)
@@ -80,32 +89,34 @@ def test_images_of_equal_size_share_no_pages(model: VisionLanguageModel) -> None
 
 
 @pytest.mark.parametrize("options", [{"max_step_tokens": 16}, {"speculation": True}, {}])
-def test_chunks_batches_and_drafts_keep_the_tokens(model: VisionLanguageModel, options: dict[str, int]) -> None:
-    prompts = prompts_of(model)
-    sequences = [prompt.sequence(number, STEPS) for number, prompt in enumerate(prompts)]
-    assert generate(model.runner, sequences, **{"speculation": False} | options) == [
-        alone(model, prompt) for prompt in prompts
-    ]
+def test_chunks_batches_and_drafts_keep_the_tokens(
+    model: VisionLanguageModel, outputs_alone: list[list[int]], options: dict[str, int]
+) -> None:
+    sequences = [prompt.sequence(number, STEPS) for number, prompt in enumerate(prompts_of(model))]
+    assert generate(model.runner, sequences, **{"speculation": False} | options) == starts(outputs_alone)
 
 
-def test_encoder_cache_smaller_than_an_image_keeps_the_tokens(model: VisionLanguageModel) -> None:
+def test_encoder_cache_smaller_than_an_image_keeps_the_tokens(
+    model: VisionLanguageModel, outputs_alone: list[list[int]]
+) -> None:
     prompts = prompts_of(model)[:2]
     with closing(model.load(image_cache_mb=0)) as runner:
         sequences = [prompt.sequence(number, STEPS) for number, prompt in enumerate(prompts)]
         tokens = generate(runner, sequences, max_step_tokens=16, speculation=False)
         assert runner.encoder is not None
         assert runner.encoder.encoded >= 3
-    assert tokens == [alone(model, prompt) for prompt in prompts]
+    assert tokens == starts(outputs_alone[:2])
 
 
-def test_preemption_keeps_the_tokens(model: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preemption_keeps_the_tokens(
+    model: VisionLanguageModel, outputs_alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     preempted = recorded_preemptions(monkeypatch)
     prompts = prompts_of(model)
-    expected = [alone(model, prompt, 80) for prompt in prompts]
-    pages = max(-(-(len(prompt.tokens) + 80) // PAGE_SIZE) for prompt in prompts) + 3
+    pages = max(-(-(len(prompt.tokens) + MANY_STEPS) // PAGE_SIZE) for prompt in prompts) + 3
     scheduler = scheduler_of(model.runner, pages, speculation=False)
-    sequences = [prompt.sequence(number, 80) for number, prompt in enumerate(prompts)]
-    assert generate(model.runner, sequences, scheduler) == expected
+    sequences = [prompt.sequence(number, MANY_STEPS) for number, prompt in enumerate(prompts)]
+    assert generate(model.runner, sequences, scheduler) == outputs_alone
     assert preempted
 
 
