@@ -25,6 +25,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 # Nodes use the CPU on every machine: on a GPU, Triton's interpreter would run the GPU's kernels.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+# Each process that a test starts would read the metadata of all installed packages to find plugins of pydantic. The
+# command `helexa` sets this variable itself.
+os.environ["PYDANTIC_DISABLE_PLUGINS"] = "true"
+
 # A test finds no prompts of earlier tests on the disk.
 os.environ["HELEXA_PROMPTS_MB"] = "0"
 
