@@ -2,15 +2,15 @@
 
 import ctypes
 import fcntl
-import os
+import hashlib
 import platform
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 
+import packages
 from helexa.neuron.ops.native import compilation
 from helexa.neuron.ops.native.kernel_library import KernelLibrary, Unavailable, native_kernels
 from helexa.neuron.ops.native.native_ops import NativeOps
@@ -38,46 +38,46 @@ def native(library: KernelLibrary) -> NativeOps:
 
 
 @pytest.fixture(scope="session")
-def with_avx2(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+def with_avx2() -> KernelLibrary:
     """The kernels as compiled for processors with AVX2 but not AVX-512."""
-    return _compiled("x86_64_v3", tmp_path_factory.getbasetemp())
+    return _compiled("x86_64_v3")
 
 
 @pytest.fixture(scope="session")
-def with_avx_vnni(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+def with_avx_vnni() -> KernelLibrary:
     """The kernels as compiled for processors with AVX2 and AVX-VNNI but not AVX-512."""
-    return _compiled("x86_64_v3_vnni", tmp_path_factory.getbasetemp())
+    return _compiled("x86_64_v3_vnni")
 
 
 @pytest.fixture(scope="session")
-def portable(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+def portable() -> KernelLibrary:
     """The kernels as compiled without any instruction set extension."""
-    return _compiled("x86_64", tmp_path_factory.getbasetemp())
+    return _compiled("x86_64")
 
 
-def _compiled(name: str, folder: Path) -> KernelLibrary:
-    """Return the kernels as compiled for the level `name`. The workers of pytest-xdist share the compiled files.
-
-    Args:
-        folder: temporary folder of this process; that of a worker is in the folder of all workers of the run.
-    """
+def _compiled(name: str) -> KernelLibrary:
+    """Return the kernels as compiled for the level `name`, cached until a source, a flag or the compiler changes."""
     (level,) = (level for level in compilation.LEVELS if level.name == name)
     if level.machine != platform.machine() or not level.requires <= compilation.processor_flags():
         pytest.skip(f"this processor is no {name}")
     cc = shutil.which("gcc") or shutil.which("clang")
     if cc is None:
         pytest.skip("no C compiler on this machine: plain torch serves")
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    library = folder / f"kernels-{name}.so"
-    with library.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the second worker waits for the first one
+    # -O1 compiles in a third of -O3's time. No flag allows different rounding, so the results are the same.
+    command = [cc, "-O1", "-shared", *level.flags, *(flag for flag in compilation.FLAGS if not flag.startswith("-O"))]
+    version = subprocess.run([cc, "--version"], capture_output=True, check=True).stdout
+    inputs = [version, *(argument.encode() for argument in command)]
+    inputs += [path.read_bytes() for path in compilation.sources()]
+    folder = packages.CACHE / "kernels"
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / f"{name}-{hashlib.sha256(bytes(1).join(inputs)).hexdigest()[:32]}.so"
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker of pytest-xdist waits for the first one
         if not library.exists():
-            # -O1 compiles in a third of -O3's time. No flag allows different rounding, so the results are the same.
-            flags = [flag for flag in compilation.FLAGS if not flag.startswith("-O")]
-            sources = [path for path in compilation.sources() if path.suffix == ".c"]
+            for earlier in folder.glob(f"{name}-*"):
+                earlier.unlink()
             partial = library.with_suffix(".partial")
-            command = [cc, "-O1", "-shared", *level.flags, *flags, *sources, "-o", partial, "-lm"]
-            subprocess.run(command, capture_output=True, check=True)
+            sources = [path for path in compilation.sources() if path.suffix == ".c"]
+            subprocess.run([*command, *sources, "-o", partial, "-lm"], capture_output=True, check=True)
             partial.rename(library)
-    return KernelLibrary(ctypes.CDLL(str(library)), layout=name, origin=name)
+        return KernelLibrary(ctypes.CDLL(str(library)), layout=name, origin=name)
