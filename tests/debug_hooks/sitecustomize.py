@@ -1,4 +1,4 @@
-"""Hooks for engine processes: injected faults, and plan logs.
+"""Hooks for engine processes: injected faults, plan logs, and a faster interpreter of Triton.
 
 Tests and soak tests put this folder on PYTHONPATH (see `injection`). Python imports this module when it starts. In an
 engine process, the module patches functions of the engine as soon as their modules are imported.
@@ -146,8 +146,13 @@ def _patch_loop(module: Any) -> None:
     module.Scheduler = scheduler
 
 
+def _patch_interpreter(module: Any) -> None:
+    import triton_interpreter  # noqa: F401
+
+
 _PATCHES: dict[str, Callable[[Any], None]] = {}
 if any(name in sys.orig_argv for name in _PROCESSES):
+    _PATCHES["triton.runtime.interpreter"] = _patch_interpreter
     if FAULTS in os.environ:
         _PATCHES |= {
             "helexa.neuron.engine.loading.load": _patch_load,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from scheduler_runs import generate, scheduler_of
 
+import triton_interpreter  # noqa: F401 - makes it faster
 from debug_fault import Faults
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
@@ -16,7 +17,7 @@ from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant
 from helexa.neuron.engine.loading.loaded_model import LoadedModel
 from helexa.neuron.ops.batch import Bucket
-from injection import inject
+from injection import hooks, inject
 from neuron.memory_requests import needs
 from neuron.ranks.rank_models import loaded
 from nightly import daily
@@ -38,6 +39,13 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 OPTIONS: dict[str, Any] = {"kernels": "triton", "dtype": "float32", "max_sequences": 2, "speculation": False}
 PROMPTS = [[(7 + 11 * i * i) % 96 for i in range(length)] for length in (2, 6)]
 TOKENS = 3
+
+
+@pytest.fixture(autouse=True)
+def fast_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make Triton's interpreter faster in the processes of the other ranks, too."""
+    for name, value in hooks().items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -1,35 +1,13 @@
-"""Runs Triton's kernels on the CPU, in Triton's interpreter.
-
-The interpreter is the slowest part of the tests. Two changes make it more than twice as fast:
-
-* Triton patches its modules again for each function that a kernel calls. Here, each launch patches them once.
-* The interpreter computes each sum, difference and product of integers a second time with 64 bits, to report an
-  overflow. Triton does so only in the interpreter, and the tests' tensors are small. Here, only `make nightly` does.
-"""
+"""Runs Triton's kernels on the CPU, in Triton's interpreter."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import triton.language as tl
 from triton.runtime import interpreter
 
-from nightly import NIGHTLY
-
-interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=NIGHTLY)
-
-_patch_modules = interpreter._patch_lang
-
-
-def _patch_once(kernel: Any) -> Any:
-    """Patch both modules, whichever of them the kernel itself uses: the functions that it calls may use the other."""
-    return _patch_modules(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-
-
-interpreter._patch_lang = _patch_once
-interpreter.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
+import triton_interpreter  # noqa: F401 - makes it faster
 
 _patch_tensors = interpreter._patch_lang_tensor
 
