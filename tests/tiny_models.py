@@ -12,12 +12,19 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine.scheduling.sequence import Sequence
+from nightly import NIGHTLY
 
 LENGTHS = (1, 2, 17, 63, 64, 65, 150, 300)
 """Prompt lengths in tokens; a KV page has 64 positions."""
 STEPS = 32
-STEPS_OF_CHUNKS = 8
-"""Tokens after a prompt that was computed in chunks: chunks change only what the prompt leaves in the cache."""
+
+WHOLE = ((1024, LENGTHS, STEPS), (48, LENGTHS, 8), (128, (300,), 8))
+"""Runs that compare a model: most tokens of a step, lengths of the prompts, and number of tokens after each prompt.
+
+Chunks change only what a prompt leaves in the cache, so few tokens after the prompt show a difference.
+"""
+BRIEF = ((1024, (17, 65, 150), 8),)
+"""The run that compares a model whose computation another test compares in `WHOLE`."""
 
 
 def tiny_model(folder: Path, seed: int = 0, auto: Any = AutoModelForCausalLM, **settings: Any) -> PreTrainedModel:
@@ -48,16 +55,18 @@ def tiny_model(folder: Path, seed: int = 0, auto: Any = AutoModelForCausalLM, **
     return model
 
 
-def assert_equal_to(reference: PreTrainedModel, runner: Runner, tolerance: float = 1e-4) -> None:
-    """Assert that the runner gives the reference's logits and tokens, for chunked prefill and batched decode too."""
+def assert_equal_to(
+    reference: PreTrainedModel, runner: Runner, tolerance: float = 1e-4, *, brief: bool = False
+) -> None:
+    """Assert that the runner gives the reference's logits and tokens, for chunked prefill and batched decode too.
+
+    Args:
+        brief: whether the test is about what files contain, and another test compares the same computation in full.
+    """
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, runner.facts.vocab_size, (n,), generator=generator).tolist() for n in LENGTHS]
     expected: dict[int, Tensor] = {}
-    for chunk, lengths, steps in (
-        (1024, LENGTHS, STEPS),
-        (48, LENGTHS, STEPS_OF_CHUNKS),
-        (128, (300,), STEPS_OF_CHUNKS),
-    ):
+    for chunk, lengths, steps in BRIEF if brief and not NIGHTLY else WHOLE:
         chosen = [prompt for prompt in prompts if len(prompt) in lengths]
         for prompt, (tokens, logits) in zip(chosen, decode(runner, chosen, steps, max_step_tokens=chunk), strict=True):
             length = len(prompt)

@@ -58,7 +58,7 @@ def test_fp8_blocks_match_transformers(tmp_path: Path) -> None:
             tensors[f"{name}_scale_inv"] = scale
             weight.copy_(tensors[name].float() * wide)
     store(tmp_path, tensors, {"quant_method": "fp8", "weight_block_size": [24, 40]})
-    assert_equal_to(reference, in_float32(tmp_path))
+    assert_equal_to(reference, in_float32(tmp_path), brief=True)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_fp8_with_one_scale_per_tensor_matches_transformers(settings: dict[str, 
         del tensors["lm_head.weight"]
     static = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
     store(tmp_path, tensors, static)
-    assert_equal_to(reference, in_float32(tmp_path))
+    assert_equal_to(reference, in_float32(tmp_path), brief=True)
 
 
 def test_mxfp4_experts_match_transformers(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_mxfp4_experts_match_transformers(tmp_path: Path) -> None:
         tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         weight.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
     store(tmp_path, tensors, {"quant_method": "mxfp4"})
-    assert_equal_to(reference, in_float32(tmp_path))
+    assert_equal_to(reference, in_float32(tmp_path), brief=True)
 
 
 @pytest.mark.parametrize("quant", ["q4k", "q8_0"])
@@ -117,7 +117,7 @@ def test_load_time_quantization_matches_its_policy(quant: str, tmp_path: Path) -
                 matrix.copy_(result.dequantize())
                 changed += 1
     assert changed > 4 * 3 * 3
-    assert_equal_to(reference, in_float32(tmp_path, quant))
+    assert_equal_to(reference, in_float32(tmp_path, quant), brief=True)
 
 
 def test_quantized_weights_use_less_memory(tmp_path: Path) -> None:

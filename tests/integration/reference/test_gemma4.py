@@ -148,7 +148,7 @@ def test_older_configuration_without_layer_types_and_shapes_per_layer_matches(tm
     path = tmp_path / "config.json"
     config = json.loads(path.read_text()) | {"global_head_dim": 64}
     path.write_text(json.dumps({key: value for key, value in config.items() if key not in _NEWER}))
-    assert_equal_to(reference, load(tmp_path))
+    assert_equal_to(reference, load(tmp_path), brief=True)
 
 
 def test_text_model_of_a_multimodal_checkpoint_matches(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_text_model_of_a_multimodal_checkpoint_matches(tmp_path: Path) -> None:
     settings = {"text_config": SMALL, "vision_config": vision | {"model_type": "gemma4_vision", "head_dim": 16}}
     reference = model(tmp_path, model_type="gemma4", **settings)
     assert has_vision(tmp_path)
-    assert_equal_to(reference, load(tmp_path))
+    assert_equal_to(reference, load(tmp_path), brief=True)
 
 
 def test_unused_keys_and_values_of_layers_that_share_them_are_ignored(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_unused_keys_and_values_of_layers_that_share_them_are_ignored(tmp_path: 
     save_file(unused, tmp_path / "unused.safetensors", {"format": "pt"})
     weights["weight_map"] |= dict.fromkeys(unused, "unused.safetensors")
     index.write_text(json.dumps(weights))
-    assert_equal_to(reference, load(tmp_path))
+    assert_equal_to(reference, load(tmp_path), brief=True)
 
 
 def model(folder: Path, **settings: Any) -> PreTrainedModel:

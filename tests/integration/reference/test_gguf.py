@@ -146,7 +146,9 @@ VARIANTS["deepseek_v3"] = EXPERTS | {
 @pytest.mark.parametrize("kind", daily(VARIANTS.keys() - LIKE_OTHERS, VARIANTS))
 def test_logits_and_greedy_tokens_match_transformers(kind: str, tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **SHAPE | VARIANTS[kind], model_type=kind)
-    assert_equal_to(reference, load(write_model(tmp_path / "model.gguf", reference.config, state(reference))))
+    assert_equal_to(
+        reference, load(write_model(tmp_path / "model.gguf", reference.config, state(reference))), brief=True
+    )
 
 
 @pytest.mark.nightly
@@ -163,7 +165,7 @@ def test_muse_glimmer_has_the_factor_of_queries_in_their_norm(tmp_path: Path) ->
     for layer in range(config.num_hidden_layers):
         tensors[f"model.layers.{layer}.self_attn.q_norm.weight"] = torch.full((32,), config.qk_scale_factor)
         tensors[f"model.layers.{layer}.self_attn.k_norm.weight"] = torch.ones(32)
-    assert_equal_to(reference, load(write_model(tmp_path / "model.gguf", config, tensors)))
+    assert_equal_to(reference, load(write_model(tmp_path / "model.gguf", config, tensors)), brief=True)
 
 
 def test_keys_and_values_of_latent_attention_are_read_from_one_tensor(tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ def test_keys_and_values_of_latent_attention_are_read_from_one_tensor(tmp_path: 
             both = tensors.pop(f"model.layers.{index}.self_attn.kv_b_proj.weight")
             writer.add_tensor(f"blk.{index}.attn_kv_b.weight", both.numpy())
 
-    assert_equal_to(reference, load(write_model(tmp_path / "model.gguf", reference.config, tensors, older)))
+    assert_equal_to(reference, load(write_model(tmp_path / "model.gguf", reference.config, tensors, older)), brief=True)
 
 
 def test_llama_31_rope_scaling_is_read_from_a_tensor(tmp_path: Path) -> None:
@@ -200,7 +202,7 @@ def test_llama_31_rope_scaling_is_read_from_a_tensor(tmp_path: Path) -> None:
         writer.add_tensor("rope_freqs.weight", factors.numpy())
 
     path = write_model(tmp_path / "model.gguf", reference.config, state(reference), add_factors)
-    assert_equal_to(reference, load(path))
+    assert_equal_to(reference, load(path), brief=True)
 
 
 def state(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -78,4 +78,4 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_logits_and_greedy_tokens_match_transformers(kind: str, tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **SHAPE | VARIANTS[kind], model_type=kind)
     path = write_model(tmp_path / "model.gguf", reference.config, state(reference))
-    assert_equal_to(reference, load_once(path, EngineOptions(dtype="float32", kv_cache_mb=16)))
+    assert_equal_to(reference, load_once(path, EngineOptions(dtype="float32", kv_cache_mb=16)), brief=True)

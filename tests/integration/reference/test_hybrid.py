@@ -151,7 +151,7 @@ def test_text_model_of_a_multimodal_checkpoint_matches(model_type: str, tied: bo
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
     settings = {"model_type": model_type, "text_config": text, "vision_config": vision, "tie_word_embeddings": tied}
     reference = tiny_model(tmp_path, seed, auto=AutoModelForImageTextToText, **settings)
-    assert_equal_to(reference, load_once(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=8)))
+    assert_equal_to(reference, load_once(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=8)), brief=True)
 
 
 ROUNDED = ("lfm2_moe", "nemotron_h", "granitemoehybrid")
@@ -246,4 +246,4 @@ def test_released_granite_configuration_is_equivalent(tmp_path: Path) -> None:
     reference = tiny_model(tmp_path / "granite", SEED, **SHAPE | GRANITE_HYBRID)
     older = {"layer_types": ["mamba", "attention", "mamba", "mamba"], "mamba_d_head": "auto"}
     model = rewritten(tmp_path / "granite", tmp_path / "model", older | {"position_embedding_type": "nope"})
-    assert_equal_to(reference, load_once(model, EngineOptions(dtype="float32", kv_cache_mb=8)))
+    assert_equal_to(reference, load_once(model, EngineOptions(dtype="float32", kv_cache_mb=8)), brief=True)

@@ -347,7 +347,7 @@ def test_older_configurations_are_equivalent(variant: str, tmp_path: Path) -> No
     settings, older = OLDER[variant]
     reference = tiny_model(tmp_path, **SHAPE | settings)
     rewrite(tmp_path, **older)
-    assert_equal_to(reference, load(tmp_path))
+    assert_equal_to(reference, load(tmp_path), brief=True)
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ def test_longrope_uses_the_long_factors_for_a_longer_context(tmp_path: Path) -> 
     reference = tiny_model(tmp_path, **settings)
     rewrite(tmp_path, rope_parameters=LONGROPE)
     options = EngineOptions(dtype="float32", context_length=513, kv_cache_mb=64)
-    assert_equal_to(reference, load_once(tmp_path, options))
+    assert_equal_to(reference, load_once(tmp_path, options), brief=True)
 
 
 def load(folder: Path) -> Runner:

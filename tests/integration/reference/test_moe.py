@@ -110,7 +110,7 @@ def test_ties_choose_the_same_experts_as_transformers(settings: dict[str, Any], 
 def test_experts_are_read_from_a_stacked_gate_up_tensor(tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **QWEN3_MOE)
     store(tmp_path, reference.state_dict())  # transformers stacks experts in memory, but saves them one by one
-    assert_equal_to(reference, in_float32(tmp_path))
+    assert_equal_to(reference, in_float32(tmp_path), brief=True)
 
 
 @pytest.mark.parametrize("settings", [QWEN3_MOE, GPT_OSS], ids=["qwen3_moe", "gpt_oss"])
@@ -131,7 +131,7 @@ def test_experts_are_read_from_one_tensor_per_projection(settings: dict[str, Any
         else:
             tensors[f"{place}.experts.down_proj.{kind}"] = tensor
     store(tmp_path, tensors)
-    assert_equal_to(reference, in_float32(tmp_path))
+    assert_equal_to(reference, in_float32(tmp_path), brief=True)
 
 
 def test_experts_are_read_from_mxfp4_blocks(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_experts_are_read_from_mxfp4_blocks(tmp_path: Path) -> None:
         tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
     store(tmp_path, tensors)
     state_in_config(tmp_path, quantization_config={"quant_method": "mxfp4"})
-    assert_equal_to(reference, in_float32(tmp_path))
+    assert_equal_to(reference, in_float32(tmp_path), brief=True)
 
 
 @pytest.mark.parametrize(
