@@ -37,9 +37,9 @@ def chromium() -> Iterator[Browser]:
             "LANG": "en_US.UTF-8",  # in the locale C, its language is the invalid en-US@posix
         }
     with sync_playwright() as started:
-        # Debian's Chromium draws with the GPU, and without one it emulates a GPU on the CPU.
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-gpu-rasterization", "--disable-software-rasterizer"]
-        browser = started.chromium.launch(executable_path=program, args=arguments, env={**os.environ, **environment})
+        browser = started.chromium.launch(
+            executable_path=program, args=["--no-sandbox"], env={**os.environ, **environment}
+        )
         yield browser
         browser.close()
 
