@@ -46,7 +46,7 @@ def compare(
     db: Path | None = None,
     config: ConfigPath = None,
 ) -> int:
-    """Compare B with A: builds, `@target` or `build@target` (`helexa-bench compare`).
+    """Compare B with A; each is a build, `@target` or `build@target`.
 
     Exit code 5 if B regressed.
 
@@ -131,7 +131,7 @@ def score(
     db: Path | None = None,
     config: ConfigPath = None,
 ) -> None:
-    """Set the score of a run's stored response (`helexa-bench score`).
+    """Set the score of the response that is stored with a run.
 
     Args:
         id: The run.
@@ -158,7 +158,7 @@ def serve(
     listen: str | None = None,
     log_format: LogFormat = "text",
 ) -> None:
-    """Serve pages and API from the database, read-only (`helexa-bench serve`).
+    """Serve the pages and the API; the database is only read.
 
     Args:
         config: The configuration file.
@@ -202,7 +202,7 @@ def export(*, html: Path, db: Path | None = None, config: ConfigPath = None) -> 
 
 
 def import_(source: Path, /, *, db: Path | None = None, config: ConfigPath = None) -> None:
-    """Import the results of the first helexa-bench (`helexa-bench import`).
+    """Import the results of the first helexa-bench.
 
     Runs that were imported before are skipped.
 
@@ -220,7 +220,7 @@ def import_(source: Path, /, *, db: Path | None = None, config: ConfigPath = Non
 
 
 def run(*, config: ConfigPath = None, log_format: LogFormat = "text") -> None:
-    """Measure continuously, compare builds, serve results (`helexa-bench run`).
+    """Measure continuously, compare builds, and serve the results.
 
     Args:
         config: The configuration file.
@@ -238,7 +238,7 @@ def run(*, config: ConfigPath = None, log_format: LogFormat = "text") -> None:
 
 
 def once(*, config: ConfigPath = None, log_format: LogFormat = "text") -> int:
-    """Take all missing samples, once (`helexa-bench once`).
+    """Take all missing samples, once.
 
     Exit code 1 if a sample failed or a target did not answer, 5 if a metric regressed.
 
@@ -269,7 +269,7 @@ def once(*, config: ConfigPath = None, log_format: LogFormat = "text") -> int:
 
 
 def swap_cost(*, config: ConfigPath = None, samples: int = 1, log_format: LogFormat = "text") -> int:
-    """Measure unloads and loads of neurons' loaded models (`helexa-bench swap-cost`).
+    """Measure unloading and loading of every loaded model of every neuron.
 
     Each model is unavailable during its measurement.
 

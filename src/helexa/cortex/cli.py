@@ -91,7 +91,7 @@ def serve(
 def status(
     *, api: GatewayApi = _DEFAULT_API, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
 ) -> None:
-    """Show a gateway's health and where its models are loaded (`cortex status`).
+    """Show a running gateway's health and where its models are loaded.
 
     Args:
         as_json: print JSON for programs.

@@ -126,7 +126,7 @@ def explain(
     api: GatewayApi = _DEFAULT_API,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
-    """Show where a request for a model would be sent, and why (`cortex explain`).
+    """Show where a request for a model would be sent, and why.
 
     Args:
         model: id of the model, or an alias.
@@ -143,7 +143,7 @@ def explain(
 
 
 def cordon(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
-    """Send a node no new requests and loads; running ones continue (`cortex cordon`).
+    """Send a node no new requests and loads; running ones continue.
 
     Args:
         node: name of the node.
@@ -153,7 +153,7 @@ def cordon(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
 
 
 def uncordon(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
-    """Send requests and loads to a node again (`cortex uncordon`).
+    """Send requests and loads to a node again.
 
     Args:
         node: name of the node.
@@ -163,7 +163,7 @@ def uncordon(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
 
 
 def drain(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
-    """Cordon a node and wait for the end of its requests and loads (`cortex drain`).
+    """Cordon a node and wait for the end of its requests and loads.
 
     Args:
         node: name of the node.

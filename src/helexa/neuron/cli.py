@@ -63,7 +63,7 @@ def serve(
     tp_size: Annotated[Ranks, Parameter(show=False)] = 2,
     joining: Annotated[Any, Parameter(parse=False)] = None,
 ) -> None:
-    """Serve models until a signal stops the process (`neuron serve`).
+    """Serve models until a signal stops the process.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ def join(
 def doctor(
     *, config: ConfigPath = None, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
 ) -> None:
-    """Report hardware, kernels of engines, missing requirements (`neuron doctor`).
+    """Report the hardware, the kernels of engines, and missing requirements.
 
     Exit code 1 means that a problem prevents serving the configured models.
 
@@ -267,7 +267,7 @@ def smoke(
     ranks: Ranks = 2,
     config: ConfigPath = None,
 ) -> None:
-    """Test whether a model can be divided among several processes (`neuron smoke`).
+    """Test whether a model can be divided among several processes.
 
     The test verifies and times the exchanges between the processes, compares 16 tokens with those of one process, and
     kills one process. The last line is status=ok or status=failed. Exit code 1 means that a part of the test failed.
@@ -304,7 +304,7 @@ def validate(
     engine: EngineFlags = EngineFlags(),  # noqa: B008
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
-    """Test whether this machine serves a model, with 16 tokens (`neuron validate`).
+    """Test whether this machine serves a model, with a load and 16 tokens.
 
     Each check prints one line. The last line is status=ok or status=failed. Exit code 1 means that a check failed.
 
