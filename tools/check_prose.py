@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check names and prose: first docstring lines, spelling, private words, and the files and modules that texts name.
+"""Check names and prose: first docstring lines, spelling, private words, log lines, and the files that texts name.
 
 Exits with 1 and one line per finding if a rule is broken. `make lint` runs it.
 """
@@ -44,6 +44,11 @@ NAMED_FILE = re.compile(r"`((?:\w+/)*\w+\.(?:py|[ch]))`")
 # Files of other projects, and paths in examples, which comments of the code name.
 FILES_OUTSIDE = re.compile(r"(?:torch|integrations|conversion)/|src/(?:app|new)\.py")
 NAMED_IN_FILE = re.compile(r"`([A-Za-z_]\w*)` in `((?:\w+/)+\w+\.(?:py|[ch]))`")
+# A log line: one clause, fields, advice. "%s" stands for a complete text, for example one that commands print, too.
+LOG_CLAUSE = re.compile(r"(?:[a-z]|[A-Z]{2})[^%=:;]*[^%=:;., ]")
+LOG_LINE = re.compile(rf"(?!.*\.$)(?:%s|{LOG_CLAUSE.pattern}(?: [a-z][a-z0-9_]*=\S+)*(?:; .+)?)")
+LOGGER = re.compile(r"(?i)(?:^|[._])log(?:ger)?$|getLogger\(.*\)$")
+LOG_CALLS = frozenset({"debug", "info", "warning", "error", "exception", "critical", "log"})
 NAMED_MODULE = re.compile(r"`(helexa(?:\.[a-z_0-9]+)+)`")
 
 
@@ -53,13 +58,32 @@ def tracked(*patterns: str) -> list[Path]:
     return [path for name in listed.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
 
 
-def long_first_lines(path: Path, name: str) -> Iterator[str]:
-    """Yield a finding for each docstring of the module at `path` whose first line is too long."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def long_first_lines(module: ast.Module, name: str) -> Iterator[str]:
+    """Yield a finding for each docstring of `module` whose first line is too long."""
+    for node in ast.walk(module):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = (ast.get_docstring(node) or "").partition("\n")[0]
             if len(first) > FIRST_LINE:
                 yield f"{name}:{node.body[0].lineno}: the first docstring line has {len(first)} characters"
+
+
+def log_lines(module: ast.Module, name: str) -> Iterator[str]:
+    """Yield a finding for each log call in `module` with another message than a clause, fields and advice."""
+    for node in ast.walk(module):
+        match node:
+            case ast.Call(ast.Name("tell") | ast.Attribute(ast.Name("logs"), "tell"), [_, _, message]):
+                pattern = LOG_CLAUSE
+            case ast.Call(ast.Attribute(logger, method), args) if method in LOG_CALLS:
+                if not LOGGER.search(ast.unparse(logger)):
+                    continue
+                message, pattern = args[method == "log"], LOG_LINE
+            case _:
+                continue
+        for text in (message.body, message.orelse) if isinstance(message, ast.IfExp) else (message,):
+            if not isinstance(text, ast.Constant):
+                yield f"{name}:{node.lineno}: the message of a log line is not a constant"
+            elif not pattern.fullmatch(text.value):
+                yield f"{name}:{node.lineno}: {text.value!r}: write one clause, then key=value, then '; ' and advice"
 
 
 def words(path: Path, name: str) -> Iterator[str]:
@@ -129,7 +153,8 @@ def main() -> int:
     for path in tracked("src/*.[ch]", "src/*.py", "tests/*.py", "perf/*.py", "outside/*.py", "*.md", "docs/*.toml"):
         name = str(path.relative_to(ROOT))
         if path.suffix == ".py" and name.startswith("src/"):
-            findings += long_first_lines(path, name)
+            module = ast.parse(path.read_text(encoding="utf-8"))
+            findings += [*long_first_lines(module, name), *log_lines(module, name)]
         if path.suffix != ".md" and name.startswith("src/"):
             findings += missing_files(path, name, known)
         if path.suffix == ".md" and name != "CHANGELOG.md":

@@ -44,14 +44,14 @@ def serve() -> int:
     if find_spec("acp") is None:
         print("helexa-acp: acp is not installed; install it with: pip install 'helexa[acp]'", file=sys.stderr)
         return 1
-    logging.getLogger(__name__).info("started: version=%s pid=%d", agent_version(), os.getpid())
+    logging.getLogger(__name__).info("started version=%s pid=%d", agent_version(), os.getpid())
     if sys.stdin.isatty():
         print("helexa-acp: waiting for JSON-RPC from an editor on stdin; see docs/acp.md.", file=sys.stderr)
     try:
         asyncio.run(_serve())
     except KeyboardInterrupt:
         return 130
-    logging.getLogger(__name__).info("stopped: the editor disconnected")
+    logging.getLogger(__name__).info("stopped; the editor disconnected")
     return 0
 
 

@@ -147,7 +147,7 @@ class ClientHost:
         try:
             await self._request("terminal/release", {"terminalId": terminal_id}, _RESPONSE_SECONDS)
         except HostError as error:
-            _LOG.warning("terminal was not released: terminal=%s error=%s", terminal_id, error)
+            _LOG.warning("terminal not released terminal=%s error=%r", terminal_id, str(error))
 
     async def _release_created(self, request: asyncio.Future[dict[str, Any]]) -> None:
         with suppress(HostError):

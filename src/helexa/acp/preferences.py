@@ -54,7 +54,7 @@ class Preferences:
         except FileNotFoundError:
             return Project(cwd)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            logger.warning("preferences cannot be read, using defaults: path=%s error=%s", path, error)
+            logger.warning("preferences not read path=%r error=%r; the defaults apply", str(path), str(error))
             return Project(cwd)
         return project if project.cwd == cwd else Project(cwd)
 
@@ -68,7 +68,7 @@ class Preferences:
                 _replace(self.path(cwd), msgspec.json.format(msgspec.json.encode(project)))
                 return project
         except OSError as error:
-            logger.warning("preferences cannot be saved: error=%s", error)
+            logger.warning("preferences not saved error=%r", str(error))
             return change(self.read(cwd))
 
     def grant(self, cwd: str, grant: Grant) -> Project:

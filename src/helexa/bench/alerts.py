@@ -127,8 +127,11 @@ class AlertMonitor:
         self._samples = samples
         self._wanted: dict[tuple[str, ...], int] = {}
         if samples < MIN_SAMPLES:
-            reason = f"a verdict needs {MIN_SAMPLES} samples of a build, so every one of them will be 'too few'"
-            tell(log, logging.WARNING, "no_verdicts", samples_per_version=samples, reason=reason)
+            log.warning(
+                "no verdicts possible samples_per_version=%d; "
+                "a verdict needs %d samples of a build, so every one of them will be 'too few'",
+                *(samples, MIN_SAMPLES),
+            )
 
     def wanted(self, configuration: Configuration) -> int:
         """Return the number of valid samples that `configuration` needs.
@@ -190,7 +193,7 @@ class AlertMonitor:
                 reason = f"status {answer.status}"
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             reason = type(error).__name__  # the error's text may contain the address, which is a secret
-        tell(log, logging.WARNING, "webhook_failed", alert=alert.id, reason=reason)
+        tell(log, logging.WARNING, "webhook failed", alert=alert.id, error=reason)
         return False
 
     def _look(

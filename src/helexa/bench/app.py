@@ -107,5 +107,5 @@ async def serve(database: Path, listen: Address, root_path: str = "", console_ur
     with bind(listen) as bound:
         listener = Listener(create_app(database, root_path, console_url))
         stop_on_signals(listener)
-        log.info("listening on http://%s", Address(*bound.getsockname()[:2]))
+        log.info("listening url=http://%s", Address(*bound.getsockname()[:2]))
         await listener.serve(bound)

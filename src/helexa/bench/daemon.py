@@ -120,7 +120,7 @@ async def _work(config: BenchConfig, store: Store, monitor: AlertMonitor, path: 
             tell(
                 log,
                 logging.INFO,
-                "sweep_done",
+                "sweep done",
                 measured=report.measured,
                 failed=report.failed,
                 skipped=report.skipped,
@@ -148,7 +148,7 @@ class PagesProcess:
         if self._process is not None and self._process.returncode is None:
             return
         if self._process is not None:
-            tell(log, logging.WARNING, "pages_ended", code=self._process.returncode)
+            tell(log, logging.WARNING, "pages ended", code=self._process.returncode)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-P", "-m", "helexa.bench", *self._arguments),

@@ -153,7 +153,7 @@ class Sweep:
                 await self._target(connection, scenarios)
             except TargetError as error:
                 self.report.unreachable[connection.target.name] = str(error)
-                tell(log, logging.WARNING, "target_unreachable", target=connection.target.name, reason=str(error))
+                tell(log, logging.WARNING, "target unreachable", target=connection.target.name, error=str(error))
         return self.report
 
     async def _target(self, connection: Connection, scenarios: list[Scenario]) -> None:
@@ -162,7 +162,7 @@ class Sweep:
                 await self._models(connection, scenarios)
                 return
             except TargetChangedError:
-                tell(log, logging.INFO, "target_changed", target=connection.target.name)
+                tell(log, logging.INFO, "target changed", target=connection.target.name)
 
     async def _models(self, connection: Connection, scenarios: list[Scenario]) -> None:
         identity = await connection.server.identity()
@@ -234,7 +234,7 @@ class Sweep:
         if sample.ok:
             tell(log, logging.INFO, "sample", **facts, **_shown(sample))
         else:
-            tell(log, logging.WARNING, "sample_failed", **facts, reason=sample.error)
+            tell(log, logging.WARNING, "sample failed", **facts, error=sample.error)
 
     async def _execute(
         self, connection: Connection, configuration: Configuration, scenario: Scenario, model: ServedModel, number: int

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from helexa.core import config
 from helexa.core.errors import ConfigError, SourceError
+from helexa.core.logs import quoted
 from helexa.core.model_names import ModelSource
 from helexa.core.node_reports import Cost, Limit, SamplingDefaults
 
@@ -163,7 +164,12 @@ def log_unknown_targets(catalog: Catalog, path: Path) -> None:
     """Log a warning for each alias whose model is not in the catalog's file `path`."""
     for alias, target in catalog.aliases.items():
         if catalog.profile(target) is None:
-            log.warning("alias names a model that the catalog lacks: alias=%s model=%s path=%s", alias, target, path)
+            log.warning(
+                "catalog lacks the model of an alias alias=%s model=%s path=%s",
+                quoted(alias),
+                quoted(target),
+                quoted(path),
+            )
 
 
 def load(path: Path) -> Catalog:
@@ -178,7 +184,7 @@ def load(path: Path) -> Catalog:
         if not _is_missing(path):
             raise
         # No error: models that nodes have loaded can be used without a catalog.
-        log.warning("catalog missing, so no model loads on demand and no alias works: path=%s", path.absolute())
+        log.warning("catalog missing path=%s; no model loads on demand, and no alias works", quoted(path.absolute()))
         return Catalog()
     return catalog
 

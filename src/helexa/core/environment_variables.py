@@ -17,6 +17,7 @@ from typing import Any, get_args, get_origin
 from pydantic import AliasChoices, BaseModel
 
 from helexa.core.errors import ConfigError
+from helexa.core.logs import quoted
 
 log = logging.getLogger(__name__)
 
@@ -123,16 +124,16 @@ def log_unknown_variables(
         for name in unknown
         if name not in names
     }
-    misspelled = [f"{name} (did you mean {match[0]}?)" for name, match in similar.items() if match]
-    if unknown:
-        listed = (misspelled or unknown)[:_MAX_NAMES]
-        not_listed = len(unknown) - len(listed)
-        log.log(
-            logging.WARNING if misspelled else logging.INFO,
-            "ignored environment variables that are not settings: %s%s",
-            ", ".join(listed),
-            f" and {not_listed} more" if not_listed else "",
+    misspelled = {name: match[0] for name, match in similar.items() if match}
+    listed = [*(misspelled or unknown)][:_MAX_NAMES]
+    fields = (quoted(",".join(listed)), len(unknown) - len(listed))
+    if misspelled:
+        meant = ", ".join(misspelled[name] for name in listed)
+        log.warning(
+            "ignored environment variables that are not settings names=%s more=%d; did you mean %s?", *fields, meant
         )
+    elif unknown:
+        log.info("ignored environment variables that are not settings names=%s more=%d", *fields)
 
 
 def _matching_variables(

@@ -33,7 +33,7 @@ LogFormat = Literal["text", "json"]
 # Id of the current request; empty outside of a request.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
-_PLAIN = re.compile(r"[\w./:%@+,-]+", re.ASCII)
+_PLAIN = re.compile(r"[\w./:%@+,()\[\]~#*?&-]+", re.ASCII)
 
 
 def configure(default_format: LogFormat, level: str = "INFO", environ: Mapping[str, str] = os.environ) -> None:
@@ -75,8 +75,16 @@ def _levels(text: str, default: str) -> tuple[str, dict[str, str]]:
 def tell(logger: logging.Logger, level: int, event: str, /, **fields: Any) -> None:
     """Log an event with fields: `event key=value ...`, or one JSON key per field."""
     if logger.isEnabledFor(level):
-        text = " ".join([event, *(f"{name}={_formatted(value)}" for name, value in fields.items())])
+        text = " ".join([event, *(f"{name}={quoted(value)}" for name, value in fields.items())])
         logger.log(level, "%s", text, extra={"event": event, "fields": fields})
+
+
+def quoted(value: object) -> str:
+    """Return a field's value as text, in quotes if it has spaces, quotes, `=` or `;`."""
+    text = str(value)
+    if not text and isinstance(value, BaseException):  # for example a TimeoutError
+        text = type(value).__name__
+    return text if _PLAIN.fullmatch(text) else repr(text)
 
 
 class TextLines(logging.Formatter):
@@ -122,11 +130,6 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def _formatted(value: object) -> str:
-    """Return a field's value for a text log line, quoted if it has spaces or quotes."""
-    return repr(value) if isinstance(value, str) and not _PLAIN.fullmatch(value) else str(value)
 
 
 class LogLines(logging.Handler):

@@ -237,12 +237,14 @@ async def serve(config: CortexConfig, catalog: Catalog, path: Path | None = None
             on_reload_signal(running_gateway.reload, shutdown.signal)
             collect_seldom()
             if not running_gateway.fleet.view().nodes:
-                log.warning("no nodes: add [[neurons]], or let nodes join with `cortex nodes invite`")
+                log.warning("no nodes are configured; add [[neurons]], or let nodes join with `cortex nodes invite`")
             addresses = [Address(*sock.getsockname()[:2]) for sock in (api, scrape)]
-            log.info("listening on http://%s, metrics on http://%s/metrics", *addresses)
+            log.info("listening url=http://%s metrics_url=http://%s/metrics", *addresses)
             if ollama is not None:
-                log.info("listening for Ollama's clients on http://%s", Address(*ollama.getsockname()[:2]))
-            log.info("connections=%d per_address=%d open_files=%d", limits.total, limits.per_address, descriptors)
+                log.info("listening for Ollama's clients url=http://%s", Address(*ollama.getsockname()[:2]))
+            log.info(
+                "limits set connections=%d per_address=%d open_files=%d", limits.total, limits.per_address, descriptors
+            )
             notify("READY=1")  # both sockets already accept connections
             await asyncio.gather(*(listener.serve(sock) for listener, sock in listeners))
 

@@ -181,7 +181,7 @@ class ImageFetcher:
         except _AddressError:
             raise ImageProblem("invalid_image_url", "is at an address that is not public; send a data URL") from None
         except (UpstreamError, OSError, ValueError) as error:
-            log.info("image not fetched: error=%s", type(error).__name__)
+            log.info("image not fetched error=%s", type(error).__name__)
             raise _failed("could not be fetched; try again, or send a data URL") from None
 
     async def _get(self, location: "_Location") -> UpstreamResponse:

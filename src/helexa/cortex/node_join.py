@@ -19,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import SecretStr
 
 from helexa.core.errors import ApiError, overloaded
+from helexa.core.logs import quoted
 from helexa.core.node_reports import CHECK_KEY
 from helexa.cortex.access.keys import new_secret
 from helexa.cortex.fleet.node_client import NodeClient
@@ -108,11 +109,12 @@ class Joins:
         except ApiError as error:
             if outcome != "limited":  # otherwise a client could fill the log
                 self._attempts.failed(client)
-                log.warning("node did not join: outcome=%s client=%s name=%s: %s", outcome, client, name, error)
+                fields = (quoted(name), client, outcome, quoted(error))
+                log.warning("node did not join node=%s client=%s outcome=%s error=%s", *fields)
             raise
         finally:
             self._observe(outcome)
-        log.info("node joined: name=%s endpoint=%s client=%s token=%s...", name, endpoint, client, invitation.hint)
+        log.info("node joined node=%s endpoint=%s client=%s invitation=%s", name, endpoint, client, invitation.hint)
         await self._nodes.refresh()
         return endpoint
 

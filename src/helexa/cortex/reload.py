@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from helexa.core import catalog as catalogs
 from helexa.core.catalog import Catalog
 from helexa.core.errors import ConfigError, HelexaError
+from helexa.core.logs import quoted
 from helexa.cortex import config as configs
 from helexa.cortex.config import CortexConfig, KeySection, TermsSection
 
@@ -94,19 +95,22 @@ class Reloader:
             self._apply(config, catalog)
             catalogs.log_unknown_targets(catalog, config.models_config)
         except HelexaError as error:
-            log.error("reload failed, configuration unchanged: %s", error)
+            log.error("reload failed error=%s; the configuration is unchanged", quoted(error))
             return
         changed = [*differences(self._config, config), *differences(self._catalog, catalog)]
         self._config, self._catalog = config, catalog
         self._keys |= _by_name(config)
         self._last_stamps = self._stamps()
-        for line in changed[:_MAX_LOGGED]:
-            start_only_note = " (takes effect at the next start)" if line.startswith(_ONLY_AT_START) else ""
-            log.info("reloaded: %s%s", line, start_only_note)
+        for setting, *values in changed[:_MAX_LOGGED]:
+            fields = map(quoted, (setting, *values))
+            if setting.startswith(_ONLY_AT_START):
+                log.info("setting reloaded setting=%s old=%s new=%s; it takes effect at the next start", *fields)
+            else:
+                log.info("setting reloaded setting=%s old=%s new=%s", *fields)
         if len(changed) > _MAX_LOGGED:
-            log.info("reloaded: %d more changes", len(changed) - _MAX_LOGGED)
+            log.info("more settings reloaded settings=%d", len(changed) - _MAX_LOGGED)
         if not changed:
-            log.info("reloaded: nothing has changed")
+            log.info("configuration reloaded; nothing has changed")
 
     def _read(self) -> tuple[CortexConfig, Catalog, bool]:
         """Return configuration, catalog, and whether cortex.toml is complete."""
@@ -185,12 +189,14 @@ def _check_terms(name: str, former: TermsSection, current: TermsSection) -> None
             raise ConfigError(f"{name} lacks {field}, which it had; to remove it, {removal}")
 
 
-def differences(previous: BaseModel, current: BaseModel) -> list[str]:
-    """Return one line per value that a reload changes, without secrets."""
+def differences(previous: BaseModel, current: BaseModel) -> list[tuple[str, str, str]]:
+    """Return name, old and new value of each setting that a reload changes.
+
+    The values contain no secrets. The value of a setting that does not exist is `-`.
+    """
     old, new = dict(_leaves("", previous)), dict(_leaves("", current))
-    lines = [f"{key}: {old[key]!r} became {new[key]!r}" for key in old if key in new and old[key] != new[key]]
-    lines += [f"{key}: {value!r} is new" for key, value in new.items() if key not in old]
-    return lines + [f"{key} is gone" for key in old if key not in new]
+    changed = [name for name in old | new if name not in old or name not in new or old[name] != new[name]]
+    return [(name, str(old.get(name, "-")), str(new.get(name, "-"))) for name in changed]
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:

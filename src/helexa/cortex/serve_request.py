@@ -5,6 +5,7 @@ import logging
 
 from helexa.core.errors import ApiError
 from helexa.core.known_models import full_name
+from helexa.core.logs import quoted
 from helexa.core.node_reports import Limit
 from helexa.cortex.access.auth import authorize
 from helexa.cortex.access.rate_limiter import RateLimitPermit
@@ -171,7 +172,7 @@ async def _forward(
             if may_retry(outcomes):
                 fallback = route(gateway.fleet.view(), model, key, routing, avoid=tried_nodes, requester=requester)
             retry_on = fallback.node if fallback else "-"
-            log.warning("request failed: node=%s retry_on=%s: %s", target.node, retry_on, error)
+            log.warning("request failed node=%s retry_on=%s error=%s", target.node, retry_on, quoted(error))
             # Once only: a node that loses the model after each load must not make the request wait forever.
             if fallback is None and error.outcome == "gone" and outcomes.count("gone") == 1:
                 fallback = await _load_again(gateway, model, request, response, record, error)

@@ -201,8 +201,8 @@ class Settlement:
         # A key with a cap never pays more than was reserved.
         if self._request.enforced is not None and usage.prompt + usage.completion > reserved:
             log.warning(
-                "more tokens reported than reserved, the reserved ones are charged: "
-                "node=%s prompt=%d completion=%d reserved=%d",
+                "more tokens reported than reserved node=%s prompt_tokens=%d completion_tokens=%d reserved_tokens=%d; "
+                "the reserved tokens are charged",
                 self._record.node,
                 usage.prompt,
                 usage.completion,

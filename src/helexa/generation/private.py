@@ -22,6 +22,7 @@ from helexa.core.errors import (
     service_unavailable,
 )
 from helexa.core.load_options import LoadOptions
+from helexa.core.logs import quoted
 from helexa.core.model_names import ModelSource, bare_id, typed_source
 from helexa.generation import environment
 from helexa.generation.completion import Delta, TokenLogprob, Usage
@@ -184,7 +185,9 @@ class PrivateEngines:
             quant = source.quant(quant)
             path = await self._sources.resolve(source, quant=quant, progress=on_progress)
             choice = await asyncio.to_thread(lambda: device_for(_weight_bytes(path, quant)))
-            log.info("%s", choice)
+            log.info(
+                "device chosen device=%s reason=%s", choice.device, quoted("; ".join((choice.reason, *choice.skipped)))
+            )
             device = choice.device
         if device not in self._registries:
             self._registries[device] = Registry(self._config, self._sources, device=device, spawn=self._take)
@@ -207,7 +210,7 @@ class PrivateEngines:
         """
         for model in registry.models():
             if not self.holders.get(model.id) and not model.engine.open_streams:
-                log.info("unloading an idle model to make room: model=%s", model.id)
+                log.info("unloading an idle model to make room model=%s", quoted(model.id))
                 await registry.unload(model.id)
                 return True
         return False

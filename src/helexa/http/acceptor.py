@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
+from helexa.core.logs import quoted
 from helexa.http.connection import ClientConnection
 from helexa.http.server_state import Service
 
@@ -134,10 +135,9 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._warn(
-                    "cannot accept connections for now, raise the limits of this process: %s",
-                    os.strerror(error.errno or 0),
-                )
+                if self._may_warn():
+                    reason = quoted(os.strerror(error.errno or 0))
+                    log.warning("connections not accepted for now error=%s; raise the limits of this process", reason)
                 # An idle connection may have the descriptor that is missing.
                 self._service.idle.evict(None, self._loop.time())
                 self._pause()
@@ -149,8 +149,9 @@ class Acceptor:
         rejected = not self._has_room(address)
         if rejected:
             self._rejected += 1
-            same_address = self._by_address[address]
-            self._warn("connections are rejected: %d are open, %d of them from %s", self._served, same_address, address)
+            if self._may_warn():
+                fields = (self._served, address, self._by_address[address])
+                log.warning("connections are rejected connections=%d client=%s connections_of_client=%d", *fields)
         else:
             self._served += 1
             self._by_address[address] += 1
@@ -167,7 +168,7 @@ class Acceptor:
         except OSError as error:
             client.close()
             released()
-            log.info("a connection was lost while it was accepted: %s", error)
+            log.info("connection lost while it was accepted error=%s", quoted(error))
 
     def _has_room(self, address: str) -> bool:
         if self._by_address[address] >= self._limits.per_address:
@@ -185,8 +186,9 @@ class Acceptor:
         if self._timer is None:
             self._resume()
 
-    def _warn(self, text: str, *details: object) -> None:
+    def _may_warn(self) -> bool:
         now = self._loop.time()
-        if now - self._warned_at >= _WARN_SECS:
-            self._warned_at = now
-            log.warning(text, *details)
+        if now - self._warned_at < _WARN_SECS:
+            return False
+        self._warned_at = now
+        return True

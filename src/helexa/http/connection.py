@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from starlette.types import Scope
 
 from helexa.core.errors import ApiError, overloaded
+from helexa.core.logs import quoted
 from helexa.http.headers import Headers
 from helexa.http.keep_alive import DeadlineTimer, has_input, is_gone
 from helexa.http.request_cycle import INTERIM, STOPPING, DisconnectGuard, RequestCycle
@@ -388,7 +389,8 @@ class ClientConnection(RequestParser, asyncio.Protocol):
         """Answer an invalid request with an error, drop further data, and close."""
         if self._ignores_input:
             return
-        log.log(logging.DEBUG if self._rejected else logging.INFO, "%s: %s", self.address, error)
+        level = logging.DEBUG if self._rejected else logging.INFO
+        log.log(level, "invalid request rejected client=%s error=%s", self.address, quoted(error))
         if not self._cycles or not self._cycles[0][0].started:
             self.write(error_response(error))
         self._linger()

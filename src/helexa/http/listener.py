@@ -105,7 +105,7 @@ class Listener:
                     await asyncio.wait(service.tasks)
         if service.tasks:
             log.error(
-                "canceled %d requests that did not end within %s s of the shutdown",
+                "requests canceled that did not end after the shutdown requests=%d seconds=%s",
                 len(service.tasks),
                 self._grace_secs,
             )

@@ -230,7 +230,7 @@ class RequestParser:
             return cause
         if cause is None or isinstance(cause, httptools.HttpParserError):
             return malformed("this is not a valid HTTP/1.1 request; if it is HTTPS, use an http:// URL")
-        log.error("unexpected error while parsing a request, which gets 500", exc_info=cause)
+        log.error("unexpected error while parsing a request; the client gets 500", exc_info=cause)
         return internal_error()
 
 

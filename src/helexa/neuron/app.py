@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from helexa.core import logs, tracing
 from helexa.core.errors import ConfigError, HelexaError
-from helexa.core.logs import tell
+from helexa.core.logs import quoted, tell
 from helexa.http.acceptor import ConnectionLimits
 from helexa.http.connection import ClientConnection
 from helexa.http.listener import Listener
@@ -66,10 +66,10 @@ def create_app(
     if device == "auto":
         device = default_device()
         if device == "cpu" and (reason := overlooked()) is not None:
-            log.warning("%s", reason)
+            log.warning("no accelerator is used device=cpu reason=%s", quoted(reason))
     # Later loads need the cached result of `discover` without waiting, so this call must come first.
     if device.startswith("cuda") and (reason := broken_driver()) is not None:
-        log.error("%s (no model can be loaded on %s)", reason, device)
+        log.error("no model can be loaded device=%s error=%s", device, quoted(reason))
     engines = standby or WarmStandby()
     sources = Sources(config)
     registry = Registry(config, sources, device=device, group=group, spawn=engines.take)
@@ -255,13 +255,16 @@ class Reloader:
                 raise ConfigError("api_key is missing, and without it all clients have access; to allow this, restart")
             logs.configure(config.log.format, config.log.level)
         except HelexaError as error:
-            log.error("reload failed, configuration unchanged: %s", error)
+            log.error("reload failed error=%s; the configuration is unchanged", quoted(error))
             return
         names = NeuronConfig.model_fields
         changed = [name for name in names if getattr(config, name) != getattr(self._config, name)]
         self._config = config
         self._apply(config)
         for name in changed:
-            log.info("reloaded: %s%s", name, "" if name in _LIVE else " (takes effect at the next start)")
+            if name in _LIVE:
+                log.info("setting reloaded setting=%s", name)
+            else:
+                log.info("setting reloaded setting=%s; it takes effect at the next start", name)
         if not changed:
-            log.info("reloaded: nothing has changed")
+            log.info("configuration reloaded; nothing has changed")

@@ -171,7 +171,7 @@ def serve(
         membership.start()
     if (exposed := exposure(settings)) is not None:
         log.warning("%s", exposed)
-    log.info("listening on http://%s:%d", settings.host, settings.port)
+    log.info("listening url=http://%s:%d", settings.host, settings.port)
     run(_serve(settings, listener, membership, started_with, partial(read_config, config, flags=flags), joining))
 
 

@@ -20,6 +20,7 @@ import msgspec
 import psutil
 
 from helexa.core.errors import ConfigError, HelexaError
+from helexa.core.logs import quoted
 from helexa.core.node_reports import GroupHost
 from helexa.core.version import node_code_version
 from helexa.http.listener import bind
@@ -186,7 +187,7 @@ class Membership:
         """
         own = self.settings.own
         self._listener = bind((own.address, own.port))
-        log.info("host group: host 0 of %d accepts hosts at %s", self.settings.hosts, own)
+        log.info("host group accepts hosts host=0 hosts=%d address=%s", self.settings.hosts, own)
         threading.Thread(target=self._accept_hosts, args=(self._listener,), name="host-group", daemon=True).start()
 
     def close(self) -> None:
@@ -255,16 +256,18 @@ class Membership:
                 self._handshakes.release()
             problem = self._problem(join)
             if problem is not None:
-                log.error("host group: %s (%s) cannot join: %s", join.hostname, address, problem)
+                fields = (quoted(join.hostname), address, quoted(problem))
+                log.error("host cannot join the host group hostname=%s address=%s error=%s", *fields)
                 channel.send(Rejected(problem))
                 channel.close()
                 return
             self._add(join, channel)
             channel.send(Joined())
         except ChannelError as error:
-            log.warning("host group: connection rejected or closed: address=%s: %s", address, error)
+            log.warning("connection of the host group rejected or closed address=%s error=%s", address, quoted(error))
             return
-        log.info("host group: host %d (%s, %s) has joined", join.host, join.hostname, address)
+        fields = (join.host, quoted(join.hostname), address)
+        log.info("host joined the host group host=%d hostname=%s address=%s", *fields)
         wait_until_closed(channel.fileno())
         self._remove(join, channel)
 
@@ -291,4 +294,5 @@ class Membership:
             del self._channels[join.host], self._members[join.host]
         with suppress(OSError):
             channel.close()
-        log.warning("host group: host is gone, models that use it stop: host=%d hostname=%s", join.host, join.hostname)
+        fields = (join.host, quoted(join.hostname))
+        log.warning("host is gone from the host group host=%d hostname=%s; models that use it stop", *fields)

@@ -139,7 +139,7 @@ class AccessGuard:
             return
         if error.status == 401 and _bearer(scope["headers"]).startswith(CHECK_KEY.encode()):
             # A warning would look like a failure, although the gateway adds the node because of this answer.
-            tell(log, logging.INFO, "checked", path=scope["path"], detail="a gateway checks that a key is required")
+            tell(log, logging.INFO, "gateway checks that a key is required", path=scope["path"])
         else:
             log_error_response(scope["path"], error)
         await error_response(error)(scope, receive, send)

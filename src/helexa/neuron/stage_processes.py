@@ -13,6 +13,7 @@ from types import FrameType
 import psutil
 
 from helexa.core.errors import ConfigError, DoesNotFitError, HelexaError
+from helexa.core.logs import quoted
 from helexa.core.version import node_code_version
 from helexa.http.listener import AddressInUseError, bind
 from helexa.neuron.config import NeuronConfig
@@ -58,7 +59,7 @@ class StageProcesses:
         If the engine closes the connection and the process does not end within a few seconds, the process is killed.
         """
         if len(self._processes) >= _MAX_STAGES:
-            log.error("host group: engine rejected, unload a model that uses this host: stages=%d", _MAX_STAGES)
+            log.error("engine of the host group rejected stages=%d; unload a model that uses this host", _MAX_STAGES)
             channel.close()
             return
         own_end, stage_end = socket.socketpair()
@@ -66,7 +67,7 @@ class StageProcesses:
             with stage_end:
                 process = _start(channel, stage_end)
             self._processes[process.pid] = process
-            log.info("host group: stage process %d started", process.pid)
+            log.info("stage process started pid=%d", process.pid)
             threading.Thread(target=_end_after, args=(process, channel.fileno()), daemon=True).start()
             try:
                 setup = StageSetup(channel=channel.state, device=self._device, threads=self._threads)
@@ -81,7 +82,7 @@ class StageProcesses:
                 channel.close()
                 assert process.stdin is not None
                 process.stdin.close()
-                log.info("host group: stage process %d ended with exit code %d", process.pid, code)
+                log.info("stage process ended pid=%d code=%d", process.pid, code)
 
     def close(self) -> None:
         """Kill all stage processes."""
@@ -121,7 +122,7 @@ def _end_after(process: subprocess.Popen[bytes], fd: int) -> None:
     with suppress(subprocess.TimeoutExpired):
         process.wait(_ENDING_SECONDS)
         return
-    log.error("host group: stage process does not end and is killed, its stack traces follow: pid=%d", process.pid)
+    log.error("stage process does not end and is killed pid=%d; its stack traces follow", process.pid)
     for number in (diagnostics.PYTHON_SIGNAL, diagnostics.NATIVE_SIGNAL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)  # stack traces of all ranks
@@ -176,7 +177,7 @@ def _stay_joined(settings: GroupSettings, stopping: threading.Event) -> None:
             raise HelexaError(f"host {settings.host} cannot join the group: {error}") from None
         except ChannelError as error:
             if str(error) != last_problem:
-                log.warning("host group: waiting for host 0: %s", error)
+                log.warning("waiting for host 0 of the host group error=%s", quoted(error))
             last_problem = str(error)
             stopping.wait(_RETRY_SECONDS)
             continue
@@ -186,16 +187,18 @@ def _stay_joined(settings: GroupSettings, stopping: threading.Event) -> None:
             reply = channel.receive(Joined | Rejected)
             if isinstance(reply, Rejected):
                 raise HelexaError(f"host {settings.host} cannot join the group: {reply.message}")
-            log.info("host group: joined as host %d of %d", settings.host, settings.hosts)
+            log.info("joined the host group host=%d hosts=%d", settings.host, settings.hosts)
             while not stopping.is_set() and not wait_until_closed(channel.fileno(), 1.0):
                 pass
         except ChannelError as error:
-            log.warning("host group: connection to host 0 failed, retry in %.0f s: %s", _RETRY_SECONDS, error)
+            log.warning(
+                "connection to host 0 of the host group failed retry_secs=%.0f error=%s", _RETRY_SECONDS, quoted(error)
+            )
             stopping.wait(_RETRY_SECONDS)
         finally:
             channel.close()
         if not stopping.is_set():
-            log.warning("host group: the connection to host 0 is gone, connecting again")
+            log.warning("connection to host 0 of the host group is gone; connecting again")
 
 
 def _join(settings: GroupSettings) -> Join:
@@ -218,7 +221,7 @@ def accept_engines(listener: socket.socket, secret: bytes, stages: StageProcesse
         try:
             channel = accept(connection, secret, seconds=HANDSHAKE_SECONDS)
         except ChannelError as error:
-            log.warning("host group: connection rejected: address=%s: %s", address, error)
+            log.warning("connection of the host group rejected address=%s error=%s", address, quoted(error))
             return
         finally:
             handshakes.release()

@@ -113,7 +113,7 @@ class Stack:
         try:
             self.cortex = self._start("cortex", "serve", "-c", str(self._folder / "cortex.toml"))
             self.start_node()
-            pattern = re.compile(r"listening on (http://\S+), metrics on (http://\S+)")
+            pattern = re.compile(r"listening url=(http://\S+) metrics_url=(http://\S+)")
             match = self.cortex.until(lambda: pattern.search(self.cortex.log.read_text()), "the gateway listens")
             self.url, self.metrics_url = match.groups()
             self.await_model()

@@ -54,7 +54,7 @@ def fleet(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         servers["cortex"] = cortex = Server(
             "helexa.cortex", ("serve", "-c", str(folder / "cortex.toml")), folder / "cortex.log"
         )
-        listening = re.compile(r"listening on (http://\S+), metrics on")
+        listening = re.compile(r"listening url=(http://\S+) metrics_url=")
         url = cortex.until(lambda: listening.search(cortex.log.read_text()), "the gateway listens")[1]
         cortex.until(lambda: all("discovery" in node for node in get(f"{url}/api/nodes")["nodes"]), "the nodes are up")
         yield Fleet(url, urls["two"], servers["two"], numa_nodes)

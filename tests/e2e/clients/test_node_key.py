@@ -28,8 +28,8 @@ def test_gateway_uses_a_changed_key_file_without_a_restart(tmp_path: Path) -> No
     cortex = Server("helexa.cortex", ["serve", "-c", str(tmp_path / "cortex.toml")], tmp_path / "cortex.log", **DEBUG)
     try:
         log = cortex.log
-        cortex.until(lambda: "listening on" in log.read_text(), "the gateway listens")
-        url = log.read_text().partition("listening on ")[2].partition(",")[0]
+        cortex.until(lambda: "listening url=" in log.read_text(), "the gateway listens")
+        url = log.read_text().partition("listening url=")[2].partition(" ")[0]
 
         def is_healthy() -> bool:
             (entry,) = get(f"{url}/api/nodes")["nodes"]

@@ -82,7 +82,7 @@ class Gateway:
         self._process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stderr=PIPE)
         assert self._process.stderr is not None
         async for line in self._process.stderr:
-            if match := re.search(r"listening on (http://\S+),", line.decode()):
+            if match := re.search(r"listening url=(http://\S+) metrics_url=", line.decode()):
                 self.url = match[1]
                 self._drained = asyncio.create_task(_drain(self._process.stderr))
                 return

@@ -173,5 +173,5 @@ async def test_unreachable_webhook_is_logged(database, caplog):
     bench.top_up(4, 0.012)
     bench.monitor.review()
     assert await bench.monitor.deliver() == 0
-    assert "webhook_failed" in caplog.text
+    assert "webhook failed alert=" in caplog.text
     assert "secret-path" not in caplog.text

@@ -152,12 +152,12 @@ def test_killed_sweep_keeps_finished_samples(up: Up, tmp_path: Path) -> None:
 def test_daemon_skips_full_samples_and_measures_a_new_build(up: Up, tmp_path: Path) -> None:
     config, database = write_config(tmp_path, "daemon", up.ports, samples=1)
     with Process(tmp_path / "daemon.log", "helexa.bench", "run", "-c", config) as daemon:
-        daemon.until(lambda: daemon.log_matches("sweep_done measured=0 failed=0 skipped=4"), "all is skipped")
+        daemon.until(lambda: daemon.log_matches("sweep done measured=0 failed=0 skipped=4"), "all is skipped")
         (gateway,) = {sha for target, sha, _ in counts(database) if target == "gateway"}
         old = {(target, sha, name): 1 for target, sha in (("node", _OLD[:7]), ("gateway", gateway)) for name in _NAMES}
         assert counts(database) == old
         up.stop()
-        daemon.until(lambda: daemon.log_matches("target_unreachable target=gateway"), "it has found nobody")
+        daemon.until(lambda: daemon.log_matches("target unreachable target=gateway"), "it has found nobody")
         up.start(_NEW)
         new = old | {("node", _NEW[:7], name): 1 for name in _NAMES}
         daemon.until(lambda: counts(database) == new, "the new build is measured")

@@ -45,7 +45,7 @@ async def test_stdout_has_only_json_rpc_and_bad_lines_get_errors(tmp_path: Path)
         assert errors == [-32700, -32700, -32700, -32700, -32600]
         assert await agent.close() == 0
     lines = [line.partition(" INFO ")[2] for line in log.read_text().splitlines()]
-    steps = ("started: version=", "session created: session=", "turn ended: session=", "stopped: ")
+    steps = ("started version=", "session created session=", "turn ended session=", "stopped; ")
     assert [step for line in lines for step in steps if step in line] == list(steps)
 
 

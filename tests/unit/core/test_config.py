@@ -180,14 +180,18 @@ def load_renamed(tmp_path: Path, text: str, **environ: str) -> Engine:
 @pytest.mark.parametrize(
     ("environ", "level", "message"),
     [
-        ({"APP_RT_VISIBLE_CORES": "0", "APP_PORT": "tcp://10.0.0.1:80"}, "INFO", "APP_PORT, APP_RT_VISIBLE_CORES"),
+        (
+            {"APP_RT_VISIBLE_CORES": "0", "APP_PORT": "tcp://10.0.0.1:80"},
+            "INFO",
+            "names=APP_PORT,APP_RT_VISIBLE_CORES more=0",
+        ),
         (
             {"APP_ENGINE__TREADS": "1", "APP_ENGINE_THREADS": "1", "APP_SERVICE_HOST": "x"},
             "WARNING",
-            "APP_ENGINE_THREADS (did you mean APP_ENGINE__THREADS?), "
-            "APP_ENGINE__TREADS (did you mean APP_ENGINE__THREADS?) and 1 more",
+            "names=APP_ENGINE_THREADS,APP_ENGINE__TREADS more=1; "
+            "did you mean APP_ENGINE__THREADS, APP_ENGINE__THREADS?",
         ),
-        ({f"APP_X{number}": "1" for number in range(10)}, "INFO", "APP_X6, APP_X7 and 2 more"),
+        ({f"APP_X{number}": "1" for number in range(10)}, "INFO", "APP_X6,APP_X7 more=2"),
     ],
 )
 def test_unknown_variables_are_logged_in_one_line(

@@ -1,14 +1,17 @@
 """Log lines as text and as JSON."""
 
+import ast
 import json
 import logging
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from helexa.core.errors import ConfigError
-from helexa.core.logs import JsonLines, TextLines, configure, request_id, tell
+from helexa.core.logs import JsonLines, TextLines, configure, quoted, request_id, tell
 
 
 def record(caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
@@ -125,3 +128,50 @@ def test_environment_without_a_global_level_keeps_the_configured_level() -> None
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["40", "10"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("/srv/models[1]/a~b.gguf", "/srv/models[1]/a~b.gguf"),
+        ("", "''"),
+        ("connection refused", "'connection refused'"),
+        ("model 'x'; a=b", "\"model 'x'; a=b\""),
+        ("a=b", "'a=b'"),
+        ("two\nlines", r"'two\nlines'"),
+        (None, "None"),
+        (OSError("no space"), "'no space'"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_field_with_spaces_quotes_or_separators_is_quoted(value: object, text: str) -> None:
+    assert quoted(value) == text
+
+
+@pytest.mark.parametrize(
+    ("call", "is_valid"),
+    [
+        ('log.info("reload requested by a signal")', True),
+        ('log.warning("node is down node=%s error=%s; polls go on", name, quoted(error))', True),
+        ('self._log.info("listening url=http://%s:%d", host, port)', True),
+        ('log.info("node cordoned node=%s" if cordoned else "node uncordoned node=%s", name)', True),
+        ('log.log(level, "device ignored device=cuda:%d", index)', True),
+        ('log.warning("%s", exposure)', True),
+        ('tell(log, logging.INFO, "sweep done", measured=3)', True),
+        ("math.log(x)", True),
+        ('log.info("node is down: node=%s", name)', False),
+        ('log.info("node is down node=%s: %s", name, error)', False),
+        ('log.info("node %s is down", name)', False),
+        ('log.info("Node is down node=%s", name)', False),
+        ('log.info("node is down node=%s.", name)', False),
+        ('log.info("node is down Node=%s", name)', False),
+        ('log.info("node cordoned node=%s" if cordoned else "%s uncordoned", name)', False),
+        ('log.log(level, "%s: %s", address, error)', False),
+        ('log.info(f"node is down node={name}")', False),
+        ('logging.getLogger("helexa").error("%s failed", name)', False),
+        ('tell(log, logging.INFO, "sweep done: all", measured=3)', False),
+    ],
+)
+def test_prose_check_finds_log_lines_in_another_form(call: str, is_valid: bool) -> None:
+    check = runpy.run_path(str(Path(__file__).parents[3] / "tools" / "check_prose.py"))["log_lines"]
+    assert (not list(check(ast.parse(call), "module.py"))) == is_valid

@@ -41,7 +41,7 @@ async def serving(
     assert process.stderr is not None
     try:
         async for line in process.stderr:
-            if match := re.search(r"listening on (http://\S+), metrics on (http://\S+)", line.decode()):
+            if match := re.search(r"listening url=(http://\S+) metrics_url=(http://\S+)", line.decode()):
                 break
         else:
             raise AssertionError("the gateway never listened")

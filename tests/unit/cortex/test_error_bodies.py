@@ -205,7 +205,7 @@ async def test_rejected_key_of_the_gateway_is_not_an_error_of_the_client(
     if path != "/v1/messages":
         assert answer["code"] == code
     if path != "/tokenize":
-        assert f"node rejected the request: node=n1 status={status}" in caplog.text
+        assert f"node rejected the request node=n1 status={status}" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ async def run_turn(turn: Turn) -> StopReason:
             provider = await turn.models.provider(turn.choices.model)
             await _request_answer(turn, builder, current, provider)
         except ProviderError as error:
-            logger.warning("turn failed: kind=%s error=%s", error.kind, error.message)
+            logger.warning("turn failed kind=%s error=%r", error.kind, error.message)
             await current.commit_partial()
             raise
         except asyncio.CancelledError:

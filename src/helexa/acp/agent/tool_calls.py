@@ -139,7 +139,7 @@ class ToolCallRunner:
         except ToolError as error:
             outcome = ToolOutcome(f"ERROR: {error}", failed=True)
         except Exception as error:
-            logger.exception("tool failed: tool=%s", call.message.name)
+            logger.exception("tool failed tool=%s", call.message.name)
             outcome = ToolOutcome(f"ERROR: the tool itself failed: {type(error).__name__}: {error}", failed=True)
         await self._end(call, outcome)
 

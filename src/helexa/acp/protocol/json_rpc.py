@@ -180,7 +180,7 @@ class ValidatingTransport:
         try:
             await self._send(message)
         except ConnectionError as error:
-            logger.debug("a response was not sent: error=%s", error)
+            logger.debug("response not sent error=%r", str(error))
             return
         finally:
             self._requests.pop(message["id"], None)
@@ -225,7 +225,7 @@ class ValidatingTransport:
     def _notice_sent(self, task: asyncio.Future[None]) -> None:
         self._notices.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.debug("a cancel request was not sent: error=%s", error)
+            logger.debug("cancel request not sent error=%r", str(error))
 
     async def _send(self, message: Message) -> None:
         async with self._send_lock:

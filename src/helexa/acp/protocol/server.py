@@ -92,7 +92,7 @@ class Server:
         try:
             self._configured()
         except RpcError as error:
-            logger.error("%s", error.message)
+            logger.error("turns are not possible error=%r", error.message)
         await self._connection.main_loop()
 
     async def close(self) -> None:
@@ -107,11 +107,11 @@ class Server:
             return await self._transport.handled(lambda: self._dispatch(method, params or {}))
         except RpcError as error:
             if is_notification:
-                logger.info("notification rejected: method=%s error=%s", method[:100], error.message)
+                logger.info("notification rejected method=%r error=%r", method[:100], error.message)
                 return None
             raise RequestError(error.code, error.message, error.data) from None
         except Exception:
-            logger.exception("request failed: method=%s", method[:100])
+            logger.exception("request failed method=%r", method[:100])
             error = internal_error("Internal error; see the log of helexa-acp")
             raise RequestError(error.code, error.message) from None
 
@@ -158,7 +158,7 @@ class Server:
             except ConfigError as error:
                 raise internal_error(f"the configuration is invalid: {error}") from None
             for warning in settings.warnings:
-                logger.warning("%s", warning)
+                logger.warning("configuration is incomplete error=%r", warning)
             client = EditorClient(self._connection, self._transport, self._capabilities)
             self._agent = Agent(settings, client, self._capabilities)
         return self._agent

@@ -206,19 +206,19 @@ class Session:
             await self.cancel()
             raise
         if turn.cancelled() or not turn.done():
-            logger.info("turn canceled: session=%s secs=%.1f", self.id, time.monotonic() - started)
+            logger.info("turn canceled session=%s seconds=%.1f", self.id, time.monotonic() - started)
             return "cancelled"
         match turn.exception():
             case None:
                 secs = time.monotonic() - started
-                logger.info("turn ended: session=%s reason=%s secs=%.1f", self.id, turn.result(), secs)
+                logger.info("turn ended session=%s reason=%s seconds=%.1f", self.id, turn.result(), secs)
                 return turn.result()
             case StoreError() as error:
                 raise internal_error(str(error))
             case ProviderError() as error:
                 raise RpcError(INTERNAL_ERROR, error.message, {"kind": error.kind})
             case error:
-                logger.error("turn failed: session=%s", self.id, exc_info=error)
+                logger.error("turn failed session=%s", self.id, exc_info=error)
                 raise internal_error(f"the turn failed: {type(error).__name__}; see the log of helexa-acp")
 
     async def run_agent(self, parts: tuple[Part, ...]) -> StopReason:
@@ -257,7 +257,7 @@ class Session:
         turn.cancel()
         _, running = await asyncio.wait({turn}, timeout=CANCEL_TIMEOUT_S)
         if running and abandoned is not None and not abandoned.done():
-            logger.error("turn abandoned, as it did not end after its cancellation: session=%s", self.id)
+            logger.error("turn abandoned session=%s; it did not end after its cancellation", self.id)
             abandoned.set_result(None)
             self._turn = None
 

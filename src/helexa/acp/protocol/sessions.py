@@ -73,7 +73,7 @@ class Sessions:
             raise internal_error(str(error)) from None
         session = await self._add(saved, session_log, choices, folders, servers)
         session.assumed = assumed
-        logger.info("session created: session=%s cwd=%s model=%s", id, cwd, choices.model)
+        logger.info("session created session=%s cwd=%r model=%s", id, cwd, choices.model)
         return session
 
     async def restore(self, id: str, cwd: str, directories: Sequence[str], servers: Sequence[McpServer]) -> Session:
@@ -96,11 +96,11 @@ class Sessions:
         except (OSError, StoreError) as error:
             raise internal_error(f"the session cannot be read: {error}; start a new session") from None
         if saved.unreadable_lines:
-            logger.warning("unreadable lines in the session log: session=%s lines=%d", id, saved.unreadable_lines)
+            logger.warning("unreadable lines in the session log session=%s lines=%d", id, saved.unreadable_lines)
         choices, assumed = self._choices(saved)
         session = await self._add(saved, session_log, choices, folders, servers)
         session.assumed = assumed
-        logger.info("session restored: session=%s cwd=%s model=%s", id, cwd, choices.model)
+        logger.info("session restored session=%s cwd=%r model=%s", id, cwd, choices.model)
         return session
 
     async def list(self, cwd: str | None, cursor: str | None) -> tuple[Sequence[SessionEntry], str | None]:

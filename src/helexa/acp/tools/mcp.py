@@ -158,7 +158,7 @@ class McpConnection:
         except Exception as error:  # any exception is a failure of this server
             if opened.done():
                 _LOG.warning(
-                    "MCP server has ended, new sessions restart it: name=%s error=%s", self.name, _reason(error)
+                    "tool server (MCP) has ended server=%r error=%r; new sessions restart it", self.name, _reason(error)
                 )
             else:
                 opened.set_exception(ToolError(_reason(error)))

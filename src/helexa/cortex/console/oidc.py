@@ -23,6 +23,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from helexa.core.errors import ApiError, HelexaError
+from helexa.core.logs import quoted
 from helexa.cortex.access.keys import Principal, Role, Window
 from helexa.cortex.config import OidcSection
 from helexa.cortex.console.console import Console, set_cookie
@@ -224,7 +225,7 @@ def check_extra(settings: OidcSection | None) -> None:
 
 
 def _failed(error: HelexaError) -> Response:
-    log.warning("sign-in with OpenID Connect failed: %s", error)
+    log.warning("sign-in with OpenID Connect failed error=%s", quoted(error))
     return RedirectResponse("/#/sign-in-failed", 303, {"cache-control": "no-store"})
 
 

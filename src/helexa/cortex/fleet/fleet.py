@@ -14,6 +14,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Self
 
+from helexa.core.logs import quoted
 from helexa.core.node_reports import Health, LocalModels, ModelInfo
 from helexa.cortex.config import NeuronSection, RoutingSection
 from helexa.cortex.fleet.breaker import ANY, COOLDOWN_SECS, Breakers, Key, Pair
@@ -155,7 +156,7 @@ class Fleet:
         A cordoned node gets no new requests and loads.
         """
         if self._nodes[name].cordoned != cordoned:
-            log.info("node %s: node=%s", "cordoned" if cordoned else "uncordoned", name)
+            log.info("node cordoned node=%s" if cordoned else "node uncordoned node=%s", name)
         self._put(replace(self._nodes[name], cordoned=cordoned))
 
     def answered(self, name: str, report: Report, began: float) -> None:
@@ -167,7 +168,7 @@ class Fleet:
         if node is None:
             return
         if not node.healthy:
-            log.info("node is up: node=%s endpoint=%s", name, node.endpoint)
+            log.info("node is up node=%s endpoint=%s", name, node.endpoint)
         self._heard_at[name] = max(began, self._heard_at.get(name, -inf))
         models, urls = dict(report.models), dict(report.urls)
         for model, info in node.models.items():
@@ -226,7 +227,7 @@ class Fleet:
         # A node that still sends bytes of a response is busy, not down.
         healthy = node.healthy and (misses < MISSES_TO_DOWN or self.heard_at(name) >= alive_since)
         if (node.healthy and not healthy) or (misses == 1 and not node.healthy):
-            log.warning("node is down, polls go on: node=%s reason=%s", name, reason)
+            log.warning("node is down node=%s error=%s; polls go on", name, quoted(reason))
         other_loads = node.other_requests if healthy else {}  # the last known load stays in use until the node is down
         self._put(replace(node, healthy=healthy, misses=misses, problem=reason, other_requests=other_loads))
 
@@ -250,7 +251,7 @@ class Fleet:
     def lost(self, name: str, model: str) -> None:
         """Record that a node lacks a model that it listed, until a poll finds it again."""
         if name in self._nodes:
-            log.warning("model is gone from its node, the next poll decides: node=%s model=%s", name, model)
+            log.warning("model is gone from its node node=%s model=%s; the next poll decides", name, quoted(model))
             self.unloaded(name, model)
 
     def fell_asleep(self, name: str, model: str) -> None:
@@ -278,7 +279,7 @@ class Fleet:
         # If polls succeed, the cause may be this client's requests: they must not stop those of others.
         alone = client == ANY or node.misses > 0 or not node.healthy
         if self._breakers.failed((name, model), self._clock(), client, alone=alone) == "open":
-            log.warning("node gets no requests for now, requests keep failing: node=%s model=%s", name, model)
+            log.warning("node gets no requests for now node=%s model=%s; requests keep failing", name, quoted(model))
         self._changed()
 
     def served(self, name: str, model: str, requester: Requester) -> None:
@@ -298,7 +299,9 @@ class Fleet:
         if name in self._nodes:
             if self._ejections.struck((name, model), requester, self._clock()):
                 log.warning(
-                    "node gets few requests for now, it fails requests that others serve: node=%s model=%s", name, model
+                    "node gets few requests for now node=%s model=%s; it fails requests that others serve",
+                    name,
+                    quoted(model),
                 )
             self._changed()
 

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import orjson
 from pydantic import Field, TypeAdapter, ValidationError
 
+from helexa.core.logs import quoted
 from helexa.core.node_reports import (
     MAX_LOCAL_MODELS,
     Discovery,
@@ -173,8 +174,8 @@ class NodeClient:
             return reachable_url(url, node.endpoint, node.allowed_hosts) if isinstance(url, str) else node.endpoint
         except ValueError as error:
             log.warning(
-                "reported address not used, requests go to the node's endpoint: node=%s model=%s: %s",
-                *(node.name, model, error),
+                "reported address not used node=%s model=%s error=%s; requests go to the node's endpoint",
+                *(node.name, quoted(model), quoted(error)),
             )
             return node.endpoint
 

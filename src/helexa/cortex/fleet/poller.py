@@ -129,7 +129,7 @@ class Poller:
         except NodeError as error:
             if error.local:
                 log.warning(
-                    "node not polled, the gateway is out of descriptors, ports or memory; raise its limits: node=%s",
+                    "node not polled node=%s; the gateway is out of descriptors, ports or memory: raise its limits",
                     name,
                 )
             elif self._fleet.has(node):
@@ -151,8 +151,8 @@ class Poller:
         refused = len(report.models) - len(usable)
         if refused and refused != self._refused.get(name):
             log.warning(
-                "models not served, rename them, as their ids are too long or begin with -: "
-                "node=%s ids=%d max_chars=%d",
+                "models not served node=%s models=%d max_chars=%d; "
+                "their ids are too long or begin with '-': rename the models",
                 *(name, refused, MAX_ID_CHARS),
             )
         self._refused[name] = refused
@@ -172,7 +172,7 @@ class Poller:
         try:
             await poll(name)
         except Exception as error:  # a bug in processing a response must not stop the polling
-            log.exception("poll failed, the next one follows: node=%s", name)
+            log.exception("poll failed node=%s; the next one follows", name)
             self._fleet.missed(name, type(error).__name__)
 
     async def _poll_load(self, name: str) -> None:

@@ -115,7 +115,7 @@ class BodyWorkers:
         # if a process dies while it starts another one, or if the system cannot start one.
         if not isinstance(error, BrokenProcessPool | OSError):
             return error
-        log.error("a worker process for large requests died, the next large request starts another")
+        log.error("worker process for large requests died; the next large request starts another")
         if self._pool is pool:
             self._pool = None
         return service_unavailable("the worker process for this request died; try again", RETRY_SECS)

@@ -10,6 +10,7 @@ from functools import partial
 
 from helexa.core import tracing
 from helexa.core.errors import ApiError, overloaded
+from helexa.core.logs import quoted
 from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.fleet.fleet import Fleet, RunningRequest
 from helexa.cortex.forwarding.backend_requests import BackendAttempt, BackendRequests
@@ -176,8 +177,8 @@ class Proxy:
         """Return the exception to raise after an attempt in which no response began."""
         if isinstance(error, LocalConnectError):
             log.warning(
-                "node not connected, raise the gateway's limits of descriptors or ports: node=%s: %s",
-                *(record.node, error),
+                "node not connected node=%s error=%s; raise the gateway's limits of descriptors or ports",
+                *(record.node, quoted(error)),
             )
             return overloaded("the gateway is out of connections; try again", RETRY_LOCAL)
         count_failure(self._fleet, record, silent=isinstance(error, ReadTimeoutError))

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 import orjson
 
 from helexa.core.errors import MODEL_SLEEPING, ApiError, overloaded, service_unavailable
+from helexa.core.logs import quoted
 from helexa.core.sse import first_event_end, last_event_end
 from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.fleet.breaker import COOLDOWN_SECS
@@ -135,7 +136,9 @@ async def read_chunk(fleet: Fleet, node_response: NodeResponse, record: RequestR
     except UpstreamError as error:
         is_silent = isinstance(error, ReadTimeoutError)
         count_failure(fleet, record, silent=is_silent)
-        log.warning("response incomplete: node=%s model=%s: %s", record.node, record.model, reason(error))
+        log.warning(
+            "response incomplete node=%s model=%s error=%s", record.node, quoted(record.model), quoted(reason(error))
+        )
         if is_silent:
             raise timed_out(record.node) from error
         raise ApiError(
@@ -182,7 +185,7 @@ async def forward_error(
     record.failed = True
     record.status = record.status or error.status
     record.code = error.code
-    log.info("node rejected the request: node=%s status=%d code=%s", record.node, status, node_error.code)
+    log.info("node rejected the request node=%s status=%d code=%s", record.node, status, node_error.code)
     if response.started or error is not node_error or not has_openai_format(bytes(body), error):
         raise error
     # The body may have been cut off, so the node's length does not apply.

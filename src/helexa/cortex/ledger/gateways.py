@@ -184,7 +184,9 @@ async def retire_all(database: Database, registrations: Iterable[tuple[int, int]
         async with database.transaction() as sql:
             count = await retire(sql, gateway, batch, now)
         if count:
-            log.warning("gateway retired, reservations charged in full: gateway=%d reservations=%d", gateway, count)
+            log.warning(
+                "gateway retired gateway=%d reservations=%d; the reservations are charged in full", gateway, count
+            )
 
 
 async def amend(sql: Sql, reservation: Reservation, state: str, values: tuple[object, ...]) -> None:

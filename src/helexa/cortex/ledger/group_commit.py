@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from helexa.core.errors import ApiError, service_unavailable
+from helexa.core.logs import quoted
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity import Activity, ActivityLog
 from helexa.cortex.ledger.budgets import Budgets, Record
@@ -305,10 +306,10 @@ class GroupCommit:
             grants = await gateways.take_all(self._database, budgets.gateway, requests, budgets.leases, now)
         except Exception as error:  # the transaction was rolled back
             if isinstance(error, DatabaseError | gateways.GatewayRetired):
-                log.warning("leases could not be extended, and the requests got 503: %s", error or type(error).__name__)
+                log.warning("leases not extended error=%s; the requests got 503", quoted(error))
                 self._heartbeat_due = True  # the next batch finds the cause
             else:
-                log.exception("unexpected error while extending leases, the requests got 503")
+                log.exception("unexpected error while extending leases; the requests got 503")
             batch.reject()
             grants = []
         for grant in grants:
@@ -324,10 +325,10 @@ class GroupCommit:
         try:
             written = await self._write_batch(batch, now)
         except Exception:  # a bug that breaks this batch must not stop later batches
-            log.exception("unexpected error while writing a batch of the ledger, its requests get 503")
+            log.exception("unexpected error while writing a batch of the ledger; its requests get 503")
             written = False
         if not written:
-            log.warning("this gateway registers again in the ledger; its open reservations will be closed one by one")
+            log.warning("gateway registers again in the ledger; its open reservations will be closed one by one")
             batch.reject()
             batch.opened = []  # the database has no rows of these reservations
             await self._retry_until_done(self._rejoin, batch)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from helexa.core.errors import overloaded, shutting_down
+from helexa.core.logs import quoted
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity import Activity, charges, recent
@@ -86,7 +87,7 @@ class Ledger:
                 budgets = self._group_commit.budgets
                 await gateways.retire_all(self._database, [(budgets.gateway, budgets.batch)], self._clock())
         except (TimeoutError, DatabaseError) as error:
-            log.warning("the ledger was closed before its last changes were written: %s", error or type(error).__name__)
+            log.warning("ledger closed before its last changes were written error=%s", quoted(error))
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)

@@ -26,6 +26,7 @@ from typing import Any
 import orjson
 
 from helexa.core.errors import HelexaError
+from helexa.core.logs import quoted
 from helexa.cortex.ledger.budgets import ADD_ENTRY, CLOSE_ENTRY, CLOSED, OPENED, Record, opening
 from helexa.cortex.ledger.storage.database import Args, Database, DatabaseError, Step
 
@@ -82,8 +83,9 @@ class WriteAheadLog:
         if nearly_full != self._disk_nearly_full:
             self._disk_nearly_full = nearly_full
             log.warning(
-                "the ledger's disk %s",
-                "is nearly full; requests wait for the database" if nearly_full else "has enough free space again",
+                "ledger's disk is nearly full; requests wait for the database"
+                if nearly_full
+                else "ledger's disk has enough free space again"
             )
 
     def add(self, record: Record) -> bool:
@@ -126,7 +128,7 @@ class _File:
             try:
                 self._grow(end + 1)
             except OSError as error:
-                log.error("the ledger's write-ahead log cannot grow (%s); requests wait for the database", error)
+                log.error("write-ahead log cannot grow error=%s; requests wait for the database", quoted(error))
                 return False
         assert self._map is not None
         # The first byte is written last, because NUL ends the file for `_read`: after a crash in between, the lines are
@@ -183,11 +185,11 @@ async def catch_up(path: Path, database: Database) -> None:
         # Both files may have records: those of the older batch come first.
         for gateway, batch, lines in sorted(logs, key=itemgetter(0, 1)):
             if await database.write((_CATCH_UP, (gateway, batch)), list(_steps(gateway, lines))):
-                log.info("write-ahead log written to the database: records=%d gateway=%d", len(lines), gateway)
+                log.info("write-ahead log written to the database gateway=%d records=%d", gateway, len(lines))
             elif not await database.fetch("SELECT id FROM gateways WHERE id = $1", gateway):
                 log.error(
-                    "write-ahead log dropped, its gateway is retired and was charged in full: records=%d gateway=%d",
-                    *(len(lines), gateway),
+                    "write-ahead log dropped gateway=%d records=%d; its gateway is retired and was charged in full",
+                    *(gateway, len(lines)),
                 )
         for file in _paths(path):
             with suppress(FileNotFoundError):
@@ -216,7 +218,10 @@ def _read(path: Path) -> tuple[int, int, list[Any]] | None:
         try:
             records.append(orjson.loads(line))
         except orjson.JSONDecodeError:
-            log.warning("%s: a line is incomplete; this line and the following ones are ignored", path)
+            log.warning(
+                "write-ahead log has an incomplete line path=%s; this line and the following ones are ignored",
+                quoted(path),
+            )
             break
     if not records:
         return None

@@ -9,6 +9,7 @@ from math import inf
 
 from helexa.core.catalog import Catalog
 from helexa.core.errors import ApiError, HelexaError, internal_error, model_not_found, shutting_down
+from helexa.core.logs import quoted
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet import Fleet
@@ -302,7 +303,7 @@ class Lifecycle:
                 self._decide()
                 self._unload_idle()
             except Exception:
-                log.exception("deciding on loads failed, the next decision follows")
+                log.exception("deciding on loads failed; the next decision follows")
 
     async def close(self) -> None:
         """Cancel all loads and reject the waiting requests."""
@@ -340,7 +341,7 @@ class Lifecycle:
         unlisted = {evicted for evicted in cold.evict if snapshot.profile(evicted) is None}
         pending.job = job = LoadJob(cold, size_mb, resident_mb, self._dependencies, usual_secs, unlisted)
         self._history.devices[job.pair] = tuple(cold.spec.devices or ())
-        log.info("load began: model=%s node=%s%s", cold.model, cold.node, _eviction_note(cold))
+        log.info("load began model=%s node=%s evicts=%s", quoted(cold.model), cold.node, ",".join(cold.evict) or "-")
         task = asyncio.create_task(
             job.run(pending.has_waiters, self._gateway.load_timeout_secs), name=f"load {job.pair}"
         )
@@ -358,19 +359,23 @@ class Lifecycle:
         if error is None:
             self._history.loaded(job.pair, job.secs)
             self._loaded(model, node)
-            log.info("model loaded: model=%s node=%s", model, node)
+            log.info("model loaded model=%s node=%s", quoted(model), node)
             self._resolve(pending, task.result())
         elif isinstance(error, NodeError) and error.memory is not None and self._replans(job, error.memory):
             # The next decision knows the model's need and the free memory, so it evicts models if it may.
             needed_mb, free_mb = error.memory.required_mb, error.memory.free_mb
-            log.info("node lacks memory: model=%s node=%s needed_mb=%d free_mb=%d", model, node, needed_mb, free_mb)
+            log.info(
+                "node lacks memory model=%s node=%s needed_mb=%d free_mb=%d", quoted(model), node, needed_mb, free_mb
+            )
         elif isinstance(error, NodeError):
+            log.warning("load failed model=%s node=%s error=%s", quoted(model), node, quoted(error))
             message = f"model '{model}' could not be loaded on node '{node}': {error}"
-            log.warning("%s", message)
             self._history.failed(job.pair, message, self._clock(), temporary=error.temporary)
         # After a StillNeededError, the requests wait for the next decision.
         elif not isinstance(error, StillNeededError):
-            log.error("load failed with an internal error, its requests got 500: model=%s", model, exc_info=error)
+            log.error(
+                "load failed with an internal error model=%s; its requests got 500", quoted(model), exc_info=error
+            )
             self._resolve(pending, internal_error())
         self._drop_if_unused(pending)
         self._wake.set()
@@ -423,7 +428,9 @@ class Lifecycle:
         except (StillNeededError, KeyError):
             return  # a request needs the model, or its node was removed from the configuration
         except NodeError as error:
-            log.warning("unload failed, it is tried again: model=%s node=%s: %s", pair[1], pair[0], error)
+            log.warning(
+                "unload failed model=%s node=%s error=%s; it is tried again", quoted(pair[1]), pair[0], quoted(error)
+            )
             # The task stays registered during the pause, so the unload is not tried again at once.
             await asyncio.sleep(_UNLOAD_BACKOFF_SECS)
 
@@ -437,7 +444,3 @@ class Lifecycle:
 
 def _key(queued: QueuedModel | PendingLoad) -> PendingKey:
     return queued.model, queued.node
-
-
-def _eviction_note(cold: ColdPlacement) -> str:
-    return f" evicts={','.join(cold.evict)}" if cold.evict else ""

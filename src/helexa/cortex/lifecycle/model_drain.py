@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from helexa.core.logs import quoted
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.node_client import NodeClient
@@ -116,7 +117,7 @@ class Drains:
         if not await self._client.sleep(self._endpoint(name), model, self.fleet.bearer(name)):
             return False
         self.fleet.fell_asleep(name, model)
-        log.info("model put to sleep: model=%s node=%s", model, name)
+        log.info("model put to sleep model=%s node=%s", quoted(model), name)
         return True
 
     async def unload(self, pair: Pair) -> None:
@@ -129,9 +130,9 @@ class Drains:
         await self._client.unload(self._endpoint(name), model, self.fleet.bearer(name))
         self.fleet.unloaded(name, model)
         cycles = self._cycles[name] = self._cycles.get(name, 0) + 1
-        log.info("model unloaded: model=%s node=%s", model, name)
+        log.info("model unloaded model=%s node=%s", quoted(model), name)
         if self.warn_after and cycles % self.warn_after == 0:
-            log.warning("node has unloaded many models, restart it if memory shrinks: node=%s unloads=%d", name, cycles)
+            log.warning("node has unloaded many models node=%s unloads=%d; restart it if memory shrinks", name, cycles)
         self._evicted(model, name)
 
     def _endpoint(self, name: str) -> str:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helexa.core.address import is_loopback
 from helexa.core.errors import ApiError, internal_error, service_unavailable
+from helexa.core.logs import quoted
 from helexa.cortex.access.auth import Authenticator
 from helexa.cortex.access.keys import Principal
 from helexa.cortex.anthropic.message import VERSION_HEADER, error_headers, to_anthropic_error
@@ -182,7 +183,7 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
 
 async def handle_database_error(request: Request, error: Exception) -> Response:
     """Log the `DatabaseError` that a route raised, and return a 503 response."""
-    log.warning("%s", error)
+    log.warning("request failed on the database error=%s", quoted(error))
     return _error_response_for(
         request, service_unavailable("the ledger's database does not answer; try again", _DATABASE_RETRY_SECS)
     )

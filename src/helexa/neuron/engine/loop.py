@@ -141,7 +141,7 @@ class Steps:
             out_of_memory = is_out_of_memory(error)
             if is_device_fault(error) or (out_of_memory and self._strikes.strike()):
                 raise
-            _log.error("a step of %d sequences failed", len(plan), exc_info=error)
+            _log.error("step failed sequences=%d", len(plan), exc_info=error)
             release_frames(error)  # releases the step's tensors
             if out_of_memory and self._runner.device.type == "cuda":
                 # The unused blocks of the allocator may be too fragmented for the next step.
@@ -173,7 +173,7 @@ class Steps:
         )
         if pages := self._scheduler.committer.take_pages_to_clear():
             self._runner.clear(pages)
-            _log.error("%d of %d rows of logits and vectors are not finite", finite.count(False), len(finite))
+            _log.error("logits or vectors are not finite rows=%d step_rows=%d", finite.count(False), len(finite))
         return outputs
 
 
@@ -276,7 +276,7 @@ class Engine:
             if self._steps.idle:
                 scheduler.check_idle()
         except Exception as error:
-            _log.exception("this engine process ends")
+            _log.exception("engine process ends")
             self._report(outputs + scheduler.fail_all(f"the engine failed: {type(error).__name__}"))
             raise SystemExit(1) from error
         self._report(outputs)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import msgspec
 
+from helexa.core.logs import quoted
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.ops.native.compilation import processor_flags, sources
 from helexa.neuron.ops.native.packed_weights_cache import fingerprint, loading_code_version
@@ -184,16 +185,16 @@ class PrefixDisk:
             # A full disk would fail at every page. Requests go on without it.
             if self._failed is None:
                 _log.warning(
-                    "prompts are no longer saved to disk: %s; free disk space, or set prefix_disk_mb to 0: folder=%s",
-                    error.strerror or error,
-                    self._folder,
+                    "prompts no longer saved to disk path=%s error=%s; free disk space, or set prefix_disk_mb to 0",
+                    quoted(self._folder),
+                    quoted(error.strerror or error),
                 )
             self._failed = time.monotonic()
             self.close()  # its last record is torn, so no other may follow
             return None
         if self._failed is not None:
             self._failed = None
-            _log.info("prompts are saved to disk again: folder=%s", self._folder)
+            _log.info("prompts saved to disk again path=%s", quoted(self._folder))
         return _Record(self._segment, offset, length, checksum)
 
     def clear(self) -> None:
@@ -272,7 +273,11 @@ class PrefixDisk:
             record = self._index.pop(key, None)
             self.size -= 0 if record is None else record.length
         if record is not None:
-            _log.warning("a saved page of a prompt %s; it is computed again: file=%s", reason, record.segment)
+            _log.warning(
+                "saved page of a prompt not used path=%s error=%s; it is computed again",
+                quoted(record.segment),
+                quoted(reason),
+            )
 
     def _touch(self, segment: Path) -> None:
         """Mark a segment as used, at most once a minute."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from helexa.core.logs import quoted
 from helexa.neuron.cache_folder import PROMPTS_FOLDER, cache_root
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
@@ -398,7 +399,7 @@ class PrefixStore:
         try:
             disk = open_disk()
         except Exception as error:  # the engine works without a disk
-            _log.warning("prompts are not saved to disk: %s", error)
+            _log.warning("prompts not saved to disk error=%s", quoted(error))
             self._opened.set()
             while self._copies.get() is not None:
                 pass  # copies of the time before
@@ -428,7 +429,7 @@ def open_store(
         return None
     largest = max([*runner.page_parts, *runner.window_parts, *runner.state_parts])
     if not runner.computes_alone and largest > MAX_FRAME_BYTES // 2:  # the other ranks send their parts in frames
-        _log.warning("prompts are not saved to disk: a page or state is too large: mib=%d", largest >> 20)
+        _log.warning("prompts not saved to disk largest_mb=%d; a page or state is too large", largest >> 20)
         return None
     prompt_bytes = most_together(options.prefix_disk_mb << 20)
     return PrefixStore(partial(_disk, model, options, runner), memory, pages, states, runner, prompt_bytes)

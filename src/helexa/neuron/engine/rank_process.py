@@ -56,7 +56,7 @@ def main() -> None:
     except SystemExit as system_exit:
         code = int(system_exit.code or 0)
     except Exception:
-        _log.exception("the process of rank %d ends", arguments.rank)
+        _log.exception("rank process ends rank=%d", arguments.rank)
         code = 1
     logging.shutdown()
     os._exit(code)  # destroying a group in which another rank hangs would hang, too

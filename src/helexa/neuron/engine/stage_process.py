@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
+from helexa.core.logs import quoted
 from helexa.core.version import node_code_version
 from helexa.neuron import tensors
 from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
@@ -71,11 +72,11 @@ def main() -> None:
         setup = _receive(member, StageSetup)
         StageWorker(Channel(socket.socket(fileno=arguments.channel_fd), setup.channel), setup, member).run()
     except ChannelError as error:
-        _log.info("the engine on host 0 has ended: %s", error)
+        _log.info("engine on host 0 has ended error=%s", quoted(error))
     except SystemExit as system_exit:
         code = int(system_exit.code or 0)
     except Exception:
-        _log.exception("the stage process ends")
+        _log.exception("stage process ends")
         code = 1
     logging.shutdown()
     os._exit(code)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError, service_unavailable
+from helexa.core.logs import quoted
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import (
     CachedPrefixes,
@@ -354,14 +355,14 @@ class EngineClient:
                     if isinstance(message, StepReport):
                         self._take(message)
         except (ValueError, msgspec.DecodeError) as error:
-            log.error("engine sent an invalid message and is ended: pid=%d: %s", self._child.pid, error)
+            log.error("engine sent an invalid message and is ended pid=%d error=%s", self._child.pid, quoted(error))
         self._death = "the model's engine ended unexpectedly; it is being restarted"
         self._fail_streams(self._death)
         if self._closing:
             return
         await self._end(grace=2.0)
         reason = self._child.ending()
-        log.error("engine ended: pid=%d: %s", self._child.pid, reason)
+        log.error("engine ended pid=%d error=%s", self._child.pid, quoted(reason))
         if self._on_exit is not None and not self._closing:
             self._on_exit(reason)
 

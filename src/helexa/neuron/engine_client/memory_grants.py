@@ -98,7 +98,9 @@ class MemoryGrants:
             self._holdings[pid] = _Holding(devices, granted.total, start_time, request.held, allocated)
         positions = granted.pages * request.page_size
         if positions < min(request.context, request.pages * request.page_size):
-            log.warning("memory is short: a context of %d tokens instead of %d", positions, request.context)
+            log.warning(
+                "context is shorter, because memory is short context=%d requested=%d", positions, request.context
+            )
         return granted
 
     def available(self, device: str, free: int, limit: int = 0) -> int:

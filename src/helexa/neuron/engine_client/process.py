@@ -219,7 +219,8 @@ class Child:
                 level, _, message = text.partition(" ")  # the level in the engine's log format
                 level_number = logging.getLevelNamesMapping().get(level)
                 self._last_line = message.partition(": ")[2] or message if level_number else text
-                log.log(level_number or logging.INFO, "engine %d: %s", self.pid, message if level_number else text)
+                line = message if level_number else text
+                log.log(level_number or logging.INFO, "%s", f"engine pid={self.pid}: {line}")
 
 
 def _exit_of(popen: "subprocess.Popen[bytes]") -> "asyncio.Future[None]":

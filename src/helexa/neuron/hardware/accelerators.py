@@ -16,6 +16,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from helexa.core.logs import quoted
+
 if TYPE_CHECKING:  # records import pydantic, which machines without a GPU need only in servers
     from helexa.core.node_reports import Device, DeviceHealth
 
@@ -130,7 +132,7 @@ def _find() -> Accelerators:
         nvml_indexes = _visible_indexes(nvml)
         cuda, driver = nvml.nvmlSystemGetCudaDriverVersion_v2(), nvml.nvmlSystemGetDriverVersion()
     except nvml.NVMLError as error:
-        log.warning("the accelerators could not be listed: %s", error)
+        log.warning("accelerators not listed error=%s", quoted(error))
         return Accelerators(unavailable=str(error))
     devices: list[Device] = []
     lost = None
@@ -138,7 +140,7 @@ def _find() -> Accelerators:
         try:
             devices.append(_device(nvml, index, nvml_index))
         except nvml.NVMLError as error:
-            log.warning("device ignored, nvidia-smi shows its state: device=cuda:%d: %s", index, error)
+            log.warning("device ignored device=cuda:%d error=%s; nvidia-smi shows its state", index, quoted(error))
             lost = str(error)
     return Accelerators(devices, f"{cuda // 1000}.{cuda % 1000 // 10}", driver, None if devices else lost)
 
@@ -154,7 +156,7 @@ def device_health() -> "list[DeviceHealth]":
     try:
         nvml_indexes = _visible_indexes(nvml)
     except nvml.NVMLError as error:
-        log.warning("the accelerators could not be read, nvidia-smi shows their state: %s", error)
+        log.warning("accelerators not read error=%s; nvidia-smi shows their state", quoted(error))
         return []
     readings = (_reading(nvml, index, nvml_index) for index, nvml_index in enumerate(nvml_indexes))
     return [reading for reading in readings if reading is not None]
@@ -174,7 +176,7 @@ def device_links() -> list[DeviceLink]:
             with suppress(nvml.NVMLError):  # the driver has lost the device
                 handles[index] = nvml.nvmlDeviceGetHandleByIndex(nvml_index)
     except nvml.NVMLError as error:
-        log.warning("the accelerators could not be listed: %s", error)
+        log.warning("accelerators not listed error=%s", quoted(error))
     return links_between(nvml, handles)
 
 
@@ -270,7 +272,7 @@ def _reading(nvml: Any, index: int, nvml_index: int) -> "DeviceHealth | None":
         handle = nvml.nvmlDeviceGetHandleByIndex(nvml_index)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     except nvml.NVMLError as error:
-        log.warning("device not read, nvidia-smi shows its state: device=cuda:%d: %s", index, error)
+        log.warning("device not read device=cuda:%d error=%s; nvidia-smi shows its state", index, quoted(error))
         return None
 
     def read(value: Callable[[], int]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from helexa.core import node_reports
 from helexa.core.errors import HelexaError, SourceError
+from helexa.core.logs import quoted
 from helexa.core.model_names import bare_id
 from helexa.core.node_reports import FailedLoad, ModelSpec
 from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry
@@ -51,7 +52,7 @@ class Activation:
                 await self._load(model_id, spec, last=attempt == ATTEMPTS)
             if not self._waiting:
                 break
-            log.warning("downloads of default models failed; retrying in %.0f s", pause)
+            log.warning("downloads of default models failed retry_secs=%.0f", pause)
             await self._sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         self._state.state = "ready"
@@ -63,14 +64,14 @@ class Activation:
         except AlreadyLoadedError:
             self._settle(model_id)
         except SourceError as error:
-            log.error("loading of the default model failed: model=%s: %s", model_id, error)
+            log.error("loading of the default model failed model=%s error=%s", quoted(model_id), quoted(error))
             if last or error.kind != "repo_fetch_failed":
                 self._settle(model_id, str(error))
         except HelexaError as error:
-            log.error("loading of the default model failed: model=%s: %s", model_id, error)
+            log.error("loading of the default model failed model=%s error=%s", quoted(model_id), quoted(error))
             self._settle(model_id, str(error))
         except Exception:
-            log.exception("loading of the default model failed: model=%s", model_id)
+            log.exception("loading of the default model failed model=%s", quoted(model_id))
             self._settle(model_id, "internal error; see the node's log")
         else:
             self._settle(model_id)

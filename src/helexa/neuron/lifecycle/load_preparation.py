@@ -9,6 +9,7 @@ import msgspec
 
 from helexa.core.errors import HelexaError, ModelFileError, TensorParallelError
 from helexa.core.load_options import LoadOptions
+from helexa.core.logs import quoted
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.hardware.accelerators import accelerators
 from helexa.neuron.hardware.cpus import usable_cpus
@@ -147,12 +148,18 @@ def load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
         name = quant_named(quant)
         if has_more_bits(quant):
             log.warning(
-                "model=%s: quant '%s' loads as %s, because safetensors have no smaller format", model_id, quant, name
+                "quant replaced model=%s quant=%s loaded_as=%s; safetensors have no smaller format",
+                quoted(model_id),
+                quant,
+                name,
             )
         return name
     if quant.lower().replace("_", "") not in path.name.lower().replace("_", ""):
         log.warning(
-            "model=%s: %s is used unchanged; quant '%s' applies only to safetensors", model_id, path.name, quant
+            "quant not applied model=%s path=%s quant=%s; it applies only to safetensors",
+            quoted(model_id),
+            quoted(path),
+            quant,
         )
     return ""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helexa.core.errors import ApiError, HelexaError
+from helexa.core.logs import quoted
 from helexa.core.model_names import ModelSource
 from helexa.core.node_reports import MAX_LOCAL_MODELS, LocalModel, LocalModels
 from helexa.neuron.config import NeuronConfig
@@ -128,7 +129,7 @@ class LocalInventory:
         try:
             self._scan = await self._threads.run(_scan, self._config, self._scan)
         except HelexaError as error:
-            log.warning("cannot read the model folders: %s", error)
+            log.warning("model folders not read error=%s", quoted(error))
         except Exception:
             log.exception("scan of the model folders failed; the next scan tries again")
         self._checked_at = time.monotonic()
@@ -144,7 +145,7 @@ class LocalInventory:
             try:
                 self._inspections[version] = await self._threads.run(self._inspector.inspect, version[0])
             except ApiError as error:
-                log.info("inspection of models is postponed: %s", error)
+                log.info("inspection of models is postponed error=%s", quoted(error))
                 break  # all threads read other files; this is no fault of the model
             except HelexaError as error:
                 self._inspections[version] = Inspection(problem=str(error))

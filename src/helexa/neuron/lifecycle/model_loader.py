@@ -13,6 +13,7 @@ import msgspec
 
 from helexa.core.errors import HelexaError
 from helexa.core.load_options import LoadOptions
+from helexa.core.logs import quoted, tell
 from helexa.core.model_names import ModelSource, bare_id
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.engine.ipc.engine_options import EngineOptions, no_draft_model
@@ -108,7 +109,12 @@ class ModelLoader:
     ) -> HostedModel:
         """Load a model, downloaded if necessary, and return it with its running engine."""
         begun = self._clock()
-        log.info("loading model=%s source=%s device=%s", model_id, source, ",".join(options.devices) or options.device)
+        log.info(
+            "loading model=%s source=%s device=%s",
+            quoted(model_id),
+            quoted(source),
+            ",".join(options.devices) or options.device,
+        )
         quant = source.quant(spec.quant)
         path = await self._sources.resolve(source, quant=quant, progress=report, download=spec.download is not False)
         options = msgspec.structs.replace(options, quant=load_time_quant(model_id, path, quant), model_id=model_id)
@@ -120,7 +126,25 @@ class ModelLoader:
         options = msgspec.structs.replace(options, images=await self._files.run(sees_images, path, options))
         resident = self._resident(model_id, spec, path, options)
         model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
-        log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, model.engine.ready)
+        ready = model.engine.ready
+        tell(
+            log,
+            logging.INFO,
+            "loaded",
+            model=model_id,
+            seconds=round(self._clock() - begun, 1),
+            type=ready.model_type,
+            device=ready.device,
+            dtype=ready.dtype,
+            quant=ready.quant or "none",
+            kernels=ready.kernels,
+            context=ready.context_length,
+            pages=ready.kv_pages,
+            weights_mb=ready.weight_bytes >> 20,
+            kv_mb=ready.kv_bytes >> 20,
+            state_mb=ready.state_bytes >> 20,
+            memory_mb=ready.memory_bytes >> 20,
+        )
         return resident
 
     async def _draft(self, name: str, options: EngineOptions, report: ProgressReport, *, download: bool) -> Path:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 
 from helexa.core.errors import ApiError, HelexaError, service_unavailable
+from helexa.core.logs import quoted
 from helexa.core.model_names import ModelSource
 from helexa.core.node_reports import Pull, PullRequest
 from helexa.neuron.builtin_models import BUILTIN_MODELS
@@ -82,21 +83,21 @@ class Pulls:
             if pull.status == "running":
                 pull.stage, pull.done, pull.total = stage, done, total or None
 
-        log.info("downloading model=%s source=%s", pull.model, source)
+        log.info("downloading model=%s source=%s", quoted(pull.model), quoted(source))
         try:
             await self._sources.resolve(source, quant=quant, progress=report)
         except asyncio.CancelledError:
             pull.status = "canceled"
-            log.info("canceled download model=%s", pull.model)
+            log.info("download canceled model=%s", quoted(pull.model))
         except HelexaError as error:
             pull.status, pull.error = "failed", str(error)
-            log.warning("download failed model=%s: %s", pull.model, error)
+            log.warning("download failed model=%s error=%s", quoted(pull.model), quoted(error))
         except Exception:
             pull.status, pull.error = "failed", "internal error; see the node's log"
-            log.exception("download failed model=%s", pull.model)
+            log.exception("download failed model=%s", quoted(pull.model))
         else:
             pull.status, pull.stage = "done", None
-            log.info("downloaded model=%s", pull.model)
+            log.info("downloaded model=%s", quoted(pull.model))
         finally:
             if self._tasks.get(pull.model) is asyncio.current_task():  # otherwise it was canceled
                 del self._tasks[pull.model]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from helexa.core.errors import ApiError, HelexaError, model_not_found, service_unavailable, shutting_down
 from helexa.core.load_options import LoadOptions
+from helexa.core.logs import quoted
 from helexa.core.model_names import bare_id
 from helexa.neuron.engine_client.process import Child, Spawn
 from helexa.neuron.lifecycle.load_preparation import check_tool_parser
@@ -162,7 +163,7 @@ class Registry:
             load.cancel()
             await asyncio.wait([load])
             if load.cancelled():  # otherwise the load has just ended
-                log.info("canceled load model=%s", model_id)
+                log.info("load canceled model=%s", quoted(model_id))
                 return
         await self._idle(model_id)
         resident = self._residents.pop(model_id, None)
@@ -173,7 +174,7 @@ class Registry:
         del resident
         memory.trim_heaps()
         self.events["unloads"] += 1
-        log.info("unloaded model=%s", model_id)
+        log.info("unloaded model=%s", quoted(model_id))
 
     def get(self, model_id: str) -> "ServedModel":
         """Return the loaded or sleeping model with an id or source id.
@@ -333,7 +334,11 @@ class Registry:
         def on_done(work: "asyncio.Task[T]") -> None:
             del self._busy[model_id]
             if not work.cancelled() and (error := work.exception()):
-                log.info("model=%s: %s: %s", model_id, type(error).__name__, error)
+                log.info(
+                    "work on a model failed model=%s error=%s",
+                    quoted(model_id),
+                    quoted(f"{type(error).__name__}: {error}"),
+                )
 
         self._busy[model_id] = work
         work.add_done_callback(on_done)

@@ -18,6 +18,7 @@ from helexa.core.errors import (
     service_unavailable,
 )
 from helexa.core.load_options import LoadOptions
+from helexa.core.logs import quoted
 from helexa.neuron.engine.ipc.messages import Progress
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.options import TorchOptions
@@ -200,7 +201,7 @@ class HostedModel:
         assert self.status == "loaded"
         self.status = "sleeping"
         self._count("sleeps")
-        log.info("model=%s falls asleep after %.0f s without requests", self._id, self.model.admission.idle_secs)
+        log.info("model falls asleep model=%s idle_secs=%.0f", quoted(self._id), self.model.admission.idle_secs)
         self._falling_asleep = asyncio.create_task(self._end_processes(), context=Context())
         return self._falling_asleep
 
@@ -318,7 +319,7 @@ class HostedModel:
             asyncio.get_running_loop().run_in_executor(None, self.model.text.start_process)
             engine = await self._next_engine()
         except BaseException as error:
-            log.warning("model=%s did not wake: %s", self._id, error or type(error).__name__)
+            log.warning("model did not wake model=%s error=%s", quoted(self._id), quoted(error))
             raise
         finally:
             self._waking = self.wake_progress = None
@@ -328,7 +329,7 @@ class HostedModel:
             self._expected_until = self._clock() + _ARRIVAL_SECONDS
         self.status, self.reason = "loaded", None
         self._count("wakes")
-        log.info("model=%s is awake after %.2f s", self._id, self._clock() - begun)
+        log.info("model is awake model=%s seconds=%.2f", quoted(self._id), self._clock() - begun)
         self._watch_idle()
 
     async def _next_engine(self) -> EngineClient:
@@ -363,14 +364,16 @@ class HostedModel:
                 if pause is None:
                     self._quarantine(str(error))
                     raise
-                log.error("model=%s did not wake; retrying: %s", self._id, error)
+                log.error(
+                    "model did not wake model=%s retry_secs=%.2f error=%s", quoted(self._id), pause, quoted(error)
+                )
                 await self._sleep(pause)
 
     def _on_death(self, reason: str) -> None:
         # `open` and `_next_engine` report an engine that ends before they return.
         if self._closed or self.status in ("loading", "sleeping"):
             return
-        log.error("engine exited and is restarted: model=%s: %s", self._id, reason)
+        log.error("engine exited and is restarted model=%s error=%s", quoted(self._id), quoted(reason))
         self.status, self.reason = "recovering", reason
         self.model.admission.close(
             service_unavailable(f"model '{self._id}' is recovering; retry in 2 s", retry_after=2)
@@ -385,13 +388,13 @@ class HostedModel:
                 await self.open()
             except (HelexaError, OSError) as error:
                 self.reason = str(error)
-                log.error("model could not be recovered: model=%s: %s", self._id, error)
+                log.error("model could not be recovered model=%s error=%s", quoted(self._id), quoted(error))
                 continue
             except Exception:
                 self.reason = "internal error; see the node's log"
-                log.exception("model could not be recovered: model=%s", self._id)
+                log.exception("model could not be recovered model=%s", quoted(self._id))
                 continue
-            log.warning("model recovered: model=%s", self._id)
+            log.warning("model recovered model=%s", quoted(self._id))
             return
         self._quarantine(self.reason)
 
@@ -399,7 +402,9 @@ class HostedModel:
         count, window = self._restarts.most, self._restarts.window
         self.reason = f"{count} restarts within {window:.0f} s failed; last error: {error}"
         self.status = "poisoned"
-        log.error("model quarantined until it is loaded or unloaded: model=%s: %s", self._id, self.reason)
+        log.error(
+            "model quarantined until it is loaded or unloaded model=%s error=%s", quoted(self._id), quoted(self.reason)
+        )
 
 
 def _served_model() -> "type[ServedModel]":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from helexa.core.errors import ApiError, context_length_exceeded, internal_error, invalid_body, service_unavailable
+from helexa.core.logs import quoted
 from helexa.core.sampling import BOUNDS
 from helexa.neuron.engine.ipc.messages import SamplingParams, TokenOutput
 from helexa.neuron.engine_client.token_stream import TokenStream
@@ -231,7 +232,9 @@ async def _run_choice(
         if isinstance(error, ApiError):
             yield recorder.fail(error)
         else:
-            logger.exception("request failed with an internal error: model=%s error=%s", model.id, type(error).__name__)
+            logger.exception(
+                "request failed with an internal error model=%s error=%s", quoted(model.id), type(error).__name__
+            )
             yield recorder.fail(internal_error())
     finally:
         recorder.abandon(0 if outputs is None else outputs.unread)
@@ -411,7 +414,7 @@ async def _pump(index: int, run: Run, events: Events, active: _ActiveRuns) -> No
 def _failed(error: Exception) -> Failed:
     if isinstance(error, ApiError):
         return Failed(error.with_traceback(None))
-    logger.exception("request failed with an internal error: error=%s", type(error).__name__)
+    logger.exception("request failed with an internal error error=%s", type(error).__name__)
     return Failed(internal_error())
 
 

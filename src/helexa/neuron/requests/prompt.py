@@ -259,7 +259,7 @@ def enable_prompt_log() -> None:
     """Log all prompts from now on, as the engine receives them."""
     # Prompts are private data of the clients, so only `[log] prompts` enables this log, never the log level alone.
     _prompt_log.disabled = False
-    _prompt_log.warning("[log] prompts = true: this log contains the prompts of all clients")
+    _prompt_log.warning("prompts are logged setting=log.prompts; this log contains the prompts of all clients")
 
 
 def log_prompt(model: ServedModel, prompt: Sequence[int]) -> None:

@@ -26,7 +26,7 @@ from helexa.core.errors import (
     service_unavailable,
     shutting_down,
 )
-from helexa.core.logs import tell
+from helexa.core.logs import quoted, tell
 from helexa.core.model_names import ModelSource, bare_id
 from helexa.core.node_reports import ModelId, ModelSpec, PullRequest, Record
 from helexa.core.sse import KEEP_ALIVE, frame
@@ -283,7 +283,7 @@ def _last_event(request: Request, spec: ModelSpec, load: "asyncio.Task[Any]") ->
     if shortage := descriptor_shortage(error):
         error = shortage
     if not isinstance(error, HelexaError):
-        log.error("load failed with an internal error: model=%s", spec.model_id, exc_info=error)
+        log.error("load failed with an internal error model=%s", quoted(spec.model_id), exc_info=error)
         error = internal_error()
     if isinstance(error, ApiError):
         log_error_response(request.url.path, error)

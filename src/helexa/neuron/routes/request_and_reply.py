@@ -180,7 +180,7 @@ class RunResponse:
                     log_error_response(path, error)
                     await self._write(Failed(error), send)
                 else:
-                    logger.exception("stream ended by an internal error: path=%s error=%s", path, type(error).__name__)
+                    logger.exception("stream ended by an internal error path=%s error=%s", path, type(error).__name__)
                     await self._write(Failed(internal_error()), send)
         self._quiet_since = None
         await send({"type": "http.response.body", "body": b""})
@@ -214,7 +214,7 @@ def error_response(error: ApiError) -> Response:
 def log_error_response(path: str, error: ApiError) -> None:
     """Log one line about a reply with `error`, and add it to the record."""
     current().error_codes.append(error.code or "internal")
-    facts = {"path": path, "status": error.status, "type": error.type, "code": error.code, "detail": str(error)}
+    facts = {"path": path, "status": error.status, "type": error.type, "code": error.code, "error": str(error)}
     tell(logger, logging.WARNING, "refused", **facts | error.extras)
 
 

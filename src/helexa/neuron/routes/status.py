@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helexa.core.errors import ApiError
+from helexa.core.logs import quoted
 from helexa.core.node_reports import DeviceHealth, Health, Loading, ModelInfo
 from helexa.http.responses import JsonResponse, readiness
 from helexa.neuron.hardware.accelerators import device_health
@@ -248,9 +249,9 @@ async def _repeat(reading: Callable[[], Awaitable[None]]) -> None:
         try:
             await reading()
         except OSError as error:
-            log.error("reading memory or devices failed, the last reading stays in use: %s", error)
+            log.error("reading memory or devices failed error=%s; the last reading stays in use", quoted(error))
         except Exception:
-            log.exception("reading memory or devices failed, the last reading stays in use")
+            log.exception("reading memory or devices failed; the last reading stays in use")
         await asyncio.sleep(READING_SECONDS)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from helexa.core.errors import SourceError
+from helexa.core.logs import quoted
 from helexa.neuron.processes.model_files import try_lock
 from helexa.neuron.sources.fetch import Fetch, disk_full_error, source_error
 from helexa.neuron.sources.snapshot import temporary_path
@@ -103,7 +104,9 @@ class _PackageCache:
         with path.open("rb") as file:
             checksum = hashlib.file_digest(file, "sha256").hexdigest()
         if checksum != expected:
-            log.warning("%s has changed since its download (sha256 %s); downloading it again", path, checksum)
+            log.warning(
+                "file has changed since its download path=%s sha256=%s; it is downloaded again", quoted(path), checksum
+            )
             return None
         with suppress(OSError):  # the record only saves computing the checksum again
             _Record(path.name, expected, stat.st_size, stat.st_mtime_ns).write(folder)

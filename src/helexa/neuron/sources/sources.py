@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helexa.core.errors import ConfigError, SourceError
+from helexa.core.logs import quoted
 from helexa.core.model_names import DEFAULT_SCHEME, ModelSource
 from helexa.neuron.cache_folder import cache_root, default_cache, expanded, hub_home
 from helexa.neuron.options import MOST_DOWNLOADS, NodeOptions, SourceOptions
@@ -103,7 +104,11 @@ class Hub:
         try:
             snapshots.pin(listing.commit)
         except OSError as error:
-            log.warning("%s: %s", source, disk_error(error, self.cache_dir))
+            log.warning(
+                "version of a model not stored source=%s error=%s",
+                quoted(source),
+                quoted(disk_error(error, self.cache_dir)),
+            )
         return model_path(snapshots.at(listing.commit), files)
 
     def size(self, name: str, quant: str | None, fetch: Fetch) -> int:
@@ -161,7 +166,7 @@ class Hub:
 
 
 def _serve_cached(path: Path, failure: SourceError) -> Path:
-    log.warning("%s; using the cached version", failure)
+    log.warning("cached version is used path=%s error=%s", quoted(path), quoted(failure))
     return path
 
 

@@ -80,9 +80,9 @@ class GgufVocabulary:
             # The model may generate the token, but prompts get the first one.
             self.tokens[token_id], self.types[token_id] = f"[REPEATED_{token_id}]", int(TokenType.UNUSED)
         _log.warning(
-            "the file lists %d tokens twice: prompts get the first of them: %s",
+            "model file lists tokens twice tokens=%d first=%s; prompts get the first of each",
             len(self.repeated),
-            ", ".join(repr(token.content[:_SHOWN_LENGTH]) for token in islice(self.repeated.values(), _SHOWN)),
+            ",".join(repr(token.content[:_SHOWN_LENGTH]) for token in islice(self.repeated.values(), _SHOWN)),
         )
 
     def _warn_of_corrections(self, tokens: Sequence[str], types: Sequence[int] | None) -> None:
@@ -93,12 +93,10 @@ class GgufVocabulary:
             if old != new and new != TokenType.BYTE
         ]
         if types is None:
-            _log.warning("the file has no token types: control tokens are recognized by their text")
+            _log.warning("model file has no token types; control tokens are recognized by their text")
         if changed:
-            names = ", ".join(changed[:_SHOWN]) + (" .." if len(changed) > _SHOWN else "")
-            _log.warning(
-                "the file states wrong types of %d special tokens, which are corrected: %s", len(changed), names
-            )
+            names = ",".join(changed[:_SHOWN])
+            _log.warning("wrong types of special tokens corrected tokens=%d first=%s", len(changed), names)
 
     def added_tokens(self) -> list[AddedToken]:
         """Return the control tokens, the unknown token and user-defined tokens.
@@ -204,7 +202,9 @@ class GgufTokenizer:
 
 def _rules(metadata: Mapping[str, Any]) -> PreTokenizer:
     if "tokenizer.ggml.pre" not in metadata:
-        _log.warning("the file names no pre-tokenizer: using llama.cpp's default rules, which may not match the model")
+        _log.warning(
+            "model file names no pre-tokenizer; llama.cpp's default rules are used, which may not match the model"
+        )
         return PRE_TOKENIZERS["default"]
     pre = _gguf_value(metadata, "pre", str)
     if pre not in PRE_TOKENIZERS:

@@ -14,6 +14,7 @@ from typing import Self
 import msgspec
 
 from helexa.core.errors import ModelFileError, UnsupportedModelError
+from helexa.core.logs import quoted
 from helexa.neuron.processes.sandbox import ProcessPool, Sandbox, SandboxError
 from helexa.neuron.vision.decode import ImageLimits, check_bytes
 from helexa.neuron.vision.image_process import ImageRequest, ImageResponse
@@ -229,7 +230,7 @@ class ModelVision:
         except ModelFileError as error:
             if mmproj is not None:
                 raise
-            log.warning("the model reads text only path=%s reason=%s", path, error)
+            log.warning("model reads text only path=%s error=%s", quoted(path), quoted(error))
             return None
 
     async def prepare(self, data: bytes, detail: str = "auto") -> SharedImage:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from helexa.core.errors import ModelFileError
+from helexa.core.logs import quoted
 from helexa.neuron.weights.fp8_and_mxfp4 import StoredTensor, stored_tensors
 from helexa.neuron.weights.model_file import MODULES_FILE, WHOLE, Part, read_json, text_config
 from helexa.neuron.weights.quantized_matrix import Weight
@@ -171,7 +172,11 @@ class SafetensorsCheckpoint(StoredTensors):
         skipped = tensors.keys() - names.values()
         self.has_head = bool(skipped) and bool(head_tensor_names(skipped))  # whether the folder has a draft head, too
         if skipped and names_of is None:
-            _log.info("%s: skipped tensors outside the text model: %s", folder.name, _summarize_names(skipped))
+            _log.info(
+                "tensors outside the text model skipped path=%s names=%s",
+                quoted(folder),
+                quoted(_summarize_names(skipped)),
+            )
         text = {name: tensors[stored] for name, stored in names.items()}
         super().__init__(stored_tensors(text, self.config), lambda name: f"{folder}: no tensor {name}")
         if names_of is None and _HEAD_WEIGHT not in names and (folder / MODULES_FILE).exists():

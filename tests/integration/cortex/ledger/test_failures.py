@@ -200,7 +200,10 @@ async def test_repeated_work_logs_the_first_failure_and_the_recovery(caplog: pyt
         task = asyncio.create_task(database.repeat(work, 0, "work fails"))
         await done.wait()
         task.cancel()
-    assert caplog.messages == ["work fails: a", "solved: work fails"]
+    assert caplog.messages == [
+        "periodic work fails problem='work fails' error=a",
+        "periodic work succeeds again problem='work fails'",
+    ]
 
 
 async def test_locked_sqlite_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ async def test_only_open_reservations_of_a_retired_gateway_are_logged(url: str, 
     async with running(url) as [ledger]:
         await ledger.reserve(holder(1000), "b", "Org/M", 100)
         await retire_gateways(url)
-        assert "gateway retired, reservations charged in full: gateway=" in caplog.text
+        assert "gateway retired gateway=" in caplog.text
 
 
 async def test_next_gateway_on_a_sqlite_file_sweeps_its_predecessor(tmp_path):

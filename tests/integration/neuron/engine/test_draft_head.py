@@ -389,7 +389,7 @@ def test_model_with_an_invalid_mtp_head_is_loaded_without_it(
     assert runner.draft_head is None
     assert runner.facts.drafts is None
     (message,) = [record.message for record in caplog.records if "draft head" in record.message]
-    assert re.search(rf"the draft head \(MTP\) of model is not used: .*{reason}", message)
+    assert re.search(rf"draft head \(MTP\) not used path=\S*/model error=.*{reason}", message)
 
 
 @pytest.mark.parametrize("options", [{"speculation": False}, {"speculation_max_sequences": 0}])

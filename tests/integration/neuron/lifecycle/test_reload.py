@@ -43,9 +43,9 @@ def test_changes_are_applied_and_other_changes_wait_for_the_next_start(
     assert config.api_key is not None and config.api_key.get_secret_value() == "a-new-key"
     assert (config.drain_secs, config.host) == (9, "127.0.0.1")
     lines = [record.getMessage() for record in caplog.records if record.name == "helexa.neuron.app"]
-    assert sorted(lines) == ["reloaded: api_key", "reloaded: drain_secs"]
+    assert sorted(lines) == ["setting reloaded setting=api_key", "setting reloaded setting=drain_secs"]
     node.reload('api_key = "a-new-key"\ndrain_secs = 9\n[downloads]\nmax_concurrent = 7\n')
-    assert caplog.records[-1].getMessage() == "reloaded: downloads (takes effect at the next start)"
+    assert caplog.messages[-1] == "setting reloaded setting=downloads; it takes effect at the next start"
 
 
 @pytest.mark.parametrize("text", ["", "drain_secs = 5\n", "drain_secs = x\n", "drain = 1\n" + KEY])
@@ -55,4 +55,4 @@ def test_reload_removes_no_key_and_applies_no_invalid_file(
     node = Node(tmp_path, KEY)
     node.reload(text)
     assert node.applied == []
-    assert "reload failed, configuration unchanged" in caplog.text
+    assert "reload failed error=" in caplog.text

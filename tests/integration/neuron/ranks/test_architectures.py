@@ -43,7 +43,7 @@ def test_each_rank_holds_its_part_of_the_weights(
     caplog.clear()
     with loaded(tmp_path, tensor_parallel=ranks):
         pass
-    sizes = [float(size) for size in re.findall(rf"rank \d of {ranks}: (\d+\.\d+) MiB of weights", caplog.text)]
+    sizes = [float(size) for size in re.findall(rf"rank=\d ranks={ranks} weights_mb=(\d+\.\d+)", caplog.text)]
     assert len(sizes) == ranks
     assert max(sizes) <= 1.05 * whole / ranks
 

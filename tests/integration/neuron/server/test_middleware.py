@@ -71,7 +71,7 @@ async def test_engine_log_lines_keep_their_level(node: Node, tmp_path: Path, cap
     logged = [
         (record.levelname, record.getMessage().partition(": ")[2])
         for record in caplog.records
-        if "engine " in record.msg
+        if record.getMessage().startswith("engine pid=")
     ]
     assert logged == [("WARNING", "fake.engine: this will not end well"), ("INFO", "cannot begin")]
 

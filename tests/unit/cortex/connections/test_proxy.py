@@ -145,7 +145,7 @@ async def test_text_of_an_error_response_is_forwarded_but_not_logged(
     with caplog.at_level(logging.DEBUG):
         status, body, _ = await post(cortex, BODY)
     assert (status, json.loads(body)) == (400, {"error": error})
-    assert f"node rejected the request: node=n1 status=400 code={logged}" in caplog.text
+    assert f"node rejected the request node=n1 status=400 code={logged}" in caplog.text
     assert "my secret prompt" not in caplog.text
 
 

@@ -217,7 +217,7 @@ async def test_secrets_are_not_logged(gateway: Cortex, joining: FakeNode, caplog
         token = await invite(gateway)
         await join(gateway, token, f"http://127.0.0.1:{free_port()}")
         await join(gateway, token, joining.url)
-    assert "node joined: name=new" in caplog.text
+    assert "node joined node=new" in caplog.text
     assert token not in caplog.text
     assert KEY not in caplog.text
 

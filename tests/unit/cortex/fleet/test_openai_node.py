@@ -244,4 +244,4 @@ async def test_unusable_model_ids_are_refused_and_long_ones_are_logged_once(capl
         await poller.poll("box")
         await poller.poll("box")
         assert [*fleet.node("box").models] == [ids[0], ids[-1]]
-    assert len([record for record in caplog.records if "node=box ids=2" in record.getMessage()]) == 1
+    assert len([record for record in caplog.records if "node=box models=2" in record.getMessage()]) == 1

@@ -116,7 +116,7 @@ def test_repeated_token_is_written_but_not_read(caplog):
         assert tokenizer.decode([267], skip_special=False) == "</s>"
         assert tokenizer.vocab_size == 268
         assert 265 not in tokenizer.encode("[REPEATED_265]")
-    assert "the file lists 3 tokens twice: prompts get the first of them: 'ab', '▁a', '</s>'" in caplog.text
+    assert "model file lists tokens twice tokens=3 first='ab','▁a','</s>';" in caplog.text
 
 
 def test_pieces_with_equal_scores_merge_in_id_order():

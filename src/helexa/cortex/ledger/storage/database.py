@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from helexa.core.errors import ConfigError, HelexaError
+from helexa.core.logs import quoted
 
 _MAX_TEXT_CHARS = 200
 
@@ -185,7 +186,7 @@ class Retry:
                 delay = min(2 * delay, _LONGEST_RETRY_SECS)
             else:
                 if self.problem is not None:
-                    log.info("the ledger's database can be written again")
+                    log.info("ledger's database can be written again")
                 self.problem, self.written_at = None, time.monotonic()
                 return outcome
 
@@ -193,7 +194,9 @@ class Retry:
         """Store why the database cannot be written, and log a new reason."""
         message = str(error) if isinstance(error, DatabaseError) else f"unexpected {type(error).__name__}: {error}"
         if message != self.problem:
-            log.error("%s; no budget can be reserved until the database can be written", message)
+            log.error(
+                "ledger's database cannot be written error=%s; no budget can be reserved until then", quoted(message)
+            )
         self.problem = message
 
 
@@ -204,7 +207,7 @@ async def repeat(work: Callable[[], Awaitable[None]], interval_secs: float, prob
     next success is logged too.
 
     Args:
-        problem: log message for a failed call.
+        problem: field of the log line about a failed call.
     """
     has_failed = False
     while True:
@@ -213,11 +216,11 @@ async def repeat(work: Callable[[], Awaitable[None]], interval_secs: float, prob
             await work()
         except Exception as error:
             if not has_failed:
-                log.warning("%s: %s", problem, error or type(error).__name__)
+                log.warning("periodic work fails problem=%s error=%s", quoted(problem), quoted(error))
             has_failed = True
         else:
             if has_failed:
-                log.info("solved: %s", problem)
+                log.info("periodic work succeeds again problem=%s", quoted(problem))
             has_failed = False
 
 

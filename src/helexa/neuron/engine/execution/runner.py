@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from helexa.core.logs import quoted
 from helexa.neuron import tensors
 from helexa.neuron.engine.execution.cache_bytes import CacheBytes
 from helexa.neuron.engine.execution.device_errors import OutOfStepError, is_device_fault
@@ -239,7 +240,7 @@ class Runner:
             for processes in self._others:
                 error = processes.captured() or error
             if error is not None:
-                _log.warning("the steps of this model cannot be captured as graphs, and are slower: %s", error)
+                _log.warning("steps not captured as graphs error=%s; steps are slower", quoted(error))
                 self.forget_graphs()
                 return
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from helexa.core.errors import ModelFileError, not_installed
+from helexa.core.logs import quoted
 from helexa.neuron import tensors
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
@@ -57,7 +58,7 @@ def with_torch_if_required(name: str, load: Callable[[], _T]) -> _T:
         raise ModelFileError(
             f"{name}: the native kernels do not compute it ({reason}), and {not_installed('torch', 'gpu')}", advice=""
         )
-    _log.info("the model is loaded with torch: %s", reason)
+    _log.info("model is loaded with torch reason=%s", quoted(reason))
     gc.collect()  # errors refer to what was loaded
     threads = tensors.get_num_threads()
     tensors.use("torch")
@@ -100,9 +101,9 @@ def kernels_for(device: Device, options: EngineOptions, config: dict[str, Any], 
         half=half,
         kernels=options.kernels,
     )
-    _log.info("kernels: %s (%s)", choice.ops.name, choice.reason)
+    _log.info("kernels chosen kernels=%s reason=%s", choice.ops.name, quoted(choice.reason))
     if options.kv_dtype == "int8" and choice.ops.kv_bits != 8:
-        _log.warning("kv_dtype int8 needs native kernels or those of a GPU; K and V are kept in %s", choice.ops.dtype)
+        _log.warning("kv_dtype int8 not used dtype=%s; it needs native kernels or those of a GPU", choice.ops.dtype)
     return choice.ops
 
 

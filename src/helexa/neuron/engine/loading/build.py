@@ -202,10 +202,12 @@ def _quant_policy(options: EngineOptions, checkpoint: Checkpoint, layers: int, o
         free_bytes = free_memory(ops.device, options)
         free_bytes = min(free_bytes, options.memory_limit_mb * 2**20 or free_bytes) * max(len(options.devices), 1)
         quant = automatic(shapes, layers, checkpoint.total_bytes, free_bytes) if ops.quantized else ""
-        _log.info("quant auto, with %d MiB of memory free: %s", free_bytes >> 20, quant or "as it is")
+        _log.info("quant chosen quant=%s free_mb=%d", quant or "none", free_bytes >> 20)
     policy = QuantPolicy(quant, layers)
     if policy.quant and not ops.quantized:
-        _log.warning("quant %s rounds weights, but these kernels keep them in %s", policy.quant, ops.dtype)
+        _log.warning(
+            "weights are rounded, but not smaller quant=%s dtype=%s kernels=%s", policy.quant, ops.dtype, ops.name
+        )
     return policy
 
 
@@ -270,7 +272,7 @@ def build_part(
     if other_ranks is not None:
         loaded += other_ranks.wait_until_loaded()
         for rank, sizes in enumerate(loaded):
-            _log.info("rank %d of %d: %.2f MiB of weights", rank, len(loaded), sizes.matrix_bytes / 2**20)
+            _log.info("weights loaded rank=%d ranks=%d weights_mb=%.2f", rank, len(loaded), sizes.matrix_bytes / 2**20)
         other_ranks.connect(ops, _EXCHANGE_SECONDS[build.device.type])
     return model, loaded
 

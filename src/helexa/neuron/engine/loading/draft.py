@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from helexa.core.errors import ModelFileError, UnsupportedModelError
+from helexa.core.logs import quoted
 from helexa.neuron.engine.execution.draft_head import CONTEXT, TAIL
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.engine_options import EngineOptions, no_draft_model
@@ -287,7 +288,7 @@ def open_draft(build: Build) -> DraftPart | HeadPart | None:
     try:
         return MtpPart(build, build.path)
     except ModelFileError as error:  # the model works without its head
-        _log.warning("the draft head (MTP) of %s is not used: %s", build.path.name, error)
+        _log.warning("draft head (MTP) not used path=%s error=%s", quoted(build.path), quoted(error))
         return None
 
 

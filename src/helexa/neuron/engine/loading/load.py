@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError, not_installed
+from helexa.core.logs import quoted
 from helexa.neuron import tensors
 from helexa.neuron.engine.execution.device_errors import DeviceError, is_out_of_memory
 from helexa.neuron.engine.execution.runner import ModelFacts, Runner
@@ -85,7 +86,8 @@ def load(
             raise NotFiniteError(
                 f"{error.problem}; only torch can use float32, and {not_installed('torch', 'gpu')}", advice=""
             ) from None
-        _log.warning("%s; it is loaded again in float32", error.problem)  # the error itself would keep the model alive
+        # The error itself would keep the model alive.
+        _log.warning("model is loaded again in float32 error=%s", quoted(error.problem))
     gc.collect()
     if tensors.uses_torch():
         tensors.cuda.empty_cache()  # otherwise torch reserves the first model's memory, and the second does not fit
@@ -168,7 +170,7 @@ def _divide_among_hosts(build: Build, stages: RemoteStages) -> list[range]:
     layers = divide_layers(*build.sizes(), free_bytes)
     build.stage = Stage(layers[0], stages)
     for host, (part, free) in enumerate(zip(layers, free_bytes, strict=True)):
-        _log.info("host=%d layers=%d-%d free_mb=%d", host, part.start, part.stop - 1, free >> 20)
+        _log.info("layers assigned host=%d layers=%d-%d free_mb=%d", host, part.start, part.stop - 1, free >> 20)
     return layers
 
 
@@ -205,7 +207,7 @@ def _facts(
     releases = build.ops.skips_pages and not granted and (window_pages or None not in windows)
     state = (request.state + sum(stage.state for stage in granted)) * devices
     if state:
-        _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state / 2**20, grant.snapshots)
+        _log.info("recurrent state reserved sequence_mb=%.1f snapshots=%d", state / 2**20, grant.snapshots)
     return ModelFacts(
         model_type=build.model_type,
         vocab_size=model.vocab_size,
@@ -303,7 +305,7 @@ def _load_failure(model: Path, error: Exception) -> LoadFailed:
             kind="out_of_memory",
             message=f"{model.name} does not fit into memory{which}; free memory, or load it with a smaller quant",
         )
-    _log.exception("loading %s failed", model)
+    _log.exception("loading failed path=%s", quoted(model))
     if isinstance(error, HelexaError):
         return LoadFailed(kind="internal", message=str(error))
     return LoadFailed(

@@ -105,7 +105,7 @@ def measured_on_device(
             request, page_step=memory_request.page_step, position_step=memory_request.position_step
         )
     mebibytes = [size >> 20 for size in (request.weights, request.step, request.free)]
-    _log.info("measured: weights %d MiB, steps %d MiB, of %d MiB free", *mebibytes)
+    _log.info("memory measured weights_mb=%d steps_mb=%d free_mb=%d", *mebibytes)
     return request
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from helexa.core.logs import quoted
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.hardware.cpus import (
     CpuNode,
@@ -50,7 +51,7 @@ def bind(options: EngineOptions, rank: int) -> None:
                 os.sched_setaffinity(int(thread.name), cpus)
     except OSError as error:
         # Without the binding, the rank works, but reads the memory of other NUMA nodes.
-        _log.warning("could not bind rank=%d cpus=%s: %s", rank, cpu_list(cpus), error.strerror)
+        _log.warning("could not bind rank=%d cpus=%s error=%s", rank, cpu_list(cpus), quoted(error))
         return
     nodes = [str(node.number) for node in numa_nodes(cpus)]
     _log.info("bound rank=%d numa_node=%s cpus=%s", rank, ",".join(nodes), cpu_list(cpus))

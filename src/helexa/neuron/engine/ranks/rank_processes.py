@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from helexa.core.errors import HelexaError, ModelFileError
+from helexa.core.logs import quoted
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.step_memory import DeviceMemory
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
@@ -71,7 +72,7 @@ class RankError(HelexaError):
 
 def end_engine(message: str) -> None:
     """End this engine process, because the process of a rank ended."""
-    _log.error("%s: the engine ends", message)
+    _log.error("engine ends error=%s", quoted(message))
     logging.shutdown()
     # No orderly exit: the main thread may wait in an exchange for the rank that ended.
     os._exit(1)

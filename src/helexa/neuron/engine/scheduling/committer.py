@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from helexa.core.logs import quoted
 from helexa.neuron.engine.ipc.messages import FinishReason, Logprob, TokenOutput
 from helexa.neuron.engine.scheduling.draft_length import ModelDrafter
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
@@ -185,7 +186,7 @@ class Committer:
         self._queues.end(sequence)
         # Not the fault of the request, so the operator must see it.
         if not matcher.bad_grammar:
-            _log.error("sequence failed id=%d error=%s", sequence.id, matcher.error)
+            _log.error("sequence failed sequence=%d error=%s", sequence.id, quoted(matcher.error))
         return sequence.failure(matcher.error, bad_grammar=matcher.bad_grammar)
 
 

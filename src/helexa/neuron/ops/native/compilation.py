@@ -147,8 +147,8 @@ def compile_for_this_processor(compiler: str, library: Path, compiled: Callable[
             continue
         if first_error is not None:
             _log.warning(
-                "%s cannot compile the kernels for all instructions of this processor, only with '%s'; upgrade the "
-                "compiler and its assembler for faster answers",
+                "kernels compiled for some instructions of this processor only compiler=%r flags=%r; "
+                "upgrade the compiler and its assembler for faster answers",
                 compiler,
                 " ".join(flags),
             )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from helexa.core.errors import ConfigError
+from helexa.core.logs import quoted
 from helexa.neuron import tensors
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.ops.constants import (
@@ -277,7 +278,7 @@ def native_kernels() -> KernelLibrary:
         try:
             return KernelLibrary(ctypes.CDLL(str(path)), _digest(_LAYOUT), f"prebuilt for {path.stem}")
         except OSError as error:
-            _log.warning("the prebuilt kernels cannot be loaded, compiling them: %s", error)
+            _log.warning("prebuilt kernels not loaded path=%s error=%s; they are compiled", quoted(path), quoted(error))
     compiler = c_compiler()
     if compiler is None:
         raise Unavailable("no C compiler found; install gcc or clang for faster answers")
@@ -287,7 +288,7 @@ def native_kernels() -> KernelLibrary:
             # Several engines may start at once. Only one of them compiles.
             with _compile_lock(library):
                 if not library.exists():
-                    _log.info("compiling the native kernels for this machine")
+                    _log.info("compiling the native kernels path=%s", quoted(library))
                     compile_for_this_processor(compiler, library, heartbeat.beat, _COMPILER_SECONDS)
         return KernelLibrary(ctypes.CDLL(str(library)), _digest(_LAYOUT), "compiled for this machine")
     except subprocess.CalledProcessError as error:

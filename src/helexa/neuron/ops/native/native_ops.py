@@ -406,7 +406,7 @@ class NativeOps(Ops):
         samples = batch.sample_rows.shape[0]
         logits = self._graphs.run(inputs, samples, lambda: forward(batch), lambda: self._save_states(batch))
         if known is None and self._graphs.complete is False:
-            _log.info("the model computes outside the native kernels: steps run kernel by kernel")
+            _log.info("model computes outside the native kernels; steps run kernel by kernel")
         return logits
 
     def _save_states(self, batch: Batch) -> Callable[[], None]:

@@ -29,6 +29,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
+from helexa.core.logs import quoted
 from helexa.core.version import __version__
 from helexa.neuron import tensors
 from helexa.neuron.cache_folder import PACKED_SUFFIX
@@ -94,7 +95,7 @@ class PackedStore(MatrixStore):
         except FileNotFoundError:
             pass
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            _log.warning("packed weights in %s cannot be used: %s", self._path.name, error)
+            _log.warning("packed weights not used path=%s error=%s", quoted(self._path), quoted(error))
 
     def get(self, name: str, shape: tuple[int, ...]) -> PackedMatrix | None:
         """Return the matrix `name`; None without a matrix of this name and shape."""
@@ -169,7 +170,7 @@ class PackedStore(MatrixStore):
             else:
                 partial.replace(self._path)
         except OSError as error:
-            _log.warning("packed weights were not saved: %s", error)
+            _log.warning("packed weights not saved path=%s error=%s", quoted(self._path), quoted(error))
             partial.unlink(missing_ok=True)
 
     def _free_space(self, size: int) -> None:
@@ -232,7 +233,7 @@ class MappedWeights:
         """Wait until the start has ended, then move the weights to huge pages."""
         time.sleep(_MOVE_AFTER_SECONDS)
         if not self.move():
-            _log.info("packed weights stay in small pages, because the system has no huge pages or no MREMAP_DONTUNMAP")
+            _log.info("packed weights stay in small pages; the system has no huge pages or no MREMAP_DONTUNMAP")
 
     def move(self) -> bool:
         """Move all whole huge pages; return whether this succeeded."""

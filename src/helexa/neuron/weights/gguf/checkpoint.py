@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helexa.core.errors import ModelFileError
+from helexa.core.logs import quoted
 from helexa.neuron import tensors
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.gguf.blocks import PLAIN_TYPES, SUPPORTED_TYPES, decode, growth
@@ -157,11 +158,13 @@ class GgufCheckpoint:
                 advice="convert the model again",
             )
         if skipped:
-            names = ", ".join(skipped[:3]) + (" .." if len(skipped) > 3 else "")
-            _log.info("%s: skipped %d tensors of multi-token prediction: %s", self._file.path.name, len(skipped), names)
+            fields = (quoted(self._file.path), len(skipped), ",".join(skipped[:3]))
+            _log.info("tensors of multi-token prediction skipped path=%s tensors=%d first=%s", *fields)
         if added:
             _log.warning(
-                "%s: skipped %d tensors for images and drafts: the model reads only text", self._file.path.name, added
+                "tensors for images and drafts skipped path=%s tensors=%d; the model reads text only",
+                quoted(self._file.path),
+                added,
             )
         return named
 
@@ -215,8 +218,8 @@ class GgufCheckpoint:
             factor = growth(kind)
             if factor > _WARNING_GROWTH:
                 _log.warning(
-                    "%s: weights of type %s take at least %.1f times as much memory as in the file",
-                    self._file.path.name,
+                    "weights take more memory than in the file path=%s type=%s times=%.1f",
+                    quoted(self._file.path),
                     kind.name,
                     factor,
                 )
