@@ -226,9 +226,10 @@ def test_node_with_a_driver_mismatch_logs_one_error_when_it_starts(
     create_app(read_config(None, {"NEURON_HARNESS__TORCH__DEVICE": device}))
     lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(lines) == errors
+    chosen = "cuda:0" if device == "auto" else device
     for line in lines:
         assert line.startswith(
-            f"no model can be loaded device={device} error='the NVIDIA driver does not work: "
+            f"no model can be loaded device={chosen} error='the NVIDIA driver does not work: "
             "Driver/library version mismatch: the driver was updated"
         )
         assert line.endswith("; reboot'")
