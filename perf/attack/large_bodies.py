@@ -164,7 +164,7 @@ def gateway(folder: Path, nodes: list[int]) -> Iterator[int]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder) as process:
         try:
             assert process.stderr is not None
-            match = next(match for line in process.stderr if (match := re.search(r"http://[^:]+:(\d+),", line)))
+            match = next(match for line in process.stderr if (match := re.search(r"url=http://[^:]+:(\d+) ", line)))
             threading.Thread(target=process.stderr.read, daemon=True).start()
             yield int(match[1])
         finally:
