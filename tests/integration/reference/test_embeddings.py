@@ -1,6 +1,5 @@
 """Embedding vectors compared with hidden states of transformers, on random weights in float32."""
 
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -66,15 +65,9 @@ def drive(runner: Runner, scheduler: Scheduler, sequences: list[Sequence]) -> di
     return outputs
 
 
-@cache
-def hidden_states(reference: PreTrainedModel, prompt: tuple[int, ...]) -> torch.Tensor:
-    """Return the last hidden state of each token of the prompt. Many tests compare the same prompts."""
-    with torch.inference_mode():
-        return reference.model(torch.tensor([prompt])).last_hidden_state[0]
-
-
 def expected(reference: PreTrainedModel, prompt: list[int], pooling: Pooling) -> torch.Tensor:
-    hidden = hidden_states(reference, tuple(prompt))
+    with torch.inference_mode():
+        hidden = reference.model(torch.tensor([prompt])).last_hidden_state[0]
     weights = torch.arange(1, len(prompt) + 1)[:, None]
     return {
         "mean": hidden.mean(0),
