@@ -368,7 +368,7 @@ async def test_node_reads_its_configuration_at_sighup_and_goes_on_with_its_reque
         await response.content.read()
     code, _, errors = await asyncio.to_thread(finished, process)
     assert code == 0, errors
-    assert "reloaded: api_key" in errors
+    assert "setting reloaded setting=api_key" in errors
     assert "a-new-key" not in errors
 
 
