@@ -211,7 +211,7 @@ class Gateway:
     def _lost(self, error: Exception) -> NoReturn:
         if isinstance(error, TimeoutError):
             raise CommandError(f"{self.url} stopped answering; see its log") from None
-        raise CommandError(f"the connection to {self.url} broke; try again: {error or type(error).__name__}") from None
+        raise CommandError(f"the connection to {self.url} broke ({error or type(error).__name__}); try again") from None
 
 
 def _object(data: str | bytes) -> dict[str, Any]:

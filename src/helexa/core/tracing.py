@@ -60,7 +60,9 @@ def configure(service: str, environ: Mapping[str, str] = os.environ) -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        raise ConfigError(f"{' or '.join(_ENDPOINTS)} is set; run `pip install 'helexa[otel]'`") from None
+        raise ConfigError(
+            f"{' or '.join(_ENDPOINTS)} is set without OpenTelemetry; run `pip install 'helexa[otel]'` or unset it"
+        ) from None
     name = environ.get("OTEL_SERVICE_NAME") or service
     resource = Resource.create({"service.name": name, "service.version": __version__})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)

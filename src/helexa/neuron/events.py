@@ -29,7 +29,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class PromptCounted(msgspec.Struct, frozen=True):
-    """An output event: the prefill has begun; `cached_tokens` tokens were cached."""
+    """An output event: the prefill has begun, and its cached tokens are counted."""
 
     prompt_tokens: int
     cached_tokens: int

@@ -155,7 +155,7 @@ class _Terms(BaseModel):
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Return a key from values by field name, such as command options; ApiError 400."""
+        """Return a key from values by field name; ApiError 400 if one is invalid."""
         return cls._validate(cls.model_validate, fields)
 
     @staticmethod

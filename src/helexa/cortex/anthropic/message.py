@@ -216,7 +216,7 @@ def to_message(
     choice = first_choice(chat)
     message = None if choice is None else choice.get("message")
     if choice is None or not isinstance(message, dict):
-        raise malformed("it has no message")
+        raise malformed("its first choice has no message")
     content = _content(message)
     called = any(block["type"] == "tool_use" for block in content)
     reason, sequence = stop_reason(

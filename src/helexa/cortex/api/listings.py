@@ -25,7 +25,7 @@ def model_list(
     created: int,
     progress: Callable[[str], Progress | None] = lambda _model: None,
 ) -> list[Entry]:
-    """Return the entries of `/v1/models`: models of catalog, nodes and disks, aliases.
+    """Return the entries of `/v1/models`: models of all sources, then aliases.
 
     An entry omits fields that have no known value.
 

@@ -200,7 +200,7 @@ def _logprobs_of(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a message or delta for Ollama's reply, or a refusal."""
+    """Return the text of a message or delta with its refusal, for Ollama's reply."""
     return string(message.get("content")) + string(message.get("refusal"))
 
 

@@ -48,8 +48,8 @@ _NAME = ".segment"
 
 MODEL_FILE = "model"  # File of a namespace with the name of the model
 
-# First byte of a key: the kind of the record. The hash of the page follows. The key of a `NAME` record is a prefix key
-# instead, and its contents are the hash of a page.
+# First byte of a key: the kind of the record. The hash of the page follows. A `NAME` record has a prefix key (a
+# gateway's name of a prompt) instead of the hash, and contains the hash of a page.
 PAGE, STATE, WINDOW, NAME = b"p", b"s", b"w", b"n"
 
 # Options that change when tokens are computed, and not what is computed.

@@ -30,7 +30,8 @@ from helexa.neuron.text.text_settings import Pooling
 
 MOST_ROWS = 64  # Maximum rows of logits in memory. Logits take about 100 times as much memory as hidden states.
 
-# Type of functions that receive one token per row, and return a mask of the allowed tokens for each rejected token.
+# Type of functions that receive the sampled token of each row, and return a mask of the allowed tokens by row index,
+# for each row whose token the grammar rejects.
 RejectionMasks = Callable[[list[int]], dict[int, Mask]]
 
 

@@ -40,7 +40,7 @@ class PixelSender:
         connection.setblocking(False)
 
     async def send(self, request: int, pixels: "Sequence[SharedPixels]") -> None:
-        """Send the pixels of the request with the id `request`; wait for a full socket.
+        """Send the pixels of request `request`; wait while the socket is full.
 
         If the engine has ended, the pixels are dropped.
         """

@@ -150,9 +150,9 @@ class Loader:
         return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index, part), ranges, columns)
 
     def transposed(self, name: str, key: str, shape: tuple[int, int], rows: RowRange) -> Any:
-        """Return the rows `rows` of a matrix [N, K], transposed to [K, rows] and prepared.
+        """Return the transpose of rows of a matrix [N, K], packed for products.
 
-        `key` is a unique name of the result in the model, by which the policy chooses its format.
+        `key` is a unique name of the result in the model, by which the quantization policy chooses its format.
         """
 
         def read() -> Weight:

@@ -62,7 +62,7 @@ class ExpertReader:
     def matrix(
         self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange], columns: RowRange | None
     ) -> Any:
-        """Return a part of one expert's matrix from the stacked tensor `name`."""
+        """Return rows `ranges` of one expert's matrix in the stacked tensor `name`."""
         return self.loader.matrix(name, (self.count, *shape), expert, ranges, columns)
 
     def biases(self, name: str, width: int) -> Tensor:

@@ -64,7 +64,8 @@ def interpolated(table: Tensor, side: int, grid: Grid, rows: Tensor, columns: Te
 def interpolated_with_zeros(table: Tensor, side: int, grid: Grid, rows: Tensor, columns: Tensor) -> Tensor:
     """Return position embeddings like `interpolated`, with zeros around the table.
 
-    The centers of the grid's cells are places in the table, whose entries are the centers of cells, too.
+    Both grids cover the same square, and their values belong to the centers of their cells, as in torch's
+    `align_corners=False`.
     """
     axes = []
     for index, size in ((rows, grid.rows), (columns, grid.columns)):

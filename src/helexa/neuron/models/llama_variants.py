@@ -78,7 +78,7 @@ class Ministral3(Mistral):
     types = ("full_attention", "sliding_attention")
 
     def temperature(self) -> QueryTemperature:
-        """Return the factor of queries, which the settings of the rotary embedding state."""
+        """Return the factor of each query by its position, from the RoPE settings."""
         # The factor keeps attention sharp in long contexts.
         return query_temperature(self.rope_settings(self.settings.config))
 

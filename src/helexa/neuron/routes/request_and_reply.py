@@ -91,7 +91,7 @@ def principal_of(request: Request) -> str:
 
 
 def reports_usage(request: Request) -> bool:
-    """Return whether a gateway requests a last chunk with token counts."""
+    """Return whether the stream must end with a chunk of token counts."""
     # Gateways send the header even if the client requests no usage, and then remove the chunk from the stream.
     return request.headers.get(_INCLUDE_USAGE) in ("1", _PROMPT)
 

@@ -137,7 +137,7 @@ class HeadPart(Build):
         raise NotImplementedError
 
     def check(self, build: Build) -> None:
-        """Raise a ModelFileError if the head is not for the model of `build`."""
+        """Raise a ModelFileError if the draft head is not for the model of `build`."""
 
     def part(self) -> str:
         """Return the name of the head's part of the checkpoint."""
@@ -228,7 +228,9 @@ class EaglePart(HeadPart):
             ModelFileError: the folder has no valid checkpoint, or has the format of the library speculators.
         """
         if "speculators_model_type" in read_json(path / "config.json"):
-            raise UnsupportedModelError("the format of the library speculators is not supported")
+            raise UnsupportedModelError(
+                "its format, of the library 'speculators', is not supported; convert it to EAGLE-3's"
+            )
         return SafetensorsCheckpoint(path, eagle_tensor_names)
 
     def architecture_of(self, model_type: str) -> type[DraftHead]:

@@ -28,7 +28,7 @@ TEXT_TRAITS = ImageTraits()
 
 
 class PromptImages:
-    """The image tokens of one prompt."""
+    """Where the image tokens of a prompt are, and which images a chunk begins."""
 
     def __init__(self, request: Generate, traits: ImageTraits) -> None:
         self.ranges = request.image_ranges  # the image tokens of each tile, in the order of the prompt

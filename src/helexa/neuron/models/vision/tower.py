@@ -89,7 +89,7 @@ class VisionTower:
         raise NotImplementedError
 
     def encode(self, pixels: Tensor, layout: ImageLayout) -> ImageFeatures:
-        """Return the embeddings of an image from its patches, float32 [P, values]."""
+        """Return an image's embeddings; `pixels`: float32 [patches, values of a patch]."""
         raise NotImplementedError
 
     def rope_theta(self, default: float) -> float:
