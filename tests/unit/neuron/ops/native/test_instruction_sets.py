@@ -174,7 +174,7 @@ def test_products_with_and_without_amx_are_equal(with_amx: KernelLibrary, name: 
     ops, x = NativeOps(with_amx, 2, x_bits=bits), torch.randn(117, 512) ** 3  # with outliers
     x[:, 7] *= 40
     linear = ops.linear([ops.matrix(weight)], torch.randn(50))
-    for rows in (31, 32, 33, 47, 48, 117):
+    for rows in (31, 32, 33, 47, 48, 80, 96, 117):  # 80 and 96: the last item is full
         assert with_amx.use_amx(True)
         expected = linear(x[:rows]).clone()
         assert not with_amx.use_amx(False)

@@ -134,7 +134,7 @@ KERNEL(multiply, item) {
     int64_t share = tiles_per_item(tiles, bytes, rows), most = rows_per_item(groups, amx);
     if (amx && share < MAX_TILES) share = MAX_TILES;
     if (FORMATS[number].entries) limit_items(&share, &most, tiles);
-    int64_t shares = (tiles + share - 1) / share, last_panel = panel_start(rows, rows);
+    int64_t shares = (tiles + share - 1) / share, last_panel = panel_start(rows - 1, rows);
     if (item < 0) return shares * (last_panel / most + 1);
 
     const uint8_t *weights = a->matrix + head_bytes(FORMATS[number]);
