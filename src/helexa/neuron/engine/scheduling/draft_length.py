@@ -43,6 +43,8 @@ _PRIOR_NGRAM_ACCEPTANCE = 0.8
 _PRIOR_ACCEPTANCE, _PRIOR_WEIGHT, _SEQUENCE_WEIGHT = 0.6, 4.0, 8.0  # weights in verified drafts
 _MODEL_DECAY, _SEQUENCE_DECAY = 0.99, 0.95  # factor of the counts after each step with drafts
 _EWMA_WEIGHT, _MOST_OUTLIER = 0.2, 2.0  # slower passes are clipped: the machine may have been busy
+_LEAST_MEASURED = 3  # passes with a number of rows before its duration counts as measured
+_OLD_AFTER = 512  # passes after which the duration of a number of rows counts as old
 
 # Relative duration of a pass by its number of rows until it is measured: as the native kernels with 4-bit weights.
 _ROWS = (1, 2, 4, 6, 8, 16, 64)
@@ -64,51 +66,82 @@ class DraftLimits:
     is_head: bool = False  # whether a draft head predicts the tokens, which reads hidden states of the model
 
 
+@dataclass
+class _Duration:
+    """Measured duration of a pass with one number of rows."""
+
+    seconds: float
+    count: int  # number of measurements
+    last: int  # number of passes of all row counts before the last measurement
+
+
 class PassCost:
     """Duration of a pass of a model by its number of rows.
 
     Args:
         seconds: assumed seconds of a pass with one row.
         fixed: whether the assumed duration is never replaced by measurements.
+        optimistic: whether a row count with few measurements, or old ones, counts as no slower than the other row
+            counts let expect. The gate avoids row counts that look slow, so otherwise no second measurement would
+            correct a first one that was slow by chance (the machine was busy).
     """
 
-    def __init__(self, seconds: float, fixed: bool) -> None:
-        self._assumed, self._fixed = seconds, fixed
-        self._measured: dict[int, float] = {}
+    def __init__(self, seconds: float, fixed: bool, optimistic: bool = False) -> None:
+        self._assumed, self._fixed, self._optimistic = seconds, fixed, optimistic
+        self._measured: dict[int, _Duration] = {}
         self._rows: list[int] = []  # the measured row counts in ascending order
+        self._passes = 0  # number of measured passes
 
     def seconds(self, rows: int) -> float:
         """Return the expected seconds of a pass with `rows` rows."""
-        known, measured = self._rows, self._measured
-        if rows in measured:
-            return measured[rows]
+        measured = self._measured.get(rows)
+        if measured is None:
+            return self._expected(rows, self._rows)
+        # Nothing avoids the fewest rows.
+        if not self._optimistic or self._is_certain(measured) or rows == self._rows[0]:
+            return measured.seconds
+        return min(measured.seconds, self._expected(rows, [known for known in self._rows if known != rows]))
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Record the duration of a pass."""
+        if self._fixed:
+            return
+        self._passes += 1
+        old = self._measured.get(rows)
+        if old is None:
+            self._rows.insert(bisect_left(self._rows, rows), rows)
+        if old is None or self._passes - old.last > _OLD_AFTER:
+            self._measured[rows] = _Duration(seconds, 1, self._passes)
+            return
+        if old.count < _LEAST_MEASURED:  # noise only lengthens a pass
+            old.seconds = min(old.seconds, seconds)
+        else:
+            old.seconds += _EWMA_WEIGHT * (min(seconds, _MOST_OUTLIER * old.seconds) - old.seconds)
+        old.count, old.last = old.count + 1, self._passes
+
+    def _is_certain(self, measured: _Duration) -> bool:
+        return measured.count >= _LEAST_MEASURED and self._passes - measured.last <= _OLD_AFTER
+
+    def _expected(self, rows: int, known: list[int]) -> float:
+        """Return the seconds of a pass that follow from those of other row counts."""
         if not known:
             return self._assumed * _relative(rows)
         index = bisect_left(known, rows)
         if 0 < index < len(known):
             low, high = known[index - 1], known[index]
             share = (rows - low) / (high - low)
-            return measured[low] * (1 - share) + measured[high] * share
+            return self._measured[low].seconds * (1 - share) + self._measured[high].seconds * share
         nearest = known[min(index, len(known) - 1)]
+        seconds = self._measured[nearest].seconds
         if nearest == known[0]:
-            return measured[nearest] * _relative(rows) / _relative(nearest)
+            return seconds * _relative(rows) / _relative(nearest)
         # The curve of `_DURATIONS` through the measurements with the fewest and the most rows. Between 1 and 2 rows,
         # durations differ by less than their noise, so the curve's own growth counts as one more measurement.
         first = known[0]
-        span, usual = _relative(nearest) - _relative(first), measured[first] / _relative(first)
-        growth = (measured[nearest] - measured[first] + usual * _USUAL_GROWTH_WEIGHT) / (span + _USUAL_GROWTH_WEIGHT)
-        return measured[nearest] + max(growth, 0.0) * (_relative(rows) - _relative(nearest))
-
-    def learn(self, rows: int, seconds: float) -> None:
-        """Record the duration of a pass."""
-        if self._fixed:
-            return
-        old = self._measured.get(rows)
-        if old is None:
-            self._rows.insert(bisect_left(self._rows, rows), rows)
-            self._measured[rows] = seconds
-        else:
-            self._measured[rows] = old + _EWMA_WEIGHT * (min(seconds, _MOST_OUTLIER * old) - old)
+        fewest = self._measured[first].seconds
+        span, usual = _relative(nearest) - _relative(first), fewest / _relative(first)
+        growth = (seconds - fewest + usual * _USUAL_GROWTH_WEIGHT) / (span + _USUAL_GROWTH_WEIGHT)
+        return seconds + max(growth, 0.0) * (_relative(rows) - _relative(nearest))
 
 
 class Acceptance:
@@ -196,7 +229,9 @@ class DraftGate:
     """
 
     def __init__(self, ratio: float = 1.0, fixed: bool = False) -> None:
-        self._step = PassCost(_FIXED_STEP, fixed)
+        # Optimism about passes of the draft model would cost more than it finds: they have up to 128 rows, and the
+        # credit repeats those with few.
+        self._step = PassCost(_FIXED_STEP, fixed, optimistic=True)
         self._pass = PassCost(_FIXED_DRAFT if fixed else _FIXED_STEP * ratio, fixed)
         self._ratio, self._fixed = ratio, fixed
         self._acceptance = Acceptance(_MODEL_DECAY)

@@ -138,6 +138,31 @@ def test_noise_of_two_rows_does_not_shorten_ngram_drafts() -> None:
     assert gate.ngram_drafts(acceptance, 16, rows=1, sequences=1)[0] == 16
 
 
+def test_one_slow_step_does_not_shorten_ngram_drafts() -> None:
+    gate, acceptance = DraftGate(), Acceptance(0.9)
+    acceptance.learn(8, 8)
+    gate.learn_step(1, 0.036)
+    gate.learn_step(17, 11 * 0.036)  # another program used the cores
+    assert gate.ngram_drafts(acceptance, 16, rows=1, sequences=1)[0] == 16
+    for _ in range(2):
+        gate.learn_step(17, 6 * 0.036)
+    assert gate.ngram_drafts(acceptance, 16, rows=1, sequences=1)[0] == 16
+
+
+def test_drafts_return_after_a_busy_time() -> None:
+    """While the gate avoids a number of rows, only the age of its durations shows that they may be outdated."""
+    gate, acceptance = DraftGate(), Acceptance(0.9)
+    acceptance.learn(16, 8)
+    gate.learn_step(1, 0.036)
+    for _ in range(10):
+        gate.learn_step(17, 11 * 0.036)
+    assert gate.ngram_drafts(acceptance, 16, rows=1, sequences=1)[0] < 16
+    for _ in range(600):
+        gate.learn_step(1, 0.036)
+    gate.learn_step(17, 2 * 0.036)
+    assert gate.ngram_drafts(acceptance, 16, rows=1, sequences=1)[0] == 16
+
+
 def test_ngram_drafts_stop_if_each_row_costs_a_step() -> None:
     gate, acceptance = DraftGate(), Acceptance(decay=0.8)
     for rows in (1, 2, 3, 4):
