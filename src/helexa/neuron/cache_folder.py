@@ -66,7 +66,7 @@ class SavedFiles(NamedTuple):
     """What engines have saved of a model that ran with certain settings."""
 
     kind: Literal["prompts", "weights"]
-    model: str  # id of the model; for weights, the name of its file or repository
+    models: tuple[str, ...]  # ids of the model; for weights, the name of its file or repository
     size: int  # in bytes
     used: float  # time of the last use, in seconds since 1970
     files: list[Path]
@@ -80,10 +80,17 @@ def saved_prompts() -> list[SavedFiles]:
             files = list(folder.glob("*.segment"))
             if files:
                 states = [path.stat() for path in files]
-                model = (folder / "model").read_text(encoding="utf-8", errors="replace")
                 size, used = sum(state.st_size for state in states), max(state.st_mtime for state in states)
-                found.append(SavedFiles("prompts", model, size, used, files))
+                found.append(SavedFiles("prompts", _models(folder), size, used, files))
     return sorted(found, key=lambda prompts: prompts.used)
+
+
+def _models(folder: Path) -> tuple[str, ...]:
+    """Return the ids of the models that have saved prompts in a folder."""
+    names: list[str] = []
+    with suppress(FileNotFoundError):
+        names = (folder / "model").read_text(encoding="utf-8", errors="replace").splitlines()
+    return tuple(names) or ("unknown",)
 
 
 def packed_weights() -> list[SavedFiles]:
@@ -94,7 +101,7 @@ def packed_weights() -> list[SavedFiles]:
             state = path.stat()
             # The name ends with two digests.
             model = path.stem.rsplit(".", 2)[0].replace("--", "/")
-            found.append(SavedFiles("weights", model, state.st_size, state.st_mtime, [path]))
+            found.append(SavedFiles("weights", (model,), state.st_size, state.st_mtime, [path]))
     return sorted(found, key=lambda weights: weights.used)
 
 

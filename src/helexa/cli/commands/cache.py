@@ -34,18 +34,24 @@ def cache(*models: ModelName, clear: Annotated[bool, Parameter(negative="")] = F
     """
     names = {bare_id(typed_source(model)) for model in models} | set(models)
     saved = sorted([*saved_prompts(), *packed_weights()], key=lambda entry: entry.used)
-    entries = [entry for entry in saved if not names or entry.model in names]
+    entries = [entry for entry in saved if not names or names.intersection(entry.models)]
     if clear:
         _clear(entries, names)
     elif as_json:
         facts = [
-            {"kind": entry.kind, "model": entry.model, "size_bytes": entry.size, "last_used": int(entry.used)}
+            {
+                "kind": entry.kind,
+                "model": entry.models[0],
+                "models": entry.models,
+                "size_bytes": entry.size,
+                "last_used": int(entry.used),
+            }
             for entry in entries
         ]
         print(json.dumps(facts[::-1], indent=2))
     elif entries:
         rows = [
-            (printable(entry.model), entry.kind, file_size_text(entry.size), ago(time.time() - entry.used))
+            (printable(", ".join(entry.models)), entry.kind, file_size_text(entry.size), ago(time.time() - entry.used))
             for entry in reversed(entries)
         ]
         print(text_table(_HEADINGS, rows, right=("SIZE",)))

@@ -46,7 +46,7 @@ _RETRY_SECS = 600  # time without writing after an error of the disk; other prog
 _MOST_NAMES = 256
 _NAME = ".segment"
 
-MODEL_FILE = "model"  # File of a namespace with the name of the model
+MODEL_FILE = "model"  # File of a namespace with the ids of its models: one file can be served with several
 
 # First byte of a key: the kind of the record. The hash of the page follows. A `NAME` record has a prefix key (a
 # gateway's name of a prompt) instead of the hash, and contains the hash of a page.
@@ -113,6 +113,9 @@ class PrefixDisk:
                 if not records and time.time() - segment.stat().st_mtime > _TOUCH_SECS:
                     segment.unlink()
         self.size = sum(record.length for record in self._index.values())
+        if self._index:
+            with suppress(OSError):  # a disk that can only be read
+                self._add_model()
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._index
@@ -225,12 +228,21 @@ class PrefixDisk:
 
     def _create_segment(self) -> BinaryIO:
         self._folder.mkdir(exist_ok=True, mode=0o700)
-        # With replacements, because a file name of a model may have bytes that are no text.
-        (self._folder / MODEL_FILE).write_text(self._model, encoding="utf-8", errors="replace")
+        self._add_model()
         # Names sort by age. The process id separates engines that begin at the same time.
         self._segment = self._folder / f"{time.time_ns():020d}-{os.getpid()}{_NAME}"
         descriptor = os.open(self._segment, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         return os.fdopen(descriptor, "wb")
+
+    def _add_model(self) -> None:
+        """Add the id of this model, which clears its prompts, to the namespace."""
+        path = self._folder / MODEL_FILE
+        with path.open("a+", encoding="utf-8", errors="replace") as file:
+            file.seek(0)
+            # With replacements, because a file name of a model may have bytes that are no text.
+            model = self._model.encode("utf-8", "replace").decode()
+            if model not in file.read().splitlines():
+                file.write(f"{model}\n")
 
     def _make_room(self, size: int) -> None:
         """Delete the least recently used segments until `size` bytes fit."""
@@ -257,9 +269,14 @@ class PrefixDisk:
     def _delete(self, segment: Path) -> None:
         segment.unlink(missing_ok=True)
         if not any(segment.parent.glob(f"*{_NAME}")):
-            with suppress(OSError):  # another engine has just begun a segment there
-                (segment.parent / MODEL_FILE).unlink(missing_ok=True)
-                segment.parent.rmdir()
+            models = segment.parent / MODEL_FILE
+            with suppress(OSError):  # another engine has deleted the folder
+                contents = models.read_bytes()
+                models.unlink()
+                try:
+                    segment.parent.rmdir()
+                except OSError:  # another engine has just begun a segment there
+                    models.write_bytes(contents)
         self._forget(segment)
 
     def _forget(self, segment: Path) -> None:

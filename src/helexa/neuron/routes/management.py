@@ -211,8 +211,9 @@ async def clear_prefix_cache(request: Request) -> Response:
     model_id = bare_id(request.path_params["model_id"])
     registry = _registry(request)
     model, error_text = None, ""
+    is_quarantined = any(failed.model_id == model_id for failed in registry.poisoned())  # its engine has ended
     try:
-        model = registry.get(model_id)
+        model = None if is_quarantined else registry.get(model_id)
     except ApiError as error:
         if error.code != "model_not_found":
             raise
@@ -221,8 +222,8 @@ async def clear_prefix_cache(request: Request) -> Response:
     if not awake:
         await registry.until_asleep(model_id)  # an engine that ends saves prompts
     # Listed before the engine forgets its prompts: what it saves afterwards are new prompts.
-    saved = [entry for entry in await asyncio.to_thread(saved_prompts) if entry.model == model_id]
-    if model is None and not saved:
+    saved = [entry for entry in await asyncio.to_thread(saved_prompts) if model_id in entry.models]
+    if model is None and not saved and not is_quarantined:
         return _rejected(request, 404, {"error": error_text})
     if model is not None and (awake or model.engine.alive):  # it may have woken in the meantime
         try:

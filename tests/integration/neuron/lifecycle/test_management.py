@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -68,6 +68,12 @@ async def test_health_lists_the_prefixes_that_a_gateway_has_named(node: Node, tm
     assert (load["memory_prefixes"], load["disk_prefixes"]) == ([], ["0123456789abcdef"])
 
 
+def save(folder: Path, model: str) -> None:
+    folder.mkdir(parents=True)
+    (folder / "model").write_text(model)
+    (folder / "1-1.segment").write_bytes(bytes(100))
+
+
 async def delete(node: Node, model: str) -> tuple[int, dict[str, object]]:
     async with node.session.delete(URL(f"{node.url}/models/{model}/prefix-cache", encoded=True)) as response:
         return response.status, await response.json()
@@ -78,10 +84,7 @@ async def test_prefix_cache_of_a_model_is_cleared_in_memory_and_on_disk(
 ):
     monkeypatch.setenv("HELEXA_CACHE", str(tmp_path / "cache"))
     for name, model in {"one": "org/tiny", "two": "org/tiny", "three": "org/other"}.items():
-        folder = tmp_path / "cache/prompts" / name
-        folder.mkdir(parents=True)
-        (folder / "model").write_text(model)
-        (folder / "1-1.segment").write_bytes(bytes(100))
+        save(tmp_path / "cache/prompts" / name, model)
     await node.load(make_model(tmp_path))
     await node.post("/v1/completions", {"model": "org/tiny", "prompt": [1, 2]})
     metrics = (await node.read("/metrics"))[1]
@@ -113,6 +116,22 @@ async def test_prompts_that_a_model_saves_while_it_falls_asleep_are_cleared(
     assert saved_prompts() == []
     assert (await falling)[0] == 200
     assert (await node.get("/health"))[1]["models"] == []
+
+
+async def test_prompts_of_a_quarantined_model_are_cleared(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HELEXA_CACHE", str(tmp_path / "cache"))
+    path = make_model(tmp_path)
+    await node.load(path)
+    path.with_suffix(".bad").touch()
+    with suppress(aiohttp.ClientError):
+        await node.post("/v1/completions", {"model": "org/tiny", "prompt": [2]})  # ends the engine
+    async with asyncio.timeout(60):
+        while (await node.get("/models"))[1][0]["status"] != "poisoned":
+            pass
+    assert await delete(node, "org/tiny") == (200, {"status": "cleared", "deleted_bytes": 0})
+    save(tmp_path / "cache/prompts/one", "org/tiny")
+    assert await delete(node, "org/tiny") == (200, {"status": "cleared", "deleted_bytes": 100})
+    assert saved_prompts() == []
 
 
 async def test_model_is_loaded_described_and_unloaded(node: Node, tmp_path: Path):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from helexa.neuron.cache_folder import PROMPTS_FOLDER, saved_prompts
 from helexa.neuron.engine import prefix_disk
 from helexa.neuron.engine.prefix_disk import PAGE, PrefixDisk
 
@@ -55,6 +56,20 @@ def test_model_whose_name_is_no_text_is_saved(tmp_path: Path) -> None:
     disk.write(key(1), [b"one"])
     assert disk.read(key(1)) == b"one"
     disk.close()
+
+
+def test_prompts_are_listed_with_all_ids_under_which_a_model_has_used_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELEXA_CACHE", str(tmp_path))
+    folder = tmp_path / PROMPTS_FOLDER / "a"
+    for name in ("org/small", "small", "org/small"):
+        disk = PrefixDisk(folder, AMPLE, name)
+        disk.write(key(1), [b"one"])  # the second and third disk have this record
+        disk.close()
+    assert [entry.models for entry in saved_prompts()] == [("org/small", "small")]
+    (folder / "model").unlink()
+    assert [entry.models for entry in saved_prompts()] == [("unknown",)]
 
 
 def test_records_are_found_by_a_second_process(tmp_path: Path, opened: Open) -> None:

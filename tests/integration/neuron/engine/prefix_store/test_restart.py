@@ -284,7 +284,7 @@ async def test_cleared_prompts_are_computed_again_and_saved_again(folder: Path, 
         computed = await answer(client)
         await eventually(lambda: saved(folder) >= PAGES)
         await eventually(lambda: client.disk.size >= PAGES * 64 * 1000)  # although the engine is idle
-        assert [(entry.model, entry.files) for entry in saved_prompts()] == [("org/small", segments(folder))]
+        assert [(entry.models, entry.files) for entry in saved_prompts()] == [(("org/small",), segments(folder))]
         running = client.generate(LONG[:200], max_tokens=100, sampling=GREEDY, salt="b")
         first = await anext(running)
         await client.clear_prefixes()
