@@ -38,6 +38,8 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 _HEADER = struct.Struct("<4sIQ17s15x")  # magic, checksum of key and contents, bytes of the contents, key
 _MAGIC = b"hxp2"
+_NO_KEY = bytes(17)  # key of removed records
+_KEY_OFFSET = struct.calcsize("<4sIQ")  # in the header
 _SEGMENT_BYTES = 64 << 20
 _RESERVED_BYTES = 1 << 30  # disk space left free for other uses
 _MAX_AGE_SECS = 30 * 86400
@@ -104,11 +106,7 @@ class PrefixDisk:
         for segment in sorted(folder.glob(f"*{_NAME}")):
             with suppress(OSError, struct.error):  # deleted or truncated in the meantime
                 records = _records(segment)
-                for key, record in records:
-                    if record.length:
-                        self._index[key] = record
-                    else:
-                        self._index.pop(key, None)  # see `remove`
+                self._index.update((key, record) for key, record in records if key != _NO_KEY)
                 # An engine was killed before its first record was whole. A new segment may be of a running engine.
                 if not records and time.time() - segment.stat().st_mtime > _TOUCH_SECS:
                     segment.unlink()
@@ -159,12 +157,13 @@ class PrefixDisk:
                 self.size += record.length
 
     def remove(self, key: bytes) -> None:
-        """Remove a record: a record of this key without contents follows it."""
+        """Remove a record, also from its segment: zeros replace its key."""
         with self._lock:
             record = self._index.pop(key, None)
             self.size -= 0 if record is None else record.length
         if record is not None:
-            self._append(key, [])
+            with suppress(OSError), record.segment.open("r+b", buffering=0) as file:
+                os.pwrite(file.fileno(), _NO_KEY, record.offset - _HEADER.size + _KEY_OFFSET)
 
     def _append(self, key: bytes, parts: Sequence[bytes | memoryview]) -> _Record | None:
         """Write a record to the current segment; return None if the disk fails."""

@@ -235,6 +235,15 @@ def test_removed_record_stays_removed(opened: Open) -> None:
     assert opened("a").read(key(0)) == b"z"
 
 
+def test_removed_record_stays_removed_when_newer_segments_are_deleted(tmp_path: Path, opened: Open) -> None:
+    opened("a").write(key(0), [b"x"])
+    second = opened("a")
+    second.write(key(1), [b"y"])
+    second.remove(key(0))
+    max((tmp_path / "a").glob("*.segment")).unlink()
+    assert opened("a").read(key(0)) is None
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
     """Let a function of the operating system fail, as on a broken or remote disk."""
 
