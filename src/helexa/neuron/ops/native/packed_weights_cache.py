@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -55,6 +55,7 @@ _RESERVED = 4 << 30  # disk space left free for other uses
 _MAX_HEADER = 16 << 20
 _PART = 16 << 20  # bytes that are mapped or moved at once
 _HUGE_PAGE = 2 << 20
+_LOOKED_UP_PART = 64 << 10  # bytes of an embedding per write, as Linux maps around a page that is read
 _MOVE_AFTER_SECONDS = 0.5  # the copy of the weights would delay the first tokens; until then decoding is slower
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which `mmap` does not name before Python 3.14
 _MOVE_FLAGS = 1 | 2 | 4  # MREMAP_MAYMOVE, MREMAP_FIXED, MREMAP_DONTUNMAP
@@ -119,7 +120,7 @@ class PackedStore(MatrixStore):
         elif sum(matrix.data.nbytes for matrix in self._matrices.values()) < _SMALLEST:
             return None  # small models are packed quickly
         else:
-            work = self._write
+            work = partial(self._write, looked_up)
         thread = threading.Thread(target=work, name="packed-store", daemon=True)
         thread.start()
         return thread
@@ -147,9 +148,9 @@ class PackedStore(MatrixStore):
         self._mapped = mapped
         return matrices
 
-    def _write(self) -> None:
+    def _write(self, looked_up: Sequence[PackedMatrix]) -> None:
         # The time, because engines in two containers may have the same process id.
-        partial = self._path.with_suffix(f".partial-{time.time_ns()}-{os.getpid()}")
+        unfinished = self._path.with_suffix(f".partial-{time.time_ns()}-{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             size = sum(_aligned(matrix.data.nbytes) for matrix in self._matrices.values())
@@ -160,18 +161,23 @@ class PackedStore(MatrixStore):
                 header[name] = (offset, matrix.outputs, matrix.columns, matrix.number)
                 offset += _aligned(matrix.data.nbytes)
             line = msgspec.json.encode(header) + b"\n"
-            with partial.open("wb") as file:
+            with unfinished.open("wb") as file:
                 file.write(line.ljust(_aligned(len(line)), b"\0"))
                 for matrix in self._matrices.values():
-                    file.write(matrix.data.numpy().data)
+                    data = matrix.data.numpy().data
+                    # The page cache gets a block of the size of a write, of up to 2 MiB, and Linux 6.18 maps all of a
+                    # block if one of its bytes is read.
+                    part = _LOOKED_UP_PART if any(matrix is other for other in looked_up) else len(data)
+                    for start in range(0, len(data), part):
+                        file.write(data[start : start + part])
                     file.write(bytes(_aligned(matrix.data.nbytes) - matrix.data.nbytes))
             if is_used(self._path):  # another engine wrote and mapped the same weights in the meantime
-                partial.unlink()
+                unfinished.unlink()
             else:
-                partial.replace(self._path)
+                unfinished.replace(self._path)
         except OSError as error:
             _log.warning("packed weights not saved path=%s error=%s", quoted(self._path), quoted(error))
-            partial.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
 
     def _free_space(self, size: int) -> None:
         """Remove old files, and others until `size` bytes fit."""

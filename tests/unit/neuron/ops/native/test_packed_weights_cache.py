@@ -159,6 +159,24 @@ def test_embedding_stays_on_disk_until_a_row_is_needed(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(mapped.data), content)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no mremap")
+def test_a_row_of_an_embedding_takes_little_memory(tmp_path: Path, library: KernelLibrary) -> None:
+    embedding = pack(library, random_weights.make("Q8_0", 40_000, 256), HugeMemory(1 << 20))
+    other = pack(library, random_weights.make("Q8_0", 4000, 256), HugeMemory(1 << 20))
+    store = PackedStore(library, tmp_path, "model")
+    store.add("embedding", embedding)
+    store.add("other", other)
+    thread = store.finish([embedding])
+    assert thread is not None
+    thread.join()
+    stored = PackedStore(library, tmp_path, "model").get("embedding", (40_000, 256))
+    assert stored is not None
+    (path,) = tmp_path.iterdir()
+    before = _resident(path)
+    assert torch.equal(stored.data[5 << 20 : 6 << 20], embedding.data[5 << 20 : 6 << 20])
+    assert _resident(path) - before < 3 << 19, "no more than the part that is read and the blocks at its ends"
+
+
 def _resident(path: Path) -> int:
     """Return the bytes of the mapped file that this process has in memory."""
     resident, inside = 0, False
