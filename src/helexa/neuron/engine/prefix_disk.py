@@ -69,6 +69,10 @@ class _Record(NamedTuple):
     length: int
     checksum: int
 
+    def holds(self, key: bytes, contents: bytes) -> bool:
+        """Return whether `contents` were read whole and are those that were written."""
+        return len(contents) == self.length and _checksum(key, [contents]) == self.checksum
+
 
 def most_together(limit_bytes: int) -> int:
     """Return how many bytes of new records stay on disk together.
@@ -141,9 +145,16 @@ class PrefixDisk:
             self._forget(record.segment)
             return None
         except OSError as error:
-            return self._miss(key, f"cannot be read: {error.strerror}")
-        if len(contents) != record.length or _checksum(key, [contents]) != record.checksum:
-            return self._miss(key, "is damaged")
+            self._pop(key)
+            _log.warning(
+                "saved page of a prompt not read path=%s error=%s; it is computed again",
+                quoted(record.segment),
+                quoted(error.strerror or error),
+            )
+            return None
+        if not record.holds(key, contents):
+            self._remove_damaged(record.segment)
+            return None
         self._touch(record.segment)
         return contents
 
@@ -158,12 +169,16 @@ class PrefixDisk:
 
     def remove(self, key: bytes) -> None:
         """Remove a record, also from its segment: zeros replace its key."""
+        if (record := self._pop(key)) is not None:
+            with suppress(OSError), record.segment.open("r+b", buffering=0) as file:
+                os.pwrite(file.fileno(), _NO_KEY, record.offset - _HEADER.size + _KEY_OFFSET)
+
+    def _pop(self, key: bytes) -> _Record | None:
+        """Remove a record from the index, and return it."""
         with self._lock:
             record = self._index.pop(key, None)
             self.size -= 0 if record is None else record.length
-        if record is not None:
-            with suppress(OSError), record.segment.open("r+b", buffering=0) as file:
-                os.pwrite(file.fileno(), _NO_KEY, record.offset - _HEADER.size + _KEY_OFFSET)
+        return record
 
     def _append(self, key: bytes, parts: Sequence[bytes | memoryview]) -> _Record | None:
         """Write a record to the current segment; return None if the disk fails."""
@@ -284,16 +299,23 @@ class PrefixDisk:
             self._index = {key: record for key, record in self._index.items() if record.segment != segment}
             self.size = sum(record.length for record in self._index.values())
 
-    def _miss(self, key: bytes, reason: str) -> None:
+    def _remove_damaged(self, segment: Path) -> None:
+        """Remove the damaged records of a segment.
+
+        Damage often has neighbors. Each would otherwise end the read of a prompt, the next one after the next restart.
+        """
         with self._lock:
-            record = self._index.pop(key, None)
-            self.size -= 0 if record is None else record.length
-        if record is not None:
-            _log.warning(
-                "saved page of a prompt not used path=%s error=%s; it is computed again",
-                quoted(record.segment),
-                quoted(reason),
-            )
+            suspects = {key: record for key, record in self._index.items() if record.segment == segment}
+        damaged = 0
+        try:
+            with segment.open("rb", buffering=0) as file:
+                for key, record in suspects.items():
+                    if not record.holds(key, os.pread(file.fileno(), record.length, record.offset)):
+                        self.remove(key)
+                        damaged += 1
+        except OSError:
+            self._forget(segment)
+        _log.warning("saved prompts are damaged path=%s records=%d; they are computed again", quoted(segment), damaged)
 
     def _touch(self, segment: Path) -> None:
         """Mark a segment as used, at most once a minute."""

@@ -198,6 +198,27 @@ def test_changed_bit_anywhere_in_a_segment_gives_the_same_contents_or_none(
     assert misses == len(original) - padding
 
 
+def test_all_damaged_records_of_a_segment_are_written_again(tmp_path: Path, opened: Open) -> None:
+    contents = {key(number): bytes([number]) * 40 for number in range(4)}
+    writer = opened("a")
+    for name, page in contents.items():
+        writer.write(name, [page])
+    writer.close()
+    (segment,) = (tmp_path / "a").glob("*.segment")
+    damaged = bytearray(segment.read_bytes())
+    record = len(damaged) // 4
+    for number in (1, 2):
+        damaged[number * record + record // 2 + 10] ^= 1
+    segment.write_bytes(damaged)
+    store = opened("a")
+    assert store.read(key(1)) is None
+    for name, page in contents.items():  # an engine has computed the pages from the damaged one on
+        store.write(name, [page])
+    store.close()
+    again = opened("a")
+    assert {name: again.read(name) for name in contents} == contents
+
+
 @pytest.mark.usefixtures("small")
 def test_folder_that_is_deleted_while_it_is_used_is_written_again(tmp_path: Path, opened: Open) -> None:
     store = opened("a")
