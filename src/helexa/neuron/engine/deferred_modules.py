@@ -3,10 +3,14 @@
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+else:
+    Loader = object  # `importlib.abc` imports 15 modules, among them `tempfile`
 
 # Modules that `import torch` executes and engines seldom use. They take a third of the time of this import.
 # `torch._meta_registrations` is needed only for computing with meta tensors, as `torch.compile` and `torch.export` do.
@@ -34,7 +38,7 @@ def defer(names: Sequence[str]) -> None:
     sys.meta_path.insert(0, _Finder(names))
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
 

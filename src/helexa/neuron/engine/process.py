@@ -10,9 +10,6 @@ import sys
 from pathlib import Path
 
 from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
-from helexa.neuron.engine.ipc.messages import Load
-from helexa.neuron.engine.ipc.sockets import receive
-from helexa.neuron.engine.ranks import cpu_binding
 from helexa.neuron.processes import diagnostics, heartbeat, memory, parent_watch
 from helexa.neuron.processes.model_files import mark_used
 
@@ -44,10 +41,14 @@ def main() -> None:
 
 def _run(connection: socket.socket, pixel_socket: socket.socket) -> None:
     defer(IMPORTED_BY_TORCH)
-    # Imports are slow, so a warm standby process imports before it receives `Load`.
+    # Imports are slow, so a warm standby process imports before it receives `Load`. At the top of the file, they would
+    # run with the garbage collector.
+    from helexa.neuron.engine.ipc.messages import Load
+    from helexa.neuron.engine.ipc.sockets import receive
     from helexa.neuron.engine.loading.backend_choice import import_torch_for_gpu
     from helexa.neuron.engine.loading.load import load_reporting
     from helexa.neuron.engine.loop import Engine
+    from helexa.neuron.engine.ranks import cpu_binding
 
     import_torch_for_gpu()
     gc.freeze()  # after the load, the collector scans only what the load has left
