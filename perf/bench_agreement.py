@@ -36,8 +36,8 @@ from typing import Any
 from support.machine import commit, machine
 
 from helexa.bench.client import Client, open_session
-from helexa.bench.load_generators import Clock, PromptRequest, Prompts, Turn
-from helexa.bench.request_metrics import RequestRecord, measure, measure_run
+from helexa.bench.prompts_and_load_generators import Clock, PromptRequest, Prompts, Turn
+from helexa.bench.request_records_and_metrics import RequestRecord, measure, measure_run
 from helexa.bench.wire_formats import api_format_of
 
 GUIDELLM = "guidellm==0.8.1"

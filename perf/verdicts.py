@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from helexa.bench.client import Client, open_session
-from helexa.bench.identity import Model
-from helexa.bench.load_generators import Clock, sample_seed
-from helexa.bench.request_metrics import measure
+from helexa.bench.host_build_and_model import Model
+from helexa.bench.prompts_and_load_generators import Clock, sample_seed
+from helexa.bench.request_records_and_metrics import measure
 from helexa.bench.scenarios.scenario import Subject
 from helexa.bench.scenarios.single import Single
 from helexa.bench.servers import ServedModel

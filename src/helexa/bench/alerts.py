@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from helexa.bench.config import AlertsSection
-from helexa.bench.identity import Configuration
+from helexa.bench.host_build_and_model import Configuration
 from helexa.bench.metric_definitions import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.series import BuildSamples, configuration_samples, judged, known_level

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from helexa.bench.queries import QUESTIONS, RUN_FILTERS, ApiQuery, Parameter, Parameters, QueryExecutor, read_query
+from helexa.bench.api_queries import QUESTIONS, RUN_FILTERS, ApiQuery, Parameter, Parameters, QueryExecutor, read_query
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.runs import runs
+from helexa.bench.results.runs_and_scores import runs
 from helexa.bench.store.row_types import RunRow
 from helexa.core.errors import ApiError
 from helexa.core.version import __version__

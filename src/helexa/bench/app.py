@@ -14,9 +14,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from helexa.bench import api
+from helexa.bench.api_queries import QueryExecutor
 from helexa.bench.pages import site
 from helexa.bench.pages.site import ASSETS
-from helexa.bench.queries import QueryExecutor
 from helexa.core.address import Address
 from helexa.core.errors import ApiError
 from helexa.http.listener import Listener, bind, stop_on_signals

@@ -21,8 +21,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from helexa.bench.load_generators import Clock, PromptRequest
-from helexa.bench.request_metrics import Delta, RequestRecord, Role
+from helexa.bench.prompts_and_load_generators import Clock, PromptRequest
+from helexa.bench.request_records_and_metrics import Delta, RequestRecord, Role
 from helexa.bench.wire_formats import ApiFormat, StreamError, Substitutes, mapping, text
 from helexa.core.errors import HelexaError
 from helexa.core.logs import tell
@@ -46,7 +46,7 @@ class TargetError(HelexaError):
 
 @dataclass(frozen=True, slots=True)
 class RejectedParameters:
-    """The parameters that each model of a server has rejected.
+    """The parameters that clients no longer send to a model, which has rejected them.
 
     All clients of the server share this object.
     """

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from helexa.bench.identity import TargetKind
+from helexa.bench.host_build_and_model import TargetKind
 from helexa.core import config, environment_variables
 from helexa.core.address import Address, Listen, base_url
 

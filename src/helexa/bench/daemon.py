@@ -14,8 +14,8 @@ from pathlib import Path
 from helexa.bench.alerts import AlertMonitor, ReviewResult
 from helexa.bench.client import open_session
 from helexa.bench.config import BenchConfig
-from helexa.bench.identity import Configuration
-from helexa.bench.load_generators import Clock
+from helexa.bench.host_build_and_model import Configuration
+from helexa.bench.prompts_and_load_generators import Clock
 from helexa.bench.results.archive import Archive
 from helexa.bench.scenarios.scenario import Scenario
 from helexa.bench.servers import connect

@@ -5,7 +5,7 @@ from typing import Any
 
 from helexa.bench.metric_definitions import METRICS
 from helexa.bench.pages.formatting import change, measured, memory, number, seconds, share
-from helexa.bench.results import capacity_and_scaling, runs
+from helexa.bench.results import capacity_and_scaling, runs_and_scores
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import MetricComparison
 from helexa.bench.results.summary_and_dimensions import SummaryRow, Swap, summary, swaps
@@ -15,7 +15,7 @@ FINDERS: dict[str, Callable[[Archive], list[Any]]] = {
     "summary": summary,
     "scaling": capacity_and_scaling.scaling,
     "swap": swaps,
-    "capability": runs.artifacts,
+    "capability": runs_and_scores.artifacts,
     "concurrency": capacity_and_scaling.capacity,
 }
 
@@ -127,7 +127,7 @@ def _swaps(results: Sequence[Swap]) -> str:
     return table(("model", "quant", "unload ms", "load ms", "cold TTFT", "cold total", "build", "n"), rows)
 
 
-def _capability(results: Sequence[runs.Artifact]) -> str:
+def _capability(results: Sequence[runs_and_scores.Artifact]) -> str:
     rows = [
         (
             f"{one.target} {one.model}",

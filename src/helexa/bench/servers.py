@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from helexa.bench.client import Client, JsonCalls, RejectedParameters, TargetError
 from helexa.bench.config import TargetSection
-from helexa.bench.identity import EXTERNAL, UNKNOWN, Build, Gpu, Host, Identity, Model, Target, TargetKind
-from helexa.bench.load_generators import Clock
+from helexa.bench.host_build_and_model import EXTERNAL, UNKNOWN, Build, Gpu, Host, Identity, Model, Target, TargetKind
+from helexa.bench.prompts_and_load_generators import Clock
 from helexa.bench.store.row_types import Reading
 from helexa.bench.wire_formats import api_format_of
 from helexa.core.node_reports import Discovery, Health, ModelInfo

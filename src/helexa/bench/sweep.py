@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from helexa.bench.client import TargetError
 from helexa.bench.config import BenchConfig, ScenariosSection
-from helexa.bench.identity import Configuration, Identity
-from helexa.bench.load_generators import Clock, sample_seed
-from helexa.bench.request_metrics import Objectives, measure_run
+from helexa.bench.host_build_and_model import Configuration, Identity
+from helexa.bench.prompts_and_load_generators import Clock, sample_seed
+from helexa.bench.request_records_and_metrics import Objectives, measure_run
 from helexa.bench.scenarios.load import Agentic, Concurrency, Mixed, Rate
 from helexa.bench.scenarios.quality import Capability, Image, json_correctness, tool_correctness
 from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject

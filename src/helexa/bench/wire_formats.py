@@ -5,9 +5,9 @@ from typing import Any, Protocol
 
 import orjson
 
-from helexa.bench.identity import TargetKind
-from helexa.bench.load_generators import PromptRequest
-from helexa.bench.request_metrics import DeltaKind, RequestRecord
+from helexa.bench.host_build_and_model import TargetKind
+from helexa.bench.prompts_and_load_generators import PromptRequest
+from helexa.bench.request_records_and_metrics import DeltaKind, RequestRecord
 from helexa.core.sse import ServerSentEvent
 
 Substitutes = Mapping[str, str | None]

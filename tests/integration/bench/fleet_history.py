@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from helexa.bench.identity import Build, Gpu, Host, Model, ScenarioKey, Target
+from helexa.bench.host_build_and_model import Build, Gpu, Host, Model, ScenarioKey, Target
 from helexa.bench.store.sample_to_rows import pack
 from helexa.bench.store.writer import Store
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from bench.virtual_time import VirtualClock
 from helexa.bench.client import Client, open_session
-from helexa.bench.identity import TargetKind
+from helexa.bench.host_build_and_model import TargetKind
 from helexa.bench.wire_formats import api_format_of
 
 

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from helexa.bench.alerts import AlertMonitor
 from helexa.bench.config import AlertsSection
-from helexa.bench.identity import Build, Configuration, Host, Model, ScenarioKey, Target
+from helexa.bench.host_build_and_model import Build, Configuration, Host, Model, ScenarioKey, Target
 from helexa.bench.results.archive import Archive
 from helexa.bench.store.row_types import Sample
 from helexa.bench.store.writer import Store, now_ms

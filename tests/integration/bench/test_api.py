@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from helexa.bench.queries import QUESTIONS
+from helexa.bench.api_queries import QUESTIONS
 from helexa.bench.results import capacity_and_scaling, series
 from helexa.bench.results.summary_and_dimensions import summary
 from helexa.bench.store.writer import Store

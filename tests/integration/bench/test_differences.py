@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from helexa.bench import report
-from helexa.bench.identity import Build, Configuration, Gpu, Host, Model, ScenarioKey, Target
+from helexa.bench.host_build_and_model import Build, Configuration, Gpu, Host, Model, ScenarioKey, Target
 from helexa.bench.pages import charts, views
 from helexa.bench.pages.site import PAGES, html, query_string
-from helexa.bench.request_metrics import Delta, RequestRecord, measure_run
+from helexa.bench.request_records_and_metrics import Delta, RequestRecord, measure_run
 from helexa.bench.results import capacity_and_scaling, series
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import Side, compare
-from helexa.bench.results.runs import runs
+from helexa.bench.results.runs_and_scores import runs
 from helexa.bench.store.row_types import Sample
 from helexa.bench.store.writer import Store, now_ms
 

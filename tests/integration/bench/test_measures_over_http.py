@@ -18,8 +18,8 @@ from bench.scripted_server import (
     usage_chunk,
 )
 from bench.virtual_time import run
-from helexa.bench.load_generators import PromptRequest, Turn, arrival_times, closed_loop, open_loop
-from helexa.bench.request_metrics import Objectives, RequestMeasures, RequestRecord, measure, measure_run
+from helexa.bench.prompts_and_load_generators import PromptRequest, Turn, arrival_times, closed_loop, open_loop
+from helexa.bench.request_records_and_metrics import Objectives, RequestMeasures, RequestRecord, measure, measure_run
 
 PROMPT = PromptRequest("m", [Turn("user", "hello")], max_tokens=64)
 

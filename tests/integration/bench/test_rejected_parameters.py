@@ -15,8 +15,8 @@ from bench.scripted_server import (
     streamed_script,
 )
 from bench.virtual_time import run
-from helexa.bench.load_generators import PromptRequest, Turn
-from helexa.bench.request_metrics import RequestRecord
+from helexa.bench.prompts_and_load_generators import PromptRequest, Turn
+from helexa.bench.request_records_and_metrics import RequestRecord
 
 PROMPT = PromptRequest("m", [Turn("user", "hi")], max_tokens=7, fixed_length=True)
 

@@ -11,7 +11,7 @@ import pytest
 from bench.scripted_node import LOAD_SECS, UNLOAD_SECS, ScriptedNode, subject_of
 from bench.scripted_server import Script, streamed_script
 from bench.virtual_time import run
-from helexa.bench.request_metrics import measure, measure_run
+from helexa.bench.request_records_and_metrics import measure, measure_run
 from helexa.bench.scenarios import single
 from helexa.bench.scenarios.load import Agentic, Mixed
 from helexa.bench.scenarios.scenario import Outcome, Scenario

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helexa.bench.identity import Build, Configuration, Gpu, Host, Model, ScenarioKey, Target
-from helexa.bench.request_metrics import Delta, Objectives, RequestRecord, measure_run
+from helexa.bench.host_build_and_model import Build, Configuration, Gpu, Host, Model, ScenarioKey, Target
+from helexa.bench.request_records_and_metrics import Delta, Objectives, RequestRecord, measure_run
 from helexa.bench.store.database import SCHEMA_VERSION, Reader, StoreError, measuring, open_writer
 from helexa.bench.store.row_types import Reading, Sample
 from helexa.bench.store.writer import Store, now_ms, prune

@@ -13,8 +13,8 @@ from bench.scripted_node import ScriptedNode, connection_to
 from bench.scripted_server import Script, streamed_script
 from bench.virtual_time import VirtualClock, run
 from helexa.bench.config import BenchConfig
-from helexa.bench.load_generators import Clock
-from helexa.bench.request_metrics import Objectives
+from helexa.bench.prompts_and_load_generators import Clock
+from helexa.bench.request_records_and_metrics import Objectives
 from helexa.bench.scenarios.load import Concurrency, Mixed, Rate
 from helexa.bench.scenarios.scenario import Scenario
 from helexa.bench.scenarios.single import Cancel, Single, Swap

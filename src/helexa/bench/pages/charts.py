@@ -8,7 +8,7 @@ from typing import Any
 from helexa.bench.metric_definitions import METRICS
 from helexa.bench.pages.formatting import UNITS
 from helexa.bench.results.capacity_and_scaling import Capacity, Scaling
-from helexa.bench.results.runs import RunDetail
+from helexa.bench.results.runs_and_scores import RunDetail
 from helexa.bench.results.series import Series
 from helexa.bench.store.row_types import RequestRow
 from helexa.bench.verdicts_and_change_points import Interval

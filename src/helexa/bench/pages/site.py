@@ -17,9 +17,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helexa.bench import alerts
+from helexa.bench.api_queries import METRIC, STATE, Parameter, Parameters, read_query
 from helexa.bench.metric_definitions import METRICS
 from helexa.bench.pages import charts, formatting, views
-from helexa.bench.queries import METRIC, STATE, Parameter, Parameters, read_query
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.summary_and_dimensions import dimensions
 from helexa.core.errors import ApiError, HelexaError

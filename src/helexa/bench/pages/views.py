@@ -7,7 +7,7 @@ from typing import Any
 from helexa.bench import alerts, verdicts_and_change_points
 from helexa.bench.metric_definitions import METRICS
 from helexa.bench.pages import charts, formatting
-from helexa.bench.results import capacity_and_scaling, comparison, runs, series
+from helexa.bench.results import capacity_and_scaling, comparison, runs_and_scores, series
 from helexa.bench.results.archive import Archive, hardware_label
 from helexa.bench.results.summary_and_dimensions import SummaryRow, headline_of, summary, swaps
 from helexa.bench.store.row_types import TargetRow
@@ -85,7 +85,7 @@ def trends(archive: Archive, query: Query) -> Context:
 def run_list(archive: Archive, query: Query) -> Context:
     """Runs page: up to 100 samples that match the filters, newest first."""
     offset = query["offset"]
-    listed = runs.runs(archive, query, limit=RUNS_A_PAGE + 1, offset=offset)
+    listed = runs_and_scores.runs(archive, query, limit=RUNS_A_PAGE + 1, offset=offset)
     return {
         "runs": listed[:RUNS_A_PAGE],
         "earlier": offset + RUNS_A_PAGE if len(listed) > RUNS_A_PAGE else None,
@@ -96,7 +96,7 @@ def run_list(archive: Archive, query: Query) -> Context:
 
 def run(archive: Archive, query: Query) -> Context:
     """Page of one sample: metrics, timeline of requests, GPU utilization."""
-    detail = runs.run(archive, query["id"])
+    detail = runs_and_scores.run(archive, query["id"])
     return {
         "detail": detail,
         "run": detail.run,
@@ -226,8 +226,8 @@ def worth(archive: Archive, query: Query) -> Context:
     where = {"target": query["target"], "model": query["model"]}
     return {
         "chosen": query,
-        "checks": runs.checks(archive, **where),
-        "artifacts": runs.artifacts(archive, **where, limit=20),
+        "checks": runs_and_scores.checks(archive, **where),
+        "artifacts": runs_and_scores.artifacts(archive, **where, limit=20),
     }
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from helexa.bench.identity import digest
+from helexa.bench.host_build_and_model import digest
 from helexa.bench.store.database import Reader
 from helexa.bench.store.row_types import BuildRow, HostRow, ModelRow, ScenarioRow, TargetRow
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from helexa.bench.request_metrics import Distribution, distribution
+from helexa.bench.request_records_and_metrics import Distribution, distribution
 from helexa.bench.results.archive import Archive, DimensionTables
 from helexa.bench.store.row_types import ConfigurationRow
 

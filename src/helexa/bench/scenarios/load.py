@@ -7,8 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from helexa.bench.load_generators import Arrivals, PromptRequest, Turn, arrival_times, closed_loop, open_loop
-from helexa.bench.request_metrics import Objectives, RequestRecord
+from helexa.bench.prompts_and_load_generators import (
+    Arrivals,
+    PromptRequest,
+    Turn,
+    arrival_times,
+    closed_loop,
+    open_loop,
+)
+from helexa.bench.request_records_and_metrics import Objectives, RequestRecord
 from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject, first_failure, text_objectives
 
 _PROBE_TOKENS = 32

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from helexa.bench.client import JsonCalls, TargetError
-from helexa.bench.load_generators import PromptRequest, Tool, Turn
-from helexa.bench.request_metrics import RequestRecord
+from helexa.bench.prompts_and_load_generators import PromptRequest, Tool, Turn
+from helexa.bench.request_records_and_metrics import RequestRecord
 from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject, first_failure
 from helexa.bench.servers import NeuronTarget, ServedModel
 

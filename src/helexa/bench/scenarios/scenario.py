@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from helexa.bench.client import Client
-from helexa.bench.identity import ScenarioKey
-from helexa.bench.load_generators import Ask, Clock, PromptRequest, Prompts
-from helexa.bench.request_metrics import Objectives, RequestRecord
+from helexa.bench.host_build_and_model import ScenarioKey
+from helexa.bench.prompts_and_load_generators import Ask, Clock, PromptRequest, Prompts
+from helexa.bench.request_records_and_metrics import Objectives, RequestRecord
 from helexa.bench.servers import NeuronTarget, ServedModel
 
 _SLACK = 1.1  # prompts are counted in words

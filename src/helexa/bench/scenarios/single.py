@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from helexa.bench.client import TargetError
-from helexa.bench.load_generators import PromptRequest, Turn
+from helexa.bench.prompts_and_load_generators import PromptRequest, Turn
 from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject, first_failure
 from helexa.bench.servers import NeuronTarget, ServedModel
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from helexa.bench.identity import (
+from helexa.bench.host_build_and_model import (
     EXTERNAL,
     Build,
     Configuration,

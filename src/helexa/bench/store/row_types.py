@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from helexa.bench.request_metrics import RequestRecord, RunMeasures
+from helexa.bench.request_records_and_metrics import RequestRecord, RunMeasures
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from helexa.bench.request_metrics import Distribution, RequestRecord, RunMeasures, measure
+from helexa.bench.request_records_and_metrics import Distribution, RequestRecord, RunMeasures, measure
 from helexa.bench.store.row_types import Reading, Sample
 
 _LONGEST_US = 2**32 - 1

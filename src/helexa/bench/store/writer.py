@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from helexa.bench.identity import Build, Configuration, Host, Model, ScenarioKey, Target
+from helexa.bench.host_build_and_model import Build, Configuration, Host, Model, ScenarioKey, Target
 from helexa.bench.store.database import StoreError, open_writer
 from helexa.bench.store.row_types import ConfigurationIds, Sample
 from helexa.bench.store.sample_to_rows import columns_of, request_rows

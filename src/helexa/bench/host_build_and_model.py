@@ -1,4 +1,4 @@
-"""What a measurement is about: target, host, build, model and scenario."""
+"""Target, host, build, model and scenario of a measurement."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Single samples with their requests, and the quality of stored responses."""
+"""Runs (samples) with their requests, and the quality scores of their responses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ _LONGEST_ARTIFACT = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A run of an automatic check: its score, and decode rate."""
+    """The score of an automatic check in the newest runs, with the decode rate."""
 
     target: str
     model: str
@@ -86,7 +86,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A run of a capability probe: the response, and its score.
+    """A run (sample) of a capability probe, with the stored response and its score.
 
     `score` is the newest score that a scorer has set. Without such a score, it is the score of the automatic checks.
     """

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from helexa.bench.request_metrics import RequestRecord
+from helexa.bench.request_records_and_metrics import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)

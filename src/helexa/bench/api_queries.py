@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from helexa.bench import alerts
 from helexa.bench.metric_definitions import METRICS, Metric
-from helexa.bench.results import capacity_and_scaling, comparison, runs, series
+from helexa.bench.results import capacity_and_scaling, comparison, runs_and_scores, series
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.summary_and_dimensions import SummaryRow, Swap, dimensions, headline_of, summary, swaps
 from helexa.bench.store.database import StoreError
@@ -210,16 +210,16 @@ QUESTIONS = (
     ApiQuery(
         "capability",
         "Responses to capability probes, with scores",
-        list[runs.Artifact],
-        lambda archive, query: runs.artifacts(archive, **_where(query), limit=query["limit"]),
+        list[runs_and_scores.Artifact],
+        lambda archive, query: runs_and_scores.artifacts(archive, **_where(query), limit=query["limit"]),
         {**_WHERE, "limit": Parameter("Maximum number of results, newest first", "integer", 100, 1, 500)},
         table=True,
     ),
     ApiQuery(
         "checks",
         "Scores of automatic checks (tool calls, JSON), with decode rates",
-        list[runs.Check],
-        lambda archive, query: runs.checks(archive, **_where(query)),
+        list[runs_and_scores.Check],
+        lambda archive, query: runs_and_scores.checks(archive, **_where(query)),
         _WHERE,
         table=True,
     ),
@@ -239,10 +239,10 @@ QUESTIONS = (
         "runs",
         "Samples (runs), newest first",
         list[RunRow],
-        lambda archive, query: runs.runs(archive, query, limit=query["limit"], offset=query["offset"]),
+        lambda archive, query: runs_and_scores.runs(archive, query, limit=query["limit"], offset=query["offset"]),
         {
             **RUN_FILTERS,
-            "limit": Parameter("Maximum number of samples", "integer", 500, 1, runs.MOST_RUNS),
+            "limit": Parameter("Maximum number of samples", "integer", 500, 1, runs_and_scores.MOST_RUNS),
             "offset": Parameter("Number of samples to skip", "integer", 0, 0),
         },
         table=True,
@@ -250,15 +250,15 @@ QUESTIONS = (
     ApiQuery(
         "run",
         "One sample with all its data",
-        runs.RunDetail,
-        lambda archive, query: runs.run(archive, query["id"]),
+        runs_and_scores.RunDetail,
+        lambda archive, query: runs_and_scores.run(archive, query["id"]),
         {"id": Parameter("Id of the sample", "integer", required=True)},
     ),
     ApiQuery(
         "requests",
         "Requests of a sample",
         list[RequestRow],
-        lambda archive, query: runs.run(archive, query["run"]).requests,
+        lambda archive, query: runs_and_scores.run(archive, query["run"]).requests,
         {"run": Parameter("Id of the sample", "integer", required=True)},
         table=True,
     ),
