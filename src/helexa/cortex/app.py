@@ -16,7 +16,7 @@ from helexa.core.address import Address
 from helexa.core.catalog import Catalog
 from helexa.core.errors import ApiError, ConfigError
 from helexa.cortex import gateway
-from helexa.cortex.access.network import with_cors
+from helexa.cortex.access.proxies_exposure_and_cors import with_cors
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.console.console import Console, get_root, get_session, page_routes, sign_in, sign_out
 from helexa.cortex.console.events import get_events
@@ -38,6 +38,15 @@ from helexa.cortex.routes.access_and_errors import (
     viewer,
 )
 from helexa.cortex.routes.generation import Generation, Messages, Responses, input_items, stored_response
+from helexa.cortex.routes.health_usage_and_activity import (
+    get_document,
+    get_health,
+    get_history,
+    get_readiness,
+    get_usage,
+    get_version,
+    list_activity,
+)
 from helexa.cortex.routes.keys_and_nodes import (
     cordon_node,
     create_invitation,
@@ -61,15 +70,6 @@ from helexa.cortex.routes.models import (
     unload_model,
 )
 from helexa.cortex.routes.ollama import OLLAMA_ENDPOINTS, OllamaAddress, ollama_routes
-from helexa.cortex.routes.reports import (
-    get_document,
-    get_health,
-    get_history,
-    get_readiness,
-    get_usage,
-    get_version,
-    list_activity,
-)
 from helexa.cortex.routes.tokens import ask_tokenizer, count_message_tokens, get_tokenizer_info
 from helexa.cortex.shutdown import Shutdown
 from helexa.http.listener import AddressInUseError, Listener, bind

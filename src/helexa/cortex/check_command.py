@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from helexa.core import catalog
 from helexa.core.catalog import Catalog
 from helexa.cortex.access.keys import Key, static_keys
-from helexa.cortex.access.network import check_exposure
+from helexa.cortex.access.proxies_exposure_and_cors import check_exposure
 from helexa.cortex.config import CortexConfig, NeuronSection, load
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.node_errors import NodeError

@@ -2,14 +2,13 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 from cyclopts import App, Parameter
 
 from helexa.core.command_line import VERSION_FLAGS, call, run_program
-from helexa.core.errors import ConfigError, HelexaError, UsageError
+from helexa.core.errors import ConfigError, UsageError
 from helexa.core.version import version_line
-from helexa.cortex.fleet_commands import GatewayApi
 
 app = App(
     name="cortex",
@@ -28,14 +27,14 @@ nodes.command("helexa.cortex.key_and_node_commands:invite", name="invite", help=
 nodes.command("helexa.cortex.key_and_node_commands:list_nodes", name="list", help="List the nodes of this gateway.")
 nodes.command("helexa.cortex.key_and_node_commands:remove", name="remove", help="Remove a node that joined.")
 app.command("helexa.cortex.check_command:check", help="Check the configuration files and show what they serve.")
+app.command(
+    "helexa.cortex.fleet_commands:status", help="Show a running gateway's health and where its models are loaded."
+)
 app.command("helexa.cortex.fleet_commands:top", help="Show the newest requests, refreshed every second.")
 app.command("helexa.cortex.fleet_commands:explain", help="Explain where a request for a model would be sent.")
 app.command("helexa.cortex.fleet_commands:cordon", help="Send no new requests and loads to a node.")
 app.command("helexa.cortex.fleet_commands:uncordon", help="Send requests and loads to a node again.")
 app.command("helexa.cortex.fleet_commands:drain", help="Cordon a node and wait until its requests have ended.")
-
-_ID_COLUMNS = 40
-_DEFAULT_API = GatewayApi()
 
 
 @app.command
@@ -59,7 +58,7 @@ def serve(
     from helexa.core import catalog, logs, tracing
     from helexa.core.address import parse_address
     from helexa.cortex import app
-    from helexa.cortex.access.network import check_exposure
+    from helexa.cortex.access.proxies_exposure_and_cors import check_exposure
     from helexa.cortex.config import load, log_unknown_variables
     from helexa.http.process import run
 
@@ -87,39 +86,12 @@ def serve(
         tracing.shut_down()
 
 
-@app.command
-def status(
-    *, api: GatewayApi = _DEFAULT_API, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
-) -> None:
-    """Show a running gateway's health and where its models are loaded.
-
-    Args:
-        as_json: print JSON for programs.
-    """
-    import json
-
-    health, models = api.get("/health"), api.get("/v1/models")
-    try:
-        lines = [_model_line(model) for model in models["data"]]
-    except (KeyError, TypeError):
-        raise HelexaError(f"{api.endpoint} is not a helexa gateway: unexpected response; check --url") from None
-    if as_json:
-        print(json.dumps({"health": health, "models": models["data"]}, indent=2))
-    else:
-        print(json.dumps(health, indent=2), *lines, sep="\n")
-
-
 def main() -> NoReturn:
     """Run the `cortex` command.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 unreachable, 78 configuration.
     """
     run_program("cortex", partial(call, app), tracebacks=True)
-
-
-def _model_line(model: dict[str, Any]) -> str:
-    locations = ", ".join(f"{location['node']}({location['status']})" for location in model["locations"])
-    return f"{model['id']:<{_ID_COLUMNS}} {locations}".rstrip()
 
 
 gateway = App(name="gateway", help=app.help, version=partial(version_line, "helexa"), version_flags=VERSION_FLAGS)

@@ -1,4 +1,4 @@
-"""`cortex explain`, `cordon`, `uncordon`, `drain`, `top`: ask a running gateway."""
+"""`cortex status`, `explain`, `cordon`, `uncordon`, `drain`, `top`: ask a gateway."""
 
 import json
 import os
@@ -21,6 +21,7 @@ _DEFAULT_URL = "http://127.0.0.1:31313"
 _DRAIN_TIMEOUT_SECS = 900.0
 _HEADINGS = ("ENDED", "KEY", "MODEL", "NODE", "STATUS", "PROMPT", "CACHED", "OUTPUT", "TTFT", "SECONDS", "TOK/S")
 _REFRESH_SECS = 1.0
+_ID_COLUMNS = 40
 
 
 class Unreachable(HelexaError):
@@ -117,6 +118,30 @@ def _error_message(error: Any) -> str:
 
 
 _DEFAULT_API = GatewayApi()
+
+
+def status(
+    *, api: GatewayApi = _DEFAULT_API, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
+) -> None:
+    """Show a running gateway's health and where its models are loaded.
+
+    Args:
+        as_json: print JSON for programs.
+    """
+    health, models = api.get("/health"), api.get("/v1/models")
+    try:
+        lines = [_model_line(model) for model in models["data"]]
+    except (KeyError, TypeError):
+        raise HelexaError(f"{api.endpoint} is not a helexa gateway: unexpected response; check --url") from None
+    if as_json:
+        print(json.dumps({"health": health, "models": models["data"]}, indent=2))
+    else:
+        print(json.dumps(health, indent=2), *lines, sep="\n")
+
+
+def _model_line(model: dict[str, Any]) -> str:
+    locations = ", ".join(f"{location['node']}({location['status']})" for location in model["locations"])
+    return f"{model['id']:<{_ID_COLUMNS}} {locations}".rstrip()
 
 
 def explain(

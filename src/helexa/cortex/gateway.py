@@ -10,7 +10,7 @@ from helexa.core.catalog import Catalog
 from helexa.core.logs import LogLines
 from helexa.cortex.access.auth import Authenticator
 from helexa.cortex.access.keys import static_keys
-from helexa.cortex.access.network import TrustedProxies, check_exposure
+from helexa.cortex.access.proxies_exposure_and_cors import TrustedProxies, check_exposure
 from helexa.cortex.access.rate_limiter import RateLimiter
 from helexa.cortex.config import CortexConfig, NeuronSection, secrets_of
 from helexa.cortex.fleet.fleet import Fleet
@@ -19,8 +19,8 @@ from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.node_errors import CONNECT_TIMEOUT_SECS
 from helexa.cortex.fleet.poller import Poller
 from helexa.cortex.fleet_history import History
-from helexa.cortex.forwarding.body_workers import BodyWorkers
 from helexa.cortex.forwarding.proxy import Proxy
+from helexa.cortex.forwarding.request_bodies import BodyWorkers
 from helexa.cortex.forwarding.token_queries import NodeCalls
 from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.ledger.keys_and_nodes import JoinedNode, KeyStore, NodeStore

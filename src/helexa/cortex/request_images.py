@@ -12,8 +12,8 @@ from helexa.core.errors import ApiError, invalid_body, unsupported_parameter, vi
 from helexa.core.image_file import ImageProblem, check_data_url, image_tokens
 from helexa.core.wire.chat_message import IMAGE_PARTS
 from helexa.cortex.config import ImagesSection
-from helexa.cortex.forwarding.body_workers import BodyWorkers, is_large
 from helexa.cortex.forwarding.request import rewrite
+from helexa.cortex.forwarding.request_bodies import BodyWorkers, is_large
 from helexa.cortex.forwarding.token_bounds import NO_IMAGES, PromptImages, has_media
 from helexa.cortex.image_fetcher import FetchMemory, ImageFetcher
 from helexa.http.server_state import BodyBudget

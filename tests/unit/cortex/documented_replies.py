@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from helexa.cortex.api import generation_schemas
-from helexa.cortex.api.operations import OPERATIONS
+from helexa.cortex.api import openapi_generation_schemas
+from helexa.cortex.api.openapi_operations import OPERATIONS
 
 
 def check_reply(path: str, reply: Any) -> None:
@@ -21,7 +21,7 @@ def check_reply(path: str, reply: Any) -> None:
 def _adapter(path: str) -> TypeAdapter[Any] | None:
     for operation in OPERATIONS:
         method, _, template = operation.route.partition(" ")
-        of_gateway = getattr(operation.reply, "__module__", "") != generation_schemas.__name__
+        of_gateway = getattr(operation.reply, "__module__", "") != openapi_generation_schemas.__name__
         if method == "GET" and of_gateway and re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), path):
             return TypeAdapter(operation.reply)
     return None

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from cortex.fake_node import FakeNode, Speak
 from cortex.running_gateway import Cortex
-from helexa.cortex.anthropic.message import to_anthropic_error
+from helexa.cortex.anthropic.message_and_errors import to_anthropic_error
 from helexa.cortex.upstream.error_responses import has_openai_format, read_error, says_model_is_gone
 
 OPENAI = {"message": "no such voice", "type": "invalid_request_error", "code": "voice_not_found", "param": "voice"}

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import orjson
 
 from helexa.core.sse import frame
-from helexa.cortex.anthropic.message import SIGNATURE, new_call_id, text_block
+from helexa.cortex.anthropic.message_and_errors import SIGNATURE, new_call_id, text_block
 from helexa.cortex.forwarding.translated_reply import call_as_text
 from helexa.cortex.upstream.response_body import as_json, malformed, parse_arguments
 

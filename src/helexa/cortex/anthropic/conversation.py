@@ -6,7 +6,7 @@ from typing import Any
 
 from helexa.core.errors import ApiError
 from helexa.core.wire.chat_message import is_billing_line
-from helexa.cortex.anthropic.message import invalid_anthropic_body, to_json
+from helexa.cortex.anthropic.message_and_errors import invalid_anthropic_body, to_json
 
 MAX_MESSAGES = 100_000  # the limit of Anthropic's own API
 MAX_BLOCKS = 200_000

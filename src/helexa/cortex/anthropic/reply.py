@@ -11,7 +11,7 @@ from starlette.types import Send
 from helexa.core.errors import ApiError
 from helexa.core.sse import frame
 from helexa.cortex.anthropic.blocks import Blocks
-from helexa.cortex.anthropic.message import (
+from helexa.cortex.anthropic.message_and_errors import (
     anthropic_usage,
     error_event,
     error_headers,
@@ -24,7 +24,7 @@ from helexa.cortex.anthropic.message import (
     to_message,
     with_estimates,
 )
-from helexa.cortex.anthropic.to_chat import estimate_tokens, stop_sequences, to_chat
+from helexa.cortex.anthropic.to_chat_and_token_count import estimate_tokens, stop_sequences, to_chat
 from helexa.cortex.forwarding.translated_reply import (
     StreamTranslator,
     TranslatedReply,

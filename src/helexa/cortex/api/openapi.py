@@ -11,7 +11,7 @@ from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
 from helexa.core.wire.responses_request import CompactRequest, ResponsesRequest
 from helexa.core.wire.tokens_and_embeddings import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
-from helexa.cortex.api.operations import COUNT, NAME, OPERATIONS, Operation, Schema
+from helexa.cortex.api.openapi_operations import COUNT, NAME, OPERATIONS, Operation, Schema
 
 _SCHEMA_PATH = "#/components/schemas/{model}"
 _MODEL_REQUIRED = (ChatRequest, CompletionRequest, ResponsesRequest, CompactRequest, EmbeddingsRequest)

@@ -19,14 +19,14 @@ from helexa.core.errors import ApiError
 from helexa.core.version import __version__
 from helexa.cortex.access.auth import Credential
 from helexa.cortex.access.keys import Key, Principal, digest_of
-from helexa.cortex.access.network import is_from_this_machine
+from helexa.cortex.access.proxies_exposure_and_cors import is_from_this_machine
 from helexa.cortex.access.sign_in_links import SignInLinks
 from helexa.cortex.api.admin_requests import SignIn
 from helexa.cortex.config import ConsoleSection
 from helexa.cortex.console.events import EventHub
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.routes.access_and_errors import public
-from helexa.cortex.routes.reports import get_health
+from helexa.cortex.routes.health_usage_and_activity import get_health
 from helexa.http.headers import Headers, host_and_origin, is_same_origin
 from helexa.http.responses import JsonResponse
 from helexa.web import FOREVER, SECURITY, Assets

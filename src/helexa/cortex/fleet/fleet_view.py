@@ -196,7 +196,7 @@ class FleetView:
 
 @dataclass(frozen=True)
 class Report:
-    """Result of one successful poll of a node."""
+    """The state of a node and its models, as one successful poll reports it."""
 
     models: Mapping[str, ModelInfo]  # the node's models, by id
     # running requests and free memory; None if they were not requested or the request failed

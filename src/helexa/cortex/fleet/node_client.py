@@ -26,6 +26,7 @@ from helexa.cortex.fleet.fleet_view import Node, Report
 from helexa.cortex.fleet.node_errors import NodeError, error_reason, failure_reason, memory_rejection
 from helexa.cortex.upstream.client import Upstream
 from helexa.cortex.upstream.connection import LocalConnectError, UpstreamError, UpstreamResponse
+from helexa.http.headers import Headers
 
 log = logging.getLogger(__name__)
 
@@ -293,8 +294,7 @@ class NodeClient:
         headers = [(name.encode(), value.encode()) for name, value in (identity or {}).items()]
         if data:
             headers.append((b"content-type", b"application/json"))
-        if bearer is not None:
-            headers.append((b"authorization", b"Bearer " + bearer.encode()))
+        headers += bearer_header(bearer)
         answer: UpstreamResponse | None = None
         body = bytearray()
         try:
@@ -317,6 +317,11 @@ class NodeClient:
         finally:
             if answer is not None:
                 answer.close()
+
+
+def bearer_header(key: str | None) -> Headers:
+    """Return the `Authorization` header for a node's API key; empty without a key."""
+    return [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
 
 
 def is_usable_id(model: str) -> bool:

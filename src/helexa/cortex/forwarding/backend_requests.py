@@ -45,8 +45,8 @@ from helexa.cortex.backends.responses_api import (
     read_responses_request,
     refuses_tool_types,
 )
-from helexa.cortex.forwarding.body_workers import BodyWorkers
 from helexa.cortex.forwarding.request import ClientRequest
+from helexa.cortex.forwarding.request_bodies import BodyWorkers
 from helexa.cortex.forwarding.token_bounds import CHAT, COMPLETIONS, RESPONSES
 from helexa.cortex.upstream.connection import UpstreamResponse
 from helexa.cortex.upstream.error_responses import (

@@ -36,11 +36,6 @@ _NOT_RETURNED = _HOP_BY_HOP | _CORS | {b"date", b"server", b"x-request-id", b"x-
 UNBUFFERED = (b"x-accel-buffering", b"no")
 
 
-def bearer_header(key: str | None) -> Headers:
-    """Return the `Authorization` header for a node's API key; empty without a key."""
-    return [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
-
-
 def forwarded_headers(headers: Headers) -> Headers:
     """Return the headers of a client's request that go to nodes (names in lower case)."""
     # Credentials, hop-by-hop headers, headers of browsers such as `origin`, and headers that the gateway sets itself

@@ -13,12 +13,13 @@ from helexa.core.errors import ApiError, overloaded
 from helexa.core.logs import quoted
 from helexa.cortex.backends.answer import NodeResponse
 from helexa.cortex.fleet.fleet import Fleet, RunningRequest
+from helexa.cortex.fleet.node_client import bearer_header
 from helexa.cortex.forwarding.backend_requests import BackendAttempt, BackendRequests
-from helexa.cortex.forwarding.body_workers import BodyWorkers
 from helexa.cortex.forwarding.client_reply import Reply
-from helexa.cortex.forwarding.headers import bearer_header, forwarded_headers
+from helexa.cortex.forwarding.headers import forwarded_headers
 from helexa.cortex.forwarding.relay import Settle, SilenceComments, forward_error, read_chunk, relay
 from helexa.cortex.forwarding.request import ClientRequest
+from helexa.cortex.forwarding.request_bodies import BodyWorkers
 from helexa.cortex.forwarding.retry import (
     CONTENT_ERRORS,
     NoResponse,

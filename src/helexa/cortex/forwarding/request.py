@@ -7,12 +7,11 @@ from typing import Any, cast
 import msgspec
 import orjson
 from msgspec.structs import replace
-from starlette.types import Receive
 
 from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
 from helexa.core.node_reports import Limit
 from helexa.core.wire.request import without_lone_surrogates
-from helexa.cortex.forwarding.body_workers import is_large
+from helexa.cortex.forwarding.request_bodies import is_large
 from helexa.cortex.forwarding.token_bounds import (
     CHAT,
     COMPLETIONS,
@@ -27,8 +26,7 @@ from helexa.cortex.forwarding.token_bounds import (
     read_token_limit,
 )
 from helexa.cortex.upstream.usage_meter import BYTES_PER_TOKEN
-from helexa.http.headers import Headers, require_json
-from helexa.http.request_cycle import ClientDisconnected
+from helexa.http.headers import Headers
 
 
 class _ModelName:
@@ -118,9 +116,6 @@ def rewrite(
     return msgspec.json.encode(remaining_fields | dict(changes))
 
 
-MAX_JSON_BYTES = 256 << 10  # maximum length of the body of an administration request
-
-_MIN_CHUNK_BYTES = 8 << 10
 _TYPICAL_OUTPUT = 4096
 _THIRD_PARTY_FIELDS = frozenset(Fields.__struct_fields__) | OUTPUT_LIMITS | LIMIT_ALIASES | {"messages"}
 _REJECTED_SPELLINGS = ("model",)
@@ -284,65 +279,3 @@ def _parse_error(body: bytes, error: Exception) -> ApiError:
     if not isinstance(content, dict):
         return invalid_body("the request body must be a JSON object")
     return malformed_json(str(error))
-
-
-async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
-    """Receive the whole body of a client's request, and return its bytes.
-
-    Raises:
-        ApiError: 413: longer than `limit` bytes. 408: the client stops sending. 503: the memory for bodies is used up.
-        ClientDisconnected: the client disconnected before the end of the body.
-    """
-    length = dict(headers).get(b"content-length", b"")
-    if length.isdigit() and int(length) > limit:
-        raise _too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        try:
-            message = await receive()
-        except TimeoutError:
-            raise ApiError(408, "request_timeout", "the request body stopped arriving; send it again") from None
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        chunk = message["body"]
-        if size + len(chunk) > limit:
-            raise _too_large(limit)
-        size += len(chunk)
-        if chunks and len(chunks[-1]) < _MIN_CHUNK_BYTES:  # many small chunks use much more memory
-            chunks[-1] += chunk
-        else:
-            chunks.append(chunk)
-        if not message["more_body"]:
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-async def read_json_body(receive: Receive, headers: Headers) -> bytes:
-    """Receive the body of an administration request, at most `MAX_JSON_BYTES` bytes.
-
-    Raises:
-        ApiError: 400 if the client disconnects, 415 if the headers do not describe uncompressed JSON, or as for
-            `read_body`.
-    """
-    require_json(headers)
-    return await read_small_body(receive, headers)
-
-
-async def read_small_body(receive: Receive, headers: Headers) -> bytes:
-    """Receive a body of at most `MAX_JSON_BYTES` bytes, whatever its content type.
-
-    Raises:
-        ApiError: 400 if the client disconnects, or as for `read_body`.
-    """
-    try:
-        return await read_body(receive, headers, MAX_JSON_BYTES)
-    except ClientDisconnected:
-        raise ApiError(400, "client_disconnected", "the client disconnected while sending its request") from None
-
-
-def _too_large(limit: int) -> ApiError:
-    return ApiError(
-        413,
-        "request_too_large",
-        f"the request body is larger than {limit} bytes; shorten it, or raise gateway.max_body_mb",
-    )

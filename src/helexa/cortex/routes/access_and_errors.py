@@ -17,7 +17,7 @@ from helexa.core.errors import ApiError, internal_error, service_unavailable
 from helexa.core.logs import quoted
 from helexa.cortex.access.auth import Authenticator
 from helexa.cortex.access.keys import Principal
-from helexa.cortex.anthropic.message import VERSION_HEADER, error_headers, to_anthropic_error
+from helexa.cortex.anthropic.message_and_errors import VERSION_HEADER, error_headers, to_anthropic_error
 from helexa.cortex.config import GatewaySection
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ollama.reply import to_ollama_error

@@ -14,12 +14,12 @@ from helexa.core.errors import ApiError, internal_error, shutting_down, unsuppor
 from helexa.cortex.access.rate_limiter import RateLimitPermit
 from helexa.cortex.anthropic.reply import AnthropicReply
 from helexa.cortex.fleet.node_errors import NodeError
-from helexa.cortex.forwarding.body_workers import BodyWorkers, is_large
 from helexa.cortex.forwarding.client_reply import Reply, ResponseReply
-from helexa.cortex.forwarding.request import ClientRequest, parse_request, read_body
+from helexa.cortex.forwarding.request import ClientRequest, parse_request
+from helexa.cortex.forwarding.request_bodies import BodyWorkers, is_large, read_body
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.request_record import RequestRecord
-from helexa.cortex.routes.request_bodies import read_large_request, read_message
+from helexa.cortex.routes.body_translation import read_large_request, read_message
 from helexa.cortex.serve_request import serve
 from helexa.http.headers import Headers, request_id, require_json
 from helexa.http.request_cycle import ClientDisconnected, DisconnectGuard

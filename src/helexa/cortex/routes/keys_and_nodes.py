@@ -14,11 +14,11 @@ from starlette.responses import Response
 
 from helexa.core.errors import ApiError, invalid_body
 from helexa.cortex.access.keys import Key, KeyChange, NewKey, key_json, reject_static
-from helexa.cortex.access.network import is_forwarded
+from helexa.cortex.access.proxies_exposure_and_cors import is_forwarded
 from helexa.cortex.api.admin_requests import NewInvitation, NodeJoin
 from helexa.cortex.api.listings import node_entries
 from helexa.cortex.fleet.fleet import Fleet
-from helexa.cortex.forwarding.request import read_json_body
+from helexa.cortex.forwarding.request_bodies import read_json_body
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.budgets import Budget
 from helexa.cortex.routes.access_and_errors import admin, holder, method_route, visible_account

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from helexa.core.errors import ApiError, model_not_found
 from helexa.core.sse import KEEP_ALIVE, frame
 from helexa.cortex.access.auth import allows
-from helexa.cortex.anthropic.message import VERSION_HEADER, invalid_anthropic_body
+from helexa.cortex.anthropic.message_and_errors import VERSION_HEADER, invalid_anthropic_body
 from helexa.cortex.api.admin_requests import ModelLoadRequest, ModelPullRequest, ModelUnloadRequest, PullCancelRequest
 from helexa.cortex.api.listings import Entry, model_list
 from helexa.cortex.fleet.fleet_view import VISION, Node

@@ -16,7 +16,7 @@ from helexa.cortex.access.keys import Principal
 from helexa.cortex.access.rate_limiter import RateLimitPermit
 from helexa.cortex.fleet.fleet_view import FleetView, files_of
 from helexa.cortex.forwarding.client_reply import Reply
-from helexa.cortex.forwarding.request import read_small_body
+from helexa.cortex.forwarding.request_bodies import read_small_body
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.lifecycle.pulls import NodePull
 from helexa.cortex.ollama.listed_models import ListedModel
@@ -25,9 +25,9 @@ from helexa.cortex.ollama.requests import ModelRequest
 from helexa.cortex.ollama.to_openai import BLOBS, CHAT_API, EMBED_API, EMBEDDINGS_API, GENERATE_API, Translation
 from helexa.cortex.request_record import RequestRecord
 from helexa.cortex.routes.access_and_errors import Endpoint, public, user
+from helexa.cortex.routes.body_translation import read_ollama
 from helexa.cortex.routes.generation import Generation
 from helexa.cortex.routes.models import PullStream, entries_of, entry_of
-from helexa.cortex.routes.request_bodies import read_ollama
 from helexa.cortex.routing import unknown_model
 from helexa.cortex.serve_request import find_model, serve, wait_for_model
 from helexa.http.headers import Headers, require_json

@@ -18,14 +18,14 @@ from helexa.core.errors import ApiError, malformed_json, missing_model, service_
 from helexa.core.wire.responses_input import referenced_response
 from helexa.cortex.access.auth import allows, authorize
 from helexa.cortex.access.keys import Principal
-from helexa.cortex.anthropic.message import error_headers, to_anthropic_error
-from helexa.cortex.anthropic.to_chat import CountRequest
-from helexa.cortex.forwarding.body_workers import check_containers, is_large
-from helexa.cortex.forwarding.request import read_body, rewrite
+from helexa.cortex.anthropic.message_and_errors import error_headers, to_anthropic_error
+from helexa.cortex.anthropic.to_chat_and_token_count import CountRequest
+from helexa.cortex.forwarding.request import rewrite
+from helexa.cortex.forwarding.request_bodies import check_containers, is_large, read_body
 from helexa.cortex.forwarding.token_queries import TOKENIZE_PATH, parse_count
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.request_record import CLIENT_CLOSED_REQUEST
-from helexa.cortex.routes.request_bodies import read_count
+from helexa.cortex.routes.body_translation import read_count
 from helexa.cortex.routing import RETRY_OPEN, WarmRoute, route, unknown_model
 from helexa.cortex.serve_request import find_model
 from helexa.cortex.upstream.error_responses import for_client, read_error, says_model_is_gone

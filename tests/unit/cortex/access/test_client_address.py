@@ -6,7 +6,7 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import eventually, running_cortex
-from helexa.cortex.access.network import TrustedProxies
+from helexa.cortex.access.proxies_exposure_and_cors import TrustedProxies
 
 PROXIES = ["127.0.0.1", "10.0.0.0/8", "fd00::/8"]
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cortex.running_gateway import listening
-from helexa.cortex.access.network import with_cors
+from helexa.cortex.access.proxies_exposure_and_cors import with_cors
 from helexa.http.listener import Listener
 
 PAGE, FOREIGN = "https://chat.example", "https://evil.example"

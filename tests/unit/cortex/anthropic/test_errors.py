@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError, context_length_exceeded, overloaded
-from helexa.cortex.anthropic.message import error_headers, to_anthropic_error
+from helexa.cortex.anthropic.message_and_errors import error_headers, to_anthropic_error
 from helexa.cortex.forwarding.translated_reply import streamed_error
 from helexa.cortex.upstream.error_responses import read_error
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cortex.anthropic import sse_events
 from cortex.anthropic.openai_stream import DONE, calls, delta, finish, usage
 from helexa.core.errors import ApiError
-from helexa.cortex.anthropic.message import as_json, to_message
+from helexa.cortex.anthropic.message_and_errors import as_json, to_message
 from helexa.cortex.anthropic.reply import MessageStream
 
 COUNTED = {"prompt_tokens": 7, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 3}}

@@ -23,12 +23,12 @@ from helexa.core.errors import ApiError
 from helexa.cortex import routing
 from helexa.cortex.anthropic.conversation import MAX_BLOCKS, MAX_MESSAGES, MAX_TOOLS
 from helexa.cortex.anthropic.reply import Translation
-from helexa.cortex.anthropic.to_chat import CountRequest
-from helexa.cortex.forwarding import body_workers
-from helexa.cortex.forwarding.body_workers import MAX_CONTAINERS, BodyWorkers, check_containers, is_large
+from helexa.cortex.anthropic.to_chat_and_token_count import CountRequest
+from helexa.cortex.forwarding import request_bodies
 from helexa.cortex.forwarding.request import ClientRequest, parse_request
+from helexa.cortex.forwarding.request_bodies import MAX_CONTAINERS, BodyWorkers, check_containers, is_large
 from helexa.cortex.forwarding.token_bounds import check_prompt
-from helexa.cortex.routes import generation, request_bodies
+from helexa.cortex.routes import body_translation, generation
 
 HI = {"role": "user", "content": "x"}
 MANY = [HI, {"role": "assistant", "content": "Hello"}] * 10_000  # consecutive messages of one role would be one turn
@@ -104,7 +104,7 @@ def small_only(monkeypatch: pytest.MonkeyPatch) -> None:
         return guard
 
     monkeypatch.setattr(orjson, "loads", guarded(orjson.loads, lambda body: body))
-    for module in (request_bodies, generation):
+    for module in (body_translation, generation):
         monkeypatch.setattr(module, "parse_request", guarded(parse_request, lambda path, headers, body: body))
     monkeypatch.setattr(ClientRequest, "body_for", guarded(ClientRequest.body_for, lambda request, *args: request.body))
     monkeypatch.setattr(routing, "_prefix", guarded(routing._prefix, lambda account, *args: b"x" * (5 << 20)))
@@ -278,8 +278,8 @@ async def test_close_does_not_wait_for_a_busy_worker() -> None:
 
 
 async def test_waiting_bodies_are_bounded(workers: BodyWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_workers, "MAX_WAITING", 1)
-    for _ in range(body_workers.PROCESSES):
+    monkeypatch.setattr(request_bodies, "MAX_WAITING", 1)
+    for _ in range(request_bodies.PROCESSES):
         await workers._free.acquire()
     waiting = asyncio.create_task(workers.run(os.getpid))
     await eventually(lambda: workers._waiting == 1)
@@ -292,7 +292,7 @@ async def test_waiting_bodies_are_bounded(workers: BodyWorkers, monkeypatch: pyt
 
 PARENT = """
 import asyncio, os
-from helexa.cortex.forwarding.body_workers import BodyWorkers
+from helexa.cortex.forwarding.request_bodies import BodyWorkers
 
 async def main():
     print(await BodyWorkers().run(os.getpid), flush=True)

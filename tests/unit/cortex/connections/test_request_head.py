@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError, ConfigError
-from helexa.cortex.access.network import check_exposure
+from helexa.cortex.access.proxies_exposure_and_cors import check_exposure
 from helexa.cortex.config import CortexConfig
 from helexa.http.content_coding import ACCEPTED
 from helexa.http.headers import Headers, request_id, require_json

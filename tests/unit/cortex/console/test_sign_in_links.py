@@ -12,7 +12,7 @@ from cortex.running_gateway import Cortex, running_cortex
 from helexa.core.errors import ApiError
 from helexa.cortex.access import sign_in_links
 from helexa.cortex.access.keys import Key, Principal, digest_of
-from helexa.cortex.access.network import is_from_this_machine
+from helexa.cortex.access.proxies_exposure_and_cors import is_from_this_machine
 from helexa.cortex.access.sign_in_links import LIFETIME_SECS, SignInLinks, sign_in_url
 
 OWNER, USER = "the-owners-key", "a-users-key"

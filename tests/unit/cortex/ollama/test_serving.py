@@ -14,7 +14,7 @@ from cortex.anthropic.conversation_node import STREAM, streams
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, eventually, listening, running_cortex
 from helexa.core.errors import ConfigError
-from helexa.cortex.access.network import check_exposure
+from helexa.cortex.access.proxies_exposure_and_cors import check_exposure
 from helexa.cortex.app import create_app
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.routes.ollama import OllamaAddress

@@ -21,7 +21,7 @@ from helexa.core.node_reports import (
     Pull,
 )
 from helexa.cortex.access.keys import Principal
-from helexa.cortex.api.generation_schemas import Body, Count
+from helexa.cortex.api.openapi_generation_schemas import Body, Count
 from helexa.cortex.ledger.activity import Activity
 
 

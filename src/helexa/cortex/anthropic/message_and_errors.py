@@ -1,4 +1,4 @@
-"""Messages and errors in the format of the Messages API, from chat completions."""
+"""Messages and error responses of the Messages API, from chat completions."""
 
 import re
 import secrets

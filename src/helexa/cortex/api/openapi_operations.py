@@ -9,8 +9,8 @@ from helexa.core.wire.responses_request import CompactRequest, ResponsesRequest
 from helexa.core.wire.tokens_and_embeddings import DetokenizeRequest, EmbeddingsRequest, TokenizeRequest
 from helexa.cortex.access.keys import KeyChange, NewKey
 from helexa.cortex.api import admin_requests as requests
-from helexa.cortex.api import admin_schemas as replies
-from helexa.cortex.api import generation_schemas as wire
+from helexa.cortex.api import openapi_generation_schemas as wire
+from helexa.cortex.api import openapi_reply_schemas as replies
 from helexa.cortex.lifecycle.explain import Explanation
 
 Schema = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Addresses of clients, and which machines and web pages may send requests."""
+"""Trusted proxies, exposure to other machines without a key, and CORS headers."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""Reports: health, version, OpenAPI document, activity, usage and history.
+"""Routes of health, version, OpenAPI document, activity, usage and history.
 
 `GET /health` and `GET /` return the state of the fleet. `GET /health/ready` returns whether this gateway can serve
 requests now.

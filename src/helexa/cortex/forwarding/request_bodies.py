@@ -1,6 +1,6 @@
-"""Worker processes for large request bodies, and the limit on objects in a body.
+"""Receives request bodies within limits; worker processes parse large bodies.
 
-Large bodies would block the event loop. A thread would block it too, because parsing JSON holds the GIL.
+The parsing of large bodies would block the event loop. A thread would block it too, because parsing JSON holds the GIL.
 """
 
 import asyncio
@@ -16,7 +16,11 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, get_context, parent_process
 from typing import Any, ParamSpec, TypeVar
 
-from helexa.core.errors import invalid_body, overloaded, service_unavailable
+from starlette.types import Receive
+
+from helexa.core.errors import ApiError, invalid_body, overloaded, service_unavailable
+from helexa.http.headers import Headers, require_json
+from helexa.http.request_cycle import ClientDisconnected
 
 MAX_CONTAINERS = 500_000  # enough for 100,000 messages with 200,000 content parts
 
@@ -34,6 +38,10 @@ _SMALL_BYTES = 256 << 10
 _MEDIUM_BYTES = 4 << 20
 _MEDIUM_COMMAS = 10_000
 _NICE = 5
+
+MAX_JSON_BYTES = 256 << 10  # maximum length of the body of an administration request
+
+_MIN_CHUNK_BYTES = 8 << 10
 
 
 def check_containers(body: bytes) -> None:
@@ -149,3 +157,65 @@ def is_large(body: bytes) -> bool:
     # A body of few long strings, such as an image, is parsed fast even if it has megabytes. Many commas mean many
     # values, which take much longer.
     return size > _SMALL_BYTES and (size > _MEDIUM_BYTES or body.count(b",") > _MEDIUM_COMMAS)
+
+
+async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
+    """Receive the whole body of a client's request, and return its bytes.
+
+    Raises:
+        ApiError: 413: longer than `limit` bytes. 408: the client stops sending. 503: the memory for bodies is used up.
+        ClientDisconnected: the client disconnected before the end of the body.
+    """
+    length = dict(headers).get(b"content-length", b"")
+    if length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            message = await receive()
+        except TimeoutError:
+            raise ApiError(408, "request_timeout", "the request body stopped arriving; send it again") from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        chunk = message["body"]
+        if size + len(chunk) > limit:
+            raise _too_large(limit)
+        size += len(chunk)
+        if chunks and len(chunks[-1]) < _MIN_CHUNK_BYTES:  # many small chunks use much more memory
+            chunks[-1] += chunk
+        else:
+            chunks.append(chunk)
+        if not message["more_body"]:
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def read_json_body(receive: Receive, headers: Headers) -> bytes:
+    """Receive the body of an administration request, at most `MAX_JSON_BYTES` bytes.
+
+    Raises:
+        ApiError: 400 if the client disconnects, 415 if the headers do not describe uncompressed JSON, or as for
+            `read_body`.
+    """
+    require_json(headers)
+    return await read_small_body(receive, headers)
+
+
+async def read_small_body(receive: Receive, headers: Headers) -> bytes:
+    """Receive a body of at most `MAX_JSON_BYTES` bytes, whatever its content type.
+
+    Raises:
+        ApiError: 400 if the client disconnects, or as for `read_body`.
+    """
+    try:
+        return await read_body(receive, headers, MAX_JSON_BYTES)
+    except ClientDisconnected:
+        raise ApiError(400, "client_disconnected", "the client disconnected while sending its request") from None
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        "request_too_large",
+        f"the request body is larger than {limit} bytes; shorten it, or raise gateway.max_body_mb",
+    )
