@@ -34,7 +34,7 @@ from helexa.neuron.models.vision import tower_class
 from helexa.neuron.ops.kernel_selection import select_kernels
 from helexa.neuron.vision.decode import ImageLimits
 from helexa.neuron.vision.processor_choice import PreparedImage, image_processor, prepare
-from helexa.neuron.weights.quantization import VisionQuantPolicy
+from helexa.neuron.weights.quantization_formats import VisionQuantPolicy
 from helexa.neuron.weights.vision_checkpoint import open_vision_checkpoint
 
 sys.path.extend(str(Path(__file__).parent.parent / "tests" / part) for part in ("", "unit", "integration"))

@@ -18,7 +18,7 @@ from helexa.core.errors import HelexaError
 from helexa.cortex.ledger.storage.sqlite import open_sqlite
 from helexa.generation.batch_file import ResultFile
 from helexa.neuron.ops.native.kernel_library import _compile_lock
-from helexa.neuron.processes.model_files import is_used, mark_used
+from helexa.neuron.processes.file_locks_and_threads import is_used, mark_used
 from helexa.neuron.sources.download import locked_file
 from helexa.neuron.sources.fetch import Fetch
 

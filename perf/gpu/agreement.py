@@ -49,7 +49,7 @@ from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import SamplingParams
 from helexa.neuron.ops.sampling import uniforms
-from helexa.neuron.weights.quantization import QUANT_FORMATS
+from helexa.neuron.weights.quantization_formats import QUANT_FORMATS
 from helexa.neuron.weights.quantize import quantize
 
 CASES: dict[str, tuple[str, str, Literal["auto", "int8"]]] = {

@@ -105,7 +105,7 @@ def mixture(ops: "GpuOps", form: str, hidden: int, inner: int, count: int, chose
 
 
 def matrix(ops: "GpuOps", form: str, outputs: int, columns: int) -> object:
-    from helexa.neuron.weights.quantization import QUANT_FORMATS as FORMATS_AT_LOAD
+    from helexa.neuron.weights.quantization_formats import QUANT_FORMATS as FORMATS_AT_LOAD
 
     weight = torch.randn(outputs, columns, dtype=ops.dtype, device=ops.device)
     name = FORMS[form]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from helexa.neuron.models import model_class
 from helexa.neuron.weights.model_file import WHOLE, Part
-from helexa.neuron.weights.quantization import QuantPolicy
+from helexa.neuron.weights.quantization_formats import QuantPolicy
 from helexa.neuron.weights.quantize import quantize
 from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor, Weight
 

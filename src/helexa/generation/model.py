@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, Unpack, overload
 
 from helexa.core.sampling import Sampling, SamplingOptions
-from helexa.generation.background import (
+from helexa.generation.background_event_loop import (
     AsyncCaller,
     BlockingCaller,
     Caller,

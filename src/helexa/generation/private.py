@@ -49,7 +49,7 @@ from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry
 from helexa.neuron.options import NodeOptions
 from helexa.neuron.sources.sources import Sources
 from helexa.neuron.weights.gguf.files import part_names
-from helexa.neuron.weights.quantization import share_left
+from helexa.neuron.weights.quantization_formats import share_left
 
 if TYPE_CHECKING:  # modules that are imported while an engine loads, or only for values that need validation
     from helexa.core.wire.openai_chat import ChatRequest

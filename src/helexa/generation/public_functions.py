@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from helexa.core.errors import explained_extras
-from helexa.generation.background import AsyncCaller, BlockingCaller, blocking
+from helexa.generation.background_event_loop import AsyncCaller, BlockingCaller, blocking
 from helexa.generation.batch_file import FileSummary
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError

@@ -32,9 +32,16 @@ from helexa.neuron.middleware import AccessGuard, Interim, RequestMiddleware
 from helexa.neuron.processes.sandbox import end_sandboxes
 from helexa.neuron.requests.metrics import Metrics, NodeCollector
 from helexa.neuron.requests.request_and_run_records import UsageRecords
-from helexa.neuron.routes import chat, completions, management, responses, status, tokens_and_embeddings
+from helexa.neuron.routes import (
+    chat,
+    completions,
+    health_and_model_list,
+    model_management,
+    responses,
+    tokens_and_embeddings,
+)
+from helexa.neuron.routes.health_and_model_list import HealthMonitor
 from helexa.neuron.routes.request_and_reply import HANDLERS
-from helexa.neuron.routes.status import HealthMonitor
 from helexa.neuron.routes.stored_responses import ResponseStore
 from helexa.neuron.sources.sources import Sources
 
@@ -107,8 +114,8 @@ def create_app(
             await asyncio.gather(*tasks, return_exceptions=True)
 
     routes = [
-        *status.routes,
-        *management.routes,
+        *health_and_model_list.routes,
+        *model_management.routes,
         *chat.routes,
         *completions.routes,
         *responses.routes,

@@ -111,9 +111,9 @@ def serve(
     from helexa.http.process import run
     from helexa.neuron.builtin_models import source_text
     from helexa.neuron.config import DefaultModel, exposure, log_unknown_variables, read_config
-    from helexa.neuron.processes import memory
+    from helexa.neuron.processes import heaps_and_shared_memory
 
-    memory.bound_heaps()
+    heaps_and_shared_memory.bound_heaps()
     if api_key is not None:
         hide_argument(api_key)  # other users can read the arguments of a process
     warnings: list[str] = []

@@ -173,7 +173,7 @@ class EngineFlags:
     def _tool_parser(self) -> str | None:
         if self.tool_call_parser is None:
             return None
-        from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
+        from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
 
         name = _TOOL_PARSERS.get(self.tool_call_parser, self.tool_call_parser)
         return name if name in (*TOOL_CALL_FORMATS, "none") else None

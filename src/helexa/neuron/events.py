@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from helexa.core.errors import ApiError
-from helexa.core.wire.usage import CacheMiss
+from helexa.core.wire.usage_and_encoded_lists import CacheMiss
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 

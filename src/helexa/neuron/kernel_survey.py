@@ -41,7 +41,7 @@ class KernelSurvey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def survey_kernels(settings: TorchOptions | TorchConfig, device: str) -> KernelSurvey:
-    """Start a process that imports torch, and return what it reports.
+    """Return the kernels that engines would choose on each device, from a new process.
 
     Raises:
         ValueError: the process failed. The message is the last line of its stderr.

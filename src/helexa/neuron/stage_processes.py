@@ -19,8 +19,8 @@ from helexa.http.listener import AddressInUseError, bind
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError, SecretError, accept, connect, wait_until_closed
+from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import MemoryDenied, MemoryRequest, StageSetup
-from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.hardware.discovery import default_device
 from helexa.neuron.host_group import HANDSHAKE_SECONDS, MAX_HANDSHAKES, GroupSettings, Join, Joined, Rejected

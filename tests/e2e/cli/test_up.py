@@ -28,7 +28,7 @@ from helexa.cli.terminal import CommandError
 from helexa.cli.up_state import configured_key, generated_key, writing_to
 from helexa.core.catalog import Catalog
 from helexa.core.node_reports import Activation
-from helexa.neuron.processes.model_files import is_used
+from helexa.neuron.processes.file_locks_and_threads import is_used
 from ports import free_port
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import tokenizers
 
+from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, encode, receive
 from helexa.neuron.engine.ipc.messages import Generate, Load, Ready, Shutdown, StepReport, Timing, ToEngine, TokenOutput
-from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode, receive
 from helexa.neuron.processes import parent_watch
 
 CONTEXT = 1 << 17

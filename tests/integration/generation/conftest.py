@@ -7,7 +7,7 @@ import pytest
 import helexa
 from cli.canned_gateway import CannedGateway
 from generation.scripted_target import ScriptedTarget
-from helexa.generation.background import background
+from helexa.generation.background_event_loop import background
 
 
 @pytest.fixture(autouse=True)

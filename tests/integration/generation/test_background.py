@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from helexa.generation.background import BlockingCaller, across, background, blocking_each
+from helexa.generation.background_event_loop import BlockingCaller, across, background, blocking_each
 
 
 class InterruptedAtOnce(BlockingCaller):

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 import helexa
-from helexa.generation.background import background
+from helexa.generation.background_event_loop import background
 
 COUNT = "Count from one to twenty in words."
 

@@ -9,7 +9,7 @@ from pydantic import Field
 import helexa
 from helexa.core.model_names import ModelSource
 from helexa.core.node_reports import ModelSpec
-from helexa.generation.background import background
+from helexa.generation.background_event_loop import background
 from helexa.generation.private import PrivateTarget
 from helexa.generation.target_choice import ModelLocation
 from neuron.scripted_engine import AGENT_TEMPLATE, MODEL, Registry, answer, byte_tokenizer, scripted_model

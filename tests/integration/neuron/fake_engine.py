@@ -32,6 +32,7 @@ import time
 from pathlib import Path
 
 from helexa.neuron.cache_folder import PROMPTS_FOLDER, cache_root
+from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, encode, receive
 from helexa.neuron.engine.ipc.messages import (
     CachedPrefixes,
     Cancel,
@@ -50,7 +51,6 @@ from helexa.neuron.engine.ipc.messages import (
     ToEngine,
     TokenOutput,
 )
-from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode, receive
 from helexa.neuron.processes import parent_watch
 
 HUNGER = MemoryRequest(

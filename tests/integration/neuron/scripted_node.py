@@ -16,13 +16,13 @@ from helexa.core.sse import EventParser
 from helexa.http.listener import Listener
 from helexa.neuron.config import ResponsesConfig
 from helexa.neuron.lifecycle.served_model import ServedModel
-from helexa.neuron.routes import chat, completions, responses, status
+from helexa.neuron.routes import chat, completions, health_and_model_list, responses
 from helexa.neuron.routes.request_and_reply import HANDLERS
 from helexa.neuron.routes.stored_responses import ResponseStore
 from helexa.neuron.text.tokenizer import Tokenizer
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Registry, Script, scripted_model
 
-ROUTES = [*chat.routes, *completions.routes, *responses.routes, *status.routes]
+ROUTES = [*chat.routes, *completions.routes, *responses.routes, *health_and_model_list.routes]
 TIMEOUT_SECONDS = 30.0  # seconds until a test gives up
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}

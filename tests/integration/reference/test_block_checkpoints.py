@@ -13,7 +13,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.weights.quantization import QuantPolicy
+from helexa.neuron.weights.quantization_formats import QuantPolicy
 from helexa.neuron.weights.quantize import quantize
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor
 from tiny_models import assert_equal_to, decode, tiny_model

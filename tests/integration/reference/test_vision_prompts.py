@@ -30,7 +30,7 @@ from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.scheduling.prompt_images import ImageTraits, PromptImages, mrope_positions
-from helexa.neuron.vision.image_tokens import ImageLayout, ImageRange, expanded_tokens
+from helexa.neuron.vision.image_tokens_and_errors import ImageLayout, ImageRange, expanded_tokens
 from helexa.neuron.vision.model_vision import image_text
 from helexa.neuron.vision.processor_choice import image_layout, image_processor
 from local_tokenizers import from_directory

@@ -16,7 +16,7 @@ from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from helexa.neuron.vision.processor_choice import image_processor
-from helexa.neuron.weights.quantization import VisionQuantPolicy
+from helexa.neuron.weights.quantization_formats import VisionQuantPolicy
 from helexa.neuron.weights.vision_checkpoint import open_vision_checkpoint
 from neuron.ops.paging import CPU
 from nightly import daily

@@ -24,7 +24,7 @@ from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loop import Steps
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.vision.decode import ImageLimits
-from helexa.neuron.vision.image_tokens import ImageRange, expanded_tokens
+from helexa.neuron.vision.image_tokens_and_errors import ImageRange, expanded_tokens
 from helexa.neuron.vision.processor_choice import PreparedImage, image_processor, prepare
 from helexa.neuron.weights.vision_config import read_vision_config
 from neuron.vision.images import encoded, noise

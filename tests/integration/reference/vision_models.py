@@ -18,7 +18,7 @@ from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.vision.decode import ImageLimits
 from helexa.neuron.vision.processor_choice import PreparedImage, image_processor, prepare
-from helexa.neuron.weights.quantization import QuantPolicy
+from helexa.neuron.weights.quantization_formats import QuantPolicy
 from helexa.neuron.weights.vision_checkpoint import VisionCheckpoint, open_vision_checkpoint
 from neuron.ops.paging import CPU
 from neuron.vision.images import encoded, noise

@@ -11,8 +11,8 @@ from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
 from helexa.core.wire.request import MAX_LOGPROBS
 from helexa.core.wire.responses_request import ResponsesRequest
-from helexa.core.wire.usage import usage
-from helexa.neuron.routes.status import model_entry, model_list
+from helexa.core.wire.usage_and_encoded_lists import usage
+from helexa.neuron.routes.health_and_model_list import model_entry, model_list
 
 USER = {"role": "user", "content": "hi"}
 UNSUPPORTED: dict[str, object] = {

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from helexa.acp.conversation_and_events import AssistantMessage, Image, Text, ToolCall, ToolResult, UserMessage
-from helexa.acp.providers.connection import Json, count_of, list_of, object_of, text_of
+from helexa.acp.providers.connection_and_api_format import Json, count_of, list_of, object_of, text_of
 from helexa.acp.providers.requests_and_events import (
     AnswerDelta,
     CallDelta,

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from helexa.acp.config import Endpoint, WireApi
 from helexa.acp.providers.anthropic_messages import AnthropicMessages
-from helexa.acp.providers.connection import ApiFormat, EndpointConnection, Json, connect
+from helexa.acp.providers.connection_and_api_format import ApiFormat, EndpointConnection, Json, connect
 from helexa.acp.providers.error_responses import rejects, rejects_tools
 from helexa.acp.providers.models import ModelCard, Provider, model_cards
 from helexa.acp.providers.openai_chat import OpenAIChat

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
 from helexa.core.wire.chat_message import ChatMessage
 from helexa.core.wire.request import MAX_ALTERNATIVES, GenerationRequest
-from helexa.core.wire.usage import Usage
+from helexa.core.wire.usage_and_encoded_lists import Usage
 
 _TEMPLATE_ARGUMENTS = ("messages", "tools")
 _MAX_TOOLS = 512

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from helexa.core.errors import invalid_body
 from helexa.core.wire.request import MAX_ALTERNATIVES, GenerationRequest
-from helexa.core.wire.usage import Usage
+from helexa.core.wire.usage_and_encoded_lists import Usage
 
 MAX_TOTAL_CHOICES = 128  # maximum number of completions that one request may ask for, over all of its prompts
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NotRequired, TypedDict
 
 import orjson
 
-from helexa.core.wire.usage import CacheMiss, Encoded, HelexaTiming
+from helexa.core.wire.usage_and_encoded_lists import CacheMiss, Encoded, HelexaTiming
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Event = dict[str, Any]  # data of a server-sent event, without its `sequence_number`

@@ -24,6 +24,7 @@ from helexa.neuron.engine.execution.draft_model import DraftModel
 from helexa.neuron.engine.execution.runner import ModelFacts, Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, PixelReceiver, encode
 from helexa.neuron.engine.ipc.messages import (
     CachedPrefixes,
     Cancel,
@@ -36,7 +37,6 @@ from helexa.neuron.engine.ipc.messages import (
     ToEngine,
     TokenOutput,
 )
-from helexa.neuron.engine.ipc.sockets import FrameDecoder, PixelReceiver, encode
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.prefix_store import open_store
 from helexa.neuron.engine.scheduling.grammar_compiler import GrammarFailure, Grammars

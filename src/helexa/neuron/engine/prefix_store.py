@@ -21,8 +21,8 @@ from helexa.core.logs import quoted
 from helexa.neuron.cache_folder import PROMPTS_FOLDER, cache_root
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.message_and_pixel_sockets import MAX_FRAME_BYTES
 from helexa.neuron.engine.ipc.messages import DiskUse
-from helexa.neuron.engine.ipc.sockets import MAX_FRAME_BYTES
 from helexa.neuron.engine.kv_cache import PagePool, StatePool
 from helexa.neuron.engine.prefix_disk import (
     NAME,

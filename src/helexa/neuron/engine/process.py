@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 
 from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
-from helexa.neuron.processes import diagnostics, heartbeat, memory, parent_watch
-from helexa.neuron.processes.model_files import mark_used
+from helexa.neuron.processes import diagnostics, heaps_and_shared_memory, heartbeat, parent_watch
+from helexa.neuron.processes.file_locks_and_threads import mark_used
 
 
 def main() -> None:
     """Run an engine process: load the requested model, report, and serve."""
     gc.disable()  # imported and loaded objects stay alive, and scanning them takes a tenth of the start time
-    memory.use_one_heap()
+    heaps_and_shared_memory.use_one_heap()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--pixels-fd", type=int, required=True)
@@ -60,7 +60,7 @@ def _run(connection: socket.socket, pixel_socket: socket.socket) -> None:
         mark_used(Path(request.options.draft_model))
     runner = load_reporting(connection, model, request.options, request.group)
     if runner is not None:
-        memory.trim_heaps()  # unpacking the weights of a GGUF file can leave 100 MiB
+        heaps_and_shared_memory.trim_heaps()  # unpacking the weights of a GGUF file can leave 100 MiB
         gc.freeze()  # a model has many objects, which the collector would scan during steps
         gc.enable()
         Engine(connection, runner, request.options, model, request.step_seconds, pixel_socket).serve()

@@ -13,7 +13,7 @@ from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import tensors
 from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
 from helexa.neuron.engine.execution.device_errors import DeviceError, is_device_fault, is_out_of_memory
-from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
+from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, encode
 from helexa.neuron.engine.loading.backend_choice import choose_backend, with_torch_if_required
 from helexa.neuron.engine.loading.build import build_rank
 from helexa.neuron.engine.ranks import cpu_binding
@@ -27,7 +27,7 @@ from helexa.neuron.engine.ranks.messages import (
     ToRank,
 )
 from helexa.neuron.engine.ranks.rank import Rank
-from helexa.neuron.processes import diagnostics, memory, parent_watch
+from helexa.neuron.processes import diagnostics, heaps_and_shared_memory, parent_watch
 
 _log = logging.getLogger("helexa.neuron.engine")
 _PROGRESS_STEP = 8 << 20  # bytes between two progress messages
@@ -37,7 +37,7 @@ def main() -> None:
     """Run the process of one rank until rank 0 ends."""
     defer(IMPORTED_BY_TORCH)
     gc.disable()
-    memory.use_one_heap()
+    heaps_and_shared_memory.use_one_heap()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--fd", type=int, required=True)
@@ -108,7 +108,7 @@ def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Rank 
     except Exception as error:
         report(_failure(error))
         return None
-    memory.trim_heaps()
+    heaps_and_shared_memory.trim_heaps()
     report(RankLoaded(model.loader.matrix_bytes, ops.step_bytes))
     return Rank(model, ops, options, memory_fd)
 

@@ -24,8 +24,8 @@ from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError
+from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import MemoryDenied, MemoryGrant, MemoryRequest, StageSetup
-from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
 from helexa.neuron.engine.loading.backend_choice import choose_backend, usable_device, with_torch_if_required
 from helexa.neuron.engine.loading.build import Build, build_part
 from helexa.neuron.engine.loading.memory_request import usable_memory
@@ -46,7 +46,7 @@ from helexa.neuron.engine.stage_messages import (
     send_hidden,
 )
 from helexa.neuron.layers.stage import Stage
-from helexa.neuron.processes import diagnostics, memory, parent_watch
+from helexa.neuron.processes import diagnostics, heaps_and_shared_memory, parent_watch
 from helexa.neuron.tensors import Tensor
 
 _log = logging.getLogger("helexa.neuron.engine")
@@ -57,7 +57,7 @@ def main() -> None:
     """Run the process of a stage until the engine closes the connection."""
     defer(IMPORTED_BY_TORCH)
     gc.disable()  # loaded objects stay alive, and scanning them would take time
-    memory.use_one_heap()
+    heaps_and_shared_memory.use_one_heap()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--channel-fd", type=int, required=True)
     parser.add_argument("--setup-fd", type=int, required=True)
@@ -147,7 +147,7 @@ class StageWorker:
         reply = rank.handle(Allocate(request, grant))
         assert reply is not None
         self._channel.send(reply)
-        memory.trim_heaps()
+        heaps_and_shared_memory.trim_heaps()
         gc.freeze()
         gc.enable()
         return rank

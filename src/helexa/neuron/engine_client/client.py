@@ -15,6 +15,7 @@ import msgspec
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError, service_unavailable
 from helexa.core.logs import quoted
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import (
     CachedPrefixes,
     Cancel,
@@ -39,12 +40,11 @@ from helexa.neuron.engine.ipc.messages import (
     ToEngine,
     TokenOutput,
 )
-from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.engine_client.process import Child, Spawn
 from helexa.neuron.engine_client.token_stream import TokenStream
 from helexa.neuron.engine_client.watchdog import kill_when_hung
-from helexa.neuron.vision.image_tokens import ImageRange
+from helexa.neuron.vision.image_tokens_and_errors import ImageRange
 
 if TYPE_CHECKING:
     from helexa.neuron.vision.model_vision import SharedImage

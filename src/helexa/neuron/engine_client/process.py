@@ -33,7 +33,7 @@ _PAUSE_SECONDS = 0.02
 
 
 class PixelSender:
-    """The server's end of the socket for pixels (see `PixelReceiver`)."""
+    """The server's end of an engine process's socket for pixels (see `PixelReceiver`)."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -56,7 +56,7 @@ class PixelSender:
         self._connection.close()
 
     def _send(self, request: int, image: "SharedPixels") -> bool:
-        from helexa.neuron.engine.ipc.sockets import REQUEST  # slow import; commands start without it
+        from helexa.neuron.engine.ipc.message_and_pixel_sockets import REQUEST  # slow import; commands start without it
 
         try:
             socket.send_fds(self._connection, [REQUEST.pack(request)], [image.descriptor])

@@ -18,11 +18,10 @@ from helexa.neuron.grammar.single_call import (
     tagged_call,
 )
 from helexa.neuron.grammar.whole_output import MESSAGES
-from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.formats.gemma4 import CLOSE as GEMMA_CLOSE
 from helexa.neuron.parsers.formats.gemma4 import OPEN as GEMMA_OPEN
-from helexa.neuron.parsers.formats.harmony import MuseGlimmer
-from helexa.neuron.parsers.formats.json_calls import (
+from helexa.neuron.parsers.formats.harmony_and_muse_glimmer import MuseGlimmer
+from helexa.neuron.parsers.formats.llama_json_and_mistral import (
     COHERE,
     COMMAND_R,
     GRANITE,
@@ -33,6 +32,7 @@ from helexa.neuron.parsers.formats.json_calls import (
 )
 from helexa.neuron.parsers.formats.pythonic import LFM2, LLAMA_4, OLMO_3, Pythonic
 from helexa.neuron.parsers.formats.tagged_calls import FUNCTION_XML, GLM, MINIMAX_M2, SEED_OSS, TaggedCalls
+from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
 from helexa.neuron.parsers.output import Tools
 
 MAX_CALLS = 16  # maximum number of tool calls in one message; small models may call forever

@@ -7,7 +7,7 @@ from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.rope import Rope
 from helexa.neuron.ops.batch import AttentionKind
 from helexa.neuron.ops.operators import HeadLinearOp
-from helexa.neuron.ops.rank_group import RowRange
+from helexa.neuron.ops.rank_group_and_exchange import RowRange
 from helexa.neuron.tensors import Tensor
 
 _EPS = 1e-6  # of the norms inside the layer, whatever the model's `rms_norm_eps`

@@ -13,12 +13,12 @@ from helexa.neuron.ops.dense_ops import MatrixStore
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.operators import HeadLinearOp, LinearOp, NormOp
-from helexa.neuron.ops.rank_group import HeadShares, RowRange, Shares, part_of
+from helexa.neuron.ops.rank_group_and_exchange import HeadShares, RowRange, Shares, part_of
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.model_file import WHOLE, Part
-from helexa.neuron.weights.quantization import QuantPolicy
+from helexa.neuron.weights.quantization_formats import QuantPolicy
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 
 _SUPPRESSED = -1e4  # within the range of float16; a request's `logit_bias` and temperature cannot compensate it

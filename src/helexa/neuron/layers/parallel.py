@@ -5,7 +5,7 @@ from typing import Any
 
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.operators import LinearOp
-from helexa.neuron.ops.rank_group import Shares
+from helexa.neuron.ops.rank_group_and_exchange import Shares
 from helexa.neuron.tensors import Tensor
 
 

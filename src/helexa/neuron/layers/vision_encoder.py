@@ -8,7 +8,7 @@ from helexa.neuron.layers.vision_tower_loader import Blocks, TowerLoader, padded
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.operators import NormOp
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.vision.image_tokens import Grid
+from helexa.neuron.vision.image_tokens_and_errors import Grid
 
 _ROWS = 4096  # patches at a time, because the intermediate values of a large image would take much memory
 

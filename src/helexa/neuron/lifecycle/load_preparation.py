@@ -17,7 +17,7 @@ from helexa.neuron.ops.constants import MAX_RANKS
 from helexa.neuron.options import TorchOptions
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.model_file import read_json, text_config
-from helexa.neuron.weights.quantization import has_more_bits, quant_named
+from helexa.neuron.weights.quantization_formats import has_more_bits, quant_named
 from helexa.neuron.weights.vision_config import has_vision
 
 if TYPE_CHECKING:  # modules that are imported while an engine loads, or by servers alone
@@ -70,7 +70,7 @@ def check_tool_parser(name: str | None) -> None:
     """Check before a load that `name` is None, `none` or a tool-call format."""
     if name is None or name == _NO_PARSER:
         return
-    from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
+    from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
 
     if name not in TOOL_CALL_FORMATS:
         known = ", ".join([*TOOL_CALL_FORMATS, _NO_PARSER])
@@ -92,7 +92,7 @@ def text_of(path: Path, spec: LoadOptions, chat_template: Path | None = None) ->
     settings = sandbox.settings()
     # Imported after the process has read the files, because another thread may import them meanwhile.
     from helexa.neuron.builtin_models import recommended_sampling
-    from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
+    from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
     from helexa.neuron.text.model_text import ModelText
 
     text = ModelText.of(settings, sandbox, None if chat_template is None else _template(chat_template))

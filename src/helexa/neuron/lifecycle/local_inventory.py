@@ -14,7 +14,7 @@ from helexa.core.model_names import ModelSource
 from helexa.core.node_reports import MAX_LOCAL_MODELS, LocalModel, LocalModels
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.lifecycle.inspection import Inspection, Inspector
-from helexa.neuron.processes.model_files import FileThreads
+from helexa.neuron.processes.file_locks_and_threads import FileThreads
 from helexa.neuron.sources.local_models import FolderScan, FoundModel, cache_state, cached_models, folder_models
 from helexa.neuron.sources.sources import Sources, local_model
 

@@ -31,7 +31,7 @@ from helexa.neuron.lifecycle.load_preparation import (
 )
 from helexa.neuron.lifecycle.restart_and_sleep import HostedModel, RestartLimiter
 from helexa.neuron.options import NodeOptions
-from helexa.neuron.processes.model_files import FileThreads
+from helexa.neuron.processes.file_locks_and_threads import FileThreads
 from helexa.neuron.sources.fetch import ProgressReport
 from helexa.neuron.sources.sources import Sources
 

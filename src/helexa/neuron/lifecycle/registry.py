@@ -18,7 +18,7 @@ from helexa.neuron.lifecycle.load_preparation import check_tool_parser
 from helexa.neuron.lifecycle.model_loader import ModelLoader
 from helexa.neuron.lifecycle.restart_and_sleep import SAVE_SECONDS, HostedModel
 from helexa.neuron.options import NodeOptions
-from helexa.neuron.processes import memory
+from helexa.neuron.processes import heaps_and_shared_memory
 from helexa.neuron.sources.fetch import ProgressReport
 from helexa.neuron.sources.sources import Sources
 
@@ -145,9 +145,9 @@ class Registry:
             if not work.cancelled():
                 self.events["failed_loads" if failed else "loads"] += 1
             if failed:
-                memory.trim_heaps()
+                heaps_and_shared_memory.trim_heaps()
             else:  # later, because it would delay the first request by 20 ms
-                asyncio.get_running_loop().call_later(_GIVE_BACK_SECONDS, memory.trim_heaps)
+                asyncio.get_running_loop().call_later(_GIVE_BACK_SECONDS, heaps_and_shared_memory.trim_heaps)
 
         work.add_done_callback(ended)
         return await self._exclusively(model_id, work)
@@ -172,7 +172,7 @@ class Registry:
         await self._exclusively(model_id, asyncio.create_task(resident.close(SAVE_SECONDS)))
         await self._loader.keep_standby()
         del resident
-        memory.trim_heaps()
+        heaps_and_shared_memory.trim_heaps()
         self.events["unloads"] += 1
         log.info("unloaded model=%s", quoted(model_id))
 
@@ -309,7 +309,7 @@ class Registry:
         if resident.status == "loaded":
             resident.fall_asleep()
         await resident.until_asleep()
-        memory.trim_heaps()
+        heaps_and_shared_memory.trim_heaps()
 
     def _any_sleeps(self) -> bool:
         """Return whether a model sleeps that may wake again."""

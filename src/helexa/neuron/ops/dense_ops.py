@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from helexa.neuron import tensors
 from helexa.neuron.ops.operators import HeadLinearOp, LinearOp, NoNorm, NormOp, ProductBytes, RmsNorm
-from helexa.neuron.ops.rank_group import SINGLE, Exchange, RankGroup, RowRange, Shares
+from helexa.neuron.ops.rank_group_and_exchange import SINGLE, Exchange, RankGroup, RowRange, Shares
 from helexa.neuron.tensors import Device, DType, Tensor
-from helexa.neuron.weights.quantization import QuantFormat
+from helexa.neuron.weights.quantization_formats import QuantFormat
 from helexa.neuron.weights.quantized_matrix import Weight
 
 

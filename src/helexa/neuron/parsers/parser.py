@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from helexa.neuron.events import OutputEvent, TextDelta
 from helexa.neuron.parsers.call_ids import OPENAI_IDS
-from helexa.neuron.parsers.formats.detection import ToolCallFormat
-from helexa.neuron.parsers.formats.harmony import MessageFormat
-from helexa.neuron.parsers.formats.json_calls import LEADING, LINES, read_untagged
+from helexa.neuron.parsers.formats.harmony_and_muse_glimmer import MessageFormat
+from helexa.neuron.parsers.formats.llama_json_and_mistral import LEADING, LINES, read_untagged
+from helexa.neuron.parsers.formats.tool_call_format import ToolCallFormat
 from helexa.neuron.parsers.output import Output, Tools
 from helexa.neuron.parsers.reasoning import ReasoningMarks
 from helexa.neuron.parsers.source import NO_MARKERS, Markers, NotACall, Reading, Source

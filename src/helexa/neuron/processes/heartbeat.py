@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from helexa.neuron.processes import memory
+from helexa.neuron.processes import heaps_and_shared_memory
 
 _COUNTS = struct.Struct("=2q")  # counter of Python code and counter of native kernels; each has one writer at a time
 _EXPECTED = struct.Struct("=q")  # ns that the step in progress is expected to take, after the counters; 0 if unknown
@@ -34,7 +34,7 @@ class Heartbeat:
 
     def __init__(self) -> None:
         # File descriptor of the shared memory. The engine process inherits it. Valid until `release_fd` is called.
-        self.fd = memory.create_shared("helexa-heartbeat", _SIZE)
+        self.fd = heaps_and_shared_memory.create_shared("helexa-heartbeat", _SIZE)
         try:
             self._memory = mmap.mmap(self.fd, _SIZE)
         except BaseException:

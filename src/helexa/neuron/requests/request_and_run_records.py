@@ -13,7 +13,7 @@ from typing import Any
 from helexa.core import tracing
 from helexa.core.errors import ApiError
 from helexa.core.logs import tell
-from helexa.core.wire.usage import CacheMiss
+from helexa.core.wire.usage_and_encoded_lists import CacheMiss
 from helexa.neuron.engine.ipc.messages import Timing, TokenOutput
 from helexa.neuron.events import Failed, Finished, FinishReason, PromptCounted, Started
 from helexa.neuron.lifecycle.served_model import ServedModel

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import orjson
 
 from helexa.core.sse import DONE, frame
-from helexa.core.wire.usage import Usage, usage
+from helexa.core.wire.usage_and_encoded_lists import Usage, usage
 from helexa.neuron.events import (
     ChoiceEvent,
     Failed,

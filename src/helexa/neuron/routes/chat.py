@@ -21,7 +21,7 @@ from helexa.core.wire.openai_chat import (
     FunctionDelta,
     ToolCall,
 )
-from helexa.core.wire.usage import Encoded, Usage
+from helexa.core.wire.usage_and_encoded_lists import Encoded, Usage
 from helexa.neuron.events import (
     Finished,
     OutputEvent,

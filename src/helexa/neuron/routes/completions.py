@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from helexa.core.wire.openai_completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from helexa.core.wire.usage import Usage
+from helexa.core.wire.usage_and_encoded_lists import Usage
 from helexa.neuron.events import Finished, OutputEvent, PromptScores, Started, TextDelta, TokenLogprob
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.inference import run

@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helexa.neuron.processes.model_files import try_lock
+from helexa.neuron.processes.file_locks_and_threads import try_lock
 from helexa.neuron.sources.fetch import ContentError, Fetch, WebError, disk_error, disk_full_error
 from helexa.neuron.sources.repository_files import Listing, RemoteFile
 from helexa.neuron.sources.snapshot import Snapshots

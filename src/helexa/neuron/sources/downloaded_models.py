@@ -14,7 +14,7 @@ from helexa.core.model_names import DEFAULT_SCHEME
 from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.processes.model_files import is_used, try_lock
+from helexa.neuron.processes.file_locks_and_threads import is_used, try_lock
 from helexa.neuron.sources.pypi import PINNED, cached_package_model
 from helexa.neuron.sources.repository_files import quant_tag
 from helexa.neuron.sources.snapshot import PARTIAL, Snapshots

@@ -14,7 +14,7 @@ from helexa.core.errors import SourceError
 from helexa.neuron.sources.fetch import WebError
 from helexa.neuron.text.text_settings import NAMED_TEMPLATES, POOLING_FILE
 from helexa.neuron.weights.gguf.files import is_companion, part_names
-from helexa.neuron.weights.quantization import AUTO, NAMES, is_quant
+from helexa.neuron.weights.quantization_formats import AUTO, NAMES, is_quant
 
 if TYPE_CHECKING:
     from helexa.neuron.sources.web import Site

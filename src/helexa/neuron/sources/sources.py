@@ -15,7 +15,7 @@ from helexa.core.logs import quoted
 from helexa.core.model_names import DEFAULT_SCHEME, ModelSource
 from helexa.neuron.cache_folder import cache_root, default_cache, expanded, hub_home
 from helexa.neuron.options import MOST_DOWNLOADS, NodeOptions, SourceOptions
-from helexa.neuron.processes.model_files import FileThreads
+from helexa.neuron.processes.file_locks_and_threads import FileThreads
 from helexa.neuron.sources.download import Downloads, retry_delay
 from helexa.neuron.sources.fetch import (
     ContentError,
@@ -29,7 +29,7 @@ from helexa.neuron.sources.fetch import (
 from helexa.neuron.sources.pypi import cached_package_model, packaged_model
 from helexa.neuron.sources.repository_files import Listing, chosen_files, model_path, request_listing
 from helexa.neuron.sources.snapshot import Snapshots
-from helexa.neuron.weights.quantization import is_quant, share_left
+from helexa.neuron.weights.quantization_formats import is_quant, share_left
 
 if TYPE_CHECKING:
     from helexa.neuron.config import NeuronConfig

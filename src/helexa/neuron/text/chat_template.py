@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.parsers.formats.detection import find_tool_call_format
+from helexa.neuron.parsers.formats.tool_call_format import find_tool_call_format
 from helexa.neuron.processes.inside_sandbox import MAX_BYTES
 from helexa.neuron.processes.sandbox import ProcessPool, Sandbox, SandboxError
 from helexa.neuron.text import TEMPLATE_PROCESS

@@ -19,10 +19,10 @@ import msgspec
 
 from helexa.core.errors import HelexaError
 from helexa.neuron.parsers.call_ids import MISTRAL_IDS, OPENAI_IDS
-from helexa.neuron.parsers.formats.detection import ToolCallFormat, find_tool_call_format
-from helexa.neuron.parsers.formats.harmony import MessageFormat
+from helexa.neuron.parsers.formats.harmony_and_muse_glimmer import MessageFormat
 from helexa.neuron.parsers.formats.hermes import Hermes
-from helexa.neuron.parsers.formats.json_calls import Mistral
+from helexa.neuron.parsers.formats.llama_json_and_mistral import Mistral
+from helexa.neuron.parsers.formats.tool_call_format import ToolCallFormat, find_tool_call_format
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.parsers.parser import OutputParser
 from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks

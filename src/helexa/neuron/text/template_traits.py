@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from helexa.neuron.parsers.call_ids import MISTRAL_IDS, OPENAI_IDS, CallIdFormat
-from helexa.neuron.parsers.formats.detection import ToolCallFormat
 from helexa.neuron.parsers.formats.hermes import CLOSE, OPEN, Hermes
-from helexa.neuron.parsers.formats.json_calls import JsonCalls
+from helexa.neuron.parsers.formats.llama_json_and_mistral import JsonCalls
 from helexa.neuron.parsers.formats.pythonic import Pythonic, PythonicLines
+from helexa.neuron.parsers.formats.tool_call_format import ToolCallFormat
 
 # Function that renders messages and tools with the template. It returns the text, or None if rendering fails.
 Attempt = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str | None]

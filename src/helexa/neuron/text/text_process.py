@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.processes import memory
+from helexa.neuron.processes import heaps_and_shared_memory
 from helexa.neuron.processes.inside_sandbox import cpu_time_limit, serve
 from helexa.neuron.text.encoder import BackendEncoder
 from helexa.neuron.text.text_settings import TextSettings
@@ -48,7 +48,7 @@ def _respond(body: bytes) -> bytes:
         return b"!" + str(error).encode("utf-8", "replace")
     finally:
         if len(text) > _LARGE:
-            memory.trim_heaps()
+            heaps_and_shared_memory.trim_heaps()
 
 
 def _tokens(encoder: BackendEncoder, request: TextRequest, text: str) -> bytes:

@@ -6,7 +6,7 @@ from io import BytesIO
 import msgspec
 from PIL import Image, UnidentifiedImageError
 
-from helexa.neuron.vision.image_tokens import ImageError
+from helexa.neuron.vision.image_tokens_and_errors import ImageError
 
 Image.MAX_IMAGE_PIXELS = None  # `decode` checks the number of pixels itself, against its own limit
 

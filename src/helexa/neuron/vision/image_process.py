@@ -11,7 +11,7 @@ import msgspec
 
 from helexa.neuron.processes.inside_sandbox import cpu_time_limit, receive_descriptor, serve
 from helexa.neuron.vision.decode import ImageLimits, pixel_share
-from helexa.neuron.vision.image_tokens import ImageError
+from helexa.neuron.vision.image_tokens_and_errors import ImageError
 from helexa.neuron.vision.processor_choice import ImageProcessor, prepare
 from helexa.neuron.vision.shared_pixels import pixel_array
 

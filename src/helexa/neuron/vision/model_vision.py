@@ -18,7 +18,7 @@ from helexa.core.logs import quoted
 from helexa.neuron.processes.sandbox import ProcessPool, Sandbox, SandboxError
 from helexa.neuron.vision.decode import ImageLimits, check_bytes
 from helexa.neuron.vision.image_process import ImageRequest, ImageResponse
-from helexa.neuron.vision.image_tokens import (
+from helexa.neuron.vision.image_tokens_and_errors import (
     MAX_PATCHES,
     ImageError,
     ImageLayout,

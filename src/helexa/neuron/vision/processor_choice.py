@@ -12,7 +12,7 @@ from PIL import Image
 
 from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron.vision.decode import ImageLimits, decode
-from helexa.neuron.vision.image_tokens import MAX_PATCHES, ImageError, ImageLayout
+from helexa.neuron.vision.image_tokens_and_errors import MAX_PATCHES, ImageError, ImageLayout
 from helexa.neuron.vision.processors import (
     CLIP_MEAN,
     CLIP_STD,

@@ -10,7 +10,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from PIL import Image
 
-from helexa.neuron.vision.image_tokens import Grid, ImageError, ImageLayout
+from helexa.neuron.vision.image_tokens_and_errors import Grid, ImageError, ImageLayout
 
 CHANNELS = 3
 

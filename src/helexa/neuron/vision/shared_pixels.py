@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from helexa.neuron.processes import memory
+from helexa.neuron.processes import heaps_and_shared_memory
 
 _ITEM_BYTES = np.dtype(np.float32).itemsize
 
@@ -26,7 +26,7 @@ class SharedPixels:
     @staticmethod
     def create(max_bytes: int) -> int:
         """Return the file descriptor of new shared memory of at most `max_bytes` bytes."""
-        return memory.create_shared("helexa-pixels", max_bytes)
+        return heaps_and_shared_memory.create_shared("helexa-pixels", max_bytes)
 
     @property
     def nbytes(self) -> int:

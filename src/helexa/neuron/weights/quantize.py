@@ -9,7 +9,7 @@ models.
 
 from helexa.neuron import tensors
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.weights.quantization import QuantFormat
+from helexa.neuron.weights.quantization_formats import QuantFormat
 from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor, joined
 
 # Starting points of the search. Each number is added to the largest code to compute one starting scale.

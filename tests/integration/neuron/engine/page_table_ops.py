@@ -11,7 +11,7 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.operators import HeadNorms
 from helexa.neuron.ops.reference.attention import Chunk, attend_chunk
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
-from helexa.neuron.ops.triton.launch import StepGraphs, without_capture
+from helexa.neuron.ops.triton.launch_and_graphs import StepGraphs, without_capture
 
 
 class TabledOps(ReferenceOps):

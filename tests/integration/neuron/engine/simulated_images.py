@@ -3,7 +3,7 @@
 from typing import Any
 
 from helexa.neuron.engine.ipc.messages import Generate, PromptImage, SamplingParams
-from helexa.neuron.vision.image_tokens import Grid, ImageLayout, expanded_tokens
+from helexa.neuron.vision.image_tokens_and_errors import Grid, ImageLayout, expanded_tokens
 
 IMAGE_TOKEN = 99_999
 

@@ -15,6 +15,7 @@ import torch
 from helexa.neuron.engine import loop
 from helexa.neuron.engine.execution.runner import ModelFacts
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import (
     Embed,
     FromEngine,
@@ -24,7 +25,6 @@ from helexa.neuron.engine.ipc.messages import (
     StepReport,
     TokenOutput,
 )
-from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
 from helexa.neuron.engine.loop import Engine
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.step_input import Float32

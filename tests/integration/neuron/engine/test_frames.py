@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
+from helexa.neuron.engine.ipc.message_and_pixel_sockets import MAX_FRAME_BYTES, FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import Cancel, Generate, SamplingParams, ToEngine
-from helexa.neuron.engine.ipc.sockets import MAX_FRAME_BYTES, FrameDecoder, encode
 
 MESSAGES = [
     Generate(id=1, prompt=[1, 2, 3], max_tokens=5, sampling=SamplingParams(logit_bias={7: -1.0}), stop_ids=[2]),

@@ -11,7 +11,7 @@ import pytest
 
 from helexa.neuron.hardware.accelerators import Accelerators
 from helexa.neuron.lifecycle import load_preparation
-from helexa.neuron.routes import management
+from helexa.neuron.routes import model_management
 from neuron.fake_models import make_model, release, starts, until
 from neuron.running_node import Node, running
 
@@ -58,8 +58,8 @@ async def test_load_stream_reports_progress_until_the_end(node: Node, tmp_path: 
 
 
 async def test_idle_load_stream_sends_comments(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(management, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(management, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(model_management, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(model_management, "KEEP_ALIVE_SECONDS", 0.05)
     slow = make_model(tmp_path, "slow")
     async with ask(node, slow) as response:
         await halfway(response)

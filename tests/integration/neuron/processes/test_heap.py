@@ -26,12 +26,12 @@ from threading import Barrier, Lock, Thread
 
 import psutil
 
-from helexa.neuron.processes import memory
+from helexa.neuron.processes import heaps_and_shared_memory
 
 if sys.argv[1] == "bound":
-    memory.bound_heaps()
+    heaps_and_shared_memory.bound_heaps()
 if sys.argv[1] == "one, trimmed":
-    memory.use_one_heap()
+    heaps_and_shared_memory.use_one_heap()
 bytes(20 << 20)  # after this, glibc takes blocks of this size from the heap
 barrier, lock = Barrier(9), Lock()
 
@@ -50,7 +50,7 @@ for thread in threads:
     thread.start()
 barrier.wait()
 if "trimmed" in sys.argv[1]:
-    memory.trim_heaps()
+    heaps_and_shared_memory.trim_heaps()
 print((psutil.Process().memory_info().rss - before) >> 20)
 barrier.wait()
 """

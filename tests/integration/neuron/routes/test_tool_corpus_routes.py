@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from helexa.neuron.engine.ipc.messages import Generate
-from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
+from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
 from neuron.parsers.piecewise_parsing import SIMILAR_FORMATS, TOOLS
 from neuron.parsers.test_tool_corpus import FORMATS, PARSERS
 from neuron.parsers.tool_corpus import outputs

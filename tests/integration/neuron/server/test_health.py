@@ -15,8 +15,8 @@ import pytest
 from helexa.core.node_reports import DeviceHealth
 from helexa.neuron.hardware.host_memory import host_memory
 from helexa.neuron.lifecycle.registry import Registry
-from helexa.neuron.routes import status
-from helexa.neuron.routes.status import HealthMonitor
+from helexa.neuron.routes import health_and_model_list
+from helexa.neuron.routes.health_and_model_list import HealthMonitor
 from neuron.fake_models import ENGINE, make_model, until
 from neuron.memory_requests import needs
 from neuron.running_node import Node, running
@@ -63,7 +63,7 @@ def test_container_memory_is_its_limit(
 @pytest.fixture
 def monitor(node: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[..., HealthMonitor]:
     assert node.app is not None
-    monkeypatch.setattr(status, "READING_SECONDS", 0.0)
+    monkeypatch.setattr(health_and_model_list, "READING_SECONDS", 0.0)
     return partial(HealthMonitor, node.app.state.registry, node.app.state.activation)
 
 

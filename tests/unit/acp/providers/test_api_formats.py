@@ -8,7 +8,7 @@ import pytest
 
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.conversation_and_events import AssistantMessage, Image, Text, ToolCall, ToolResult, UserMessage
-from helexa.acp.providers import connection
+from helexa.acp.providers import connection_and_api_format
 from helexa.acp.providers.models import ModelChoice, Models
 from helexa.acp.providers.requests_and_events import (
     AnswerDelta,
@@ -330,7 +330,7 @@ async def test_a_stream_of_nonsense_is_an_error_and_no_crash(api):
 @every_api
 @pytest.mark.parametrize("status", [b"200 OK", b"400 Bad Request"])
 async def test_response_size_is_limited(api, status, monkeypatch):
-    monkeypatch.setattr(connection, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(connection_and_api_format, "MAX_BYTES", 1 << 20)
 
     async def endless(reader, writer):
         await reader.readuntil(b"\r\n\r\n")

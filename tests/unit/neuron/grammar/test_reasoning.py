@@ -6,7 +6,7 @@ import llguidance
 import pytest
 
 from helexa.neuron.grammar import after_reasoning, for_lark, for_schema, for_tools, in_final_channel
-from helexa.neuron.parsers.formats.harmony import Harmony, MuseGlimmer
+from helexa.neuron.parsers.formats.harmony_and_muse_glimmer import Harmony, MuseGlimmer
 from helexa.neuron.parsers.reasoning import ReasoningMarks
 from neuron.grammar.random_walks import Vocabulary, accepts, byte_level, matcher
 

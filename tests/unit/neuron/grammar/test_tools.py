@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helexa.core.errors import ApiError
 from helexa.neuron.grammar import for_schema, for_tools
 from helexa.neuron.grammar.output_with_calls import MAX_CALLS
-from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
+from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
 from neuron.grammar.random_walks import accepts, byte_level, walk
 from neuron.grammar.schemas import Schema, tool_schemas
 from neuron.parsers.piecewise_parsing import DAILY_FORMATS, MESSAGE_FORMATS, TOOLS, parse_pieces, parser

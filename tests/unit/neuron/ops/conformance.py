@@ -26,12 +26,12 @@ from helexa.neuron.ops.gated_delta import DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.mixture import WITHOUT_GATE, BestGroups, Clamp, Expert, ExpertShares, Routing
 from helexa.neuron.ops.operators import HeadNorms, QueryTemperature
-from helexa.neuron.ops.rank_group import SINGLE, RowRange, SharedMemory, Shares
+from helexa.neuron.ops.rank_group_and_exchange import SINGLE, RowRange, SharedMemory, Shares
 from helexa.neuron.ops.reference.reference_ops import ACTIVATIONS, GATES, RmsNorm
 from helexa.neuron.ops.sampling import Adjustments
 from helexa.neuron.ops.state_cache import MatrixCache
 from helexa.neuron.ops.state_space import ScanSizes, ScanWeights
-from helexa.neuron.weights.quantization import QUANT_FORMATS
+from helexa.neuron.weights.quantization_formats import QUANT_FORMATS
 from helexa.neuron.weights.quantize import quantize
 from helexa.neuron.weights.quantized_matrix import Weight
 from neuron.ops import float64, paging, random_weights

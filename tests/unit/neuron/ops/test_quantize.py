@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.native.native_ops import NativeOps
-from helexa.neuron.weights.quantization import QUANT_FORMATS
+from helexa.neuron.weights.quantization_formats import QUANT_FORMATS
 from helexa.neuron.weights.quantize import quantize
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor
 from neuron.weights.quantization_cases import HARD, heavy_tailed

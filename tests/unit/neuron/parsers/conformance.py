@@ -13,7 +13,7 @@ from typing import Any
 
 from helexa.neuron.grammar import for_tools
 from helexa.neuron.parsers.argument_values import strict_loads
-from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS, find_tool_call_format
+from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS, find_tool_call_format
 from helexa.neuron.parsers.parser import OutputParser
 from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks
 from helexa.neuron.text.chat_template import ChatTemplate

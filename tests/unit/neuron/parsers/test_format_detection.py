@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS, find_tool_call_format
+from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS, find_tool_call_format
 from helexa.neuron.parsers.reasoning import find_reasoning_marks
 from helexa.neuron.text.chat_template import ChatTemplate
 from neuron.parsers.piecewise_parsing import TOOLS, parse_pieces, parser

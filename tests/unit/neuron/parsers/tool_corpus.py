@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from helexa.neuron.parsers.formats.detection import TOOL_CALL_FORMATS
+from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
 
 Arguments = dict[str, object]
 

@@ -9,7 +9,7 @@ import pytest
 
 from helexa.core.errors import ApiError, HelexaError
 from helexa.core.logs import request_id
-from helexa.neuron.processes.model_files import FileThreads
+from helexa.neuron.processes.file_locks_and_threads import FileThreads
 
 
 @asynccontextmanager

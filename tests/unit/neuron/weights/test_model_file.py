@@ -10,7 +10,7 @@ import pytest
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.model_path import model_digest
 from helexa.neuron.lifecycle.inspection import describe
-from helexa.neuron.processes.model_files import is_used, mark_used
+from helexa.neuron.processes.file_locks_and_threads import is_used, mark_used
 from helexa.neuron.text.text_settings import TemplateSources, read_object
 from helexa.neuron.text.tokenizer_json import read_tokenizer_json
 from helexa.neuron.weights.gguf.files import GgufFile

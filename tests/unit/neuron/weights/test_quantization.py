@@ -3,7 +3,7 @@
 import pytest
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.weights.quantization import NAMES, QUANT_FORMATS, QuantPolicy, automatic, quant_named
+from helexa.neuron.weights.quantization_formats import NAMES, QUANT_FORMATS, QuantPolicy, automatic, quant_named
 
 LAYER = "model.layers.{}."
 

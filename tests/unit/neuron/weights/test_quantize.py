@@ -7,7 +7,7 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from helexa.neuron.weights.quantization import QUANT_FORMATS
+from helexa.neuron.weights.quantization_formats import QUANT_FORMATS
 from helexa.neuron.weights.quantize import LARGEST, quantize
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor
 from neuron.weights.quantization_cases import HARD, heavy_tailed

@@ -26,10 +26,10 @@ from helexa.neuron.models import model_class
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.models.settings import SERVED_CONTEXT
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.rank_group import RankGroup
+from helexa.neuron.ops.rank_group_and_exchange import RankGroup
 from helexa.neuron.tensors import Device
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
-from helexa.neuron.weights.quantization import AUTO, QuantPolicy, automatic, quant_named
+from helexa.neuron.weights.quantization_formats import AUTO, QuantPolicy, automatic, quant_named
 
 _log = logging.getLogger("helexa.neuron.engine")
 # Time limit of an exchange over gloo or NCCL, by type of device. The server's limit for steps is usually shorter.

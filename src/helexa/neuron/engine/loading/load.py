@@ -17,6 +17,7 @@ from helexa.neuron import tensors
 from helexa.neuron.engine.execution.device_errors import DeviceError, is_out_of_memory
 from helexa.neuron.engine.execution.runner import ModelFacts, Runner
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
+from helexa.neuron.engine.ipc.message_and_pixel_sockets import encode, receive
 from helexa.neuron.engine.ipc.messages import (
     FromEngine,
     HostGroup,
@@ -26,7 +27,6 @@ from helexa.neuron.engine.ipc.messages import (
     Progress,
     Ready,
 )
-from helexa.neuron.engine.ipc.sockets import encode, receive
 from helexa.neuron.engine.loading.backend_choice import choose_backend, with_torch_if_required
 from helexa.neuron.engine.loading.build import Build, build_part
 from helexa.neuron.engine.loading.draft import DraftPart, open_draft

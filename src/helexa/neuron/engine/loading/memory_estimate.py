@@ -18,10 +18,10 @@ from helexa.neuron.ops.batch import AttentionShape
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.operators import HeadLinearOp, LinearOp
-from helexa.neuron.ops.rank_group import RowRange, Shares
+from helexa.neuron.ops.rank_group_and_exchange import RowRange, Shares
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.checkpoint import Checkpoint, require_floats
-from helexa.neuron.weights.quantization import QuantPolicy
+from helexa.neuron.weights.quantization_formats import QuantPolicy
 from helexa.neuron.weights.quantize import quantize
 from helexa.neuron.weights.quantized_matrix import Weight
 

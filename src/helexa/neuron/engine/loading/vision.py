@@ -13,7 +13,7 @@ from helexa.neuron.layers.stage import WHOLE_MODEL
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.models.vision import tower_class
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.weights.quantization import VisionQuantPolicy
+from helexa.neuron.weights.quantization_formats import VisionQuantPolicy
 from helexa.neuron.weights.vision_checkpoint import VisionCheckpoint, open_vision_checkpoint
 
 _LARGE_SIDE = 1 << 13  # pixels; larger than any image that is not shrunk

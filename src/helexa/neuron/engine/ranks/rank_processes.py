@@ -19,8 +19,8 @@ from helexa.core.logs import quoted
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.step_memory import DeviceMemory
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
-from helexa.neuron.engine.ipc.sockets import FrameDecoder, encode
 from helexa.neuron.engine.kv_cache import CacheKind
 from helexa.neuron.engine.ranks.messages import (
     Allocate,
@@ -50,7 +50,7 @@ from helexa.neuron.engine.step_input import StepInput
 from helexa.neuron.engine.step_input import encode as encode_step
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.rank_group import SharedMemory
+from helexa.neuron.ops.rank_group_and_exchange import SharedMemory
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.processes.diagnostics import exit_reason
 

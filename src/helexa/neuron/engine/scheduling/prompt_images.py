@@ -10,7 +10,7 @@ import numpy as np
 
 from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine.step_input import Int32, int32
-from helexa.neuron.vision.image_tokens import ImageLayout, ImageRange
+from helexa.neuron.vision.image_tokens_and_errors import ImageLayout, ImageRange
 
 
 class ImageTraits(msgspec.Struct, frozen=True):

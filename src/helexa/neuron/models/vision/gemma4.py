@@ -18,7 +18,7 @@ from helexa.neuron.models.settings import Settings
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
 from helexa.neuron.ops.operators import LinearOp, NormOp
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.vision.image_tokens import ImageLayout
+from helexa.neuron.vision.image_tokens_and_errors import ImageLayout
 
 _THETA = 100.0
 _VECTOR = 16  # the kernels compute heads in vectors of 16 numbers

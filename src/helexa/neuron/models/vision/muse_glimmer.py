@@ -20,7 +20,7 @@ from helexa.neuron.layers.vision_encoder import (
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
 from helexa.neuron.ops.operators import LinearOp
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.vision.image_tokens import ImageLayout
+from helexa.neuron.vision.image_tokens_and_errors import ImageLayout
 
 _EPS = 1e-5
 _THETA = 10_000.0

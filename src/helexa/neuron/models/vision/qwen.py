@@ -23,7 +23,7 @@ from helexa.neuron.layers.vision_encoder import (
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
 from helexa.neuron.ops.operators import LinearOp
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.vision.image_tokens import Grid, ImageLayout
+from helexa.neuron.vision.image_tokens_and_errors import Grid, ImageLayout
 
 EPS = 1e-6
 THETA = 10_000.0

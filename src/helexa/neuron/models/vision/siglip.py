@@ -11,7 +11,7 @@ from helexa.neuron.layers.vision_encoder import EncoderBlock, FrameAttention, Fr
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
 from helexa.neuron.ops.operators import LinearOp
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.vision.image_tokens import ImageLayout
+from helexa.neuron.vision.image_tokens_and_errors import ImageLayout
 
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 

@@ -11,7 +11,7 @@ from helexa.neuron.layers.vision_tower_loader import CHANNELS, TowerLoader, padd
 from helexa.neuron.models.settings import Settings
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor
-from helexa.neuron.vision.image_tokens import ImageLayout
+from helexa.neuron.vision.image_tokens_and_errors import ImageLayout
 
 _VECTOR = 16  # the kernels compute hidden states in vectors of 16 numbers
 

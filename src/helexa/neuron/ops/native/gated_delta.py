@@ -6,8 +6,8 @@ from helexa.neuron import tensors
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import LANES, MAX_DIM
 from helexa.neuron.ops.gated_delta import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.native.convolution_and_state_space import SpanList
 from helexa.neuron.ops.native.launcher import Launcher
-from helexa.neuron.ops.native.recurrent import SpanList
 from helexa.neuron.ops.state_cache import MatrixCache
 from helexa.neuron.tensors import Tensor
 

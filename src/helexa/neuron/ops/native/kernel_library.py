@@ -40,7 +40,7 @@ from helexa.neuron.ops.native.compilation import (
     prebuilt_library,
     sources,
 )
-from helexa.neuron.ops.rank_group import RankGroup
+from helexa.neuron.ops.rank_group_and_exchange import RankGroup
 from helexa.neuron.processes import diagnostics, heartbeat
 from helexa.neuron.tensors import DType, Tensor
 

@@ -24,6 +24,7 @@ from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.native.attention import PagedAttention, attend_frames
 from helexa.neuron.ops.native.captured_graph import Graphs, Workspace
+from helexa.neuron.ops.native.convolution_and_state_space import NativeShortConvolution, NativeStateSpace, SpanList
 from helexa.neuron.ops.native.gated_delta import NativeDelta
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.launcher import GATES, Launcher
@@ -31,15 +32,14 @@ from helexa.neuron.ops.native.linear_and_norms import NativeGroupNorm, NativeLay
 from helexa.neuron.ops.native.mixture import NativeHeadLinear, NativeMixture
 from helexa.neuron.ops.native.packed_weights import HugeMemory, PackedMatrix, pack, packed_bytes, quantize
 from helexa.neuron.ops.native.packed_weights_cache import PackedStore, fingerprint, loading_code_version
-from helexa.neuron.ops.native.recurrent import NativeShortConvolution, NativeStateSpace, SpanList
 from helexa.neuron.ops.native.sampling import log_probabilities, sample
 from helexa.neuron.ops.operators import HeadLinearOp, HeadNorms, LinearOp, NormOp, ProductBytes, QueryTemperature
-from helexa.neuron.ops.rank_group import Exchange, RowRange, Shares
+from helexa.neuron.ops.rank_group_and_exchange import Exchange, RowRange, Shares
 from helexa.neuron.ops.sampling import Masks, Sampling
 from helexa.neuron.ops.state_cache import ConvCache
 from helexa.neuron.ops.state_space import ScanOp, ScanSizes, ScanWeights
 from helexa.neuron.tensors import DType, Tensor
-from helexa.neuron.weights.quantization import QuantFormat
+from helexa.neuron.weights.quantization_formats import QuantFormat
 from helexa.neuron.weights.quantized_matrix import Weight
 
 _log = logging.getLogger("helexa.neuron.ops")

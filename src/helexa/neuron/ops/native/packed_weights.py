@@ -8,9 +8,9 @@ import numpy as np
 from helexa.neuron import tensors
 from helexa.neuron.ops.constants import GROUP, LANES, STRETCH_GROUPS
 from helexa.neuron.ops.native.kernel_library import Format, KernelLibrary, type_codes
-from helexa.neuron.processes.memory import prefer_page_size
+from helexa.neuron.processes.heaps_and_shared_memory import prefer_page_size
 from helexa.neuron.tensors import DType, Tensor
-from helexa.neuron.weights.quantization import QuantFormat
+from helexa.neuron.weights.quantization_formats import QuantFormat
 from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor, Weight
 
 _STRETCH = STRETCH_GROUPS * GROUP

@@ -37,8 +37,8 @@ from helexa.neuron.ops.dense_ops import MatrixStore
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.packed_weights import PackedMatrix
 from helexa.neuron.processes import heartbeat
-from helexa.neuron.processes.memory import prefer_page_size
-from helexa.neuron.processes.model_files import is_used, mark_used
+from helexa.neuron.processes.file_locks_and_threads import is_used, mark_used
+from helexa.neuron.processes.heaps_and_shared_memory import prefer_page_size
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.gguf.files import part_names
 

@@ -30,12 +30,12 @@ from helexa.neuron.ops.operators import (
     ProductBytes,
     RmsNorm,
 )
-from helexa.neuron.ops.rank_group import Exchange, RowRange, Shares
+from helexa.neuron.ops.rank_group_and_exchange import Exchange, RowRange, Shares
 from helexa.neuron.ops.reference.attention import SpanGroups, attend_frames, rotated_by
 from helexa.neuron.ops.sampling import Masks, Sampling
 from helexa.neuron.ops.state_space import ScanOp, ScanSizes, ScanWeights, StateSpace
-from helexa.neuron.processes.memory import prefer_page_size
-from helexa.neuron.weights.quantization import QuantFormat
+from helexa.neuron.processes.heaps_and_shared_memory import prefer_page_size
+from helexa.neuron.weights.quantization_formats import QuantFormat
 from helexa.neuron.weights.quantize import quantize
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 

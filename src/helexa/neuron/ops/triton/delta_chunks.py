@@ -21,7 +21,7 @@ from torch import Tensor
 
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.state_cache import MatrixCache
-from helexa.neuron.ops.triton.launch import launch
+from helexa.neuron.ops.triton.launch_and_graphs import launch
 
 # Kernel arguments with varying address alignment. Triton must not recompile a kernel if their alignment changes.
 TABLES = ["starts", "prefixes", "settled", "slots"]

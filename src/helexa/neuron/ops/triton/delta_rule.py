@@ -18,7 +18,7 @@ from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.gated_delta import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.state_cache import MatrixCache
 from helexa.neuron.ops.triton.delta_chunks import TABLES, advance_chunks, convolved_row, gates
-from helexa.neuron.ops.triton.launch import GpuProperties, launch
+from helexa.neuron.ops.triton.launch_and_graphs import GpuProperties, launch
 
 # Spans with more rows of accepted tokens are computed in chunks. Decode spans, also with drafts, have fewer rows.
 FEW_ROWS = 32

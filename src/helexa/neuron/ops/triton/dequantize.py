@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from helexa.neuron.ops.triton.launch import launch
-from helexa.neuron.ops.triton.packed import LANES, PackedMatrix, fields
+from helexa.neuron.ops.triton.launch_and_graphs import launch
+from helexa.neuron.ops.triton.packed_weights import LANES, PackedMatrix, fields
 
 _LANES = constexpr(LANES)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from helexa.neuron.ops.triton.attention import Tile, long_tile
 from helexa.neuron.ops.triton.attention_kernels import LOG2_E
-from helexa.neuron.ops.triton.launch import GpuProperties, launch
+from helexa.neuron.ops.triton.launch_and_graphs import GpuProperties, launch
 
 WIDEST = 256  # Largest head dimension that the kernels support
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from triton.language import constexpr
 
 from helexa.neuron.ops.triton.dequantize import weight_tile
-from helexa.neuron.ops.triton.launch import GpuProperties, launch
-from helexa.neuron.ops.triton.packed import LANES, PackedMatrix, fields
+from helexa.neuron.ops.triton.launch_and_graphs import GpuProperties, launch
+from helexa.neuron.ops.triton.packed_weights import LANES, PackedMatrix, fields
 
 _PER_PROCESSOR = 4  # programs per multiprocessor (SM) that read a matrix, to keep enough loads in flight
 _LEAST_SPLIT = 512  # minimum columns per split

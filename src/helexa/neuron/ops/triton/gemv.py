@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from helexa.neuron.ops.triton.launch import launch
-from helexa.neuron.ops.triton.packed import LANES as _LANES
-from helexa.neuron.ops.triton.packed import PackedMatrix, fields
+from helexa.neuron.ops.triton.launch_and_graphs import launch
+from helexa.neuron.ops.triton.packed_weights import LANES as _LANES
+from helexa.neuron.ops.triton.packed_weights import PackedMatrix, fields
 
 LANES = constexpr(_LANES)
 ROWS = constexpr(4)  # matrix rows per program: the rows whose scales are adjacent

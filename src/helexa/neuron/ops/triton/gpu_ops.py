@@ -25,7 +25,7 @@ from helexa.neuron.ops.operators import (
     NormOp,
     ProductBytes,
 )
-from helexa.neuron.ops.rank_group import Exchange, RowRange, Shares
+from helexa.neuron.ops.rank_group_and_exchange import Exchange, RowRange, Shares
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.sampling import Masks, Sampling, adjusted, log_probabilities, settings_of
 from helexa.neuron.ops.state_space import ScanOp, ScanSizes, ScanWeights, StateSpace
@@ -34,12 +34,12 @@ from helexa.neuron.ops.triton import sampling as draws
 from helexa.neuron.ops.triton.delta_rule import DeltaRule
 from helexa.neuron.ops.triton.dequantize import dequantize, dequantize_rows
 from helexa.neuron.ops.triton.kv_cache import rotate_store
-from helexa.neuron.ops.triton.launch import CudaCapture, GpuProperties, StepGraphs, without_capture
+from helexa.neuron.ops.triton.launch_and_graphs import CudaCapture, GpuProperties, StepGraphs, without_capture
 from helexa.neuron.ops.triton.linear import SCRATCH_BYTES, PackedLinear
 from helexa.neuron.ops.triton.mixture import GpuMixture, stacked
-from helexa.neuron.ops.triton.norm import LayerNorm, RmsNorm, activate, gate_mul
-from helexa.neuron.ops.triton.packed import PackedMatrix, pack, packed_bytes
-from helexa.neuron.weights.quantization import QuantFormat
+from helexa.neuron.ops.triton.norms_and_gates import LayerNorm, RmsNorm, activate, gate_mul
+from helexa.neuron.ops.triton.packed_weights import PackedMatrix, pack, packed_bytes
+from helexa.neuron.weights.quantization_formats import QuantFormat
 from helexa.neuron.weights.quantize import quantize
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.operators import HeadNorms
-from helexa.neuron.ops.triton.launch import launch
+from helexa.neuron.ops.triton.launch_and_graphs import launch
 
 _SCALES = 2 * PAGE_SIZE * 4
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from helexa.neuron.ops.triton.dequantize import dequantize
 from helexa.neuron.ops.triton.gemm import multiply_tiles, on_tensor_cores, tiles
 from helexa.neuron.ops.triton.gemv import multiply_rows
-from helexa.neuron.ops.triton.launch import GpuProperties
-from helexa.neuron.ops.triton.packed import PackedMatrix, alike, join
+from helexa.neuron.ops.triton.launch_and_graphs import GpuProperties
+from helexa.neuron.ops.triton.packed_weights import PackedMatrix, alike, join
 
 # Number of bytes of the scratch memory into which products of many rows dequantize some matrix rows at a time.
 SCRATCH_BYTES = 64 << 20

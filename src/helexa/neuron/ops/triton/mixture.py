@@ -18,9 +18,9 @@ from triton.language import constexpr
 from helexa.neuron.ops.mixture import BestGroups, Clamp, Routing
 from helexa.neuron.ops.triton.gemm import Blocks, Tiles, multiply_tiles, tiles
 from helexa.neuron.ops.triton.gemv import multiply_rows
-from helexa.neuron.ops.triton.launch import GpuProperties, launch
-from helexa.neuron.ops.triton.norm import gate_mul
-from helexa.neuron.ops.triton.packed import LANES, PackedMatrix, alike, join
+from helexa.neuron.ops.triton.launch_and_graphs import GpuProperties, launch
+from helexa.neuron.ops.triton.norms_and_gates import gate_mul
+from helexa.neuron.ops.triton.packed_weights import LANES, PackedMatrix, alike, join
 
 _STEP = 1024  # pairs processed per iteration
 

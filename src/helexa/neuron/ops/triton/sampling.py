@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from helexa.neuron.ops.sampling import Masks, Settings, upload
-from helexa.neuron.ops.triton.launch import launch
+from helexa.neuron.ops.triton.launch_and_graphs import launch
 
 _BLOCK = 1024
 _CANDIDATES = 2048  # logits that `_draw` processes at once; more candidates are processed in pieces

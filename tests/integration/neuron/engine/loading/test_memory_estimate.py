@@ -13,11 +13,11 @@ from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate, estimat
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.rank_group import RankGroup
+from helexa.neuron.ops.rank_group_and_exchange import RankGroup
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 from helexa.neuron.weights.model_file import WHOLE, Part
-from helexa.neuron.weights.quantization import QuantPolicy
+from helexa.neuron.weights.quantization_formats import QuantPolicy
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor
 from neuron.tensor_memory import tensor_bytes
 from nightly import daily

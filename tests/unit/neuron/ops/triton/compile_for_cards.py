@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from helexa.neuron.ops.triton.gpu_ops import GpuOps
-from helexa.neuron.ops.triton.launch import GpuProperties
+from helexa.neuron.ops.triton.launch_and_graphs import GpuProperties
 
 KIB = 1 << 10
 CARDS = {

@@ -13,7 +13,7 @@ from helexa.neuron.ops.mixture import BestGroups, Clamp, Routing
 from helexa.neuron.ops.operators import HeadNorms
 from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from helexa.neuron.ops.triton.mixture import GpuMixture, route
-from helexa.neuron.ops.triton.packed import PackedMatrix
+from helexa.neuron.ops.triton.packed_weights import PackedMatrix
 from neuron.ops import paging
 from neuron.ops.drawn_rows import drawn
 from nightly import NIGHTLY

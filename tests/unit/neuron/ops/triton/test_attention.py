@@ -12,7 +12,7 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.triton import attention
 from helexa.neuron.ops.triton.gpu_ops import GpuOps
-from helexa.neuron.ops.triton.launch import GpuProperties
+from helexa.neuron.ops.triton.launch_and_graphs import GpuProperties
 from neuron.ops import float64, paging
 from neuron.ops.paging import CPU
 from neuron.ops.triton.compile_for_cards import CARDS

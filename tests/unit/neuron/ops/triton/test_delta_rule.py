@@ -10,7 +10,7 @@ from helexa.neuron.ops.batch import Batch, Span
 from helexa.neuron.ops.gated_delta import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.triton.gpu_ops import GpuOps
-from helexa.neuron.ops.triton.launch import GpuProperties
+from helexa.neuron.ops.triton.launch_and_graphs import GpuProperties
 from neuron.ops import paging
 
 SLOTS = 5

@@ -9,10 +9,10 @@ from torch import Tensor
 from helexa.neuron.ops.operators import LinearOp
 from helexa.neuron.ops.triton.gemm import multiply_tiles, tiles
 from helexa.neuron.ops.triton.gpu_ops import GpuOps
-from helexa.neuron.ops.triton.launch import GpuProperties
+from helexa.neuron.ops.triton.launch_and_graphs import GpuProperties
 from helexa.neuron.ops.triton.linear import PackedLinear, kernel_for
-from helexa.neuron.ops.triton.packed import PackedMatrix, pack
-from helexa.neuron.weights.quantization import QUANT_FORMATS
+from helexa.neuron.ops.triton.packed_weights import PackedMatrix, pack
+from helexa.neuron.weights.quantization_formats import QUANT_FORMATS
 from helexa.neuron.weights.quantize import quantize
 from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor
 from neuron.ops import random_weights

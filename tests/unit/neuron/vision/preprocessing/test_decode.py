@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from transformers.image_transforms import convert_to_rgb
 
 from helexa.neuron.vision.decode import ImageLimits, decode
-from helexa.neuron.vision.image_tokens import ImageError
+from helexa.neuron.vision.image_tokens_and_errors import ImageError
 from neuron.vision.images import encoded, noise
 
 LIMITS = ImageLimits()

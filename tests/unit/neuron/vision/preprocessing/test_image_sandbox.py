@@ -18,7 +18,7 @@ import pytest
 import nightly
 from helexa.neuron.vision import model_vision
 from helexa.neuron.vision.decode import ImageLimits
-from helexa.neuron.vision.image_tokens import ImageError
+from helexa.neuron.vision.image_tokens_and_errors import ImageError
 from helexa.neuron.vision.model_vision import ImageSandbox
 from helexa.neuron.vision.processor_choice import ImageProcessor, image_processor, prepare
 from neuron.vision.images import encoded, noise

@@ -21,7 +21,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.vision.decode import ImageLimits
-from helexa.neuron.vision.image_tokens import ImageError
+from helexa.neuron.vision.image_tokens_and_errors import ImageError
 from helexa.neuron.vision.processor_choice import ImageProcessor, PreparedImage, image_layout, image_processor, prepare
 from neuron.vision.images import SIZES, encoded, noise
 

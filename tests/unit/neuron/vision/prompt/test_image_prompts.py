@@ -5,7 +5,7 @@ import pytest
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
 from helexa.neuron.engine.scheduling.prompt_images import ImageTraits, PromptImages
-from helexa.neuron.vision.image_tokens import Grid, ImageError, ImageLayout, ImageRange, expanded_tokens
+from helexa.neuron.vision.image_tokens_and_errors import Grid, ImageError, ImageLayout, ImageRange, expanded_tokens
 from helexa.neuron.vision.model_vision import image_text, token_limit
 
 ONE = ImageLayout(((64, 96),), (Grid(6, 4),), 6)

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from helexa.neuron.parsers.formats.gemma4 import Gemma4
-from helexa.neuron.parsers.formats.harmony import Harmony, MuseGlimmer
+from helexa.neuron.parsers.formats.harmony_and_muse_glimmer import Harmony, MuseGlimmer
 from helexa.neuron.parsers.formats.hermes import Hermes, HermesStrict, QwenXml
-from helexa.neuron.parsers.formats.json_calls import (
+from helexa.neuron.parsers.formats.kimi_and_deepseek import DEEPSEEK, KIMI_K2
+from helexa.neuron.parsers.formats.llama_json_and_mistral import (
     COHERE,
     COMMAND_R,
     GRANITE,
@@ -16,7 +17,6 @@ from helexa.neuron.parsers.formats.json_calls import (
     LlamaJson,
     Mistral,
 )
-from helexa.neuron.parsers.formats.kimi_and_deepseek import DEEPSEEK, KIMI_K2
 from helexa.neuron.parsers.formats.pythonic import LFM2, LLAMA_4, OLMO_3
 from helexa.neuron.parsers.formats.tagged_calls import GLM, MINIMAX_M2, SEED_OSS
 from helexa.neuron.parsers.output import Output

@@ -86,7 +86,7 @@ def receive(connection: socket.socket, kind: type[T]) -> T:
 
 
 class PixelReceiver:
-    """The engine's end of the socket for pixels."""
+    """The engine's end of the socket on which it receives the pixels of images."""
 
     def __init__(self, connection: socket.socket, patch_values: int) -> None:
         self._connection = connection  # the socket

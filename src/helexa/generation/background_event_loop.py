@@ -160,7 +160,7 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 
 
 def blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine without an event loop and return its result.
+    """Run a coroutine that only awaits the background event loop; return its result.
 
     The coroutine may wait only with a `BlockingCaller`.
     """
@@ -173,7 +173,7 @@ def blocking(work: Coroutine[Any, Any, T]) -> T:
 
 
 def blocking_each(items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-    """Run an async generator without an event loop and yield its items.
+    """Run an async generator that only awaits the background loop; yield its items.
 
     The generator may wait only with a `BlockingCaller`.
     """

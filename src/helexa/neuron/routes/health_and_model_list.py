@@ -1,4 +1,4 @@
-"""Serve the state of the node (`/health`, `/version`, ...), measured periodically."""
+"""Serve `/health`, `/version`, `/metrics`, `/v1/models`: the node and its models."""
 
 import asyncio
 import logging
@@ -111,7 +111,7 @@ class LimitEntry(TypedDict):
 
 
 class ModelEntry(TypedDict):
-    """One model in the list.
+    """One model in the list of `/v1/models`.
 
     `max_model_len` and similar fields repeat `limit`, because some agents read only these fields.
     """

@@ -26,7 +26,7 @@ Kind = Literal["reasoning", "text", "final", "call"]
 
 
 class MessageFormat:
-    """A format whose whole output consists of messages with headers.
+    """A tool-call format whose whole output consists of messages with headers.
 
     * A message of reasoning is reasoning.
     * A message to a tool is a tool call if the request has tools, and if the content has the form of a call.

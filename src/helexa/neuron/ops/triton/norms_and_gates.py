@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from helexa.neuron.ops.triton.launch import launch
+from helexa.neuron.ops.triton.launch_and_graphs import launch
 
 _BLOCK = 1024
 
