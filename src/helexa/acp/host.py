@@ -29,7 +29,7 @@ class HostError(ToolError):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What hosts use of the client (the editor): requests, and what it supports."""
+    """What hosts use of the client (the editor): its features, and requests to it."""
 
     # Sends a JSON-RPC request (method, params) and returns the result. Raises a HostError if the editor fails.
     request: Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]

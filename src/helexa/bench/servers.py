@@ -171,7 +171,7 @@ def _is_loaded(entry: object) -> bool:
 
 
 def _served_by_node(info: ModelInfo) -> ServedModel:
-    """Convert the information about a loaded model.
+    """Convert a node's report about a loaded model.
 
     The result contains a load request (`ServedModel.load`) with the model's current quantization, devices and ranks.
     """

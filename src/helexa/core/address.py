@@ -20,7 +20,11 @@ class Address(NamedTuple):
 
 
 def parse_address(text: object) -> object:
-    """Parse `host:port` or `[IPv6]:port` to an `Address`; ValueError for other text."""
+    """Parse `host:port` or `[IPv6]:port`, and return an `Address`.
+
+    Raises:
+        ValueError: `text` has another form.
+    """
     if isinstance(text, Address):
         return text
     if not isinstance(text, str):

@@ -109,7 +109,7 @@ class EventParser:
 
 
 class Frames:
-    """Parser of an SSE stream in chunks of any size, for only the data of its events."""
+    """Parser of an SSE stream in chunks of any size, which yields each event's `data`."""
 
     def __init__(self) -> None:
         self._lines = LineSplitter()

@@ -78,7 +78,7 @@ class PermissionDeniedError(GenerationError):
 
 
 class NotFoundError(GenerationError):
-    """The request failed: the server does not have what it names, or its path."""
+    """The request failed: the server does not have the named object, or the path."""
 
 
 class ModelNotFoundError(NotFoundError):

@@ -1,4 +1,4 @@
-"""A prompt with its options, in the form that servers and private engines accept.
+"""Requests: a prompt with its options, checked, for servers and private engines.
 
 The options are sampling, images, and a schema that constrains the response.
 """

@@ -159,13 +159,21 @@ class Lifespan:
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Start the application and wait until it is ready; HelexaError if it fails."""
+        """Start the application, and wait until it is ready.
+
+        Raises:
+            HelexaError: the application failed to start.
+        """
         scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
         self._task = asyncio.ensure_future(self._run(scope))
         await self._send_event("startup")
 
     async def end(self) -> None:
-        """Shut the application down and wait for the end; HelexaError if it fails."""
+        """Shut the application down, and wait for its end.
+
+        Raises:
+            HelexaError: the application failed to shut down.
+        """
         await self._send_event("shutdown")
         assert self._task is not None
         await asyncio.wait((self._task,), timeout=_RETURN_SECS)

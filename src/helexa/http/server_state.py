@@ -26,7 +26,11 @@ class BodyBudget:
 
     # One client address may use at most half of the memory, so one client cannot block all others.
     def reserve(self, address: str, size: int) -> None:
-        """Reserve `size` bytes for a body from `address`; ApiError 503 above the limit."""
+        """Reserve `size` bytes of memory for a request body from the client at `address`.
+
+        Raises:
+            ApiError: 503 if too much memory for bodies is reserved, in total or by the client.
+        """
         address_bytes = self._by_address.get(address, 0) + size
         if self.reserved + size > self.total or address_bytes > self.total // 2:
             raise overloaded("the memory for request bodies is used up; try again", _RETRY_SECS)

@@ -45,7 +45,11 @@ class Sessions:
         self._open: dict[str, Session] = {}  # least recently used first
 
     def find(self, id: str) -> Session:
-        """Return the open session with this id; RpcError if it is not open."""
+        """Return the open session with this id.
+
+        Raises:
+            RpcError: no session with this id is open.
+        """
         session = self._open.pop(id, None)
         if session is None:
             raise not_found(id)

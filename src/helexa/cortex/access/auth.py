@@ -72,7 +72,11 @@ class Authenticator:
         return self.principal_of(digest)
 
     def principal_of(self, credential: Credential) -> Principal:
-        """Return the principal of a credential; ApiError 401 for an invalid key."""
+        """Return the principal that a credential authenticates.
+
+        Raises:
+            ApiError: 401 if the API key is unknown, revoked or expired.
+        """
         if isinstance(credential, Principal):
             return credential
         key = self._keys.get(credential)

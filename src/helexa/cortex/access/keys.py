@@ -155,7 +155,11 @@ class _Terms(BaseModel):
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Return a key from values by field name; ApiError 400 if one is invalid."""
+        """Return the key request with the given values, by field name.
+
+        Raises:
+            ApiError: 400 if a value is invalid.
+        """
         return cls._validate(cls.model_validate, fields)
 
     @staticmethod

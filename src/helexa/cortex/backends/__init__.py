@@ -1,4 +1,4 @@
-"""Third-party backends: converts their completions to the form of OpenAI's.
+"""Third-party backends: converts their completions to OpenAI's format.
 
 Nodes of helexa answer in this form. Third-party backends differ in many ways: how a stream ends, where an error is, how
 the deltas of tool calls belong together, and how token counts are named. The gateway converts the answers of backends

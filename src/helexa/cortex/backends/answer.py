@@ -51,7 +51,7 @@ class NodeResponse(Protocol):
 
 
 class BackendAnswer:
-    """A successful response of a backend, converted to the form of OpenAI's.
+    """A successful response of a backend, converted to OpenAI's format.
 
     A whole answer to a streaming request becomes a stream, and a stream becomes a whole answer if the client requests
     no stream.

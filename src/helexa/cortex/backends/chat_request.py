@@ -43,7 +43,7 @@ _IMAGES_FOLLOW = "Images in the results of the tools:"
 
 
 def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool = False) -> bytes:
-    """Return a translated chat request in the form that third-party backends accept.
+    """Return a translated chat request as third-party backends accept it.
 
     * The arguments of tool calls become JSON text, and functions without parameters get an empty object of them.
     * A signature that the id of a tool call carries moves to `extra_content`.

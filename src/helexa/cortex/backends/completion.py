@@ -134,7 +134,7 @@ def read_completion(body: bytes) -> tuple[Json, bytes]:
 
 
 def converted_completion(completion: Json, new_choice: NewChoice, *, chat: bool) -> Json:
-    """Return a backend's parsed completion in the form of OpenAI's specification.
+    """Return a backend's parsed completion, converted to OpenAI's format.
 
     Raises:
         ApiError: 502: the answer contains no choice, or a choice says that it is not complete.

@@ -97,7 +97,7 @@ def split_signature(id: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class Changes:
-    """For a choice: what the gateway changed in the request, or clients cannot read."""
+    """For a choice: changes in the request that its answer must take into account."""
 
     names: Mapping[str, str] = field(default_factory=dict[str, str])  # original names of functions by their short names
     # True if the client's API has no field for the signature of a call. The id of the call then carries the signature.
@@ -255,7 +255,7 @@ _OTHER_REASONING = ("thinking", "reasoning_text")
 
 
 class Choice:
-    """Converts the deltas of a choice, or its message, to the form of OpenAI's.
+    """Converts the deltas of a choice, or its message, to OpenAI's format.
 
     Args:
         is_taken: function that returns whether an id of a tool call occurs in the conversation before the answer.

@@ -44,7 +44,7 @@ class BackendKnowledge:
     )
 
     def of(self, url: str, model: str) -> Knowledge:
-        """Return what the gateway knows about a model of the backend at `url`."""
+        """Return the facts about a model of the backend at `url`, none yet if it is new."""
         knowledge, until = self._entries.get((url, model), (_NOTHING, 0.0))
         if knowledge is not _NOTHING and time.monotonic() >= until:
             del self._entries[url, model]

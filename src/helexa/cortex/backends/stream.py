@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 
 class BackendStream:
-    """Converts the bytes of a backend's stream to the form of OpenAI's, without I/O.
+    """Converts the bytes of a backend's stream to OpenAI's format, without I/O.
 
     * Each event has one line of data, an id, and a list of choices. Events that are well-formed keep their bytes.
     * The finish reason of a choice and the token counts are held back until the stream has ended. The first finish

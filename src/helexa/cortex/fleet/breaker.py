@@ -149,7 +149,7 @@ class Breakers:
         return bool(keys)
 
     def failed(self, pair: Pair, now: float, client: str = ANY, *, alone: bool = True) -> State:
-        """Record a transport failure, and return the state of the pair for all clients.
+        """Record a transport failure; return the state of node and model for all clients.
 
         Args:
             alone: True if the failures of one client may open the breaker for all clients.

@@ -118,7 +118,11 @@ class Fleet:
         return self._view
 
     def node(self, name: str) -> Node:
-        """Return the current state of one node; KeyError if it is not configured."""
+        """Return the current state of one node.
+
+        Raises:
+            KeyError: the node is not configured.
+        """
         return self._nodes[name]
 
     def is_alive(self, name: str) -> bool:
@@ -151,9 +155,10 @@ class Fleet:
         return section.bearer.get_secret_value() if section is not None and section.bearer is not None else None
 
     def cordon(self, name: str, cordoned: bool) -> None:
-        """Cordon or uncordon a node; KeyError if it is not configured.
+        """Cordon or uncordon a node. A cordoned node gets no new requests and loads.
 
-        A cordoned node gets no new requests and loads.
+        Raises:
+            KeyError: the node is not configured.
         """
         if self._nodes[name].cordoned != cordoned:
             log.info("node cordoned node=%s" if cordoned else "node uncordoned node=%s", name)

@@ -362,7 +362,11 @@ def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) 
 
 
 def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
-    """Parse the JSON body of a node's response; NodeError if it has another type."""
+    """Parse the JSON body of a node's response, and return the value.
+
+    Raises:
+        NodeError: the body is not JSON of the type of `adapter`.
+    """
     try:
         return adapter.validate_json(body)
     except ValidationError as error:

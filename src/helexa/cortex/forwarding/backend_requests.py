@@ -162,7 +162,7 @@ class BackendAttempt:
         streamed: bool,
         on_estimate: Callable[[], None],
     ) -> NodeResponse:
-        """Return a successful response in the form of OpenAI's specification.
+        """Return a successful response, converted to OpenAI's format.
 
         The caller checks `is_converted` first.
 

@@ -194,7 +194,7 @@ class Proxy:
         request: ClientRequest,
         record: RequestRecord,
     ) -> NodeResponse:
-        """Return the response of a third-party backend in the form of OpenAI's."""
+        """Return the response of a third-party backend, converted to OpenAI's format."""
 
         def on_estimate() -> None:
             record.estimated = True

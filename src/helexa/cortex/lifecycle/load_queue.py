@@ -125,7 +125,7 @@ def decide(
     take_snapshot: Callable[[], FleetSnapshot],
     start: Callable[[QueuedModel, ColdPlacement], None],
 ) -> list[QueueDecision]:
-    """Start the loads that can start, and decide what the other models wait for.
+    """Start the loads that can start; return the decision for each waiting model.
 
     The models are handled in the order of `_queue_order`. If a model has waited for `swap_wait_secs` and its load still
     cannot start, its probable node is reserved: no load of a later model can start on this node.

@@ -247,7 +247,7 @@ class RemoteStages:
         raise NotImplementedError
 
     def send(self, hidden: Tensor, rows: int) -> Tensor:
-        """Pass hidden states [T, H] through all stages; return the last's [rows, H]."""
+        """Pass hidden states [rows, hidden] through all stages; return the last stage's."""
         for stage in self._stages():
             is_last = stage == len(self._channels)
             try:

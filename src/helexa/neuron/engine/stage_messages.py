@@ -69,7 +69,7 @@ class AllocateStage(msgspec.Struct, frozen=True, tag="allocate_stage"):
 
 
 class StageFailed(msgspec.Struct, frozen=True, tag="stage_failed"):
-    """Stage -> engine, as a reply: why the stage cannot do what the engine sent."""
+    """Stage -> engine, instead of a reply: the reason for which the stage failed."""
 
     kind: Literal["model_file", "device", "does_not_fit", "internal"]
     message: str
@@ -80,7 +80,7 @@ FromStage = StageOpened | StageGranted | RankProgress | RankLoaded | RankAllocat
 
 
 def send_hidden(channel: Channel, hidden: Tensor) -> None:
-    """Send hidden states [rows, H].
+    """Send hidden states [rows, hidden].
 
     Raises:
         ChannelError: the connection is closed.

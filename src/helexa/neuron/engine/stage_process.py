@@ -83,7 +83,7 @@ def main() -> None:
 
 
 class StageWorker:
-    """One stage of a pipeline. It does what the engine on host 0 sends."""
+    """One stage of a pipeline. It executes the messages of the engine on host 0."""
 
     def __init__(self, channel: Channel, setup: StageSetup, member: socket.socket) -> None:
         self._channel = channel  # connection to the engine

@@ -59,7 +59,7 @@ def _torch_facts() -> dict[str, str]:
 
 @cache
 def discover() -> Discovery:
-    """Return the hardware facts of this machine. They are determined once per process.
+    """Return this machine's CPUs, devices and versions, determined once per process.
 
     The caller sets the fields `max_prompt_tokens` and `max_tensor_parallel`, which depend on the configuration.
     """

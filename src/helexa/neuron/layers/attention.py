@@ -176,7 +176,7 @@ class NormedProjections:
         self._product = loader.column_parallel_linear(outputs, inputs)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return this rank's queries, keys and values [T, N] for T rows x [T, K]."""
+        """Return this rank's queries, keys, values [rows, outputs] for x [rows, inputs]."""
         if not self._gathered:
             return self._ops.norm_columns(self._product(x), self._weights, self._eps)
         both = tensors.cat([product(x) for product in self._gathered], dim=1)

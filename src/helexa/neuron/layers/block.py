@@ -53,7 +53,7 @@ class Mixer(Protocol):
         ...
 
     def __call__(self, x: Tensor, cache: Any, step: Step, rows: Tensor | None = None) -> Tensor:
-        """Return the outputs [T, H] for x [T, H], or those of `rows` [S] as [S, H].
+        """Return the outputs for x, [T, H], or [S, H] for only the S rows `rows`.
 
         T is the number of rows (tokens) of the batch, and H the hidden size. All rows update `cache`.
         """
@@ -165,11 +165,12 @@ class Block:
     ) -> tuple[Tensor, Tensor | None]:
         """Return the residual stream, and the last output, which is not yet added to it.
 
-        Both are [T, H], or [S, H] for the S rows `rows`.
+        Both are [rows, hidden], or [S, hidden] for the S rows `rows`.
 
         Args:
-            hidden: [T, H], residual stream, changed in place.
-            delta: [T, H], output of the previous layer, which this layer adds to `hidden`; None for the first layer.
+            hidden: [rows, hidden], residual stream, changed in place.
+            delta: [rows, hidden], output of the previous layer, which this layer adds to `hidden`; None for the first
+                layer.
         """
         # One kernel adds the previous layer's output to the residual stream, and computes the norm.
         delta = self.mixer(self._mixer_norm(hidden, delta), cache, step, rows)

@@ -69,7 +69,8 @@ class Loader:
 
         Args:
             shape: shape that the whole tensor must have.
-            index: index of one matrix in a tensor [E, N, K] of E stacked matrices; None for the whole tensor.
+            index: index of one matrix in a tensor [E, outputs, inputs] of E stacked matrices; None for the whole
+                tensor.
             part: rows and columns to read.
 
         Raises:
@@ -143,14 +144,14 @@ class Loader:
         ranges: Sequence[RowRange] = (),
         columns: RowRange | None = None,
     ) -> Any:
-        """Return a matrix [N, K] or a part of it, prepared for the kernels (see `weight`)."""
+        """Return a matrix [outputs, inputs], or a part (see `weight`), for the kernels."""
         require_shape(name, self.checkpoint.shape(name), shape)
         key = name if index is None else f"{name}#{index}"
         part = part_of(ranges, columns)
         return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index, part), ranges, columns)
 
     def transposed(self, name: str, key: str, shape: tuple[int, int], rows: RowRange) -> Any:
-        """Return the transpose of rows of a matrix [N, K], packed for products.
+        """Return the transpose of rows of a matrix [outputs, inputs], packed for products.
 
         `key` is a unique name of the result in the model, by which the quantization policy chooses its format.
         """
@@ -175,7 +176,7 @@ class Loader:
 
         Args:
             key: unique name of the matrix in the model.
-            shape: shape of the whole matrix, [N, K].
+            shape: shape of the whole matrix, [outputs, inputs].
             read: function that reads the matrix, or the part of it, from the checkpoint.
         """
         own_shape, own_key = own_part(shape, ranges, columns), _own_key(key, ranges, columns)
@@ -265,7 +266,7 @@ class Loader:
         return product if self.ranks == 1 else GatheredLinear(self.ops, product, shares)
 
     def sum_over_ranks(self, product: Callable[..., Tensor], outputs: int) -> Callable[..., Tensor]:
-        """Return the operator that adds the results [T, outputs] of all ranks."""
+        """Return the operator that adds the results [rows, outputs] of all ranks."""
         return SummedOverRanks(self.ops, product)
 
     def added_once(self, bias: Tensor | None) -> Tensor | None:

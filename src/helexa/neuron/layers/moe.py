@@ -207,7 +207,7 @@ class SharedExpert:
         self._gate = None if gate is None else loader.replicated_linear(gate, 1, hidden)
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return `out` [T, H] plus the output of this expert for x [T, H]."""
+        """Return `out` [rows, hidden] plus the output of this expert for x [rows, hidden]."""
         if self._gate is None:
             return self._ops.add(out, self._expert(x))
         return self._ops.add_gated(out, self._expert(x), self._gate(x))

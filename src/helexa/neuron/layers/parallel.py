@@ -10,7 +10,7 @@ from helexa.neuron.tensors import Tensor
 
 
 class Embedding:
-    """Token embedding: returns rows of a weight [vocabulary, H] by token id."""
+    """Token embedding: returns rows of a weight [vocabulary, hidden] by token id."""
 
     def __init__(self, ops: Ops, matrix: Any, shares: Shares) -> None:
         self._ops = ops
@@ -22,7 +22,7 @@ class Embedding:
         self.vocab_size = shares.total  # number of rows of the whole weight
 
     def __call__(self, tokens: Tensor, factor: float = 1.0) -> Tensor:
-        """Return the embeddings of T `tokens`, times `factor`, as float32 [T, H]."""
+        """Return the embeddings of T `tokens`, times `factor`, as float32 [T, hidden]."""
         if len(self.shares.ranges) == 1:
             return self._ops.embedding(self.matrix, tokens, factor)
         # Each token's embedding is on one rank. The other ranks add zeros.
@@ -38,7 +38,7 @@ class GatheredLinear:
         self._shares = shares  # division of the outputs
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs of all ranks, [T, N], for inputs x [T, K]."""
+        """Return the outputs of all ranks, [rows, outputs], for inputs x [rows, inputs]."""
         return self._ops.gather(self._product(x), self._shares)
 
 
@@ -53,7 +53,7 @@ class GatheredInputs:
         self._gate = gate
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs [T, N] for this rank's inputs [T, own], or twice with a gate."""
+        """Return [rows, outputs] for this rank's inputs, [rows, own] (twice with a gate)."""
         # Before the exchange, which then transfers half as many numbers.
         own = self._ops.gate_mul(x, self._gate) if self._gate else x
         return self._linear(self._ops.gather(own, self._shares))
@@ -67,5 +67,5 @@ class SummedOverRanks:
         self._product = product  # operator that computes the partial sum of this rank
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return the sum over all ranks, [T, N], for this rank's inputs."""
+        """Return the sum over all ranks, [rows, outputs], for this rank's inputs."""
         return self._ops.sum_ranks(self._product(*inputs))

@@ -104,7 +104,7 @@ class Rope:
         self._columns = tensors.arange(rope_dim // 2, device=ops.device)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of the angles of T rows, each float32 [T, R / 2].
+        """Return cos and sin of the angles of T rows, each float32 [T, rotary / 2].
 
         Args:
             positions: [T], or [3, T] for positions with time, height and width (M-RoPE).

@@ -15,7 +15,7 @@ class HiddenExchange(Protocol):
         ...
 
     def send(self, hidden: Tensor, rows: int) -> Tensor:
-        """Send the hidden states [T, H] that this stage has computed.
+        """Send the hidden states [rows, H] that this stage has computed.
 
         In stage 0, return the hidden states [`rows`, H] that the last stage has computed. In later stages, return
         `hidden`.
@@ -57,7 +57,7 @@ class Stage:
         return _shared(ops, self._exchange.receive(rows, width).to(ops.device))
 
     def send(self, ops: Ops, hidden: Tensor, rows: int) -> Tensor:
-        """Send the hidden states [T, H] of this stage (see `HiddenExchange.send`)."""
+        """Send the hidden states [rows, hidden] of this stage (see `HiddenExchange.send`)."""
         if not self.is_first:
             return hidden if self._exchange is None else self._exchange.send(hidden, rows)
         if self._exchange is None:

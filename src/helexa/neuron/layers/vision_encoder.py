@@ -18,7 +18,7 @@ _VECTOR = 16  # the kernels compute heads in vectors of 16 numbers
 
 
 def block_order(grid: Grid, merge: int) -> tuple[Tensor, Tensor]:
-    """Return the row and the column of each patch, each int64 [P], by blocks.
+    """Return the row and the column of each patch, each int64 [patches], by blocks.
 
     The blocks of `merge` x `merge` patches are in the order of rows, and so are the patches of a block.
     """
@@ -33,10 +33,10 @@ def block_order(grid: Grid, merge: int) -> tuple[Tensor, Tensor]:
 def axial_tables(
     ops: Ops, rows: Tensor, columns: Tensor, dim: int, theta: float, alternate: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, each float32 [P, dim / 2], of a rotation with two axes.
+    """Return cos and sin, float32 [patches, dim / 2] each, of a rotation in two axes.
 
     The first half of the columns rotates by the row of a patch, and the second half by its column. `rows` and `columns`
-    are [P], `theta` is the base of the frequencies, and `dim` the size of a head.
+    are [patches], `theta` is the base of the frequencies, and `dim` the size of a head.
 
     Args:
         alternate: whether the axes have every second of the frequencies of `dim` numbers, rows the first one. If False,
@@ -53,9 +53,9 @@ def axial_tables(
 
 
 def interpolated(table: Tensor, side: int, grid: Grid, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return position embeddings, float32 [P, H], interpolated from a square table.
+    """Interpolate a square table to position embeddings, float32 [patches, hidden].
 
-    The table is [side * side, H]. Reference: transformers `get_vision_interpolation_indices_and_weights`.
+    The table is [side * side, hidden]. Reference: transformers `get_vision_interpolation_indices_and_weights`.
     """
     # The corners of the grid have the embeddings of the corners of the table.
     return _bilinear(table, side, _neighbors(rows, grid.rows, side), _neighbors(columns, grid.columns, side))
@@ -187,7 +187,7 @@ class FrameAttention:
         self._out = loader.linear(out, hidden, hidden)
 
     def __call__(self, x: Tensor, frames: Frames) -> Tensor:
-        """Return the attention output [P, H] for inputs x [P, H]."""
+        """Return the attention output [patches, hidden] for inputs x [patches, hidden]."""
         qkv = self._qkv(x).view(x.shape[0], 3 * self._heads, self._padded)
         out = self._ops.attend_frames(qkv, frames.rope, frames.lengths, self._dim**-0.5)
         return self._out(out[:, :, : self._dim].reshape(x.shape[0], -1))
@@ -213,10 +213,10 @@ class EncoderBlock:
         self._after_attention, self._after_mlp = post_norms or (None, None)
 
     def __call__(self, hidden: Tensor, delta: Tensor | None, frames: Frames) -> Tensor:
-        """Return the output of the feed-forward layer, [P, H], which is not added yet.
+        """Return the feed-forward layer's output [P, hidden], which is not added yet.
 
-        `hidden` is the residual stream of P patches, float32 [P, H], to which the output `delta` of the previous layer
-        is added in place.
+        `hidden` is the residual stream of P patches, float32 [P, hidden], to which the output `delta` of the previous
+        layer is added in place.
         """
         delta = self._attention(self._attention_norm(hidden, delta), frames)
         delta = delta if self._after_attention is None else self._after_attention(delta)
@@ -250,7 +250,7 @@ class PatchMerger:
         self._second = loader.linear(second, self.width, self._inputs)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Return the embeddings, float32 [P / patches, width], of hidden states [P, H]."""
+        """Return embeddings, float32 [P / patches, width], of hidden states [P, hidden]."""
         blocks = hidden.view(-1, self._inputs) if self._norm_after else hidden
         normed = self._norm(blocks).view(-1, self._inputs)
         return self._second(self._ops.activate(self._first(normed), "gelu")).float()

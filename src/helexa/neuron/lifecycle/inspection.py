@@ -77,7 +77,7 @@ class Inspector:
         self._sandbox = Sandbox(self._pool, processes=1)
 
     def inspect(self, path: Path) -> Inspection:
-        """Return what the headers of a GGUF file or checkpoint folder say."""
+        """Return memory need and properties of a GGUF file or checkpoint folder."""
         request = InspectionRequest(str(path), self._rows, self._sequences)
         try:
             return msgspec.json.decode(self._sandbox.request(msgspec.json.encode(request)), type=Inspection)
@@ -92,7 +92,7 @@ class Inspector:
 
 
 def inspect(path: Path, rows: int, sequences: int) -> Inspection:
-    """Return what the headers of the model at `path` say. See `Inspector.inspect`."""
+    """Return memory need and properties of the model at `path`, from its headers."""
     try:
         weights, parameters, config, templates = _checkpoint(path) if path.is_dir() else _gguf(path)
         settings, vision = Settings(config), has_vision(path)

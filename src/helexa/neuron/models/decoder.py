@@ -41,8 +41,9 @@ class KeptStates:
         """Copy the rows `rows` of the input of a layer, if the draft head needs it.
 
         Args:
-            hidden: [T, H], the residual stream.
-            delta: [T, H], output of the previous layer, which is not yet added to `hidden`; None for the first layer.
+            hidden: [rows, hidden], the residual stream.
+            delta: [rows, hidden], output of the previous layer, which is not yet added to `hidden`; None for the first
+                layer.
         """
         if layer not in self._layers or not rows.shape[0]:
             return
@@ -218,14 +219,14 @@ class Decoder:
         return self.loader.norm(name, self.settings.hidden, self.settings.eps, self.norm_offset)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the input of the first layer, float32 [T, H], for T `tokens`."""
+        """Return the input of the first layer, float32 [T, hidden], for T `tokens`."""
         return self.embedding(tokens)
 
     def layer_inputs(self, batch: Batch, hidden: Tensor) -> Tensor | None:
         """Return inputs of the layers besides the residual stream; None for no inputs.
 
         Args:
-            hidden: float32 [T, H], the input of the first layer.
+            hidden: float32 [rows, hidden], the input of the first layer.
         """
         return None
 
@@ -234,7 +235,7 @@ class Decoder:
         return self.head(self.hidden(batch, caches))
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Return the logits [S, vocabulary] of S normalized hidden states [S, H]."""
+        """Return the logits [S, vocabulary] of S normalized hidden states [S, hidden]."""
         # Later stages of a pipeline have no output head.
         return self._head(hidden) if self.loader.stage.is_first else hidden
 

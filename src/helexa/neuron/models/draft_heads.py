@@ -62,7 +62,7 @@ class DraftHead(Decoder):
 
     @tensors.inference_mode()
     def set_inputs(self, states: NDArray[np.float32]) -> None:
-        """Set the hidden states of the rows of the next pass, [T, H]."""
+        """Set the hidden states of the rows of the next pass, [rows, hidden]."""
         self._inputs[: len(states)].copy_(tensors.from_numpy(states))
 
     def read_embedding(self) -> Embedding:
@@ -161,8 +161,8 @@ class EagleBlock:
         """Return the residual stream of `rows`, and the last output (see `Block`).
 
         Args:
-            tokens: [T, H], token embeddings.
-            states: [T, H], hidden states.
+            tokens: [rows, hidden], token embeddings.
+            states: [rows, hidden], hidden states.
         """
         inputs = self._joined(self._token_norm(tokens), self._state_norm(states))
         delta = self.mixer(inputs, cache, step, rows)
@@ -170,7 +170,7 @@ class EagleBlock:
         return hidden, self._mlp(self._mlp_norm(hidden, delta))
 
     def _joined(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return the rows of both tensors side by side, [T, 2 * H]."""
+        """Return the rows of both tensors side by side, [rows, 2 * hidden]."""
         count, width = first.shape
         for start, part in ((0, first), (self._rows.shape[0], second)):
             self._ops.choose_rows(part, self._rows[:count], self._inputs[start : start + count])
@@ -282,7 +282,7 @@ class EagleHead(DraftHead, Llama):
         """Set the hidden states of the rows of the next pass.
 
         Args:
-            states: [T, 3 * H], hidden states of the model, or [T, H], outputs of the head.
+            states: [rows, 3 * hidden], hidden states of the model, or [rows, hidden], outputs of the head.
         """
         if states.shape[1] == self.settings.hidden:
             super().set_inputs(states)

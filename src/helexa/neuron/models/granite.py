@@ -57,7 +57,7 @@ class Granite(Llama):
         return self.loader.norm(name, self.settings.hidden, eps, factor=factor)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of T token ids for the divided residual stream, [T, H]."""
+        """Return embeddings of T token ids for the divided residual stream, [T, hidden]."""
         return self.embedding(tokens, self._embedding)
 
 

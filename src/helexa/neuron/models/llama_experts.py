@@ -49,7 +49,7 @@ class Ernie45Moe(WithExperts):
         return (index + 1) % self.settings.positive("moe_layer_interval") == 0
 
     def routing(self, prefix: str, count: int, top_k: int) -> Routing:
-        """Return the rule with the bias of the choice, [1, E] in the checkpoint."""
+        """Return the rule with the bias of the choice, [1, experts] in the checkpoint."""
         bias = self.loader.plain(f"{prefix}.moe_statics.e_score_correction_bias", (1, count))
         return Routing(top_k, "normalized", bias=bias.view(count))
 

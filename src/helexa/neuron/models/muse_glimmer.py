@@ -92,5 +92,5 @@ class MuseGlimmer(Llama):
         return loader.norm(name, settings.hidden, eps, 1.0)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the normalized embeddings of T token ids, as float32 [T, H]."""
+        """Return the normalized embeddings of T token ids, as float32 [T, hidden]."""
         return self._embedding_norm(self.embedding(tokens)).float()

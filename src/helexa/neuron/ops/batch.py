@@ -123,7 +123,7 @@ class Batch:
         return self.window_pages if windowed and self.window_pages is not None else self.host_spans.pages
 
     def take_tokens(self, last: Tensor) -> None:
-        """Replace placeholders in `tokens` with the tokens [N] of the previous step.
+        """Replace placeholders in `tokens` with tokens of the previous step, `last`.
 
         A placeholder -i means the i-th token from the end of `last`.
         """

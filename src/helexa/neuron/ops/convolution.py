@@ -52,7 +52,7 @@ class ConvOp(Protocol):
 
         Args:
             x: [T, 3 * C], the gates b and c, and the values v.
-            rows: [S], indexes of the rows whose outputs are returned; None for all rows.
+            rows: indexes of the S rows whose outputs are returned; None for all rows.
 
         Returns:
             [S, C], or [T, C] if `rows` is None, in the activation dtype.

@@ -39,11 +39,11 @@ class DenseOps(ABC):
     """The part of `Ops` that computes each row of a batch alone.
 
     A method that "may change" an argument changes the tensor in place. The shapes of arguments and results contain
-    these letters:
+    these words or letters:
 
-    * T: number of rows (tokens) in the batch. S: number of rows whose logits are needed
-    * H: hidden size. I: intermediate size of a feed-forward layer. V: vocabulary size
-    * N and K: rows and columns of a weight matrix, which are the outputs and inputs of a linear layer
+    * `rows` or T: number of rows (tokens) in the batch. S: number of rows whose logits are needed
+    * `hidden` or H: hidden size. `width` or I: intermediate size of a feed-forward layer. V: vocabulary size
+    * `outputs` or N, and `inputs` or K: rows and columns of a linear layer's weight matrix
 
     Activations have these names: `silu`, `gelu_tanh`, `gelu` (the exact GELU) and `relu2` (the square of a positive
     number, and 0 for other numbers). A gate is `silu` or `gelu_tanh`.
@@ -113,7 +113,7 @@ class DenseOps(ABC):
 
     @abstractmethod
     def matrix(self, weight: Weight, quant_format: QuantFormat | None = None) -> Any:
-        """Return a weight [N, K] in the memory layout of these kernels.
+        """Return a weight [outputs, K] in the memory layout of these kernels.
 
         The methods `linear`, `embedding` and `mixture` take matrices in this layout.
 
@@ -124,13 +124,13 @@ class DenseOps(ABC):
 
     @abstractmethod
     def linear(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Return an operator that computes `x @ weight.T + bias` for inputs x [T, K].
+        """Return an operator that computes `x @ weight.T + bias` for inputs x [T, inputs].
 
-        The operator concatenates the outputs of all matrices. With a gate, x is [T, 2 * K], and the operator multiplies
-        `gate(first half of x) * second half of x`, [T, K], by the weights.
+        The operator concatenates the outputs of all matrices. With a gate, x is [T, 2 * inputs], and the operator
+        multiplies `gate(first half of x) * second half of x`, [T, inputs], by the weights.
 
         Args:
-            matrices: weights [N, K] from `matrix`.
+            matrices: weights [outputs, inputs] from `matrix`.
             bias: float32, for the concatenated outputs.
         """
 
@@ -138,8 +138,9 @@ class DenseOps(ABC):
     def head_linear(self, matrices: Sequence[Any]) -> HeadLinearOp:
         """Return an operator that multiplies each head by the head's own matrix.
 
-        The operator takes x [T, heads, W] and the index `first` of a column, by default 0. For each head, it multiplies
-        the K columns from `first` on by the head's matrix, a weight [N, K] from `matrix`, and returns [T, heads, N].
+        The operator takes x [rows, heads, width] and the index `first` of a column, by default 0. For each head, it
+        multiplies the K columns from `first` on by the head's matrix, a weight [outputs, K] from `matrix`, and returns
+        [rows, heads, outputs].
         """
 
     @abstractmethod
@@ -164,7 +165,7 @@ class DenseOps(ABC):
 
     @abstractmethod
     def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0, rows: RowRange | None = None) -> Tensor:
-        """Return T tokens' embeddings, rows of [V, H] times `factor`, float32 [T, H].
+        """Return T tokens' embeddings, weight rows times `factor`, float32 [T, hidden].
 
         Args:
             matrix: embedding matrix from `matrix`, or its rows in the range `rows`.
@@ -174,26 +175,26 @@ class DenseOps(ABC):
 
     @abstractmethod
     def choose_rows(self, x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the S rows of x [T, H] with the indexes `rows` [S], as [S, H].
+        """Return the rows of x [rows, hidden] with the S indexes `rows`, as [S, hidden].
 
         Args:
-            out: float32 [S, H], memory for the result; None for new memory.
+            out: float32 [S, hidden], memory for the result; None for new memory.
         """
 
     @abstractmethod
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """Return an operator that computes the RMS norm with a float32 weight [H]."""
+        """Return an operator that computes the RMS norm with a float32 weight [hidden]."""
 
     @abstractmethod
     def layer_norm(self, weight: Tensor, bias: Tensor, eps: float) -> NormOp:
-        """Return a layer norm operator (Ba et al., 2016) with float32 weight and bias [H]."""
+        """Return a layer norm operator (Ba et al., 2016); weight, bias: float32 [hidden]."""
 
     @abstractmethod
     def group_norm(self, weight: Tensor, groups: int, eps: float) -> Callable[[Tensor], Tensor]:
         """Return an operator that computes RMS norms of groups of adjacent columns.
 
-        The operator returns the norms [T, I] of x [T, I]. Each group has I / `groups` columns. The weight is float32
-        [I].
+        The operator returns the norms [rows, I] of x [rows, I]. Each group has I / `groups` columns. The weight is
+        float32 [I].
         """
 
     def norm_columns(self, x: Tensor, weights: tuple[Tensor, Tensor], eps: float) -> Tensor:
@@ -217,11 +218,11 @@ class DenseOps(ABC):
 
     @abstractmethod
     def activate(self, x: Tensor, activation: str) -> Tensor:
-        """Return the activation of each number of x [T, I]; may change x."""
+        """Return the activation of each number of x [rows, width]; may change x."""
 
     @abstractmethod
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I], as [T, I]."""
+        """Return `gate(first half) * second half` of `gate_up` [rows, 2 * width]."""
 
     def gate_inputs(self, x: Tensor, inputs: Tensor, first: int, gate: str) -> Tensor:
         """Return `gate(x)` times the I columns of `inputs` [T, N] from `first` on, [T, I]."""
@@ -230,18 +231,18 @@ class DenseOps(ABC):
 
     @abstractmethod
     def add(self, out: Tensor, x: Tensor) -> Tensor:
-        """Return `out + x`, maybe in `out`; both are [T, H]."""
+        """Return `out + x`, maybe in `out`; both are [rows, hidden]."""
 
     @abstractmethod
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """Return `out + x * sigmoid(gate)`, maybe in `out`; x is [T, H], gate [T, 1]."""
+        """Return `out + x * sigmoid(gate)`, maybe in `out`; one gate per row, [rows, 1]."""
 
     def add_scaled(self, x: Tensor, delta: Tensor, factor: float) -> Tensor:
-        """Return `(x + delta) * factor` for x [T, H] and delta [T, H], in x."""
+        """Return `(x + delta) * factor`, in x; x and delta are [rows, hidden]."""
         return x.add_(delta).mul_(factor)
 
     def soft_cap(self, logits: Tensor, cap: float, bias: Tensor | None = None) -> Tensor:
-        """Return `cap * tanh(logits / cap) + bias` [S, V], maybe in `logits`; bias is [V]."""
+        """Return `cap * tanh(logits / cap) + bias` [rows, vocabulary], maybe in `logits`."""
         # Infinite logits become NaN, because they are signs of an error.
         capped = (logits / cap).tanh() * cap + logits * 0
         return capped if bias is None else capped + bias.to(capped.dtype)
@@ -262,4 +263,4 @@ class DenseOps(ABC):
 
     @abstractmethod
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Return the sum of x [T, H] over all ranks, in their order (all-reduce)."""
+        """Return the sum of x [rows, hidden] over all ranks, in their order (all-reduce)."""

@@ -40,7 +40,7 @@ class Distributed:
             torch.cuda.synchronize(device)
 
     def stack(self, x: Tensor) -> Tensor:
-        """Return the tensors x [T, N] of all ranks, [ranks, T, N]."""
+        """Return the tensors x [rows, outputs] of all ranks, [ranks, rows, outputs]."""
         begin = time.perf_counter()
         stacked = x.new_empty(self._count, *x.shape)
         if x.shape[0]:

@@ -107,7 +107,7 @@ class DeltaOp(Protocol):
             z: [T, Hv * Dv], inputs of the output gate.
             b: [T, Hv], inputs of beta, the share of the state's old content that a token replaces.
             a: [T, Hv], inputs of the decay of the state.
-            rows: [S], indexes of the rows whose outputs are returned; None for all rows.
+            rows: indexes of the S rows whose outputs are returned; None for all rows.
 
         Returns:
             [S, Hv * Dv], or [T, Hv * Dv] if `rows` is None, in the activation dtype.

@@ -25,7 +25,8 @@ class Ops(DenseOps):
     """The kernels for one device and activation dtype; base of implementations.
 
     To the dense layers, this class adds attention, mixtures of experts, recurrent layers, sampling and graphs. The
-    shapes contain the letters of `DenseOps`, and D: head dimension, R: number of rotated numbers per head, at most D.
+    shapes contain the words and letters of `DenseOps`, and `head_dim` or D: size of a head, R: number of rotated
+    numbers per head, at most D.
 
     The methods `new_cache`, `page_bytes`, `rotate_store` and `attend` of one implementation use the same layout of the
     KV cache. In all layouts, the KV slot of a position is the number `page * PAGE_SIZE + offset in the page`.
@@ -70,13 +71,13 @@ class Ops(DenseOps):
     ) -> Tensor:
         """Return `qkv` for `rotate_store` of latent attention (MLA).
 
-        The result is [T, heads + 1, R + L]. A head of the result has R numbers that `rotate_store` rotates, and then L
-        numbers of the latent space. The single key head is also the value head.
+        The result is [rows, heads + 1, R + L]. A head of the result has R numbers that `rotate_store` rotates, and then
+        L numbers of the latent space. The single key head is also the value head.
 
         Args:
-            queries: [T, heads, W], whose last R numbers are those to rotate.
-            absorbed: [T, heads, L], the queries in the latent space.
-            latent: [T, L + R], the latent, and then the key's numbers to rotate.
+            queries: [rows, heads, width], whose last R numbers are those to rotate.
+            absorbed: [rows, heads, L], the queries in the latent space.
+            latent: [rows, L + R], the latent, and then the key's numbers to rotate.
             norm: float32 [L], weight of the RMS norm of the latent.
             interleaved: whether numbers 2i and 2i + 1 form a pair.
         """
@@ -93,8 +94,8 @@ class Ops(DenseOps):
         """Return `qkv` with query heads multiplied by a factor of the row's position.
 
         Args:
-            qkv: [T, heads + 2 * kv_heads, D], as for `rotate_store`; may be changed.
-            positions: int32 [T].
+            qkv: [rows, heads + 2 * kv_heads, head_dim], as for `rotate_store`; may be changed.
+            positions: int32 [rows].
         """
         slope, length = temperature
         factors = 1 + slope * (1 + positions // length).float().log()
@@ -105,16 +106,17 @@ class Ops(DenseOps):
         """Return `qkv` for `rotate_store` of attention with output gates.
 
         Args:
-            gated: [T, heads, 2, D], the query and then the gate of each head, also for `gate_heads`.
-            kv: [T, 2 * kv_heads, D], the key heads and value heads.
+            gated: [rows, heads, 2, head_dim], the query and then the gate of each head, also for `gate_heads`.
+            kv: [rows, 2 * kv_heads, head_dim], the key heads and value heads.
         """
         return tensors.cat((gated[:, :, 0], kv), dim=1)
 
     def gate_heads(self, x: Tensor, gated: Tensor) -> Tensor:
-        """Return `x * sigmoid(gate)` for x [T, heads, D], which may be changed.
+        """Return `x * sigmoid(gate)` for x [rows, heads, head_dim], which may be changed.
 
         Args:
-            gated: the gates [T, heads, D], or the queries and gates [T, heads, 2, D] of `join_queries`.
+            gated: the gates [rows, heads, head_dim], or the queries and gates [rows, heads, 2, head_dim] of
+                `join_queries`.
         """
         return x * (gated if len(gated.shape) == 3 else gated[:, :, 1]).sigmoid()
 
@@ -141,13 +143,13 @@ class Ops(DenseOps):
 
     @abstractmethod
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Return causal attention [T, heads, D] of queries over the KV pages.
+        """Return causal attention [rows, heads, head_dim] of queries over the KV pages.
 
         `rotate_store` has written the keys and values of the batch's rows to the cache before.
         """
 
     def attend_sampled(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Return causal attention [S, heads, D] of the rows `batch.sample_rows` only."""
+        """Return causal attention [rows, heads, head_dim] of only `batch.sample_rows`."""
         rows = batch.sample_rows.long()
         padded = queries.new_zeros(batch.tokens.shape[0], *queries.shape[1:])
         padded[rows] = queries

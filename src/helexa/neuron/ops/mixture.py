@@ -32,7 +32,7 @@ class BestGroups:
     summed: int
 
     def __call__(self, ranks: Tensor) -> Tensor:
-        """Return `ranks` [T, E] with minus infinity for the experts of other groups."""
+        """Return `ranks` [rows, experts], with minus infinity for other groups' experts."""
         grouped = ranks.unflatten(1, (self.count, ranks.shape[1] // self.count))
         groups = tensors.topk(grouped, self.summed, dim=-1)[0].sum(dim=-1)
         best = tensors.topk(groups, self.top_groups, dim=-1)[1]
@@ -66,9 +66,9 @@ class Routing:
         return self.scoring == "softmax" and self.bias is None and self.groups is None
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each row's K experts, int64 [T, K], and weights, float32 [T, K].
+        """Return each row's K experts, int64 [rows, K], and weights, float32 [rows, K].
 
-        The scores are [T, E], for E experts. `torch.topk` decides between equal ranks.
+        The scores are [rows, E], for E experts. `torch.topk` decides between equal ranks.
         """
         if self.weights == "scores":
             largest, chosen = tensors.topk(scores, self.top_k, dim=-1)
@@ -120,7 +120,7 @@ class Clamp:
     limit: float
 
     def __call__(self, gate_up: Tensor) -> None:
-        """Change gate and up [T, 2 * I] so that `silu(gate) * up` is the activation."""
+        """Change gate and up, [rows, 2 * width], so that `silu(gate) * up` is gpt-oss's."""
         # A kernel for the usual activation `silu(gate) * up` can then follow: with gate' = alpha * gate, silu(gate') *
         # up / alpha is gate * sigmoid(alpha * gate) * up.
         gate, up = gate_up.chunk(2, dim=-1)
@@ -135,9 +135,9 @@ class Mixture:
         gate_ups: linear operator of each expert's gate and up matrices.
         downs: linear operator of each expert's down matrix.
         clamp: parameters of the clamped activation; None for SiLU.
-        gate: function from the outputs [P, 2 * I] of `gate_ups` to the inputs of `downs`, for P pairs of a row and an
-            expert. If several ranks compute the model, it also gathers the columns of all ranks.
-        gather: function that returns the output columns of all ranks, [T, H], for the columns of this rank.
+        gate: function from the outputs [P, 2 * width] of `gate_ups` to the inputs of `downs`, for P pairs of a row and
+            an expert. If several ranks compute the model, it also gathers the columns of all ranks.
+        gather: function that returns the output columns of all ranks, [rows, hidden], for the columns of this rank.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Mixture:
         self._gate, self._gather = gate, gather
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
-        """Return the output [T, H] for inputs x [T, H] and router scores [T, E]."""
+        """Return the output for x, both [rows, hidden]; router scores are [rows, experts]."""
         chosen, weights = self._routing(scores)
         pairs = chosen.flatten()
         order = pairs.argsort(stable=True)  # by expert, then by row

@@ -21,14 +21,14 @@ class ProductBytes(NamedTuple):
 
 
 class DenseLinear:
-    """The linear operator `x @ weight.T + bias` with a plain weight tensor [N, K]."""
+    """Linear operator `x @ weight.T + bias` with a plain weight [outputs, inputs]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return N outputs [T, N] for each of T rows x [T, K]."""
+        """Return N outputs [T, N] for each of T rows x [T, inputs]."""
         return tensors.nn.functional.linear(x, self._weight, self._bias)
 
 
@@ -36,13 +36,13 @@ HeadLinearOp = Callable[..., Tensor]  # Operator that multiplies each head by it
 
 
 class HeadLinear:
-    """Linear operator per head (`HeadLinearOp`) with a plain weight [heads, N, K]."""
+    """Linear operator per head with a plain weight [heads, outputs, inputs]."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
 
     def __call__(self, x: Tensor, first: int = 0) -> Tensor:
-        """Return [T, heads, N] for the K columns from `first` on of x [T, heads, W]."""
+        """Return [rows, heads, outputs] for the columns of x from `first` on."""
         inputs = x[:, :, first : first + self._weight.shape[2]]
         return tensors.matmul(inputs.transpose(0, 1), self._weight.mT).transpose(0, 1).contiguous()
 
@@ -55,7 +55,7 @@ class GatedLinear:
         self._product = product  # linear operator that is applied to the result of `gate`
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return N outputs [T, N] for each of T rows x [T, 2 * K]."""
+        """Return N outputs [T, N] for each of T rows x [T, 2 * inputs]."""
         return self._product(self._gate(x))
 
 
@@ -67,7 +67,7 @@ class ConcatenatedLinear:
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the concatenated outputs [T, N] of all operators for T rows x [T, K]."""
+        """Return the concatenated outputs of all operators for x [rows, inputs]."""
         out = (
             tensors.cat([product(x) for product in self._products], dim=-1)
             if len(self._products) > 1
@@ -84,9 +84,9 @@ class NormOp(Protocol):
     """
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Return the norm [T, H] of each row of x, in the activation dtype.
+        """Return the norm [rows, hidden] of each row of x, in the activation dtype.
 
-        If `delta` [T, H] is given, it is first added to x in place. x may have any float dtype.
+        If `delta` [rows, hidden] is given, it is first added to x in place. x may have any float dtype.
         """
         ...
 
@@ -119,7 +119,7 @@ class NoNorm:
         self._dtype = dtype  # dtype of the result
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta`, if given, to x [T, H] in place, and return x."""
+        """Add `delta`, if given, to x [rows, hidden] in place, and return x."""
         if delta is not None:
             x += delta
         return x.to(self._dtype)
@@ -134,7 +134,7 @@ class RmsNorm:
         self._dtype = dtype  # dtype of the result
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta`, if given, to x [T, H] in place, and return the RMS norm of x."""
+        """Add `delta`, if given, to x [rows, hidden] in place; return the RMS norm of x."""
         if delta is not None:
             x += delta
         x = x.float()
@@ -150,7 +150,7 @@ class GroupNorm:
         self._groups = groups
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the norms [T, I] of x [T, I]."""
+        """Return the norms [rows, width] of x [rows, width]."""
         return self._norm(x.unflatten(-1, (self._groups, x.shape[-1] // self._groups))).flatten(-2)
 
 
@@ -166,7 +166,7 @@ class FewPassRmsNorm:
         self._dtype = dtype
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta`, if given, to x [T, H] in place, and return the RMS norm of x."""
+        """Add `delta`, if given, to x [rows, hidden] in place; return the RMS norm of x."""
         if delta is not None:
             x += delta
         x = x.float()
@@ -184,7 +184,7 @@ class LayerNorm:
         self._dtype = dtype  # dtype of the result
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta`, if given, to x [T, H] in place, and return the layer norm of x."""
+        """Add `delta`, if given, to x [rows, hidden] in place; return the layer norm of x."""
         if delta is not None:
             x += delta
         return tensors.nn.functional.layer_norm(x.float(), self._weight.shape, self._weight, self._bias, self._eps).to(

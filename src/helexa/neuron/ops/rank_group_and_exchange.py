@@ -186,7 +186,7 @@ class Exchange(Protocol):
         ...
 
     def stack(self, x: Tensor) -> Tensor:
-        """Return the tensors x [T, N] of all ranks, [ranks, T, N]."""
+        """Return the tensors x [rows, outputs] of all ranks, [ranks, rows, outputs]."""
         ...
 
     def gather(self, x: Tensor, shares: Shares) -> Tensor:

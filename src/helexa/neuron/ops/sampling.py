@@ -102,7 +102,7 @@ def settings_of(sampling: Sampling, again: bool = False) -> Settings:
 
 
 def adjusted(logits: Tensor, adjustments: Adjustments, last: Tensor | None) -> Tensor:
-    """Return the logits [S, V] after logit biases and penalties.
+    """Return the logits [rows, vocabulary] after logit biases and penalties.
 
     If there are any, the result is a float32 copy, otherwise it is `logits` itself. `last` is as for `Ops.sample`.
     """
@@ -129,7 +129,7 @@ def _penalized(logits: Tensor, penalties: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, settings: Settings) -> Tensor:
-    """Return a sampled token for each row of logits, float32 [S, V], as `Ops.sample`."""
+    """Return a token per row of logits, float32 [rows, vocabulary], as `Ops.sample`."""
     largest = argmax(logits)
     drawn = np.flatnonzero(settings[0] > 0)
     if not len(drawn):
@@ -142,7 +142,7 @@ def sample(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Return the token with the largest logit of each row, int64 [S].
+    """Return the token with the largest logit of each row, int64 [rows].
 
     The lowest token id wins a tie. A row gets `NON_FINITE` (-1) if its largest logit is NaN or infinite.
     """
@@ -181,7 +181,7 @@ def log_probabilities(
 
 
 def _draw(logits: Tensor, settings: Settings) -> Tensor:
-    """Return a sampled token per row, int64 [R]. All temperatures must be above 0."""
+    """Return a sampled token per row, int64 [rows]. All temperatures must be above 0."""
     temperature, top_k, top_p, min_p, uniform = settings
     probabilities = tensors.softmax(logits / _column(logits, temperature), dim=-1)
     truncated = np.flatnonzero((top_k > 0) | (top_p < 1) | (min_p > 0))
@@ -192,11 +192,11 @@ def _draw(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def _inverse(weights: Tensor, shares: Tensor) -> Tensor:
-    """Return the first token whose cumulative weight exceeds a share of all, [R].
+    """Return the first token whose cumulative weight exceeds a share of all, [rows].
 
     Args:
-        weights: [R, vocabulary], unnormalized probabilities.
-        shares: [R, 1], uniform random numbers between 0 and 1.
+        weights: [rows, vocabulary], unnormalized probabilities.
+        shares: [rows, 1], uniform random numbers between 0 and 1.
     """
     # Cumulative sums over a whole vocabulary are slow. The search therefore first selects a block of 256 tokens, and
     # then a token in the block.
@@ -213,9 +213,9 @@ def _inverse(weights: Tensor, shares: Tensor) -> Tensor:
 
 
 def _passed(weights: Tensor, shares: Tensor) -> Tensor:
-    """Return the first index [R, 1] at which the cumulative weight exceeds a share.
+    """Return the first index [rows, 1] at which the cumulative weight exceeds a share.
 
-    The weights are [R, N]. The shares of their total, [R, 1], are between 0 and 1.
+    The weights are [rows, numbers]. The shares of their total, [rows, 1], are between 0 and 1.
     """
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1:].contiguous()
@@ -225,7 +225,7 @@ def _passed(weights: Tensor, shares: Tensor) -> Tensor:
 
 
 def _least_kept(probabilities: Tensor, settings: Settings) -> Tensor:
-    """Return the smallest probability that top-k, top-p and min-p keep, [R, 1].
+    """Return the smallest probability that top-k, top-p and min-p keep, [rows, 1].
 
     The three filters are applied in this order. Tokens of equal probability are all kept or all removed.
     """

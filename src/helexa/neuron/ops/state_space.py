@@ -99,7 +99,7 @@ class ScanOp(Protocol):
             z: [T, H * P], inputs of the output gate.
             mixed: [T, C], inputs, keys and queries before the convolution.
             steps: [T, H], inputs of the step sizes, which are `softplus(steps + bias)`.
-            rows: [S], indexes of the rows whose outputs are returned; None for all rows.
+            rows: indexes of the S rows whose outputs are returned; None for all rows.
 
         Returns:
             [S, H * P], or [T, H * P] if `rows` is None, in the activation dtype.

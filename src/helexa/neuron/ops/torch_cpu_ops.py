@@ -58,7 +58,7 @@ class ByRows:
         self._many = many
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return N outputs [T, N] for each of T rows x [T, K]."""
+        """Return N outputs [T, N] for each of T rows x [T, inputs]."""
         return self._few(x) if x.shape[0] <= _INT4_ROWS else self._many(x)
 
 
@@ -71,7 +71,7 @@ class PrepackedLinear:
         self._run = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return N outputs [T, N] for each of T rows x [T, K]."""
+        """Return N outputs [T, N] for each of T rows x [T, inputs]."""
         return self._run(x, self._weight, self._bias, "none", [], "")
 
 
@@ -100,5 +100,5 @@ class Int4Linear:
         return weight.codes.numel() // 2 + weight.codes.numel() // weight.group_size * 4
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return N outputs [T, N] for each of T rows x [T, K]."""
+        """Return N outputs [T, N] for each of T rows x [T, inputs]."""
         return self._run(x, self._codes, self._group_size, self._scales_and_zeros)

@@ -268,7 +268,7 @@ class OutputParser:
         return (yield from self._skip_space(self._after_reasoning))
 
     def _parse_answer_mark(self, mark: str) -> Reading[str]:
-        """Drop a marker around the answer, and the white space inside and after the pair."""
+        """Drop a marker around the answer, and the white space beside both markers."""
         source = self._source
         source.take(source.at + len(mark))
         source.settle()

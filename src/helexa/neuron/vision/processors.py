@@ -75,7 +75,7 @@ class Pixels(msgspec.Struct, frozen=True, kw_only=True):
         return blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(-1, CHANNELS, size, size)
 
     def normalize(self, patches: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
-        """Write the normalized patches [P, channel, row, column] to `out`, [P, values]."""
+        """Write normalized patches [patches, channel, row, column] as rows of `out`."""
         table = self._table()
         channels = out.reshape(patches.shape)
         for channel in range(CHANNELS):

@@ -26,7 +26,7 @@ def quantize(weight: Tensor, quant_format: QuantFormat) -> GroupwiseTensor | Non
     """Quantize a matrix to the format `quant_format`.
 
     Args:
-        weight: floating-point matrix [N, K], maybe on the meta device. `quant_format.fits(K)` must be true.
+        weight: floating-point matrix [rows, K], maybe on the meta device. `quant_format.fits(K)` must be true.
 
     Returns:
         The quantized matrix. None if a weight is not finite or its absolute value is larger than `LARGEST`.
@@ -69,7 +69,7 @@ def _rows(rows: Tensor, quant_format: QuantFormat) -> GroupwiseTensor | None:
 
 
 def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Return the scales and minimums [N, G] for codes 0 to `most` of groups [N, G, n].
+    """Return each group's scale and minimum, [rows, groups], for codes 0 to `most`.
 
     The function searches for the pair with the smallest squared error per group. Minimums are at most 0.
     """
@@ -95,7 +95,7 @@ def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _ray(groups: Tensor, bits: int) -> Tensor:
-    """Return the scales [N, G] for signed `bits`-bit codes of groups [N, G, n].
+    """Return each group's scale, [rows, groups], for signed `bits`-bit codes.
 
     Below 8 bits, the function searches for the scale with the smallest squared error per group. Such a scale may be
     negative.

@@ -13,7 +13,7 @@ from helexa.neuron.weights.model_file import block_numbers
 
 @dataclass(frozen=True)
 class GroupScale:
-    """The scales or the minimums of a quantized matrix: a number per group, [N, G].
+    """The scales or minimums of a quantized matrix, one per group: [rows, groups].
 
     The numbers are stored as in the model file: as one floating-point number per group, or as integer codes with a unit
     that several groups share.
@@ -46,7 +46,7 @@ class GroupScale:
 
 @dataclass(frozen=True)
 class GroupwiseTensor:
-    """A quantized matrix [N, K]: a code per weight, and a scale per group.
+    """A quantized matrix [rows, columns]: a code per weight, and a scale per group.
 
     A group is adjacent columns in a row. A matrix that was quantized in the model file keeps the exact codes and scales
     of the file. A weight is `scale * (code - zero) + minimum`. In formats with a table of values, a weight is `scale *
@@ -68,7 +68,7 @@ class GroupwiseTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the matrix, [N, K]."""
+        """Shape of the matrix, [rows, columns]."""
         return self.codes.shape
 
     @property
@@ -78,7 +78,7 @@ class GroupwiseTensor:
         return self.codes.nbytes + self.scale.nbytes + minimum
 
     def dequantize(self, dtype: DType | None = None) -> Tensor:
-        """Return the matrix [N, K] in `dtype` (None for float32), computed in float32."""
+        """Return the matrix in `dtype` (None for float32), computed in float32."""
         numbers = self.codes.float().sub_(self.zero) if self.table is None else self.table.float()[self.codes.int()]
         groups = numbers.unflatten(-1, (-1, self.group_size))  # [N, G, group_size]
         groups.mul_(self.scale.values().unsqueeze(-1))
@@ -96,7 +96,7 @@ class GroupwiseTensor:
         return replace(self, codes=change(self.codes), scale=self.scale.each(change), minimum=minimum)
 
     def rows(self, indices: Tensor) -> "GroupwiseTensor":
-        """Return a quantized matrix [T, K] with copies of the T rows at `indices`."""
+        """Return a quantized matrix [T, columns] with copies of the T rows at `indices`."""
         return self.each(lambda tensor: tensor[indices])
 
     def columns(self, numbers: NDArray[np.int64]) -> "Weight":

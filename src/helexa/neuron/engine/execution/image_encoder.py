@@ -111,18 +111,18 @@ class ImageRows:
 
     @property
     def embeddings(self) -> Float32 | None:
-        """The embeddings of the rows, float32 [E, H]; None without image tokens."""
+        """The embeddings, float32 [image rows, hidden]; None without image tokens."""
         return np.concatenate(self._embeddings) if self._rows else None
 
     @property
     def deepstack(self) -> Float32 | None:
-        """Values to add to the hidden states, float32 [D, E, H]; None without deepstack."""
+        """Values added to hidden states, float32 [layers, image rows, hidden], or None."""
         return np.concatenate(self._deepstack, axis=1) if self._deepstack else None
 
     def positions(self, positions: Int32) -> Int32:
-        """Return the positions of all rows, [T], or [3, T] for M-RoPE (three axes).
+        """Return the positions of all rows, [rows], or [3, rows] for M-RoPE (three axes).
 
-        `positions`, [T], are correct except before or in images.
+        `positions`, [rows], are correct except before or in images.
         """
         if not self._positions:
             return positions
@@ -132,7 +132,7 @@ class ImageRows:
         return axes
 
     def attention_ends(self, positions: Int32) -> Int32 | None:
-        """Return how many tokens each row attends to, int32 [T]; None if causal."""
+        """Return how many tokens each row attends to, int32 [rows]; None if causal."""
         if not self._ends:
             return None
         ends = positions + 1

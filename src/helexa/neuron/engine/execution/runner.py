@@ -191,7 +191,7 @@ class Runner:
         return logits, sums, begin_scores(self.ops, step.hidden, hidden, self._model.head, self._most_scored)
 
     def logits_of(self, step: StepInput) -> Tensor:
-        """Compute a step on all ranks without sampling; return the logits [S, vocabulary]."""
+        """Compute a step on all ranks, without sampling; return logits [rows, vocabulary]."""
         return self._compute_on_all_ranks(step, None)[0]
 
     def close(self) -> None:

@@ -95,7 +95,7 @@ class PixelReceiver:
         connection.settimeout(_RECEIVE_SECONDS)
 
     def receive(self, request: int, patches: Sequence[int]) -> "list[NDArray[np.float32]]":
-        """Return the normalized patches of a request's images, float32 [P, patch_values].
+        """Return the patches of a request's images, float32 [patches, patch_values].
 
         Args:
             patches: number of patches of each image.

@@ -162,7 +162,7 @@ class StepLimits:
 
 
 class StepController:
-    """Limits the steps of one scheduler by what it learns from finished steps.
+    """Limits the steps of one scheduler by the measured durations of finished steps.
 
     Args:
         step_seconds: seconds without progress after which the server kills the engine as hung; infinity for no limit.

@@ -105,7 +105,7 @@ class ClippedLinear:
             self._ranges = _range(loader, f"{name}.input"), _range(loader, f"{name}.output")
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the outputs [P, N] for inputs x [P, K]."""
+        """Return the outputs [patches, outputs] for inputs x [patches, inputs]."""
         if self._ranges is None:
             return self._product(x)
         inputs, outputs = self._ranges
@@ -152,7 +152,7 @@ class NormedAttention:
         return self._ops.rms_norm(tensors.pad(weight * share**0.5, (0, padded - self._dim)), eps * share)
 
     def __call__(self, x: Tensor, frames: Frames) -> Tensor:
-        """Return the attention output [P, H] for inputs x [P, H]."""
+        """Return the attention output [patches, hidden] for inputs x [patches, hidden]."""
         heads, padded = self._shape
         qkv = [
             norm(projection(x).reshape(-1, padded)).view(-1, heads, padded)
@@ -176,5 +176,5 @@ class ClippedMlp:
         self._down = ClippedLinear(loader, f"{prefix}.down_proj", settings, Blocks(1, hidden, hidden), width, padded)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the output [P, H] for inputs x [P, H]."""
+        """Return the output [patches, hidden] for inputs x [patches, hidden]."""
         return self._down(self._ops.activate(self._gate(x), "gelu_tanh") * self._up(x))

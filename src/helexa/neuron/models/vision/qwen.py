@@ -114,7 +114,7 @@ class Qwen35Tower(QwenTower):
         return ()
 
     def deepstack(self, index: int, hidden: Tensor) -> Tensor:
-        """Return the projection, [T, width], of the hidden states after layer `index`."""
+        """Return the projection, [rows, width], of the hidden states after layer `index`."""
         raise NotImplementedError
 
 
@@ -137,7 +137,7 @@ class Qwen3VlTower(Qwen35Tower):
         return tuple(self._deepstack)
 
     def deepstack(self, index: int, hidden: Tensor) -> Tensor:
-        """Return the projection, [T, width], of the hidden states after layer `index`."""
+        """Return the projection, [rows, width], of the hidden states after layer `index`."""
         return self._deepstack[index](hidden)
 
 

@@ -62,10 +62,10 @@ class SiglipTower(VisionTower):
         self._post_norm = self.loader.layer_norm("post_layernorm", hidden, self.eps)
 
     def encode_patches(self, pixels: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:
-        """Return the normalized hidden states, [P, H], of P patches.
+        """Return the normalized hidden states, [P, hidden], of P patches.
 
         Args:
-            positions: position embedding of each patch, [P, H].
+            positions: position embedding of each patch, [P, hidden].
             lengths: number of patches of each tile.
         """
         hidden = self.embed(pixels) + positions

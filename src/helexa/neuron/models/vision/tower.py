@@ -110,7 +110,7 @@ class VisionTower:
         return float(theta)
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Return the embeddings of P patches, float32 [P, H], without position embeddings."""
+        """Return patch embeddings without positions, float32 [patches, hidden]."""
         padding = padded_width(self.patch_values) - self.patch_values
         padded = tensors.pad(pixels.to(self.loader.ops.device), (0, padding))
         return self._embed(padded.to(self.loader.ops.activation_dtype)).float()

@@ -43,14 +43,14 @@ class Launcher:
         self._graphs.launch(kernel, waits, arguments)
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I]."""
+        """Return `gate(first half) * second half` of `gate_up` [rows, 2 * width]."""
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self.take(rows, width)
         self.launch("gate_mul", x=gate_up, out=out, rows=rows, width=width, gate=GATES[gate])
         return out
 
     def activate(self, x: Tensor, activation: str) -> Tensor:
-        """Return the activation of each number of x [T, I], which is changed in place."""
+        """Return the activation of each number of x [rows, width], computed in place."""
         rows, width = x.shape
         self.launch("activate", x=x, rows=rows, width=width, activation=ACTIVATIONS[activation])
         return x
@@ -72,17 +72,17 @@ class Launcher:
         return out
 
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Return the sum of x [T, H] over all ranks, in their order (all-reduce)."""
+        """Return the sum of x [rows, hidden] over all ranks, in their order (all-reduce)."""
         rows, count = x.shape[0], self._ranks.count
         everything = self.gather(x, Shares.split(count, count, self._ranks.rank).times(x.shape[1]))
         places = tensors.arange(rows * count).view(rows, count)
         return self.sum_pairs(everything.view(rows * count, x.shape[1]), places, tensors.ones(rows, count))
 
     def sum_pairs(self, x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-        """Return weighted sums of rows of x [P, H], as [T, H].
+        """Return weighted sums of rows of x [pairs, hidden], as [rows, hidden].
 
-        Row t of the result is the sum of `weights[t, k] * x[places[t, k]]` over all k. `places` is int64 [T, K], and
-        `weights` float32 [T, K].
+        Row t of the result is the sum of `weights[t, k] * x[places[t, k]]` over all k. `places` is int64 [rows,
+        experts], and `weights` float32 [rows, experts].
         """
         rows, chosen = places.shape
         out = self.take(rows, x.shape[1])
@@ -91,7 +91,7 @@ class Launcher:
         return out
 
     def choose_rows(self, x: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the rows [S, H] of x with the indexes `rows` (see `Ops.choose_rows`)."""
+        """Return the rows of x with the indexes `rows` (see `Ops.choose_rows`)."""
         count, width = rows.shape[0], x.shape[1]
         out = self.take(count, width) if out is None else out
         self.launch("choose_rows", x=x, chosen=rows, out=out, rows=count, width=width)

@@ -22,7 +22,7 @@ class NativeLinear:
         self._biases = [None] * len(matrices) if bias is None else bias.float().contiguous().split(self._widths)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return N outputs, float32 [T, N], for x [T, K], or [T, 2 * K] with a gate."""
+        """Return float32 [rows, N] for x [rows, inputs] (with a gate, [rows, 2 * inputs])."""
         launcher, rows, columns = self._launcher, x.shape[0], self._columns
         stride = sum(self._widths)
         out = launcher.take(rows, stride)
@@ -70,7 +70,7 @@ class NativeRmsNorm:
         self._eps = eps
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta`, if given, to x [T, H] in place, and return the RMS norm of x."""
+        """Add `delta`, if given, to x [rows, hidden] in place; return the RMS norm of x."""
         rows, width = x.shape
         out, arguments = self._launcher.take(rows, width), {"x": x, "delta": delta, "weight": self._weight}
         self._launcher.launch("add_rms_norm", **arguments, out=out, rows=rows, width=width, eps=self._eps)
@@ -87,7 +87,7 @@ class NativeGroupNorm:
         self._eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the norms [T, I] of x [T, I]."""
+        """Return the norms [rows, width] of x [rows, width]."""
         (rows, columns), out = x.shape, self._launcher.take(*x.shape)
         size = {"rows": rows, "groups": self._groups, "width": columns // self._groups}
         self._launcher.launch("group_norm", x=x, weight=self._weight, out=out, **size, eps=self._eps)
@@ -103,7 +103,7 @@ class NativeLayerNorm:
         self._eps = eps
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta`, if given, to x [T, H] in place, and return the layer norm of x."""
+        """Add `delta`, if given, to x [rows, hidden] in place; return the layer norm of x."""
         rows, width = x.shape
         out, arguments = self._launcher.take(rows, width), {"x": x, "delta": delta, **self._weights}
         self._launcher.launch("add_layer_norm", **arguments, out=out, rows=rows, width=width, eps=self._eps)

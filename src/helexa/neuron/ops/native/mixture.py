@@ -39,7 +39,7 @@ class NativeMixture:
         return len(formats) == 1 and len(experts) <= MAX_EXPERTS
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
-        """Return the output [T, H] for inputs x [T, H] and router scores [T, E]."""
+        """Return the output for x, both [rows, hidden]; router scores are [rows, experts]."""
         launcher, rows, chosen, experts = self._launcher, x.shape[0], self._routing.top_k, self._count
         if rows == 0:
             return launcher.take(*x.shape)
@@ -111,10 +111,10 @@ class GroupedProducts:
         self._biases = tensors.stack(present).split(self._widths, dim=1) if present else [None] * len(self._widths)
 
     def __call__(self, x: Tensor, starts: Tensor, gate: str | None = None) -> Tensor:
-        """Return outputs, float32 [pairs, N], for inputs x, float32 [pairs, K].
+        """Return outputs, float32 [pairs, outputs], for inputs x, float32 [pairs, inputs].
 
-        With the activation `gate`, x is [pairs, 2 * K] (see `Ops.linear`). `starts` is int64 [experts + 1], the index
-        of each expert's first pair.
+        With the activation `gate`, x is [pairs, 2 * inputs] (see `Ops.linear`). `starts` is int64 [experts + 1], the
+        index of each expert's first pair.
         """
         launcher, pairs, experts, columns = (
             self._launcher,
@@ -164,7 +164,7 @@ class GroupedProducts:
 
 
 class NativeHeadLinear:
-    """Linear operator with a packed matrix [N, K] per head (see `Ops.head_linear`)."""
+    """Linear operator (`Ops.head_linear`) with a packed [outputs, inputs] per head."""
 
     def __init__(self, launcher: Launcher, matrices: Sequence[PackedMatrix]) -> None:
         self._launcher = launcher
@@ -172,7 +172,7 @@ class NativeHeadLinear:
         self._products = GroupedProducts(launcher, [[matrix] for matrix in matrices], [None] * len(matrices))
 
     def __call__(self, x: Tensor, first: int = 0) -> Tensor:
-        """Return [T, heads, N] for the K columns from `first` on of x [T, heads, W]."""
+        """Return [rows, heads, outputs] for the columns of x from `first` on."""
         launcher, (rows, heads, width) = self._launcher, x.shape
         inputs = launcher.take(heads * rows, self._columns)
         starts = launcher.take(heads + 1, dtype=tensors.int64)

@@ -51,7 +51,7 @@ class HugeMemory:
 
 
 def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMatrix:
-    """Return a weight [N, K] in tile layout. K must be a multiple of 16."""
+    """Return a weight [rows, K] in tile layout. K must be a multiple of 16."""
     outputs, columns = weight.shape
     kernel_format, number = _numbered(library, weight)
     data = memory.take(library.packed_bytes(number, outputs, columns))
@@ -80,7 +80,7 @@ def packed_bytes(library: KernelLibrary, weight: Weight) -> int:
 def quantize(
     library: KernelLibrary, weight: Tensor, quant_format: QuantFormat, memory: HugeMemory
 ) -> PackedMatrix | None:
-    """Quantize a plain weight [N, K] to `quant_format`, and return it in tile layout.
+    """Quantize a plain weight [rows, K] to `quant_format`; return it in tile layout.
 
     `quant_format.fits(K)` must be True. The result is None if a number in `weight` is infinite, NaN or too large for
     the format.

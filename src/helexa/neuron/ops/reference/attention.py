@@ -31,7 +31,7 @@ class DecodeGroup:
 
     @cached_property
     def mask(self) -> Tensor:
-        """Mask [B, longest] to add to scores: -inf after a sequence's last position."""
+        """Mask [sequences, longest] for scores: -inf after a sequence's last position."""
         beyond = torch.arange(self.longest, device=self.lengths.device) >= self.lengths[:, None]
         return torch.zeros(beyond.shape, device=beyond.device).masked_fill_(beyond, float("-inf"))
 
@@ -82,7 +82,7 @@ class SpanGroups:
         self._decodes = [_decode_group(group, device) for group in groups]
 
     def attend(self, queries: Tensor, cache: Tensor, kind: AttentionKind) -> Tensor:
-        """Return causal attention [T, heads, D] of queries over the KV pages."""
+        """Return causal attention [rows, heads, head_dim] of queries over the KV pages."""
         out = torch.empty_like(queries)
         for group in self._decodes:
             out[group.rows] = _decode(queries[group.rows], cache, group, kind)
@@ -132,7 +132,7 @@ def _decode(queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionK
 
 
 def attend_chunk(queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKind) -> Tensor:
-    """Return the attention output [N, heads, D] of the N rows of a prefill chunk."""
+    """Return the attention output [rows, heads, head_dim] of a prefill chunk's rows."""
     count, heads, _ = queries.shape
     kv_heads, length = cache.shape[1], chunk.prefix + count
     keys, values = _pages(cache, chunk.pages, chunk.contiguous)
@@ -206,7 +206,7 @@ def attend_frames(qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tupl
 
 
 def rotated_by(heads: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the first R numbers of each head [T, heads, D] after RoPE.
+    """Return the first R numbers of each head [rows, heads, head_dim] after RoPE.
 
     Number i forms a pair with number i + R / 2. The rotation uses float32, and the result has the dtype of `heads`.
     """

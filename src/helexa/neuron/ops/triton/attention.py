@@ -36,7 +36,7 @@ class Tile:
 
 
 def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, gpu: GpuProperties) -> Tensor:
-    """Return causal attention [T, heads, D] of queries over the KV pages.
+    """Return causal attention [rows, heads, head_dim] of queries over the KV pages.
 
     The heads of each row of `queries` must be contiguous in memory. Apart from the choice of the kernel, the result of
     a row does not depend on other sequences in the batch.

@@ -241,8 +241,8 @@ def attend_short(
     There is one program per tile of a span, KV head, and group of segments.
 
     Args:
-        sums: [T, heads, segments, 2], output: largest score, and sum of weights, of each segment.
-        weighted: [T, heads, segments, DIM], output: sum of weighted values of each segment.
+        sums: [rows, heads, segments, 2], output: largest score, and sum of weights, of each segment.
+        weighted: [rows, heads, segments, DIM], output: sum of weighted values of each segment.
         few: maximum number of rows of a short span; the kernel skips longer spans.
         most: upper bound of the number of rows of each short span in the batch.
     """

@@ -104,7 +104,7 @@ def advance_chunks(
         inputs: the tensors `mixed`, `z`, `b` and `a` of `DeltaOp.__call__`, then their row strides.
         shared: the weights `kernel`, `rate`, `bias`, `norm` and `eps` of `DeltaWeights`.
         places: the tensors `starts`, `prefixes`, `settled` and `state_slots` of `SpanTable`.
-        out: [T, Hv * Dv], of which the rows of the long spans are written.
+        out: [rows, Hv * Dv], of which the rows of the long spans are written.
         constants: compile-time constants of the kernels.
     """
     mixed, z, b, a, mixed_stride, z_stride, b_stride, a_stride = inputs

@@ -69,12 +69,12 @@ def _unpacked(
 
 
 def dequantize(matrix: PackedMatrix, first: int, out: Tensor) -> None:
-    """Dequantize R rows of a matrix [N, K], from row `first` on, to `out` [R, K]."""
+    """Dequantize the rows of a matrix from `first` on to `out` [rows, columns]."""
     _launch(matrix, None, first, 1.0, out, _ROWS)
 
 
 def dequantize_rows(matrix: PackedMatrix, rows: Tensor, factor: float, out: Tensor) -> None:
-    """Dequantize the rows `rows` [R] of a matrix, times `factor`, to `out` [R, K]."""
+    """Dequantize the matrix rows `rows`, times `factor`, to `out` [rows, columns]."""
     _launch(matrix, rows, 0, factor, out, 1)
 
 

@@ -40,11 +40,11 @@ def multiply_rows(
     """Compute `out = x @ matrix.T + bias`, each row separately.
 
     Args:
-        x: [T, K], contiguous. In a mixture with n selected experts per row, x may have T / n rows. Each row of x is
-            then used for n consecutive rows of `out`, one per selected expert.
-        matrix: [N, K]; with `experts`, [E * N, K], the stacked matrices of E experts.
+        x: [T, inputs], contiguous. In a mixture with n selected experts per row, x may have T / n rows. Each row of x
+            is then used for n consecutive rows of `out`, one per selected expert.
+        matrix: [outputs, inputs]; with `experts`, [E * outputs, inputs], the stacked matrices of E experts.
         bias: float32, one number per row of the matrix; None for no bias.
-        out: [T, N]; each row must be contiguous.
+        out: [T, outputs]; each row must be contiguous.
         experts: int32 [T], the expert of each row of `out`; None if one matrix is used for all rows.
     """
     rows, outputs = out.shape

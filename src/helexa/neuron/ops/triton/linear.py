@@ -54,7 +54,7 @@ class PackedLinear:
         return sum(matrix.nbytes for matrix in self._matrices)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return N outputs [T, N] for each of T rows x [T, K]."""
+        """Return N outputs [T, N] for each of T rows x [T, inputs]."""
         x = x.contiguous()
         out = torch.empty((x.shape[0], self._outputs), dtype=x.dtype, device=x.device)
         first = 0

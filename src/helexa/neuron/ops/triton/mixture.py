@@ -29,7 +29,7 @@ _LOAD_COLUMNS = 8  # columns of a plain matrix read per load
 
 
 def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """Return each row's K experts, int32 [T, K], best first, and float32 weights.
+    """Return each row's K experts, int32 [rows, K], best first, and float32 weights.
 
     Among equal scores, the kernel selects the expert with the lower index. A row with a NaN score gets NaN weights.
     """
@@ -179,8 +179,8 @@ class GpuMixture:
     """Mixture-of-experts operator in Triton kernels.
 
     Args:
-        gate_up: [E * 2 * I, H], the gate and up matrices of all E experts; I is an expert's intermediate size.
-        down: [E * H, I], the down matrices of all experts.
+        gate_up: [E * 2 * I, hidden], the gate and up matrices of all E experts; I is an expert's intermediate size.
+        down: [E * hidden, I], the down matrices of all experts.
         biases: biases of `gate_up`, and biases of `down`; each float32 or None.
         dtype: dtype of activations.
     """
@@ -207,7 +207,7 @@ class GpuMixture:
         self._gpu = gpu
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
-        """Return the output [T, H] for inputs x [T, H] and router scores [T, E]."""
+        """Return the output for x, both [rows, hidden]; router scores are [rows, experts]."""
         x, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
         chosen, weights = route(scores, self._routing)
         blocks = None
@@ -258,7 +258,7 @@ def stacked(matrices: Sequence[PackedMatrix | Tensor]) -> PackedMatrix | Tensor 
 
 
 def _gated(gate_up: Tensor, clamp: Clamp | None, act: str) -> Tensor:
-    """Return the activation [P, I] of `gate_up` [P, 2 * I], gate values first."""
+    """Return the activation of `gate_up` [pairs, 2 * width], gate values first."""
     if clamp is None and act != "silu":
         return gate_mul(gate_up, act)
     pairs, width = gate_up.shape[0], gate_up.shape[1] // 2

@@ -23,7 +23,7 @@ class RmsNorm:
         self._dtype = dtype
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta`, if given, to x [T, H] in place, and return the RMS norm of x."""
+        """Add `delta`, if given, to x [rows, hidden] in place; return the RMS norm of x."""
         rows, width = x.shape
         out = torch.empty((rows, width), dtype=self._dtype, device=x.device)
         block = triton.next_power_of_2(width)
@@ -43,7 +43,7 @@ class LayerNorm:
         self._dtype = dtype
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta`, if given, to x [T, H] in place, and return the layer norm of x."""
+        """Add `delta`, if given, to x [rows, hidden] in place; return the layer norm of x."""
         rows, width = x.shape
         out = torch.empty((rows, width), dtype=self._dtype, device=x.device)
         block = triton.next_power_of_2(width)
@@ -92,7 +92,7 @@ def _add_layer_norm(x, delta, weight, bias, out, x_stride, delta_stride, eps, WI
 
 
 def gate_mul(gate_up: Tensor, gate: str) -> Tensor:
-    """Return `gate(first half) * second half` of `gate_up` [T, 2 * I]."""
+    """Return `gate(first half) * second half` of `gate_up` [rows, 2 * width]."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     grid = (rows, -(-width // _BLOCK))
@@ -101,7 +101,7 @@ def gate_mul(gate_up: Tensor, gate: str) -> Tensor:
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    """Return the activation of each number of x [T, I] (see `Ops.activate`)."""
+    """Return the activation of each number of x [rows, width] (see `Ops.activate`)."""
     x = x.contiguous()
     out = torch.empty_like(x)
     count = x.numel()

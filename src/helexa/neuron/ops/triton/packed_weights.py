@@ -19,7 +19,7 @@ _ROUNDING = 2.0**-11  # relative rounding error of float16
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A quantized matrix [N, K] in the layout of the Triton kernels.
+    """A quantized matrix [rows, columns] in the layout of the Triton kernels.
 
     A weight is `scale * (code - zero)`, `scale * code + minimum` or `scale * table[code]`, depending on the format.
     Codes are packed into 32-bit words: 8 codes of 4 bits, the lower 4 bits of 8 codes of 6 bits, or 4 codes of 8 bits.

@@ -24,10 +24,10 @@ _NONE = tl.constexpr(0x7FFFFFFF)
 
 
 def sample(logits: Tensor, settings: Settings) -> Tensor:
-    """By Triton kernels, return a sampled token per row, int64 [S] on the device.
+    """By Triton kernels, return a sampled token per row, int64 [rows] on the device.
 
     Args:
-        logits: [S, V], any float dtype.
+        logits: [rows, vocabulary], any float dtype.
     """
     rows, vocabulary = logits.shape
     temperature, top_k, top_p, min_p, _ = settings
@@ -62,7 +62,7 @@ def sample(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def masked(logits: Tensor, masks: Masks) -> Tensor:
-    """Return copies [R, V] of the rows with a mask, with -inf for other tokens."""
+    """Return copies of the rows of logits with a mask, with -inf for other tokens."""
     device, vocabulary = logits.device, logits.shape[1]
     rows = upload(np.array(list(masks), np.int32), device)
     bits = upload(np.stack(list(masks.values())), device)

@@ -283,8 +283,8 @@ class GgufLayout:
     * Mamba-2: `A_log` and `D` are matrices with one column, and the norm has one row per group.
     * Linear attention, Mamba-2, lfm2: the convolution weight lacks the middle dimension of size 1.
     * qwen35, qwen35moe: value heads are ordered round-robin over the key heads. Hugging Face groups them by key head.
-    * The gate of a shared expert, and in ernie4_5-moe the bias of the choice of experts, may be a vector [K] instead of
-      a matrix [1, K].
+    * The gate of a shared expert, and in ernie4_5-moe the bias of the choice of experts, may be a vector [columns]
+      instead of a matrix [1, columns].
 
     Args:
         architecture: architecture of the GGUF file.
