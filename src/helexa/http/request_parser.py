@@ -235,7 +235,7 @@ class RequestParser:
 
 
 def body_decoder(headers: Headers) -> tuple[BodyDecoder | None, Headers]:
-    """Return the decoder of a request's body, and the other headers.
+    """Return the decoder of a request's body, and headers without its encoding.
 
     Without a supported encoding, the decoder is None and the headers are unchanged.
     """

@@ -214,7 +214,7 @@ class AdmittedRequest:
 
 
 def _limits_of(config: AdmissionOptions, engine: EngineClient) -> Limits:
-    """Return a model's admission limits: those of `config`, else the engine's."""
+    """Return a model's admission limits from `config`, else from its engine."""
     most = engine.options.max_sequences
     slots = min(config.max_in_flight or most, most)
     anon_slots = share_of(slots) if config.anon_max_in_flight is None else min(config.anon_max_in_flight, slots)

@@ -254,7 +254,7 @@ def _group_of(service: str | None) -> int | None:
 
 
 def _change(path: Path, changes: dict[str, str]) -> None:
-    """Set top-level texts in a TOML file, if the result has these values."""
+    """Set top-level strings in a TOML file, if the new text parses to these values."""
     lines = [f'{name} = "{value}"' for name, value in changes.items()]
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""

@@ -131,7 +131,7 @@ class ContextLimitOptions:
 
 @dataclass(kw_only=True)
 class TorchOptions:
-    """Options of sources and the engine; `EngineOptions` has the others."""
+    """Options of sources and the engine, except the options in `EngineOptions`."""
 
     # scheme of the source for model ids without a scheme
     default_source: Annotated[str, Pattern(r"^[a-z][a-z0-9_-]*$")] = DEFAULT_SCHEME

@@ -52,7 +52,7 @@ _SURROGATES = re.compile(
 
 
 def without_lone_surrogates(body: bytes) -> bytes:
-    """In a request's JSON, replace escapes of lone surrogates by that of U+FFFD.
+    """In a request's JSON, replace escapes of lone surrogates by the escape `\\ufffd`.
 
     JSON parsers reject lone surrogates.
     """

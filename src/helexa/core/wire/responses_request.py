@@ -123,7 +123,7 @@ def _normalized(function: Tool) -> Tool:
 
 
 def chat_tools(tools: Sequence[Tool] | None, allowed: Allowed | None = None) -> list[Tool]:
-    """Convert function tools of a Responses API request to those of a chat.
+    """Convert function tools of a Responses API request to the tools of a chat.
 
     If `allowed` is not None, return only these functions.
 
@@ -156,7 +156,7 @@ def _custom_function(tool: Tool) -> Tool:
 def chat_choice(
     choice: str | dict[str, Any] | None, names: Mapping[tuple[str | None, str], str]
 ) -> tuple[str | dict[str, Any] | None, Allowed | None]:
-    """Convert `tool_choice` of a Responses API request to that of a chat.
+    """Convert a Responses API request's `tool_choice` to a chat's `tool_choice`.
 
     Returns:
         The tool choice, and the functions that the model may call, or None if all are allowed.

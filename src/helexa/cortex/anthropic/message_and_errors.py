@@ -138,7 +138,7 @@ def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the usage of a chat completion to that of a Messages API message."""
+    """Convert the usage of a chat completion to the usage of a Messages API message."""
     counts = anthropic_usage(usage)
     counts["cache_creation"] = _NOTHING_CREATED
     counts["service_tier"] = "standard"

@@ -32,7 +32,7 @@ def _fields_of(record: type) -> type[Body]:
 
 
 class Progress(Body):
-    """Admin schema: progress of a load, as far as it is known."""
+    """Admin schema: progress of a load; unknown values are null."""
 
     fraction: float | None = None
     stage: str | None = None

@@ -143,7 +143,7 @@ class BackendStream:
             yield from self._read_part(part, head, _Origin(chunk, data) if len(parts) == 1 else None)
 
     def _read_part(self, part: Json, head: Json, origin: "_Origin | None") -> Iterator[bytes]:
-        """Convert one choice of a chunk to a chunk of its own."""
+        """Convert one choice of a chunk to a separate chunk."""
         index = part["index"] if type(part.get("index")) is int else 0
         choice = self._choice(index)
         if self._chat:

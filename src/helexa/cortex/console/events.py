@@ -118,7 +118,7 @@ class EventHub:
         return [body for owner, body in recent if account in (None, owner)], new - kept
 
     def nodes_since(self, number: int) -> tuple[list[bytes], list[str] | None, int]:
-        """Return what has changed after the change `number`.
+        """Return the nodes that have changed after the change `number`.
 
         Returns:
             The changed nodes as JSON, the names of all nodes in configured order if nodes were added or removed (else

@@ -49,12 +49,12 @@ class Breaker:
         return "open" if self.probing or now < self.open_until else "half-open"
 
     def began(self, now: float) -> "Breaker":
-        """Return the breaker as it is after the start of a request."""
+        """Return a breaker with the state after the start of a request."""
         # The first request of a half-open breaker is its probe, and no other request is sent until the probe ends.
         return replace(self, probing=True) if self.state(now) == "half-open" else self
 
     def ended(self) -> "Breaker":
-        """Return the breaker as it is after the end of the probe request."""
+        """Return a breaker with the state after the end of the probe request."""
         # If the probe ended without a result (neither `ok` nor `failed` was called), another probe is allowed.
         return replace(self, probing=False) if self.probing else self
 
@@ -67,7 +67,7 @@ class Breaker:
     def failed(
         self, now: float, max_failures: int, reset_secs: float, client: str = ANY, *, alone: bool = True
     ) -> "Breaker":
-        """Return the breaker as it is after a transport failure.
+        """Return a breaker with the state after a transport failure.
 
         Args:
             max_failures: number of consecutive failures that open a closed breaker. A half-open breaker opens after one

@@ -59,7 +59,7 @@ class LocalIndex:
         return None
 
     def names(self, model: str) -> set[str]:
-        """Return the other names of a model on the nodes."""
+        """Return the further names under which nodes have the model `model` on disk."""
         return {name for local in self.models.get(model, {}).values() for name in local.names}
 
 

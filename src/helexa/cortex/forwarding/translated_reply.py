@@ -18,7 +18,7 @@ _STATUSES = {"invalid_request_error": 400, "rate_limit_error": 429, "insufficien
 
 
 def reasoning(message: Mapping[str, Any]) -> Any:
-    """Return the reasoning of a message or delta to translate: it has two names."""
+    """Return the reasoning of a message or delta to translate, from either field."""
     return message.get("reasoning_content") or message.get("reasoning")
 
 
@@ -216,7 +216,7 @@ class TranslatedReply(Reply):
             await super().start(status, [*stream_headers, *self._node_headers], streamed=False)
 
     async def write(self, chunk: bytes) -> None:
-        """Translate and send the next bytes of a stream, or buffer those of a whole body.
+        """Translate and send the next bytes of a stream; buffer the bytes of a whole body.
 
         Raises:
             ApiError: the node's response is malformed. If the response is a stream, the client was already told.

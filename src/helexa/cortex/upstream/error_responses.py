@@ -174,7 +174,7 @@ def output_beside_prompt(error: ApiError, limit: int) -> int:
 
 
 def has_uncounted_prompt(error: ApiError) -> bool:
-    """Return whether vLLM has counted a prompt only as far as it is too long.
+    """Return whether vLLM stopped counting a prompt when it became too long.
 
     vLLM stops counting where the prompt and the output limit together exceed the context.
     """

@@ -58,7 +58,7 @@ class _Vocabulary:
         self.greedy: Callable[[str], list[int]] = lambda _: []
 
     def __call__(self, encoded: bytes) -> list[int]:
-        """Return the tokens of a text in an output, whose bytes must be those of the text."""
+        """Return the tokens of a text in an output. Their bytes are the text's bytes."""
         text = encoded.decode("utf-8", "replace")
         ids = self._tokenizer.encode(text, parse_special=False, continues=True)
         spelled = [self._tokenizer.token_bytes(token) for token in ids]

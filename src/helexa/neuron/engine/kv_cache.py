@@ -187,7 +187,7 @@ class PagePool:
         return page is not None and self.windows is not None and self.windows.holds(page)
 
     def parts(self, page: int) -> list[int]:
-        """Return the numbers under which the runner knows the parts of a page.
+        """Return the numbers of the parts of a page in the runner's caches.
 
         They are the number of the page and, if it has a window page, `total` plus the number of the window page.
         """

@@ -92,7 +92,7 @@ def send_hidden(channel: Channel, hidden: Tensor) -> None:
 
 
 def receive_hidden(channel: Channel, rows: int, width: int) -> Tensor:
-    """Wait for hidden states [rows, width] that the other end sends.
+    """Wait for hidden states [rows, width] from the other end of the channel.
 
     Raises:
         ChannelError: the connection is closed, or the other end has sent another number of rows.

@@ -245,7 +245,7 @@ class EngineClient:
         return Embedding(id=message.id, vector=output.vector, error=output.error, retry=output.retry)
 
     async def clear_prefixes(self) -> None:
-        """Let the engine forget all cached prefixes; return when it has done so.
+        """Let the engine forget all cached prefixes, and wait until they are forgotten.
 
         Raises:
             TimeoutError: the engine has not done so within a minute, for example because a step takes so long.

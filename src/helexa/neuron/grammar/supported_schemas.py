@@ -120,7 +120,7 @@ def _supportable(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_property_names(schema: dict[str, Any]) -> dict[str, Any]:
-    """Write `propertyNames` with other keywords, if it has a list or one pattern."""
+    """Replace `propertyNames` by other keywords if it has a list or one pattern."""
     names = schema.get("propertyNames")
     if not isinstance(names, Mapping) or names.get("type", "string") != "string":
         return schema

@@ -230,7 +230,7 @@ class ModelLoader:
         return self._grammars
 
     async def aclose(self) -> None:
-        """End the process that waits for a wake, and the one that checks grammars."""
+        """End the standby engine process and the process that checks grammars."""
         await asyncio.gather(*self._replacements)
         await self._standby.close()
         if self._grammars is not None:

@@ -301,7 +301,7 @@ class ParallelExperts:
         self._ops = loader.ops
 
     def __call__(self, hidden: Tensor, mlp: Tensor) -> Tensor:
-        """Return the outputs of the MLP, `mlp`, plus those of the experts, [T, H]."""
+        """Return the MLP's outputs `mlp` plus the experts' outputs, [rows, hidden]."""
         experts = self._experts(self._before(hidden), self._scores(self._router_norm(hidden)))
         return self._ops.add(self._after(experts), self._after_mlp(mlp))
 

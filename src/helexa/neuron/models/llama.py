@@ -141,7 +141,7 @@ class Llama(Decoder):
         return None
 
     def rope_of(self, index: int) -> Rope:
-        """Return the rotary embedding of layer `index`: the one of the layer's type."""
+        """Return the rotary embedding of layer `index`, by the layer's type."""
         return self._ropes[self.layer_types[index]]
 
     def scale(self) -> float | None:

@@ -104,7 +104,7 @@ class TemplateEnvironment(SandboxedEnvironment):
 
 
 class _GenerationTag(Extension):
-    """Renders the content of `{% generation %}...{% endgeneration %}` as it is."""
+    """Renders the content of `{% generation %}...{% endgeneration %}` unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 

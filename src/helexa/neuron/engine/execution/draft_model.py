@@ -156,7 +156,7 @@ def step_of(spans: Rows[CacheRows], sampling: Sampling) -> StepInput:
 
 
 def order_of(spans: Rows[CacheRows]) -> list[int]:
-    """Return the order of spans in a draft model's pass: those of one row first."""
+    """Return the order of spans in a draft model's pass: spans of one row first."""
     return sorted(range(len(spans)), key=lambda index: len(spans[index].tokens) > 1)
 
 

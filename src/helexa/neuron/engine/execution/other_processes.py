@@ -19,11 +19,11 @@ class OtherProcesses(Protocol):
         ...
 
     def read_cache(self, kind: CacheKind, index: int) -> list[bytes]:
-        """Return the part of each process (see `Runner.read_cache`)."""
+        """Return each process's part of a KV page or state slot (see `Runner.read_cache`)."""
         ...
 
     def write_cache(self, kind: CacheKind, index: int, parts: Sequence[memoryview]) -> None:
-        """Write the part of each process (see `Runner.write_cache`)."""
+        """Write each process's part of a KV page or state slot (`Runner.write_cache`)."""
         ...
 
     def allocate(self, request: MemoryRequest, grant: MemoryGrant, measure: bool) -> None:

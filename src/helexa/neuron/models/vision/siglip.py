@@ -114,7 +114,7 @@ class Idefics3Tower(SiglipTower):
         self._projection = self.loader.linear(_IDEFICS3_PROJECTION, self.width, self.settings.hidden * self._square**2)
 
     def encode(self, pixels: Tensor, layout: ImageLayout) -> ImageFeatures:
-        """Return the embeddings of an image: those of all tiles, one tile after another."""
+        """Return the embeddings of an image: the embeddings of each tile in turn."""
         tile, square, count = layout.tiles[0], self._square, len(layout.tiles)
         rows, columns = (_buckets(size, self.side) for size in tile)
         places = (rows[:, None] * self.side + columns).flatten().to(self.table.device)

@@ -92,7 +92,7 @@ def _choice(routing: Routing) -> dict[str, Argument]:
 
 
 class GroupedProducts:
-    """A linear layer of several matrices of one format, each for its own rows.
+    """A linear layer with several matrices of one format, each for different rows.
 
     The rows are pairs of a row of the batch and an expert that the row selected, sorted by expert; or a head's numbers
     in a row of the batch, sorted by head.

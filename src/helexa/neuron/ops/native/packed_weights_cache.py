@@ -108,7 +108,7 @@ class PackedStore(MatrixStore):
         self._matrices[name] = matrix
 
     def finish(self, looked_up: Sequence[PackedMatrix] = ()) -> threading.Thread | None:
-        """Read the mapped file; start and return the thread of the work after a load.
+        """Read the mapped file; start and return the thread that works after a load.
 
         The thread writes the added matrices to disk, or moves the matrices from disk to huge pages.
         """
