@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from helexa.acp.preferences import Grant, Preferences
-from helexa.acp.store import Store
-from helexa.cli.up_state import recorded, running_ups, state_folder
+from helexa.acp.session_store import Store
+from helexa.cli.up_state_keys_and_logs import recorded, running_ups, state_folder
 from helexa.core.errors import HelexaError
 from helexa.cortex.ledger.storage.sqlite import open_sqlite
 from helexa.generation.batch_file import ResultFile
 from helexa.neuron.ops.native.kernel_library import _compile_lock
 from helexa.neuron.processes.file_locks_and_threads import is_used, mark_used
 from helexa.neuron.sources.download import locked_file
-from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.sources.fetch_and_errors import Fetch
 
 Flock = Callable[[int, int], None]
 

@@ -18,8 +18,8 @@ import torch
 from gpu_support import timing
 
 if TYPE_CHECKING:
+    from helexa.neuron.ops.linear_and_norm_operators import LinearOp
     from helexa.neuron.ops.mixture import MixtureOp
-    from helexa.neuron.ops.operators import LinearOp
     from helexa.neuron.ops.triton.gpu_ops import GpuOps
 
 SHAPES = {

@@ -7,7 +7,7 @@ from helexa.core.model_names import ModelSource
 from helexa.core.node_reports import ModelSpec
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.config import read_config
-from helexa.neuron.sources.sources import Sources
+from helexa.neuron.sources.hubs_and_sources import Sources
 
 
 def local_path(model: str) -> Path:

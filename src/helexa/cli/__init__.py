@@ -9,7 +9,7 @@ from typing import NoReturn
 from cyclopts import App, UnknownOptionError
 
 from helexa.cli.misspellings import usage_message
-from helexa.cli.terminal import exit_code
+from helexa.cli.terminal_output_and_errors import exit_code
 from helexa.core.command_line import VERSION_FLAGS, call, run_program
 from helexa.core.version import version_line
 from helexa.neuron.engine_flags import complete_flags
@@ -24,24 +24,28 @@ app = App(
     "With --debug, a failing command shows a traceback.",
     result_action="return_value",
 )
-app.command("helexa.cli.commands.up:up", name=["serve", "up"], help="Start one neuron and one cortex on this machine.")
+app.command(
+    "helexa.cli.commands.up_and_stop:up", name=["serve", "up"], help="Start one neuron and one cortex on this machine."
+)
 app.command("helexa.cortex.cli:gateway", name="gateway", help="Run and manage a gateway, like cortex.")
 app.command("helexa.neuron.cli:node", name="node", help="Run and check a node, like neuron.")
 app.command("helexa.cli.commands.generate:generate", help="Answer a prompt or a file of prompts.")
 app.command("helexa.cli.commands.chat_and_run:run", help="Chat with a model, downloaded if missing.")
 app.command("helexa.cli.commands.chat_and_run:chat", help="Chat with a model, or get one answer.")
-app.command("helexa.cli.commands.models:pull", help="Download models to this machine, or update them.")
+app.command("helexa.cli.commands.list_show_and_pull:pull", help="Download models to this machine, or update them.")
 app.command(
-    "helexa.cli.commands.models:list_models", name=["list", "ls"], help="List the models downloaded to this machine."
+    "helexa.cli.commands.list_show_and_pull:list_models",
+    name=["list", "ls"],
+    help="List the models downloaded to this machine.",
 )
 app.command("helexa.cli.commands.cache:cache", help="List or delete saved prompts and packed weights of this machine.")
-app.command("helexa.cli.commands.models:models", help="List models to run, by the memory that they need.")
-app.command("helexa.cli.commands.models:show", help="Show the properties of a model from its files.")
+app.command("helexa.cli.commands.list_show_and_pull:models", help="List models to run, by the memory that they need.")
+app.command("helexa.cli.commands.list_show_and_pull:show", help="Show the properties of a model from its files.")
 app.command("helexa.cli.commands.rm:rm", help="Remove models from this machine.")
 app.command("helexa.cli.commands.ps_and_status:ps", help="List the models of the fleet and how busy they are.")
-app.command("helexa.cli.commands.load:load", help="Load models on a running gateway.")
-app.command("helexa.cli.commands.load:unload", help="Unload models from a running gateway.")
-app.command("helexa.cli.commands.up:stop", help="Stop the helexa up of this machine, or unload a model.")
+app.command("helexa.cli.commands.load_and_unload:load", help="Load models on a running gateway.")
+app.command("helexa.cli.commands.load_and_unload:unload", help="Unload models from a running gateway.")
+app.command("helexa.cli.commands.up_and_stop:stop", help="Stop the helexa up of this machine, or unload a model.")
 app.command("helexa.cli.commands.logs:logs", help="Print the logs of helexa up on this machine.")
 app.command("helexa.bench.cli:app", name="bench", help="Measure every build of every node, and show the results.")
 app.command("helexa.cli.commands.ps_and_status:status", help="Show the state of the gateway and its nodes.")

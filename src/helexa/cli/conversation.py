@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from helexa.cli.terminal import USAGE, CommandError, json_text, note, printable
+from helexa.cli.terminal_output_and_errors import USAGE, CommandError, json_text, note, printable
 from helexa.core.sampling import Sampling
 from helexa.generation.batch_file import completion_record
 from helexa.generation.completion import Completion, Delta

@@ -8,7 +8,7 @@ from ssl import SSLCertVerificationError
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 from urllib.parse import urlsplit
 
-from helexa.cli.terminal import MODEL_NOT_FOUND, UNREACHABLE, USAGE, CommandError, printable
+from helexa.cli.terminal_output_and_errors import MODEL_NOT_FOUND, UNREACHABLE, USAGE, CommandError, printable
 
 if TYPE_CHECKING:
     from helexa.core.node_reports import NodeReport

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helexa.cli.terminal import CONFIG, USAGE, CommandError
-from helexa.cli.up_state import write_private
+from helexa.cli.terminal_output_and_errors import CONFIG, USAGE, CommandError
+from helexa.cli.up_state_keys_and_logs import write_private
 from helexa.core.address import is_loopback
 from helexa.core.model_names import ModelSource, typed_source
 from helexa.neuron.builtin_models import BUILTIN_MODELS

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helexa.cli.gateway_client import Gateway
-from helexa.cli.terminal import MODEL_NOT_FOUND, USAGE, CommandError, note, printable
+from helexa.cli.terminal_output_and_errors import MODEL_NOT_FOUND, USAGE, CommandError, note, printable
 from helexa.core.display import memory_text
 from helexa.core.errors import HelexaError
 from helexa.core.known_models import KnownModel, known_models
@@ -17,7 +17,7 @@ from helexa.generation.environment import LOCAL_URLS
 from helexa.generation.target_choice import DEFAULT_MODEL
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.downloaded_models import DownloadedModel, downloaded_models
-from helexa.neuron.sources.sources import local_model as model_at
+from helexa.neuron.sources.hubs_and_sources import local_model as model_at
 
 _FASTEST_READ_GB = 5.5  # a CPU generates only a few tokens/s if each token reads more
 

@@ -11,7 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self, TextIO
 
 from helexa.cli.flags_and_completion import TargetFlags
-from helexa.cli.terminal import MODEL_NOT_FOUND, PROGRESS_DELAY_SECONDS, CommandError, exit_code, note, printable
+from helexa.cli.terminal_output_and_errors import (
+    MODEL_NOT_FOUND,
+    PROGRESS_DELAY_SECONDS,
+    CommandError,
+    exit_code,
+    note,
+    printable,
+)
 from helexa.core.display import file_size_text
 from helexa.core.errors import HelexaError, SourceError
 from helexa.core.known_models import full_name, known_models, short_names

@@ -11,8 +11,8 @@ from helexa.cli.conversation import Content, Conversation, report, stats_line
 from helexa.cli.flags_and_completion import TargetFlags
 from helexa.cli.gateway_client import Gateway
 from helexa.cli.model_loading import load_model
-from helexa.cli.terminal import CommandError, dim, printable
-from helexa.cli.up_state import state_folder
+from helexa.cli.terminal_output_and_errors import CommandError, dim, printable
+from helexa.cli.up_state_keys_and_logs import state_folder
 from helexa.core.errors import HelexaError
 from helexa.generation.request import image_part
 from helexa.generation.target import Target

@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Any, Self
 
 from helexa.cli import exec_with_parent
-from helexa.cli.terminal import CONFIG, CommandError, note, printable
-from helexa.cli.up_state import limit_size
+from helexa.cli.terminal_output_and_errors import CONFIG, CommandError, note, printable
+from helexa.cli.up_state_keys_and_logs import limit_size
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -32,7 +32,7 @@ from helexa.generation.target import End, Event, OnProgress, WasThought
 from helexa.generation.tools import ToolCallDelta
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import default_prompts_mb
-from helexa.neuron.engine_client.process import Child, WarmStandby
+from helexa.neuron.engine_client.process_and_standby import Child, WarmStandby
 from helexa.neuron.events import (
     Failed,
     Finished,
@@ -47,7 +47,7 @@ from helexa.neuron.events import ToolCallDelta as ArgumentsDelta
 from helexa.neuron.hardware.device_choice import device_for
 from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry
 from helexa.neuron.options import NodeOptions
-from helexa.neuron.sources.sources import Sources
+from helexa.neuron.sources.hubs_and_sources import Sources
 from helexa.neuron.weights.gguf.files import part_names
 from helexa.neuron.weights.quantization_formats import share_left
 

@@ -18,7 +18,7 @@ from helexa.generation.early_start import has_engine_packages
 from helexa.generation.environment import LOCAL_URLS
 from helexa.generation.errors import EngineError, InvalidRequestError
 from helexa.generation.target import Target
-from helexa.neuron.engine_client.process import WarmStandby
+from helexa.neuron.engine_client.process_and_standby import WarmStandby
 from helexa.neuron.processes.sandbox import end_spares, start_spare
 from helexa.neuron.text import TEMPLATE_PROCESS, TEXT_PROCESS
 

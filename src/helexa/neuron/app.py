@@ -20,7 +20,7 @@ from helexa.http.connection import ClientConnection
 from helexa.http.listener import Listener
 from helexa.http.process import collect_seldom, notify, on_reload_signal, on_stop_signals, raise_descriptor_limit
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.engine_client.process import WarmStandby
+from helexa.neuron.engine_client.process_and_standby import WarmStandby
 from helexa.neuron.hardware.discovery import broken_driver, default_device, overlooked
 from helexa.neuron.host_group import Membership
 from helexa.neuron.lifecycle.activation import Activation
@@ -43,7 +43,7 @@ from helexa.neuron.routes import (
 from helexa.neuron.routes.health_and_model_list import HealthMonitor
 from helexa.neuron.routes.request_and_reply import HANDLERS
 from helexa.neuron.routes.stored_responses import ResponseStore
-from helexa.neuron.sources.sources import Sources
+from helexa.neuron.sources.hubs_and_sources import Sources
 
 log = logging.getLogger(__name__)
 

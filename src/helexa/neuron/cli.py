@@ -405,7 +405,7 @@ async def _serve(
     """
     import asyncio
 
-    from helexa.neuron.engine_client.process import WarmStandby
+    from helexa.neuron.engine_client.process_and_standby import WarmStandby
 
     standby = WarmStandby()
     try:

@@ -19,11 +19,11 @@ from helexa.neuron.config import DefaultModel, NeuronConfig, exposure
 from helexa.neuron.doctor_machine import CheckResult, look_at_kernels, look_at_links, look_at_machine
 from helexa.neuron.hardware.discovery import default_device
 from helexa.neuron.options import NodeOptions
+from helexa.neuron.sources.hub_http_client import WebError, origin
+from helexa.neuron.sources.hubs_and_sources import Hub, Sources, local_model, offline
 from helexa.neuron.sources.package_download import has_installer
 from helexa.neuron.sources.pypi import cached_package_model
 from helexa.neuron.sources.snapshot import Snapshots
-from helexa.neuron.sources.sources import Hub, Sources, local_model, offline
-from helexa.neuron.sources.web import WebError, origin
 
 _LITTLE_BYTES = 5 << 30
 _UNFINISHED = ".incomplete"

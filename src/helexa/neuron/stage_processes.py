@@ -24,7 +24,7 @@ from helexa.neuron.engine.ipc.messages import MemoryDenied, MemoryRequest, Stage
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
 from helexa.neuron.hardware.discovery import default_device
 from helexa.neuron.host_group import HANDSHAKE_SECONDS, MAX_HANDSHAKES, GroupSettings, Join, Joined, Rejected
-from helexa.neuron.processes import diagnostics
+from helexa.neuron.processes import stack_traces_and_exit_reasons
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def _end_after(process: subprocess.Popen[bytes], fd: int) -> None:
         process.wait(_ENDING_SECONDS)
         return
     log.error("stage process does not end and is killed pid=%d; its stack traces follow", process.pid)
-    for number in (diagnostics.PYTHON_SIGNAL, diagnostics.NATIVE_SIGNAL):
+    for number in (stack_traces_and_exit_reasons.PYTHON_SIGNAL, stack_traces_and_exit_reasons.NATIVE_SIGNAL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)  # stack traces of all ranks
         with suppress(subprocess.TimeoutExpired):

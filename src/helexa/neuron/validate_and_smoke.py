@@ -34,7 +34,7 @@ from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.hardware.discovery import default_device
 from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.lifecycle.served_model import ServedModel
-from helexa.neuron.sources.sources import Sources
+from helexa.neuron.sources.hubs_and_sources import Sources
 
 _TOKENS = 16
 _PROMPT = list(range(20, 60))  # ids that every vocabulary has

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from helexa.cli.commands.load import unload
-from helexa.cli.terminal import CommandError
-from helexa.cli.up_state import local_gateway, only_running, recorded, running_ups, state_folder
+from helexa.cli.commands.load_and_unload import unload
+from helexa.cli.terminal_output_and_errors import CommandError
+from helexa.cli.up_state_keys_and_logs import local_gateway, only_running, recorded, running_ups, state_folder
 
 NODE = {"name": "beast", "healthy": True, "models": [{"id": "org/a", "granted_mb": 2048}, {"id": "org/b"}]}
 NOT_FOUND = (404, {}, {"error": {"message": "model 'x' not found", "code": "model_not_found"}})
@@ -88,8 +88,8 @@ def test_console_finds_the_running_up(state, environ, gateway, helexa):
 
 
 def test_record_of_a_killed_up_is_not_taken_for_a_running_one(state):
-    code = "import signal; from helexa.cli.up_state import recorded"
-    code += "; from helexa.cli.up_state import state_folder"
+    code = "import signal; from helexa.cli.up_state_keys_and_logs import recorded"
+    code += "; from helexa.cli.up_state_keys_and_logs import state_folder"
     code += "; up = recorded(state_folder('up', '4003'), 'http://127.0.0.1:4003'); up.__enter__()"
     command = [sys.executable, "-c", f"{code}; print('up', flush=True); signal.pause()"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from helexa.cli import main, up_state
+from helexa.cli import main, up_state_keys_and_logs
 from helexa.cli.commands.logs import _Reader
-from helexa.cli.up_state import limit_size, log_files
+from helexa.cli.up_state_keys_and_logs import limit_size, log_files
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_missing_logs_are_explained(base, logs):
 
 
 def test_followed_log_continues_after_its_older_lines_moved(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(up_state, "MAX_BYTES", 5)
+    monkeypatch.setattr(up_state_keys_and_logs, "MAX_BYTES", 5)
     log = tmp_path / "neuron.log"
     with log.open("ab", buffering=0) as server:
         server.write(b"one\n")

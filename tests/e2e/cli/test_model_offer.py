@@ -6,7 +6,7 @@ import pytest
 
 from helexa.cli import local_model
 from helexa.cli.local_model import FreeMemory, offered_model
-from helexa.cli.terminal import CommandError
+from helexa.cli.terminal_output_and_errors import CommandError
 
 QWEN = "Qwen/Qwen3-1.7B-GGUF"
 COMMIT = "ab" * 20

@@ -21,11 +21,11 @@ from urllib.request import HTTPCookieProcessor, Request, build_opener
 
 import pytest
 
-from helexa.cli.commands import up
+from helexa.cli.commands import up_and_stop
 from helexa.cli.gateway_client import Gateway
 from helexa.cli.local_config import LocalConfig, LocalModel
-from helexa.cli.terminal import CommandError
-from helexa.cli.up_state import configured_key, generated_key, writing_to
+from helexa.cli.terminal_output_and_errors import CommandError
+from helexa.cli.up_state_keys_and_logs import configured_key, generated_key, writing_to
 from helexa.core.catalog import Catalog
 from helexa.core.node_reports import Activation
 from helexa.neuron.processes.file_locks_and_threads import is_used
@@ -246,7 +246,7 @@ def test_link_of_the_console_is_printed_only_on_a_terminal(monkeypatch, capsys, 
     url, config = "http://127.0.0.1:4000", LocalConfig((), "127.0.0.1", 4000, 1, 2, "secret-key")
     for is_terminal in (True, False):
         monkeypatch.setattr("sys.stdout.isatty", lambda answer=is_terminal: answer)
-        up.announce(config, "m", "secret-key", tmp_path)
+        up_and_stop.announce(config, "m", "secret-key", tmp_path)
         shown = capsys.readouterr().out
         assert bool(re.search(rf"console   {url}/#/link/[\w-]{{40}}\n", shown)) is is_terminal
         assert "console --url http://127.0.0.1:4000` prints a" in shown
@@ -498,10 +498,10 @@ def test_missed_poll_does_not_end_a_long_load(monkeypatch, tmp_path):
         now = next(seconds)
         return next(polls)
 
-    monkeypatch.setattr(up, "_activation", poll)
-    monkeypatch.setattr(up, "time", SimpleNamespace(monotonic=lambda: now))
-    with up.Stack({}, verbose=False) as stack, up.Progress(plain=True) as progress:
-        activation = up._until_loaded(stack, Gateway("http://127.0.0.1:9"), progress, tmp_path / "neuron.log")
+    monkeypatch.setattr(up_and_stop, "_activation", poll)
+    monkeypatch.setattr(up_and_stop, "time", SimpleNamespace(monotonic=lambda: now))
+    with up_and_stop.Stack({}, verbose=False) as stack, up_and_stop.Progress(plain=True) as progress:
+        activation = up_and_stop._until_loaded(stack, Gateway("http://127.0.0.1:9"), progress, tmp_path / "neuron.log")
     assert activation and activation.completed == ["a"]
 
 

@@ -21,7 +21,7 @@ from cortex import fake_node
 from cortex.fake_node import FakeNode
 from cortex.running_gateway import eventually, running_cortex
 from deployment.conftest import DEPLOY, adapted
-from helexa.cli.terminal import UNREACHABLE
+from helexa.cli.terminal_output_and_errors import UNREACHABLE
 from helexa.core.errors import HelexaError
 from helexa.neuron.join import JoinRequest, UnreachableError
 from ports import free_port

@@ -6,7 +6,7 @@ from helexa.core.errors import ConfigError
 from helexa.generation import environment
 from helexa.generation.private import EngineSettings
 from helexa.generation.target_choice import ModelLocation
-from helexa.neuron.sources.sources import _limit
+from helexa.neuron.sources.hubs_and_sources import _limit
 
 
 @pytest.mark.parametrize("name", ["HELEXA_NUM_PARALLEL", "CANDLE_NUM_PARALLEL"])

@@ -7,7 +7,7 @@ import pytest
 from helexa.core.errors import DoesNotFitError, model_not_found
 from helexa.core.model_names import ModelSource
 from helexa.generation.private import EngineSettings, PrivateEngines
-from helexa.neuron.engine_client.process import WarmStandby
+from helexa.neuron.engine_client.process_and_standby import WarmStandby
 from helexa.neuron.hardware.device_choice import DeviceChoice
 
 

@@ -47,10 +47,10 @@ os.waitpid(child, 0)
 @pytest.fixture
 def fake_engines(monkeypatch):
     """Start fake engine processes, which load no weights."""
-    monkeypatch.setattr("helexa.neuron.engine_client.process.COMMAND", ENGINE)
+    monkeypatch.setattr("helexa.neuron.engine_client.process_and_standby.COMMAND", ENGINE)
 
 
-PATCHED = f"import helexa.neuron.engine_client.process as child; child.COMMAND = {ENGINE!r}\n"
+PATCHED = f"import helexa.neuron.engine_client.process_and_standby as child; child.COMMAND = {ENGINE!r}\n"
 
 
 def started(model, action):

@@ -93,8 +93,8 @@ def test_server_of_a_node_imports_no_package_of_other_processes() -> None:
 
 
 def test_list_of_models_imports_no_gateway_and_no_commands_of_servers() -> None:
-    modules = imported("import helexa.cli.commands.models")
-    unused = {"helexa.cortex", "helexa.cli.commands.ps_and_status", "helexa.cli.commands.load", "starlette"}
+    modules = imported("import helexa.cli.commands.list_show_and_pull")
+    unused = {"helexa.cortex", "helexa.cli.commands.ps_and_status", "helexa.cli.commands.load_and_unload", "starlette"}
     assert modules & unused == set()
 
 

@@ -16,7 +16,7 @@ from yarl import URL
 from helexa.http.listener import Listener, bind
 from helexa.neuron.app import NodeConnection, create_app
 from helexa.neuron.config import read_config
-from helexa.neuron.engine_client.process import Child, WarmStandby
+from helexa.neuron.engine_client.process_and_standby import Child, WarmStandby
 from neuron.fake_models import ENGINE
 
 

@@ -20,8 +20,8 @@ from helexa.neuron.cache_folder import cache_root, default_cache
 from helexa.neuron.config import read_config
 from helexa.neuron.sources import pypi
 from helexa.neuron.sources.downloaded_models import downloaded_models
+from helexa.neuron.sources.hubs_and_sources import Sources
 from helexa.neuron.sources.repository_files import chosen_files
-from helexa.neuron.sources.sources import Sources
 from neuron.fake_hub import FakeHub
 from nightly import daily
 

@@ -20,7 +20,7 @@ from helexa.acp.conversation_and_events import (
     ToolResult,
     UserMessage,
 )
-from helexa.acp.store import PAGE_SIZE, Round, SavedChoices, SavedUsage, Store, StoreError, Title
+from helexa.acp.session_store import PAGE_SIZE, Round, SavedChoices, SavedUsage, Store, StoreError, Title
 
 MESSAGES = (
     UserMessage("u", (Text("hi"), Image("image/png", "aGk=")), hidden=True),

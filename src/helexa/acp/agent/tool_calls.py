@@ -26,7 +26,7 @@ from helexa.acp.host import ToolError
 from helexa.acp.providers.tool_call_repair import MalformedCall, repair
 from helexa.acp.tools.excerpt import ends, title
 from helexa.acp.tools.permission import Allowed, AskUser, Denied, PermissionRequest, rule
-from helexa.acp.tools.tool import Reads, Tool, ToolOutcome
+from helexa.acp.tools.tool_and_effects import Reads, Tool, ToolOutcome
 
 logger = logging.getLogger(__name__)
 

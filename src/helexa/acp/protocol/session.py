@@ -31,8 +31,8 @@ from helexa.acp.protocol.prompts_and_updates import Update, event_updates, repla
 from helexa.acp.protocol.session_options import config_options
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.requests_and_events import ProviderError
-from helexa.acp.store import Entry, Round, SavedChoices, SavedSession, SavedUsage, SessionLog, StoreError, Title
-from helexa.acp.tools.tool import ToolContext
+from helexa.acp.session_store import Entry, Round, SavedChoices, SavedSession, SavedUsage, SessionLog, StoreError, Title
+from helexa.acp.tools.tool_and_effects import ToolContext
 
 if TYPE_CHECKING:
     from helexa.acp.tools.toolbox import Toolbox

@@ -21,9 +21,9 @@ from helexa.acp.protocol.session import Session
 from helexa.acp.protocol.session_options import is_mode, is_thought_level
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.requests_and_events import ThoughtLevel
-from helexa.acp.store import SESSION_ID, Head, SavedSession, SessionEntry, SessionLog, Store, StoreError
+from helexa.acp.session_store import SESSION_ID, Head, SavedSession, SessionEntry, SessionLog, Store, StoreError
 from helexa.acp.tools.mcp import McpServer
-from helexa.acp.tools.tool import ToolContext
+from helexa.acp.tools.tool_and_effects import ToolContext
 
 logger = logging.getLogger(__name__)
 MAX_OPEN_SESSIONS = 100

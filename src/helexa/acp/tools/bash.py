@@ -7,7 +7,16 @@ from msgspec import Meta
 from helexa.acp.conversation_and_events import CardContent, Location, Terminal, Text, ToolKind
 from helexa.acp.host import ToolError
 from helexa.acp.tools.excerpt import ends, fenced, shown_whole, title
-from helexa.acp.tools.tool import Act, Arguments, BuiltIn, Progress, Runs, ToolContext, ToolOutcome, as_block
+from helexa.acp.tools.tool_and_effects import (
+    Act,
+    Arguments,
+    BuiltIn,
+    Progress,
+    Runs,
+    ToolContext,
+    ToolOutcome,
+    as_block,
+)
 from helexa.acp.tools.vetted_commands import vetted_command, vetted_environment
 
 _MAX_SECONDS = 600

@@ -11,7 +11,16 @@ from helexa.acp.conversation_and_events import CardContent, Diff, Image, Locatio
 from helexa.acp.host import HostError, ToolError
 from helexa.acp.tools.boundary_and_secrets import ResolvedPath
 from helexa.acp.tools.excerpt import clipped, fenced, shown_whole, title
-from helexa.acp.tools.tool import Act, Arguments, BuiltIn, Progress, ToolContext, ToolOutcome, Writes, as_block
+from helexa.acp.tools.tool_and_effects import (
+    Act,
+    Arguments,
+    BuiltIn,
+    Progress,
+    ToolContext,
+    ToolOutcome,
+    Writes,
+    as_block,
+)
 
 _MAX_DIFF_BYTES = 128_000  # per side of a diff
 _CONTEXT_LINES = 5

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from helexa.acp.conversation_and_events import CardContent, Image, Location, Text, ToolKind
 from helexa.acp.host import ToolError
 from helexa.acp.tools.excerpt import clipped, ends, fenced, shown_whole, title
-from helexa.acp.tools.tool import Act, Calls, Progress, ToolContext, ToolOutcome, as_block
+from helexa.acp.tools.tool_and_effects import Act, Calls, Progress, ToolContext, ToolOutcome, as_block
 
 if TYPE_CHECKING:
     import anyio

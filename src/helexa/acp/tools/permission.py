@@ -9,7 +9,7 @@ from helexa.acp.conversation_and_events import Card
 from helexa.acp.host import ToolError
 from helexa.acp.tools.boundary_and_secrets import ResolvedPath
 from helexa.acp.tools.excerpt import title
-from helexa.acp.tools.tool import Act, Calls, Fetches, Reads, Runs, Tool, ToolContext, Verdict, Writes
+from helexa.acp.tools.tool_and_effects import Act, Calls, Fetches, Reads, Runs, Tool, ToolContext, Verdict, Writes
 
 
 @dataclass(frozen=True, slots=True)

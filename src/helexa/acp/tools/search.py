@@ -17,7 +17,7 @@ from helexa.acp.conversation_and_events import Location, ToolKind
 from helexa.acp.host import ToolError
 from helexa.acp.tools.excerpt import printable, title
 from helexa.acp.tools.search_process import Search, SearchResults
-from helexa.acp.tools.tool import Arguments, BuiltIn, Progress, ToolContext, ToolOutcome, as_block
+from helexa.acp.tools.tool_and_effects import Arguments, BuiltIn, Progress, ToolContext, ToolOutcome, as_block
 
 _SECONDS = 30.0
 

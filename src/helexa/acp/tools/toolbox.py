@@ -13,7 +13,7 @@ from helexa.acp.tools.bash import Bash
 from helexa.acp.tools.files import EditFile, ReadFile, WriteFile
 from helexa.acp.tools.mcp import McpServer
 from helexa.acp.tools.search import Glob, Grep, ListDir
-from helexa.acp.tools.tool import Arguments, BuiltIn, Progress, Tool, ToolContext, ToolOutcome
+from helexa.acp.tools.tool_and_effects import Arguments, BuiltIn, Progress, Tool, ToolContext, ToolOutcome
 
 
 class _Task(Struct, forbid_unknown_fields=True):

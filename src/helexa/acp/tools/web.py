@@ -15,7 +15,7 @@ from yarl import URL
 from helexa.acp.conversation_and_events import CardContent, Text, ToolKind
 from helexa.acp.host import ToolError
 from helexa.acp.tools.excerpt import clipped, fenced, shown_whole, title
-from helexa.acp.tools.tool import Act, Arguments, BuiltIn, Fetches, Progress, ToolContext, ToolOutcome
+from helexa.acp.tools.tool_and_effects import Act, Arguments, BuiltIn, Fetches, Progress, ToolContext, ToolOutcome
 
 _SECONDS = 30
 _MAX_PAGE_BYTES = 2 << 20

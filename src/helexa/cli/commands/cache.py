@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 from cyclopts import Parameter
 
-from helexa.cli.commands.models import ago
+from helexa.cli.commands.list_show_and_pull import ago
 from helexa.cli.flags_and_completion import AsJson, ModelName
-from helexa.cli.terminal import MODEL_NOT_FOUND, CommandError, note, printable
-from helexa.cli.up_state import running_ups
+from helexa.cli.terminal_output_and_errors import MODEL_NOT_FOUND, CommandError, note, printable
+from helexa.cli.up_state_keys_and_logs import running_ups
 from helexa.core.display import file_size_text, text_table
 from helexa.core.model_names import bare_id, typed_source
 from helexa.neuron.cache_folder import SavedFiles, delete_saved, packed_weights, saved_prompts

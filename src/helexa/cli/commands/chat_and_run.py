@@ -18,7 +18,7 @@ from helexa.cli.flags_and_completion import (
     Verbose,
 )
 from helexa.cli.model_loading import load_model
-from helexa.cli.terminal import USAGE, CommandError, printable
+from helexa.cli.terminal_output_and_errors import USAGE, CommandError, printable
 from helexa.generation.options import AskOptions
 
 

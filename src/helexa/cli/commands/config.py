@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from pydantic import BaseModel, SecretStr
 
 from helexa.cli.flags_and_completion import AsJson, Switch
-from helexa.cli.terminal import USAGE, CommandError, note, printable
+from helexa.cli.terminal_output_and_errors import USAGE, CommandError, note, printable
 from helexa.core.command_line import VERSION_FLAGS
 from helexa.core.environment_variables import Keys
 from helexa.core.version import version_line

@@ -3,8 +3,8 @@
 import os
 
 from helexa.cli.gateway_client import Gateway
-from helexa.cli.terminal import CommandError, note
-from helexa.cli.up_state import key_of_local_gateway, local_gateway
+from helexa.cli.terminal_output_and_errors import CommandError, note
+from helexa.cli.up_state_keys_and_logs import key_of_local_gateway, local_gateway
 from helexa.cortex.access.sign_in_links import LIFETIME_SECS, sign_in_url
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, validators
 
 from helexa.cli.flags_and_completion import Switch
-from helexa.cli.terminal import printable
-from helexa.cli.up_state import LOGS, newest_folder
+from helexa.cli.terminal_output_and_errors import printable
+from helexa.cli.up_state_keys_and_logs import LOGS, newest_folder
 
 _POLL_SECONDS = 0.3
 

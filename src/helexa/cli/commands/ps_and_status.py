@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from helexa.cli.flags_and_completion import AsJson, GatewayUrl
-from helexa.cli.terminal import note, printable
-from helexa.cli.up_state import local_gateway
+from helexa.cli.terminal_output_and_errors import note, printable
+from helexa.cli.up_state_keys_and_logs import local_gateway
 from helexa.core.display import memory_text, text_table
 from helexa.core.node_reports import ModelInfo, ModelLoad, NodeReport
 

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from helexa.cli.commands.load import unload_one
+from helexa.cli.commands.load_and_unload import unload_one
 from helexa.cli.flags_and_completion import ModelName, Quiet
 from helexa.cli.local_model import downloaded_model
-from helexa.cli.terminal import USAGE, CommandError, note, printable
-from helexa.cli.up_state import RunningUp, running_ups
+from helexa.cli.terminal_output_and_errors import USAGE, CommandError, note, printable
+from helexa.cli.up_state_keys_and_logs import RunningUp, running_ups
 from helexa.core.display import file_size_text
 from helexa.neuron.sources.downloaded_models import DownloadedModel
 from helexa.neuron.sources.local_models import names_of

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from helexa.neuron.engine.deferred_modules import IMPORTED_BY_TORCH, defer
-from helexa.neuron.processes import diagnostics, heaps_and_shared_memory, heartbeat, parent_watch
+from helexa.neuron.processes import heaps_and_shared_memory, heartbeat, parent_watch, stack_traces_and_exit_reasons
 from helexa.neuron.processes.file_locks_and_threads import mark_used
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when an engine ends
     parent_watch.start()
     heartbeat.attach(arguments.heartbeat_fd)  # before kernels are loaded, because they receive its address
-    diagnostics.register()  # before kernels are loaded, because they write native stacks
+    stack_traces_and_exit_reasons.register()  # before kernels are loaded, because they write native stacks
     code = 0
     try:
         _run(socket.socket(fileno=arguments.fd), socket.socket(fileno=arguments.pixels_fd))
@@ -43,8 +43,8 @@ def _run(connection: socket.socket, pixel_socket: socket.socket) -> None:
     defer(IMPORTED_BY_TORCH)
     # Imports are slow, so a warm standby process imports before it receives `Load`. At the top of the file, they would
     # run with the garbage collector.
+    from helexa.neuron.engine.ipc.message_and_pixel_sockets import receive
     from helexa.neuron.engine.ipc.messages import Load
-    from helexa.neuron.engine.ipc.sockets import receive
     from helexa.neuron.engine.loading.backend_choice import import_torch_for_gpu
     from helexa.neuron.engine.loading.load import load_reporting
     from helexa.neuron.engine.loop import Engine

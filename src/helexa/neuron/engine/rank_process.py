@@ -27,7 +27,7 @@ from helexa.neuron.engine.ranks.messages import (
     ToRank,
 )
 from helexa.neuron.engine.ranks.rank import Rank
-from helexa.neuron.processes import diagnostics, heaps_and_shared_memory, parent_watch
+from helexa.neuron.processes import heaps_and_shared_memory, parent_watch, stack_traces_and_exit_reasons
 
 _log = logging.getLogger("helexa.neuron.engine")
 _PROGRESS_STEP = 8 << 20  # bytes between two progress messages
@@ -47,7 +47,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format=f"{prefix}%(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent_watch.start()
-    diagnostics.register()
+    stack_traces_and_exit_reasons.register()
     code = 0
     try:
         _run(socket.socket(fileno=arguments.fd), arguments.memory_fd)

@@ -46,7 +46,7 @@ from helexa.neuron.engine.stage_messages import (
     send_hidden,
 )
 from helexa.neuron.layers.stage import Stage
-from helexa.neuron.processes import diagnostics, heaps_and_shared_memory, parent_watch
+from helexa.neuron.processes import heaps_and_shared_memory, parent_watch, stack_traces_and_exit_reasons
 from helexa.neuron.tensors import Tensor
 
 _log = logging.getLogger("helexa.neuron.engine")
@@ -65,7 +65,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: stage: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent_watch.start()
-    diagnostics.register()
+    stack_traces_and_exit_reasons.register()
     code = 0
     try:
         member = socket.socket(fileno=arguments.setup_fd)

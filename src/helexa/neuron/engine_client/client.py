@@ -41,7 +41,7 @@ from helexa.neuron.engine.ipc.messages import (
     TokenOutput,
 )
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
-from helexa.neuron.engine_client.process import Child, Spawn
+from helexa.neuron.engine_client.process_and_standby import Child, Spawn
 from helexa.neuron.engine_client.token_stream import TokenStream
 from helexa.neuron.engine_client.watchdog import kill_when_hung
 from helexa.neuron.vision.image_tokens_and_errors import ImageRange

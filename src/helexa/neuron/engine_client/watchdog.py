@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from helexa.neuron.engine_client.process import Child
+from helexa.neuron.engine_client.process_and_standby import Child
 
 log = logging.getLogger(__name__)
 

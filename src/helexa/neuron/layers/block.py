@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.rope import Rope
 from helexa.neuron.ops.batch import Batch
-from helexa.neuron.ops.operators import NormOp
+from helexa.neuron.ops.linear_and_norm_operators import NormOp
 from helexa.neuron.tensors import Tensor
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from helexa.core.errors import ModelFileError, UnsupportedModelError
 from helexa.neuron import tensors
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.operators import QueryTemperature
+from helexa.neuron.ops.linear_and_norm_operators import QueryTemperature
 from helexa.neuron.tensors import Tensor
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from helexa.neuron import tensors
 from helexa.neuron.layers.vision_tower_loader import Blocks, TowerLoader, padded_width
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.operators import NormOp
+from helexa.neuron.ops.linear_and_norm_operators import NormOp
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.vision.image_tokens_and_errors import Grid
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from helexa.neuron import tensors
 from helexa.neuron.layers.loader import Loader, require_shape
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.operators import LinearOp, NormOp
+from helexa.neuron.ops.linear_and_norm_operators import LinearOp, NormOp
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 

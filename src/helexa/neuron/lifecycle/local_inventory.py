@@ -15,8 +15,8 @@ from helexa.core.node_reports import MAX_LOCAL_MODELS, LocalModel, LocalModels
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.lifecycle.inspection import Inspection, Inspector
 from helexa.neuron.processes.file_locks_and_threads import FileThreads
+from helexa.neuron.sources.hubs_and_sources import Sources, local_model
 from helexa.neuron.sources.local_models import FolderScan, FoundModel, cache_state, cached_models, folder_models
-from helexa.neuron.sources.sources import Sources, local_model
 
 log = logging.getLogger(__name__)
 

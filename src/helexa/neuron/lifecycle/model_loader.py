@@ -20,7 +20,7 @@ from helexa.neuron.engine.ipc.engine_options import EngineOptions, no_draft_mode
 from helexa.neuron.engine.ipc.messages import Progress
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
-from helexa.neuron.engine_client.process import Spawn, WarmStandby
+from helexa.neuron.engine_client.process_and_standby import Spawn, WarmStandby
 from helexa.neuron.lifecycle.load_preparation import (
     check_heads,
     engine_options,
@@ -32,8 +32,8 @@ from helexa.neuron.lifecycle.load_preparation import (
 from helexa.neuron.lifecycle.restart_and_sleep import HostedModel, RestartLimiter
 from helexa.neuron.options import NodeOptions
 from helexa.neuron.processes.file_locks_and_threads import FileThreads
-from helexa.neuron.sources.fetch import ProgressReport
-from helexa.neuron.sources.sources import Sources
+from helexa.neuron.sources.fetch_and_errors import ProgressReport
+from helexa.neuron.sources.hubs_and_sources import Sources
 
 if TYPE_CHECKING:  # modules that are imported while an engine loads, or by servers alone
     from helexa.neuron.config import NeuronConfig

@@ -10,7 +10,7 @@ from helexa.core.model_names import ModelSource
 from helexa.core.node_reports import Pull, PullRequest
 from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.sources.sources import Sources
+from helexa.neuron.sources.hubs_and_sources import Sources
 
 log = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ from helexa.core.errors import ApiError, HelexaError, model_not_found, service_u
 from helexa.core.load_options import LoadOptions
 from helexa.core.logs import quoted
 from helexa.core.model_names import bare_id
-from helexa.neuron.engine_client.process import Child, Spawn
+from helexa.neuron.engine_client.process_and_standby import Child, Spawn
 from helexa.neuron.lifecycle.load_preparation import check_tool_parser
 from helexa.neuron.lifecycle.model_loader import ModelLoader
 from helexa.neuron.lifecycle.restart_and_sleep import SAVE_SECONDS, HostedModel
 from helexa.neuron.options import NodeOptions
 from helexa.neuron.processes import heaps_and_shared_memory
-from helexa.neuron.sources.fetch import ProgressReport
-from helexa.neuron.sources.sources import Sources
+from helexa.neuron.sources.fetch_and_errors import ProgressReport
+from helexa.neuron.sources.hubs_and_sources import Sources
 
 if TYPE_CHECKING:  # modules that are imported while an engine loads, or by servers alone
     from helexa.core.node_reports import FailedLoad, ModelInfo

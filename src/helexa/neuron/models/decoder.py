@@ -14,7 +14,7 @@ from helexa.neuron.layers.parallel import Embedding
 from helexa.neuron.models.settings import NEUTRAL, Settings, TensorNames
 from helexa.neuron.ops.batch import AttentionShape, Batch
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.operators import LinearOp
+from helexa.neuron.ops.linear_and_norm_operators import LinearOp
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor
 

@@ -30,7 +30,7 @@ from helexa.neuron.models.llama import Llama
 from helexa.neuron.models.qwen import Qwen3Next, Qwen35, Qwen35Moe
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.operators import LinearOp, NormOp
+from helexa.neuron.ops.linear_and_norm_operators import LinearOp, NormOp
 from helexa.neuron.ops.rank_group_and_exchange import RowRange
 from helexa.neuron.tensors import Tensor
 

@@ -26,7 +26,7 @@ from helexa.neuron.layers.attention import Attention, QkNorms
 from helexa.neuron.layers.block import Block, GatedMlp, Mixer, SublayerBlock
 from helexa.neuron.layers.rope import Rope, rope_settings
 from helexa.neuron.models.decoder import Decoder
-from helexa.neuron.ops.operators import NormOp, QueryTemperature
+from helexa.neuron.ops.linear_and_norm_operators import NormOp, QueryTemperature
 from helexa.neuron.tensors import Tensor
 
 ATTENTION_BIAS = re.compile(r"model\.layers\.\d+\.self_attn\.[qkvo]_proj\.bias", re.ASCII)

@@ -16,7 +16,7 @@ from helexa.neuron.layers.block import Block, SquaredReluMlp, Step
 from helexa.neuron.layers.rope import Rope, no_rotation, query_temperature
 from helexa.neuron.models.llama import ATTENTION_BIAS, Llama
 from helexa.neuron.models.settings import TensorNames
-from helexa.neuron.ops.operators import NormOp, QueryTemperature
+from helexa.neuron.ops.linear_and_norm_operators import NormOp, QueryTemperature
 from helexa.neuron.tensors import Tensor
 
 _OUTPUT_BIAS = re.compile(r"model\.layers\.\d+\.self_attn\.o_proj\.bias", re.ASCII)

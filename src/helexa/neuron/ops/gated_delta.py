@@ -32,7 +32,7 @@ from typing import Protocol
 from helexa.neuron import tensors
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.convolution import convolve
-from helexa.neuron.ops.operators import NormOp
+from helexa.neuron.ops.linear_and_norm_operators import NormOp
 from helexa.neuron.ops.state_cache import MatrixCache, advance_spans
 from helexa.neuron.tensors import Device, Tensor
 

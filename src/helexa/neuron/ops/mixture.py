@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from helexa.neuron import tensors
-from helexa.neuron.ops.operators import LinearOp
+from helexa.neuron.ops.linear_and_norm_operators import LinearOp
 from helexa.neuron.ops.rank_group_and_exchange import Shares
 from helexa.neuron.tensors import Tensor
 

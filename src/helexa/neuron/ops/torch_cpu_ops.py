@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.operators import ConcatenatedLinear, FewPassRmsNorm, GatedLinear, LinearOp, NormOp, ProductBytes
+from helexa.neuron.ops.linear_and_norm_operators import (
+    ConcatenatedLinear,
+    FewPassRmsNorm,
+    GatedLinear,
+    LinearOp,
+    NormOp,
+    ProductBytes,
+)
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps, dequantizing_bytes
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helexa.neuron.processes.file_locks_and_threads import try_lock
-from helexa.neuron.sources.fetch import ContentError, Fetch, WebError, disk_error, disk_full_error
+from helexa.neuron.sources.fetch_and_errors import ContentError, Fetch, WebError, disk_error, disk_full_error
 from helexa.neuron.sources.repository_files import Listing, RemoteFile
 from helexa.neuron.sources.snapshot import Snapshots
 
 if TYPE_CHECKING:  # a cached model needs no HTTP client
-    from helexa.neuron.sources.web import Site, SiteResponse
+    from helexa.neuron.sources.hub_http_client import Site, SiteResponse
 
 _MAX_ATTEMPTS = 5
 _MAX_DELAY_SECONDS = 60

@@ -15,10 +15,10 @@ from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.processes.file_locks_and_threads import is_used, try_lock
+from helexa.neuron.sources.hubs_and_sources import configured_hub
 from helexa.neuron.sources.pypi import PINNED, cached_package_model
 from helexa.neuron.sources.repository_files import quant_tag
 from helexa.neuron.sources.snapshot import PARTIAL, Snapshots
-from helexa.neuron.sources.sources import configured_hub
 from helexa.neuron.weights.gguf.files import part_names
 
 _PARTIALS = f"blobs/*{PARTIAL}"

@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from helexa.core.errors import SourceError
-from helexa.neuron.sources.fetch import Fetch, disk_error, source_error
+from helexa.neuron.sources.fetch_and_errors import Fetch, disk_error, source_error
 
 _POLL_SECONDS = 0.2
 _TAIL_BYTES = 400

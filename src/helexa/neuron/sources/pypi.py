@@ -17,7 +17,7 @@ from typing import IO
 from helexa.core.errors import SourceError
 from helexa.core.logs import quoted
 from helexa.neuron.processes.file_locks_and_threads import try_lock
-from helexa.neuron.sources.fetch import Fetch, disk_full_error, source_error
+from helexa.neuron.sources.fetch_and_errors import Fetch, disk_full_error, source_error
 from helexa.neuron.sources.snapshot import temporary_path
 
 log = logging.getLogger(__name__)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from helexa.core.errors import SourceError
-from helexa.neuron.sources.fetch import WebError
+from helexa.neuron.sources.fetch_and_errors import WebError
 from helexa.neuron.text.text_settings import NAMED_TEMPLATES, POOLING_FILE
 from helexa.neuron.weights.gguf.files import is_companion, part_names
 from helexa.neuron.weights.quantization_formats import AUTO, NAMES, is_quant
 
 if TYPE_CHECKING:
-    from helexa.neuron.sources.web import Site
+    from helexa.neuron.sources.hub_http_client import Site
 
 _MAX_LISTING_BYTES = 64 << 20
 _HEX40 = re.compile(r"[0-9a-f]{40}")

@@ -12,13 +12,13 @@ from helexa.core.errors import ApiError
 from helexa.core.node_reports import ModelSpec
 from helexa.neuron.app import create_app
 from helexa.neuron.config import DefaultModel, read_config
-from helexa.neuron.engine_client.process import Child, WarmStandby
+from helexa.neuron.engine_client.process_and_standby import Child, WarmStandby
 from helexa.neuron.hardware.accelerators import Accelerators
 from helexa.neuron.lifecycle import load_preparation
 from helexa.neuron.lifecycle.activation import ATTEMPTS, Activation
 from helexa.neuron.lifecycle.load_preparation import CudaUnavailableError
 from helexa.neuron.lifecycle.registry import Registry
-from helexa.neuron.sources.sources import Sources
+from helexa.neuron.sources.hubs_and_sources import Sources
 from neuron.fake_hub import FakeHub, Fault
 from neuron.fake_models import ENGINE, make_model, release, starts, until
 from neuron.running_node import running

@@ -18,12 +18,12 @@ from helexa.core.node_reports import ModelSpec
 from helexa.neuron.builtin_models import BUILTIN_MODELS, Builtin
 from helexa.neuron.config import DefaultModel, NeuronConfig, read_config
 from helexa.neuron.engine.ipc.messages import SamplingParams, Timing
-from helexa.neuron.engine_client.process import Child
+from helexa.neuron.engine_client.process_and_standby import Child
 from helexa.neuron.lifecycle import model_loader
 from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry
 from helexa.neuron.lifecycle.served_model import ServedModel
-from helexa.neuron.sources.fetch import ProgressReport
-from helexa.neuron.sources.sources import Sources
+from helexa.neuron.sources.fetch_and_errors import ProgressReport
+from helexa.neuron.sources.hubs_and_sources import Sources
 from helexa.neuron.text.model_text import ModelText
 from neuron.fake_models import ENGINE, make_model, release, starts, until
 

@@ -16,7 +16,7 @@ import pytest
 from helexa.core.errors import DoesNotFitError, HelexaError, ModelFileError
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.engine.ipc.messages import HostGroup
-from helexa.neuron.engine_client.process import COMMAND, Child
+from helexa.neuron.engine_client.process_and_standby import COMMAND, Child
 from injection import inject
 from neuron.pipeline.conftest import GroupOf, hosts, running
 from neuron.ranks.test_engine import FRANCE, GREEDY, assert_all_end, outputs_of

@@ -14,9 +14,9 @@ import pytest
 from helexa.core.errors import ModelFileError
 from helexa.core.node_reports import ModelSpec
 from helexa.neuron.config import read_config
-from helexa.neuron.engine_client.process import Child
+from helexa.neuron.engine_client.process_and_standby import Child
 from helexa.neuron.lifecycle.registry import Registry
-from helexa.neuron.sources.sources import Sources
+from helexa.neuron.sources.hubs_and_sources import Sources
 from helexa.neuron.text.model_text import ModelText
 from neuron.fake_models import ENGINE, make_model
 

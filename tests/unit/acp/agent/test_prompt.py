@@ -9,7 +9,7 @@ import pytest
 from helexa.acp.agent.system_prompt_and_request import MAX_NOTE_BYTES, read_notes, system_prompt
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.host import LocalHost
-from helexa.acp.tools.tool import ToolContext
+from helexa.acp.tools.tool_and_effects import ToolContext
 
 
 def context(cwd: Path, **options) -> ToolContext:

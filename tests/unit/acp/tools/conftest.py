@@ -10,7 +10,7 @@ import pytest
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.conversation_and_events import CardContent
 from helexa.acp.host import LocalHost, ToolError
-from helexa.acp.tools.tool import ToolContext, ToolOutcome
+from helexa.acp.tools.tool_and_effects import ToolContext, ToolOutcome
 from helexa.acp.tools.toolbox import Toolbox, open_toolbox
 
 

@@ -13,7 +13,7 @@ import pytest
 from helexa.acp.conversation_and_events import Image
 from helexa.acp.tools import mcp
 from helexa.acp.tools.mcp import HttpServer, McpServer, StdioServer
-from helexa.acp.tools.tool import Calls
+from helexa.acp.tools.tool_and_effects import Calls
 from helexa.acp.tools.toolbox import open_toolbox
 
 _EXAMPLE = Path(__file__).with_name("mcp_example_server.py")

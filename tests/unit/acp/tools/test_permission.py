@@ -7,7 +7,7 @@ import pytest
 
 from helexa.acp.tools.boundary_and_secrets import ResolvedPath
 from helexa.acp.tools.permission import Allowed, AskUser, Denied, Scope, decide
-from helexa.acp.tools.tool import Act, Calls, Fetches, Reads, Runs, Writes
+from helexa.acp.tools.tool_and_effects import Act, Calls, Fetches, Reads, Runs, Writes
 
 
 @dataclass

@@ -14,7 +14,7 @@ from helexa.core.logs import request_id
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import Progress, SamplingParams, TokenOutput
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.engine_client.process import Child
+from helexa.neuron.engine_client.process_and_standby import Child
 from helexa.neuron.engine_client.token_stream import TokenStream
 from neuron.fake_models import ENGINE, until
 

@@ -13,8 +13,8 @@ import pytest
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.engine_client.process import Child
-from helexa.neuron.processes.diagnostics import exit_reason
+from helexa.neuron.engine_client.process_and_standby import Child
+from helexa.neuron.processes.stack_traces_and_exit_reasons import exit_reason
 from http_listener import eventually
 
 READS_A_TRUNCATED_FILE = """

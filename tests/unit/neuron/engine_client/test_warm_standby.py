@@ -12,7 +12,7 @@ import pytest
 
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.engine_client.process import Child, WarmStandby
+from helexa.neuron.engine_client.process_and_standby import Child, WarmStandby
 from http_listener import eventually
 from neuron.fake_models import ENGINE, make_model, starts
 

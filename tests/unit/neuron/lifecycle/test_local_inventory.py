@@ -17,8 +17,8 @@ from helexa.neuron.config import NeuronConfig, SourceConfig
 from helexa.neuron.lifecycle.inspection import describe, inspect, template_abilities
 from helexa.neuron.lifecycle.local_inventory import LocalInventory
 from helexa.neuron.lifecycle.pulls import MAX_RUNNING, Pulls
+from helexa.neuron.sources.hubs_and_sources import Sources
 from helexa.neuron.sources.local_models import MAX_DEPTH, FolderScan
-from helexa.neuron.sources.sources import Sources
 from helexa.neuron.text.text_settings import TemplateSources
 from neuron.fake_hub import FakeHub
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.linear_and_norm_operators import HeadNorms
 from helexa.neuron.ops.native.native_ops import NativeOps
-from helexa.neuron.ops.operators import HeadNorms
 from neuron.ops import paging, random_weights
 
 EPS = 1e-5

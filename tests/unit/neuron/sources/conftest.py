@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.sources.fetch_and_errors import Fetch
 from neuron.fake_hub import FakeHub
 from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
 

@@ -8,7 +8,7 @@ import pytest
 from helexa.core.errors import SourceError
 from helexa.core.model_names import ModelSource
 from helexa.neuron.config import read_config
-from helexa.neuron.sources.sources import Sources
+from helexa.neuron.sources.hubs_and_sources import Sources
 from neuron.fake_hub import FakeHub
 
 WEIGHTS = bytes(range(256)) * 12000  # 3 MB

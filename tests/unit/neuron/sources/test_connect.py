@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from helexa.neuron.sources import web
-from helexa.neuron.sources.web import Site, WebError
+from helexa.neuron.sources import hub_http_client
+from helexa.neuron.sources.hub_http_client import Site, WebError
 from neuron.fake_hub import FakeHub
 
 Address = tuple[str, int]
@@ -37,7 +37,7 @@ def resolve_to(monkeypatch: pytest.MonkeyPatch):
 
     def resolve_to(*places: Address) -> None:
         results = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in places]
-        monkeypatch.setattr(web.socket, "getaddrinfo", lambda *_, **__: list(results))
+        monkeypatch.setattr(hub_http_client.socket, "getaddrinfo", lambda *_, **__: list(results))
 
     return resolve_to
 
@@ -46,14 +46,14 @@ def test_unresponsive_address_does_not_delay_the_next(
     hub: FakeHub, unresponsive: Address, closed: Address, resolve_to, monkeypatch: pytest.MonkeyPatch
 ):
     # Waiting for the first address would exceed the test's timeout.
-    monkeypatch.setattr(web, "_CONNECT_SECONDS", 60.0)
+    monkeypatch.setattr(hub_http_client, "_CONNECT_SECONDS", 60.0)
     resolve_to(unresponsive, closed, unresponsive, ("127.0.0.1", int(hub.url.rpartition(":")[2])))
     with Site("http://hub.invalid", None, 3600.0).get("/api/models/org/tiny") as response:
         assert b"siblings" in response.text(1 << 20)
 
 
 def test_error_follows_soon_if_no_address_responds(unresponsive: Address, resolve_to, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(web, "_CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(hub_http_client, "_CONNECT_SECONDS", 0.3)
     resolve_to(unresponsive, unresponsive)
     with pytest.raises(WebError, match=r"cannot be reached: no response for 0\.3 s"):
         Site("http://hub.invalid", None, 3600.0).get("/")

@@ -11,7 +11,7 @@ import pytest
 
 from helexa.core.errors import ConfigError, SourceError
 from helexa.neuron.config import read_config
-from helexa.neuron.sources.sources import Sources
+from helexa.neuron.sources.hubs_and_sources import Sources
 from neuron.fake_hub import FakeHub, Fault
 from neuron.fake_models import until
 from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
@@ -43,7 +43,7 @@ async def test_waiting_process_resumes_the_download_of_a_killed_process(hub: Fak
 import asyncio
 from helexa.core.model_names import ModelSource
 from helexa.neuron.config import read_config
-from helexa.neuron.sources.sources import Sources
+from helexa.neuron.sources.hubs_and_sources import Sources
 sources = Sources(read_config(None, {node.environ!r}))
 asyncio.run(sources.resolve(ModelSource.parse({NAME!r}), quant=None, progress=lambda *report: None))
 """

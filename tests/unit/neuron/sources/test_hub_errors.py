@@ -2,7 +2,7 @@
 
 import pytest
 
-from helexa.neuron.sources import web
+from helexa.neuron.sources import hub_http_client
 from neuron.fake_hub import FakeHub, Fault
 from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
 
@@ -84,7 +84,7 @@ async def test_malformed_listing_is_rejected(hub: FakeHub, node: Node, body: byt
 
 
 async def test_slow_listing_is_aborted(hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(web, "_TEXT_SECONDS", 0.05)
+    monkeypatch.setattr(hub_http_client, "_TEXT_SECONDS", 0.05)
     hub.inject("list", Fault(pace=0.1))
     error = await node.fetch_error()
     assert error.kind == "repo_fetch_failed"

@@ -7,7 +7,7 @@ import pytest
 
 from helexa.core.errors import SourceError
 from helexa.neuron.sources import package_download
-from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.sources.fetch_and_errors import Fetch
 
 
 def failure(folder: Path, error_text: str) -> SourceError:

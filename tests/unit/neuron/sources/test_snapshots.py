@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helexa.neuron.sources import snapshot as snapshots
-from helexa.neuron.sources.web import Site, WebError
+from helexa.neuron.sources.hub_http_client import Site, WebError
 from neuron.fake_hub import FakeHub, Fault
 from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
 

@@ -6,7 +6,7 @@ import pytest
 
 from helexa.neuron.sources import download
 from helexa.neuron.sources.download import retry_delay
-from helexa.neuron.sources.web import WebError
+from helexa.neuron.sources.hub_http_client import WebError
 from neuron.fake_hub import FakeHub, Fault
 from neuron.sources.hub_node import FILE, WEIGHTS, Node
 

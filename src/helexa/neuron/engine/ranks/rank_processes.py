@@ -52,7 +52,7 @@ from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.rank_group_and_exchange import SharedMemory
 from helexa.neuron.processes import heartbeat
-from helexa.neuron.processes.diagnostics import exit_reason
+from helexa.neuron.processes.stack_traces_and_exit_reasons import exit_reason
 
 _log = logging.getLogger("helexa.neuron.engine")
 _ERRORS: Mapping[str, Callable[[str], Exception]] = {

@@ -16,7 +16,7 @@ from helexa.neuron.layers.vision_encoder import EncoderBlock, Frames, axial_tabl
 from helexa.neuron.layers.vision_tower_loader import Blocks, TowerLoader, padded_width
 from helexa.neuron.models.settings import Settings
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
-from helexa.neuron.ops.operators import LinearOp, NormOp
+from helexa.neuron.ops.linear_and_norm_operators import LinearOp, NormOp
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.vision.image_tokens_and_errors import ImageLayout
 

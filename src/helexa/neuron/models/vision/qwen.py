@@ -21,7 +21,7 @@ from helexa.neuron.layers.vision_encoder import (
     window_order,
 )
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
-from helexa.neuron.ops.operators import LinearOp
+from helexa.neuron.ops.linear_and_norm_operators import LinearOp
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.vision.image_tokens_and_errors import Grid, ImageLayout
 

@@ -9,7 +9,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron import tensors
 from helexa.neuron.layers.vision_encoder import EncoderBlock, FrameAttention, Frames, PlainMlp
 from helexa.neuron.models.vision.tower import ImageFeatures, VisionTower
-from helexa.neuron.ops.operators import LinearOp
+from helexa.neuron.ops.linear_and_norm_operators import LinearOp
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.vision.image_tokens_and_errors import ImageLayout
 

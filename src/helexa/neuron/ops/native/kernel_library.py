@@ -41,7 +41,7 @@ from helexa.neuron.ops.native.compilation import (
     sources,
 )
 from helexa.neuron.ops.rank_group_and_exchange import RankGroup
-from helexa.neuron.processes import diagnostics, heartbeat
+from helexa.neuron.processes import heartbeat, stack_traces_and_exit_reasons
 from helexa.neuron.tensors import DType, Tensor
 
 _log = logging.getLogger("helexa.neuron.ops")
@@ -126,7 +126,7 @@ class KernelLibrary:
         self._rank_progress.restype = ctypes.c_void_p
         library.dump_stacks_on.argtypes = (ctypes.c_int64,)
         library.dump_stacks_on.restype = None
-        diagnostics.use_native(library.dump_stacks_on)
+        stack_traces_and_exit_reasons.use_native(library.dump_stacks_on)
         self._use_amx = library.use_amx
         self._use_amx.argtypes = (ctypes.c_int64,)
         self._use_amx.restype = ctypes.c_int64

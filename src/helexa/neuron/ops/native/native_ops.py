@@ -21,6 +21,14 @@ from helexa.neuron.ops.constants import LANES, MAX_DIM, MIXED, SAMPLED_ARRAYS
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights
 from helexa.neuron.ops.gated_delta import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.linear_and_norm_operators import (
+    HeadLinearOp,
+    HeadNorms,
+    LinearOp,
+    NormOp,
+    ProductBytes,
+    QueryTemperature,
+)
 from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.native.attention import PagedAttention, attend_frames
 from helexa.neuron.ops.native.captured_graph import Graphs, Workspace
@@ -33,7 +41,6 @@ from helexa.neuron.ops.native.mixture import NativeHeadLinear, NativeMixture
 from helexa.neuron.ops.native.packed_weights import HugeMemory, PackedMatrix, pack, packed_bytes, quantize
 from helexa.neuron.ops.native.packed_weights_cache import PackedStore, fingerprint, loading_code_version
 from helexa.neuron.ops.native.sampling import log_probabilities, sample
-from helexa.neuron.ops.operators import HeadLinearOp, HeadNorms, LinearOp, NormOp, ProductBytes, QueryTemperature
 from helexa.neuron.ops.rank_group_and_exchange import Exchange, RowRange, Shares
 from helexa.neuron.ops.sampling import Masks, Sampling
 from helexa.neuron.ops.state_cache import ConvCache

@@ -17,7 +17,7 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights, ShortConvolution
 from helexa.neuron.ops.gated_delta import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights, wide
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.operators import (
+from helexa.neuron.ops.linear_and_norm_operators import (
     DenseLinear,
     GatedLinear,
     GroupNorm,

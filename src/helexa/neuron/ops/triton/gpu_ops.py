@@ -13,8 +13,7 @@ from helexa.neuron.ops.batch import AttentionKind, Batch
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights, ShortConvolution
 from helexa.neuron.ops.gated_delta import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.interface import Ops
-from helexa.neuron.ops.mixture import WITHOUT_GATE, Clamp, Expert, ExpertShares, MixtureOp, Routing
-from helexa.neuron.ops.operators import (
+from helexa.neuron.ops.linear_and_norm_operators import (
     ConcatenatedLinear,
     DenseLinear,
     GatedLinear,
@@ -25,6 +24,7 @@ from helexa.neuron.ops.operators import (
     NormOp,
     ProductBytes,
 )
+from helexa.neuron.ops.mixture import WITHOUT_GATE, Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.rank_group_and_exchange import Exchange, RowRange, Shares
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.sampling import Masks, Sampling, adjusted, log_probabilities, settings_of

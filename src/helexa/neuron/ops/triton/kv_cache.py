@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.operators import HeadNorms
+from helexa.neuron.ops.linear_and_norm_operators import HeadNorms
 from helexa.neuron.ops.triton.launch_and_graphs import launch
 
 _SCALES = 2 * PAGE_SIZE * 4

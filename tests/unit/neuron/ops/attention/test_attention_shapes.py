@@ -10,9 +10,9 @@ from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.step_input import StepBuffers
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity
 from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.linear_and_norm_operators import LinearOp
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.native_ops import NativeOps
-from helexa.neuron.ops.operators import LinearOp
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from neuron.ops import paging
 

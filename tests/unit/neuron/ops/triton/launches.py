@@ -9,8 +9,8 @@ from torch import Tensor
 from helexa.neuron.ops.batch import AttentionKind, Span
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.gated_delta import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.linear_and_norm_operators import HeadNorms
 from helexa.neuron.ops.mixture import BestGroups, Clamp, Routing
-from helexa.neuron.ops.operators import HeadNorms
 from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from helexa.neuron.ops.triton.mixture import GpuMixture, route
 from helexa.neuron.ops.triton.packed_weights import PackedMatrix

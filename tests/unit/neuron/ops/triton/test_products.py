@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.operators import LinearOp
+from helexa.neuron.ops.linear_and_norm_operators import LinearOp
 from helexa.neuron.ops.triton.gemm import multiply_tiles, tiles
 from helexa.neuron.ops.triton.gpu_ops import GpuOps
 from helexa.neuron.ops.triton.launch_and_graphs import GpuProperties

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from helexa.neuron.ops.batch import AttentionKind, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.operators import HeadNorms
+from helexa.neuron.ops.linear_and_norm_operators import HeadNorms
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.triton import kv_cache
 from helexa.neuron.ops.triton.gpu_ops import GpuOps

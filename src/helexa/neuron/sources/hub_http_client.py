@@ -24,7 +24,7 @@ from urllib.request import (
 )
 
 from helexa.core.version import __version__
-from helexa.neuron.sources.fetch import WebError
+from helexa.neuron.sources.fetch_and_errors import WebError
 
 _CONNECT_SECONDS = 3.0
 # The delay that RFC 8305 ("Happy Eyeballs") recommends before the next address is tried, too.

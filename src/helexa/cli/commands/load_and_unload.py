@@ -9,8 +9,8 @@ from cyclopts import Parameter
 
 from helexa.cli.flags_and_completion import GatewayUrl, ModelName, Quiet
 from helexa.cli.gateway_client import Gateway
-from helexa.cli.terminal import MODEL_NOT_FOUND, USAGE, CommandError, Progress, note, printable
-from helexa.cli.up_state import local_gateway
+from helexa.cli.terminal_output_and_errors import MODEL_NOT_FOUND, USAGE, CommandError, Progress, note, printable
+from helexa.cli.up_state_keys_and_logs import local_gateway
 from helexa.core.display import memory_text
 from helexa.core.model_names import bare_id, is_path, typed_source
 

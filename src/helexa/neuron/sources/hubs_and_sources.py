@@ -17,7 +17,7 @@ from helexa.neuron.cache_folder import cache_root, default_cache, expanded, hub_
 from helexa.neuron.options import MOST_DOWNLOADS, NodeOptions, SourceOptions
 from helexa.neuron.processes.file_locks_and_threads import FileThreads
 from helexa.neuron.sources.download import Downloads, retry_delay
-from helexa.neuron.sources.fetch import (
+from helexa.neuron.sources.fetch_and_errors import (
     ContentError,
     DiskError,
     Fetch,
@@ -33,7 +33,7 @@ from helexa.neuron.weights.quantization_formats import is_quant, share_left
 
 if TYPE_CHECKING:
     from helexa.neuron.config import NeuronConfig
-    from helexa.neuron.sources.web import Site
+    from helexa.neuron.sources.hub_http_client import Site
 
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,9 @@ class Hub:
 
     def site(self) -> "Site":
         """Return the hub's server, with the user's access token if there is one."""
-        from helexa.neuron.sources.web import Site  # cached models need no HTTP client, which is slow to import
+        from helexa.neuron.sources.hub_http_client import (
+            Site,  # cached models need no HTTP client, which is slow to import
+        )
 
         url = self.endpoint or os.environ.get("HF_ENDPOINT") or _HUB
         return Site(url, self._token(url), self.timeout)
@@ -152,7 +154,7 @@ class Hub:
                 fetch.wait(seconds)
 
     def _token(self, url: str) -> str | None:
-        from helexa.neuron.sources.web import origin
+        from helexa.neuron.sources.hub_http_client import origin
 
         token = os.environ.get(self.auth_env, "").strip() if self.auth_env else ""
         if token or origin(url) != _HUB:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from helexa.core.errors import HelexaError
 from helexa.neuron.engine_client.early_start import COMMAND, EngineProcess, take_early
-from helexa.neuron.processes import diagnostics
-from helexa.neuron.processes.diagnostics import exit_reason
+from helexa.neuron.processes import stack_traces_and_exit_reasons
+from helexa.neuron.processes.stack_traces_and_exit_reasons import exit_reason
 
 if TYPE_CHECKING:
     from helexa.neuron.vision.shared_pixels import SharedPixels
@@ -151,7 +151,7 @@ class Child:
 
         The method waits until the engine logs nothing for half a second, but at most 3 seconds per request.
         """
-        for number in (diagnostics.PYTHON_SIGNAL, diagnostics.NATIVE_SIGNAL):
+        for number in (stack_traces_and_exit_reasons.PYTHON_SIGNAL, stack_traces_and_exit_reasons.NATIVE_SIGNAL):
             self.signal(number)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STACKS_SECONDS):

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from helexa.cli.gateway_client import DEFAULT_URL, Gateway
-from helexa.cli.terminal import CONFIG, UNREACHABLE, USAGE, CommandError
+from helexa.cli.terminal_output_and_errors import CONFIG, UNREACHABLE, USAGE, CommandError
 from helexa.core.address import is_loopback
 from helexa.core.command_line import hide_argument
 from helexa.core.config import read_secret
