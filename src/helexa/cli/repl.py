@@ -91,7 +91,7 @@ class ChatCommands:
 
     def _image(self, name: str) -> None:
         if not name:
-            raise CommandError("name a file, as in /image photo.jpg")
+            raise CommandError("/image needs a file, as in /image photo.jpg")
         self._conversation.images.append(image_part(name))
         count = len(self._conversation.images)
         print(f"the next message has {count} image{'' if count == 1 else 's'}")
@@ -102,7 +102,7 @@ class ChatCommands:
             name, _, value = text.partition(" ")
             name = name.replace("-", "_")
             if name not in settings or not value:
-                raise CommandError(f"/set NAME VALUE, with a NAME among {', '.join(settings)}")
+                raise CommandError(f"/set needs NAME and VALUE; NAME is one of {', '.join(settings)}")
             settings[name] = _setting(name, value.strip())
             self._conversation.think = settings["think"]
             options: Any = {key: setting for key, setting in settings.items() if key != "think"}
@@ -147,7 +147,7 @@ class ChatCommands:
 
 def _path(name: str) -> Path:
     if not name:
-        raise CommandError("name a file, as in /save talk.json")
+        raise CommandError("/save needs a file, as in /save talk.json")
     try:
         return Path(name).expanduser()
     except RuntimeError:

@@ -112,7 +112,7 @@ def _item(line: bytes, index: int, ask: Ask, model: str, folder: Path, location:
 def _with_line_options(record: Mapping[str, Any], ask: Ask, folder: Path) -> Ask:
     images = record.get("images")
     if not isinstance(images, list | None) or not all(isinstance(image, str) for image in images or ()):
-        raise InvalidRequestError("'images' is a list of paths or URLs")
+        raise InvalidRequestError("'images' must be a list of paths or URLs")
     sampling: Any = {name: record[name] for name in _SAMPLING & record.keys()}
     return replace(
         ask,

@@ -347,7 +347,7 @@ def _ask(options: AskOptions) -> Ask:
             raise TypeError(f"there is no option '{name}'; {hint}")
     sampling = flat.pop("sampling", None) or Sampling()
     if not isinstance(sampling, Sampling):
-        raise InvalidRequestError(f"sampling is a Sampling, not {type(sampling).__name__}")
+        raise InvalidRequestError(f"sampling must be a Sampling, not {type(sampling).__name__}")
     system, schema, think = flat.pop("system", None), flat.pop("schema", None), flat.pop("think", None)
     images = flat.pop("images", None) or ()
     if isinstance(images, str | bytes) or not isinstance(images, Sequence):

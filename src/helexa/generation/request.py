@@ -53,7 +53,7 @@ def image_part(image: Image, folder: Path | None = None) -> dict[str, Any]:
     elif isinstance(image, str | Path):
         name, data = str(image), _contents((folder or Path()) / image)
     else:
-        raise InvalidRequestError(f"an image is a path, a URL or bytes, not {type(image).__name__}")
+        raise InvalidRequestError(f"an image must be a path, a URL or bytes, not {type(image).__name__}")
     if len(data) > _MAX_BYTES:
         raise InvalidRequestError(f"{name}: is larger than {_MAX_BYTES >> 20} MiB; send a smaller image")
     url = data_url(data)
@@ -118,7 +118,7 @@ class AnswerSchema:
             return cls(dict(schema))
         if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
             return cls(_closed(schema.model_json_schema()), schema)
-        raise InvalidRequestError(f"a schema is a JSON Schema or a pydantic model, not {schema!r:.100}")
+        raise InvalidRequestError(f"a schema must be a JSON Schema or a pydantic model, not {schema!r:.100}")
 
     @property
     def response_format(self) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def alternatives(logprobs: Any) -> int | None:
     if logprobs is None or isinstance(logprobs, bool):
         return 0 if logprobs else None
     if not isinstance(logprobs, int) or logprobs < 0:
-        raise InvalidRequestError(f"logprobs is True or a number of tokens, not {logprobs!r:.100}")
+        raise InvalidRequestError(f"logprobs must be True or a number of tokens, not {logprobs!r:.100}")
     return logprobs
 
 
@@ -274,7 +274,7 @@ def _messages(prompt: Any) -> list[dict[str, Any]]:
             raise InvalidRequestError("the prompt is empty; pass some text")
         return [{"role": "user", "content": prompt}]
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-        raise InvalidRequestError(f"a prompt is a string or a list of messages, not {type(prompt).__name__}")
+        raise InvalidRequestError(f"a prompt must be a string or a list of messages, not {type(prompt).__name__}")
     if not prompt:
         raise InvalidRequestError("the conversation has no messages; pass one or more")
     for position, message in enumerate(prompt):

@@ -23,7 +23,7 @@ def tool_definitions(tools: Sequence[Tool]) -> tuple[dict[str, Any], ...]:
         InvalidRequestError: an element is neither a function nor a mapping, or a parameter has no JSON Schema.
     """
     if isinstance(tools, Mapping) or not isinstance(tools, Sequence):
-        raise InvalidRequestError("tools is a list of functions or of tools in OpenAI's format")
+        raise InvalidRequestError("tools must be a list of functions or of tools in OpenAI's format")
     return tuple(dict(tool) if isinstance(tool, Mapping) else _definition(tool) for tool in tools)
 
 
@@ -37,7 +37,7 @@ def chosen_tool(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, An
 def _definition(function: Any) -> dict[str, Any]:
     name = getattr(function, "__name__", None)
     if not callable(function) or not isinstance(name, str):
-        raise InvalidRequestError(f"a tool is a function or a mapping, not {type(function).__name__}")
+        raise InvalidRequestError(f"a tool must be a function or a mapping, not {type(function).__name__}")
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
 

@@ -203,7 +203,7 @@ def test_image_is_sent_with_the_next_message(start_chat, gateway, tmp_path):
     picture.write_bytes(b"GIF89a")
     screen = start_chat()
     for line, reply in (
-        ("/image", "name a file, as in /image photo.jpg"),
+        ("/image", "/image needs a file, as in /image photo.jpg"),
         (f"/image {tmp_path}/missing.png", "missing.png: No such file"),
         (f"/image {picture}", "the next message has 1 image"),
         ("what is it?", "Hello there!"),

@@ -32,7 +32,7 @@ def test_link_is_made_with_the_key_of_the_variable(helexa, gateway):
 @pytest.mark.parametrize(
     ("links", "message"),
     [
-        (True, "helexa: set HELEXA_API_KEY to an admin's key of the cortex.toml of {url}\n"),
+        (True, "helexa: {url} needs an admin's key; set HELEXA_API_KEY to one of its cortex.toml\n"),
         (
             False,
             "helexa: {url} accepts no sign-in links: the console must be enabled, an admin's key must be in its "

@@ -55,7 +55,7 @@ def test_unload_of_an_unknown_model_lists_the_loaded_models(gateway):
     with pytest.raises(CommandError, match="'org/x' is not loaded; loaded models: org/a, org/b") as error:
         unload("org/x", url=gateway.url)
     assert error.value.exit_code == 4
-    with pytest.raises(CommandError, match="name the models to unload, or use --all") as error:
+    with pytest.raises(CommandError, match="no model is named; name the models to unload, or use --all") as error:
         unload(url=gateway.url)
     assert error.value.exit_code == 2
 

@@ -26,7 +26,7 @@ def test_private_chat_is_configured_stopped_saved_and_resumed(screen, tmp_path):
         ("/set top_k 5", "top_k 5"),
         ("/set top-k default", "max_tokens 24"),
         ("/set top_k many", "'many' is not a valid value for top_k"),
-        ("/set nonsense 1", "/set NAME VALUE, with a NAME among temperature, top_p"),
+        ("/set nonsense 1", "/set needs NAME and VALUE; NAME is one of temperature, top_p"),
         (f"/save {tmp_path / 'talk.json'}", "2 messages saved"),
         ("/set max_tokens 4000", "max_tokens 4000"),
     ]:

@@ -64,7 +64,7 @@ def test_images_belong_to_the_last_message(gateway):
         (["."], ": Is a directory"),
         ([__file__], "test_images.py: is not a PNG, JPEG, WebP or GIF file"),
         ([b""], "the image: is not a PNG"),
-        ([5], "an image is a path, a URL or bytes, not int"),
+        ([5], "an image must be a path, a URL or bytes, not int"),
         ("a.png", "images is a list of images"),
         (PNG, "images is a list of images"),
     ],
@@ -92,7 +92,7 @@ def test_prompt_file_names_images_relative_to_its_folder(gateway, picture, tmp_p
     assert sent == [[inline(PNG), TEXT], "What is it?"]
     errors = [json.loads(line).get("error") for line in results.read_text().splitlines()]
     assert "missing.png: No such file" in str(errors[2])
-    assert "'images' is a list of paths or URLs" in str(errors[3])
+    assert "'images' must be a list of paths or URLs" in str(errors[3])
     assert helexa.batch_file(prompts, results, **options).kept == 2
     picture.write_bytes(GIF)  # another image is another prompt
     with pytest.raises(helexa.InvalidRequestError):

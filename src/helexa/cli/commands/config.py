@@ -62,7 +62,9 @@ def show(
         print(json.dumps(_objects(rows), indent=2) if as_json else _text(rows, origin=origin))
         return
     if config is not None:
-        raise CommandError(f"name the server of {config}: helexa config show node|gateway -c {config}", USAGE)
+        raise CommandError(
+            f"{config}: a node's or a gateway's file? run helexa config show node|gateway -c {config}", USAGE
+        )
     files: dict[_Server, Path] = {
         name: file for name, paths in _FILES.items() if (file := next(filter(Path.is_file, paths), None))
     }

@@ -26,6 +26,6 @@ def console(*, url: str | None = None) -> None:
         )
     key = key_of_local_gateway(gateway.url) or os.environ.get("HELEXA_API_KEY")
     if not key:
-        raise CommandError(f"set HELEXA_API_KEY to an admin's key of the cortex.toml of {gateway.url}")
+        raise CommandError(f"{gateway.url} needs an admin's key; set HELEXA_API_KEY to one of its cortex.toml")
     print(sign_in_url(gateway.url, key), flush=True)
     note(f"the link works once, for {LIFETIME_SECS // 60} minutes, in a browser on this machine")

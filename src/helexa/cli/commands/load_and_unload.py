@@ -55,7 +55,7 @@ def unload(
         quiet: Print nothing.
     """
     if bool(models) == all_models:
-        raise CommandError("name the models to unload, or use --all", USAGE)
+        raise CommandError("no model is named; name the models to unload, or use --all", USAGE)
     gateway = local_gateway(url)
     for name in models or _loaded(gateway, node):
         unload_one(gateway, name, node)

@@ -105,7 +105,7 @@ async def create_embeddings(request: Request) -> Response:
                 lambda vector: encoded(shortened(vector, dimensions), encoding),
             )
     except ClientDisconnected:
-        raise ApiError(400, "client_disconnected", "the client went away") from None
+        raise ApiError(400, "client_disconnected", "the client disconnected during the request") from None
     return JsonResponse(embeddings(model.id, vectors, tokens))
 
 

@@ -180,7 +180,7 @@ class Transfer:
                 self._count(chunk)
         self._complete = size in (None, self._done)
         if not self._complete and (response.length is None or self._done == start):
-            raise WebError(response.where, f"hung up after {self._done} of {size} bytes")
+            raise WebError(response.where, f"closed the connection after {self._done} of {size} bytes")
 
     def _expected(self, response: "SiteResponse") -> int | None:
         """Return the length of the complete file, or None if it is unknown.

@@ -82,7 +82,7 @@ def receive(connection: socket.socket, kind: type[T]) -> T:
                 # Later messages in the same data are lost. The server therefore waits for the reply to this message
                 # before it sends more.
                 return message
-    raise BrokenPipeError("the server is gone")
+    raise BrokenPipeError("the server has closed the socket")
 
 
 class PixelReceiver:
