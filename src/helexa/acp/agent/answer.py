@@ -54,7 +54,7 @@ class AnswerCollector:
     """Collects the streamed events of one model response."""
 
     def __init__(self, emit: Emit, kinds: Mapping[str, ToolKind], used_ids: Iterable[str]) -> None:
-        """Prepare for a response of which nothing has arrived yet.
+        """Prepare for a response that has not begun.
 
         Args:
             emit: callback that receives the agent's events, for example text deltas for the editor.

@@ -67,7 +67,7 @@ class ChatCalls:
         return len(self._calls)
 
     def read(self, delta: Json) -> Iterator[CallDelta]:
-        """Yield the event for one delta of a tool call, if the delta contains anything."""
+        """Yield the event for one delta of a tool call, if the delta is not empty."""
         function = object_of(delta.get("function"))
         name, id = text_of(function.get("name")), text_of(delta.get("id"))
         arguments = function.get("arguments")

@@ -81,7 +81,7 @@ def _holders(cached: DownloadedModel, form: str | None) -> list[tuple[RunningUp,
     names = names_of(cached, form)
     found: list[tuple[RunningUp, str]] = []
     for up in running_ups():
-        with suppress(CommandError):  # it is starting or ending
+        with suppress(CommandError):  # the server is starting or ending
             loaded = dict.fromkeys(info.id for node in up.gateway().node_reports() for info in node.models)
             found += [(up, model) for model in loaded if model in names]
     return found

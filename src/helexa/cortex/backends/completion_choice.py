@@ -134,7 +134,7 @@ class ToolCalls:
         return len(self._calls)
 
     def read(self, deltas: Any, *, whole: bool = False) -> list[dict[str, Any]]:
-        """Convert the field `tool_calls` of a delta, without elements that say nothing.
+        """Convert the field `tool_calls` of a delta, without its empty elements.
 
         `whole` is True for the field of a whole message, in which each element is a call.
         """

@@ -52,7 +52,7 @@ class BackendKnowledge:
         return knowledge
 
     def add(self, url: str, model: str, lesson: Knowledge) -> None:
-        """Add what a request has learned to what other requests have learned meanwhile."""
+        """Add the facts that a request has learned to the facts that are known now."""
         known = self.of(url, model)
         facts: dict[str, Any] = {
             part.name: getattr(lesson, part.name) or getattr(known, part.name) for part in fields(Knowledge)

@@ -131,7 +131,7 @@ class Fleet:
         return node is not None and node.healthy
 
     def heard_at(self, name: str) -> float:
-        """Return when a node last sent anything (`time.monotonic`), or -infinity."""
+        """Return when a node last sent data (`time.monotonic`), or -infinity."""
         responses = [request.response for request in self._running.get(name, ())]
         received_at = [response.last_received_at for response in responses if response is not None]
         return max(self._heard_at.get(name, -inf), *received_at, -inf)

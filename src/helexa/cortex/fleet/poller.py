@@ -114,7 +114,7 @@ class Poller:
         if forced or time.monotonic() - self._local_at.get(name, -inf) >= REFRESH_SECS:
             self._local_at[name] = time.monotonic()
             found = await self._client.local_models(node.endpoint, self._fleet.bearer(name))
-            if self._fleet.has(node):  # otherwise it was removed during the request
+            if self._fleet.has(node):  # otherwise the node was removed during the request
                 self._fleet.found_local(name, found)
 
     async def poll(self, name: str) -> None:

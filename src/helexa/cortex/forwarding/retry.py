@@ -32,7 +32,7 @@ Outcome = Literal["unreached", "broken", "silent", "busy", "gone", "unfit", "dec
 
 
 class NoResponse(Exception):
-    """The node failed or was busy before the client got anything: a retry may follow."""
+    """The node failed or was busy before the client got a byte: a retry may follow."""
 
     def __init__(self, reason: str, outcome: Outcome, error_response: ApiError) -> None:
         super().__init__(reason)

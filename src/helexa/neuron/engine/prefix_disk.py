@@ -432,7 +432,7 @@ def _sizes(root: Path) -> list[tuple[float, int, Path]]:
 
 
 def namespace(model: Path, options: EngineOptions, runner: "Runner") -> str:
-    """Return a digest of everything except its tokens that changes a page."""
+    """Return a digest of all settings that change the contents of a page."""
     digest = hashlib.sha256(fingerprint(model).encode())
     tower = Path(options.mmproj) if options.mmproj else mmproj_beside(model)
     if options.images and tower is not None:

@@ -187,7 +187,7 @@ class PrefixStore:
             self._heard, self._silent = time.monotonic(), False
             if record.sequence_id is None:
                 self._probing = False
-            elif (sequence := self._held.get(record.sequence_id)) is None:  # it was canceled
+            elif (sequence := self._held.get(record.sequence_id)) is None:  # the sequence was canceled
                 continue
             elif not record.key:
                 self._read_prompts += record.pages > 0
@@ -327,7 +327,7 @@ class PrefixStore:
         while limit and self._unsaved and not self._full:
             key, _ = self._unsaved.popitem(last=False)
             contents = self._contents(key)
-            if contents is not None:  # otherwise it has left the cache
+            if contents is not None:  # otherwise the page has left the cache
                 self._copies.put((key, contents))
                 limit -= 1
 

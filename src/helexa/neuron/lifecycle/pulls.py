@@ -99,7 +99,7 @@ class Pulls:
             pull.status, pull.stage = "done", None
             log.info("downloaded model=%s", quoted(pull.model))
         finally:
-            if self._tasks.get(pull.model) is asyncio.current_task():  # otherwise it was canceled
+            if self._tasks.get(pull.model) is asyncio.current_task():  # otherwise the pull was canceled
                 del self._tasks[pull.model]
             self._ended()
 

@@ -156,7 +156,7 @@ class HostedModel:
         except BaseException:
             await _close_engine(loading)
             raise
-        if not engine.alive:  # it has ended while the texts were read
+        if not engine.alive:  # the engine has ended while the texts were read
             await engine.close()
             raise HelexaError("the model's engine ended after it had loaded the model; see the node's log")
         grammars = None if self._grammars is None else self._grammars()

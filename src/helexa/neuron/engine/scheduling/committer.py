@@ -184,7 +184,7 @@ class Committer:
         matcher = sequence.matcher
         assert matcher is not None
         self._queues.end(sequence)
-        # Not the fault of the request, so the operator must see it.
+        # The error is not the fault of the request, so the operator must see it.
         if not matcher.bad_grammar:
             _log.error("sequence failed sequence=%d error=%s", sequence.id, quoted(matcher.error))
         return sequence.failure(matcher.error, bad_grammar=matcher.bad_grammar)
