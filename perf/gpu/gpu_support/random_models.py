@@ -175,8 +175,8 @@ class DistinctModel(RandomModel):
     positions, recurrent states decay at medium rates, and few tokens have nearly equal logits.
 
     Args:
-        quant: quantization of the stored matrices (a name in `weights.quantization`), or empty. Experts of gpt-oss are
-            always MXFP4.
+        quant: quantization of the stored matrices (a name in `weights.quantization_formats`), or empty. Experts of
+            gpt-oss are always MXFP4.
     """
 
     def __init__(self, config: dict[str, Any], quant: str = "") -> None:

@@ -223,8 +223,8 @@ def test_rm_rejects_a_model_in_use(helexa, fetch):
 @contextmanager
 def loaded(path):
     """Lock a model's file in another process, as an engine does. Yield a function that ends the process."""
-    code = "import sys, pathlib; from helexa.neuron.processes import model_files"
-    code += "; model_files.mark_used(pathlib.Path(sys.argv[1])); print('marked', flush=True); sys.stdin.read()"
+    code = "import sys, pathlib; from helexa.neuron.processes import file_locks_and_threads as locks"
+    code += "; locks.mark_used(pathlib.Path(sys.argv[1])); print('marked', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
         engine.stdout.readline()

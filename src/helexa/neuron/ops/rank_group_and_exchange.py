@@ -1,7 +1,7 @@
 """Tensor parallelism: ranks that compute one model, their shares and exchanges.
 
 Shares are the outputs, heads or experts' columns that each rank (process) of a group computes. The native kernels
-exchange results through memory that the ranks of one host share, other kernels through `distributed`.
+exchange results through memory that the ranks of one host share, other kernels through `distributed_exchange`.
 """
 
 import mmap

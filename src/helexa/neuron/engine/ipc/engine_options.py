@@ -23,7 +23,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     # `auto` for the fastest kernels that work, `torch` for plain torch only, `triton` for the GPU kernels. On a CPU,
     # the GPU kernels run in Triton's interpreter, slowly.
     kernels: Kernels = "auto"
-    # format to which unquantized weights are quantized while they load, one of the names in `weights.quantization`;
+    # format to which unquantized weights are quantized while they load: a name in `weights.quantization_formats`, or
     # empty for no quantization
     quant: str = ""
     # CPU threads of each rank. 0 for one per physical core: of the rank's CPUs if the rank is bound to CPUs (see

@@ -1,4 +1,4 @@
-"""Messages between server and engine; `sockets` sends them over a Unix socket.
+"""Messages between server and engine, sent over a Unix socket.
 
 The messages contain only numbers, token ids and grammars. The struct types in this module are the whole protocol: an
 engine accepts no other request.
