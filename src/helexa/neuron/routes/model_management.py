@@ -26,9 +26,10 @@ from helexa.core.errors import (
     service_unavailable,
     shutting_down,
 )
+from helexa.core.load_options import ModelId
 from helexa.core.logs import quoted, tell
 from helexa.core.model_names import ModelSource, bare_id
-from helexa.core.node_reports import ModelId, ModelSpec, PullRequest, Record
+from helexa.core.node_reports import ModelSpec, PullRequest, Record
 from helexa.core.sse import KEEP_ALIVE, frame
 from helexa.core.wire.request import to_api_error
 from helexa.http.responses import JsonResponse
