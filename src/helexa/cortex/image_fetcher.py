@@ -27,7 +27,7 @@ from helexa.cortex.upstream.connection import (
     UpstreamError,
     UpstreamResponse,
 )
-from helexa.http.server_state import BodyBudget
+from helexa.http.service_and_body_budget import BodyBudget
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -13,7 +13,7 @@ from helexa.core.errors import ApiError, internal_error, shutting_down
 from helexa.http.content_coding import BodyDecoder
 from helexa.http.headers import Headers
 from helexa.http.request_parser import STATUS_LINES, Framing
-from helexa.http.server_state import OpenConnection
+from helexa.http.service_and_body_budget import OpenConnection
 
 
 class ClientDisconnected(Exception):

@@ -41,7 +41,7 @@ from helexa.neuron.routes import (
     tokens_and_embeddings,
 )
 from helexa.neuron.routes.health_and_model_list import HealthMonitor
-from helexa.neuron.routes.request_and_reply import HANDLERS
+from helexa.neuron.routes.requests_replies_and_errors import HANDLERS
 from helexa.neuron.routes.stored_responses import ResponseStore
 from helexa.neuron.sources.hubs_and_sources import Sources
 

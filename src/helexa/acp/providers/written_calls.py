@@ -184,7 +184,7 @@ def _tail(text: str, *tokens: str) -> int:
 
 
 def instructions(tools: Mapping[str, tuple[str, Mapping[str, Any]]]) -> str:
-    """Return the part of the system prompt that describes tools as text."""
+    """Return instructions for the system prompt of a model that writes calls as text."""
     lines = "\n".join(
         json.dumps({"type": "function", "function": {"name": name, "description": description, "parameters": schema}})
         for name, (description, schema) in tools.items()

@@ -129,7 +129,7 @@ def reject_proxy_response(fleet: Fleet, node_response: NodeResponse, record: Req
 
 
 def count_failure(fleet: Fleet, record: RequestRecord, *, silent: bool) -> None:
-    """Report a transport failure to the circuit breaker of node, model and client."""
+    """Report an attempt's transport failure to the breaker of node, model and client."""
     # A timeout (`silent`) of a node that still responds to polls is not reported, because perhaps only this request is
     # slow.
     if not (silent and fleet.is_alive(record.node)):

@@ -37,7 +37,13 @@ from helexa.neuron.events import (
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.inference import converse
 from helexa.neuron.routes.answer_formats import OpenAIProjector
-from helexa.neuron.routes.request_and_reply import RunResponse, counts_prompt, principal_of, read_json, reports_usage
+from helexa.neuron.routes.requests_replies_and_errors import (
+    RunResponse,
+    counts_prompt,
+    principal_of,
+    read_json,
+    reports_usage,
+)
 
 _THINKING_HEADER = "x-include-thinking"
 

@@ -34,7 +34,7 @@ from helexa.neuron.events import (
 from helexa.neuron.lifecycle.served_model import ServedModel
 from helexa.neuron.requests.inference import converse, sampling_params
 from helexa.neuron.requests.prompt import chat_prompt
-from helexa.neuron.routes.request_and_reply import RunResponse, principal_of, read_json
+from helexa.neuron.routes.requests_replies_and_errors import RunResponse, principal_of, read_json
 from helexa.neuron.routes.stored_responses import ItemPage, ResponseStore, StoredResponse, referred, resolved
 
 # Function that stores a response, given its id, body and output items.

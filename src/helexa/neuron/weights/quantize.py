@@ -23,7 +23,7 @@ _LARGE_CHUNK = 1 << 22  # weights per chunk on a GPU, where small operations are
 
 
 def quantize(weight: Tensor, quant_format: QuantFormat) -> GroupwiseTensor | None:
-    """Quantize a matrix to the format `quant_format`.
+    """In plain torch, quantize a matrix to the format `quant_format`.
 
     Args:
         weight: floating-point matrix [rows, K], maybe on the meta device. `quant_format.fits(K)` must be true.

@@ -15,7 +15,7 @@ from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant
-from helexa.neuron.engine.loading.loaded_model import LoadedModel
+from helexa.neuron.engine.loading.loaded_model_and_measured_memory import LoadedModel
 from helexa.neuron.ops.batch import Bucket
 from injection import hooks, inject
 from neuron.memory_requests import needs

@@ -20,7 +20,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from helexa.neuron.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine.ipc.messages import Generate, PrefixMiss
-from helexa.neuron.routes import request_and_reply
+from helexa.neuron.routes import requests_replies_and_errors
 from local_tokenizers import of_backend
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Say, answer, endless, failing
 from neuron.scripted_node import CHAT, TEXT, USAGE, Node, serve
@@ -229,7 +229,7 @@ async def test_answer_may_continue_the_last_message() -> None:
 
 
 async def test_idle_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_and_reply, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(requests_replies_and_errors, "KEEP_ALIVE_SECONDS", 0.01)
     speak = asyncio.Event()
 
     async def script(request: object, say: Any) -> None:
@@ -517,7 +517,7 @@ async def test_json_without_a_content_type_is_415() -> None:
 
 
 async def test_too_large_body_is_rejected_during_the_upload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helexa.neuron.routes.request_and_reply.MAX_BODY_BYTES", 1 << 20)
+    monkeypatch.setattr("helexa.neuron.routes.requests_replies_and_errors.MAX_BODY_BYTES", 1 << 20)
 
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(20):

@@ -21,8 +21,8 @@ from helexa.neuron.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from helexa.neuron.routes import request_and_reply
-from helexa.neuron.routes.request_and_reply import RunResponse
+from helexa.neuron.routes import requests_replies_and_errors
+from helexa.neuron.routes.requests_replies_and_errors import RunResponse
 from helexa.neuron.routes.responses import ResponseProjector
 from neuron import openai_strict
 from neuron.scripted_engine import AGENT_TEMPLATE, MODEL, TOKENIZER, answer, endless, failing
@@ -159,7 +159,7 @@ async def test_failure_ends_a_stream_or_is_an_error_response() -> None:
 
 
 async def test_idle_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_and_reply, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(requests_replies_and_errors, "KEEP_ALIVE_SECONDS", 0.01)
     async with (
         serve(endless("")) as node,
         node.http.post(f"{node.url}/v1/responses", json=ASK | {"stream": True}) as response,

@@ -30,7 +30,7 @@ from helexa.neuron.engine.ipc.messages import (
 from helexa.neuron.engine.loading.backend_choice import choose_backend, with_torch_if_required
 from helexa.neuron.engine.loading.build import Build, build_part
 from helexa.neuron.engine.loading.draft import DraftPart, open_draft
-from helexa.neuron.engine.loading.loaded_model import LoadedModel, measured_on_device
+from helexa.neuron.engine.loading.loaded_model_and_measured_memory import LoadedModel, measured_on_device
 from helexa.neuron.engine.loading.memory_division import divide_free_memory, least_grant
 from helexa.neuron.engine.loading.memory_request import usable_memory
 from helexa.neuron.engine.ranks.cpu_binding import threads_of_rank

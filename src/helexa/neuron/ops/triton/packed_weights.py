@@ -83,7 +83,7 @@ def pack(weight: GroupwiseTensor) -> PackedMatrix | None:
 
 
 def packed_bytes(weight: GroupwiseTensor) -> int | None:
-    """Return the bytes of the matrix that `pack` returns; None if it returns None.
+    """Return the bytes of a matrix in the Triton layout; None if `pack` returns None.
 
     The weight may be on torch's meta device. The result assumes 16-bit scales.
     """

@@ -13,7 +13,12 @@ from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import MemoryGrant
 from helexa.neuron.engine.loading import backend_choice
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.engine.loading.loaded_model import LoadedModel, largest, measured, measured_on_device
+from helexa.neuron.engine.loading.loaded_model_and_measured_memory import (
+    LoadedModel,
+    largest,
+    measured,
+    measured_on_device,
+)
 from helexa.neuron.engine.loading.memory_division import divide_free_memory
 from helexa.neuron.engine.loading.memory_request import least_free
 from helexa.neuron.engine.ranks.messages import Allocate, RankAllocated, RankMemory, ReportMemory, RunStep, digest_of
