@@ -235,7 +235,7 @@ class RemoteStages:
 
     @property
     def reads_caches(self) -> bool:
-        """False: the caches of other hosts stay there."""
+        """Return False: the engine never reads the KV caches of other hosts."""
         return False  # a network may be slower than a prefill
 
     def read_cache(self, kind: CacheKind, index: int) -> list[bytes]:

@@ -227,8 +227,8 @@ class Sampled:
     """The tokens that the device samples in one step, maybe still in computation.
 
     Args:
-        logits: [S, vocabulary], of any float dtype. They are kept for the second draw of rejected tokens.
-        last: int64 [N], the tokens that the previous step has sampled; None if no adjustment in `sampling` refers to
+        logits: [rows, vocabulary], of any float dtype. They are kept for the second draw of rejected tokens.
+        last: int64, the tokens that the previous step has sampled; None if no adjustment in `sampling` refers to
             them.
     """
 

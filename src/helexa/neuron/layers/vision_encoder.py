@@ -250,7 +250,7 @@ class PatchMerger:
         self._second = loader.linear(second, self.width, self._inputs)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Return embeddings, float32 [P / patches, width], of hidden states [P, hidden]."""
+        """Return embeddings, float32 [blocks, width], of hidden states [patches, hidden]."""
         blocks = hidden.view(-1, self._inputs) if self._norm_after else hidden
         normed = self._norm(blocks).view(-1, self._inputs)
         return self._second(self._ops.activate(self._first(normed), "gelu")).float()

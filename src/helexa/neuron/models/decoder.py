@@ -240,7 +240,7 @@ class Decoder:
         return self._head(hidden) if self.loader.stage.is_first else hidden
 
     def hidden(self, batch: Batch, caches: list[Any]) -> Tensor:
-        """Return the final hidden states of the rows in `batch.sample_rows`, [S + P, H].
+        """Return the final hidden states of `batch.sample_rows`, [S + P, hidden].
 
         The first S rows are used to sample tokens, the last P rows for embeddings or prompt scores. In a pipeline, each
         stage runs its own layers, and only stage 0 returns these hidden states.

@@ -249,7 +249,7 @@ class LayerInputs:
         self._norm = loader.norm(name, self._width, eps, factor=0.5**0.5)
 
     def __call__(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """Return the inputs of all layers, float32 [T, L * P], for `hidden` [T, H]."""
+        """Return the inputs of all layers, float32 [rows, layers * width]."""
         inputs = self._embedding(tokens, self._factor)
         projected = self._projection(hidden.to(self._ops.activation_dtype))
         normed = self._norm(projected.view(-1, self._width)).view(*inputs.shape)
@@ -269,11 +269,11 @@ class GatedInputs:
         self._norm = norm(f"{prefix}.post_per_layer_input_norm")
 
     def __call__(self, hidden: Tensor, inputs: Tensor) -> Tensor:
-        """Return the sublayer's output [T, H].
+        """Return the sublayer's output [rows, hidden].
 
         Args:
-            hidden: [T, H], the residual stream.
-            inputs: [T, L * P], the inputs of all layers.
+            hidden: [rows, hidden], the residual stream.
+            inputs: [rows, layers * width], the inputs of all layers.
         """
         gate = self._gate(hidden.to(self._ops.activation_dtype))
         gated = self._ops.gate_inputs(gate, inputs, self._first, Gemma4.act)

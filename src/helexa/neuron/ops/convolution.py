@@ -51,7 +51,7 @@ class ConvOp(Protocol):
         The states in `cache` change as `advance_spans` describes.
 
         Args:
-            x: [T, 3 * C], the gates b and c, and the values v.
+            x: [T, 3 * C], the gates b and c, and the values v, with C columns each.
             rows: indexes of the S rows whose outputs are returned; None for all rows.
 
         Returns:
@@ -82,7 +82,7 @@ class ShortConvolution:
         return (out if rows is None else out[rows]).to(x.dtype)
 
     def _advance(self, inputs: list[Tensor], state: ConvCache) -> Tensor:
-        """Return the convolution of B sequences of T tokens, float32 [B, T, C]."""
+        """Return the convolution of each sequence, float32 [sequences, tokens, columns]."""
         return convolve(inputs[0], self._weights.kernel, state.conv, self._weights.bias)
 
 

@@ -232,7 +232,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _by_head(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
-    """Return the five inputs as float32 [B * Hv, T, width], by value head.
+    """Return the five inputs by value head, float32 [sequences * Hv, tokens, width].
 
     Each head of q and k is scaled to length 1 and repeated for its value heads. q is also divided by sqrt(Dk).
     """
@@ -243,7 +243,7 @@ def _by_head(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[
 
 
 def by_chunk(x: Tensor) -> Tensor:
-    """Divide T tokens [N, T, width] into chunks [chunks, N, CHUNK, width]."""
+    """Divide tokens [N, tokens, width] into chunks [chunks, N, CHUNK, width]."""
     # Tokens of zeros do not change the state: they add nothing, and their decay exp(0) is 1.
     x = tensors.pad(x, (0, 0, 0, -x.shape[1] % CHUNK))
     return x.unflatten(1, (-1, CHUNK)).transpose(0, 1).contiguous()

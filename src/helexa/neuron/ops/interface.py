@@ -220,14 +220,15 @@ class Ops(DenseOps):
 
     @abstractmethod
     def sample(self, logits: Tensor, sampling: Sampling, last: Tensor | None = None) -> Tensor:
-        """Sample a token for each row of logits [S, V], which stay unchanged.
+        """Sample a token for each row of `logits`, which stay unchanged.
 
         Args:
-            last: int64 [N], the tokens that the previous step has sampled; None if no adjustment in `sampling` refers
-                to them.
+            logits: [rows, vocabulary], any float dtype.
+            last: int64, the tokens that the previous step has sampled; None if no adjustment in `sampling` refers to
+                them.
 
         Returns:
-            int64 [S], tokens on the device. A row whose largest logit is NaN or infinite gets `NON_FINITE` (-1).
+            int64 [rows], tokens on the device. A row whose largest logit is NaN or infinite gets `NON_FINITE` (-1).
         """
         # An implementation for a GPU does not wait for the device, because the engine reads the tokens later.
 
@@ -248,10 +249,10 @@ class Ops(DenseOps):
         Temperature does not apply. If the largest logit of a row is NaN or infinite, its log-probabilities are NaN.
 
         Args:
-            logits: [S, V], any float dtype.
+            logits: [S, vocabulary], S rows of any float dtype.
             tokens: int64 [S], the token of each row of `logits`. Negative tokens have any log-probability.
-            alternatives: number of likeliest tokens to return, at most V.
-            rows: int32 [R], the rows to compute; None for all rows.
+            alternatives: number of likeliest tokens to return, at most the vocabulary size.
+            rows: int32 [R], the R rows to compute; None for all rows.
 
         Returns:
             float32 [R], the log-probability of each row's token; int64 [R, `alternatives`], the likeliest tokens, the

@@ -56,7 +56,7 @@ class ConvCache:
 class MatrixCache(ConvCache):
     """The recurrent states of a layer with a convolution and matrices of heads.
 
-    In Triton kernels of Gated DeltaNet, `conv` is a ring buffer [slots, K, C].
+    In Triton kernels of Gated DeltaNet, `conv` is a ring buffer [slots, K, C] of K tokens.
     """
 
     # float32 [slots, heads, N, P], the state matrix of each head, for keys of width N and values of width P

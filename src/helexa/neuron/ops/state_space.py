@@ -133,7 +133,7 @@ class StateSpace:
         return (out.view(z.shape) * tensors.nn.functional.silu(z.float())).to(mixed.dtype)
 
     def _advance(self, inputs: list[Tensor], state: MatrixCache) -> Tensor:
-        """Return the result of each head before the gate, float32 [M, T, H, P].
+        """Return each head's result before the gate, float32 [M, T, heads, width].
 
         Args:
             inputs: three tensors [M, T, width] for T tokens of each of M sequences: inputs, keys and queries before the
@@ -193,7 +193,7 @@ def chunked(x: Tensor, b: Tensor, c: Tensor, g: Tensor, state: Tensor) -> Tensor
 
 
 def _by_head(x: Tensor, b: Tensor, c: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-    """Return the four inputs as [M * H, T, width], with its group's keys per head."""
+    """Return the four inputs, [sequences * heads, tokens, width], one row per head."""
     repeats = x.shape[2] // b.shape[2]
     b, c = (part.repeat_interleave(repeats, dim=2) for part in (b, c))
     return tuple(part.transpose(1, 2).flatten(0, 1) for part in (x, b, c, g[..., None]))

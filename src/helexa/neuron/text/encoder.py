@@ -36,11 +36,11 @@ class BackendEncoder:
         self._variants: dict[tuple[bool, bool], tokenizers.Tokenizer] = {}
 
     def ids(self, text: str, *, parse_special: bool, continues: bool) -> list[int]:
-        """See `Encoder.ids`."""
+        """Return the token ids of a text (see `Encoder.ids`)."""
         return _encoding(self._variant(parse_special, continues), text).ids
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """See `Encoder.spans`."""
+        """Return start and end of each token of a text (see `Encoder.spans`)."""
         return _encoding(self._backend, text).offsets
 
     def _variant(self, parse_special: bool, continues: bool) -> tokenizers.Tokenizer:

@@ -139,7 +139,7 @@ class _Matching:
 
 
 class _Free:
-    """The calls of a turn without results."""
+    """The tool calls of a turn to which no result is assigned yet."""
 
     def __init__(self, entries: Sequence[_Call]) -> None:
         self._all = deque(entries)

@@ -56,7 +56,7 @@ class TextSandbox:
         self._sandbox.end_idle()
 
     def ids(self, text: str, *, parse_special: bool, continues: bool) -> list[int]:
-        """See `Encoder.ids`.
+        """Return the token ids of a text from the sandbox process (see `Encoder.ids`).
 
         Raises:
             ModelFileError: the tokenizer fails or exceeds a limit, or the text is longer than `MAX_TEXT_BYTES`.
@@ -65,7 +65,7 @@ class TextSandbox:
         return self._tokens("ids", text, parse_special=parse_special, continues=continues).tolist()
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """See `Encoder.spans`, and `ids` for the errors."""
+        """Return start and end of each token of a text. Raises the errors of `ids`."""
         indices = self._tokens("spans", text)
         return list(zip(indices[::2], indices[1::2], strict=True))
 

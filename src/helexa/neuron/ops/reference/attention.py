@@ -161,7 +161,7 @@ def attend_chunk(queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKi
 
 
 def _scores(queries: Tensor, keys: Tensor, kind: AttentionKind) -> Tensor:
-    """Return the scores, float32 [B, N, L], of queries [B, N, D] and keys [B, L, D]."""
+    """Return the scores of queries and keys, float32 [batch, queries, keys]."""
     scores = torch.bmm(queries * kind.scale, keys.transpose(1, 2)).float()
     return scores if kind.cap is None else (scores / kind.cap).tanh_() * kind.cap
 
@@ -179,10 +179,10 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _pages(cache: Tensor, pages: Tensor, contiguous: int | None) -> tuple[Tensor, Tensor]:
-    """Return keys and values of B sequences, each [kv_heads * B, P * PAGE_SIZE, D].
+    """Return keys and values, each [kv_heads * sequences, positions, head_dim].
 
     Args:
-        pages: page numbers, [B, P], or [P] if B is 1.
+        pages: page numbers, [sequences, pages], or [pages] for one sequence.
         contiguous: as in `DecodeGroup`.
     """
     _, heads, _, dim = cache.shape
