@@ -91,7 +91,7 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
     from helexa.neuron.engine.loading.load import load_once
     from helexa.neuron.engine.scheduling.scheduler import Scheduler
     from helexa.neuron.engine.scheduling.sequence import Sequence
-    from helexa.neuron.ops.constants import PAGE_SIZE
+    from helexa.neuron.ops.kernel_header import PAGE_SIZE
     from helexa.neuron.text.model_text import ModelText
 
     path, options = local_path(model), EngineOptions(speculation=False)

@@ -28,7 +28,7 @@ TINY = {"tiny": (4, 2, 32)}
 def main() -> None:
     arguments = timing.arguments(__doc__)
     from helexa.neuron.ops.batch import AttentionKind
-    from helexa.neuron.ops.constants import PAGE_SIZE
+    from helexa.neuron.ops.kernel_header import PAGE_SIZE
     from helexa.neuron.ops.triton.gpu_ops import GpuOps
 
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)

@@ -284,7 +284,7 @@ class Engine:
         from helexa.neuron.engine.loading import load
         from helexa.neuron.engine.loop import Steps
         from helexa.neuron.engine.scheduling.scheduler import Scheduler
-        from helexa.neuron.ops.constants import PAGE_SIZE
+        from helexa.neuron.ops.kernel_header import PAGE_SIZE
 
         self.config = config
         if folder is None:

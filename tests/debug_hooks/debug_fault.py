@@ -35,7 +35,7 @@ from helexa.neuron import tensors
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.step_input import StepInput
 from helexa.neuron.ops.batch import Batch
-from helexa.neuron.ops.constants import PAGE_SIZE, RANK_STATE_BYTES
+from helexa.neuron.ops.kernel_header import PAGE_SIZE, RANK_STATE_BYTES
 from helexa.neuron.ops.native.kernel_library import native_kernels
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor

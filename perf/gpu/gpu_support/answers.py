@@ -24,7 +24,7 @@ from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.batch import Batch
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 
 LARGEST_STEP = 2048
 """Tokens per step; larger than all prompts, so prompts are chunked only if a `Scheduling` sets a smaller limit."""

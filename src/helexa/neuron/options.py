@@ -19,7 +19,7 @@ from helexa.neuron.engine.ipc.engine_options import (
     StepTiming,
     TensorParallelMode,
 )
-from helexa.neuron.ops.constants import MAX_RANKS, Kernels
+from helexa.neuron.ops.kernel_header import MAX_RANKS, Kernels
 
 MOST_DOWNLOADS = 64
 

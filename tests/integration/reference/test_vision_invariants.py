@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 from scheduler_runs import recorded_preemptions, scheduler_of
 
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.native.native_ops import NativeOps
 from nightly import daily
 from reference.vision_language import TEXTS, Prompt, VisionLanguageModel, generate, picture

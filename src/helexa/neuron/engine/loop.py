@@ -48,7 +48,7 @@ from helexa.neuron.engine.scheduling.step_controller import StepController
 from helexa.neuron.engine.step_input import Float32
 from helexa.neuron.engine.step_output import StepInFlight, StepOutput
 from helexa.neuron.engine.window_pages import WindowPages
-from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
+from helexa.neuron.ops.kernel_header import NON_FINITE, PAGE_SIZE
 from helexa.neuron.processes import heartbeat
 
 _log = logging.getLogger("helexa.neuron.engine")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from helexa.neuron import tensors
 from helexa.neuron.ops.batch import Batch, Bucket, Capacity, SpanTable
-from helexa.neuron.ops.constants import MAX_DRAFTS
+from helexa.neuron.ops.kernel_header import MAX_DRAFTS
 from helexa.neuron.ops.sampling import Sampling
 from helexa.neuron.tensors import Device, Tensor
 

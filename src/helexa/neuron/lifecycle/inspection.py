@@ -18,7 +18,7 @@ from helexa.core.errors import UNREADABLE_FILE, ModelFileError
 from helexa.neuron.hardware.cpus import physical_cores
 from helexa.neuron.models import check_model_type
 from helexa.neuron.models.settings import Settings
-from helexa.neuron.ops.constants import SAMPLED_ARRAYS
+from helexa.neuron.ops.kernel_header import SAMPLED_ARRAYS
 from helexa.neuron.processes import inside_sandbox
 from helexa.neuron.processes.sandbox import ProcessPool, Sandbox, SandboxError
 from helexa.neuron.text.model_text import ModelText

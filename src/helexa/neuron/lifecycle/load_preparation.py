@@ -13,7 +13,7 @@ from helexa.core.logs import quoted
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.hardware.accelerators import accelerators
 from helexa.neuron.hardware.cpus import usable_cpus
-from helexa.neuron.ops.constants import MAX_RANKS
+from helexa.neuron.ops.kernel_header import MAX_RANKS
 from helexa.neuron.options import TorchOptions
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.model_file import read_json, text_config

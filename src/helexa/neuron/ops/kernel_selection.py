@@ -7,8 +7,8 @@ from typing import Any
 
 from helexa.neuron import tensors
 from helexa.neuron.hardware.triton_toolchain import triton_cache, triton_missing
-from helexa.neuron.ops.constants import MIXED, Kernels
 from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.kernel_header import MIXED, Kernels
 from helexa.neuron.tensors import Device, DType
 
 

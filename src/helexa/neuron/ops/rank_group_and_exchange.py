@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import tensors
-from helexa.neuron.ops.constants import EXCHANGE_BYTES, MAX_RANKS, RANK_STATE_BYTES, RANK_TIME_OFFSET
+from helexa.neuron.ops.kernel_header import EXCHANGE_BYTES, MAX_RANKS, RANK_STATE_BYTES, RANK_TIME_OFFSET
 from helexa.neuron.processes.heaps_and_shared_memory import create_shared
 from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.model_file import Part

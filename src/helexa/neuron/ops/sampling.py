@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helexa.neuron import tensors
-from helexa.neuron.ops.constants import NON_FINITE
+from helexa.neuron.ops.kernel_header import NON_FINITE
 from helexa.neuron.tensors import Device, Tensor
 
 # Bit masks of allowed tokens by row index. A mask has one bit per token id, with the lowest bit of each byte first.

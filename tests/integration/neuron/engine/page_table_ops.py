@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.batch import AttentionKind, Batch
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.linear_and_norm_operators import HeadNorms
 from helexa.neuron.ops.reference.attention import Chunk, attend_chunk
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps

@@ -7,7 +7,7 @@ from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.step_output import RejectionMasks, StepOutput
 from helexa.neuron.ops.batch import Bucket
-from helexa.neuron.ops.constants import NON_FINITE
+from helexa.neuron.ops.kernel_header import NON_FINITE
 
 FATAL_LATE, FATAL, NOT_FINITE, STOP = 6, 7, 8, 9
 

@@ -39,7 +39,7 @@ from helexa.neuron.engine.step_output import StepInFlight
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.models import model_class
 from helexa.neuron.models.draft_heads import EagleHead, gives_layer_inputs
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.native.kernel_library import native_kernels
 from helexa.neuron.ops.native.native_ops import NativeOps
 from http_listener import eventually

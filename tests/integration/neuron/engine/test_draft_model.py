@@ -22,7 +22,7 @@ from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest, Sampli
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loading.memory_division import divide_free_memory
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.native.native_ops import NativeOps
 from nightly import cases, daily
 

@@ -30,7 +30,7 @@ from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.step_input import Float32
 from helexa.neuron.engine.step_output import RejectionMasks, StepOutput
 from helexa.neuron.ops.batch import Bucket
-from helexa.neuron.ops.constants import NON_FINITE
+from helexa.neuron.ops.kernel_header import NON_FINITE
 
 GREEDY = SamplingParams(temperature=0)
 OPTIONS = EngineOptions()

@@ -21,7 +21,7 @@ from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import StepBuffers, StepInput, buckets
 from helexa.neuron.ops.batch import Batch, Bucket, Capacity
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.kernel_selection import SelectedKernels
 from helexa.neuron.ops.triton.launch_and_graphs import CudaCapture
 from tiny_models import tiny_model

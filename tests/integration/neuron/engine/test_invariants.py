@@ -10,7 +10,7 @@ from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.ipc.messages import SamplingParams
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.plan import Plan
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from tiny_models import tiny_model
 
 VOCABULARY = 512

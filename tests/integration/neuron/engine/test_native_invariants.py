@@ -18,7 +18,7 @@ from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.native import kernel_library
 from helexa.neuron.ops.native.kernel_library import Unavailable
 from helexa.neuron.ops.native.native_ops import NativeOps

@@ -12,7 +12,7 @@ from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import Float32
 from helexa.neuron.engine.step_output import PooledVector
-from helexa.neuron.ops.constants import NON_FINITE
+from helexa.neuron.ops.kernel_header import NON_FINITE
 
 HOUR = 3600.0
 STEP, ROW, TOKEN = 0.1, 0.04, 0.004

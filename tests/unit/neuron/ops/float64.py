@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.batch import AttentionKind
-from helexa.neuron.ops.constants import MIXED
+from helexa.neuron.ops.kernel_header import MIXED
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 from neuron.ops import random_weights
 

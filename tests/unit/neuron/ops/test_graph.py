@@ -16,7 +16,7 @@ from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.step_input import StepBuffers
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity
-from helexa.neuron.ops.constants import CONSTANTS, PAGE_SIZE
+from helexa.neuron.ops.kernel_header import CONSTANTS, PAGE_SIZE
 from helexa.neuron.ops.native.kernel_library import INSTRUCTION_BYTES, KernelLibrary, native_kernels
 from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.processes import heartbeat

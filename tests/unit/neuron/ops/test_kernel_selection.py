@@ -10,7 +10,7 @@ import torch
 
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
 from helexa.neuron.engine.loading.backend_choice import kernels_for
-from helexa.neuron.ops.constants import MIXED
+from helexa.neuron.ops.kernel_header import MIXED
 from helexa.neuron.ops.kernel_selection import accelerator_dtype, select_kernels
 from helexa.neuron.ops.native import kernel_library
 from helexa.neuron.ops.native.kernel_library import KernelLibrary

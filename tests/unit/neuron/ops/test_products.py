@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.constants import MIXED
+from helexa.neuron.ops.kernel_header import MIXED
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor, Weight

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.linear_and_norm_operators import HeadNorms
 from helexa.neuron.ops.native.native_ops import NativeOps
 from neuron.ops import paging, random_weights

@@ -5,7 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from helexa.neuron.ops.constants import NON_FINITE
+from helexa.neuron.ops.kernel_header import NON_FINITE
 from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.ops.sampling import Adjustments, Sampling, uniforms
 from helexa.neuron.tensors import get_num_threads

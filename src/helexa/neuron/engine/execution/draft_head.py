@@ -24,7 +24,7 @@ from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import Float32, Int32
 from helexa.neuron.models.draft_heads import DraftHead
-from helexa.neuron.ops.constants import MAX_DRAFTS, NON_FINITE, PAGE_SIZE
+from helexa.neuron.ops.kernel_header import MAX_DRAFTS, NON_FINITE, PAGE_SIZE
 
 # Number of hidden states per sequence that are kept, so that the head can start to draft.
 TAIL = 32

@@ -21,7 +21,7 @@ from helexa.neuron.engine.scheduling.draft_length import DraftGate, DraftLimits,
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import Float32, Int32, StepInput, int32
-from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
+from helexa.neuron.ops.kernel_header import NON_FINITE, PAGE_SIZE
 from helexa.neuron.ops.sampling import Adjustments, Sampling
 
 Span = tuple[Sequence, ModelDrafter, tuple[int, ...]]  # the drafts so far of a sequence

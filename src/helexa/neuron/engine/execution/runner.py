@@ -29,8 +29,8 @@ from helexa.neuron.engine.step_output import (
 )
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.batch import Batch, Bucket, Capacity
-from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
 from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.kernel_header import MAX_DRAFTS, PAGE_SIZE
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.tensors import Tensor
 

@@ -12,7 +12,7 @@ from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import Float32, HiddenRows, Int32, StepInput, fitting, int32
 from helexa.neuron.engine.window_pages import WindowPages
 from helexa.neuron.ops.batch import Bucket
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.sampling import Adjustments, Sampling
 
 _MASK64 = (1 << 64) - 1

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from helexa.neuron.ops.constants import Kernels
+from helexa.neuron.ops.kernel_header import Kernels
 
 Activations = Literal["auto", "int16", "int8"]
 PrefixReuse = Literal["principal", "all", "off"]

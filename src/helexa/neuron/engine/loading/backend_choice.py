@@ -14,8 +14,8 @@ from helexa.core.logs import quoted
 from helexa.neuron import tensors
 from helexa.neuron.engine.execution.device_errors import DeviceError
 from helexa.neuron.engine.ipc.engine_options import EngineOptions
-from helexa.neuron.ops.constants import MIXED
 from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.kernel_header import MIXED
 from helexa.neuron.ops.kernel_selection import select_kernels
 from helexa.neuron.ops.native.compilation import why_unavailable
 from helexa.neuron.tensors import Device

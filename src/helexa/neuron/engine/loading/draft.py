@@ -22,7 +22,7 @@ from helexa.neuron.engine.scheduling.draft_length import MOST_DRAFT_ROWS, DraftL
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models.decoder import Decoder, KeptStates
 from helexa.neuron.models.draft_heads import MTP_HEADS, DraftHead, EagleHead, gives_layer_inputs
-from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
+from helexa.neuron.ops.kernel_header import MAX_DRAFTS, PAGE_SIZE
 from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.model_file import read_json

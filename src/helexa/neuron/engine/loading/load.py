@@ -40,7 +40,7 @@ from helexa.neuron.engine.remote_stages import RemoteStages, divide_layers
 from helexa.neuron.engine.stage_messages import StageGranted
 from helexa.neuron.layers.stage import Stage
 from helexa.neuron.models.decoder import Decoder
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 
 _log = logging.getLogger("helexa.neuron.engine")
 _PROGRESS_STEP = 8 << 20  # bytes between two progress messages

@@ -21,8 +21,8 @@ from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import StepInput
 from helexa.neuron.models.decoder import Decoder
-from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 
 _log = logging.getLogger("helexa.neuron.engine")
 # Needs more memory than greedy sampling, and a copy of the logits for penalties.

@@ -12,7 +12,7 @@ from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_input import Float32
 from helexa.neuron.engine.step_output import are_finite
-from helexa.neuron.ops.constants import NON_FINITE
+from helexa.neuron.ops.kernel_header import NON_FINITE
 
 _log = logging.getLogger("helexa.neuron.engine")
 

@@ -22,7 +22,7 @@ from helexa.neuron.engine.scheduling.prompt_images import PromptImages
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.step_controller import StepController, StepLimits
-from helexa.neuron.ops.constants import MAX_DRAFTS
+from helexa.neuron.ops.kernel_header import MAX_DRAFTS
 
 
 class Planner:

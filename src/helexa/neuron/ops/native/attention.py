@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from helexa.neuron import tensors
 from helexa.neuron.ops.batch import AttentionKind, Batch, Capacity, Span
-from helexa.neuron.ops.constants import MAX_QUERIES, PAGE_SIZE, SEGMENT_POSITIONS, SPLIT_ROWS
+from helexa.neuron.ops.kernel_header import MAX_QUERIES, PAGE_SIZE, SEGMENT_POSITIONS, SPLIT_ROWS
 from helexa.neuron.ops.native.launcher import NO_WINDOW, Launcher
 from helexa.neuron.processes.heaps_and_shared_memory import prefer_page_size
 from helexa.neuron.tensors import Tensor

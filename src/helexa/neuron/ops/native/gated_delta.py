@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from helexa.neuron import tensors
 from helexa.neuron.ops.batch import Batch
-from helexa.neuron.ops.constants import LANES, MAX_DIM
 from helexa.neuron.ops.gated_delta import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.kernel_header import LANES, MAX_DIM
 from helexa.neuron.ops.native.convolution_and_state_space import SpanList
 from helexa.neuron.ops.native.launcher import Launcher
 from helexa.neuron.ops.state_cache import MatrixCache

@@ -20,7 +20,7 @@ from helexa.core.errors import ConfigError
 from helexa.core.logs import quoted
 from helexa.neuron import tensors
 from helexa.neuron.cache_folder import cache_root
-from helexa.neuron.ops.constants import (
+from helexa.neuron.ops.kernel_header import (
     ARGUMENT_BYTES,
     BFLOAT16,
     CONSTANTS,

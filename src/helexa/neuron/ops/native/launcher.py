@@ -1,7 +1,16 @@
 """Launch of native kernels, and allocation of memory for their results."""
 
 from helexa.neuron import tensors
-from helexa.neuron.ops.constants import BLOCK_BYTES, EXCHANGE_BYTES, GELU, GELU_TANH, GROUP, RELU2, SILU, SPARE_BLOCKS
+from helexa.neuron.ops.kernel_header import (
+    BLOCK_BYTES,
+    EXCHANGE_BYTES,
+    GELU,
+    GELU_TANH,
+    GROUP,
+    RELU2,
+    SILU,
+    SPARE_BLOCKS,
+)
 from helexa.neuron.ops.native.captured_graph import Graphs, Workspace
 from helexa.neuron.ops.native.kernel_library import Argument
 from helexa.neuron.ops.rank_group_and_exchange import SINGLE, RankGroup, Shares

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from helexa.neuron import tensors
-from helexa.neuron.ops.constants import MAX_EXPERTS
+from helexa.neuron.ops.kernel_header import MAX_EXPERTS
 from helexa.neuron.ops.mixture import WITHOUT_GATE, BestGroups, Clamp, Expert, ExpertShares, Routing
 from helexa.neuron.ops.native.kernel_library import Argument
 from helexa.neuron.ops.native.launcher import GATES, Launcher

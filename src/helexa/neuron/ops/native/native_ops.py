@@ -17,10 +17,10 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron import tensors
 from helexa.neuron.cache_folder import PACKED_FOLDER, cache_root, model_name
 from helexa.neuron.ops.batch import AttentionKind, Batch
-from helexa.neuron.ops.constants import LANES, MAX_DIM, MIXED, SAMPLED_ARRAYS
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights
 from helexa.neuron.ops.gated_delta import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.kernel_header import LANES, MAX_DIM, MIXED, SAMPLED_ARRAYS
 from helexa.neuron.ops.linear_and_norm_operators import (
     HeadLinearOp,
     HeadNorms,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from helexa.neuron import tensors
-from helexa.neuron.ops.constants import GROUP, LANES, STRETCH_GROUPS
+from helexa.neuron.ops.kernel_header import GROUP, LANES, STRETCH_GROUPS
 from helexa.neuron.ops.native.kernel_library import Format, KernelLibrary, type_codes
 from helexa.neuron.processes.heaps_and_shared_memory import prefer_page_size
 from helexa.neuron.tensors import DType, Tensor

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from helexa.neuron.ops.batch import AttentionKind, Batch
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 
 
 @dataclass(frozen=True)

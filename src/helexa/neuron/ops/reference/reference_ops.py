@@ -13,10 +13,10 @@ from torch import Tensor
 
 from helexa.neuron.ops import sampling as draws
 from helexa.neuron.ops.batch import AttentionKind, Batch
-from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.convolution import ConvOp, ConvSizes, ConvWeights, ShortConvolution
 from helexa.neuron.ops.gated_delta import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights, wide
 from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.linear_and_norm_operators import (
     DenseLinear,
     GatedLinear,

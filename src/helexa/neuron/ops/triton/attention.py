@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from helexa.neuron.ops.batch import AttentionKind, Batch
-from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
+from helexa.neuron.ops.kernel_header import MAX_DRAFTS, PAGE_SIZE
 from helexa.neuron.ops.triton.attention_kernels import LEAST_SEGMENT, LOG2_E, attend_long, attend_short, merge_segments
 from helexa.neuron.ops.triton.kv_cache import Paged
 from helexa.neuron.ops.triton.launch_and_graphs import GpuProperties, launch

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.linear_and_norm_operators import HeadNorms
 from helexa.neuron.ops.triton.launch_and_graphs import launch
 

@@ -26,7 +26,7 @@ from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry, rejection_mask
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step_output import Sampled
-from helexa.neuron.ops.constants import MAX_DRAFTS
+from helexa.neuron.ops.kernel_header import MAX_DRAFTS
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from nightly import cases
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helexa.neuron.engine.step_output import Logprobs
-from helexa.neuron.ops.constants import NON_FINITE
+from helexa.neuron.ops.kernel_header import NON_FINITE
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 
 OPS = ReferenceOps(torch.device("cpu"), torch.float32)

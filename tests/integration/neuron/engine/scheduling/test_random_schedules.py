@@ -22,7 +22,7 @@ from helexa.neuron.engine.scheduling.prompt_images import ImageTraits
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.window_pages import WindowPages, window_pages_needed
-from helexa.neuron.ops.constants import MAX_DRAFTS
+from helexa.neuron.ops.kernel_header import MAX_DRAFTS
 from nightly import cases
 
 PAGE = 4

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.ops.batch import AttentionKind, Capacity
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.native_ops import NativeOps
 from neuron.ops import paging

@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 import torch
 
-from helexa.neuron.ops.constants import SEGMENT_POSITIONS
 from helexa.neuron.ops.interface import Ops
+from helexa.neuron.ops.kernel_header import SEGMENT_POSITIONS
 from helexa.neuron.ops.native.native_ops import NativeOps
 from helexa.neuron.ops.reference.reference_ops import ACTIVATIONS
 from helexa.neuron.ops.triton.gpu_ops import GpuOps

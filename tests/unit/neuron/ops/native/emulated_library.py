@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from helexa.neuron.ops.constants import ARGUMENT_BYTES
+from helexa.neuron.ops.kernel_header import ARGUMENT_BYTES
 from helexa.neuron.ops.native import compilation
 from helexa.neuron.ops.native.compilation import KERNELS, compile_library
 from helexa.neuron.ops.native.kernel_library import INSTRUCTION_BYTES, Argument, KernelLibrary, structure

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from helexa.neuron.ops.batch import AttentionKind
-from helexa.neuron.ops.constants import MIXED
+from helexa.neuron.ops.kernel_header import MIXED
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
 from helexa.neuron.ops.native.native_ops import NativeOps
 from neuron.ops import random_weights

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from helexa.neuron.ops import constants
-from helexa.neuron.ops.constants import CONSTANTS, STRUCTS, Field
+from helexa.neuron.ops import kernel_header
+from helexa.neuron.ops.kernel_header import CONSTANTS, STRUCTS, Field
 from helexa.neuron.ops.native import compilation
 from helexa.neuron.ops.native.attention import Split, Tile
 from helexa.neuron.ops.native.kernel_library import Argument, Instruction, KernelLibrary, structure
@@ -74,7 +74,7 @@ def test_attention_plan_tables_match_their_structs() -> None:
 )
 def test_unparsable_header_declarations_are_rejected(line: str) -> None:
     with pytest.raises(ValueError, match="cannot read"):
-        constants._parse(f"#define A 1\n{line}\n#define B 2\n")
+        kernel_header._parse(f"#define A 1\n{line}\n#define B 2\n")
 
 
 def test_missing_unknown_or_mistyped_arguments_are_rejected(library: KernelLibrary) -> None:

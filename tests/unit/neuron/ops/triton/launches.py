@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.batch import AttentionKind, Span
-from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.gated_delta import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.linear_and_norm_operators import HeadNorms
 from helexa.neuron.ops.mixture import BestGroups, Clamp, Routing
 from helexa.neuron.ops.triton.gpu_ops import GpuOps

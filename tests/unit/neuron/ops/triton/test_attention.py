@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.batch import AttentionKind, Batch, Bucket, Capacity
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.triton import attention
 from helexa.neuron.ops.triton.gpu_ops import GpuOps

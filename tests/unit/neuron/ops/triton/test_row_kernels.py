@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.batch import AttentionKind, Capacity
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.kernel_header import PAGE_SIZE
 from helexa.neuron.ops.linear_and_norm_operators import HeadNorms
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.triton import kv_cache

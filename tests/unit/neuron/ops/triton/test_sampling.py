@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from helexa.neuron.ops.constants import NON_FINITE
+from helexa.neuron.ops.kernel_header import NON_FINITE
 from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 from helexa.neuron.ops.triton import sampling as kernels
 from helexa.neuron.ops.triton.gpu_ops import GpuOps

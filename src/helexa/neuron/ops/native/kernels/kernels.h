@@ -1,4 +1,4 @@
-/* Constants, structs and kernel arguments shared by C and Python. `ops/constants.py` parses this file. The parser
+/* Constants, structs and kernel arguments shared by C and Python. `ops/kernel_header.py` parses this file. The parser
  * accepts only `#define`s of integers and structs of numbers and pointers. The kernel NAME takes a struct
  * NAME_arguments. Comments after pointers give the shapes of arrays. */
 #ifndef KERNELS_H

@@ -1,4 +1,4 @@
-"""Numbers that C kernels and Python code share, read from the header `kernels.h`.
+"""Constants and structs of the C kernels, read from the header `kernels.h`.
 
 The header may contain `#define`s of integers, structs of numbers and pointers, and the lines that `_IGNORED` matches.
 The parser raises an error for all other lines.
