@@ -21,7 +21,8 @@ from helexa.http.listener import Listener
 from helexa.http.process import collect_seldom, notify, on_reload_signal, on_stop_signals, raise_descriptor_limit
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine_client.process_and_standby import WarmStandby
-from helexa.neuron.hardware.discovery import broken_driver, default_device, overlooked
+from helexa.neuron.hardware.device_choice import default_device
+from helexa.neuron.hardware.discovery import broken_driver, overlooked
 from helexa.neuron.host_group import Membership
 from helexa.neuron.lifecycle.activation import Activation
 from helexa.neuron.lifecycle.load_preparation import max_tensor_parallel

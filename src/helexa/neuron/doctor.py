@@ -17,7 +17,7 @@ from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import DefaultModel, NeuronConfig, exposure
 from helexa.neuron.doctor_machine import CheckResult, look_at_kernels, look_at_links, look_at_machine
-from helexa.neuron.hardware.discovery import default_device
+from helexa.neuron.hardware.device_choice import default_device
 from helexa.neuron.options import NodeOptions
 from helexa.neuron.sources.hub_http_client import WebError, origin
 from helexa.neuron.sources.hubs_and_sources import Hub, Sources, local_model, offline

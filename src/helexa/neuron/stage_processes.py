@@ -22,7 +22,7 @@ from helexa.neuron.engine.ipc.host_channel import Channel, ChannelError, SecretE
 from helexa.neuron.engine.ipc.message_and_pixel_sockets import FrameDecoder, encode
 from helexa.neuron.engine.ipc.messages import MemoryDenied, MemoryRequest, StageSetup
 from helexa.neuron.engine_client.memory_grants import MemoryGrants
-from helexa.neuron.hardware.discovery import default_device
+from helexa.neuron.hardware.device_choice import default_device
 from helexa.neuron.host_group import HANDSHAKE_SECONDS, MAX_HANDSHAKES, GroupSettings, Join, Joined, Rejected
 from helexa.neuron.processes import stack_traces_and_exit_reasons
 

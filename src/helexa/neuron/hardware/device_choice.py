@@ -1,4 +1,4 @@
-"""Choose a model's device by its size and the devices' free memory."""
+"""Choose a device for a model by size and free memory, or a node's default device."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -83,3 +83,20 @@ def device_for(model_bytes: int) -> DeviceChoice:
 def _free(device: "Device", free_bytes: Mapping[int, int]) -> int:
     """Return a device's free bytes, or the host's if it reports no memory."""
     return free_bytes.get(device.index, 0) if device.vram_total_mb else host_memory()[0]
+
+
+def default_device() -> str:
+    """Return torch's name of the default device: the largest CUDA device or `cpu`.
+
+    The result is `cpu`, too, if torch is not installed or is a CPU build. If NVIDIA's driver is installed but does not
+    work, the result is `cuda:0`.
+    """
+    from helexa.neuron.hardware.discovery import discover, has_gpu_torch  # a private engine starts without it
+
+    facts = discover()
+    if not has_gpu_torch():
+        return "cpu"
+    if facts.devices:
+        return f"cuda:{max(facts.devices, key=lambda device: device.vram_total_mb).index}"
+    # A load on `cuda:0` fails and reports the driver's problem. A load on the CPU would succeed and be slow.
+    return "cuda:0" if facts.cuda_unavailable_reason else "cpu"

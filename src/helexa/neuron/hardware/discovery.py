@@ -82,21 +82,6 @@ def discover() -> Discovery:
     )
 
 
-def default_device() -> str:
-    """Return torch's name of the default device: the largest CUDA device or `cpu`.
-
-    The result is `cpu`, too, if torch is not installed or is a CPU build. If NVIDIA's driver is installed but does not
-    work, the result is `cuda:0`.
-    """
-    facts = discover()
-    if not has_gpu_torch():
-        return "cpu"
-    if facts.devices:
-        return f"cuda:{max(facts.devices, key=lambda device: device.vram_total_mb).index}"
-    # A load on `cuda:0` fails and reports the driver's problem. A load on the CPU would succeed and be slow.
-    return "cuda:0" if facts.cuda_unavailable_reason else "cpu"
-
-
 def broken_driver() -> str | None:
     """Return an error if NVIDIA's installed driver does not work, else None."""
     reason = discover().cuda_unavailable_reason

@@ -152,7 +152,7 @@ def test_broken_driver_is_ignored_if_all_devices_are_hidden(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=18))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert accelerators.accelerators() == accelerators.Accelerators()
-    assert discovery.default_device() == "cpu"
+    assert device_choice.default_device() == "cpu"
 
 
 def test_lost_device_does_not_hide_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_broken_driver_does_not_select_the_cpu(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(discovery, "torch_version", lambda: torch)
-    assert discovery.default_device() == device
+    assert device_choice.default_device() == device
 
 
 def test_updated_driver_is_reported_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
