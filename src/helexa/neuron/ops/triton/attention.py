@@ -36,10 +36,10 @@ class Tile:
 
 
 def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, gpu: GpuProperties) -> Tensor:
-    """Return causal attention [rows, heads, head_dim] of queries over the KV pages.
+    """By Triton kernels, return causal attention over the KV pages.
 
-    The heads of each row of `queries` must be contiguous in memory. Apart from the choice of the kernel, the result of
-    a row does not depend on other sequences in the batch.
+    Queries and result are [rows, heads, head_dim]. The heads of each row of `queries` must be contiguous in memory.
+    Apart from the choice of the kernel, the result of a row does not depend on other sequences in the batch.
     """
     rows, heads, dim = queries.shape
     paged = Paged.from_cache(cache)
