@@ -9,7 +9,7 @@
 #if AMX
 #define PAIR 2       /* tiles that share the loads of activations */
 #define SUM_TILES 4  /* sums [AMX_ROWS, LANES] of a tile that are computed at once; they stay in the L1 cache */
-#define MOST_SINGLE_ROWS 4 /* maximum rows whose upper bytes are multiplied one row after another */
+#define MOST_SINGLE_ROWS 8 /* maximum rows whose upper bytes are multiplied one row after another */
 #define GROUP_CODES (QUADS * 4 * LANES)
 
 /* Some groups of a pair of tiles: codes as signed bytes, and scales and minimums of each half as float32. */
@@ -63,16 +63,19 @@ INLINE void add_upper(const uint8_t *x, const expanded *weights, int64_t i, int6
     const uint8_t *upper = x + GROUP * rows + i % halves * (GROUP / 2);
     if (__builtin_popcount(chosen) > MOST_SINGLE_ROWS) {
         _tile_loadd(7, upper, GROUP);
-        for (int t = 0; t < PAIR; t++) {
-            _tile_zero(2);
-            _tile_loadd(4, codes[t], 4 * LANES);
-            _tile_dpbssd(2, 7, 4);
-            _tile_stored(2, to->upper[t], 4 * LANES);
+        _tile_loadd(4, codes[0], 4 * LANES);
+        _tile_loadd(5, codes[1], 4 * LANES);
+        _tile_zero(2);
+        _tile_dpbssd(2, 7, 4);
+        _tile_zero(3);
+        _tile_dpbssd(3, 7, 5);
+        _tile_stored(2, to->upper[0], 4 * LANES);
+        _tile_stored(3, to->upper[1], 4 * LANES);
+        for (int t = 0; t < PAIR; t++)
             for (int64_t r = 0; r < rows; r++) {
                 __m512i more = _mm512_slli_epi32(_mm512_load_si512(to->upper[t][r]), 8);
                 _mm512_store_si512(to->all[t][i][r], _mm512_add_epi32(_mm512_load_si512(to->all[t][i][r]), more));
             }
-        }
         return;
     }
     const __m512i sign = _mm512_set1_epi8(-128);
@@ -105,25 +108,40 @@ INLINE void multiply_codes(const uint8_t *panel, const expanded *weights, int64_
     const __mmask16 each_row = (__mmask16)((1 << rows) - 1);
     const __m512i of_half = _mm512_set1_epi32((1 << QUADS / halves) - 1);
     uint32_t chosen[SUM_TILES], any = 0; /* rows with upper bytes */
+    const int64_t units = count * halves;
     __asm__ volatile("" : : : "memory"); /* GCC does not know that the loads of registers read the expanded codes */
-#pragma GCC unroll 1
-    for (int64_t i = 0; i < count * halves; i++) {
-        const int64_t g = i / halves, offset = i % halves * (GROUP_CODES / 2);
-        const uint8_t *x = panel + g * BLOCK_BYTES * rows;
-        _tile_loadd(6, x + i % halves * (GROUP / 2), GROUP);
-        _tile_loadd(4, weights->codes[0][g] + offset, 4 * LANES);
-        _tile_loadd(5, weights->codes[1][g] + offset, 4 * LANES);
-        _tile_zero(0);
-        _tile_dpbssd(0, 6, 4);
-        _tile_zero(1);
-        _tile_dpbssd(1, 6, 5);
-        _tile_stored(0, to->all[0][i], 4 * LANES);
-        _tile_stored(1, to->all[1][i], 4 * LANES);
-        __m512i upper = _mm512_maskz_loadu_epi32(each_row, arrays_of(x, rows).upper);
-        if (i % halves) upper = _mm512_srli_epi32(upper, QUADS / 2);
-        any |= chosen[i] = _mm512_test_epi32_mask(upper, of_half);
+/* A store of a register stops the processor until its sums are computed. Therefore the sums of the group or half before
+ * are stored. */
+#define MULTIPLY(I, FIRST, SECOND, BEFORE_FIRST, BEFORE_SECOND) \
+    if (I < units) { \
+        const int64_t g = (I) / halves, offset = (I) % halves * (GROUP_CODES / 2); \
+        const uint8_t *x = panel + g * BLOCK_BYTES * rows; \
+        _tile_loadd(6, x + (I) % halves * (GROUP / 2), GROUP); \
+        _tile_loadd(4, weights->codes[0][g] + offset, 4 * LANES); \
+        _tile_loadd(5, weights->codes[1][g] + offset, 4 * LANES); \
+        _tile_zero(FIRST); \
+        _tile_dpbssd(FIRST, 6, 4); \
+        if (I) _tile_stored(BEFORE_FIRST, to->all[0][I - 1], 4 * LANES); \
+        _tile_zero(SECOND); \
+        _tile_dpbssd(SECOND, 6, 5); \
+        if (I) _tile_stored(BEFORE_SECOND, to->all[1][I - 1], 4 * LANES); \
+        __m512i upper = _mm512_maskz_loadu_epi32(each_row, arrays_of(x, rows).upper); \
+        if ((I) % halves) upper = _mm512_srli_epi32(upper, QUADS / 2); \
+        any |= chosen[I] = _mm512_test_epi32_mask(upper, of_half); \
     }
-    for (int64_t i = 0; any && i < count * halves; i++)
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < units; i += 2) {
+        MULTIPLY(i, 0, 1, 2, 3)
+        MULTIPLY(i + 1, 2, 3, 0, 1)
+    }
+    if (units % 2) {
+        _tile_stored(0, to->all[0][units - 1], 4 * LANES);
+        _tile_stored(1, to->all[1][units - 1], 4 * LANES);
+    } else {
+        _tile_stored(2, to->all[0][units - 1], 4 * LANES);
+        _tile_stored(3, to->all[1][units - 1], 4 * LANES);
+    }
+    for (int64_t i = 0; any && i < units; i++)
         if (chosen[i]) add_upper(panel + i / halves * BLOCK_BYTES * rows, weights, i, rows, chosen[i], to, halves);
 }
 
