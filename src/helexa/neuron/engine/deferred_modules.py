@@ -27,8 +27,8 @@ IMPORTED_BY_TORCH = (
     "torch.utils.data",
 )
 
-# Modules that an import of a deferred module executes at once. In torch 2.15, `torch.fx` cannot be imported later,
-# because `torch._logging` then imports it before it is complete.
+# Deferred module -> module that is imported at once when the deferred module is imported. In torch 2.15, a later import
+# of `torch.fx` fails, because `torch._logging` then imports `torch.fx` before it is complete.
 _IMPORTED_EARLIER = {"torch.quantization": "torch.fx"}
 
 
@@ -71,7 +71,7 @@ class _DeferringLoader(Loader):
 class _DeferredModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":
-            raise AttributeError(name)  # the import system and `inspect` read such attributes
+            raise AttributeError(name)  # the import system and `inspect` read these: no reason to execute the module
         loader = self.__loader__
         assert isinstance(loader, _DeferringLoader)
         loader.execute(self)

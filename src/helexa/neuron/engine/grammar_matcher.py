@@ -52,20 +52,20 @@ class _Vocabulary:
         missing = [byte for byte in map(_byte, range(_MARKER)) if byte not in spelled]
         if missing:
             # llguidance requires a token for each byte. Bytes without one get ids after the ids of the logits, so the
-            # engine never samples them. The padding keeps both kinds apart in the bytes of a mask.
-            self.tokens += [b""] * (-width % 8) + missing  # so that no byte of a mask contains both kinds of tokens
+            # engine never samples them. The padding makes these ids begin at a new byte of a mask, which `_mask` cuts.
+            self.tokens += [b""] * (-width % 8) + missing
         # function that returns the longest tokens of a text, from left to right
         self.greedy: Callable[[str], list[int]] = lambda _: []
 
     def __call__(self, encoded: bytes) -> list[int]:
-        """Return the tokens of a text in an output. Their bytes are the text's bytes."""
+        """Return the tokens of a text within an output. Their joined bytes are `encoded`."""
         text = encoded.decode("utf-8", "replace")
         ids = self._tokenizer.encode(text, parse_special=False, continues=True)
         spelled = [self._tokenizer.token_bytes(token) for token in ids]
         # Tokenizers may also change the text: for example, Qwen's tokenizer composes accents.
         is_exact = b"".join(spelled) == encoded and all(len(token) <= _MAX_TOKEN for token in spelled)
         if not is_exact or not self._special.isdisjoint(ids):
-            # The grammar compares bytes, so these tokens would be of another text.
+            # The grammar compares bytes, so these tokens would stand for another text.
             return self.greedy(text)
         return ids
 
@@ -114,8 +114,8 @@ class GrammarMatcher:
         # Number of tokens that the engine can choose. `matcher` may have more tokens (see `read_vocabulary`). None if
         # all tokens can be chosen.
         self._width = width
-        # It consumes only output tokens, and a copy of it consumes drafts. `LLMatcher.rollback` is not used: if a
-        # special token was consumed, it returns True but leaves the matcher in a wrong state.
+        # This matcher consumes only output tokens. Copies of it consume drafts, because `LLMatcher.rollback` is wrong
+        # after special tokens: it returns True, but leaves the matcher in a wrong state.
         self._matcher = matcher.deep_copy()
         self._output: list[int] = []
         self._looks_ahead = True
@@ -229,7 +229,7 @@ class GrammarMatcher:
         return self._width is None or token < self._width
 
     def _recovered(self) -> bool:
-        """Return whether the matcher has no error; replace a matcher with an error."""
+        """Return whether the matcher works; if it has an error, replace it by a new one."""
         if not self._matcher.is_error():
             return True
         self._looks_ahead = False

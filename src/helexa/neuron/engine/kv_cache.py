@@ -30,7 +30,7 @@ CacheKind = Literal["page", "window", "state"]
 _BYTES = 16
 
 
-# Returns bytes that identify the image tokens in [start, stop); else no bytes: `PromptImages.key`.
+# Function that returns bytes that identify the image tokens in [start, stop); empty if there are none.
 ImageKey = Callable[[int, int], bytes]
 
 
@@ -69,7 +69,7 @@ class PagePool:
     def __init__(self, total: int, page_size: int, windows: WindowPages | None = None) -> None:
         self.total = total
         self.page_size = page_size  # positions per page
-        self.windows = windows  # None if a page is one part in the caches of all layers
+        self.windows = windows  # None if all layers have the same pages
         self.drafted: set[int] = set()  # the pages whose K and V a draft model has computed, too (see `draft_length`)
         self._empty = list(range(total - 1, -1, -1))
         self._cached: dict[int, None] = {}  # registered pages without a holder, the least recently used first
@@ -122,7 +122,7 @@ class PagePool:
         windows, other = self.windows, self._pages.get(page_hash)
         if other is not None and windows is not None and windows.holds(page) and not windows.holds(other):
             self.drop(page_hash)  # otherwise no sequence could start after this page until the other page is evicted
-        # Two sequences may compute the same page in one step. The second page has no other user.
+        # Two sequences may compute the same page in one step. The second page stays unregistered.
         if page_hash not in self._pages:
             self._pages[page_hash] = page
             self._hashes[page] = page_hash
@@ -143,7 +143,7 @@ class PagePool:
             self._add_empty(page)
 
     def drop(self, page_hash: bytes) -> list[int]:
-        """Unregister the page with `page_hash`; return it if it is empty now."""
+        """Unregister the page with `page_hash`; return [page] if the page is empty now."""
         page = self._pages.get(page_hash)
         if page is None:
             return []
@@ -216,7 +216,7 @@ class PagePool:
 
 
 class StatePool:
-    """Allocates state slots: `live` ones for running sequences, then `snapshots`."""
+    """Allocates state slots: `live` slots for sequences, `snapshots` for snapshots."""
 
     def __init__(self, live: int, snapshots: int) -> None:
         self._most_live, self._most_snapshots = live, snapshots
@@ -225,7 +225,7 @@ class StatePool:
         self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # hash -> slot, least recently used first
         self._lengths: dict[bytes, int] = {}  # hash -> number of pages up to the snapshot
         self._pins: Counter[int] = Counter()
-        self._forgotten: set[int] = set()  # pinned slots whose snapshot has no hash any more
+        self._forgotten: set[int] = set()  # pinned slots whose snapshot was dropped
 
     @property
     def snapshots(self) -> int:
@@ -249,14 +249,14 @@ class StatePool:
         self._live.append(slot)
 
     def longest(self, chain: list[bytes], pages: int) -> int:
-        """Return the pages of the longest prefix that ends with a snapshot, or 0.
+        """Return how many pages the longest prefix that ends with a snapshot has, or 0.
 
         Args:
             chain: hash chain of the prompt (see `extend_chain`).
             pages: maximum length of the prefix.
         """
-        # Each planned step asks this for each waiting prompt, so the shorter of two ways: over the pages of the prompt,
-        # or over the snapshots, of which there may be thousands.
+        # The planner calls this for each waiting prompt in each step. The shorter of two loops runs: over the pages of
+        # the prompt, or over the snapshots, of which there may be thousands.
         if pages <= len(self._lengths):
             longest = next((length for length in range(pages, 0, -1) if chain[length] in self._snapshots), 0)
         else:

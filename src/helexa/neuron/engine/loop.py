@@ -194,7 +194,7 @@ def _finite_vectors(plan: Plan, outcome: StepOutput) -> list[bool]:
 
 
 def page_pool(facts: ModelFacts) -> PagePool:
-    """For the engine loop: return a model's pool of KV pages, with window pages."""
+    """Return a model's pool of KV pages, with window pages if the model has them."""
     windows = None
     if facts.window is not None and facts.window_pages:
         windows = WindowPages(facts.window_pages, facts.kv_pages, PAGE_SIZE, facts.window)
@@ -363,7 +363,7 @@ class Engine:
             if not self._steps.idle:
                 return 0
             if not self._store.has_work and self._store.use.size != self._reported.size:
-                return 0  # reports the size of the saved prompts
+                return 0  # so that the next report has the size of the saved prompts
             # Without work for a step, pages move until a message arrives or a sequence can start.
             wait = None if self._store.started and not len(self._store) else _START_SECS
             events = self._selector.select(0 if self._store.has_work else wait)

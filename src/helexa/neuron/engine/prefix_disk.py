@@ -48,13 +48,13 @@ _RETRY_SECS = 600  # time without writing after an error of the disk; other prog
 _MOST_NAMES = 256
 _NAME = ".segment"
 
-MODEL_FILE = "model"  # File of a namespace with the ids of its models: one file can be served with several
+MODEL_FILE = "model"  # File of a namespace that lists the ids under which its model was served
 
 # First byte of a key: the kind of the record. The hash of the page follows. A `NAME` record has a prefix key (a
 # gateway's name of a prompt) instead of the hash, and contains the hash of a page.
 PAGE, STATE, WINDOW, NAME = b"p", b"s", b"w", b"n"
 
-# Options that change when tokens are computed, and not what is computed.
+# Options that do not change the contents of a page.
 _NEUTRAL = (
     *("device", "devices", "threads", "max_step_tokens", "max_prefill_beside_decode", "max_sequences", "max_waiting"),
     *("kv_cache_mb", "memory_limit_mb", "snapshot_mb", "prefix_reuse", "prefix_disk_mb", "speculation"),
@@ -70,14 +70,14 @@ class _Record(NamedTuple):
     checksum: int
 
     def holds(self, key: bytes, contents: bytes) -> bool:
-        """Return whether `contents` were read whole and are those that were written."""
+        """Return whether `contents` are exactly the bytes that were written."""
         return len(contents) == self.length and _checksum(key, [contents]) == self.checksum
 
 
 def most_together(limit_bytes: int) -> int:
-    """Return how many bytes of new records stay on disk together.
+    """Return how many bytes of new records are certainly on disk at the same time.
 
-    A new segment replaces old ones before it is full, and the first record may be at the end of one.
+    A new segment replaces old segments before it is full, and the first of the records may be at the end of an old one.
     """
     return max(limit_bytes - _SEGMENT_BYTES, limit_bytes // 2)
 
@@ -100,18 +100,18 @@ class PrefixDisk:
         self._touched: dict[Path, float] = {}  # when the modification time of a segment was last set
         self._segment = folder  # the segment that is being written, once `_file` is open
         self._file: BinaryIO | None = None
-        self._failed: float | None = None  # when a record could not be written; None since a record was written
+        self._failed: float | None = None  # time of the last failed write; None if a later write succeeded
         self.size = 0  # bytes of the known records
         with suppress(FileNotFoundError):
             state = folder.stat()
-            # Who can write these files decides what the model answers, and who can read them learns the prompts.
+            # Users who can write these files can change the model's answers, and the owner can read the prompts.
             if state.st_uid != os.geteuid() or state.st_mode & 0o022:
                 raise PermissionError(f"{folder} belongs to another user, or others can write to it; delete it")
         for segment in sorted(folder.glob(f"*{_NAME}")):
             with suppress(OSError, struct.error):  # deleted or truncated in the meantime
                 records = _records(segment)
                 self._index.update((key, record) for key, record in records if key != _NO_KEY)
-                # An engine was killed before its first record was whole. A new segment may be of a running engine.
+                # A segment without records is of an engine that was killed, or of one that has just begun the segment.
                 if not records and time.time() - segment.stat().st_mtime > _TOUCH_SECS:
                     segment.unlink()
         self.size = sum(record.length for record in self._index.values())
@@ -199,7 +199,7 @@ class PrefixDisk:
                 file.write(part)
             file.flush()
         except OSError as error:
-            # A full disk would fail at every page. Requests go on without it.
+            # A full disk fails at every page, so only the first failure is logged. Requests go on without the disk.
             if self._failed is None:
                 _log.warning(
                     "prompts no longer saved to disk path=%s error=%s; free disk space, or set prefix_disk_mb to 0",
@@ -207,7 +207,7 @@ class PrefixDisk:
                     quoted(error.strerror or error),
                 )
             self._failed = time.monotonic()
-            self.close()  # its last record is torn, so no other may follow
+            self.close()  # the last record of the segment may be torn, so no other may follow
             return None
         if self._failed is not None:
             self._failed = None
@@ -227,7 +227,7 @@ class PrefixDisk:
         """Close the segment that is being written."""
         file, self._file = self._file, None
         if file is not None:
-            with suppress(OSError):  # on NFS, an error of an earlier write; the checksum of its record does not match
+            with suppress(OSError):  # on NFS, the error of an earlier write, whose record has a wrong checksum
                 file.close()
 
     def _begin_segment(self, length: int) -> BinaryIO:
@@ -249,7 +249,7 @@ class PrefixDisk:
         return os.fdopen(descriptor, "wb")
 
     def _add_model(self) -> None:
-        """Add the id of this model, which clears its prompts, to the namespace."""
+        """Add the model's id to the namespace, so that users can clear prompts by id."""
         path = self._folder / MODEL_FILE
         with path.open("a+", encoding="utf-8", errors="replace") as file:
             file.seek(0)
@@ -265,7 +265,7 @@ class PrefixDisk:
         total = sum(bytes_ for _, bytes_, _ in segments)
         if size > self._limit_bytes:
             raise OSError(f"the limit of {self._limit_bytes >> 20} MiB is too small for one segment")
-        # Other programs fill the disk, and it would stay full without any segment.
+        # Other programs fill the disk: even without any segment, too little space would be free.
         if shutil.disk_usage(root).free + total < size + _RESERVED_BYTES:
             raise OSError("the disk is nearly full")
         # Least recently used first (modification time, see `_touch`).
@@ -302,7 +302,7 @@ class PrefixDisk:
     def _remove_damaged(self, segment: Path) -> None:
         """Remove the damaged records of a segment.
 
-        Damage often has neighbors. Each would otherwise end the read of a prompt, the next one after the next restart.
+        Damage often affects several records of a segment, each of which would end the read of another prompt.
         """
         with self._lock:
             suspects = {key: record for key, record in self._index.items() if record.segment == segment}
@@ -328,12 +328,12 @@ class PrefixDisk:
 
 
 class ReadRecord(NamedTuple):
-    """A record that was read for a sequence; without a key, the end of its records."""
+    """A record read for a sequence, or (without a key) the end of these records."""
 
     sequence_id: int | None  # None: the records were read to measure the disk
     key: bytes = b""
     contents: bytes = b""
-    pages: int = 0  # number of pages up to the page or snapshot; at the end, up to the last one that was read
+    pages: int = 0  # number of pages up to this record; in the end mark, up to the last record that was read
 
 
 class RecordReader:
@@ -359,7 +359,7 @@ class RecordReader:
         threading.Thread(target=self._run, args=(disk,), name="prefix-reader", daemon=True).start()
 
     def request(self, sequence_id: int | None, keys: list[tuple[bytes, int]]) -> None:
-        """Let the thread read records: keys, and numbers of pages up to them."""
+        """Let the thread read records. `keys`: key, and number of pages up to the record."""
         self._requests.put((sequence_id, keys))
 
     def close(self) -> None:

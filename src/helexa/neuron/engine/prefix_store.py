@@ -41,7 +41,7 @@ from helexa.neuron.processes import heartbeat
 
 _log = logging.getLogger("helexa.neuron.engine")
 
-_LEAST_PAGES = 2  # a shorter beginning is computed: that takes about as long as the way through the reader
+_LEAST_PAGES = 2  # a shorter beginning is computed, which takes about as long as reading it in the thread
 _PAGES_BESIDE_STEPS = 2  # pages that are copied between two steps, in each direction
 _PAGES_WHILE_IDLE = 16
 _QUEUED_BYTES = 64 << 20  # copies that wait for the disk, and records that wait for the KV cache, each
@@ -84,8 +84,8 @@ class PrefixStore:
         # A state snapshot of a hybrid model is many times larger than a page.
         self._depth = max(1, _QUEUED_BYTES // max(self._sizes.values()))
         self._unsaved: OrderedDict[bytes, None] = OrderedDict()  # keys, in the order in which they are saved
-        # Keys and contents that the writer writes, at most `_depth`. Without contents, it removes the record; without a
-        # key, all records.
+        # Keys and contents that the writer writes, at most `_depth`. Empty contents remove the record, and an empty key
+        # removes all records.
         self._copies: queue.SimpleQueue[tuple[bytes, list[bytes]] | None] = queue.SimpleQueue()
         self._names: dict[bytes, bytes] = {}  # contents of the `NAME` records in `_unsaved`
         self.saved_prefixes: dict[str, bytes] = {}  # page hashes by prefix key, of earlier engines
@@ -111,8 +111,8 @@ class PrefixStore:
         return self._ours.fileno()
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """Take note of the duration of a step with `tokens` prompt tokens."""
-        if tokens < self._pages.page_size:  # its duration is that of reading the weights
+        """Learn from the duration of a step with `tokens` prompt tokens."""
+        if tokens < self._pages.page_size:  # a short step takes as long as reading the weights
             return
         latest = seconds / tokens
         self._token_secs = latest if not self._token_secs else 0.8 * self._token_secs + 0.2 * latest
@@ -127,7 +127,7 @@ class PrefixStore:
         if full_pages < _LEAST_PAGES or not self._memory.may_reuse(sequence):
             return False
         self.start()
-        # On a slow disk, the engine waits once, and computes prompts until the records are known.
+        # The engine waits for a slow disk once, at most `_OPEN_SECS`. It computes prompts until the records are known.
         self._opened.wait(max(self._opens_by - time.monotonic(), 0.0))
         disk = self._disk
         if disk is None or self._silent or len(self._held) >= _MOST_HELD:
@@ -171,7 +171,7 @@ class PrefixStore:
         self._stale.discard(sequence_id)
 
     def move(self, *, idle: bool) -> list[Sequence]:
-        """Move pages in both directions; return the sequences that need not wait.
+        """Move pages in both directions; return the held sequences that can start now.
 
         Args:
             idle: whether no sequence waits for the next step; otherwise only few pages are moved.
@@ -217,7 +217,7 @@ class PrefixStore:
 
     @property
     def _full(self) -> bool:
-        """Whether as many copies wait for the writer as may."""
+        """Whether the maximum number of copies waits for the writer."""
         return self._copies.qsize() >= self._depth
 
     @property
@@ -230,7 +230,7 @@ class PrefixStore:
         return self._disk is not None and PAGE + page_hash in self._disk
 
     def start(self) -> None:
-        """Begin to read the headers of all records, unless it has begun."""
+        """Start the thread that reads the headers of all records, unless it runs."""
         if not self._writer.ident:
             self._opens_by = time.monotonic() + _OPEN_SECS
             self._writer.start()
@@ -260,7 +260,7 @@ class PrefixStore:
         with suppress(queue.Empty):
             while True:
                 self._copies.get_nowait()
-        if self._writer.ident:  # otherwise the caller deletes the files, and this engine knows none
+        if self._writer.ident:  # otherwise this engine knows no records; the server deletes the files
             self._copies.put((b"", []))
 
     def close(self, secs: float) -> None:
@@ -307,7 +307,7 @@ class PrefixStore:
             for key in (PAGE + page_hash, WINDOW + page_hash, STATE + page_hash):
                 self._unsaved.pop(key, None)
                 if self._writer.ident:
-                    self._copies.put((key, []))  # after copies of this key that wait already
+                    self._copies.put((key, []))  # behind copies of this key in the queue
 
     def _holds(self, key: bytes) -> bool:
         """Return whether the KV cache has the page, window page or snapshot of a record."""
@@ -343,7 +343,7 @@ class PrefixStore:
         if kind == PAGE and page is not None:
             return self._runner.read_cache("page", page)
         assert self._states is not None
-        # Only `pin` returns the slot of a snapshot. The engine loop copies it before the next step.
+        # Only `pin` returns the slot of a snapshot. The pin is not kept, because the copy is made before the next step.
         slot = self._states.pin(page_hash)
         self._states.unpin(slot)
         return self._runner.read_cache("state", slot)
@@ -389,7 +389,7 @@ class PrefixStore:
             return True
         return bytes_ / self._reader.bytes_per_sec < pages * self._pages.page_size * self._token_secs
 
-    # In the threads of the writer and of the reader.
+    # The following methods run in the threads of the writer and of the reader.
 
     def _wake(self) -> None:
         with suppress(OSError):  # closed, or full: the loop wakes anyway
@@ -402,7 +402,7 @@ class PrefixStore:
             _log.warning("prompts not saved to disk error=%s", quoted(error))
             self._opened.set()
             while self._copies.get() is not None:
-                pass  # copies of the time before
+                pass  # drop copies that were queued before the error
             return
         self._disk = disk
         self._reader.start(disk)

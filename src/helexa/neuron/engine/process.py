@@ -41,8 +41,8 @@ def main() -> None:
 
 def _run(connection: socket.socket, pixel_socket: socket.socket) -> None:
     defer(IMPORTED_BY_TORCH)
-    # Imports are slow, so a warm standby process imports before it receives `Load`. At the top of the file, they would
-    # run with the garbage collector.
+    # Imports are slow, so a warm standby process imports before it receives `Load`. At the top of the file, the imports
+    # would run before `main` disables the garbage collector.
     from helexa.neuron.engine.ipc.message_and_pixel_sockets import receive
     from helexa.neuron.engine.ipc.messages import Load
     from helexa.neuron.engine.loading.backend_choice import import_torch_for_gpu

@@ -1,4 +1,4 @@
-"""Process of a rank after rank 0: loads its part, and computes rank 0's steps."""
+"""Process of a rank other than 0: loads its part, and computes rank 0's steps."""
 
 import argparse
 import gc

@@ -58,7 +58,7 @@ Reply = TypeVar("Reply", bound=FromStage)
 
 
 def divide_layers(layer_bytes: Sequence[int], first_bytes: int, free_bytes: Sequence[int]) -> list[range]:
-    """Divide the layers among remote stages: the fullest host is as empty as possible.
+    """Divide the layers among hosts so that the fullest host is as empty as possible.
 
     Args:
         first_bytes: bytes of the embedding and the output head, which host 0 has in addition to its layers.
@@ -180,7 +180,7 @@ class RemoteStages:
         """
         with selectors.DefaultSelector() as selector:
             for stage in self._stages():
-                # This stage has already sent its reply, and sends nothing more before the next request.
+                # A stage in `_early` has sent its reply, and sends nothing more before the next request.
                 if stage not in self._early:
                     selector.register(self._channels[stage - 1], selectors.EVENT_READ, stage)
             for key, _ in selector.select(0) if selector.get_map() else ():
@@ -247,7 +247,7 @@ class RemoteStages:
         raise NotImplementedError
 
     def send(self, hidden: Tensor, rows: int) -> Tensor:
-        """Pass hidden states [rows, hidden] through all stages; return the last stage's."""
+        """Pass hidden states [T, H] through all stages; return the last stage's [rows, H]."""
         for stage in self._stages():
             is_last = stage == len(self._channels)
             try:

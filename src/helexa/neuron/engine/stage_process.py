@@ -205,7 +205,7 @@ def _receive(connection: socket.socket, kind: Any) -> Any:
 def _failure(error: Exception) -> StageFailed:
     if isinstance(error, ModelFileError):
         return StageFailed("model_file", str(error))
-    if isinstance(error, tensors.TorchRequired):  # a layer does, after the host has granted memory for native kernels
+    if isinstance(error, tensors.TorchRequired):  # raised by a layer, after native kernels got memory
         advice = 'set kernels = "torch" on all hosts, which need torch then'
         return StageFailed("model_file", f"the native kernels do not compute it ({error}); {advice}")
     if isinstance(error, DoesNotFitError):

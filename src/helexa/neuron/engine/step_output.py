@@ -36,7 +36,7 @@ RejectionMasks = Callable[[list[int]], dict[int, Mask]]
 
 
 class Readback:
-    """A copy of a step's tensor to the host, which starts with the object."""
+    """A copy of a step's tensor to the host. The constructor starts the copy."""
 
     def __init__(self, tensor: Tensor) -> None:
         # The tensor to copy. On a GPU, kernels that are launched later may overwrite the tensor. On other devices, the
@@ -190,7 +190,7 @@ class Logprobs:
         if not self._alternatives:
             return {}
         sampled, *scores = (copy.wait() for copy in self._begun)
-        # A grammar has replaced a token, so its log-probability is computed from the logits.
+        # If a grammar has replaced a token, the log-probability is computed again from the logits.
         if tokens != sampled.tolist():
             scores = self._of(tensors.tensor(tokens, device=self._logits.device))
         return {

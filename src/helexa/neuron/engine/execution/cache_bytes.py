@@ -14,7 +14,7 @@ class CacheBytes:
 
     Args:
         caches: tensors whose first dimension is the page or the slot.
-        on_cpu: whether they are in the memory of the host.
+        on_cpu: whether the tensors are in host memory.
     """
 
     def __init__(self, caches: Sequence[Tensor], on_cpu: bool) -> None:
@@ -41,13 +41,13 @@ class CacheBytes:
 
 
 def _raw(cache: Tensor) -> NDArray[np.uint8] | None:
-    """Return the memory of a tensor as bytes [pages, bytes of a page].
+    """Return a view of a cache as uint8 [pages or slots, bytes of one].
 
-    None if a page is scattered over the memory, as in plain torch.
+    Return None if the bytes of a page are not contiguous, as in the caches of plain torch.
     """
     try:
         return cache.view(-1).view(tensors.uint8).numpy().reshape(cache.shape[0], -1)
-    except (RuntimeError, ValueError):  # of torch and numpy: such a view does not exist
+    except (RuntimeError, ValueError):  # torch and numpy raise these if the view does not exist
         return None
 
 

@@ -1,4 +1,4 @@
-"""Kinds of errors of a device in a step: broken, out of memory, out of step."""
+"""Classifies errors in a step: broken device, out of memory, ranks out of step."""
 
 from collections.abc import Iterator
 
@@ -51,7 +51,7 @@ class OutOfMemoryCounter:
         self._count = 0
 
     def strike(self) -> bool:
-        """Count a failed step; return whether it was the last one that is tolerated."""
+        """Count a failed step; return True after `_MOST_STRIKES` failures in a row."""
         self._count += 1
         # The requests of one step may cause a single failure. Several failures in a row mean that the process itself
         # has too little memory.

@@ -5,8 +5,8 @@ that the steps of the model compute anyway: of each row that samples a token, an
 head thus reads no long prompt, and no prompt waits for it.
 
 The head has a small KV cache of its own: a context of `CONTEXT` positions for each sequence that drafts. If a context
-is full, or if the head has not read the last tokens of a sequence, it starts again from the last `TAIL` hidden states.
-Prefix hits and preemptions therefore need no care: a preempted sequence starts again, too.
+is full, or if the head has not read the last tokens of a sequence, the head starts again from the last `TAIL` hidden
+states. Prefix hits and preemptions need no other handling: the head starts again after them, too.
 """
 
 import time
@@ -34,7 +34,7 @@ CONTEXT = 16 * PAGE_SIZE
 
 
 class HeadDrafter(ModelDrafter):
-    """The last hidden states of a sequence, and what a draft head has computed."""
+    """The last hidden states of a sequence, and its positions in a draft head's cache."""
 
     def forget(self) -> None:
         """Forget the hidden states, because the sequence starts again."""
@@ -80,7 +80,7 @@ class HeadDrafter(ModelDrafter):
         self.end = 0  # the head computes no pages of the sequence
 
     def unread(self, length: int) -> list[Float32]:
-        """Return the hidden states of the `missing` rows."""
+        """Return the hidden states of the rows that the head must compute (see `missing`)."""
         oldest = self._kept - len(self._states)
         return list(islice(self._states, self.read - oldest, length - 1 - oldest))
 
@@ -98,9 +98,9 @@ class HeadModel(DraftModel):
         super().__init__(runner, limits, vocab_size)
         assert isinstance(runner.model, DraftHead)
         self._head = runner.model
-        self._owners: list[HeadDrafter | None] = [None] * contexts  # the first one has waited longest to draft
-        self._numbers = list(range(contexts))
-        self._own_states: dict[int, Float32] = {}  # output of the last pass by sequence id
+        self._owners: list[HeadDrafter | None] = [None] * contexts  # by number of the context
+        self._numbers = list(range(contexts))  # numbers of the contexts, the least recently used first
+        self._own_states: dict[int, Float32] = {}  # hidden state that the last pass computed, by sequence id
         # A head may have logits of fewer tokens than the model.
         self._targets, self._logits = self._head.targets, vocab_size
         self._logit_of: Int32 | None = None
@@ -110,7 +110,7 @@ class HeadModel(DraftModel):
             self._logit_of[self._targets] = np.arange(self._logits)
 
     def tail(self, plan: Plan, gate: DraftGate) -> int:
-        """Return of how many tokens at the end of a prompt the hidden states are needed."""
+        """Return for how many last tokens of a prompt the head needs hidden states."""
         return TAIL if len(plan) <= len(self._owners) and not gate.rests else 0
 
     def keep(self, plan: Plan, states: Float32 | None, tail: int, gate: DraftGate) -> None:
@@ -183,7 +183,7 @@ class HeadModel(DraftModel):
     def _rows(self, sequence: Sequence, drafter: ModelDrafter, drafts: tuple[int, ...]) -> CacheRows:
         assert isinstance(drafter, HeadDrafter)
         first = len(sequence.tokens) + len(drafts) - 2 if drafts else drafter.read
-        # The row of a hidden state has the token at the next position.
+        # Each row combines the hidden state of a position with the token at the next position.
         tokens = [drafts[-1]] if drafts else sequence.tokens[drafter.read + 1 :]
         return CacheRows(tokens, first - drafter.first, 0, self._pages(drafter))
 
@@ -198,7 +198,7 @@ class HeadModel(DraftModel):
         return list(range(drafter.context * pages, (drafter.context + 1) * pages))
 
     def _clear(self, drafter: ModelDrafter) -> None:
-        """Set the context of a sequence to zero."""
+        """Set the KV pages of a drafter's context to zero."""
         # NaN would affect the next sequence in these pages even at masked positions.
         assert isinstance(drafter, HeadDrafter)
         self._runner.clear(self._pages(drafter))

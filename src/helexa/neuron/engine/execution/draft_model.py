@@ -24,7 +24,7 @@ from helexa.neuron.engine.step_input import Float32, Int32, StepInput, int32
 from helexa.neuron.ops.kernel_header import NON_FINITE, PAGE_SIZE
 from helexa.neuron.ops.sampling import Adjustments, Sampling
 
-Span = tuple[Sequence, ModelDrafter, tuple[int, ...]]  # the drafts so far of a sequence
+Span = tuple[Sequence, ModelDrafter, tuple[int, ...]]  # a sequence, its drafter and its drafts so far in this step
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class CacheRows:
 
     tokens: list[int]
     position: int  # position of the first token
-    start: int  # first position that the tokens attend to, which is the begin of a page
+    start: int  # first position that the tokens attend to; a page begins there
     pages: list[int]  # pages of the positions from `start` on
 
     @property
@@ -62,9 +62,9 @@ class DraftModel:
         self._vocab_size = vocab_size
 
     def tail(self, plan: Plan, gate: DraftGate) -> int:
-        """Return of how many tokens at the end of a prompt the hidden states are needed.
+        """Return for how many last tokens of a prompt the drafts need hidden states.
 
-        If the number is 0, the hidden states of no token are needed.
+        If the number is 0, the step keeps no hidden states at all.
         """
         return 0
 
@@ -114,7 +114,7 @@ class DraftModel:
         return tokens
 
     def finish(self, sequence: Sequence, drafter: ModelDrafter) -> None:
-        """Record that all known tokens of a sequence are computed."""
+        """Record that the draft model has computed all known tokens of a sequence."""
         drafter.end = len(sequence.tokens)
 
     def _finish(self, entry: PlanEntry, drafts: tuple[int, ...]) -> None:
@@ -127,9 +127,9 @@ class DraftModel:
 
 
 def step_of(spans: Rows[CacheRows], sampling: Sampling) -> StepInput:
-    """Return the input of the draft model's pass: the next draft of each sequence.
+    """Return the input of a draft model's pass, which samples a draft per sequence.
 
-    The pass computes the tokens that are missing. The sampled tokens have the order of `spans`.
+    The pass computes the tokens of `spans`. The sampled drafts have the order of `spans`.
     """
     order = order_of(spans)
     ordered = [spans[index] for index in order]
@@ -161,10 +161,10 @@ def order_of(spans: Rows[CacheRows]) -> list[int]:
 
 
 def sampling_for(spans: Rows[Span], vocab_size: int, logit_of: Int32 | None = None) -> Sampling:
-    """Return the draft model's sampling settings, for the next draft per sequence.
+    """Return the sampling settings of a pass that samples a draft per sequence.
 
     Args:
-        vocab_size: number of logits per row. Penalties of other tokens have no effect.
+        vocab_size: number of logits per row. Penalties of tokens without a logit have no effect.
         logit_of: index of the logit of each token, `vocab_size` for a token without a logit; None if the logit of each
             token has the token's index.
     """

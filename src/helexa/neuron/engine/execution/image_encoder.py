@@ -122,7 +122,7 @@ class ImageRows:
     def positions(self, positions: Int32) -> Int32:
         """Return the positions of all rows, [rows], or [3, rows] for M-RoPE (three axes).
 
-        `positions`, [rows], are correct except before or in images.
+        `positions`, [rows], is correct for text, and for rows after the last image of a sequence.
         """
         if not self._positions:
             return positions

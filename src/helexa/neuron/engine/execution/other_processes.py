@@ -15,7 +15,7 @@ class OtherProcesses(Protocol):
 
     @property
     def reads_caches(self) -> bool:
-        """Whether `read_cache` and `write_cache` work: not over a network."""
+        """Whether `read_cache` and `write_cache` work. Over a network, they do not."""
         ...
 
     def read_cache(self, kind: CacheKind, index: int) -> list[bytes]:

@@ -248,7 +248,7 @@ class Runner:
     def capture(self, bucket: Bucket) -> str | None:
         """Capture the graph of a bucket on this rank; return an error text, or None.
 
-        In a group, all ranks must capture the same buckets in turn.
+        In a group, all ranks must capture the same buckets in the same order.
 
         Raises:
             RuntimeError: the device failed.
@@ -325,7 +325,7 @@ class Runner:
             return False
         ends = list(accumulate(sizes))
         own, *others = (memoryview(contents)[end - size : end] for size, end in zip(sizes, ends, strict=True))
-        for processes in self._others:  # of this host, hence at most one group
+        for processes in self._others:  # at most one: the other ranks of this host
             processes.write_cache(kind, index, others)
         self.write_own_cache(kind, index, own)
         return True
@@ -350,7 +350,7 @@ class Runner:
         Args:
             windowed: whether to yield the caches of window pages, or the other caches.
         """
-        for cache in self._kv_caches():  # int8 and native caches: [pages, ...]; others: [2, heads, slots, D]
+        for cache in self._kv_caches():  # int8 and native caches: [pages, ...]; others: [2, heads, slots, head_dim]
             if (id(cache) in self._windowed) == windowed:
                 yield cache if cache.dim() == 3 else cache.unflatten(2, (-1, PAGE_SIZE)).movedim(2, 0)
 

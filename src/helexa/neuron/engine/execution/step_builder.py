@@ -19,7 +19,7 @@ _MASK64 = (1 << 64) - 1
 _NONE = Adjustments()
 
 _Row = tuple[Sequence, tuple[int, ...]]  # the sequence of a row of logits, and the drafts before the row
-_Cells = tuple[Int32, Float32]  # adjusted logits of a row: tokens, and operand of each adjustment
+_Cells = tuple[Int32, Float32]  # the tokens whose logits are adjusted in a row, and each bias or penalty
 _NO_CELLS: _Cells = (int32(), np.empty(0, np.float32))
 
 
@@ -161,9 +161,9 @@ def _presences(sequence: Sequence, drafts: tuple[int, ...]) -> _Cells:
 
 
 def wanted_states(entry: PlanEntry, tail: int) -> range:
-    """For a step: return the positions of a sequence whose hidden states are needed.
+    """Return the positions of a sequence whose hidden states a step must return.
 
-    Rows that sample a token for a draft head are not included.
+    For a draft head, rows that sample a token are not included: the step keeps their hidden states anyway.
 
     Args:
         tail: see `build_step`.
@@ -176,7 +176,7 @@ def wanted_states(entry: PlanEntry, tail: int) -> range:
 
 
 def may_keep(sequence: Sequence) -> bool:
-    """For a step: return whether a draft head may predict tokens of a sequence."""
+    """Return whether a draft head may predict tokens of a sequence."""
     others = sequence.pooled is None and sequence.request.prompt_logprobs is None
     return others and sequence.images is None and sequence.request.max_tokens > 1
 

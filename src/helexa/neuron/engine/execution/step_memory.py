@@ -5,7 +5,7 @@ from typing import Any
 
 from helexa.neuron import tensors
 
-_ALLOWANCE = 1.1  # factor for a step's memory, because no tensor fits into some of the allocator's free blocks
+_ALLOWANCE = 1.1  # factor of a step's memory, because some free blocks of the allocator fit no tensor
 
 
 @dataclass(frozen=True)

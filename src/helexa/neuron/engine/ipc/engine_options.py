@@ -53,9 +53,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     # which prompts with a common beginning share KV pages: prompts of the same principal (`principal`), all prompts
     # (`all`), or none (`off`)
     prefix_reuse: PrefixReuse = "principal"
-    # MiB of the disk for KV pages of earlier prompts, of all models together; 0 for none. The engine reads them instead
-    # of computing the same prompts again, for example after a restart. Models on several hosts
-    # save nothing.
+    # MiB of the disk for KV pages of earlier prompts, of all models together; 0 for none. The engine reads the pages
+    # instead of computing the same prompts again, for example after a restart. Models on several hosts save no pages.
     prefix_disk_mb: int = 0
     model_id: str = ""  # name of the model for the user, which is saved with its prompts
     # Whether to use speculative decoding: draft tokens by repetition of parts of the prompt or output, and verify

@@ -122,11 +122,11 @@ class Channel:
             ChannelError: the connection is closed, or the frame is invalid.
         """
         length, mac = _HEADER.unpack(_exactly(self._connection, _HEADER.size))
-        # The MAC is checked after the body is read, so the length is not trusted before.
+        # The MAC can be checked only after the body is read, so the length of the body is not trusted yet.
         if length > MAX_FRAME_BYTES:
             raise ChannelError(f"frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
         body = _exactly(self._connection, length)
-        # The other end's direction is in the code, so that its frames cannot be played back to it.
+        # The MAC covers the direction, so that an attacker cannot send the frames of this end back to this end.
         if not hmac.compare_digest(mac, self._mac(not self._connected, self._received, body)):
             raise ChannelError("a frame has a wrong authentication code")
         self._received += 1

@@ -121,4 +121,4 @@ class PixelReceiver:
                 raise BrokenPipeError("the server has closed the socket for pixels")
             if REQUEST.unpack(data) == (request,):
                 return descriptors[0]
-            os.close(descriptors[0])  # a request that was canceled
+            os.close(descriptors[0])  # pixels of a request that was canceled

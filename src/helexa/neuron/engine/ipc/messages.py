@@ -56,7 +56,8 @@ class PromptImage(msgspec.Struct, frozen=True):
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Server -> engine: generate at most `max_tokens` tokens after `prompt`.
 
-    With 0, the engine only computes the prompt. The last output contains the end-of-sequence token, if one was sampled.
+    If `max_tokens` is 0, the engine only computes the prompt. The last output contains the end-of-sequence token, if
+    one was sampled.
     """
 
     id: int
@@ -270,7 +271,7 @@ class PrefixMiss(msgspec.Struct, frozen=True, kw_only=True):
 
     position: int  # index of the first token that had to be computed again
     # `changed`: the token at `position` differs from the earlier prompt. `evicted`: the KV pages from `position` were
-    # neither in memory nor read from disk. `no_state`: the recurrent state at `position` was not.
+    # neither in memory nor read from disk. `no_state`: the pages were in memory, but not the recurrent state.
     reason: Literal["changed", "evicted", "no_state"]
 
 
@@ -337,7 +338,7 @@ class CachedPrefixes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DiskUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """In the message `StepReport`: what was read of prompts on disk, and their size."""
+    """In the message `StepReport`: reads of saved prompts from disk, and their size."""
 
     tokens: int = 0  # number of tokens whose KV pages were read
     prompts: int = 0  # number of prompts for which pages were read
@@ -347,7 +348,7 @@ class DiskUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """Engine -> server: outputs of a step, or the reply to messages to an idle engine."""
+    """Engine -> server: outputs of a step. Also sent after messages that need no step."""
 
     outputs: list[TokenOutput]
     # number of running and of waiting sequences
@@ -376,7 +377,7 @@ class CollectiveResult(msgspec.Struct, frozen=True):
 
 
 class StageSetup(msgspec.Struct, frozen=True, kw_only=True, tag="stage_setup"):
-    """Member -> its stage process, first message: how to reach the engine."""
+    """Member of a host group -> its stage process, first message: channel and device."""
 
     channel: ChannelState
     # device of this host, and CPU threads of each rank (0: one per physical core)
@@ -385,7 +386,7 @@ class StageSetup(msgspec.Struct, frozen=True, kw_only=True, tag="stage_setup"):
 
 
 class MemoryDenied(msgspec.Struct, frozen=True, tag="memory_denied"):
-    """Member -> its stage process: why the stage does not fit into free memory."""
+    """Member of a host group -> its stage process: why the stage does not fit."""
 
     message: str
 

@@ -59,7 +59,7 @@ def with_torch_if_required(name: str, load: Callable[[], _T]) -> _T:
             f"{name}: the native kernels do not compute it ({reason}), and {not_installed('torch', 'gpu')}", advice=""
         )
     _log.info("model is loaded with torch reason=%s", quoted(reason))
-    gc.collect()  # errors refer to what was loaded
+    gc.collect()  # the errors of the failed load refer to tensors
     threads = tensors.get_num_threads()
     tensors.use("torch")
     tensors.set_num_threads(threads)

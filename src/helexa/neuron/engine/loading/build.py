@@ -1,4 +1,4 @@
-"""Builds the part of a model of one process or one host from a checkpoint."""
+"""Builds a process's or a host's part of a model from a checkpoint."""
 
 import dataclasses
 import logging
@@ -129,7 +129,8 @@ class Build:
         else:
             ranks = self.ops.ranks.count
             request = memory_request(of_all_ranks(estimate, ranks), options, self.ops)
-            # A process without a model holds about as much as this one now, if this one does not hold other things.
+            # Without its model, another rank's process holds about as much as this process now. The limit applies if
+            # this process holds other things.
             processes = (ranks - 1) * min(request.held, _MAX_PROCESS_BYTES)
         return msgspec.structs.replace(
             request,
@@ -194,7 +195,7 @@ class Build:
 
 
 def _quant_policy(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: Ops) -> QuantPolicy:
-    """Return which weights are quantized during loading, for a model with `layers`."""
+    """Return which weights are quantized while a model with `layers` layers loads."""
     quant = quant_named(options.quant) if options.quant else ""
     # `auto` needs the free memory, so it is decided here and not when options are read.
     if quant == AUTO:
@@ -219,7 +220,7 @@ def _rank_group(options: EngineOptions, rank: int, device: Device) -> RankGroup:
 
 
 def build_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tuple[Decoder, Ops]:
-    """Load the part of a rank after rank 0; return the model and its kernels.
+    """Load the part of a rank other than rank 0; return the model and its kernels.
 
     Args:
         on_progress: called with (bytes read, total bytes) while the weights load.

@@ -74,7 +74,7 @@ class DraftPart(Build):
 
     def _own_request(self) -> MemoryRequest:
         own = self.request()
-        # The caches of all layers have the page numbers of the model that verifies the drafts.
+        # No window pages: all layers have the KV page numbers of the model that verifies the drafts.
         return msgspec.structs.replace(own, page=own.page + own.window_page, window_page=0, window_pages=0)
 
     def load(self, decoder: Decoder, on_progress: Callable[[int, int], None]) -> Decoder:
@@ -113,7 +113,7 @@ class DraftPart(Build):
 
 
 class HeadPart(Build):
-    """An open draft head, of the model's checkpoint (MTP) or of a folder (EAGLE-3).
+    """An open draft head, from the model's checkpoint (MTP) or a folder (EAGLE-3).
 
     Args:
         build: the model that verifies the drafts.
@@ -150,7 +150,8 @@ class HeadPart(Build):
     def added_to(self, request: MemoryRequest) -> MemoryRequest:
         """Return `request` with the memory of the draft head added."""
         own = self._own_request
-        states = (MAX_DRAFTS + 1) * self._contexts + TAIL + 4 * self._step_rows  # also the inputs of the head
+        # hidden states: those that are kept, and the inputs of the head
+        states = (MAX_DRAFTS + 1) * self._contexts + TAIL + 4 * self._step_rows
         kept = states * max(len(self._inputs), 1) * int(self.config["hidden_size"]) * 4
         cache = self._pages * (own.page + own.window_page)
         return msgspec.structs.replace(
@@ -268,7 +269,7 @@ def _is_eagle_head(path: Path) -> bool:
 
 
 def open_draft(build: Build) -> DraftPart | HeadPart | None:
-    """Open the draft model of the options, else the draft head of the model, if any.
+    """Open the draft model that the options name, else the model's draft head, if any.
 
     Raises:
         ModelFileError: the draft model cannot be used.

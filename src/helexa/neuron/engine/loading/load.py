@@ -86,7 +86,7 @@ def load(
             raise NotFiniteError(
                 f"{error.problem}; only torch can use float32, and {not_installed('torch', 'gpu')}", advice=""
             ) from None
-        # The error itself would keep the model alive.
+        # Only the text of the error is kept: the error itself would keep the model in memory.
         _log.warning("model is loaded again in float32 error=%s", quoted(error.problem))
     gc.collect()
     if tensors.uses_torch():
@@ -153,7 +153,7 @@ def load_once(
             grant = ask(request)
         runner, token_seconds = _start(build, model, request, grant)
         runner.encoder = encoder
-        sharing = draft_decoder if isinstance(draft, DraftPart) else None  # a decoder with the same pages
+        sharing = draft_decoder if isinstance(draft, DraftPart) else None  # a draft model with the same pages
         runner.facts = _facts(build, decoder, request, grant, loaded, granted, token_seconds, sharing)
         if draft is not None and draft_decoder is not None:
             own, limits = draft.start(draft_decoder, grant, build.ops.step_bytes)

@@ -25,9 +25,9 @@ from helexa.neuron.ops.interface import Ops
 from helexa.neuron.ops.kernel_header import PAGE_SIZE
 
 _log = logging.getLogger("helexa.neuron.engine")
-# Needs more memory than greedy sampling, and a copy of the logits for penalties.
+# Sampling settings that need more memory than greedy sampling, and a copy of the logits for penalties.
 _DRAWN = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.1)
-# Prompt lengths that need other matmul kernels than the largest step, with settings for other sampling kernels.
+# Prompt lengths that need other matmul kernels than the largest step, each with settings for other sampling kernels.
 _SHORTER = {32: SamplingParams(temperature=0), 300: SamplingParams()}
 
 
@@ -63,8 +63,8 @@ def measured(memory_request: MemoryRequest, ranks: Collection[DeviceMemory], gra
     """
     return msgspec.structs.replace(
         memory_request,
-        # One request is for each device, so it states the rank with the most weights and the device with the least free
-        # memory.
+        # The same request applies to each device, so it states the rank with the most weights and the device with the
+        # least free memory.
         free=min(rank.free for rank in ranks),
         weights=max(rank.weights for rank in ranks),
         loading=0,
@@ -110,9 +110,9 @@ def measured_on_device(
 
 
 def largest(step_tokens: int, sequences: int) -> list[StepInput]:
-    """Return the steps with the most memory, for chunks of up to `step_tokens`."""
-    # These are the longest prompt chunk, and a decode step in which all sequences sample. Shorter prompt chunks come
-    # first, so that all kernels are compiled before requests arrive.
+    """Return the steps that need the most memory, and shorter prompts for compilation."""
+    # The most memory is needed by the longest prompt chunk, or by a decode step in which all sequences sample. The
+    # shorter prompt chunks let all kernels be compiled before requests arrive.
     sampling_by_length = {
         **{length: sampling for length, sampling in _SHORTER.items() if length < step_tokens},
         step_tokens: _DRAWN,

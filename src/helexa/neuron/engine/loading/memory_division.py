@@ -51,7 +51,7 @@ def divide(request: MemoryRequest, free: int) -> MemoryGrant:
 
 
 def least_grant(grants: Sequence[tuple[MemoryGrant, int]]) -> MemoryGrant:
-    """Return the fewest pages, sequences and snapshots of all hosts of a model."""
+    """Return a grant with the fewest pages, sequences and snapshots of all hosts."""
     return MemoryGrant(
         total=grants[0][0].total,
         pages=min(grant.pages for grant, _ in grants),

@@ -39,7 +39,7 @@ _UNNEEDED = re.compile(
 def require_all_read(
     checkpoint: Checkpoint, read: Collection[str], stage: Stage, layers: int, architecture: str, unneeded: str = r"(?!)"
 ) -> None:
-    """Check by an estimate that a model reads every required tensor.
+    """Check that a model reads every required tensor of its checkpoint.
 
     Args:
         read: names of the tensors that the model of this stage reads.
@@ -54,8 +54,7 @@ def require_all_read(
     unread: list[str] = []
     for name in checkpoint.names():
         layer = _LAYER.match(name)
-        # Tensors of other stages are read there. A layer beyond the model's number of layers is an error on every
-        # stage.
+        # Other stages read their own tensors. A layer beyond the model's number of layers is an error on every stage.
         elsewhere = int(layer[1]) not in own and int(layer[1]) < layers if layer else not stage.is_first
         if not elsewhere and name not in read and not unneeded_names.fullmatch(name):
             unread.append(checkpoint.stored_name(name))

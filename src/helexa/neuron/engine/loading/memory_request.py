@@ -102,7 +102,7 @@ def of_all_ranks(estimate: MemoryEstimate, ranks: int) -> MemoryEstimate:
 
 
 def free_memory(device: Device, options: EngineOptions) -> int:
-    """Return the free bytes of `device` for a memory request; the least of the GPUs."""
+    """Return the free bytes of `device`; with several GPUs, of the one with the least."""
     if device.type != "cuda":
         return host_memory()[0]
     from helexa.neuron.hardware.accelerators import device_health  # imports pydantic, which CPU engines do not need
@@ -146,7 +146,7 @@ def _logits(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -> int:
 
 
 def _attention(estimate: MemoryEstimate, ops: Ops, rows: int) -> tuple[int, int]:
-    """Return bytes per KV page in use, and bytes per position of one sequence."""
+    """Return attention's memory: bytes per KV page in use, bytes per position."""
     if not ops.copies_pages:
         # Native kernels keep partial results of each segment of a sequence.
         partials = sum(SPLIT_ROWS * heads * (dim + 2) * 4 for heads, _, dim in estimate.shapes)

@@ -149,5 +149,5 @@ FromRank = RankProgress | RankLoaded | RankAllocated | RankMemory | RankCaptured
 
 
 def digest_of(data: bytes) -> bytes:
-    """Return the digest of the step that a message between ranks encodes."""
+    """Return the digest of an encoded step, which the receiving rank checks."""
     return blake2b(data, digest_size=8).digest()

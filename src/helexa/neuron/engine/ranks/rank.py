@@ -1,4 +1,4 @@
-"""A rank after rank 0: computes its part of a model as rank 0 commands."""
+"""A rank other than rank 0: computes its part of a model as rank 0 commands."""
 
 import gc
 from pathlib import Path
@@ -107,7 +107,7 @@ class Rank:
     def _allocate(self, message: Allocate) -> RankAllocated:
         # The old caches are released first, because both may not fit.
         self._runner = None
-        gc.collect()  # the runner of the measured steps can be in a circle of references
+        gc.collect()  # the runner of the measured steps can be in a reference cycle
         weights = tensors.cuda.memory_allocated() if message.measure else 0
         self._runner = Runner(self._model, self._ops, self._options, message.request, message.grant)
         self._memory = StepMemory(weights) if message.measure else None

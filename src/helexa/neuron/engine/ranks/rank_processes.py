@@ -126,7 +126,7 @@ class RankProcesses:
         self._receive(timeout=0)
 
     def wait_until_loaded(self) -> list[RankLoaded]:
-        """Wait until all ranks have loaded; return the sizes of those after rank 0.
+        """Wait until all ranks have loaded; return the sizes of all but rank 0.
 
         Raises:
             ModelFileError, DeviceError, MemoryError, HelexaError: a rank cannot load its part of the model.
@@ -147,11 +147,11 @@ class RankProcesses:
         """
         self._send_all(Allocate(request, grant, measure))
         self._wait(RankAllocated)
-        # All ranks are connected now. A killed engine leaves no rendezvous file.
+        # All ranks are connected now. Deleted here, the rendezvous file does not remain if the engine is killed.
         shutil.rmtree(self._rendezvous, ignore_errors=True)
 
     def measured_memory(self) -> list[DeviceMemory]:
-        """Return the memory that the ranks after rank 0 have measured since `allocate`."""
+        """Return the memory that all ranks but rank 0 have measured since `allocate`."""
         self._send_all(ReportMemory())
         return [reply.memory for reply in self._wait(RankMemory)]
 
@@ -184,12 +184,12 @@ class RankProcesses:
         return True
 
     def read_cache(self, kind: CacheKind, index: int) -> list[bytes]:
-        """Return the part of each rank of a KV page or a state slot."""
+        """Return each rank's part of a KV page or a state slot."""
         self._send_all(ReadCache(kind, index))
         return [reply.contents for reply in self._wait(CacheContents)]
 
     def write_cache(self, kind: CacheKind, index: int, parts: Sequence[memoryview]) -> None:
-        """Replace the part of each rank of a KV page or a state slot."""
+        """Replace each rank's part of a KV page or a state slot."""
         for rank, (connection, part) in enumerate(zip(self._connections, parts, strict=True), start=1):
             self._send(rank, connection, WriteCache(kind, index, bytes(part)))
 

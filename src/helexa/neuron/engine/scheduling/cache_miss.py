@@ -24,7 +24,7 @@ _MOST_KEYS = 256
 class RecentPrompts:
     """The latest long prompts of an engine, of all principals.
 
-    A prompt is compared only with earlier prompts of the same principal, so a report says nothing about others.
+    A prompt is compared only with earlier prompts of the same principal. A report says nothing about other clients.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -32,12 +32,12 @@ class RecentPrompts:
         self._prompts: OrderedDict[int, tuple[str, Int32]] = OrderedDict()  # principal and tokens, oldest first
         self._numbers = count()
         self._tokens = 0
-        self._keys: OrderedDict[str, bytes] = OrderedDict()  # page that ends the first half of a prompt, by its key
+        self._keys: OrderedDict[str, bytes] = OrderedDict()  # prefix key -> page at the half of the prompt
 
     def explain(self, sequence: Sequence) -> PrefixMiss | None:
-        """Return why a sequence that starts must compute so many tokens again.
+        """Return why a starting sequence must compute many tokens again; else None.
 
-        Return None if it computes fewer than `LEAST_MISSED` tokens that an earlier prompt has.
+        Many tokens are at least `LEAST_MISSED` tokens that an earlier prompt has, too.
         """
         length, cached = len(sequence.tokens), sequence.computed
         if length - cached < LEAST_MISSED or not self._memory.may_reuse(sequence):
@@ -76,7 +76,7 @@ class RecentPrompts:
         """Return which prefix keys have cached prompts.
 
         Args:
-            saved: keys of prompts on disk, of earlier engines.
+            saved: hashes of pages on disk by prefix key, from earlier engines.
             on_disk: returns whether the page with a hash is on disk.
         """
         tiers = CachedPrefixes()

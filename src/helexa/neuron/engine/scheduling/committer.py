@@ -124,7 +124,7 @@ class Committer:
         # The matcher may have failed on a draft. Later drafts are then not checked.
         ahead = len(entry.drafts) if sequence.matcher is None else sequence.matcher.ahead
         accepted = _accepted(entry.drafts[:ahead], sampled)
-        # The sequence has sampled a token alone, so it does not make steps fail.
+        # A suspect has now sampled a token in a step of its own, so it does not make steps fail.
         self._queues.clear_suspicion(sequence)
         if accepted[-1] == NON_FINITE:
             return self._end_non_finite(sequence)

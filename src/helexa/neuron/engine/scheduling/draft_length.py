@@ -14,8 +14,8 @@ share of the time, and `_FIRST_CREDIT` steps once. If some drafts in a row are r
 rests: it drafts nothing for a number of steps, then drafts again. If the next drafts are rejected, too, the next rest
 is twice as long.
 
-The draft model computes the tokens of a sequence late: when the sequence is about to draft, and only a few of the
-tokens before. A long prompt therefore costs the draft model nothing, and starts no later.
+The draft model computes tokens of a sequence only when the sequence is about to draft, and of the earlier tokens only a
+few. A long prompt therefore costs the draft model nothing, and starts no later.
 """
 
 from bisect import bisect_left
@@ -81,8 +81,8 @@ class PassCost:
     Args:
         seconds: assumed seconds of a pass with one row.
         fixed: whether the assumed duration is never replaced by measurements.
-        optimistic: whether a row count with few measurements, or old ones, counts as no slower than the other row
-            counts let expect. The gate avoids row counts that look slow, so otherwise no second measurement would
+        optimistic: whether a row count with few measurements, or old ones, counts as no slower than the measurements of
+            other row counts suggest. The gate avoids row counts that look slow, so otherwise no later measurement would
             correct a first one that was slow by chance (the machine was busy).
     """
 
@@ -97,7 +97,7 @@ class PassCost:
         measured = self._measured.get(rows)
         if measured is None:
             return self._expected(rows, self._rows)
-        # Nothing avoids the fewest rows.
+        # The gate cannot avoid the smallest row count, so this count is measured often.
         if not self._optimistic or self._is_certain(measured) or rows == self._rows[0]:
             return measured.seconds
         return min(measured.seconds, self._expected(rows, [known for known in self._rows if known != rows]))
@@ -123,7 +123,7 @@ class PassCost:
         return measured.count >= _LEAST_MEASURED and self._passes - measured.last <= _OLD_AFTER
 
     def _expected(self, rows: int, known: list[int]) -> float:
-        """Return the seconds of a pass that follow from those of other row counts."""
+        """Return the seconds of a pass, estimated from those of other row counts."""
         if not known:
             return self._assumed * _relative(rows)
         index = bisect_left(known, rows)
@@ -175,7 +175,7 @@ class ModelDrafter:
         self.forget()
 
     def forget(self) -> None:
-        """Record that the sequence has other pages now."""
+        """Forget what is computed, because the sequence has released its pages."""
         # The draft model has computed K and V of the positions from `start` to `end`. It attends to no positions before
         # `start`, which is the begin of a page.
         self.start = self.end = 0
@@ -210,12 +210,12 @@ class Candidate:
 
 
 def first_position(length: int, page_size: int) -> int:
-    """Return where a draft model begins to read a sequence of `length` tokens."""
+    """Return the first of `length` positions that a draft model computes."""
     return max(length - _LEAST_CONTEXT, 0) // page_size * page_size
 
 
 def is_behind(length: int, end: int) -> bool:
-    """Return whether too many tokens are missing from `end` to `length`."""
+    """Return whether a draft model that has computed `end` tokens misses too many."""
     return length - end > _MOST_MISSING
 
 
@@ -229,8 +229,8 @@ class DraftGate:
     """
 
     def __init__(self, ratio: float = 1.0, fixed: bool = False) -> None:
-        # Optimism about passes of the draft model would cost more than it finds: they have up to 128 rows, and the
-        # credit repeats those with few.
+        # Only steps are optimistic. Passes of the draft model have up to 128 rows, so optimism would cost too much, and
+        # the credit repeats passes with few rows anyway.
         self._step = PassCost(_FIXED_STEP, fixed, optimistic=True)
         self._pass = PassCost(_FIXED_DRAFT if fixed else _FIXED_STEP * ratio, fixed)
         self._ratio, self._fixed = ratio, fixed
@@ -356,7 +356,8 @@ class DraftGate:
 
     def _should_rest(self) -> bool:
         """Return whether so many drafts were rejected that trials in each step do not pay."""
-        # A pair that gained before has a high acceptance. A rest would cost its draft model the tokens of the rest.
+        # If drafts gained before, the acceptance is high, and there is no rest yet: during a rest, the draft model
+        # falls behind.
         gain = self._speedup(self._acceptance.rate(_PRIOR_ACCEPTANCE, _PRIOR_WEIGHT / 2), 1)
         return self._rejected >= _MOST_REJECTED or (self._rejected >= _LEAST_REJECTED and gain < 1.0)
 
@@ -394,7 +395,7 @@ class DraftGate:
         return _tokens(rate, count) * self._step.seconds(1) / seconds
 
     def _gain(self, chosen: Collection[Candidate], count: int, rows: int) -> float:
-        """Return the gain of a step with `count` drafts in tokens per second."""
+        """Return the factor by which `count` drafts raise a step's tokens per second."""
         others = max(self._sequences - len(chosen), 0)
         tokens = others + sum(_tokens(self._rate(each.drafter), min(count, each.limit)) for each in chosen)
         plain = self._step.seconds(rows)

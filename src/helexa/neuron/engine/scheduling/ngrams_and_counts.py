@@ -33,7 +33,7 @@ class Drafter:
         self.acceptance = Acceptance(_DECAY)
         self._depth = _FIRST_DEPTH
         self._match = _FIRST_MATCH
-        self._begin = self._end = len(tokens)  # the n-grams before each of these tokens are in the index
+        self._begin = self._end = len(tokens)  # n-grams before tokens in this range are in the index
         # Hash of an n-gram -> index of the token after its latest occurrence. Hashes need less memory than the n-grams.
         # If two n-grams have the same hash, `draft` compares the tokens and returns no draft.
         self._index: dict[int, int] = {}

@@ -4,8 +4,8 @@ With overlap, the next step is planned and launched before the device has finish
 the previous step samples are not known at this time. If only the device needs these tokens, the next step is planned
 with placeholders, which the device replaces by the sampled tokens.
 
-Tokens are sampled without a grammar's mask first. The grammar then checks the sampled token, which takes microseconds.
-To compute a mask over the whole vocabulary takes about a hundred times as long: only rejected tokens need one.
+Tokens are first sampled without a grammar's mask. The grammar then checks the sampled token, which takes microseconds.
+A mask over the whole vocabulary takes about a hundred times as long, so it is computed only for rejected tokens.
 """
 
 from collections.abc import Iterator

@@ -113,7 +113,7 @@ class Planner:
                 entry.sequence.read_seconds += seconds * entry.count / prompts
 
     def _plan_together(self) -> Plan:
-        """Return a plan that computes all kinds of sequences together, without suspects."""
+        """Return a plan of decoding sequences and prompts together, without suspects."""
         plan: dict[Sequence, int] = {}
         self._image_tokens = 0
         self._room = None
@@ -355,7 +355,7 @@ class Planner:
         if limit <= 0:
             return (), None
         drafts, drafter = () if sequence.matcher is None else sequence.matcher.forced(limit), None
-        # Only their tokenization can be wrong, so forced tokens come before guesses from n-grams.
+        # Forced tokens come before guesses from n-grams, because only their tokenization can be wrong.
         if not drafts:
             drafter = self._drafter(sequence)
             drafts = drafter.draft(limit)
@@ -376,7 +376,7 @@ class Planner:
         return tokens_left - 1  # the last token is sampled, so it needs no draft
 
     def _open_drafts(self, sequences: list[Sequence], rows: int, budget: int) -> dict[Sequence, int]:
-        """Return the number of drafts of the draft model by sequence; allocate pages.
+        """Return how many drafts the draft model shall add by sequence; allocate pages.
 
         Args:
             rows: number of rows of the decoding sequences in the plan.

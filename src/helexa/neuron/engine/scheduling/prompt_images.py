@@ -28,7 +28,7 @@ TEXT_TRAITS = ImageTraits()
 
 
 class PromptImages:
-    """Where the image tokens of a prompt are, and which images a chunk begins."""
+    """Where the image tokens of a prompt are, and which images begin in a chunk."""
 
     def __init__(self, request: Generate, traits: ImageTraits) -> None:
         self.ranges = request.image_ranges  # the image tokens of each tile, in the order of the prompt
@@ -62,7 +62,7 @@ class PromptImages:
             yield self.ranges[index]
 
     def attention_ends(self, start: int, stop: int) -> Int32 | None:
-        """Return how many tokens each of `start` to `stop` attends to, int32 [n].
+        """Return how many tokens each token from `start` to `stop` attends to, int32 [n].
 
         Return None if each token attends only to itself and to the tokens before it.
         """

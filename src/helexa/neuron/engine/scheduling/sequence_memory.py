@@ -57,7 +57,7 @@ class Memory:
         return pages[: self._windows.usable(len(pages), lambda index: present[pages[index]] == 1)]
 
     def missing(self, waiting: Iterable[Sequence]) -> dict[Sequence, int]:
-        """Return how many tokens of each waiting sequence a start computes, at most."""
+        """Return how many tokens each waiting sequence must at most compute to start."""
         missing: dict[Sequence, int] = {}
         # A new long prompt is looked up over several steps. Until then, its number is too high.
         budget = _MAX_NEW_MATCHES
@@ -172,7 +172,7 @@ class Memory:
         self._release_unseen(sequence)
 
     def prepare_drafts(self, sequence: Sequence, drafter: ModelDrafter) -> None:
-        """Set the positions that the draft model has computed, if many are missing."""
+        """Find pages that the draft model has computed, if the drafter is far behind."""
         length = len(sequence.tokens)
         released = sequence.unseen * self._pages.page_size  # positions in pages that other sequences may use now
         if not drafter.end or drafter.end < released or is_behind(length, drafter.end):
@@ -216,7 +216,7 @@ class Memory:
             sequence.slot = None
 
     def discard(self, sequence: Sequence) -> list[int]:
-        """Release and unregister the pages of `sequence`; return unused parts of pages."""
+        """Release and unregister a sequence's pages; return the parts without a holder."""
         self.on_discard(sequence)
         pages = sequence.pages[sequence.unseen if self._windows is None else 0 :]
         self._pages.forget(pages)
@@ -228,7 +228,7 @@ class Memory:
             for hash_of_page in sequence.chain:
                 self._states.forget(hash_of_page)
         self.release(sequence)
-        # Shared pages are finite.
+        # Pages that other sequences share are finite.
         return [part for page, parts in released if not self._pages.count_held([page]) for part in parts]
 
     def _release_unseen(self, sequence: Sequence) -> None:
@@ -308,7 +308,7 @@ class Memory:
         return following < len(sequence.chain) and self._pages.holds(sequence.chain[following])
 
     def most_lost(self, tokens: int) -> int:
-        """Return `tokens`, or the interval of snapshots if it is longer."""
+        """Return the least tokens of a reported miss: `tokens`, or a snapshot interval."""
         return tokens if self._states is None else max(tokens, _SNAPSHOT_INTERVAL + 1)
 
     def _next_mark(self, sequence: Sequence) -> int:

@@ -222,7 +222,7 @@ class StepController:
         prompts.update(waiting)
         sequence_counts = prompts + Counter(sequence.principal for sequence in running if sequence.decoding)
         self._fair_seconds, self._heavy = None, frozenset()
-        # One principal has nothing to share.
+        # A single principal shares with no other principal.
         if len(sequence_counts) < 2:
             self._overrun = 0.0
             return StepLimits()
