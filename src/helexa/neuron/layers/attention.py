@@ -44,9 +44,9 @@ class Attention:
             If False, it rotates the numbers i and i + head_dim / 2.
         gated: whether `q_proj` yields a query and a gate for each head. The sigmoid of the gate multiplies the head's
             output.
-        gate: name of a projection to gates, one per number of the heads, whose sigmoids multiply the heads' output.
-        causal: whether image tokens attend only to earlier tokens, even if tokens of other layers attend to their whole
-            image.
+        gate: name of a projection to gates, one per number of the heads' output. Their sigmoids multiply the output.
+        causal: whether image tokens attend only to earlier tokens, even if they attend to their whole image in other
+            layers.
         output: name of the output projection.
         keys_are_values: whether the keys, before norm and rotation, are also the values: the layer has no `v_proj`.
         shares_kv: whether the layer has only queries, and reads the keys and values of another layer's cache.
@@ -149,7 +149,7 @@ class Attention:
 
 
 class NormedProjections:
-    """The projections to queries, keys and values, with a norm over all heads of each.
+    """The projections to queries, keys and values; one norm for queries, one for keys.
 
     Args:
         outputs: rows of this rank by the names of the three projections.
@@ -166,7 +166,7 @@ class NormedProjections:
         )
         self._weights = query, key
         self._gathered: list[LinearOp] = []
-        # The sum of a norm covers the heads of all ranks.
+        # A norm covers the heads of all ranks, so the ranks gather queries and keys.
         if loader.ranks > 1:
             names, outputs = list(outputs)[:2], {name: outputs[name] for name in list(outputs)[2:]}
             for name, rows in zip(names, self._own, strict=True):

@@ -41,7 +41,7 @@ class Step:
 
 
 class Mixer(Protocol):
-    """The sublayer that mixes positions: attention or Gated DeltaNet."""
+    """The sublayer that mixes positions: attention or a recurrent layer."""
 
     # bytes of this layer's KV cache per KV page; 0 for a recurrent layer, and for a layer that reads the KV cache of
     # another layer

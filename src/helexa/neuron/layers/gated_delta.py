@@ -112,11 +112,11 @@ def _ungrouped(
     widths: tuple[int, ...],
     ranges: Sequence[RowRange],
 ) -> Any:
-    """Return the rows `ranges` of a matrix of several projections, by projection.
+    """Return a rank's rows of a matrix of several projections, sorted by projection.
 
     Args:
         widths: number of rows of each projection in the group of one key head.
-        ranges: ranges of the sorted rows.
+        ranges: rows of this rank among the sorted rows.
     """
     shape = (key_heads * sum(widths), inputs)
     # In the checkpoint, the rows are grouped by key head instead.

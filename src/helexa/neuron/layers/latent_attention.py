@@ -112,7 +112,7 @@ def _head_projections(
             RowRange(start, start + plain, total),
             RowRange(start + plain, start + plain + value, total),
         )
-        # The checkpoint maps the latent to a key. Absorbed into the query, the map is reversed.
+        # The checkpoint's matrix maps the latent to a key. Its transpose maps a query to the latent space.
         keys.append(loader.transposed(name, f"{to_latent}#{head}", (total, rank), of_keys))
         values.append(loader.matrix(name, (total, rank), ranges=(of_values,)))
     return loader.head_linear(keys), loader.head_linear(values)

@@ -251,7 +251,7 @@ class Loader:
     def fused_linear(self, fused: str, outputs: Mapping[str, RowRange], inputs: int) -> LinearOp:
         """Return a column-parallel linear layer whose weights may be one tensor.
 
-        If the checkpoint has the tensor `fused.weight`, it has the rows of all weights in the order of `outputs`.
+        If the checkpoint has a tensor `fused.weight`, it contains the rows of all weights in the order of `outputs`.
         """
         if f"{fused}.weight" not in self:
             return self.column_parallel_linear(outputs, inputs)
@@ -363,7 +363,7 @@ class Loader:
 
 
 def require_shape(name: str, actual: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """For a loader: raise ModelFileError unless the tensor `name` has this shape."""
+    """Raise a ModelFileError unless the tensor `name` has the shape `shape`."""
     # Native kernels access memory by the configured sizes without further checks.
     if actual != shape:
         raise ModelFileError(f"tensor {name} has shape {list(actual)}, but the configuration requires {list(shape)}")

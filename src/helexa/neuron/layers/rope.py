@@ -83,7 +83,7 @@ class Rope:
             frequencies = _llama3(frequencies, settings, trained_context)
         elif rope_type == "yarn":
             frequencies, self._factor = _yarn(frequencies, theta, settings, trained_context)
-        elif rope_type == "proportional":  # number i forms a pair with number i + D / 2, but few pairs are rotated
+        elif rope_type == "proportional":  # i forms a pair with i + head_dim / 2; few pairs are rotated
             frequencies /= _positive("factor", settings.get("factor") or 1.0)
             frequencies[rotated // 2 :] = 0.0
         elif rope_type == "longrope":
@@ -104,7 +104,7 @@ class Rope:
         self._columns = tensors.arange(rope_dim // 2, device=ops.device)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of the angles of T rows, each float32 [T, rotary / 2].
+        """Return cos and sin of the angles of T rows, each float32 [T, R / 2].
 
         Args:
             positions: [T], or [3, T] for positions with time, height and width (M-RoPE).

@@ -32,7 +32,7 @@ class Stage:
 
     def __init__(self, layers: range | None = None, exchange: HiddenExchange | None = None) -> None:
         self._layers = layers  # the layers; None for all layers of the model
-        # exchange with the other stages; None if there are no other stages, and in ranks after rank 0
+        # exchange with the other stages; None if there are no other stages, and in ranks other than rank 0
         self._exchange = exchange
 
     @property
@@ -52,7 +52,7 @@ class Stage:
     def receive(self, ops: Ops, rows: int, width: int) -> Tensor:
         """Return the previous stage's hidden states, float32 [rows, width]."""
         if self._exchange is None:
-            # Ranks after rank 0 add zeros to the hidden states that rank 0 has received.
+            # The other ranks add zeros to the hidden states that rank 0 has received.
             return _shared(ops, tensors.zeros(rows, width, device=ops.device))
         return _shared(ops, self._exchange.receive(rows, width).to(ops.device))
 

@@ -18,9 +18,9 @@ _VECTOR = 16  # the kernels compute heads in vectors of 16 numbers
 
 
 def block_order(grid: Grid, merge: int) -> tuple[Tensor, Tensor]:
-    """Return the row and the column of each patch, each int64 [patches], by blocks.
+    """Return the row and the column of each patch, int64 [patches], block by block.
 
-    The blocks of `merge` x `merge` patches are in the order of rows, and so are the patches of a block.
+    A block has `merge` x `merge` patches. The blocks are in row-major order, and so are the patches of each block.
     """
     shape = (grid.rows // merge, merge, grid.columns // merge, merge)
     rows = tensors.arange(grid.rows)[:, None].expand(grid)
@@ -39,7 +39,7 @@ def axial_tables(
     are [patches], `theta` is the base of the frequencies, and `dim` the size of a head.
 
     Args:
-        alternate: whether the axes have every second of the frequencies of `dim` numbers, rows the first one. If False,
+        alternate: whether rows and columns take turns in the `dim` / 2 frequencies of a head, rows first. If False,
             both axes have the same frequencies.
     """
     half = dim // 2
@@ -64,7 +64,7 @@ def interpolated(table: Tensor, side: int, grid: Grid, rows: Tensor, columns: Te
 def interpolated_with_zeros(table: Tensor, side: int, grid: Grid, rows: Tensor, columns: Tensor) -> Tensor:
     """Return position embeddings like `interpolated`, with zeros around the table.
 
-    Both grids cover the same square, and their values belong to the centers of their cells, as in torch's
+    Table and patches cover the same square, and their values belong to the centers of their cells, as in torch's
     `align_corners=False`.
     """
     axes = []
@@ -81,7 +81,7 @@ def interpolated_with_zeros(table: Tensor, side: int, grid: Grid, rows: Tensor, 
     return _bilinear(table, side, *axes)
 
 
-_Taps = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]  # two places in the table for each patch, and their shares
+_Taps = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]  # of an axis: two table entries per patch, and shares
 
 
 def _bilinear(table: Tensor, side: int, row_taps: _Taps, column_taps: _Taps) -> Tensor:
@@ -96,7 +96,7 @@ def _bilinear(table: Tensor, side: int, row_taps: _Taps, column_taps: _Taps) -> 
 
 
 def window_order(grid: Grid, size: int) -> tuple[Tensor, list[int]]:
-    """Return the cells ordered by windows, int64 [cells], and each window's count."""
+    """Return the cell numbers window by window, int64 [cells], and the window sizes."""
     numbers = tensors.arange(grid.size).view(grid)
     windows = [
         numbers[top : top + size, left : left + size].flatten()
@@ -174,7 +174,7 @@ class Frames(NamedTuple):
 class FrameAttention:
     """A vision encoder's multi-head attention of P patches of hidden size H.
 
-    A single name in `qkv` is a projection whose outputs are the queries, then the keys, then the values.
+    `qkv` names three projections, or one projection whose outputs are the queries, then the keys, then the values.
     """
 
     def __init__(self, loader: TowerLoader, qkv: list[str], out: str, *, hidden: int, heads: int) -> None:
@@ -197,7 +197,7 @@ class EncoderBlock:
     """A vision encoder's pre-norm layer: attention and feed-forward layer.
 
     Args:
-        post_norms: norms of the outputs of attention and feed-forward layer; None without.
+        post_norms: norms of the outputs of attention and feed-forward layer; None if they are not normalized.
     """
 
     def __init__(
@@ -213,10 +213,10 @@ class EncoderBlock:
         self._after_attention, self._after_mlp = post_norms or (None, None)
 
     def __call__(self, hidden: Tensor, delta: Tensor | None, frames: Frames) -> Tensor:
-        """Return the feed-forward layer's output [P, hidden], which is not added yet.
+        """Return the feed-forward layer's output for P patches, [P, hidden].
 
-        `hidden` is the residual stream of P patches, float32 [P, hidden], to which the output `delta` of the previous
-        layer is added in place.
+        `hidden`, float32 [P, hidden], is the residual stream. This layer adds the previous layer's output `delta` and
+        its own attention output to `hidden` in place. The next layer adds the returned output.
         """
         delta = self._attention(self._attention_norm(hidden, delta), frames)
         delta = delta if self._after_attention is None else self._after_attention(delta)

@@ -16,7 +16,7 @@ _GROUP = 32  # the kernels compute inputs in groups of 32 numbers
 
 
 class Blocks(NamedTuple):
-    """For a vision tower: a linear layer's outputs as blocks, padded to one size."""
+    """The outputs of a vision tower's linear layer as equal blocks, each padded."""
 
     number: int
     size: int  # number of outputs of a block in the checkpoint
@@ -24,7 +24,7 @@ class Blocks(NamedTuple):
 
 
 def padded_width(width: int) -> int:
-    """For a vision tower: return `width`, rounded up to a multiple of 32."""
+    """Return `width`, rounded up to a multiple of the kernels' group size, 32."""
     return -(-width // _GROUP) * _GROUP
 
 
@@ -60,7 +60,7 @@ class TowerLoader:
             names: for each weight, its name. The tensor `name.weight` has the shape [number * size, inputs], and the
                 bias `name.bias` is optional.
             padded_inputs: number of inputs. Inputs after the first `inputs` are multiplied by 0.
-            order: numbers of the rows of a block in the order of its outputs. Only for weights without a bias.
+            order: indexes of a block's rows, in the order of its outputs. Only for weights without a bias.
         """
         matrices = [self._matrix(f"{name}.weight", outputs, inputs, padded_inputs, order) for name in names]
         biases = [self._bias(f"{name}.bias", outputs) for name in names if f"{name}.bias" in self]

@@ -164,7 +164,7 @@ class Decoder:
             ModelFileError: the checkpoint has no output head, and the configuration says that it has one.
         """
         tied = self.settings.config.get("tie_word_embeddings")
-        # Tied anyway, the model would answer nonsense.
+        # If the embedding replaced the missing output head, the model would answer nonsense.
         if tied is False and "lm_head.weight" not in self.loader:
             raise ModelFileError(
                 "config: 'tie_word_embeddings' is false, but the tensor lm_head.weight is missing",
@@ -194,7 +194,7 @@ class Decoder:
         return (AttentionShape(settings.heads, settings.kv_heads, settings.head_dim),)
 
     def cache_layer(self, index: int) -> int:
-        """Return the layer whose KV cache layer `index` reads: most layers have their own."""
+        """Return the layer whose KV cache layer `index` reads: mostly `index` itself."""
         return index
 
     def new_caches(self, pages: int, slots: int, window_pages: int | None = None) -> list[Any]:

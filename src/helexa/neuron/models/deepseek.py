@@ -45,7 +45,7 @@ class DeepSeekV3(WithDeepSeekExperts):
         factor, sharpness = rope.get("factor") or 1, rope.get("mscale_all_dim") or 0
         if rope["rope_type"] == "default" or factor <= 1:
             return scale
-        # Squared, because the factor belongs to queries and to keys.
+        # Squared, because the factor applies to queries and to keys.
         return scale * (0.1 * sharpness * math.log(factor) + 1) ** 2
 
     def mixer(self, index: int, prefix: str) -> LatentAttention:
@@ -92,7 +92,7 @@ class DeepSeekV2(DeepSeekV3):
     }
 
     def routing(self, prefix: str, count: int, top_k: int) -> Routing:
-        """Return the rule of DeepSeek-V2: groups count by their best expert, if at all."""
+        """Return the rule of DeepSeek-V2: groups, if any, rank by their best expert."""
         grouped = self.settings.config["topk_method"] == "group_limited_greedy"
         groups = self.groups(count, top_k, 1) if grouped else None
         return Routing(top_k, "shares", groups=groups, factors=self.factors(count))

@@ -152,7 +152,8 @@ class EagleBlock:
 
     def allocate(self, rows: int, width: int) -> None:
         """Allocate memory for the inputs of at most `rows` rows, of `width` numbers each."""
-        # The rows of both inputs, one after another. In `_order` they alternate: two rows are one row of both inputs.
+        # All rows of the first input, then all rows of the second. `_order` alternates between both inputs, so that two
+        # adjacent rows make one joined row.
         self._inputs = tensors.zeros(2 * rows, width)
         self._rows = tensors.arange(rows, dtype=tensors.int32)
         self._order = tensors.from_numpy(np.arange(2 * rows, dtype=np.int32).reshape(2, rows).T.flatten())
@@ -185,7 +186,7 @@ class EagleHead(DraftHead, Llama):
         "num_hidden_layers": (1,),
         **dict.fromkeys(_EAGLE_FLAGS, (None, False)),
     }
-    # The model has the embedding. `t2d` follows from `d2t`.
+    # The head uses the embedding of its model. `t2d` follows from `d2t`.
     unneeded = r"model\.embed_tokens\.weight|d2t|t2d"
 
     @classmethod
@@ -199,7 +200,7 @@ class EagleHead(DraftHead, Llama):
         nested = nested if isinstance(nested, dict) else {}
         if nested.get("use_aux_hidden_state") is False:
             raise UnsupportedModelError("config: 'use_aux_hidden_state' is false, supported: true")
-        # Some heads have these settings in `eagle_config`. Not all of them add a tensor that would be found unused.
+        # Some heads have these settings in `eagle_config`. Not all of them add a tensor that is rejected as unread.
         for name in _EAGLE_FLAGS & nested.keys():
             if nested[name] not in (None, False):
                 raise UnsupportedModelError(f"config: '{name}' is {str(nested[name])[:40]}, supported: false")
@@ -208,8 +209,8 @@ class EagleHead(DraftHead, Llama):
         if chosen is None and outputs is None:
             chosen = [2, count // 2, count - 3]
         elif chosen is None and isinstance(outputs, list):
-            # In `eagle_config`, some heads number the outputs of the layers, others their inputs. As in SGLang, they
-            # are told apart by the first number: the lowest state that a head reads is the output of layer 1.
+            # In `eagle_config`, some heads number the outputs of the layers, others their inputs. As in SGLang, 1 as
+            # the first number means outputs: the lowest state that a head reads is the output of layer 1.
             after = int(outputs[:1] == [1])
             chosen = [layer + after if type(layer) is int else layer for layer in outputs]
         if (
@@ -243,7 +244,7 @@ class EagleHead(DraftHead, Llama):
                 raise ModelFileError(f"tensor d2t does not name {own} of {total} tokens")
         if "lm_head.weight" not in self.loader and self.targets is None:
             return super().read_head()
-        embedding = Embedding(self.loader.ops, None, self.loader.shares(own))  # for its number of tokens
+        embedding = Embedding(self.loader.ops, None, self.loader.shares(own))  # only its number of tokens is used
         return self.loader.head("lm_head", embedding, tied=False, inputs=self.settings.hidden)
 
     def block(self, index: int, prefix: str) -> Any:
@@ -295,7 +296,7 @@ class EagleHead(DraftHead, Llama):
         hidden, delta = self._layer(self.embed(batch.tokens), states, caches[0], Step(batch), batch.sample_rows)
         normed = self._norm(hidden, delta)
         if self.kept is not None:
-            self.kept.keep_output(hidden)  # before the norm, which has added `delta`
+            self.kept.keep_output(hidden)  # not normalized; the norm has added `delta` in place
         return normed
 
 

@@ -145,7 +145,7 @@ class Gemma4(Gemma3):
         return tuple({self._shapes[kind] for kind in self.layer_types})
 
     def cache_layer(self, index: int) -> int:
-        """Return the last layer of the same type with its own keys and values."""
+        """Return the layer that owns the keys and values that layer `index` reads."""
         return index if index < self._first_shared else self._sources[self.layer_types[index]]
 
     def ropes(self) -> Mapping[str, Rope]:
@@ -241,8 +241,8 @@ class LayerInputs:
         if self._embedding.vocab_size < loader.vocab_size("model.embed_tokens"):
             raise ModelFileError("embed_tokens_per_layer has fewer tokens than embed_tokens")
         self._projection = loader.replicated_linear("model.per_layer_model_projection", total, settings.hidden)
-        # The result is (embedding * sqrt(P) + norm(projection / sqrt(H))) / sqrt(2). The norm compensates a factor on
-        # its input with another epsilon.
+        # The result is (embedding * sqrt(P) + norm(projection / sqrt(H))) / sqrt(2). A larger epsilon of the norm
+        # has the effect of the factor 1 / sqrt(H) on its input.
         factor = float(tensors.tensor(self._width**0.5, dtype=loader.ops.dtype))
         self._factor = factor * 0.5**0.5
         name, eps = "model.per_layer_projection_norm", settings.eps * settings.hidden

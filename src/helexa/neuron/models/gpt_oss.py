@@ -79,7 +79,7 @@ class GptOssReader(ExpertReader):
         self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange], columns: RowRange | None
     ) -> Weight:
         alternating = name.endswith(".gate_up_proj")
-        # The gate rows of this rank and its up rows are adjacent in the checkpoint.
+        # Gate and up rows alternate in the checkpoint, so this rank's rows of both are one range.
         part = part_of((ranges[0].times(2, total=shape[0]),) if alternating else ranges, columns)
         if isinstance(self.loader.checkpoint.on_meta(name, shape), Tensor):  # not quantized, so transposed
             transposed = self.loader.weight(name, (self.count, *shape[::-1]), expert, Part(part.columns, part.rows))

@@ -51,7 +51,8 @@ class Granite(Llama):
 
     def norm(self, name: str) -> Any:
         """Return the RMS norm of a residual stream divided by `residual_multiplier`."""
-        # A norm of a divided input is the same with a larger epsilon. The final norm's weight also divides the logits.
+        # With r = `residual_multiplier`, the norm of x / r with epsilon / r**2 is the norm of x. The final norm's
+        # weight also divides the logits.
         eps = self.settings.eps / self._residual**2
         factor = 1 / self._logits if name == self.names.norm else 1.0
         return self.loader.norm(name, self.settings.hidden, eps, factor=factor)

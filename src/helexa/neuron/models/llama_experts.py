@@ -119,7 +119,7 @@ class MiniMaxM2(WithExperts):
         return settings
 
     def qk_norms(self) -> QkNorms:
-        """Return the norms, of which each covers all heads."""
+        """Return two norms: one over all query heads, one over all key heads."""
         return QkNorms(self.settings.eps, whole=True)
 
     def expert_width(self) -> int:
@@ -138,7 +138,7 @@ class Olmoe(WithExperts):
     defaults: ClassVar = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
 
     def qk_norms(self) -> QkNorms:
-        """Return the norms, of which each covers all heads."""
+        """Return two norms: one over all query heads, one over all key heads."""
         return QkNorms(self.settings.eps, whole=True)
 
     def expert_width(self) -> int:

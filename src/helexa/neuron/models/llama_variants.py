@@ -23,7 +23,7 @@ _OUTPUT_BIAS = re.compile(r"model\.layers\.\d+\.self_attn\.o_proj\.bias", re.ASC
 
 
 class Mistral(Llama):
-    """Mistral: Llama with a sliding window in all layers, or in none if it is null."""
+    """Mistral: Llama with a sliding window in all layers; in none if set to null."""
 
     defaults: ClassVar = {
         "num_attention_heads": 32,
@@ -144,7 +144,7 @@ class HunyuanDense(Llama):
         """Return the rotary settings."""
         settings = super().rope_settings(config)
         alpha, width = settings.get("alpha"), self.settings.head_dim
-        # Not NTK scaling by length: with `alpha`, the base has a constant factor.
+        # With `alpha`, the type `dynamic` does not scale by length: the rotary base gets a constant factor.
         if settings["rope_type"] == "dynamic" and alpha:
             settings |= {"rope_type": "default", "rope_theta": settings["rope_theta"] * alpha ** (width / (width - 2))}
         return settings

@@ -25,7 +25,7 @@ class Olmo2(PostNormDecoder):
     defaults: ClassVar = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 
     def qk_norms(self) -> QkNorms:
-        """Return norms over the heads together."""
+        """Return two norms: one over all query heads, one over all key heads."""
         return QkNorms(self.settings.eps, whole=True)
 
 

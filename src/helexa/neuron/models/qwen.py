@@ -72,7 +72,7 @@ class WithImagePositions(Llama):
     def rope_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rotary settings with the number of frequencies of each axis."""
         settings = rope_settings(config)
-        # The key `mrope_section` says the same.
+        # The key `mrope_section` already selects M-RoPE.
         if settings["rope_type"] == "mrope":
             settings["rope_type"] = "default"
         rotated = int(self.settings.head_dim * settings["partial_rotary_factor"])

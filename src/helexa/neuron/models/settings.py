@@ -10,8 +10,8 @@ _LARGEST = 1 << 24
 
 SERVED_CONTEXT = "served_context"  # Key that the engine adds to a configuration: the option `context_length`
 
-# Values that do not change the computation, of settings that most architectures here do not implement. Some models have
-# these settings without any tensor that would show their use. None stands for a missing setting.
+# Values that do not change the computation, of settings that most architectures here do not implement. No tensor would
+# show that a model uses such a setting, so the values are checked. None stands for a missing setting.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None,),  # a checkpoint reader that supports the quantization removes the setting
     "attention_multiplier": (None,),
@@ -156,7 +156,7 @@ class Settings:
 
 
 def _extended_context(config: Mapping[str, Any], stated: int) -> int:
-    """Return to how many positions YaRN extends the stated context, if it does."""
+    """Return the stated context, or the longer context to which YaRN extends it."""
     # By the model cards, users add YaRN to a configuration without a change of `max_position_embeddings`. A value below
     # the context before YaRN is a limit.
     for key in ("rope_scaling", "rope_parameters"):

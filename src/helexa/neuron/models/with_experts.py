@@ -112,7 +112,7 @@ class WithDeepSeekExperts(WithExperts):
         """Return the restriction to `topk_group` of `n_group` groups; None without groups.
 
         Args:
-            summed: number of experts whose ranks are added to the rank of a group.
+            summed: number of a group's best experts, whose ranks add up to the rank of the group.
 
         Raises:
             ModelFileError: the experts do not divide into the groups, or the best groups have too few experts.

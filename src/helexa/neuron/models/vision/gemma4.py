@@ -26,7 +26,7 @@ _PROJECTION = "embed_vision.embedding_projection"
 
 
 class Gemma4Tower(VisionTower):
-    """Gemma 4's vision transformer: learned and rotary positions, averaged squares."""
+    """Gemma 4's vision tower: learned and rotary positions, averages of patch squares."""
 
     supported: ClassVar = {
         "hidden_activation": ("gelu_pytorch_tanh",),
@@ -83,7 +83,7 @@ class Gemma4Tower(VisionTower):
 
 
 class ClippedLinear:
-    """Gemma 4's linear layer of vision, with ranges of inputs and outputs.
+    """Gemma 4's linear layer of vision, with inputs and outputs clipped to ranges.
 
     For the arguments, see `TowerLoader.padded_linear`.
     """

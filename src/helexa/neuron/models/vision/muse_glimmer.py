@@ -86,7 +86,7 @@ class MuseGlimmerTower(VisionTower):
         ops, hidden_size = self.loader.ops, self.settings.hidden
         rows, columns = block_order(grid, self._square)
         places = rows * grid.columns + columns  # the number of each patch in the order of rows
-        # The reference counts the patches of this table by columns, even though they are in the order of rows.
+        # As in the reference, the position of a patch is looked up with rows and columns of the grid exchanged.
         across = grid._replace(rows=grid.columns, columns=grid.rows)
         positions = interpolated_with_zeros(self._table, self._side, across, places // grid.rows, places % grid.rows)
         embedded = self._first_norm(self.embed(pixels) + positions).float()
@@ -102,7 +102,7 @@ class MuseGlimmerTower(VisionTower):
         for index, kind in enumerate(self._types):
             delta = self.run(index, hidden, delta, frames[kind])
         normed = self._last_norm(hidden, delta)[by_window.argsort().to(ops.device)]
-        # The columns of the projector are in the order of channels, and of the patches of a block for each channel.
+        # The projector's columns are ordered by channel, and for each channel by the patches of a block.
         blocks = normed.view(-1, self._square**2, hidden_size).transpose(1, 2)
         projected = blocks.reshape(-1, hidden_size * self._square**2)
         for layer in self._adapter:

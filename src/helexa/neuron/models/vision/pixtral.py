@@ -55,7 +55,7 @@ class PixtralTower(VisionTower):
         """Read the norm of the patches and the projector, and check their settings."""
         loader, hidden = self.loader, self.settings.hidden
         self._merges = self.config["model_type"] == "mistral3"
-        # The default of LLaVA is another layer, without its first patch.
+        # A missing setting of LLaVA would mean another layer without its first patch, so LLaVA must state its settings.
         default = (None,) if self._merges else ()
         supported = {
             "vision_feature_layer": (*default, -1),
@@ -90,7 +90,7 @@ class PixtralTower(VisionTower):
             delta = self.run(index, hidden, delta, frames)
         if self._merges:
             normed = self._norm(hidden, delta)
-            # The columns of the merger are in the order of channels, and of the patches of a block for each channel.
+            # The merger's columns are ordered by channel, and for each channel by the patches of a block.
             blocks = normed.view(-1, self._square**2, hidden_size).transpose(1, 2)
             inputs = self._merger(blocks.reshape(-1, hidden_size * self._square**2))
         else:
