@@ -1,5 +1,5 @@
 """The kernels that compute models, in several implementations.
 
-The module `protocol` defines the interface of all implementations. The module `choice` selects an implementation for a
-device. The package `reference` contains the implementation in plain torch, with which tests compare the others.
+The module `interface` defines the interface of all implementations. The module `kernel_selection` selects an
+implementation for a device. The package `reference` has the one in plain torch, with which tests compare the others.
 """

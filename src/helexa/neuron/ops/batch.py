@@ -21,7 +21,7 @@ Array = TypeVar("Array")
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """Parameters of one layer's attention, for a batch."""
+    """Parameters of one layer's attention."""
 
     scale: float  # factor applied to the products of queries and keys
     # number of positions that each query attends to, including its own position; None for all positions
@@ -34,7 +34,7 @@ class AttentionKind:
 
 
 class AttentionShape(NamedTuple):
-    """Numbers of heads of an attention layer on all ranks, for a batch."""
+    """Numbers of heads of an attention layer on all ranks together, and their size."""
 
     heads: int
     kv_heads: int

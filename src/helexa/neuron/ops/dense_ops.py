@@ -14,7 +14,7 @@ from helexa.neuron.weights.quantized_matrix import Weight
 
 
 class MatrixStore:
-    """What `DenseOps` needs of a disk cache of one model's weight matrices.
+    """A disk cache of one model's weight matrices in the layout of the kernels.
 
     The first start of an engine converts the matrices from the checkpoint. Later starts read the converted matrices,
     which is faster. This base class stores nothing.

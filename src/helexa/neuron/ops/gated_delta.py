@@ -53,7 +53,7 @@ class DeltaSizes:
 
     @property
     def keys(self) -> int:
-        """Width of all key heads of a token together, Hk * Dk, as of the queries."""
+        """Width of all key heads together, Hk * Dk; the query heads have the same."""
         return self.key_heads * self.key_dim
 
     @property
@@ -160,7 +160,7 @@ class DeltaRule:
 
 
 def wide(x: Tensor, device: Device) -> Tensor:
-    """For the delta rule: return `x` as float64, or as float32 on MPS, which has none."""
+    """Return `x` as float64, or as float32 on MPS, which has no float64."""
     # Callers convert numbers before functions such as the exponential. On a CPU, vector and scalar instructions compute
     # the exponential of a float32 number differently. The number of elements, and therefore the number of heads on this
     # rank, decides which instructions compute an element. With float64, the results do not depend on this number.

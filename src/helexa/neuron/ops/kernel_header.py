@@ -19,7 +19,7 @@ _NAME = re.compile(r"\s*(?P<pointer>\*(?P<nullable>nullable )?)?(?P<name>\w+)")
 
 
 class Field(NamedTuple):
-    """In the header `kernels.h`: a field of a struct, a number or a pointer."""
+    """A field of a struct in the header `kernels.h`: a number or a pointer."""
 
     name: str
     type: str  # C type of the number, or of the pointer's target
@@ -85,7 +85,7 @@ SPLIT_ROWS = CONSTANTS["SPLIT_ROWS"]
 FLOAT16, BFLOAT16, FLOAT32 = (CONSTANTS[name] for name in ("FLOAT16", "BFLOAT16", "FLOAT32"))
 SILU, GELU_TANH, GELU, RELU2 = (CONSTANTS[name] for name in ("SILU", "GELU_TANH", "GELU", "RELU2"))
 
-# Arrays of a row's size that each thread of the native kernels allocates to sample (kernels/sampling.c).
+# Number of arrays, each of a row's size, that a thread of the native kernels allocates to sample (kernels/sampling.c).
 SAMPLED_ARRAYS = 5
 
 MAX_DRAFTS = 16  # Maximum number of draft tokens that speculative decoding adds to a sequence in one step

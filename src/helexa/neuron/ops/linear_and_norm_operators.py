@@ -93,7 +93,7 @@ class NormOp(Protocol):
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """For operators: the RMS norms of query and key heads of dimension D."""
+    """The RMS norms of query and key heads of dimension D."""
 
     query: Tensor  # float32 [D], norm weight of each query head
     key: Tensor  # float32 [D], norm weight of each key head
@@ -103,7 +103,7 @@ class HeadNorms:
 
 
 class QueryTemperature(NamedTuple):
-    """For operators: a factor on queries that grows with position p, as in Llama 4.
+    """A factor on queries that grows with their position p, as in Llama 4.
 
     The factor is `1 + slope * log(1 + floor(p / length))`.
     """
@@ -113,7 +113,7 @@ class QueryTemperature(NamedTuple):
 
 
 class NoNorm:
-    """Operator that adds as a norm does, but does not normalize."""
+    """Operator that adds `delta` as a norm operator does, but does not normalize."""
 
     def __init__(self, dtype: DType) -> None:
         self._dtype = dtype  # dtype of the result

@@ -120,7 +120,7 @@ class Clamp:
     limit: float
 
     def __call__(self, gate_up: Tensor) -> None:
-        """Change gate and up, [rows, 2 * width], so that `silu(gate) * up` is gpt-oss's."""
+        """Change gate and up [rows, 2 * width]: `silu(gate) * up` then equals gpt-oss's."""
         # A kernel for the usual activation `silu(gate) * up` can then follow: with gate' = alpha * gate, silu(gate') *
         # up / alpha is gate * sigmoid(alpha * gate) * up.
         gate, up = gate_up.chunk(2, dim=-1)

@@ -166,7 +166,7 @@ def row_numbers(ranges: Sequence[RowRange]) -> NDArray[np.int64]:
 
 
 def part_of(ranges: Sequence[RowRange], columns: RowRange | None = None) -> Part:
-    """Return a rank's row ranges as a part of a tensor that a checkpoint can read."""
+    """Return a rank's rows and columns as the part of a tensor to read from a file."""
     return Part(
         None if all(rows.whole for rows in ranges) else row_numbers(ranges),
         None if columns is None or columns.whole else row_numbers((columns,)),
@@ -197,7 +197,7 @@ class Exchange(Protocol):
 class SharedMemory:
     """The exchange between ranks in memory that all of them map.
 
-    The caller may close the descriptor `fd` from `create` afterwards.
+    The caller may close the descriptor `fd`, which `create` returns, after the construction.
     """
 
     def __init__(self, fd: int, rank: int) -> None:

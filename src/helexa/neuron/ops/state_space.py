@@ -52,7 +52,7 @@ class ScanSizes:
 
     @property
     def keys(self) -> int:
-        """Width of the keys of all groups of a token together, G * N, as of the queries."""
+        """Width of the keys of all groups together, G * N; the queries have the same."""
         return self.groups * self.state_dim
 
     @property

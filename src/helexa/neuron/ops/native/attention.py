@@ -14,7 +14,7 @@ from helexa.neuron.ops.native.launcher import NO_WINDOW, Launcher
 from helexa.neuron.processes.heaps_and_shared_memory import prefer_page_size
 from helexa.neuron.tensors import Tensor
 
-_LATENT_QUERIES = 16  # maximum query heads of a part if the cache has no values
+_LATENT_QUERIES = 16  # maximum query heads of a part (see `_parts_of_group`) if the cache has no values
 
 _PLANS = 4  # number of cached work lists; a vision tower uses one or two for an image
 
@@ -175,8 +175,8 @@ class PagedAttention:
 
     def page_bytes(self, kv_heads: int, head_dim: int, values: bool = True) -> int:
         """Return the bytes of one KV page in one layer (see `Ops.page_bytes`)."""
-        # A cache without values always has 16 bits. A cache of 8 bits with values would be larger, because values are
-        # rounded in another way than keys.
+        # A cache without values always has 16 bits. With 8 bits, values would be stored, too, because they are rounded
+        # in another way than keys, and the cache would be larger.
         if self._kv_bits == 16 or not values:
             return kv_heads * (1 + values) * 2 * head_dim * PAGE_SIZE
         numbers, scales, base = 2 * head_dim * PAGE_SIZE, 3 * 4 * PAGE_SIZE, 2 * head_dim

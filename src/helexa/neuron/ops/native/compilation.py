@@ -69,7 +69,7 @@ LEVELS = (
 
 
 def prebuilt_library() -> Path | None:
-    """Return the fastest prebuilt library that this processor runs; None without."""
+    """Return the fastest prebuilt library that this processor runs; None if none."""
     available = processor_flags()
     for level in LEVELS:
         path = LIBRARIES / f"{level.name}.so"
@@ -79,7 +79,7 @@ def prebuilt_library() -> Path | None:
 
 
 def processor_flags() -> set[str]:
-    """Return all cores' instruction sets by name in `/proc/cpuinfo`; empty if unknown."""
+    """Return the flags in `/proc/cpuinfo` that all cores have; empty if unknown."""
     try:
         lines = _CPU_INFO.read_text().splitlines()
     except OSError:

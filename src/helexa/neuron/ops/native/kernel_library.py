@@ -138,9 +138,9 @@ class KernelLibrary:
         self._start_threads(count)
 
     def use_amx(self, wanted: bool) -> bool:
-        """Use AMX from now on if `wanted` and possible; return whether.
+        """Use AMX from now on if `wanted` and possible; return whether it is used.
 
-        AMX is possible if the library was compiled for it, and the system gives this process its registers.
+        AMX is possible if the library was compiled for it, and the system lets this process use the AMX registers.
         """
         return bool(self._use_amx(wanted))
 
@@ -305,7 +305,7 @@ def _digest(names: tuple[str, ...]) -> str:
 
 def _key(compiler: str) -> str:
     """Return a library's name: a digest of sources, compiler, flags and processor."""
-    # The compiler is not run, because its start delays each start of an engine. An upgrade replaces its file.
+    # The compiler is not asked for its version, which would delay each start of an engine. An upgrade changes its file.
     program = Path(compiler).resolve()
     properties = program.stat()
     try:

@@ -105,7 +105,7 @@ class NativeOps(Ops):
         self.x_bits = x_bits
         self._attention = PagedAttention(self._launcher, kv_bits)
         self._spans = SpanList()
-        self._states: list[ConvCache] = []  # of the layers with native kernels
+        self._states: list[ConvCache] = []  # recurrent states of the layers with native kernels
 
     @property
     def activation_dtype(self) -> DType:

@@ -110,13 +110,13 @@ def quantize(
 
 
 def _numbered(library: KernelLibrary, weight: Weight) -> tuple[Format | None, int | None]:
-    """Return a weight's kernel format and its number in C; None twice for bfloat16."""
+    """Return a weight's kernel format and number in C; (None, None) for bfloat16."""
     kernel_format = _format(library, weight) if isinstance(weight, GroupwiseTensor) else None
     return kernel_format, None if kernel_format is None else library.formats[kernel_format]
 
 
 def _format(library: KernelLibrary, weight: GroupwiseTensor) -> Format | None:
-    """Return the kernel format of a quantized matrix; None without kernel."""
+    """Return the kernel format of a quantized matrix; None if no kernel supports it."""
     scale, minimum, table = weight.scale, weight.minimum, weight.table is not None
     levels = 1 if scale.codes is None else 2
     if minimum is not None and (minimum.codes is None) != (scale.codes is None):
@@ -151,7 +151,7 @@ def _format(library: KernelLibrary, weight: GroupwiseTensor) -> Format | None:
 
 
 def _is_read_as(scale: GroupScale, signed: bool) -> bool:
-    """Return whether a kernel reads the 8-bit codes of `scale` correctly."""
+    """Return whether 8-bit codes keep their values if a kernel reads them as `signed`."""
     assert scale.codes is not None
     right = tensors.int8 if signed else tensors.uint8
     # Codes up to 127 have the same value as signed and as unsigned numbers.

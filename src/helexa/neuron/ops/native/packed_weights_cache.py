@@ -9,7 +9,7 @@ to huge pages.
 
 The files take at most a tenth of the disk, except for a single larger file. Files of which there is a newer version are
 removed first, then the least recently used ones, and all that were not used for 30 days. A file that an engine has
-mapped stays: its removal frees no space before the engine ends, and on NFS, it ends an engine of another host (SIGBUS).
+mapped stays: the removal would free no space before the engine ends, and on NFS, crash engines of other hosts (SIGBUS).
 """
 
 import ctypes
@@ -55,7 +55,7 @@ _RESERVED = 4 << 30  # disk space left free for other uses
 _MAX_HEADER = 16 << 20
 _PART = 16 << 20  # bytes that are mapped or moved at once
 _HUGE_PAGE = 2 << 20
-_LOOKED_UP_PART = 64 << 10  # bytes of an embedding per write, as Linux maps around a page that is read
+_LOOKED_UP_PART = 64 << 10  # bytes per write of an embedding: Linux maps this much around a page that is read
 _MOVE_AFTER_SECONDS = 0.5  # the copy of the weights would delay the first tokens; until then decoding is slower
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which `mmap` does not name before Python 3.14
 _MOVE_FLAGS = 1 | 2 | 4  # MREMAP_MAYMOVE, MREMAP_FIXED, MREMAP_DONTUNMAP
@@ -113,7 +113,7 @@ class PackedStore(MatrixStore):
         The thread writes the added matrices to disk, or moves the matrices from disk to huge pages.
         """
         if self._mapped is not None:
-            # An embedding costs memory only for the tokens that occur.
+            # Of an embedding, only the memory pages of tokens that occur are ever read, so it takes less memory.
             self._mapped.leave([matrix.data for matrix in looked_up])
             self._mapped.populate()
             work = self._mapped.move_later
@@ -220,7 +220,7 @@ class MappedWeights:
         end, used = 0, list[tuple[int, int]]()
         offsets = {tensors.address(part) - tensors.address(self.data): part.nbytes for part in parts}
         for start in sorted(offsets):
-            if 0 <= start < len(self.data):  # not a matrix that the file lacks
+            if 0 <= start < len(self.data):  # otherwise the matrix is not in the file
                 used.append((end, start))
                 end = start + offsets[start]
         self._used = [*used, (end, len(self.data))]
@@ -284,14 +284,14 @@ def fingerprint(model: Path) -> str:
 
 
 class _StoredFile(NamedTuple):
-    newest: bool  # whether there is no file of the same model with another version that was used later
+    newest: bool  # whether no file of the same weights with another version was used later
     used: float  # time of last use, in seconds since 1970
     size: int
     path: Path
 
 
 def _in_order_of_removal(folder: Path, written: str) -> list[_StoredFile]:
-    """Return the stored files; `written` names the versions of the next file."""
+    """Return the stored files in order of removal; a version of `written` follows."""
     found: list[tuple[float, int, Path]] = []
     for path in folder.glob(f"*{PACKED_SUFFIX}"):
         with suppress(OSError):  # another engine has deleted it; ESTALE on NFS

@@ -83,8 +83,8 @@ class DeltaRule:
     def _store_inputs(self, mixed: Tensor, cache: MatrixCache, batch: Batch) -> None:
         """Write the last inputs of spans of several rows to their ring buffers."""
         sizes, spans = self._sizes, len(batch.spans.state_slots) - batch.singles
-        # In a kernel of its own, because all programs of the previous kernels must first have read the inputs that it
-        # overwrites.
+        # In a kernel of its own, because all programs of the previous kernels must first have read the inputs that this
+        # kernel overwrites.
         launch(
             _store_input_rows,
             (triton.cdiv(sizes.mixed, _COLUMNS), spans),

@@ -1,4 +1,4 @@
-"""Dequantize rows of packed matrices, for embeddings and cuBLAS, and tiles."""
+"""Dequantize packed matrices: rows for embeddings and cuBLAS, tiles for products."""
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 import triton

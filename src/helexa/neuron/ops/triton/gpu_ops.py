@@ -221,12 +221,12 @@ class GpuOps(Ops):
         return DeltaRule(sizes, weights, self.dtype, self.gpu)
 
     def short_convolution(self, sizes: ConvSizes, weights: ConvWeights) -> ConvOp:
-        # Plain torch computes it, from data of the batch in host memory. Steps are therefore not captured as graphs.
+        # Plain torch computes the convolution, from batch data in host memory. Steps are therefore not captured.
         self.captures_state = False
         return ShortConvolution(sizes, weights, self.device)
 
     def scan(self, sizes: ScanSizes, weights: ScanWeights) -> ScanOp:
-        # Plain torch computes it, from data of the batch in host memory. Steps are therefore not captured as graphs.
+        # Plain torch computes the scan, from batch data in host memory. Steps are therefore not captured.
         self.captures_state = False
         return StateSpace(sizes, weights, self.device)
 

@@ -1,4 +1,4 @@
-"""Linear operators with quantized weights; the number of rows sets the kernel."""
+"""Linear operators with quantized weights; the number of rows selects the kernel."""
 
 from collections.abc import Sequence
 

@@ -133,7 +133,7 @@ def _choose_token(
     logits += row.to(tl.int64) * stride
     masses = tl.load(mass + row * count + blocks, exists, 0.0) * tl.exp((peaks - peak) * scale)
     total = tl.sum(masses)
-    if CUTS:  # noqa: SIM102 - this is decided when it is compiled
+    if CUTS:  # noqa: SIM102 - Triton decides this condition at compile time
         if (top_k > 0) | (top_p < 1) | (min_p > 0):
             top_k = tl.where(top_k > 0, top_k, VOCABULARY)
             # Find `low`, a lower bound of the logits that the filters keep. With top-k, `low` is the k-th largest block
@@ -198,7 +198,7 @@ def _between(low, high):
 
 @triton.jit
 def _kth(x, k, largest):
-    """Return the k-th largest number in x; -inf with fewer numbers above -inf."""
+    """Return the k-th largest number in x; -inf if fewer than k are above -inf."""
     low, high = _key(tl.full([], float("-inf"), tl.float32)), _key(largest)
     middle = _between(low, high)
     while middle > low:
