@@ -1,4 +1,4 @@
-"""Program that compiles grammars, so that a malicious one crashes only itself.
+"""Program that compiles grammars: a malicious grammar crashes only this program.
 
 The program reads one grammar per line, as a JSON string, and writes one `CompileResult` per line, in JSON. It exits at
 the end of standard input.
@@ -54,7 +54,7 @@ def _error_of_schema(schema: Any) -> str:
 
 
 def _pointer(schema: dict[str, Any], error: str) -> str:
-    """Return the JSON pointer of the innermost subschema that causes `error` alone.
+    """Return the JSON pointer of the innermost subschema that alone causes `error`.
 
     The search has a time limit, after which the function returns the innermost subschema found so far.
     """

@@ -14,13 +14,14 @@ from helexa.neuron.parsers.json_schema import resolved, with_definitions
 
 _KEY = re.compile(r"[\w./-]{1,128}")
 _ANNOTATIONS = frozenset({"type", "title", "description", "default", "examples", "$schema", "$defs", "definitions"})
-_MAX_RULES = 500  # per tool; definitions that refer to themselves would have infinitely many
+_MAX_RULES = 500  # per tool; definitions that refer to themselves would need infinitely many
 
 
 def gemma_call(rules: Rules, tool: CallableTool) -> str:
     """Return a Lark expression for `call:NAME{KEY:VALUE,...}`.
 
-    If this notation cannot enforce the tool's schema, the arguments are a JSON object, which the parser accepts, too.
+    If this notation cannot enforce the tool's schema, the expression has a JSON object after the name. The parser of
+    Gemma's format accepts such calls, too.
     """
     lead = literal(f"call:{tool.name}")
     try:
@@ -46,7 +47,7 @@ class _Values:
         The properties are sorted by name, as in Gemma's chat template.
 
         Raises:
-            _NotExactError: the schema has other keywords than the usual ones.
+            _NotExactError: Gemma's notation cannot enforce the schema.
         """
         properties, required = schema.get("properties", {}), schema.get("required", [])
         valid = isinstance(properties, Mapping) and isinstance(required, list)

@@ -39,8 +39,8 @@ MAX_CALLS = 16  # maximum number of tool calls in one message; small models may 
 
 MAX_TOOLS = 32  # maximum number of tools whose rules are matched while the model writes text
 
-# From the text before the call to the key after which the call is certain. A lazy rule ends at the first match, so the
-# text contains no earlier call.
+# Regular expressions that match the text before an untagged call, and the call up to the key that identifies it as a
+# call. They are used in lazy rules, which end at the first match, so the text cannot contain an earlier call.
 _LEAD = r"((?s:.*)\n|\s*)(```(json)?\s*)?"
 _OBJECT = r"\{\s*(\{\s*)?(\"(id|type)\"\s*:\s*\"[^\"\n]*\"\s*,\s*){0,2}"
 _ARGUMENTS = r"\"arguments\"\s*:"
@@ -81,8 +81,8 @@ def for_tools(
         strict: names of tools whose schemas are fully enforced. For other tools, keywords that llguidance cannot
             enforce are ignored.
         message: grammar of output without calls. With `auto`, the output matches this grammar or consists of calls.
-        reasons: whether to allow a reasoning message before the calls. Only used for formats of messages, which have
-            both reasoning and calls in messages.
+        reasons: whether to allow a reasoning message before the calls. Only used for the formats in `MESSAGES`, in
+            which reasoning and calls are messages.
         untagged: whether calls in plain JSON without tags are also calls. Only used with `auto` and without `message`.
 
     Raises:
@@ -121,7 +121,8 @@ def for_tools(
     return rules.serialized(_either(either))
 
 
-_Frame = Callable[[Rules, list[CallableTool], int], list[_Calls]]  # returns the grammars of calls, the usual form first
+# A function that returns the grammars of a list of calls, the usual form first, for given tools and number of calls.
+_Frame = Callable[[Rules, list[CallableTool], int], list[_Calls]]
 
 
 def _tagged(call_grammar: Callable[[Rules, CallableTool], str]) -> _Frame:
@@ -152,7 +153,7 @@ def _qwen_xml(rules: Rules, callable_tools: list[CallableTool], limit: int) -> l
 
 
 def _tagged_arguments(known: TaggedCalls, *, together: bool = False) -> _Frame:
-    """Return the frame of calls with tagged arguments.
+    """Return the function that builds the grammars of calls with tagged arguments.
 
     If `together`, one pair of tags encloses all calls, otherwise each call.
     """
@@ -171,7 +172,7 @@ def _tagged_arguments(known: TaggedCalls, *, together: bool = False) -> _Frame:
 
 
 def _json_list(known: JsonCalls) -> _Frame:
-    """Return the frame of calls in a JSON list after a marker."""
+    """Return the function that builds the grammars of a JSON list after a marker."""
 
     def frame(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:
         call = rules.add("call", _either(json_call(rules, tool) for tool in callable_tools))
@@ -180,7 +181,7 @@ def _json_list(known: JsonCalls) -> _Frame:
         calls = [_Calls(known.opener, f"{listed} {close}")]
         if len(known.openers) > 1:
             calls.append(_Calls(known.openers[1], f'{_several(call, ", ", limit)} "]"'))
-            if not rules.is_token(known.opener):  # Firefunction's vocabulary does not have the tokens of Phi-4-mini
+            if not rules.is_token(known.opener):  # Firefunction, which has no marker token and uses `functools[`
                 calls.reverse()
         return calls
 
@@ -227,7 +228,7 @@ def _llama(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list
 
 
 def _pythonic(known: Pythonic) -> _Frame:
-    """Return the frame of calls as a Python list.
+    """Return the function that builds the grammars of calls in a Python list.
 
     If the vocabulary has tokens that mark the beginning and the end of the list, these tokens are optional at the
     beginning of the output. After text, the markers are required.
@@ -289,8 +290,8 @@ def _messages(
 ) -> str:
     """Return the grammar of output in messages.
 
-    Up to `limit` messages of `calls` are at the end. If `reasons`, reasoning may precede the call. If `may_message`,
-    text may precede the call, and a final message with the content `content` (any if empty) may replace it.
+    The output ends with 1 to `limit` messages that match `calls`. If `reasons`, reasoning may precede them. If
+    `may_message`, text may precede them, and an answer that matches `content` (any text if empty) may replace them.
     """
     messages = MESSAGES[tool_call_format]
     call = rules.add("call", calls)
@@ -298,7 +299,8 @@ def _messages(
     reasoning = messages.reasoning(rules) if reasons else ""
     if not may_message:
         return f"{reasoning} {called}"
-    # Text before a call must not have the header of an answer with `content`, because it would match any text.
+    # In Muse Glimmer, text before a call may have the same header as an answer. If the answer must match `content`, no
+    # text is allowed before a call, because an answer that does not match `content` would pass as such text.
     before = "" if content and messages.interim in messages.answer else messages.before_call(rules)
     return f"{reasoning} {before} ({called} | {messages.final(rules, content)})"
 

@@ -18,7 +18,7 @@ _SPACED = _COMPACT | {"item_separator": ", ", "key_separator": ": "}
 class Rules:
     """Collects the rules of a grammar. Its methods return Lark expressions.
 
-    The grammar requires a marker with a `token_id` as this token.
+    If the vocabulary has a marker as a single token (`token_id`), the grammar requires this token for the marker.
     """
 
     def __init__(self, token_id: TokenId = lambda _: None) -> None:
@@ -38,7 +38,7 @@ class Rules:
     def text_to(self, margin: str, marker: str, text: str) -> str:
         """Return a Lark expression for the terminal `text`, `margin` and `marker`."""
         # The terminal must not match text that contains `marker`.
-        if not self.is_token(marker):  # one lexeme: as separate lexemes, the marker would match as text
+        if not self.is_token(marker):  # one terminal, because a separate terminal for `text` would match the marker
             end = margin + marker
             return self.add(f"{text.lower()}_to_{end.encode().hex()}[lazy]", f"{text} {literal(end)}")
         if margin:

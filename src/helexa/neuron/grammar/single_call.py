@@ -72,9 +72,9 @@ class CallableTool:
 
     @property
     def arguments_schema(self) -> dict[str, Any]:
-        """Schema of the JSON object of a call's arguments, which allows no unnamed ones.
+        """JSON Schema of a call's arguments, which forbids parameters without a name.
 
-        A schema that names no parameters, or mentions additional ones, is not closed.
+        If the tool's schema names no parameters, or has keywords for additional ones, it forbids none.
         """
         schema = {**self.schema, "type": "object"}
         if "properties" in schema and not schema.keys() & _OPEN and self.required <= self.properties.keys():
@@ -156,7 +156,7 @@ class Parameter:
         return ends_somewhere(self._schema, self._tool.schema)
 
     def _untagged(self) -> dict[str, Any] | None:
-        """Return a schema of JSON without tags in strings, or None if it is not needed."""
+        """Return a JSON Schema that forbids tags in strings, or None if not needed."""
         # Also return None if the parameter's schema is recursive: llguidance cannot intersect recursive schemas.
         if self._is_bare or not self._ends:
             return None
@@ -189,7 +189,7 @@ def json_value(rules: Rules, tool: CallableTool, name: str, limit: Mapping[str, 
 
 
 def _has_plain_string(schema: Any, depth: int = 4) -> bool:
-    """Return whether `schema` allows any string, without a restriction as `pattern`."""
+    """Return whether `schema` allows every string: no `pattern` or other restriction."""
     if not isinstance(schema, Mapping) or schema.keys() & _RESTRICTING or not depth:
         return False
     if names := type_names(schema):

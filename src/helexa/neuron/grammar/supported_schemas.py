@@ -1,6 +1,6 @@
 """Which JSON Schemas are supported: rejects others, adapts schemas to llguidance.
 
-llguidance finds keywords that it cannot enforce when a grammar is compiled (`checker.py`).
+`checker.py` rejects other keywords that llguidance cannot enforce. llguidance reports them when it compiles a grammar.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,10 +25,10 @@ DECIMALS = 1e-10
 _LEAST_RANGE = 1e-6  # a smaller range may contain no multiple of a step
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _NUMERIC = frozenset({"integer", "number"})
-# Additional bounds may contradict these keywords.
+# A schema with one of these keywords gets no additional bounds, which could contradict the keyword.
 _ELSEWHERE = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
 
-# Keywords with the value that has no effect.
+# Keywords, each with the value with which it has no effect.
 _NEUTRAL: tuple[tuple[str, Any], ...] = (
     ("uniqueItems", False),
     ("not", False),
@@ -48,7 +48,7 @@ _DEPENDENT = {
 }
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"})
 _NAMED = frozenset({"properties", "patternProperties", "required"})
-# Keywords whose subschemas may evaluate properties of the same value.
+# Keywords whose subschemas apply to the same value, and may evaluate its properties.
 _APPLICATORS = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas"})
 _NOTHING: dict[str, Any] = {"enum": []}  # a schema that no value matches
 
@@ -72,7 +72,7 @@ def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
 
 
 def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return a copy of a JSON Schema with the result of `change` per subschema.
+    """Return a copy of a JSON Schema in which `change` has replaced each subschema.
 
     `change` gets a subschema whose own subschemas are already changed. Subschemas of `not` and `if` are not changed.
     """
@@ -91,10 +91,12 @@ def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -
 
 
 def supportable(schema: Any) -> Any:
-    """Return an equal schema without keywords that llguidance rejects, if possible.
+    """Return an equivalent schema without keywords that llguidance rejects.
+
+    Keywords that cannot be replaced stay.
 
     Keywords without an effect are left out, such as unknown formats and `"uniqueItems": false`. Libraries that write
-    schemas for other languages use many of them. Others are written with keywords that llguidance supports.
+    schemas for other languages use many of them. Other keywords are replaced by keywords that llguidance supports.
     """
     return rewritten(schema, _supportable)
 
@@ -150,7 +152,7 @@ def definitions(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def ends_somewhere(subschema: Any, schema: Mapping[str, Any]) -> bool:
-    """Return whether references in `subschema` lead to `schema` without a cycle."""
+    """Return whether references in `subschema` resolve in `schema` without a cycle."""
     return _ends(subschema, schema, {}, 0)
 
 
@@ -206,7 +208,7 @@ def _is_wide(key: str, value: Any) -> bool:
 
 
 def _bounds(schema: Mapping[str, Any], *, integer: bool) -> dict[str, Any]:
-    """Return the bounds to add to the schema of a number, which has no such limit.
+    """Return the bounds to add to a number's schema, where it has no bounds itself.
 
     The result is empty if a bound in `schema` is not a number or has an absolute value above `LARGEST`.
     """

@@ -102,8 +102,8 @@ def in_final_channel(
 class Messages:
     """Grammar of a format whose whole output consists of messages (`MessageFormat`).
 
-    Each method returns a Lark expression. Those of optional messages end with the beginning of the next message,
-    `<|start|>assistant`.
+    Each method returns a Lark expression. The expression of an optional message also contains the beginning of the next
+    message, `<|start|>assistant`.
     """
 
     name: str  # name of the format

@@ -71,7 +71,7 @@ def argument_text(bare: str, schema: Mapping[str, Any]) -> str:
 
 
 def whole_number(text: str, schema: Mapping[str, Any]) -> str:
-    """Return a number without a fraction of 0 if `schema` allows only integers."""
+    """Return the number `text`; without a fraction such as `.0` if it must be integer."""
     match = _WHOLE.fullmatch(text)
     if match and "integer" in (types := schema_types(schema)) and "number" not in types:
         return match[1]
@@ -129,7 +129,7 @@ def bare_value(text: str, schema: Mapping[str, Any]) -> tuple[str, str] | None:
         return whole, "" if whole == text else "integer"
     if text in _FOREIGN:
         return _FOREIGN[text], "literal"
-    # `007` is a number only if the schema says so. It may be a code.
+    # `007` may be a code, so it becomes a number only if the schema allows numbers and no strings.
     digits = _ZEROS.sub(r"\1", text) if has_numbers and "string" not in types else text
     loose = _LOOSE_NUMBER.fullmatch(digits) if has_numbers or "string" not in types else None
     if loose and (loose[2] or loose[3]):

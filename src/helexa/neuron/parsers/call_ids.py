@@ -23,7 +23,7 @@ class CallIdFormat:
         return self.prefix + "".join([secrets.choice(self.alphabet) for _ in range(self.length)])
 
     def derived(self, seed: str) -> str:
-        """Return an id that depends only on `seed`, so that prompts stay the same."""
+        """Return an id that depends only on `seed`: a repeated prompt has the same ids."""
         number = int.from_bytes(hashlib.sha256(seed.encode("utf-8", "surrogatepass")).digest())
         characters: list[str] = []
         for _ in range(self.length):

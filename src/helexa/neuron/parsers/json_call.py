@@ -74,8 +74,8 @@ def read_calls(
 ) -> Reading[None]:
     """Parse one or several tool calls that are JSON objects.
 
-    The calls may be in a list or in a code fence, which are repaired mistakes unless the format has them. Surplus
-    closing braces after each call are dropped. Other arguments are those of `read_call`.
+    The calls may be in a list or in a code fence. If the format has no list or fence, it counts as a repaired mistake.
+    Surplus closing braces after each call are dropped. Other arguments are those of `read_call`.
 
     Args:
         in_list: whether the calls of the format are in a list.
@@ -159,8 +159,8 @@ def read_call(
             break
         key = yield from _key(source, _UNTAGGED_KEYS if untagged and not started else None)
         if key in ("name", name_key) and name is None:
-            # Any JSON object in text comes here. The first sign that it is no call must end the attempt, so that the
-            # text is not delayed.
+            # Any JSON object in text reaches this line. The attempt to read a call must end at the first sign that the
+            # object is none, so that the text is not delayed.
             if untagged and not (yield from source.upcoming(output.quoted_names)):
                 raise NotACall
             name = _loaded_name((yield from read_json_text(source, ends=ends)))
@@ -179,7 +179,7 @@ def read_call(
                 output.repairs.add("arguments_as_string")
             else:
                 arguments = yield from read_json_text(source, ends=ends)
-        # The call has the form of the API, or the name has another key.
+        # The call is an object inside an object, as in OpenAI's API (`function`), or the name has another key.
         elif (
             key in _NAMES
             and (name, arguments) == (None, None)
@@ -199,7 +199,8 @@ def read_call(
             name, started, arguments = key, True, ""
             output.repairs.add("name_as_key")
             yield from read_arguments(source, output, name, ends)
-        # The keys in `_IGNORED` are dropped, and so are other keys after the name or the arguments.
+        # Keys in `_IGNORED`, and other keys after the name or the arguments, are dropped unless they turn out to be the
+        # arguments.
         elif key in _IGNORED or name is not None or arguments is not None:
             others[key] = yield from read_json_text(source, ends=ends)
         else:

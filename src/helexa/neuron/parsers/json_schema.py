@@ -21,7 +21,7 @@ _KEYWORDS = ("items", "additionalProperties")
 
 
 def with_definitions(subschema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `subschema` with the definitions (`$defs`) of `root`, which contains it."""
+    """Return `subschema` with the definitions (`$defs`) of its root schema `root`."""
     defined = {key: root[key] for key in DEFINITIONS if key in root}
     return {**subschema, **defined} if defined else subschema
 
@@ -79,7 +79,7 @@ def _types(schema: Any, root: Mapping[str, Any], visited: set[str], depth: int) 
 def _common(constraints: Iterable[frozenset[str]]) -> frozenset[str]:
     common = frozenset[str]()
     for types in constraints:
-        # No types means no restriction. Contradicting restrictions count as the first one.
+        # An empty set means no restriction. If restrictions contradict each other, the first one applies.
         common = common & types or common or types
     return common
 

@@ -28,7 +28,7 @@ _BREAKS_PATH = re.compile(r"[^\w.:~-]")  # a character that ends a path with une
 def _ends_string(text: str, at: int, ended: bool, ends: Markers, depth: int, in_array: bool) -> bool | None:
     """Return whether the quotation mark before position `at` ends a string value.
 
-    This is always the case if the text is valid JSON. The result is None if more text is needed to decide.
+    In valid JSON, such a quotation mark always ends the string. The result is None if more text is needed to decide.
 
     Args:
         ends: markers that may follow the JSON text.
@@ -36,7 +36,7 @@ def _ends_string(text: str, at: int, ended: bool, ends: Markers, depth: int, in_
         in_array: whether the string is an item of an array.
     """
     wait = True if ended else None
-    # Streaming must not wait for more than 200 characters, so the mark ends the string.
+    # Streaming must not wait until more than `_MAX_SPACE` characters of white space end, so the mark ends the string.
     if (after_space := _skip_space(text, at)) is None:
         return True
     at = after_space
@@ -58,7 +58,7 @@ def _ends_string(text: str, at: int, ended: bool, ends: Markers, depth: int, in_
         if in_array:
             return bool(_ITEM.match(text, after_comma)) or (None if _PART_OF_ITEM.match(text, after_comma) else False)
         return _is_key(text, after_comma, wait)
-    # A key without a comma before it. A comma is missing more often than a quotation mark is followed by `word":`.
+    # A key directly after the mark: a missing comma is more common than a string that contains `" "word":`.
     return not in_array and text[at] == '"' and _is_key(text, at, False if ended else None)
 
 

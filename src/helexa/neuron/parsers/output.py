@@ -117,7 +117,7 @@ class Output:
         if accepted:
             self._events += events
         else:
-            # The events never happened, so their numbers and flags must not stay.
+            # The events do not count, so restore the numbers and flags from before the trial.
             self.calls, self.broken, self.begun = self._trial
             self.open_call = False
         self._trial = None
@@ -230,7 +230,7 @@ class Output:
         self._events.append(ToolCallStart(self.calls, self._new_id(), tool))
         self.calls += 1
         self.begun = True
-        # The previous call has no complete arguments, and no later text can complete them.
+        # If the arguments of the previous call are incomplete, no later text can complete them.
         self.broken |= self.open_call
         self.open_call = True
 

@@ -245,7 +245,7 @@ class OutputParser:
         finally:
             if self._output.calls > calls and not self._tagged_calls:
                 self._tagged_calls = True
-                if not self._framed and not self._structured:  # a closing marker after text between call and marker
+                if not self._framed and not self._structured:  # drop a closing marker that comes after later text, too
                     self._openers = Markers([*self._openers.strings, *self._closers.strings])
                     self._text_openers = self._openers
 
@@ -268,7 +268,7 @@ class OutputParser:
         return (yield from self._skip_space(self._after_reasoning))
 
     def _parse_answer_mark(self, mark: str) -> Reading[str]:
-        """Drop a marker around the answer, and the white space beside both markers."""
+        """Drop a marker before or after the answer, and the white space around it."""
         source = self._source
         source.take(source.at + len(mark))
         source.settle()
@@ -295,7 +295,7 @@ class OutputParser:
 
     def _close_reasoning(self, closes: bool = True) -> None:
         """Accept no more reasoning in the text."""
-        # A marker in code says nothing about later markers.
+        # A marker in code is a quotation, which does not show that the reasoning is over.
         if closes:
             marks = () if self._reasoning is None else (self._reasoning.open, self._reasoning.close)
             self._openers = Markers(opener for opener in self._openers.strings if opener not in marks)

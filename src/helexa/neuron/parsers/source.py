@@ -20,7 +20,7 @@ class Markers:
         self.strings = tuple(dict.fromkeys(strings))
         self._max_prefix = max(map(len, self.strings), default=1) - 1
 
-    # Made at the first use: a server makes the markers of all formats when it starts, and uses those of one.
+    # Compiled at the first use: a server creates the markers of all formats at its start, and uses only few of them.
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         return re.compile("|".join(map(re.escape, self.strings)) or r"(?!)")

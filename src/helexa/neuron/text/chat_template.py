@@ -1,13 +1,15 @@
 """A model's chat template: renders messages as prompt text in a sandbox process.
 
-`transformers` leaves it to its callers to convert messages to the format that a template reads. `MessageShaper` does:
+`transformers` renders messages as they are, and templates read different formats. `MessageShaper` converts messages of
+the OpenAI format to the format that a template reads:
 
 * Fields with null values are omitted. Reasoning is copied to `reasoning_content` and `thinking`. If the template reads
   neither, but content parts of type `thinking`, reasoning becomes the first part of the content.
 * Tool results follow their calls in order, and the ids of calls have the template's format (`message_order`).
 * The arguments of tool calls, which are JSON text in OpenAI's format, become objects, unless the template needs text.
   Arguments that are no JSON object stay text, or become the value of the key `invalid_arguments`.
-* Null content becomes empty text. In a message with tool calls it is omitted, or null, if the template renders that.
+* Null content becomes empty text. In a message with tool calls, it is omitted or stays null if the template supports
+  this.
 * A list of text parts becomes one text with one part per line, unless the template supports lists in messages of this
   role. Text becomes a list if the template supports only lists.
 * Messages that the template would reject or omit are merged or split (`message_order`).
@@ -150,7 +152,8 @@ class MessageShaper:
 
     def repaired(self, shaped: Sequence[Turn]) -> Iterator[list[Turn]]:
         """Yield other forms of a conversation that the template rejected, best first."""
-        # Mistral's models expect an answer after a tool result. An empty answer would teach them to answer nothing.
+        # Mistral's templates reject a user message directly after a tool result. Its text is moved into the result if
+        # possible, because an empty answer between the two would lead the model to give empty answers.
         folded = [with_text_in_results(shaped)] if self._traits.keeps_system_before_results else []
         for messages in (*folded, shaped):
             for empty in ("", [{"type": "text", "text": ""}]):  # Ministral's template rejects "", but no empty part
@@ -296,7 +299,7 @@ def _completed(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 class ChatTemplate:
     """A Jinja template that renders conversations like `transformers`.
 
-    A broken template raises an error when it is used: text completion needs no template.
+    A broken template raises an error only when it is used, because text completion needs no template.
 
     Args:
         tool_use: text of a separate template for conversations with tools, or None.

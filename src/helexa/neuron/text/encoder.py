@@ -72,7 +72,7 @@ def _encoding(backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
 
 
 def _remove_space_prefix(backend: Tokenizer) -> None:
-    """Remove the rules that add a space before a text from `backend`."""
+    """Remove from `backend` the rules that add a space before a text."""
     # Many SentencePiece models add this space. A text that continues other tokens must not get the space.
     # New objects: the old objects may belong to other tokenizers.
     if backend.normalizer is not None:
@@ -86,7 +86,7 @@ def _remove_space_prefix(backend: Tokenizer) -> None:
 
 
 def _without_prefix(component: dict[str, Any], steps: str) -> dict[str, Any]:
-    """Return the configuration of a normalizer or pre-tokenizer without these rules.
+    """Return a normalizer's or pre-tokenizer's configuration that adds no space.
 
     `steps` is the key of the list of components in a sequence.
     """

@@ -45,7 +45,7 @@ class GgufVocabulary:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
         tokens = self.entries("tokens", MAX_TOKENS, str)
-        # Empty tokens get llama.cpp's names, which are unique.
+        # Empty tokens get unique names, the same as in llama.cpp.
         self.tokens = list(tokens)  # the texts of the tokens by id, as in the file
         for token_id in [token_id for token_id, token in enumerate(tokens) if not token]:
             self.tokens[token_id] = f"[EMPTY_{token_id}]"
@@ -72,12 +72,12 @@ class GgufVocabulary:
         for token_id, token in enumerate(self.tokens):
             if first.setdefault(token, token_id) == token_id:
                 continue
-            # Google's files of Gemma 4 with weights in Q4_0 have three. Other files with such tokens are damaged.
+            # Google's Q4_0 files of Gemma 4 have three repeated tokens. Other files with repeated tokens are damaged.
             if self._metadata.get("tokenizer.ggml.model") not in ("gemma4", "llama"):
                 raise ModelFileError(f"tokenizer.ggml.tokens lists a token twice: {token[:_SHOWN_LENGTH]!r}")
             special = self.types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
             self.repeated[token_id] = AddedText(token, special)
-            # The model may generate the token, but prompts get the first one.
+            # The model may generate the token, but its text in a prompt becomes the first token with this text.
             self.tokens[token_id], self.types[token_id] = f"[REPEATED_{token_id}]", int(TokenType.UNUSED)
         _log.warning(
             "model file lists tokens twice tokens=%d first=%s; prompts get the first of each",

@@ -87,7 +87,7 @@ class _Matching:
         entries = [self._entry(call, index) for index, call in enumerate(calls)]
         late = self._distribute(entries, results)
         new_calls = [{**call, "id": entry.id} for call, entry in zip(calls, entries, strict=True)]
-        if any(_has_image(result) for result in results):  # reordered results would get other pixels
+        if any(_has_image(result) for result in results):  # images are assigned by order, so it must not change
             owners = {id(result): entry for entry in entries for result in entry.results}
             answers = [
                 owners[id(result)].answered(result) if id(result) in owners else self.late_result(result)
@@ -183,7 +183,7 @@ def _joined(results: Sequence[Turn]) -> Turn:
 
 
 def text_of(content: Any) -> str | None:
-    """Return the text of a message's `content`, else None, for the message order."""
+    """Return the text of a message's `content`; None if it has parts without text."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):

@@ -38,7 +38,7 @@ _THREADS = 4
 _TURN = 4096  # number of last prompt tokens that are searched for the beginning of the last turn
 _TAIL = 16  # number of last prompt tokens that are searched for a reasoning marker if no turn begins in `_TURN` tokens
 
-# Replaces the placeholders of images, whose number it gets, in a rendered prompt.
+# Function that replaces the placeholders of images in a rendered prompt, given the prompt and the number of images.
 InsertImages = Callable[[str, int], str]
 
 
@@ -77,7 +77,7 @@ class ModelText:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="text")
 
     def start_process(self) -> None:
-        """Let the sandbox process that tokenizes read the files, if it has ended."""
+        """Start the sandbox process that tokenizes, if it has ended."""
         if self.sandbox is not None:
             with suppress(HelexaError, OSError):  # the next text tries again, and gets the error
                 self.sandbox.ids("", parse_special=False, continues=False)
@@ -89,7 +89,7 @@ class ModelText:
 
     @property
     def capabilities(self) -> TextCapabilities:
-        """What requests may ask of the model."""
+        """Whether requests may use tool calls and reasoning."""
         return TextCapabilities(
             tool_call=self.output_format.tool_call_format is not None or self.template.mentions("tools"),
             reasoning=self.output_format.separates_reasoning or self.template.mentions("enable_thinking"),
@@ -167,15 +167,15 @@ class ModelText:
     ) -> tuple[list[int], int]:
         """Return the prompt and the length of its part before the last user message.
 
-        For the arguments and errors, see `prompt_ids`. The number is 0 if there is no user message, or if the template
-        rejects the conversation that is rendered for comparison: it ends with another user message.
+        For the arguments and errors, see `prompt_ids`. To find the part, the method renders the conversation again with
+        another last user message. The number is 0 without a user message, or if the template rejects the other one.
         """
         prompt = self.prompt_ids(messages, tools, insert_images, **template_kwargs)
         last = next((index for index in reversed(range(len(messages))) if messages[index].get("role") == "user"), None)
         if last is None:
             return prompt, 0
-        # Why not simply leave the last user message out: templates omit reasoning before the last user message, so the
-        # prompts would already differ at earlier reasoning.
+        # The message is replaced and not left out: templates omit reasoning before the last user message, so without it
+        # the prompts would already differ at earlier reasoning.
         changed = {**messages[last], "content": _different_message(messages[last].get("content"))}
         ending = {"add_generation_prompt": True, "continue_final_message": False}
         try:

@@ -40,7 +40,7 @@ _TOOL = {
 
 
 class CallShape(NamedTuple):
-    """The form of an assistant message with tool calls and no text in a template."""
+    """How a template expects an assistant message with tool calls and no text."""
 
     content: Mapping[str, Any]  # the content field of this message: absent, null or empty text
     as_text: bool  # whether the arguments must be JSON text instead of an object
@@ -61,7 +61,7 @@ class TemplateTraits:
 
     @cached_property
     def call_shape(self) -> CallShape:
-        """The form of an assistant message with tool calls and no text."""
+        """How the template expects an assistant message with tool calls and no text."""
         plain = self._attempt([_USER], [_TOOL]) or ""
         for as_text in (False, True):
             for content in (_ABSENT, _NULL, _EMPTY):
@@ -73,7 +73,7 @@ class TemplateTraits:
 
     @cached_property
     def system_tools_field(self) -> str | None:
-        """The field of the system message with the tools, if the template reads only it."""
+        """Field of the system message with the tools; None if they are read elsewhere."""
         # Phi-4-mini's template reads `tools`, OLMo 3's `functions`. Both are JSON text.
         if _NAME in (self._attempt([_turn("system", _MARK), _USER], [_TOOL]) or ""):
             return None
@@ -152,8 +152,8 @@ class TemplateTraits:
 
     @cached_property
     def keeps_system_before_results(self) -> bool:
-        """Whether the template keeps the system message before a tool result at the end."""
-        # Mistral Nemo's template loses it.
+        """Whether the template renders the system message if a tool result comes last."""
+        # Mistral Nemo's template omits the system message in this case.
         turns = [_turn("system", _SECOND_MARK), _USER, _call_turn(self.call_shape), _result()]
         return _SECOND_MARK in (self._attempt(turns, [_TOOL]) or "")
 
@@ -223,7 +223,7 @@ def _call_turn(shape: CallShape, id: str = _SHORT_ID, arguments: Any = None) -> 
 
 
 def is_writable(tool_call_format: ToolCallFormat | None) -> bool:
-    """Return whether `call_text` can write calls that a template omits, in a format."""
+    """Return whether `call_text` can write tool calls in a format."""
     return isinstance(tool_call_format, JsonCalls | Pythonic | Hermes)
 
 

@@ -108,7 +108,7 @@ def _token_spellers(spelling: Spelling) -> tuple[Speller, Speller]:
         case "byte_level":
             return _byte_level, str.encode
         case "sentencepiece":
-            return _sentencepiece, _sentencepiece  # Gemma's runs of spaces are added tokens
+            return _sentencepiece, _sentencepiece  # added tokens may contain spaces, such as Gemma's runs of spaces
         case "wordpiece":
             return _wordpiece, str.encode
 

@@ -31,7 +31,7 @@ _TOKEN = re.compile(
     r"""|'(?P<single>(?:[^'\\]|\\.|'(?!\s*(?:[],}:]|\Z)))*)'|(?P<bare>[^][{}:,<"\s][^][{}:,<"]*|<|")""",
     re.DOTALL,
 )
-# What follows a single quotation mark at the end of a string, and the beginning of this text.
+# What follows a single quotation mark if it ends a string.
 _AFTER_SINGLE = re.compile(r"\s*[],}:<]")
 # What follows a comma between two arguments: the next key, or the end.
 _AFTER_COMMA = re.compile(
@@ -141,14 +141,15 @@ def _read_key(source: Source) -> Reading[tuple[str, str]]:
 def _read_literal(source: Source, schema: Mapping[str, Any]) -> Reading[str]:
     """Return the text of a value without `<|"|>` before it, up to a comma or bracket.
 
-    `schema` is that of all arguments: a comma is a part of a text if no key follows it.
+    A comma ends the value only if another key or the end of the arguments follows. Otherwise, it is part of a text.
+    `schema` is the JSON Schema of all arguments.
     """
     pieces: list[str] = []
     depth = 0
     has_comma = False
     while True:
         part = yield from source.until(_LITERAL_PARTS, pieces.append)
-        # The quotation mark in `<|"|>` is also a part, so the token is looked for from its first character on.
+        # `<|"|>` contains a quotation mark, which alone is also a part. So the token must be recognized at its `<`.
         marker = (yield from source.upcoming(_TOKENS)) if part == "<" else part
         if not part:
             raise NotACall
@@ -156,8 +157,8 @@ def _read_literal(source: Source, schema: Mapping[str, Any]) -> Reading[str]:
         if marker == CLOSE or (part in _CLOSING and not depth):
             return "".join(pieces)
         if part == "," and not depth:
-            # With a comma inside, the value is neither a number nor a literal. Joining it at each comma would take
-            # quadratic time.
+            # A value with a comma inside is no scalar. It is not checked again, because joining the pieces at each
+            # comma would take quadratic time.
             is_scalar = not has_comma and _is_scalar("".join(pieces).strip())
             if is_scalar or before in _VALUE_ENDS or (yield from _ends_value(source, schema)):
                 return "".join(pieces)
@@ -221,11 +222,12 @@ def _is_scalar(value: str) -> bool:
 
 
 def _ends_value(source: Source, schema: Mapping[str, Any]) -> Reading[bool]:
-    """Return whether an argument, or their end, follows the upcoming comma."""
+    """Return whether a key or the end of the arguments follows the comma ahead."""
     match = yield from _follows(source, _AFTER_COMMA, 1)
     if match is None or match["key"] is None:
         return match is not None
-    # Models write no space before a key. In a text, words before a colon may follow a comma.
+    # Models write no space between a comma and a key. After a space, words with a colon may be part of a text, so they
+    # must be the name of a parameter.
     properties = schema.get("properties")
     return not match["space"] or not isinstance(properties, Mapping) or match["key"].strip() in properties
 

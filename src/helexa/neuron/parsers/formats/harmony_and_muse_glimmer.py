@@ -97,7 +97,7 @@ class MessageFormat:
             yield from self._read_text(source, output, kind)
             return
         yield from source.space()
-        # Without tools in the request, or in another form than that of a call, a message to a tool is text.
+        # A message to a tool is text if the request has no tools, or if its content does not have the form of a call.
         if not (output.may_call and (yield from self.read_call(source, output, name))):
             output.text(source.give_back())
             yield from self._read_text(source, output, "text")
@@ -108,7 +108,7 @@ class MessageFormat:
 
     def _read_text(self, source: Source, output: Output, kind: Kind) -> Reading[None]:
         output.reasoning = kind == "reasoning"
-        # In a structured final message, the grammar decides. A marker may be part of a JSON string.
+        # A grammar decides where a structured final message ends. A marker in it may be part of a JSON string.
         frames = NO_MARKERS if kind == "final" and output.structured else self._frames
         add = output.thought if output.reasoning else output.text
 
@@ -214,7 +214,7 @@ class MuseGlimmer(MessageFormat):
         begins = yield from source.upcoming(_ATEM_BEGINS)
         if not begins and not source.ended:
             return False
-        output.check(name)  # the rest of an output that ends here is no text
+        output.check(name)  # `output` notes the name: if the output ends here, the unfinished call is dropped
         if not begins:
             raise NotACall
         yield from self.calls.read(source, output)

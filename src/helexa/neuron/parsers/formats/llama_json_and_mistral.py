@@ -80,7 +80,7 @@ class JsonCalls:
         if self.closer and (yield from source.marker(self._closes)):  # an empty pair of markers is dropped
             source.settle()
             return
-        # The marker alone may be mentioned in text.
+        # A marker without JSON after it is text, because text may mention the marker.
         if not (yield from source.upcoming(_JSON)):
             raise NotACall
         yield from read_calls(
@@ -151,7 +151,7 @@ class LlamaJson:
 
 
 def _read_built_in(source: Source, output: Output) -> Reading[None]:
-    """Parse a call of a tool of the training, `brave_search.call(query="...")`."""
+    """Parse a call of a tool known from training: `brave_search.call(query="...")`."""
     name = yield from source.name()
     if not name.endswith(_METHOD):
         raise NotACall

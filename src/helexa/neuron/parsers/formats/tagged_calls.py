@@ -125,7 +125,7 @@ def read_tagged_call(source: Source, output: Output, tags: CallTags, *, known: b
         yield from source.space()
         if (yield from source.marker(tags.key_ends)):  # the tag between the name and the first key is missing
             name, key = output.tool_and_parameter(name)
-        # A word in a pair of tags is a call only if the request has such a tool.
+        # A word in a pair of tags, without parameters, is a call only if the request has a tool of this name.
         known |= not key and not (yield from source.upcoming(tags.keys))
     output.check(name, known=known)
     if quote:
@@ -251,7 +251,7 @@ class _ValueReader:
         while True:
             start = source.at + len(tag)
             at = _SPACE.match(source.text, start).end()  # pyright: ignore[reportOptionalMemberAccess] - matches anything
-            # more text is needed as long as it could still be such a tag
+            # None if more text is needed to decide whether one of these tags follows
             marker = self._tags.following.at(source.text, at, source.ended)
             if marker is not None or at - start > _MAX_SPACE:
                 if marker or (at == len(source.text) and source.ended and tag == self._tags.value_end):
@@ -308,5 +308,6 @@ _MINIMAX = CallTags(
 GLM = TaggedCalls("glm", "<tool_call>", _GLM)
 SEED_OSS = TaggedCalls("seed_oss", "<seed:tool_call>", _SEED)
 MINIMAX_M2 = TaggedCalls("minimax_m2", "<minimax:tool_call>", _MINIMAX)
-# The format of Claude, which no model here has. The prompts of agents mention it, and models then write it.
+# The format of Claude. No model that helexa serves has this format, but prompts of agents mention it, and models then
+# write it.
 INVOKE = TaggedCalls("invoke", "<function_calls>", replace(_MINIMAX, block_end="</function_calls>"))
