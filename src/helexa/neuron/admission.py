@@ -24,7 +24,7 @@ _OUTPUT_TOKENS = 256  # output tokens for which a request reserves memory; reque
 
 
 class Admission:
-    """Admits requests to a model's batch when KV pages and a place are free.
+    """Admits requests to a model's batch when KV pages and a slot are free.
 
     After `close`, every new request is rejected.
     """
@@ -44,7 +44,7 @@ class Admission:
 
     @asynccontextmanager
     async def admit(self, principal: str, prompt_tokens: int, max_tokens: int) -> AsyncIterator["AdmittedRequest"]:
-        """Wait until the request is admitted; its place is freed with the context.
+        """Wait until the request is admitted; leaving the context frees its slot.
 
         Args:
             principal: name of the request's principal (API key owner); empty for anonymous requests.
@@ -66,7 +66,7 @@ class Admission:
                 await self._wait(ticket)
             if ticket.rejected is not None:
                 raise self._rejection(ticket, ticket.rejected)
-            # Neither admitted nor rejected: `close` has emptied the queue.
+            # A ticket that is neither admitted nor rejected: `close` has emptied the queue.
             if not ticket.admitted:
                 self.require_open()
             yield AdmittedRequest(self._queue, ticket, self._pages)
@@ -86,7 +86,7 @@ class Admission:
         self._queue.limits = _limits_of(self._config, engine)
 
     def require_open(self) -> None:
-        """Raise the error with which `close` was called, if it was called."""
+        """If `close` was called, raise the error that it got."""
         if self._closed is not None:
             raise self._closed.with_traceback(None)  # shared error: its traceback must not grow with each raise
 

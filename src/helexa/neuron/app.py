@@ -75,7 +75,7 @@ def create_app(
         device = default_device()
         if device == "cpu" and (reason := overlooked()) is not None:
             log.warning("no accelerator is used device=cpu reason=%s", quoted(reason))
-    # Later loads need the cached result of `discover` without waiting, so this call must come first.
+    # `broken_driver` calls `discover` and caches its result. Later loads then need not wait for NVIDIA's driver.
     if device.startswith("cuda") and (reason := broken_driver()) is not None:
         log.error("no model can be loaded device=%s error=%s", device, quoted(reason))
     engines = standby or WarmStandby()
@@ -153,7 +153,7 @@ class NodeApp(Starlette):
         self._guard: AccessGuard | None = None
 
     def configure(self, config: NeuronConfig) -> None:
-        """Use the key and the names of hosts in `config` for all later requests."""
+        """Check all later requests against the API key and host names of `config`."""
         self._config = config
         if self._guard is not None:
             self._guard.configure(config)
@@ -172,7 +172,7 @@ class NodeConnection(ClientConnection):
 
 
 class NodeServer(Listener):
-    """Serves the application until SIGTERM or SIGINT; SIGHUP reloads.
+    """Serves the application until SIGTERM or SIGINT; SIGHUP reloads the settings.
 
     After the signal, the server rejects new requests and waits `drain_secs` seconds for running requests. Then it stops
     the engines and exits with code 0. A second signal exits at once with code 1. Engines never outlive this process.

@@ -30,8 +30,8 @@ def source_text(spec: LoadOptions) -> str:
 def recommended_sampling(spec: LoadOptions) -> SamplingDefaults:
     """Return the sampling defaults of the built-in model of `spec`.
 
-    The result is empty if the model is not built in or `spec` sets another source. A version of the built-in source is
-    no other source.
+    The result is empty if the model is not built in, or if `spec` sets another source than the built-in one. The
+    version in a source (`==VERSION`) is ignored.
     """
     builtin = BUILTIN_MODELS.get(spec.model_id)
     if builtin is None or (spec.source or builtin.source).partition("==")[0] != builtin.source:

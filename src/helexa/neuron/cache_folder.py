@@ -33,7 +33,7 @@ _MOST_PROMPT_BYTES = 20 << 30
 
 
 def default_prompts_mb() -> int:
-    """Return the maximum size in MiB of saved prompts, for programs of one user.
+    """Return the size limit in MiB of saved prompts for private engines and `up`.
 
     It is `$HELEXA_PROMPTS_MB`, else a tenth of the free space, and at most 20 GiB.
 
@@ -56,14 +56,14 @@ PACKED_FOLDER, PACKED_SUFFIX = "packed", ".tiles"
 
 
 def model_name(path: Path) -> str:
-    """Return the name of a model's file, or of its repository in the cache of a hub."""
+    """Return the name of a model's file, or its repository if it is in a hub's cache."""
     if path.parent.name == "snapshots":
         return path.parent.parent.name.removeprefix("models--").replace("--", "/")
     return path.name.removesuffix(".gguf")
 
 
 class SavedFiles(NamedTuple):
-    """What engines have saved of a model that ran with certain settings."""
+    """Files that engines have saved for a model with certain engine settings."""
 
     kind: Literal["prompts", "weights"]
     models: tuple[str, ...]  # ids of the model; for weights, the name of its file or repository
@@ -140,7 +140,7 @@ def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def hub_home(environ: Mapping[str, str]) -> Path:
-    """Return the folder of the Hub's own tools: `$HF_HOME`, else in the cache folder."""
+    """Return the folder of the Hub's own tools: `$HF_HOME` or `~/.cache/huggingface`."""
     if home := environ.get("HF_HOME"):
         return expanded(Path(home))
     return expanded(Path(environ.get("XDG_CACHE_HOME") or "~/.cache")) / "huggingface"

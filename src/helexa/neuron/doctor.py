@@ -35,7 +35,7 @@ _MARKS = {"fine": "", "note": "note: ", "fault": "FAULT: "}
 
 
 def look_at_folder(folder: Path, content: str) -> Iterator[CheckResult]:
-    """Check a cache folder (`neuron doctor`): access, free space, downloads.
+    """For the doctor: check a cache folder's access, free space, unfinished downloads.
 
     Args:
         content: description of the files in the folder, for the printed text.

@@ -37,7 +37,7 @@ Level = Literal["fine", "note", "fault"]
 
 _OWN_DISTANCE = 10  # Linux's distance of a NUMA node to its own memory
 
-_MANAGEMENT = "nvidia-ml-py"  # a few files of Python, which helexa itself uses
+_MANAGEMENT = "nvidia-ml-py"  # small Python package that helexa itself needs
 _PREFIXES = ("nvidia-", "cuda-")
 
 # Flags in /proc/cpuinfo of the instruction sets that the kernels can use, and their names.
@@ -66,7 +66,7 @@ class CheckResult(NamedTuple):
 
 
 def look_at_links(device: str, tensor_parallel: int) -> Iterator[CheckResult]:
-    """For the doctor: check connections of devices and NUMA nodes, number of ranks."""
+    """For the doctor: report links of devices and NUMA nodes; check number of ranks."""
     facts, nodes = discover(), numa_nodes()
     yield from describe_devices(facts, device_links() if len(facts.devices) > 1 else [])
     yield from describe_numa_nodes(nodes)
@@ -77,7 +77,7 @@ def look_at_links(device: str, tensor_parallel: int) -> Iterator[CheckResult]:
 
 
 def describe_devices(facts: Discovery, links: Sequence[DeviceLink]) -> Iterator[CheckResult]:
-    """For the doctor: check which devices are alike; yield kinds of connections."""
+    """For the doctor: report groups of equal devices, and the links between devices."""
     if len(facts.devices) > 1:
         groups = [f"{len(group)} x {group[0].name}" for group in alike(facts.devices)]
         yield CheckResult("links", "fine", f"devices that are alike: {', '.join(groups)}")
@@ -89,7 +89,7 @@ def describe_devices(facts: Discovery, links: Sequence[DeviceLink]) -> Iterator[
 
 
 def describe_numa_nodes(nodes: Sequence[CpuNode]) -> Iterator[CheckResult]:
-    """For the doctor: check several NUMA nodes; yield CPUs, memory, distances."""
+    """For the doctor: report CPUs, memory and distances of several NUMA nodes."""
     if len(nodes) < 2:
         return
     sizes = ", ".join(f"{node.number} ({len(node.cpus)} CPUs, {memory_text(node.memory_mb)})" for node in nodes)
@@ -115,7 +115,7 @@ def describe_cpu_ranks(nodes: int, tensor_parallel: int) -> CheckResult:
 
 
 def describe_gpu_ranks(facts: Discovery, most: int) -> Iterator[CheckResult]:
-    """For the doctor: check among how many GPUs a model can be divided, if several."""
+    """For the doctor: report among how many of several GPUs a model can be divided."""
     if len(facts.devices) < 2:
         return
     if most > 1:
@@ -158,7 +158,7 @@ def look_at_torch_build() -> Iterator[CheckResult]:
 
 
 def cuda_library_bytes(installed: Iterable[Distribution]) -> int:
-    """For the doctor: return the bytes of this machine's NVIDIA libraries for torch."""
+    """For the doctor: return the size in bytes of the installed NVIDIA libraries."""
     packages = {name.lower().replace("_", "-"): item for item in installed if (name := item.metadata["Name"])}
     return sum(
         file.size or 0

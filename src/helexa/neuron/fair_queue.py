@@ -6,7 +6,7 @@ therefore cannot deadlock over slots and memory.
 The principals (API key owners) share the slots fairly:
 
 * The next request comes from the principal whose admitted requests, finished ones included, had the fewest KV pages.
-* One of at least `_MANY_SLOTS` slots is always left to other principals.
+* If the model has at least `_MANY_SLOTS` slots, one principal may hold all of them except one.
 * Anonymous requests count as one principal, and are admitted only if no request with a principal waits.
 """
 
@@ -61,7 +61,7 @@ class Limits:
 
 def share_of(slots: int) -> int:
     """Return how many of a model's `slots` slots one principal may hold."""
-    # One slot stays for the other principals, if there are enough that it costs little.
+    # One slot stays for the other principals, if there are so many slots that this costs little.
     return slots - 1 if slots >= _MANY_SLOTS else slots
 
 

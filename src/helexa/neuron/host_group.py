@@ -1,8 +1,8 @@
 """Host groups: several hosts compute a model, one stage of layers per host.
 
 Host 0 runs the node's server and schedules. The other hosts are members: they register with host 0, and start a stage
-process for each model that host 0 loads (`stage_processes`). This module has the settings of a group (`[group]`,
-torch's variables) and its connected hosts.
+process for each model that host 0 loads (`stage_processes`). This module reads the settings of a group (the table
+`[group]` and torch's environment variables), and keeps track of the connected hosts.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from helexa.neuron.engine.ipc.messages import HostGroup
 
 _VARIABLES = {"rank": "RANK", "world_size": "WORLD_SIZE", "master_addr": "MASTER_ADDR", "master_port": "MASTER_PORT"}
 _LEAST_SECRET_BYTES = 16  # 128 bits: a shorter secret could be found by trying, from a recorded handshake
-# The default port of torch.distributed, for groups that are configured with its variables.
+# The default port of torch.distributed, whose environment variables may configure a group.
 _DEFAULT_PORT = 29500
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def _missing(key: str, meaning: str) -> str:
 
 
 def _private_address(interface: str) -> str:
-    """Return the address of a network interface, or the address `interface` itself."""
+    """Return the private address of the network interface (name or address) given."""
     text = interface
     if interface in (interfaces := psutil.net_if_addrs()):
         addresses = [entry.address for entry in interfaces[interface] if entry.family == socket.AF_INET]

@@ -54,7 +54,7 @@ class JoinRequest:
     key: SecretStr = field(repr=False)
 
     def send(self) -> str:
-        """Ask the gateway to add this node; return the node's address there.
+        """Ask the gateway to add this node; return the URL that it uses for the node.
 
         Raises:
             UnreachableError: the gateway does not answer, or its certificate is not trusted.
@@ -108,7 +108,7 @@ def prepare(
     url = _checked_url("--address", address or _url(own_address, settings.port))
     host = urlsplit(url).hostname or ""
     changes: dict[str, str] = {}
-    # With https, a proxy on this machine may forward to the loopback address, so the node's host can stay.
+    # With https, a proxy on this machine may forward to the loopback address, so `host` need not change.
     if urlsplit(url).scheme == "http" and is_loopback(settings.host) and not is_loopback(host):
         # The address may belong to a NAT or a load balancer. Such an address cannot be bound here.
         changes["host"] = host if _is_own(host) else "0.0.0.0"

@@ -26,7 +26,7 @@ from helexa.neuron.routes.requests_replies_and_errors import error_response, log
 
 log = logging.getLogger("helexa.neuron.requests")
 
-# nginx's status for logs. The client has gone, so it never receives this status.
+# Status in logs, as in nginx, of a request whose client has disconnected. No client receives it.
 CLIENT_CLOSED_REQUEST = 499
 _POLLED = frozenset(
     {
@@ -125,7 +125,7 @@ class AccessGuard:
         self.configure(config)
 
     def configure(self, config: NeuronConfig) -> None:
-        """Use the key and the names of hosts in `config` for all later requests."""
+        """Check all later requests against the API key and host names of `config`."""
         self._key = config.api_key.get_secret_value().encode() if config.api_key else None
         self._checks_every_host = is_loopback(config.host)
         names = ("localhost", socket.gethostname(), config.host, *config.allowed_hosts)

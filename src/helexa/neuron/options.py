@@ -227,7 +227,7 @@ class HarnessOptions:
 
 @dataclass(kw_only=True)
 class NodeOptions:
-    """The options of `NeuronConfig` that registry and sources of models use."""
+    """The options of `NeuronConfig` that the model registry and model sources use."""
 
     default_models: tuple[()] = ()
     harness: HarnessOptions = field(default_factory=HarnessOptions)

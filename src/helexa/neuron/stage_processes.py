@@ -117,7 +117,7 @@ def _start(channel: Channel, setup: socket.socket) -> subprocess.Popen[bytes]:
 
 
 def _end_after(process: subprocess.Popen[bytes], fd: int) -> None:
-    """Wait until the engine closes `fd`; kill a process that does not end then."""
+    """Wait until the engine closes `fd`; kill `process` if it does not end by itself."""
     wait_until_closed(fd)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_ENDING_SECONDS)

@@ -248,7 +248,7 @@ class EngineClient:
         """Let the engine forget all cached prefixes, and wait until they are forgotten.
 
         Raises:
-            TimeoutError: the engine has not done so within a minute, for example because a step takes so long.
+            TimeoutError: the engine has not forgotten them within a minute, for example because of a long step.
         """
         self._require_alive()
         self._write(ClearPrefixes())

@@ -175,7 +175,7 @@ class Child:
     async def end(self, grace: float) -> None:
         """Wait `grace` seconds for the end, then send SIGTERM, then SIGKILL.
 
-        If the calling task is canceled, another call continues.
+        If the calling task is canceled, a later call continues with what is left to do.
         """
         if not self._ended:
             for seconds, force in ((grace, signal.SIGTERM), (min(grace, 2.0), signal.SIGKILL)):
@@ -281,4 +281,4 @@ class WarmStandby:
     async def _end(self) -> None:
         if self._child is not None:
             await self._child.end(grace=0.0)
-            self._child = None  # only now, so that the next call finishes one that was canceled
+            self._child = None  # only now: if this call is canceled, the next call ends the process

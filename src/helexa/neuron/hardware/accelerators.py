@@ -113,7 +113,6 @@ def accelerators() -> Accelerators:
     # A separate thread makes the calls, because a call into a driver that lost its device may never return.
     thread = threading.Thread(target=lambda: results.append(_find()), name="nvml", daemon=True)
     thread.start()
-    # A broken driver may never respond.
     thread.join(_TIMEOUT_SECONDS)
     if not results:
         return Accelerators(

@@ -118,8 +118,8 @@ class CpuNode:
     number: int  # number of the NUMA node in the operating system
     cpus: tuple[int, ...]
     memory_mb: int  # memory of the NUMA node in MiB; 0 if unknown
-    # Relative access time of its CPUs to the memory of each NUMA node, by the number of the NUMA node. Its own memory
-    # has 10.
+    # Relative access time from this node's CPUs to the memory of each NUMA node, by the number of that NUMA node. For
+    # this node's own memory, the value is 10.
     distances: Mapping[int, int]
 
 

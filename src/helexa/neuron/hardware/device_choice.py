@@ -65,7 +65,7 @@ def device_for(model_bytes: int) -> DeviceChoice:
     facts = accelerators()
     if not (facts.devices or facts.unavailable or has_nvidia_driver() or sys.platform == "darwin"):
         return choose_device(model_bytes, ())
-    # Reads the installed packages, on which the choice depends only if the machine has a GPU.
+    # Imported only now: this module reads the installed packages, which matter only on a machine with a GPU.
     from helexa.neuron.hardware.discovery import has_apple_silicon, has_gpu_torch, overlooked, torch_version
 
     if not has_gpu_torch():

@@ -10,7 +10,7 @@ _ENTRY = re.compile(r"^(MemTotal|MemAvailable): *(\d+) kB$", re.MULTILINE)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Above `memory.high`, the kernel does not end a process, but stops it again and again to reclaim memory.
 _LIMITS, _USED = ("memory.max", "memory.high", "memory.limit_in_bytes"), ("memory.current", "memory.usage_in_bytes")
-# Of a group and its child groups. In version 1, `inactive_file` is only that of the group alone.
+# Lines of `memory.stat` that count a group and its child groups. In version 1, only the names with `total_` do.
 _RECLAIMABLE = ("inactive_file ", "active_file ", "slab_reclaimable ")
 _RECLAIMABLE_V1 = ("total_inactive_file ", "total_active_file ")
 

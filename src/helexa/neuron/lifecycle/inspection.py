@@ -38,11 +38,11 @@ _MAX_NAME_CHARS = 64
 _RUNTIME = 20 << 20
 _LOGITS_ARRAYS = 2  # the workspace of the native kernels rounds sizes up to powers of two
 _KV_ITEM_BYTES = 2
-# Bytes of a number in memory by safetensors type; 1 for other types.
+# Bytes per number after the engine has loaded a tensor, by safetensors type; 1 for other types.
 _UNPACKED_BYTES = {"F64": 8, "I64": 8, "I32": 4, "U32": 4, "F32": 2, "F16": 2, "BF16": 2}
 
 _LENGTH_BYTES = 8
-UNCOUNTED = ("U8", "I8", "I32")  # types of packed codes and scales, whose numbers are no parameters
+UNCOUNTED = ("U8", "I8", "I32")  # types of packed codes and scales, whose elements do not count as parameters
 
 
 class InspectionRequest(msgspec.Struct):
@@ -144,7 +144,7 @@ def _checkpoint(folder: Path) -> _Files:
 
 
 def _step_bytes(settings: Settings, config: Mapping[str, Any], rows: int, sequences: int) -> int:
-    """Return the bytes of the largest step, as `memory_request` does for CPUs."""
+    """Estimate the memory of the largest step in bytes, as `memory_request` for CPUs."""
     inner = [config.get(key) for key in ("intermediate_size", "moe_intermediate_size")]
     widest = max(settings.hidden + size for size in (*inner, 0) if isinstance(size, int))
     vocabulary = config.get("vocab_size")
@@ -182,7 +182,7 @@ class Description:
     architecture: str  # `model_type` in a checkpoint's `config.json`, or the architecture name in a GGUF file
     weights: str  # file format, and dtype of most weights
     parameters: int | None
-    context_length: int | None  # with YaRN, and without dual chunk attention, as the engine computes
+    context_length: int | None  # as the engine supports it: with YaRN, and without dual chunk attention
     license: str | None = None
     tools: bool | None = None  # whether the chat template and the vocabulary support tool calls
     reasoning: bool | None = None  # whether the chat template and the vocabulary support reasoning
@@ -251,7 +251,7 @@ def _of_checkpoint(folder: Path) -> Description:
 def _context(config: Mapping[str, Any]) -> int | None:
     """Return the context length that the engine supports.
 
-    The result is the stated one if the engine cannot run the model, and None if the files state none.
+    If the engine cannot run the model, return the length that the files state. None if they state no length.
     """
     stated = config.get("max_position_embeddings")
     if not isinstance(stated, int):

@@ -90,7 +90,7 @@ def text_of(path: Path, spec: LoadOptions, chat_template: Path | None = None) ->
 
     sandbox = TextSandbox(path)
     settings = sandbox.settings()
-    # Imported after the process has read the files, because another thread may import them meanwhile.
+    # Imported only now: while the sandbox process read the files, another thread may have imported these modules.
     from helexa.neuron.builtin_models import recommended_sampling
     from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
     from helexa.neuron.text.model_text import ModelText
@@ -128,7 +128,7 @@ def sees_images(path: Path, options: EngineOptions) -> bool:
 
 
 def vision_of(path: Path, text: "ModelText", options: EngineOptions) -> "ModelVision | None":
-    """Return what prepares images for a model to load with a vision part."""
+    """Return the image preparation of the model to load; None without a vision part."""
     from helexa.neuron.vision.model_vision import ModelVision  # imports numpy and Pillow, which text models do not need
 
     mmproj = Path(options.mmproj) if options.mmproj else None
@@ -165,7 +165,7 @@ def load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
 
 
 def max_tensor_parallel(device: str, configured: int, facts: "Discovery") -> int:
-    """For loads: return the largest number of ranks that a gateway may request."""
+    """Return the largest number of ranks that a gateway may request for a load."""
     # On CUDA devices, this is the largest number of devices that are alike. On CPUs, it is the number of NUMA nodes, or
     # the configured number if it is larger: more ranks would be slower.
     if device == "cpu":

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 FRESH_SECONDS = 1.0  # a list that was checked within this time is returned without another check
 
 WATCH_SECONDS = 5.0
-_REST = 50  # a check takes at most one part in this number of the time
+_REST = 50  # the pause after a check is at least this many times as long as the check
 _SCAN_SECONDS = 60.0
 _OVERHEAD, _OVERHEAD_MB = 1.05, 300  # memory of a model beside its weights, if only their size is known
 _THREADS = 2
@@ -146,7 +146,7 @@ class LocalInventory:
                 self._inspections[version] = await self._threads.run(self._inspector.inspect, version[0])
             except ApiError as error:
                 log.info("inspection of models is postponed error=%s", quoted(error))
-                break  # all threads read other files; this is no fault of the model
+                break  # all threads are busy with other files, so the model is inspected later
             except HelexaError as error:
                 self._inspections[version] = Inspection(problem=str(error))
             self._publish()
@@ -155,7 +155,7 @@ class LocalInventory:
         self._inspections = {version: seen for version, seen in self._inspections.items() if version in known}
 
     def _publish(self) -> None:
-        """Build the list from scan and inspections; if it changed, give it a new revision."""
+        """Build the list of models; if it has changed, give it a new revision."""
         models: dict[str, LocalModel] = {}
         for found in (*self._scan.cached, *self._scan.in_folders):  # the caches come first: their ids take precedence
             record = self._inspected(found)

@@ -51,7 +51,7 @@ class ModelLoader:
     """Loads the models of a registry. The registry decides which loads may run.
 
     Args:
-        make_room: puts another model to sleep for the memory of a model that wakes.
+        make_room: puts another model to sleep, to free memory for a model that wakes.
         any_sleeps: returns whether a model sleeps that may wake again.
         events: counts engine crashes, sleeps and wakes.
     """
@@ -81,7 +81,7 @@ class ModelLoader:
         self._sources = sources
         self._device = device
         self._group = group
-        # While a model sleeps, one process waits for its wake or for the load of another model.
+        # While any model sleeps, one standby process is ready for its wake or for the load of another model.
         self._standby = WarmStandby(spawn)
         self._replacements: set[asyncio.Task[None]] = set()  # calls of `keep_standby` after the start of an engine
         self._clock = clock
@@ -206,8 +206,8 @@ class ModelLoader:
         )
 
     async def keep_standby(self) -> None:
-        """Let one process wait for the next wake while a model sleeps, else none."""
-        # A process that has imported torch and opened a GPU would keep hundreds of megabytes of memory.
+        """Keep a standby process for the next wake while any model sleeps, else none."""
+        # No standby on a GPU: a process that has imported torch and opened a GPU takes hundreds of megabytes of memory.
         if self._device.startswith("cuda") or not self._any_sleeps():
             await self._standby.close()
             return
@@ -215,9 +215,9 @@ class ModelLoader:
             await self._standby.begin()
 
     def _replace_standby(self) -> None:
-        """Begin to call `keep_standby`, after the start of an engine."""
-        # In a task, because a model that has just woken still counts as sleeping here. Not before the start of the
-        # engine has ended, because the two processes would compete.
+        """Call `keep_standby` soon, after the start of an engine."""
+        # In a task that runs later, because a model that has just woken still counts as sleeping here. Not earlier,
+        # because the standby process would compete with the engine that starts.
         task = asyncio.create_task(self.keep_standby(), context=Context())
         self._replacements.add(task)
         task.add_done_callback(self._replacements.discard)

@@ -20,7 +20,7 @@ _RETRY_SECONDS = 30
 
 
 class Pulls:
-    """Runs and cancels a node's downloads (pulls). One serves equal requests."""
+    """Runs and cancels a node's downloads (pulls). Equal requests share a download."""
 
     def __init__(self, config: NeuronConfig, sources: Sources, ended: Callable[[], None] = lambda: None) -> None:
         self._allowed = config.downloads.on_request

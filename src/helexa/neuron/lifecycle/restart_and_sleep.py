@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 SAVE_SECONDS = 10.0  # longest time for saving the prefix cache, before the engine ends
 _LEAST_TEXT_SECONDS = 1.0  # shortest time for which a sleeping model keeps a tokenizer process
 _EXIT_SECONDS = 3.0  # time after saving in which the engine must exit
-_CONTEXT_PART = 0.9  # part of the former context length that must fit, or other models go to sleep
+_CONTEXT_PART = 0.9  # part of the former context length that must fit; otherwise, other models are put to sleep
 _ROOM_SECONDS = 240.0  # longest time in which other models are put to sleep for the memory of this model
 _ARRIVAL_SECONDS = 1.0  # after a wake that no request waited for, time in which the model expects one
 _RETRY_SECONDS = 5
@@ -84,10 +84,10 @@ class HostedModel:
     """A model of this node, with the engine process that runs the model.
 
     Args:
-        texts: reads what this process needs of the model's files: text processing, and preparation of images or None.
-            The first `open` awaits it while the engine loads.
+        texts: function that reads text processing and image preparation (None without a vision part) from the model's
+            files. The first `open` awaits it while the engine loads.
         idle_unload_secs: seconds without requests after which the model falls asleep; 0 for never.
-        make_room: puts another model to sleep for the memory of this model. The result is whether one was put to sleep.
+        make_room: puts another model to sleep, to free memory for this model. Returns whether it put one to sleep.
         prepare_wake: starts what shortens the wake of a model that has fallen asleep.
         count: called with `sleeps` or `wakes` when the model falls asleep or is awake again.
     """
@@ -182,7 +182,7 @@ class HostedModel:
 
     @property
     def idle_secs(self) -> float:
-        """Seconds without requests; 0 if not loaded, or if a request is expected."""
+        """Seconds without requests; 0 if the model is not loaded or expects a request."""
         if self.status != "loaded" or self._waiting or self._clock() < self._expected_until:
             return 0.0
         return self.model.admission.idle_secs
@@ -350,7 +350,7 @@ class HostedModel:
                 await engine.close(grace=0.0)
                 raise HelexaError("the engine ended after it had loaded the model; see the node's log")
             except DoesNotFitError as error:
-                # A load request comes from a gateway, which chooses the models that make room.
+                # A load request puts no other model to sleep: its gateway chooses the models that make room.
                 may_fit = self._for_request and not error.details.get("permanent") and self._clock() < room_until
                 if may_fit and self._make_room is not None and await self._make_room(self):
                     continue

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 _EMA_ALPHA = 0.3
-_MIN_MEASURED_TOKENS = 256  # the prefill rate of shorter prompts is not that of long prompts
+_MIN_MEASURED_TOKENS = 256  # shorter prompts are not measured: their prefill rate differs from that of long prompts
 
-LEAST_BY_RATE = 4096  # least context limit by rate, in tokens; conversations need so many
+LEAST_BY_RATE = 4096  # the prefill rate never lowers the context limit below this number of tokens
 
 HOLD_SECONDS = 600.0
 
 _STEP = 1024
 _OUTPUT_PART = 4  # at most a quarter of the context is reserved for the output
-# field of `ModelLoad`, and the counter of the engine that it is the sum of
+# For each total in `ModelLoad`, the counter of an engine. The total is the sum over all engines of the model so far.
 _TOTALS = {
     "prompt_tokens_total": "prompt_tokens",
     "cached_prompt_tokens_total": "cached_tokens",
@@ -96,7 +96,7 @@ def context_limit(engine: EngineProperties, measurements: Measurements, settings
 
 
 def _rate_ceiling(engine: EngineProperties, measurements: Measurements, settings: ContextLimitOptions) -> int:
-    """Return how many prompt tokens a served model's prefill may have, by time."""
+    """Return how many prompt tokens a served model can prefill in the time limit."""
     seconds = settings.target_prefill_latency_secs or (_CPU if engine.cpu else _ACCELERATOR)[0]
     return max(int(seconds * (measurements.tok_s_prefill or _first_rate(engine, settings))), LEAST_BY_RATE)
 

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from helexa.core.errors import HelexaError, service_unavailable
 
-_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK  # without waiting, if the file is a FIFO
+_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK  # opening must not wait if the file is a FIFO
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -109,7 +109,7 @@ def is_used(model: Path) -> bool:
     """Return whether an engine process has locked a model with `mark_used`."""
     try:
         try:
-            descriptor = os.open(model, os.O_RDWR | _FLAGS)  # NFS locks only writable descriptors exclusively
+            descriptor = os.open(model, os.O_RDWR | _FLAGS)  # NFS needs a writable descriptor for an exclusive lock
         except OSError:  # a folder, or a file that this user cannot write
             descriptor = os.open(model, os.O_RDONLY | _FLAGS)
     except OSError:

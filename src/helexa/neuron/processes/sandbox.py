@@ -30,9 +30,9 @@ class LimitExceeded(SandboxError):
 
 
 class ProcessPool:
-    """Sandbox processes of one module, shared by several users. Thread-safe.
+    """Sandbox processes of one module, shared by several `Sandbox`. Thread-safe.
 
-    All processes end with this program, those that work on a request too.
+    All processes end with this program, also those that work on a request.
     """
 
     def __init__(self, module: str, kept: int) -> None:
@@ -64,7 +64,7 @@ class ProcessPool:
         return process
 
     def give_back(self, process: "_Process") -> None:
-        """Keep `process` for other users, or end it if enough are idle."""
+        """Keep `process` for other requests, or end it if enough processes are idle."""
         with self._processes.lock:
             self._processes.working.discard(process)
             if len(self._processes.idle) < self._kept and not self._processes.ended:
@@ -130,13 +130,13 @@ def end_sandboxes() -> None:
 
 
 class Sandbox:
-    """Runs one user's requests in sandbox processes. Thread-safe.
+    """Runs requests in the sandbox processes of a pool. Thread-safe.
 
     Args:
-        processes: maximum number of processes that work on requests of this user at the same time.
+        processes: maximum number of processes that work on requests of this object at the same time.
     """
 
-    # A limit per user, so that a user with slow requests delays only itself.
+    # Several models share a pool, each with its own `Sandbox`. Its limit lets slow requests delay only their own model.
     def __init__(self, pool: ProcessPool, processes: int) -> None:
         self._pool = pool
         self._permits = threading.BoundedSemaphore(processes)
@@ -230,7 +230,7 @@ class _Process:
     def kill(self) -> None:
         """End the process while a thread waits for its response."""
         self._popen.kill()
-        with suppress(subprocess.TimeoutExpired):  # a process that reads a hung disk ends with the read
+        with suppress(subprocess.TimeoutExpired):  # a process that reads from a hung disk ends only after the read
             self._popen.wait(_KILL_SECONDS)
 
     def close(self) -> SandboxError:

@@ -193,7 +193,7 @@ class AnswerReader:
 
     def _read(self, token: int) -> None:
         if token in self._stop_tokens and not self._is_outside_text:
-            # Control tokens have no text in which a stop string could be found.
+            # A stop string that is a control token is found by its token id, because the token has no text.
             self._end(truncated=False)
             if not self.stopped:
                 self.stopped, self._stops.matched = True, self._stop_tokens[token]
@@ -326,7 +326,7 @@ class RepeatedCalls:
     """Removes tool calls that repeat an earlier call of the same answer.
 
     A call is a repetition if its tool name and the text of its arguments equal those of an earlier call. Its events are
-    withheld as long as it may turn out to be one.
+    withheld as long as the call may turn out to be a repetition.
     """
 
     # If a request forces tool calls, the grammar allows only a further call or the end of the answer. A small model may

@@ -195,7 +195,7 @@ async def _run_choice(
         async with model.admission.admit(principal, len(prompt), max(limit, 1)) as admitted:
             outputs = first = generate()
             yield recorder.started()
-            # One turn, and another one each time the server closes reasoning that exceeds its budget.
+            # The loop body runs once, and again each time the server closes reasoning that exceeds its budget.
             while True:
                 async with aclosing(outputs):
                     while True:

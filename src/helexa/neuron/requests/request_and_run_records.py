@@ -59,7 +59,7 @@ class RequestRecord:
     error_codes: list[str] = field(default_factory=list[str])
     runs: list[RunRecord] = field(default_factory=list[RunRecord])
     span: Any = None
-    prefix_key: str = ""  # names the beginning of the prompt to a gateway; empty if unknown
+    prefix_key: str = ""  # the gateway's name for the beginning of the prompt; empty if unknown
     # time at which the request arrived, in seconds of `time.perf_counter`
     started: float = field(default_factory=time.perf_counter)
 
@@ -177,7 +177,7 @@ class RunRecorder:
         self.closed = True
         timing = self._timing or self._measured()
         if self._first_token is not None:
-            # Without the engine's timing, a wait in the engine looks like prefill.
+            # Without the engine's timing, a wait in the engine looks like prefill, so no prefill rate is recorded.
             prefilled = self._prompt_tokens - self._cached_tokens if self._timing is not None else 0
             self._model.record(timing, prefilled, self._reader.tokens)
         first_token = None if self._first_token is None else self._first_token - self._begin

@@ -1,7 +1,7 @@
 """Chat requests of private engines that need no validation by pydantic.
 
-They have only texts and numbers. The import of pydantic and of the models in `core.wire` takes a third of the caller's
-CPU time at a start.
+They have only texts and numbers. The import of pydantic and of the models in `core.wire` would take a third of the CPU
+time of a program that starts a private engine.
 """
 
 from collections.abc import Mapping

@@ -25,7 +25,7 @@ class TokenLogprobs:
         self._waiting.append(self.with_text(token, logprob, self._offsets.push(self._tokenizer.token_bytes(token))))
 
     def with_text(self, token: int, logprob: Logprob, offset: int = 0) -> TokenLogprob:
-        """Return text, bytes and log-probability of `token` and its rivals.
+        """Return text, bytes and log-probability of `token`, and of the likeliest tokens.
 
         Args:
             logprob: log-probability of the token, and those of the most likely token ids at its position.

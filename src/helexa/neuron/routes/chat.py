@@ -97,7 +97,7 @@ class ChatProjector(OpenAIProjector):
         _add(tokens, self._tokens[choice])
 
     def _take(self, choice: int, event: OutputEvent) -> None:
-        # The log-probabilities are those of the answer's text, and the text so far was reasoning.
+        # Discard the log-probabilities so far: they belong to text that has turned out to be reasoning.
         if isinstance(event, WasReasoning):
             self._tokens[choice] = Encoded()
         super()._take(choice, event)

@@ -205,7 +205,7 @@ async def capabilities(request: Request) -> Response:
 
 
 async def clear_prefix_cache(request: Request) -> Response:
-    """Handle `DELETE /models/{id}/prefix-cache`: forget cached prompts everywhere.
+    """Handle `DELETE /models/{id}/prefix-cache`: forget prompts in memory and on disk.
 
     The model need not be loaded: its saved prompts are deleted from the disk.
     """
@@ -370,10 +370,10 @@ async def cancel(request: Request) -> Response:
 
 
 async def estimate(request: Request) -> Response:
-    """Handle `POST /models/estimate`: estimate a model's memory unloaded.
+    """Handle `POST /models/estimate`: estimate the memory that a load would take.
 
-    The body is that of a load request. The response has `memory_mb`, with that of the draft model, or null if it is
-    unknown.
+    The body is that of a load request. In the response, `memory_mb` includes the draft model, and is null if the memory
+    is unknown.
     """
     inventory: LocalInventory | None = request.app.state.inventory
     spec = parse(ModelSpec, await read_json(request))

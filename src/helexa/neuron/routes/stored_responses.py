@@ -89,7 +89,7 @@ class ResponseStore:
         return entry if entry is not None and entry.principal == principal else None
 
     def remove(self, id: str, principal: str) -> bool:
-        """Remove the response `id`; return False if `principal` owns none."""
+        """Remove the response `id`; return False if `principal` has no such response."""
         exists = self.find(id, principal) is not None
         if exists:
             self._drop(id)
@@ -131,7 +131,7 @@ def referred(store: ResponseStore, items: Sequence[Item], principal: str) -> dic
 
 
 def resolved(items: Sequence[Item], sources: Mapping[str, StoredResponse]) -> list[dict[str, Any]]:
-    """Return `items` with references replaced. Slow for long responses.
+    """Return `items` with references replaced by items. Slow for long responses.
 
     Args:
         sources: the stored responses that contain the referenced items, by the id of the referenced item.

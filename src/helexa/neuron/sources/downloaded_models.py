@@ -31,7 +31,7 @@ class DownloadedModel:
     """A model in a download cache of this machine. Its download may be incomplete."""
 
     # model id that clients use in requests: `helexa/small`, `org/name`, `mirror:org/name`, `pypi:package`, or
-    # `pypi:package==version` for a version that `pypi:package` does not mean
+    # `pypi:package==version` for another version than the one to which `pypi:package` refers
     name: str
     source: str
     folder: Path
@@ -119,7 +119,7 @@ def downloaded_models(config: NeuronConfig) -> list[DownloadedModel]:
 
 
 def hub_caches(config: NeuronConfig) -> dict[Path, str]:
-    """Return the hub's scheme by cache folder; the first hub's, if shared."""
+    """Return the hub's scheme by cache folder; of several hubs, the first one's."""
     hubs = [configured_hub(config, scheme) for scheme in _schemes(config)]
     return {hub.cache_dir: hub.scheme for hub in reversed(hubs)}
 
@@ -166,7 +166,7 @@ def _package_models(cache: Path) -> Iterator[DownloadedModel]:
         if (match := _PACKAGE.fullmatch(folder.name)) is not None:
             versions.setdefault(match["package"], {})[match["version"]] = folder
     for package, folders in versions.items():
-        default = PINNED.get(package) or next(reversed(folders))  # the version that `pypi:package` means
+        default = PINNED.get(package) or next(reversed(folders))  # the version to which `pypi:package` refers
         for version, folder in folders.items():
             with suppress(OSError):
                 yield _package_model(cache, folder, package, version, is_default=version == default)

@@ -81,7 +81,7 @@ class WebError(Exception):
 
 
 class DiskError(Exception):
-    """A fetch failed: the model does not fit on the disk, or it is not writable."""
+    """A fetch failed: the disk is too small for the model, or it is not writable."""
 
     def __init__(self, reason: str, kind: str = "cache_failed", **details: int | str) -> None:
         super().__init__(reason)
@@ -94,7 +94,7 @@ class ContentError(Exception):
 
 
 def disk_full_error(folder: Path, required: int, free: int) -> DiskError:
-    """Return the fetch's error for `required` bytes if only `free` are free."""
+    """Return the error of a fetch that needs `required` bytes if only `free` are free."""
     return DiskError(
         f"needs {_size(required)}, but {_size(free)} are free in {folder}: {_FREE_SPACE}",
         kind="disk_full",

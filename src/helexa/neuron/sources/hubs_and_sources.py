@@ -50,7 +50,7 @@ _LIMIT_NAMES = ("HELEXA_MAX_CONCURRENT_DOWNLOADS", "MAX_CONCURRENT_DOWNLOADS")
 
 @dataclass(frozen=True)
 class Hub:
-    """A server with the Hugging Face Hub's protocol, and its models' cache."""
+    """A server with the Hugging Face Hub's protocol, and the cache of its models."""
 
     scheme: str
     endpoint: str | None  # base URL of the server. None for the Hugging Face Hub.
@@ -252,7 +252,7 @@ class Sources:
             fetch.abandon()
 
     async def size(self, source: ModelSource, quant: str | None) -> int | None:
-        """Return the bytes of a model's weights by its hub; None if unknown.
+        """Return the size in bytes of a model's weights that its hub states, or None.
 
         Raises:
             SourceError: the hub does not have the model. `kind` is the reason.

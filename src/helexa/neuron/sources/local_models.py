@@ -146,7 +146,7 @@ _Entry = tuple[str, str, str, Iterable[str], int, Path | None, str | None]
 
 
 def _found(entries: Iterable[_Entry]) -> Iterator[FoundModel]:
-    """Return the models of `entries` with printable names."""
+    """Yield the models of `entries`, except models with invalid names."""
     for name, source, form, others, size, path, problem in entries:
         model_id = bare_id(name)
         names = {name, source, *others}
@@ -169,7 +169,7 @@ def _found(entries: Iterable[_Entry]) -> Iterator[FoundModel]:
 
 
 def _entries_of(model: DownloadedModel) -> Iterator[_Entry]:
-    """Return entries: default files by plain name, then other quantizations."""
+    """Yield a model's entries: default under the plain name, other quantizations."""
     plain_source = model.source.partition("==")[0]
     if model.path is None:
         yield model.name, model.source, "", (plain_source,), model.size, None, f"incomplete: {model.missing}"

@@ -192,7 +192,7 @@ def _largest_file(folder: Path) -> int:
 
 
 def _last_error(text: str) -> str:
-    if _NO_CONNECTION.search(text):  # pip only says in the end that it has found no version of the package
+    if _NO_CONNECTION.search(text):  # pip's last line would only say that it has found no version of the package
         details = _CONNECTION_ERRORS.findall(text)
         why = f" ({details[-1]})" if details else ""
         return f"the package index cannot be reached{why}; check the network and the index settings of pip or uv"

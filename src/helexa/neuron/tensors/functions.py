@@ -191,7 +191,7 @@ def lent(block: memoryview, dtype: Any, give_back: Callable[[memoryview], object
     """Return a numpy array in `block`; freeing its last view calls `give_back(block)`."""
     lease = np.frombuffer(block, np.uint8).view(_Lease)
     lease.returned, lease.address = partial(give_back, block), lease.ctypes.data
-    # numpy replaces the base of a view by the base of the base only if the classes of both are the same.
+    # numpy shortens a chain of views only past views of the same class, so all views keep the `_Lease` as a base.
     return lease.view(Array).view(dtype)
 
 
@@ -214,7 +214,7 @@ def _root(array: Array) -> Any:
 
 
 def address(array: Array) -> int:
-    """Return the address of the first number of numpy's `array`, maybe empty."""
+    """Return the address of the first number of numpy's `array`, which may be empty."""
     return array.ctypes.data
 
 

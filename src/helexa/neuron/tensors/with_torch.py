@@ -20,7 +20,7 @@ def prepare() -> None:
 
 
 def lent(block: memoryview, dtype: DType, give_back: Callable[[memoryview], object]) -> torch.Tensor:
-    """Return a torch tensor in `block`; its last view's end calls `give_back(block)`."""
+    """Return a torch tensor in `block`; freeing all views calls `give_back(block)`."""
     lease = memoryview(block)
     weakref.finalize(lease, give_back, block).atexit = False
     return torch.frombuffer(lease, dtype=dtype)
@@ -37,7 +37,7 @@ def storage_address(tensor: torch.Tensor) -> int:
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Return the address of the first number of torch's `tensor`, maybe empty."""
+    """Return the address of the first number of torch's `tensor`, which may be empty."""
     # `data_ptr()` of an empty tensor is always 0.
     return storage_address(tensor) + int(tensor.storage_offset()) * tensor.itemsize
 

@@ -184,7 +184,7 @@ class Mxfp4Tensor:
 def _mxfp4(packed: Tensor, exponents: Tensor) -> GroupwiseTensor:
     # A byte holds two e2m1 codes. The first one is in the low bits.
     codes = tensors.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(1)
-    unit = tensors.ldexp(tensors.ones_like(exponents, dtype=tensors.float32), exponents.int() - 128)  # codes are halves
+    unit = tensors.ldexp(tensors.ones_like(exponents, dtype=tensors.float32), exponents.int() - 128)  # codes: in halves
     table = tensors.tensor(_E2M1, dtype=tensors.int8)
     return GroupwiseTensor(codes, GroupScale(unit), None, zero=0, bits=4, group_size=_MXFP4_GROUP, table=table)
 

@@ -37,7 +37,8 @@ def open_model_file(path: Path, buffering: int = -1) -> BinaryIO:
         ModelFileError: `path` is a folder or a special file.
         OSError: the file cannot be opened.
     """
-    # The check before `open` keeps devices closed, which may react to it. The check afterwards is the valid one.
+    # The first check avoids opening a device, which might react to it. Only the second check is reliable, because
+    # another process may replace the file in between.
     _check_regular(path, path.stat())
     # Without O_NONBLOCK, opening a FIFO would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -108,7 +109,7 @@ def _reject_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return parsed
 
 
-# Other keys with this ending belong to other modalities.
+# Keys that end with `_config` and belong to the text model. Other keys with this ending belong to other modalities.
 _OF_TEXT = {"dual_chunk_attention_config", "quantization_config", "per_layer_config", "eagle_config"}
 _TIED = "tie_word_embeddings"
 

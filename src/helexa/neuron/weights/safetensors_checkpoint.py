@@ -75,7 +75,7 @@ def eagle_tensor_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _drafting_layers(config: Mapping[str, Any]) -> range:
-    """Return the indices of the multi-token prediction layers, after all others."""
+    """Return the indices of the multi-token prediction layers, which come last."""
     layers, more = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
     # DeepSeek's and GLM's checkpoints number these layers like decoder layers.
     return range(layers, layers + more) if type(layers) is int and type(more) is int else range(0)

@@ -48,7 +48,7 @@ class VisionCheckpoint(StoredTensors):
         super().__init__(named, lambda name: f"no tensor {name} in the vision part of the model")
 
     def stored_name(self, name: str) -> str:
-        """Return `name`, because reports omit the files' prefix of a vision part."""
+        """Return `name`, because reports omit the prefix that the files have."""
         return name
 
     def close(self) -> None:

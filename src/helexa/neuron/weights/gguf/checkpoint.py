@@ -24,8 +24,9 @@ from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 _log = logging.getLogger("helexa.neuron.weights")
 _WARNING_GROWTH = 1.25
 _PREDICTION = ".nextn."  # in the name of a tensor that only layers of multi-token prediction have
-# Begin the names of tensors that Ollama's converter adds to the file of a model: the encoder of images, and multi-token
-# prediction. Answers to texts do not depend on these tensors. Its files of other architectures also have other keys.
+# Prefixes of tensors that Ollama's converter adds to a model's file: the encoder of images, and multi-token prediction.
+# Answers to texts do not depend on these tensors. The converter's files of other architectures are not supported,
+# because they also have other keys.
 _ADDED_BY_OLLAMA = ("v.", "mtp.")
 _OLLAMA_ARCHITECTURES = ("qwen35", "qwen35moe")
 
@@ -226,5 +227,5 @@ class GgufCheckpoint:
 
 
 def _compose(order: NDArray[np.int64] | None, chosen: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
-    """Return the numbers in a file of the order `order` of the rows `chosen`."""
+    """Return the numbers in the file of the rows `chosen`; `order` has all numbers."""
     return chosen if order is None else order if chosen is None else order[chosen]

@@ -35,8 +35,8 @@ _ATTENTION_BIASES = (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_outp
 # Architectures whose files may have an epsilon only at the key of LayerNorm, as in llama.cpp.
 _LAYER_NORM_EPSILON = frozenset(["cohere2", "command-r", "stablelm", *_NEMOTRON])
 
-# Values that do not change the computation, of llama.cpp's keys that this module reads for no architecture or for some
-# architectures only. In llama.cpp, 0 turns a scale off.
+# For llama.cpp's keys that are not read, or are read only for some architectures: the values that do not change the
+# computation. In llama.cpp, 0 turns a scale off.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),

@@ -99,7 +99,8 @@ def deepseek2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
         raise metadata.error(f"attention.key_length{suffix}", f"is {key}, of which {rotated} numbers are rotated")
     rope = {**config["rope_parameters"], "partial_rotary_factor": 1.0}
     if metadata.is_set("rope.scaling.yarn_log_multiplier"):
-        # The converter writes a tenth. The file does not contain `mscale`, which is the same in all released models.
+        # The converter writes a tenth of `mscale_all_dim`. The file does not contain `mscale`, which has the same value
+        # in all released models.
         sharpness = round(10 * metadata.number("rope.scaling.yarn_log_multiplier"), 6)
         rope |= {"mscale": sharpness, "mscale_all_dim": sharpness}
     model_type = _deepseek2_type(metadata, config)
@@ -159,7 +160,7 @@ def lfm2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lfm2_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's number of layers without experts before those with experts."""
+    """Return GGUF's number of first layers, which have no experts."""
     _require_sigmoid(metadata)
     return {"num_dense_layers": metadata.integer("leading_dense_block_count", 0, least=0)}
 

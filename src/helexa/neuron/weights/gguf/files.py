@@ -142,7 +142,7 @@ def part_names(name: str) -> list[str]:
 
 
 def is_mmproj(name: str) -> bool:
-    """Return whether a file is an encoder of images or audio of another file."""
+    """Return whether a file has an image or audio encoder for another file's model."""
     return "mmproj" in name.lower()  # such as `mmproj-F16.gguf` or `Qwen2.5-VL-7B.mmproj-Q8_0.gguf`
 
 

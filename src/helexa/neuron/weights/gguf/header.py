@@ -362,7 +362,7 @@ def _ends_of_short_strings(data: bytearray, position: int, start: int) -> "array
     words = np.ndarray((count,), "<u8", data, position, (1,))  # the 8 bytes at each position
     begins = np.flatnonzero(words < 256)
     ends = begins + 8 + words[begins].astype(np.int64)
-    # A length is one only if it begins where the previous string ends.
+    # A word is the length of a string only if it begins where the previous string ends.
     wrong = np.flatnonzero(begins != np.concatenate(([0], ends[:-1])))
     ends = ends[: wrong[0]] if len(wrong) else ends
     return array("q", (ends[ends <= len(data) - position] + (position - start)).astype(np.int64).tobytes())

@@ -1,8 +1,8 @@
 """Convert GGUF models to Hugging Face's names and layout of tensors.
 
-The order of rows and columns is expressed as the numbers of rows and columns in the file, so that a rank can read a
-part of a tensor. The conversions undo the changes that llama.cpp's converters make: `conversion/llama.py`, `gemma.py`
-and `qwen.py`.
+If the file has rows or columns in another order, the conversion returns their numbers in the file. A rank can then read
+only its part of a tensor. The conversions undo the changes that llama.cpp's converters make: `conversion/llama.py`,
+`gemma.py` and `qwen.py`.
 """
 
 import re
@@ -246,9 +246,8 @@ def hugging_face_name(architecture: str, name: str, layers: int) -> str | None:
 
     The result is the tensor's name in a text-only model of transformers, with three exceptions:
 
-    * The matrices that the heads of latent attention have for keys and for values may be two tensors:
-      `self_attn.k_b_proj.weight` [heads, L, K] and `self_attn.v_b_proj.weight` [heads, N, L], with L the width of the
-      latent.
+    * Latent attention may have separate tensors for keys and values: `self_attn.k_b_proj.weight` [heads, L, K] and
+      `self_attn.v_b_proj.weight` [heads, N, L]. L, K and N are the widths of the latent, of a key and of a value.
     * The experts of a layer are three tensors for gate, up and down, such as `mlp.experts.gate_proj.weight`. Each
       tensor has the shape [E, N, K] for E experts with N outputs and K inputs, and may have a bias [E, N].
     * The frequency factors of the rotary embedding keep their GGUF names, such as `rope_freqs.weight`.

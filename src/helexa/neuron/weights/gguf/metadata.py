@@ -170,7 +170,7 @@ _IDS = ("bos", "eos", "eot", "eom")
 def corrected_types(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int] | None, ids: Sequence[int] | None = None
 ) -> list[int]:
-    """Return the types of tokens, where converters wrote wrong ones corrected.
+    """Return the types of tokens, with the wrong types of some converters corrected.
 
     Args:
         tokens: texts of the tokens.
@@ -196,15 +196,15 @@ def corrected_types(
         # Markers of reasoning and tool calls, which must stay in the text of an answer.
         elif _VISIBLE.fullmatch(token) and token in template:
             corrected[index] = user_defined
-        # It looks like a control token, and the file needs it. Otherwise, the tokenizer would split its text in
-        # prompts, and it would not end answers.
+        # The token looks like a control token, and the chat template or the file's settings use it. As a normal token,
+        # its text would be split in prompts, and it would not end answers.
         elif _ENDS.fullmatch(token) or (_CONTROL.fullmatch(token) and (token_id in named or token in template)):
             corrected[index] = control
     return corrected
 
 
 def suppressed_tokens(metadata: Mapping[str, Any], rows: int) -> list[int]:
-    """Return GGUF metadata's ids below `rows` that a model must never generate."""
+    """Return the ids below `rows` that, by GGUF metadata, must never be generated."""
     tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
     # `GgufVocabulary` reports what is wrong with the vocabulary.
     if not is_list_of(tokens, str) or not tokens:

@@ -15,7 +15,7 @@ from helexa.neuron.weights.gguf.metadata import Metadata
 
 _ARCHITECTURE = "clip"
 _PRECISIONS = ("bf16", "f16", "q8_0", "f32")  # in the order of preference if there are several files
-# What the name of a file has besides the name of a model.
+# Parts of a file name that do not belong to the name of the model.
 _NO_NAME = re.compile(r"[-_.]?mmproj[-_.]?|[-_.]?(?:model[-_.])?(?:bf16|f16|f32|q8_0)$")
 _EMBEDDING, _PROJECTION = ".embedding_length", ".vision.projection_dim"
 _BLOCK = re.compile(r"v\.blk\.(?P<block>\d+)\.(?P<module>\w+)\.(?P<kind>\w+)", re.ASCII)
@@ -41,7 +41,7 @@ class _Projector(NamedTuple):
 def mmproj_beside(model: Path) -> Path | None:
     """Return the `mmproj` file beside a GGUF model that fits the model, or None.
 
-    Files with the name of the model come first, then those of 16 bits.
+    A file with the name of the model is preferred, then a file with 16-bit weights.
     """
     folder = model if model.is_dir() else model.parent
     files = sorted(path for path in folder.glob("*.gguf") if is_mmproj(path.name) and path != model)
