@@ -66,7 +66,7 @@ Part = Text | Image
 
 
 class Location(Struct, frozen=True):
-    """In an agent's event: a file of a tool call: absolute path, and line from 1."""
+    """In an agent's event: a tool call's file (absolute path), and a line, from 1 on."""
 
     path: str
     line: int | None = None

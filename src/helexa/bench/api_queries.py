@@ -1,4 +1,4 @@
-"""All queries of the API: URL path, parameters, function; and their thread."""
+"""The queries of the API, with path, parameters and function, and their thread."""
 
 import asyncio
 import difflib

@@ -190,7 +190,7 @@ class Client:
                 return
             error = await response.content.read(_MAX_ERROR_BYTES)
         parameter = self.rejected.learn(body, response.status, error, substitutes)
-        if parameter is not None:  # ends, because each rejection removes one of a few optional parameters
+        if parameter is not None:  # the recursion ends: each rejection removes one of a few optional parameters
             tell(log, logging.INFO, "parameter rejected", model=prompt.model, parameter=parameter)
             await self._send(prompt, record, moments, cancel_after)
             return

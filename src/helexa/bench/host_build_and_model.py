@@ -12,7 +12,7 @@ EXTERNAL = "external"  # the `sha` of a build whose server does not report its c
 
 
 def digest(value: object) -> str:
-    """Return a short hash of a JSON value, to identify it. The order of keys is free."""
+    """Return a short hash of a JSON value that does not depend on the order of keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 

@@ -214,7 +214,7 @@ async def open_loop(ask: Ask, offsets: Sequence[float], clock: Clock) -> OpenLoo
     start = clock.now()
     in_flight: set[asyncio.Task[RequestRecord]] = set()
     tasks: list[asyncio.Task[RequestRecord]] = []
-    backlog: list[int] = []  # recorded from the first answer on, as the backlog always grows before
+    backlog: list[int] = []  # recorded from the first response on, because until then the backlog always grows
     saturated = False
     async with asyncio.TaskGroup() as requests:
         for offset in offsets:

@@ -80,7 +80,7 @@ _MOST = 20_000  # readings of one sample
 
 @asynccontextmanager
 async def watching(server: TargetServer, interval_secs: float, clock: Clock) -> AsyncIterator[list[Reading]]:
-    """During a sample of a sweep, poll accelerators of `server` in a `with` block.
+    """Poll the accelerators of `server` during a sample, which the `with` block takes.
 
     The provided list grows during the block. One more reading is added at the end of the block.
     """

@@ -157,7 +157,7 @@ class LocalConfig:
             + self._entitlements()
             + _tables("neurons", [{"name": "local", "endpoint": self.neuron_url}]),
         )
-        # The gateway loads a model again after an eviction. The node keeps the chat template itself.
+        # With these settings, the gateway loads a model again after an eviction. The node itself keeps the template.
         loading = {key: value for key, value in self.model_settings.items() if key != "chat_template"}
         catalog.write_text(
             _tables("models", ({"id": model.id, "source": model.source, **loading} for model in self.models))

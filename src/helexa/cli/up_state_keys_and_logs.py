@@ -243,7 +243,7 @@ def recorded(folder: Path, url: str) -> Iterator[None]:
     path = folder / _FILE
     with writing_to(folder):
         write_private(path, json.dumps({"url": url, "pid": os.getpid(), "system": _system()}))
-    with path.open("r+b") as file:  # NFS locks only writable files exclusively
+    with path.open("r+b") as file:  # writable, because NFS requires this for an exclusive lock
         with suppress(OSError):  # a file system without locks; the process id then decides
             fcntl.flock(file, fcntl.LOCK_EX)  # other commands hold the lock for microseconds, when they look at it
         try:
@@ -273,7 +273,7 @@ def running_ups() -> list[RunningUp]:
 
 
 def local_gateway(url: str | None) -> Gateway:
-    """From `url`, HELEXA_BASE_URL or the state of `helexa up`, return a client.
+    """Return a client of the gateway at `url`, HELEXA_BASE_URL, or of `helexa up`.
 
     HELEXA_API_KEY contains the API key. For a gateway of a running `helexa up`, its admin's key is the default. Another
     program that listens on the port of an ended one does not get the key.

@@ -60,7 +60,7 @@ def overlay(
 
 
 def set_value(tree: dict[str, Any], keys: Keys, value: Any, name: str) -> None:
-    """Set the key with the path `keys`, which a variable names, in `tree`.
+    """Set the value of a variable or option at the path `keys` in `tree`.
 
     `name` is the variable or option with the value.
 
@@ -71,7 +71,7 @@ def set_value(tree: dict[str, Any], keys: Keys, value: Any, name: str) -> None:
 
 
 def table_of(tree: dict[str, Any], keys: Keys, name: str) -> dict[str, Any]:
-    """Return the table with the last of a variable's `keys`; create missing tables.
+    """Return the table that contains the key with the path `keys`, created if missing.
 
     `name` is the variable or option that sets the key, for error messages.
 

@@ -99,7 +99,7 @@ class TextLines(logging.Formatter):
         return one_line(super().formatMessage(record)) + (f" request={current_id}" if current_id else "")
 
     def formatException(self, ei: Any) -> str:
-        """Return a traceback with indented lines: its message may quote a client."""
+        """Return a traceback, indented so that quoted text cannot pass for log lines."""
         return "\n".join(f"  {one_line(line)}" for line in super().formatException(ei).splitlines())
 
 

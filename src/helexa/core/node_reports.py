@@ -60,7 +60,7 @@ class GroupHost(Record):
     memory_total_mb: WireInt = 0
 
 
-# Begins the random key with which a gateway checks that a node which joins requires a key.
+# Prefix of the random, wrong key that a gateway sends to a joining node, to check that the node requires its own key.
 CHECK_KEY = "helexa-check-"
 
 

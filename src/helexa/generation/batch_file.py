@@ -96,7 +96,7 @@ def _item(line: bytes, index: int, ask: Ask, model: str, folder: Path, location:
             raise InvalidRequestError("an object needs a 'prompt' or 'messages'")
         request = line_ask.request(prompt, index)
         body = request.body(model)
-        # Such a seed is drawn anew in each run: with it, no finished prompt would be recognized.
+        # Without a fixed seed, each run draws another one. If the key contained it, no finished prompt would be found.
         if line_ask.sampling.fixed_seed is None:
             del body["seed"]
         key = _digest(json.dumps(body, sort_keys=True, ensure_ascii=True).encode())

@@ -274,7 +274,7 @@ class RemoteTarget:
 
     @property
     def slow_reason(self) -> str | None:
-        """None: the server's log has its kernels; see `Target`."""
+        """None, because the server itself logs which kernels it uses; see `Target`."""
         return None
 
     @property

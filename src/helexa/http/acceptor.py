@@ -49,7 +49,7 @@ class ConnectionLimits:
             descriptors: limit on open files of this process.
             total: maximum number of served connections. It is reduced if there are not enough descriptors.
             per_address: maximum number of served connections per client address. None means half of `total`.
-            each: number of descriptors that one connection needs, with those to nodes in a gateway.
+            each: number of descriptors per client connection. In a gateway, they include connections to nodes.
             other_descriptors: number of descriptors that the process needs for other purposes.
         """
         rejected_limit = max(_MIN_CONNECTIONS, min(256, descriptors // 8))
@@ -138,7 +138,7 @@ class Acceptor:
                 if self._may_warn():
                     reason = quoted(os.strerror(error.errno or 0))
                     log.warning("connections not accepted for now error=%s; raise the limits of this process", reason)
-                # An idle connection may have the descriptor that is missing.
+                # Closing an idle connection frees a descriptor.
                 self._service.idle.evict(None, self._loop.time())
                 self._pause()
                 self._timer = self._loop.call_later(PAUSE_SECS, self._resume)

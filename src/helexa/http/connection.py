@@ -219,7 +219,7 @@ class ClientConnection(RequestParser, asyncio.Protocol):
 
     def write(self, data: bytes, *, last: bool = False) -> None:
         """Queue `data` to be sent; the `last` bytes of the only response are sent at once."""
-        # With more requests, the loop handles more events between two polls if responses wait for its next iteration.
+        # If several requests run, responses wait for the loop's next iteration: it then handles more events per poll.
         if last and not self._unsent and len(self.service.tasks) == 1:
             self._transport.write(data)
             return

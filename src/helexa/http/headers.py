@@ -59,7 +59,7 @@ def without_port(host: bytes) -> bytes:
 
 
 def is_reserved_name(name: bytes) -> bool:
-    """Return whether no web site can have the name, as `host.docker.internal`."""
+    """Return whether no web site can have the name, such as `host.docker.internal`."""
     return name.endswith(_RESERVED_SUFFIXES)
 
 

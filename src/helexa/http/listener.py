@@ -19,9 +19,7 @@ from helexa.http.service_and_body_budget import BodyBudget, Service
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-# Longer than reverse proxies (nginx, AWS: 60 s) and the gateway (4 s) keep an idle connection. A server that closes
-# first may do so just when the next request arrives, and the proxy returns a 502.
-_CANCEL_SECS = 1
+_CANCEL_SECS = 1  # maximum time that a shutdown waits for canceled requests
 
 
 class AddressInUseError(ConfigError):

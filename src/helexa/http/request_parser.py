@@ -151,7 +151,7 @@ class RequestParser:
             self._feed(data)
         except httptools.HttpParserError as error:
             raise self._api_error(error) from None
-        # The position of the bytes of `data` is not known yet.
+        # It is not known which bytes of `data` belong to the head, so they do not count toward its limit yet.
         if self._unconfirmed_bytes > self.max_head_bytes + len(data):
             raise self._too_large()
 

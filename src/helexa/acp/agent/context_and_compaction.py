@@ -59,7 +59,7 @@ several requests and remains in the prefix cache.
 
 @dataclass(slots=True)
 class Choices:
-    """In a turn's context: the user's model, mode, effort and temperature.
+    """The user's current choices: model, permission mode, thought level, temperature.
 
     The user may change them while the agent works, so the agent reads them before each model request.
     """
@@ -276,7 +276,7 @@ async def _summary(
     max_tokens = min(SUMMARY_TOKENS, context // 4)
     system = f"{_SYSTEM}\n\nThe user adds: {instructions}" if instructions else _SYSTEM
     max_bytes = int((context * _USED_SHARE - max_tokens) * BYTES_PER_TOKEN) - len(system.encode())
-    # The summary is made from the beginning and the end, if the conversation exceeds the context.
+    # If the conversation exceeds the context, only its beginning and its end are summarized.
     transcript = ends("\n\n".join(_transcript(messages)), max(max_bytes, 1000))
     request = ModelRequest(
         model=turn.choices.model.model,
@@ -314,7 +314,7 @@ def _unchanged_count(view: Sequence[Message], max_tokens: float) -> int:
 
 
 def _last_prompt(summed_up: Sequence[Message], unchanged_count: Sequence[Message]) -> str:
-    """Return the last user message that the summary replaces, to append it.
+    """Return the last user message that a summary replaces, to append to the summary.
 
     The text is empty if a user message is among the last `unchanged_count` messages, which stay.
     """

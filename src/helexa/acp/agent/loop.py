@@ -116,7 +116,7 @@ async def _request_answer(turn: Turn, builder: RequestBuilder, current: Round, p
     retries, waited_s, overflows, compacted = 0, 0.0, 0, False
     while True:
         request = builder.request(provider)
-        # Once per response: a second summary of a summary would not become shorter.
+        # At most one compaction per response: a summary of the summary would not be shorter.
         if builder.overflows and not compacted:
             compacted = True
             if await compact(turn):
@@ -133,7 +133,7 @@ async def _request_answer(turn: Turn, builder: RequestBuilder, current: Round, p
                 raise  # the user has seen the beginning, and a new response would begin differently
             if error.kind == "context_limit" and overflows < MAX_OVERFLOWS:
                 overflows += 1
-                builder.learn(error)  # fit the stated context size; without one, send a part of this request
+                builder.learn(error)  # the next request fits the context size in the error, or else is shorter
                 continue
             delay_s = _wait(error, retries)
             if delay_s is None or waited_s + delay_s > MAX_TOTAL_WAIT_S:
@@ -147,7 +147,7 @@ def _wait(error: ProviderError, retries: int) -> float | None:
     """Return the seconds to wait before the next attempt, or None for no retry."""
     if error.kind not in ("rate_limit", "unavailable", "interrupted"):
         return None
-    # Without a delay from the endpoint, few attempts with growing pauses.
+    # If the endpoint states no delay, make only few attempts, with growing pauses.
     if error.retry_after is None:
         return 2.0**retries if retries < MAX_BLIND_RETRIES else None
     return error.retry_after if error.retry_after <= MAX_WAIT_S and retries < MAX_RETRIES else None

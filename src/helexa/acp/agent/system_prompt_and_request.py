@@ -58,8 +58,8 @@ async def read_notes(context: ToolContext) -> str:
 
 
 def _trust(notes: str) -> Scope:
-    """Return the scope of exactly this text."""
-    # A change of the file, for example by a pull, is therefore not trusted.
+    """Return the scope of a decision to trust exactly this text of the instructions."""
+    # If the file changes, for example by a pull, the user is asked again.
     digest = hashlib.sha256(notes.encode(errors="surrogateescape")).hexdigest()
     return Scope("instructions", digest, "the instructions of this project (AGENTS.md) until they change")
 
@@ -177,7 +177,7 @@ MARGIN = 512  # tokens reserved for chat template tokens, which the estimate doe
 
 MIN_CONTEXT = 1024  # smaller context sizes in error messages are ignored as implausible
 
-_SHRINK = 0.6  # next size / rejected size, if the endpoint does not report its limit
+_SHRINK = 0.6  # size of the next request relative to the rejected request, if the endpoint does not report its limit
 
 
 class RequestBuilder:

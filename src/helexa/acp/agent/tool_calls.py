@@ -104,8 +104,8 @@ class ToolCallRunner:
             reading = next(
                 (index for index, call in enumerate(remaining) if not self._reads_only(call)), len(remaining)
             )
-            # Calls that only read run together. Each other call runs alone and in order, because it may depend on the
-            # ones before.
+            # Calls that only read run concurrently. Any other call runs alone and in order, because it may depend on
+            # the calls before.
             size = min(max(reading, 1), MAX_CONCURRENT_CALLS)
             batch, remaining = remaining[:size], remaining[size:]
             async with asyncio.TaskGroup() as tasks:
@@ -129,7 +129,8 @@ class ToolCallRunner:
         if call.tool is None or call.arguments is None:
             return True
         try:
-            return call.tool.act(call.arguments, self._turn.context) == Reads()  # one question at a time
+            # A read of a file with secrets does not count: it asks the user, and only one question is asked at a time.
+            return call.tool.act(call.arguments, self._turn.context) == Reads()
         except ToolError:
             return True
 

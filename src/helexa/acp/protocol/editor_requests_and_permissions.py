@@ -135,7 +135,7 @@ class Permissions:
         saved = {
             (grant.tool, grant.subject): grant
             for grant in self._preferences.read(self._cwd).grants
-            if grant.label or not grant.allowed  # without a label: of an earlier version, which allowed more calls
+            if grant.label or not grant.allowed  # a permission without a label, by an earlier version, may be too broad
         }
         return {
             key: (grant, key in saved and saved[key].allowed == grant.allowed)

@@ -29,7 +29,7 @@ _MAX_CHECKS = 1000
 class _Call:
     """A tool call of the response.
 
-    `repeated`: its name was repeated after complete arguments.
+    `repeated`: whether the server has repeated the name after complete arguments.
     """
 
     index: int
@@ -218,8 +218,8 @@ class ChatReader:
         yield End(reason, {NAME: extras} if self._reasoning else {})
 
     def _read_reason(self, value: Any, *, replace: bool) -> None:
-        """Store a finish reason; if `replace`, output has followed an earlier one."""
-        # The first reason after the output counts, because some servers send "stop" after it, or in each chunk.
+        """Store a finish reason; `replace` if output has followed the stored reason."""
+        # The first reason after the last output counts: some servers also send "stop" after it, or in each chunk.
         name = text_of(object_of(value).get("type") if isinstance(value, dict) else value).strip().lower()
         if name in _NO_REASON or (self._finish is not None and not replace):
             return

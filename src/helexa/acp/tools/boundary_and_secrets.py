@@ -1,11 +1,10 @@
 """The folders that tools may access, and which of their files are protected.
 
-The agent always asks before it writes these files, even if the user allowed all edits: a written file would run code
-later, when the user opens the folder, commits, or starts a shell. All names are in lower case, because some file
-systems ignore case.
+Guarded files (`is_guarded`) run code later, when the user opens the folder, commits, or starts a shell. The agent
+always asks before it writes a guarded file, even if the user allowed all edits.
 
-The agent reads these files only after a question, because it sends what it reads to the endpoint of the model. All
-names are in lower case, because some file systems ignore case.
+The agent reads files with secrets (`is_secret`) only after a question, because it sends what it reads to the endpoint
+of the model. All names in this module are in lower case, because some file systems ignore case.
 """
 
 import os
@@ -60,7 +59,7 @@ _FILES = frozenset(
     ]
 )
 _SUFFIXES = (".pth", ".code-workspace")
-_FILES_IF_NEW = frozenset(  # a user runs them by habit, and a project usually has them already
+_FILES_IF_NEW = frozenset(  # users run these files by habit; guarded only if new, because most projects have them
     [
         *("gnumakefile", "makefile", "justfile", ".justfile", "taskfile.yml", "taskfile.yaml", "rakefile", "tasks.py"),
         *("package.json", "gulpfile.js", "gruntfile.js", "conftest.py", "setup.py", "noxfile.py", "build.rs"),
@@ -101,7 +100,7 @@ _EXAMPLES = re.compile(r".*[.-](example|sample|template|dist|defaults?|pub)")
 
 
 def is_secret(path: PurePath) -> bool:
-    """Return whether a file usually contains secrets; not examples and public keys.
+    """Return whether a file usually contains secrets, unlike examples and public keys.
 
     `path` is relative to a session's folder: otherwise all files of a session in `~/.docker/a` would have secrets.
     """

@@ -11,7 +11,7 @@ _INVISIBLE = re.compile(  # printable for Python: fillers, variation selectors, 
 
 
 def printable(text: str) -> str:
-    """Return an excerpt with escape sequences for unprintable characters."""
+    """Return the text of an excerpt with escape sequences for unprintable characters."""
     # Spaces of other widths and the joiners of emoji and scripts are harmless.
     return "".join(
         character if character.isprintable() or character in _HARMLESS else _escaped(character) for character in text

@@ -37,7 +37,7 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """An MCP server that the agent starts, or reaches over HTTP."""
+    """An MCP server that the agent reaches over HTTP. The `headers` may be secrets."""
 
     name: str
     url: str
@@ -87,7 +87,7 @@ async def connect(servers: Sequence[McpServer], cwd: Path) -> tuple[list["McpCon
 class McpConnection:
     """The connection of one session to one MCP server."""
 
-    # It runs in a separate task, because the package `mcp` requires it.
+    # The connection runs in a task of its own, because the package `mcp` requires this.
     def __init__(self, server: McpServer, cwd: Path) -> None:
         self.name = server.name  # name of the server, as the editor specified it
         self.tools: list[mcp_types.Tool] = []  # tools of the server. The list is empty before `open` is called.
@@ -138,7 +138,8 @@ class McpConnection:
 
     async def close(self) -> None:
         """Close the connection, and end the server if the agent started it."""
-        # The task is not canceled, because the package `mcp` would then leave the process running. Its cancel scope is.
+        # Cancel the scope and not the task: after a cancellation of the task, the package `mcp` would leave the server
+        # process running.
         if self._scope is not None:
             self._scope.cancel()
         if self._task is not None:

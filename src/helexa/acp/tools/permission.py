@@ -1,4 +1,4 @@
-"""Permission rules: whether a tool call is allowed, is denied, or must ask."""
+"""Permission rules: whether a tool call is allowed, denied, or the user is asked."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ The callback has a time limit and raises only CancelledError. If the editor fail
 def rule(
     tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext, ruling: Callable[[Scope], bool | None]
 ) -> Ruling:
-    """Return whether a tool call is allowed, is denied, or must ask the user.
+    """Return whether a tool call is allowed or denied, or the user must be asked.
 
     `ruling` returns the user's earlier decision about all calls in a scope: True means always allowed, False always
     rejected, and None that there is none.
@@ -88,7 +88,7 @@ def rule(
 
 
 def decide(act: Act, mode: Mode, ruling: Callable[[Scope], bool | None]) -> Ruling:
-    """Return whether a call with the effect `act` is allowed, denied, or must ask.
+    """Return whether a call with the effect `act` is allowed, denied, or asked for.
 
     The result depends on the session's permission mode and on the user's earlier decisions (see `rule`). A user's
     decision applies to a scope, which is a set of calls. Several scopes can contain the same call. For example, an edit

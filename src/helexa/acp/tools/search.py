@@ -1,6 +1,7 @@
 """Tools that find files and lines: glob, grep and list_dir.
 
-The process can be killed after a timeout, for example if a regular expression takes too long.
+A separate process searches (`search_process`). It is killed after a timeout, for example if a regular expression takes
+too long.
 """
 
 import asyncio

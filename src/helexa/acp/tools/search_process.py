@@ -83,7 +83,7 @@ def _read_rules(folder: Path, files: Iterable[Path]) -> _Rules:
     lines = [line for file in files for line in _lines(file)]
     try:
         return ((f"{folder}/".replace("//", "/"), GitIgnoreSpec.from_lines(lines)),) if lines else ()
-    except ValueError:  # git, too, passes over invalid patterns
+    except ValueError:  # git also skips invalid patterns
         return ()
 
 
@@ -190,7 +190,7 @@ def find(request: Search) -> SearchResults:
 
 
 def braces_expanded(pattern: str) -> list[str]:
-    """Return the search's glob patterns without braces that match as `pattern`.
+    """Return glob patterns without braces that together match the same as `pattern`.
 
     For example, `*.{js,ts}` is expanded to `*.js` and `*.ts`.
     """

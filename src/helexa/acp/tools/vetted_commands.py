@@ -53,7 +53,7 @@ The commands show files that usually contain secrets as binary files, without th
 """
 
 _MAX_SHOWN_BYTES = 1 << 16
-_GITLINK = b"\0\0\xe0\0"  # mode of a submodule in the index. Other numbers with these bytes are rare, and only ask
+_GITLINK = b"\0\0\xe0\0"  # mode of a submodule in the index. Other data with these bytes only leads to a question.
 _NOT_READ = frozenset(["hooks", "lfs"])  # entries of `.git`, large or often links, that hardened commands do not read
 _HEADER = re.compile(r'\[\s*([A-Za-z0-9.-]+)\s*(?:"(?:[^"\\]|\\.)*")?\s*\]')
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9-]*)\s*(=|$)")

@@ -1,6 +1,7 @@
 """Converts a sample into rows of the tables run and request.
 
-The bytes are the gaps between the times in microseconds (little-endian uint32), compressed by zlib.
+The arrival times of a request's chunks are stored as bytes (`pack`): the gaps between the times in microseconds, as
+little-endian uint32, compressed by zlib.
 """
 
 import json

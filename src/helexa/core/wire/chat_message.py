@@ -104,12 +104,13 @@ class ChatMessage(WireObject):
         return isinstance(self.content, list) and any(part["type"] in IMAGE_PARTS for part in self.content)
 
     def for_template(self) -> dict[str, Any]:
-        """Return the input of a chat template, equal for all equivalent spellings.
+        """Return the input of a chat template, which is equal for equivalent messages.
 
         * Undeclared fields that are null or empty are left out, and so is an empty list of tool calls.
         * Text parts have the type `text`. Empty text parts are left out. A single text part becomes a string.
         * Images become `{"type": "image"}`.
-        * The system prompt has no billing line of Claude Code, which routers to this API leave in it.
+        * The billing line of Claude Code is removed from the system prompt. Programs that convert requests of Claude
+          Code to this API leave it there.
         * In an assistant message, a refusal is the content, a `function_call` is a tool call, and signed reasoning is
           `reasoning_content`. Content without text is null if there are tool calls.
         """

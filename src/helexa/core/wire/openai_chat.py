@@ -18,7 +18,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 def both_endings() -> ApiError:
-    """Return a chat's error for both `continue_final_message` and a new prompt."""
+    """Return the error: a chat cannot continue its last message and also begin one."""
     return invalid_body(
         "continue_final_message: cannot be true when 'add_generation_prompt' is; set one of them",
         "continue_final_message",

@@ -249,8 +249,8 @@ class StreamOptions(WireObject):
     include_usage: bool | None = None
 
 
-# The bodies of requests do not inherit the field `stop`: pydantic (2.14) drops the validators of a field that overrides
-# one of a dataclass, in subclasses.
+# Not derived from `Sampling`, because the field `stop` would override a field of a dataclass. In subclasses, pydantic
+# (2.14) drops the validators of such a field.
 class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[reportGeneralTypeIssues] - is not frozen
     """Base class of generation requests, with sampling and streaming parameters.
 

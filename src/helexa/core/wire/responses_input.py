@@ -34,8 +34,8 @@ _INPUTS = {
 
 _OUTPUTS = tuple(f"{kind}_output" for kind in _INPUTS)
 
-# Types of items with tools of the request. Codex sends the first for some models, and the second after a search of
-# tools, which another server may have asked for.
+# Types of items that add tools to the request. Codex sends the first for some models, and the second after a search for
+# tools, for which the model of another server may have asked.
 TOOL_ITEMS = ("additional_tools", "tool_search_output")
 
 _DROPPED = (

@@ -25,7 +25,7 @@ _FUNCTION = ("name", "description", "parameters", "strict")
 _IGNORED = frozenset({"web_search", "web_search_preview", "image_generation", "tool_search"})
 TOOL_TYPES = frozenset({"function", "custom", "namespace", *_IGNORED})
 
-# The parameters of a custom tool in a chat request. Its input is any text. `hosted_call` writes earlier calls alike.
+# The parameters of a custom tool in a chat request. Its input is any text. `hosted_call` gives earlier calls this form.
 _CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 _UNSUPPORTED = ("background", "conversation", "context_management", "max_tool_calls", "moderation", "prompt")
@@ -357,8 +357,8 @@ class ResponsesRequest(GenerationRequest):
             "user": self.user,
             "background": False,
         }
-        # They must be numbers even if the request does not set them, because the Open Responses specification requires
-        # numbers.
+        # The sampling parameters are numbers even if the request does not set them, as the Open Responses specification
+        # requires.
         return to_json(shown, inf_nan_mode="null")
 
 

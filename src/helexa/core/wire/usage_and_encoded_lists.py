@@ -33,7 +33,7 @@ class CacheMiss(TypedDict):
     """
 
     # `changed`: the prompt differs from the most similar earlier prompt at `position`. `evicted`: the KV pages from
-    # `position` were neither in memory nor on disk any more. `no_state`: the recurrent state was not.
+    # `position` were neither in memory nor on disk any more. `no_state`: only the recurrent state was missing.
     reason: Literal["changed", "evicted", "no_state"]
     position: int  # index of the first token that was computed again
     message: NotRequired[int]  # index of the message with this token; absent if it is in no message
