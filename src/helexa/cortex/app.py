@@ -88,7 +88,7 @@ _HOT: dict[str, ASGIApp] = {
 _ENDPOINTS = _HOT | OLLAMA_ENDPOINTS
 _API_PATHS = frozenset({*_ENDPOINTS, "/v1/models", "/v1/messages/count_tokens", "/v1/responses/input_tokens"})
 
-ROUTES = [  # paths without parameters come first, because the first route of a path lists its methods
+ROUTES = [  # paths without parameters come first: a 405 lists the methods of the first route that matches the path
     *(Route(hot, endpoint, methods=["POST"]) for hot, endpoint in _HOT.items()),
     *(
         Route(path, ask_tokenizer, methods=["POST"])
@@ -158,7 +158,7 @@ class HotPaths:
 
 
 def _canonical_path(path: str, known: Collection[str]) -> str | None:
-    """Return the application's path in `known` that `path` means, or None."""
+    """Return the path in `known` that a client with a wrong base URL means, or None."""
     # One slash may be at the end, and `/v1` may be doubled or missing. Clients append `/v1/messages` or
     # `/chat/completions` to a base URL, so a wrong base URL gives these paths.
     path = path.removesuffix("/")  # empty segments stay: a proxy in front of the gateway may have rules for paths

@@ -131,8 +131,8 @@ class EvictionSection(config.Section):
     # Which model is evicted first. `lru` compares idle times and reload costs. `priority` evicts models of lower
     # `residency_priority` first.
     strategy: Literal["lru", "priority"] = "lru"
-    # After every this many unloads on a node, the gateway logs a warning, because the node's free memory may be
-    # fragmented. 0 means never.
+    # Each time a node has unloaded this many further models, the gateway logs a warning, because the node's free memory
+    # may be fragmented. 0 means never.
     defrag_after_cycles: int = Field(default=50, ge=0)
     min_residency_secs: float = Field(default=30.0, ge=0)  # minimum time between a model's load and its eviction
     # A model that received no requests for this time is unloaded. 0 means never.
@@ -165,7 +165,7 @@ def _or_unlimited(value: object) -> object:
 class TermsSection(config.Section):
     """Allowed models, token budget and rate limits. See `Principal`.
 
-    The text `unlimited` removes a limit explicitly. A reload rejects a file in which a former limit is only missing.
+    The text `unlimited` removes a limit explicitly. A reload rejects a file that only leaves out a limit that was set.
     """
 
     models: Annotated[list[str] | None, BeforeValidator(_or_unlimited)] = None

@@ -118,7 +118,7 @@ class Authenticator:
         return principal
 
     def _of_two(self, first: bytes, second: bytes) -> bytes:
-        # Anthropic's libraries send each key that the environment has, also a key for another server.
+        # Anthropic's libraries send both keys if the environment has two. One of them may be for another server.
         known = [secret for secret in (first, second) if digest_of(secret[:MAX_SECRET_BYTES]) in self._keys]
         if len(known) > 1:
             raise _conflict()
@@ -132,7 +132,7 @@ def shown_secret(headers: Headers, of_two: Callable[[bytes, bytes], bytes] | Non
     """Return the API key in `Authorization: Bearer` or `x-api-key`, or None.
 
     Args:
-        of_two: returns the key to use if the two headers contain different keys. None if none may be used.
+        of_two: returns the key to use if the two headers contain different keys. If `of_two` is None, this is an error.
 
     Raises:
         ApiError: 400 if there are two different keys, because the account to charge is ambiguous.
@@ -156,7 +156,7 @@ def shown_secret(headers: Headers, of_two: Callable[[bytes, bytes], bytes] | Non
 
 
 def allows(principal: Principal | None, model_id: str) -> bool:
-    """Return whether a principal may list and use a model, with its alias resolved."""
+    """Return whether a principal may list and use the model with this id (no alias)."""
     return principal is None or principal.models is None or model_id in principal.models
 
 
@@ -164,10 +164,10 @@ def authorize(principal: Principal | None, model_id: str, name: str) -> None:
     """Raise ApiError 403 `model_not_allowed` if the principal may not use a model.
 
     Args:
-        model_id: id of the requested model, with aliases resolved.
+        model_id: id of the requested model. The caller has resolved an alias in the request.
         name: the model name in the request, possibly an alias; used in the error message.
     """
-    # Also for a model that does not exist: a key must not find out which other models there are.
+    # Unknown models get the same error, so that clients cannot find out which other models exist.
     if not allows(principal, model_id):
         raise ApiError(
             403,

@@ -76,7 +76,7 @@ def digest_of(secret: bytes) -> bytes:
 
 
 def hint_of(secret: SecretStr) -> str:
-    """Return the hint to a key: 8 characters, too few to guess the secret."""
+    """Return a secret's first 8 characters, by which users recognize the key."""
     return secret.get_secret_value()[:_HINT_CHARS]
 
 

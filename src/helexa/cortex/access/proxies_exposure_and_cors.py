@@ -86,7 +86,7 @@ def _forwarded(headers: Headers) -> list[str]:
 
 
 def _parsed(text: str) -> IPv4Address | IPv6Address | None:
-    """Return the address in one entry of the header, or None."""
+    """Return the IP address in `text`, which may have brackets and a port; or None."""
     text = text.strip()
     if text.startswith("["):
         text = text[1:].partition("]")[0]

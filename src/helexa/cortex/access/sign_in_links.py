@@ -66,7 +66,7 @@ def _mac(digest: bytes, message: bytes) -> bytes:
 
 
 def _decoded(token: str) -> bytes:
-    """Return the bytes of a token, or unsigned zeros if it is malformed."""
+    """Return the bytes of a token; for a malformed one, zeros, which no key signed."""
     try:
         content = base64.b64decode(token.encode("ascii"), b"-_", validate=True)
     except ValueError:

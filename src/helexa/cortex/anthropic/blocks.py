@@ -2,7 +2,6 @@
 
 Clients support only one open block at a time, but a node may interleave the deltas of several tool calls. The deltas of
 a block are therefore buffered until all earlier blocks have ended.
-
 """
 
 from collections import deque
@@ -171,7 +170,7 @@ class Blocks:
             return block
         if len(self._calls) >= MAX_CALLS:
             raise malformed(f"more than {MAX_CALLS} tool calls")
-        if block is not None:  # the node gives all tool calls the same index
+        if block is not None:  # the node gives all tool calls the same index: store the earlier call under another key
             self._calls[-1 - len(self._calls)] = block
         self._calls[index] = block = self._append(_Block("tool_use"))
         return block

@@ -52,12 +52,13 @@ _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,64}")
 
 
 def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each content block of Anthropic's message, with its JSON path.
+    """Yield each content block of a Messages API message, with the block's JSON path.
 
     A string is treated as one text block, and null as an empty list.
 
     Args:
         content: value of the message's `content`.
+        field: JSON path of `content`.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body`: the content is malformed.
@@ -103,12 +104,12 @@ def _all_parts(content: Any, field: str) -> list[Part]:
 
 
 def text_part(text: str) -> Part:
-    """Return a text part of a chat message, translated from Anthropic's."""
+    """Return a content part of type `text` for a chat message."""
     return {"type": "text", "text": text}
 
 
 def _join_parts(content: list[Part]) -> str | list[Part]:
-    """Return `content` of a chat message from Anthropic's blocks, without empty texts."""
+    """Return the `content` of a chat message with these parts, without empty texts."""
     content = [part for part in content if part.get("text") != ""]
     # Texts alone become one string, which every chat template accepts.
     if any(part["type"] != "text" for part in content):
@@ -193,7 +194,8 @@ def chat_messages(system: Any, messages: Any) -> list[ChatMessage]:
             prompts.append(_system_text(content, f"{field}.content"))
         elif role not in ("user", "assistant"):
             raise invalid_anthropic_body(f"{field}.role", "must be 'user', 'assistant' or 'system'")
-        # One turn, as in Anthropic's own API: many chat templates and servers reject two turns of one role.
+        # Join it to the previous turn, as Anthropic's own API does: many chat templates and servers reject two turns of
+        # the same role in a row.
         elif turns and turns[-1][0] == role:
             turns[-1][1].extend(blocks(content, f"{field}.content"))
         else:

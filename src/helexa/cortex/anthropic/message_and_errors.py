@@ -65,7 +65,7 @@ def error_event(error: ApiError, request_id: str | None = None) -> bytes:
 
 
 def _message(error: ApiError) -> str:
-    """Return the message of an error for clients."""
+    """Return an error's message in the wording that Anthropic's clients recognize."""
     text = str(error)
     if error.code != CONTEXT_LENGTH_EXCEEDED:
         return text
@@ -146,14 +146,14 @@ def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_estimates(usage: Mapping[str, Any], prompt: int, completion: int) -> Mapping[str, Any]:
-    """Return a usage for the Messages API, with estimates for missing counts."""
-    # Third-party backends may report no counts, or 0, and clients decide by them when to compact the conversation.
+    """Return a chat completion's usage with estimates for missing counts."""
+    # Third-party backends may report no counts, or 0. Clients decide by these counts when to compact the conversation.
     estimates = {"prompt_tokens": prompt, "completion_tokens": completion}
     return {**usage, **{name: count for name, count in estimates.items() if not _count(usage.get(name))}}
 
 
 def prompt_usage(counts: Any) -> dict[str, Any] | None:
-    """Convert the prompt's counts, sent first, to Messages API usage; or None."""
+    """Return a chat completion's usage from a node's field `helexa_prompt`, or None."""
     if not isinstance(counts, dict):
         return None
     details = {"cached_tokens": counts.get("cached_tokens")}

@@ -1,4 +1,4 @@
-"""Translates requests of the Messages API: to chat requests, and to token counts."""
+"""Translates Messages API requests to chat requests and to `/tokenize` requests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_tools(tools: Any) -> list[dict[str, Any]]:
-    """Convert tools of the Messages API to a chat's. Tools in OpenAI's format stay.
+    """Convert Messages API tools to chat tools. Tools in OpenAI's format are copied.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body`: a tool is malformed, or is one of Anthropic's built-in tools.
@@ -29,7 +29,9 @@ def chat_tools(tools: Any) -> list[dict[str, Any]]:
 
 
 def _chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """Convert Anthropic's `tool_choice` to a chat's, and `parallel_tool_calls`.
+    """Return the chat request's fields for Anthropic's `tool_choice`.
+
+    These are `tool_choice` and, if parallel calls are disabled, `parallel_tool_calls`. Without tools, there are none.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body`: the choice is malformed, or names a tool that is not in `tools`.
@@ -199,7 +201,7 @@ def _user_id(metadata: Any) -> str | None:
 
 def _thinking(thinking: Any) -> dict[str, Any]:
     """Convert `thinking` to the chat template's variables for thinking."""
-    # Off by default, as in Anthropic's own API. Without the variable, many chat templates enable thinking.
+    # Thinking is off by default, as in Anthropic's own API. Without the variable, many chat templates enable it.
     if thinking is None:
         return {"enable_thinking": False}
     if not isinstance(thinking, dict):
@@ -209,7 +211,7 @@ def _thinking(thinking: Any) -> dict[str, Any]:
     if thinking.get("type") not in ("enabled", "adaptive", "between_tools"):
         raise invalid_anthropic_body("thinking.type", "must be 'enabled', 'disabled' or 'adaptive'")
     budget = thinking.get("budget_tokens")
-    # The model decides how much it thinks. Some versions of Claude Code send a budget of 0 with this type.
+    # With `adaptive`, the model decides how much it thinks. Some versions of Claude Code also send a budget of 0.
     if budget is None or thinking["type"] == "adaptive":
         return {"enable_thinking": True}
     if type(budget) is not int or budget < 1:
@@ -221,8 +223,8 @@ def _effort(body: Mapping[str, Any]) -> str | None:
     config = body.get("output_config")
     effort = config.get("effort") if isinstance(config, dict) else None
     thinking = body.get("thinking")
-    # Claude Code disables the thinking of its subagents, and sends the effort of its main agent. Backends such as
-    # DeepSeek would think, or reject both together.
+    # For its subagents, Claude Code disables thinking, but sends the effort of its main agent. Given both settings,
+    # backends such as DeepSeek would think, or reject the request.
     if effort is None or (isinstance(thinking, dict) and thinking.get("type") == "disabled"):
         return None
     if not isinstance(effort, str) or effort not in _EFFORTS:

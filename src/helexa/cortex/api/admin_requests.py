@@ -74,7 +74,7 @@ class ModelPullRequest(AdminRequest):
 class PullCancelRequest(AdminRequest):
     """Request to cancel a download."""
 
-    model: _Id  # the model as the download names it
+    model: _Id  # name of the model, as in the list of downloads
     node: _Id
 
 

@@ -52,7 +52,7 @@ def _entry(view: FleetView, catalog: Catalog, model: str, created: int, progress
         "object": "model",
         "created": created,
         "owned_by": "helexa",
-        # Clients offer only loaded models; a sleeping model answers like a loaded one.
+        # Clients offer users only models with `loaded`. A sleeping model also answers requests: the first one wakes it.
         "loaded": any(info.status in ("loaded", "sleeping") for info in reports),
         "state": _state(view, model, progress, feasible_on),
         "feasible_on": feasible_on,
@@ -110,7 +110,7 @@ class Dynamics:
     """The state of one node in `/api/nodes` that changes without a poll."""
 
     in_flight: dict[str, int] = field(default_factory=dict[str, int])  # number of running requests by model
-    # models that are loading, and that will be unloaded
+    # models that are loading; models that get no new requests, because they will be unloaded
     loading: list[str] = field(default_factory=list[str])
     draining: list[str] = field(default_factory=list[str])
     # models that get no requests, of any or of some clients, because connections keep failing
@@ -179,7 +179,7 @@ def node_entry(node: Node, state: Dynamics) -> Entry:
         entry["discovery"] = node.discovery.json_dict()
     if node.health is not None and node.healthy:  # memory and load of a node that is down are not known
         health = node.health.json_dict()
-        for load in health["models"]:  # long, and of no use to readers
+        for load in health["models"]:  # clients of `/api/nodes` do not need these long lists
             del load["memory_prefixes"], load["disk_prefixes"]
         entry |= {"activation": health["activation"], "devices": health["devices"], "load": health["models"]}
         entry |= {name: health[name] for name in _HEALTH_FIELDS if name in health}

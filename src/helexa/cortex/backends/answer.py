@@ -1,4 +1,4 @@
-"""A backend's answer to a generation request, read as a well-formed server's."""
+"""Converts a backend's answer to a generation request to OpenAI's format."""
 
 import asyncio
 import re
@@ -197,7 +197,8 @@ def _chunks(events: bytes) -> Iterator[dict[str, Any]]:
         yield read_json(event.data.encode())[0]
 
 
-# Begins a last event. Text of the answer does not match, because quotes and line breaks are escaped in JSON.
+# Matches the beginning of a stream's last event. Text in the answer cannot match, because JSON escapes quotes and line
+# breaks.
 _LAST_EVENT = re.compile(
     rb"(?:^|\n)event: ?(?:response\.(?:completed|incomplete|failed)|error)\r?\n"
     rb'|"type"\s*:\s*"(?:response\.(?:completed|incomplete|failed)|error)"'
@@ -205,15 +206,17 @@ _LAST_EVENT = re.compile(
 
 _MAX_MATCH_BYTES = 64
 
-# Begins an error of LiteLLM in a stream. It has no type, so clients of the Responses API cannot read it.
+# Matches the beginning of an error in LiteLLM's streams. The error event has no type, so clients of the Responses API
+# cannot read it.
 _ERROR_EVENT = re.compile(rb'(?:\A|\n)data: ?(?=\{\s*"error"\s*:)')
 _MAX_ERROR_BYTES = 64 << 10
 
 
 class NativeResponses:
-    """An answer of a backend with a Responses API of its own; a `NodeResponse`.
+    """A backend's own answer to a request of the Responses API, as a `NodeResponse`.
 
-    Only its end and its headers are checked, and the original names of functions return.
+    The body stays as it is, except that the original names of functions replace the short names. It must not be empty
+    or a web page, and a stream must have its last event.
 
     Args:
         response: the backend's response.
@@ -233,7 +236,7 @@ class NativeResponses:
         self._names = names
         self._line = bytearray()  # the beginning of a line in which a short name may be incomplete
         self._tail = b""
-        self._error: bytes | None = None  # beginning of an error without a type, up to which the body was returned
+        self._error: bytes | None = None  # beginning of an error without a type; all bytes before it were returned
         self._has_last_event = False
 
     @property
@@ -246,8 +249,8 @@ class NativeResponses:
         """Return the next bytes of the body, or empty bytes at its end.
 
         Raises:
-            ApiError: 502: the body is empty or a web page, or a stream has ended without its last event. Or an error in
-                the stream that clients cannot read.
+            ApiError: 502: the body is empty or a web page, or a stream has ended without its last event. Or the error
+                in the stream, if its event has no type, so that clients cannot read it.
             UpstreamError: the connection to the backend failed.
         """
         if not self._names:

@@ -1,9 +1,9 @@
 """Chat requests in the forms that third-party backends accept.
 
-The gateway translates requests of other APIs to chat requests for nodes of helexa: arguments of tool calls are objects,
-tool messages may contain images, and variables of the chat template are in `chat_template_kwargs`.
-
-The modules `refused_fields` and `refused_messages_and_calls` change what a backend has refused.
+Chat requests that the gateway translated from other APIs are for helexa's own nodes: arguments of tool calls are
+objects, tool messages may contain images, and variables of the chat template are in `chat_template_kwargs`.
+`for_backend` converts these requests. The modules `refused_fields` and `refused_messages_and_calls` change what a
+backend has refused.
 """
 
 from collections.abc import Callable, Collection
@@ -35,7 +35,7 @@ NEW_OUTPUT_LIMIT = "max_completion_tokens"
 # Fields of translated requests that OpenAI's clients do not send, and that are omitted for a backend that refuses them.
 OPTIONAL_FIELDS = (*_DROPPED, *_DROPPED_IN_MESSAGES, *_DROPPED_IN_FUNCTIONS, EXTRA, OUTPUT_LIMIT, TOGETHER)
 
-# Some servers require the parameters of a function, or their type, or properties of an object.
+# Some servers require a function's field `parameters`, or the fields `type` and `properties` in it.
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -43,14 +43,14 @@ _IMAGES_FOLLOW = "Images in the results of the tools:"
 
 
 def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool = False) -> bytes:
-    """Return a translated chat request as third-party backends accept it.
+    """Return a translated chat request in a form that third-party backends accept.
 
-    * The arguments of tool calls become JSON text, and functions without parameters get an empty object of them.
+    * The arguments of tool calls become JSON text, and functions without parameters get an empty schema.
     * A signature that the id of a tool call carries moves to `extra_content`.
     * Images in tool messages move to a user message after them, because OpenAI's API allows only text there.
-    * Content of several texts becomes one text, which all servers accept.
-    * Without tools, there is no choice of tools: vLLM and OpenAI's API reject it.
-    * The variables that end the prompt within the last assistant message move to the fields that vLLM and SGLang have.
+    * Content that consists of several texts becomes one text, which all servers accept.
+    * Without tools, `tool_choice` is left out, because vLLM and OpenAI's API reject it.
+    * The template variables `add_generation_prompt` and `continue_final_message` become fields, as in vLLM and SGLang.
     * If `thinks_by_effort`, disabled thinking becomes the reasoning effort `none`.
 
     Args:
@@ -78,7 +78,7 @@ def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool
     if TOGETHER in refused and "temperature" in chat and "top_p" in chat:
         del chat["temperature" if chat["temperature"] == 1 else "top_p"]  # 1 is the default of the models
     if thinks_by_effort and disables_thinking:
-        chat[EFFORT] = "none"  # also for a model that has refused other efforts
+        chat[EFFORT] = "none"  # also if `_DROPPED` has removed the field: the model has refused only other efforts
     for tool in chat.get("tools", ()):
         function = tool["function"]
         if isinstance(parameters := function.get("parameters") or {}, dict):
@@ -160,7 +160,7 @@ def _messages(messages: list[dict[str, Any]], refused: Collection[str]) -> list[
 
 
 def _image_message(images: list[dict[str, Any]], following: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return a user message with `images`, joined with `following` if a user message."""
+    """Return a user message with `images`, then `following`. Join two user messages."""
     if not images:
         return []
     parts: list[dict[str, Any]] = [{"type": "text", "text": _IMAGES_FOLLOW}, *images]

@@ -1,4 +1,4 @@
-"""Whole completions of a backend: choices and token counts."""
+"""Converts whole completions (no streams) of a backend: choices and token counts."""
 
 import secrets
 import time
@@ -16,8 +16,8 @@ _CACHED = ("prompt_cache_hit_tokens", "cached_tokens")  # names of DeepSeek and 
 
 def reported_usage(body: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the token counts of a backend's completion or chunk, or None."""
-    # Counts of 0 for both prompt and answer are treated as missing: some backends send them until the end, or always. A
-    # `usage` object that is well-formed is returned unchanged.
+    # Counts of 0 for both prompt and answer are treated as missing: some backends send zeros always, or until the end.
+    # A well-formed `usage` object is returned unchanged.
     choices = body.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     groq = body.get("x_groq")
@@ -110,12 +110,13 @@ def convert_completion(body: bytes, new_choice: NewChoice, *, chat: bool) -> byt
 
 
 def is_unchanged(converted: Json, original: Json) -> bool:
-    """Return whether a conversion of a completion changed nothing. 1 and 1.0 differ."""
+    """Return whether the conversion of a completion changed nothing."""
+    # `usage` is compared by identity: the counts 1 and 1.0 are equal in Python, but only 1 is well-formed.
     return converted.get("usage") is original.get("usage") and converted == original
 
 
 def read_completion(body: bytes) -> tuple[Json, bytes]:
-    """Parse a backend's completion. Return its fields, and bytes as strict JSON.
+    """Parse a backend's completion. Return its fields, and its bytes as strict JSON.
 
     Raises:
         ApiError: the answer is an error, or not a JSON object (502).

@@ -11,7 +11,7 @@ from helexa.cortex.upstream.response_body import as_json, malformed, parse_argum
 
 MAX_CALLS = 512
 MAX_ARGUMENT_CHARS = 4 << 20
-# Limits of the comparison of a call with later deltas. Beyond them, a repeated name never begins a new call.
+# Maximum number of checks whether the arguments of a call are complete. After them, a repeated name begins no new call.
 MAX_CHECKS = 1000
 
 _ID_ALPHABET = string.ascii_letters + string.digits
@@ -37,7 +37,7 @@ _MEANINGS = {
     }.items()
     for reason in reasons
 }
-_UNFINISHED = "repetition"  # vLLM ends an answer that repeats itself
+_UNFINISHED = "repetition"  # vLLM's finish reason of an answer that it ended because the text repeats itself
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class _Call:
     index: int  # index of the call in the answer to the client
     backend_id: str  # id of the backend, or an empty string
     name: str = ""  # name of the function, or an empty string as long as the backend has not sent it
-    # True if the backend sent the name again after complete arguments. With more arguments, a new call begins.
+    # True if the backend sent the name again after complete arguments. Arguments that follow begin a new call.
     repeated: bool = False
     _arguments: list[str] = field(default_factory=list[str])
     _chars: int = 0
@@ -71,7 +71,8 @@ class _Call:
         return parse_arguments(text) is not None
 
 
-# Separates the id of a call from the signature that the id carries. Some ids contain the name of the function.
+# Separates the id of a call from the signature that the id carries. Other ids must not contain this mark, also those
+# that contain the name of the function.
 _SIGNATURE_MARK = "_thought_signature_"
 _SIGNATURE = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _MAX_SIGNATURE_CHARS = 8192
@@ -97,7 +98,7 @@ def split_signature(id: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class Changes:
-    """For a choice: changes in the request that its answer must take into account."""
+    """What the conversion of an answer's tool calls must take into account."""
 
     names: Mapping[str, str] = field(default_factory=dict[str, str])  # original names of functions by their short names
     # True if the client's API has no field for the signature of a call. The id of the call then carries the signature.
@@ -109,7 +110,7 @@ UNCHANGED = Changes()
 
 
 class ToolCalls:
-    """Converts the tool calls of a backend's choice, with new indexes, unique ids.
+    """Converts tool calls of a backend's choice: sets new indexes and unique ids.
 
     Backends give all calls the same index or none, omit the ids, or repeat id and name in each delta. A delta begins a
     new call in one of these cases:
@@ -214,7 +215,7 @@ class ToolCalls:
 
 
 def new_id() -> str:
-    """Return a new random id of a backend's tool call, for any chat template."""
+    """Return a new random id of a tool call that every chat template accepts."""
     return "".join([secrets.choice(_ID_ALPHABET) for _ in range(_ID_CHARS)])
 
 
@@ -265,7 +266,7 @@ class Choice:
 
     def __init__(self, is_taken: Callable[[str], bool], *, legacy: bool = False, changes: Changes = UNCHANGED) -> None:
         # Finish reason in OpenAI's names, or None as long as the choice has not ended. The first reason after the
-        # output is kept, because some backends end each answer with "stop" after the reason.
+        # output is kept, because some backends send another reason, "stop", at the end of each answer.
         self.reason: str | None = None
         self.shown_reason: Any = None  # the finish reason as the backend sent it
         self._calls = ToolCalls(is_taken, changes)
@@ -282,13 +283,13 @@ class Choice:
             self._has_deltas = self._has_deltas or bool(delta)
             return self.convert(delta)
         # Some backends send `message` in place of `delta`. MiniMax sends the whole message after its deltas: then only
-        # the rest is returned.
+        # the part that was not in the deltas is returned.
         if isinstance(message, dict):
             return self._rest_of(message) if self._has_deltas else self.convert(message)
         return self.convert({"content": text} if isinstance(text, str) else {})
 
     def convert(self, fields: dict[str, Any], *, whole: bool = False) -> dict[str, Any]:
-        """Return a delta or message with its content as a string, and complete calls.
+        """Return a delta or message with content as a string and converted tool calls.
 
         Args:
             whole: True for a whole message, in which each element of `tool_calls` is a call.
@@ -325,7 +326,7 @@ class Choice:
         """Return the finish reason for the client."""
         if self._legacy and self.shown_reason == "function_call":
             return "function_call"
-        # Some backends end an answer with tool calls with "stop".
+        # Some backends send "stop" for an answer that contains tool calls.
         return "tool_calls" if self.reason == "stop" and len(self._calls) else self.reason
 
     def has_calls(self) -> bool:

@@ -14,13 +14,13 @@ class Knowledge:
 
     refused: frozenset[str] = frozenset()  # optional fields that the backend refuses
     lacks_responses: bool = False  # True if the backend has no `/v1/responses`
-    # True if its `/v1/responses` refuses tools that are not functions. Such a request becomes a chat request, in which
-    # the functions of namespaces are plain functions.
+    # True if its `/v1/responses` refuses tools that are not functions. A request with such tools becomes a chat
+    # request, in which the functions of namespaces are plain functions.
     functions_only: bool = False
     alternates: bool = False  # True if the roles of messages must alternate
     plain_texts: bool = False  # True if content must be a text
     reasons: bool = False  # True if all messages of the assistant must have reasoning
-    no_effort: bool = False  # True if the model has tools only without reasoning
+    no_effort: bool = False  # True if the model accepts tools only with the reasoning effort `none`
     short_ids: bool = False  # True if ids of tool calls must have Mistral's format
     short_names: bool = False  # True if names of functions must be short
     signed: bool = False  # True if tool calls must have signatures
@@ -44,7 +44,7 @@ class BackendKnowledge:
     )
 
     def of(self, url: str, model: str) -> Knowledge:
-        """Return the facts about a model of the backend at `url`, none yet if it is new."""
+        """Return the facts that are known about a model of the backend at `url`."""
         knowledge, until = self._entries.get((url, model), (_NOTHING, 0.0))
         if knowledge is not _NOTHING and time.monotonic() >= until:
             del self._entries[url, model]
@@ -52,7 +52,7 @@ class BackendKnowledge:
         return knowledge
 
     def add(self, url: str, model: str, lesson: Knowledge) -> None:
-        """Add the facts that a request has learned to the facts that are known now."""
+        """Add the facts `lesson`, learned from a refusal, to the known facts."""
         known = self.of(url, model)
         facts: dict[str, Any] = {
             part.name: getattr(lesson, part.name) or getattr(known, part.name) for part in fields(Knowledge)

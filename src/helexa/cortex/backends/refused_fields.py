@@ -46,8 +46,8 @@ def with_output_limit(body: bytes, limit: int) -> bytes:
 
 def refused_fields(body: bytes, error: bytes) -> set[str]:
     """Return the optional fields of `body` that the error response `error` names."""
-    # An error that names `max_tokens` alone is about its value. The field itself is refused only if the error names the
-    # newer field, too: a backend that knows neither would otherwise generate without a limit.
+    # An error that names `max_tokens` alone is about its value. The field itself is refused only if the error also
+    # names `max_completion_tokens`: a backend that knows neither would otherwise generate without a limit.
     named = {
         name
         for name in OPTIONAL_FIELDS
@@ -74,5 +74,5 @@ def without_effort(body: bytes) -> bytes:
 
 
 def refuses_thinking(error: bytes) -> bool:
-    """Return whether an error response of Ollama says that a model has no such effort."""
+    """Return whether an error of Ollama says that the model lacks the chosen effort."""
     return re.search(rb"does not support thinking|\bthink value\b", error) is not None

@@ -1,6 +1,7 @@
-"""Messages that a backend refuses, and their tool calls, in accepted forms.
+"""Rewrites messages and tool calls that a backend has refused.
 
-Lists of texts, lost reasoning, the order of roles; ids, names and signatures of tool calls.
+A backend may refuse lists of texts, messages without reasoning, the order of roles, and the ids, names and missing
+signatures of tool calls.
 """
 
 import re
@@ -47,14 +48,16 @@ def requires_reasoning(error: bytes) -> bool:
 
 def with_reasoning(body: bytes) -> bytes:
     """Return a chat request in which all messages of the assistant have reasoning."""
-    # Clients lose the reasoning, and messages of other models have none. An empty text is refused.
+    # Many clients do not send the reasoning back, and messages of other models have none. Backends refuse an empty
+    # text.
     return changed_messages(body, lambda messages: [_with_reasoning(message) for message in messages])
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     if message.get("role") != "assistant" or message.get("reasoning_content"):
         return message
-    # DeepSeek's models repeat a text that is equal in all messages, and then end without an answer.
+    # The ids of the calls make the texts differ: DeepSeek's models repeat a text that is equal in all messages, and
+    # then end without an answer.
     calls = message.get("tool_calls")
     ids = [str(call.get("id")) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     return message | {"reasoning_content": " ".join(ids) or " "}
@@ -77,7 +80,7 @@ def with_alternating_roles(body: bytes) -> bytes:
     """Return a chat request in which user and assistant alternate. No text is lost.
 
     * Consecutive messages of the user become one message, and so do consecutive messages of the assistant.
-    * The text of a message of the user that follows a tool result joins this result.
+    * The text of a user message that follows a tool result is appended to this result.
     """
     # Chat templates of Mistral's and Google's models, and APIs of some providers, reject two messages of one role in a
     # row. Mistral's also reject a message of the user after a tool result.
@@ -178,8 +181,8 @@ def with_short_names(body: bytes) -> tuple[bytes, dict[str, str]]:
     Returns:
         The request, and the original names by the names that replace them. A name that all APIs accept stays.
     """
-    # Agents build names from the names of a server and of its tool. A new name depends only on the old one, so later
-    # requests of the conversation have the same prefix.
+    # Names can be long, because agents join the names of a server and of its tool. A new name depends only on the old
+    # one, so later requests of the conversation have the same prefix.
     originals: dict[str, str] = {}
 
     def short(name: str) -> str:
@@ -219,7 +222,7 @@ def _renamed(value: Any, short: Callable[[str], str], levels: int = _MOST_LEVELS
 
 
 def with_original_names(body: bytes, originals: Mapping[str, str]) -> bytes:
-    """Return JSON text in which the strings that are short names are original names.
+    """Replace the strings in JSON text that are short names by the original names.
 
     `originals` has the original names by short names. A short name has the hash of the original name, so an equal
     string has the same meaning wherever the backend repeats it.

@@ -49,7 +49,8 @@ def offers_other_tools(body: bytes) -> bool:
     return not is_stored and has_others and all(kind in _TOOL_TYPES for kind in types)
 
 
-# A refused value in a tool of a known type is the client's error. Most errors about a type name the type `function`.
+# Matches errors about the type of a tool; other errors about a tool are the client's. Most errors about the type
+# mention `function`, the type that the backend accepts.
 _REFUSED_TYPE = re.compile(
     rb"[\"'`]function\b|\bonly\b.{0,20}\bfunction|\btool[ _]types?\b|\btools?(?:\[\d+\]|\.\d+)\.type\b"
     rb"|(?:unsupported|unknown|unrecogni[sz]ed) tools?\b|\btools?\b.{0,80}\b(?:un|not )support",

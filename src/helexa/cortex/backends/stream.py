@@ -31,7 +31,7 @@ Json = dict[str, Any]
 class BackendStream:
     """Converts the bytes of a backend's stream to OpenAI's format, without I/O.
 
-    * Each event has one line of data, an id, and a list of choices. Events that are well-formed keep their bytes.
+    * Each converted event has one line of data, an id, and a list of choices. Well-formed events keep their bytes.
     * The finish reason of a choice and the token counts are held back until the stream has ended. The first finish
       reason after the last output counts. Of several token counts, as of a backend that sends the counts so far in each
       chunk, only the last ones are sent: many clients add up the counts of all chunks.
@@ -176,7 +176,10 @@ class BackendStream:
         return self._choices[index]
 
     def _head(self, chunk: Json, usage: Json | None) -> Json:
-        """Return the chunk with all required fields, and with `usage` as its token counts."""
+        """Return the chunk with the fields that OpenAI's format requires in each chunk.
+
+        `usage` replaces the token counts of the chunk.
+        """
         head = dict(chunk)
         for name, value in (("id", self._id), ("created", self._created), ("model", self._model)):
             if not head.get(name):
@@ -189,7 +192,8 @@ class BackendStream:
     def _end(self) -> Iterator[bytes]:
         """Return the chunks that were held back, and `[DONE]`."""
         if not self._choices or any(choice.reason is None for choice in self._choices.values()):
-            # Even with `[DONE]`: llama-cpp-python ends an interrupted answer so.
+            # Without a finish reason, the answer is incomplete even if `[DONE]` follows: llama-cpp-python sends
+            # `[DONE]` after an interrupted answer, too.
             raise incomplete()
         usage = self._usage or self._other_counts
         for index, choice in sorted(self._choices.items()):

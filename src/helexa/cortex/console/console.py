@@ -60,8 +60,8 @@ class Session:
 class Sessions:
     """The sessions of one gateway, in memory: a restart of the gateway ends them.
 
-    A new session replaces the oldest one if there are `MAX_SESSIONS`, or if the credential has
-    `MAX_SESSIONS_PER_CREDENTIAL`. Session ids are stored as hashes.
+    A new session replaces the oldest one if there are `MAX_SESSIONS`, or the credential's oldest one if the credential
+    has `MAX_SESSIONS_PER_CREDENTIAL`. Session ids are stored as hashes.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -246,9 +246,10 @@ def _redeemed(request: Request, token: str | None) -> bytes:
 def _response(
     request: Request, principal: Principal | None, session: Session | None, reason: str | None = None
 ) -> Response:
-    """Return the response that says who a request is.
+    """Return the response of `/api/session`, with the principal's account and role.
 
-    The path of cortex.toml and whether sign-in links work are hints for an admin or a user of this machine.
+    Only admins and clients on this machine get the path of cortex.toml. Only clients on this machine learn whether
+    sign-in links work.
     """
     console: Console = request.app.state.console
     settings = console.settings

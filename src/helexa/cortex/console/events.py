@@ -36,7 +36,7 @@ from helexa.http.headers import Headers
 from helexa.http.request_cycle import STOPPING, ClientDisconnected, DisconnectGuard
 
 REFRESH_SECS = 0.2
-MODELS_REFRESH_SECS = 1.0  # the list of models has more to compute, and changes less often than the nodes' load
+MODELS_REFRESH_SECS = 1.0  # the list of models takes longer to compute, and changes less often than the nodes' load
 MAX_REQUESTS = 1000
 MAX_WATCHERS = 200
 RETRY_SECS = 10
@@ -82,7 +82,7 @@ class EventHub:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Return a context manager during which a client watches; else raise ApiError 503."""
+        """Count a watching client in a `with` block. Raise ApiError 503 if too many watch."""
         if self._watchers >= MAX_WATCHERS:
             raise overloaded("too many clients watch this gateway; close a console", RETRY_SECS)
         self._watchers += 1
@@ -113,7 +113,7 @@ class EventHub:
         """
         new = self._requests_count - number
         kept = min(new, len(self._requests))
-        # Not a slice: a deque has none, and a copy of all requests for each client would be slow.
+        # The requests are indexed one by one: a deque has no slices, and copying all requests for each client is slow.
         recent = [self._requests[-position] for position in range(kept, 0, -1)]
         return [body for owner, body in recent if account in (None, owner)], new - kept
 
@@ -164,7 +164,7 @@ class EventHub:
             if known is not None and known.source[0] is node and known.source[1] == source[1]:
                 continue
             body = orjson.dumps(node_entry(*source))
-            # A poll replaces the node even if nothing visible has changed. Clients get no event then.
+            # A poll replaces the `Node` even if nothing that clients see has changed. Clients then get no event.
             if known is None or known.body != body:
                 self._nodes[node.name] = _Watched(source, body, self._next())
             else:
@@ -226,7 +226,7 @@ class _EventStream(Response):
         self._topics, self._principal, self._account = topics, principal, account
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the client, its access or the gateway ends."""
+        """Send events until the client disconnects or loses access, or the gateway stops."""
         with self._hub.watching():
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             try:
@@ -265,7 +265,7 @@ class _EventStream(Response):
 
 
 class _Changes:
-    """What one client has not received yet."""
+    """Computes the events that one client has not received yet."""
 
     def __init__(
         self,

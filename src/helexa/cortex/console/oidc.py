@@ -1,8 +1,8 @@
 """Sign-in to the console with OpenID Connect, by Authlib.
 
-1. `GET /console/oidc/login` sends the browser to the identity provider with a random state, which a cookie of this
-   browser repeats. Nonce and PKCE verifier follow from the state and a secret of this gateway. The gateway stores
-   nothing, so many sign-ins that never end cannot displace others.
+1. `GET /console/oidc/login` sends the browser to the identity provider with a random state, and stores the state in a
+   cookie of the browser. Nonce and PKCE verifier are computed from the state and a secret of this gateway. The gateway
+   stores nothing, so many unfinished sign-ins cannot displace others.
 2. The provider sends the browser back to `GET /console/oidc/callback` with a code and the state.
 3. The gateway exchanges the code for an ID token, checks the token, and starts a session for the user's account.
 """
@@ -40,7 +40,7 @@ TIMEOUT_SECS = 10.0
 _ACCOUNT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")  # names are used in URLs, headers and metrics
 _MAX_STATE_CHARS = 200
 _ALGORITHMS = ("RS256", "ES256", "PS256", "EdDSA")
-# The clocks of the provider and of the gateway differ. Without a leeway, a token can be issued in the future.
+# The clocks of the provider and of the gateway may differ, so that a token seems to be issued in the future.
 _LEEWAY_SECS = 60
 _CASELESS_CLAIMS = ("email", "preferred_username", "upn", "nickname")  # others, such as `sub`, are case-sensitive
 
@@ -296,8 +296,8 @@ def _client(settings: OidcSection) -> Any:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Return the TLS settings of all clients."""
-    # Each client's own would take 25 ms, in which nothing else is served.
+    """Return the TLS settings that all clients share."""
+    # Creating them takes 25 ms, which block the event loop.
     import httpx2
 
     return httpx2.create_ssl_context(trust_env=False)

@@ -81,7 +81,7 @@ class ListedModel:
             "size": files.size_bytes if files else max(map(_used_bytes, self._reports), default=0),
             "details": self._details(),
         }
-        # Clients compare digests to see whether a model has changed, so that only its files count.
+        # Clients compare digests to see whether a model has changed, so the digest depends only on the model's files.
         facts = [self._model, *((files.source, files.form, files.size_bytes, files.modified) if files else ())]
         return summary | {"digest": hashlib.sha256(orjson.dumps(facts)).hexdigest()}
 
@@ -102,7 +102,7 @@ class ListedModel:
         }
 
     def _context(self) -> int | None:
-        """Return the context length: of the loaded model, or as trained."""
+        """Return the context length of the loaded model, else the trained one."""
         return self._entry.get("max_model_len") or (self._files and self._files.context)
 
     def _capabilities(self) -> list[str]:

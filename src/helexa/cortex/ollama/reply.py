@@ -345,9 +345,9 @@ class OllamaReply(TranslatedReply):
         self._request: tuple[Translation, RequestRecord] | None = None
 
     def answers(self, translation: Translation, record: RequestRecord, ignored: Sequence[str] = ()) -> None:
-        """Set the request of the response. Before, only an error response can be sent.
+        """Set the request to answer. Before this call, only an error can be sent.
 
-        A header names the options of the request without effect, and the fields in `ignored`.
+        A header names the options of the request that have no effect, and the fields in `ignored`.
         """
         self._request = translation, record
         if names := [*translation.ignored, *ignored]:

@@ -162,7 +162,7 @@ class EmbeddingsRequest(WireRequest):
 
 
 class ModelRequest(WireRequest):
-    """The body of `/api/show`, `/api/pull`, `/api/delete`. `name` is an old `model`."""
+    """Body of `/api/show`, `/api/pull`, `/api/delete`. Old clients send `name`."""
 
     stream: bool | None = None
 

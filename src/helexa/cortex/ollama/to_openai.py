@@ -204,7 +204,7 @@ class _CallIds:
         return id
 
     def answered(self, id: str | None, name: str) -> str:
-        """Return `id`, else the id of the oldest open call of `name`, else of the oldest."""
+        """Return `id`, else the id of the oldest unanswered call, if possible of `name`."""
         if id:
             self._open.pop(id, None)
             return id
@@ -312,5 +312,5 @@ _PARSERS: dict[str, Callable[[bytes], Translation]] = {
 
 
 def is_ollama_path(path: str) -> bool:
-    """Return whether a path is Ollama's, to be translated, with Ollama's errors."""
+    """Return whether a path is of Ollama's API, so errors have Ollama's format, too."""
     return path in _PATHS or path.startswith(BLOBS)

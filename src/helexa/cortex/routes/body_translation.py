@@ -30,7 +30,7 @@ async def read_message(workers: BodyWorkers, headers: Headers, body: bytes) -> t
 async def read_ollama(
     workers: BodyWorkers, path: str, headers: Headers, body: bytes
 ) -> tuple[OllamaTranslation, ClientRequest | None]:
-    """Parse a request of Ollama's API. The second result is None for a mere load."""
+    """Parse a request of Ollama's API. The second result is None without a prompt."""
     if is_large(body):
         return await workers.run(_translate_large_ollama, path, headers, body)
     return _translate_ollama(path, headers, body)
@@ -65,7 +65,7 @@ def _translate_large_ollama(path: str, headers: Headers, body: bytes) -> tuple[O
 def _parse_large(path: str, headers: Headers, body: bytes) -> ClientRequest:
     check_containers(body)
     request = parse_request(path, headers, body)
-    return replace(request, body=b"") if request.body is body else request  # the calling process has the body
+    return replace(request, body=b"") if request.body is body else request  # the caller has the body: not sent back
 
 
 def _translate_large(headers: Headers, body: bytes) -> tuple[Translation, ClientRequest]:

@@ -136,7 +136,7 @@ class Messages(Generation):
 
 
 async def stored_response(request: Request) -> Response:
-    """Route of a stored response: return or delete it; the node checks its key."""
+    """Route of a stored response: return or delete it. The node checks the owner."""
     for name in request.query_params:
         raise unsupported_parameter(name)
     return await _forward(request)

@@ -110,7 +110,7 @@ async def unload_model(request: Request) -> Response:
 
 
 async def clear_prefix_cache(request: Request) -> Response:
-    """`DELETE /api/models/.../prefix-cache`: let nodes forget a model's prompts."""
+    """`DELETE /api/models/.../prefix-cache`: delete a model's cached prompts on nodes."""
     gateway: Gateway = request.app.state.gateway
     model = await find_loadable(gateway, request.path_params["model"])
     only = request.query_params.get("node")
@@ -138,7 +138,7 @@ async def clear_prefix_cache(request: Request) -> Response:
 
 
 def _holders(gateway: Gateway, model: str) -> list[str]:
-    """Return the names of the nodes that can unload a model, healthy nodes if any."""
+    """Return the names of the nodes that have a model; only healthy ones if any are."""
     nodes = [node for node in gateway.fleet.view().nodes if node.kind == "neuron" and model in node.models]
     if not nodes:
         raise model_not_found(model[:200], "no node has loaded it")
@@ -146,7 +146,7 @@ def _holders(gateway: Gateway, model: str) -> list[str]:
 
 
 def _check_node(gateway: Gateway, name: str) -> None:
-    """Check for a model request that a node loads models for the gateway.
+    """Check that a node loads and unloads models at the gateway's request.
 
     Raises:
         ApiError: the node is not configured (404), is a third-party backend (409) or is down (503).

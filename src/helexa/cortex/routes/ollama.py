@@ -84,7 +84,7 @@ class OllamaGeneration(Generation):
             await serve(gateway, request, response, record, permit)
         else:
             await _load_or_unload(gateway, translation, response, record)
-        # After the answer, as in Ollama: the idle time begins then, and 0 unloads the model at once.
+        # `keep_alive` applies after the answer, as in Ollama: the idle time begins then, and 0 unloads at once.
         if keep_secs is not None and has_effect:
             gateway.lifecycle.keep(record.model, keep_secs)
 

@@ -1,7 +1,6 @@
 """Endpoints that count tokens, or use a model's tokenizer.
 
-They load no model and charge nothing. Requests are forwarded to a node that has the model loaded.
-
+The endpoints load no model and charge nothing. Requests are forwarded to a node that has the model loaded.
 """
 
 import asyncio
@@ -58,7 +57,7 @@ async def ask_tokenizer(request: Request) -> Response:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         name, stored = await gateway.body_workers.run(_read_large, body) if is_large(body) else _read(body)
         target = await _target(gateway, principal, name, stored)
-        if name != target.model or target.kind != "neuron":  # third-party backends get a single `model`
+        if name != target.model or target.kind != "neuron":  # a third-party backend must get the field `model` once
             run_rewrite = gateway.body_workers.run if is_large(body) else asyncio.to_thread
             body = await run_rewrite(rewrite, body, {"model": target.model})
         async with gateway.prepared_images(target.model, body) as prepared:
@@ -66,7 +65,7 @@ async def ask_tokenizer(request: Request) -> Response:
 
 
 def _read(body: bytes) -> tuple[str | None, str | None]:
-    """Return the model's name, and the id of the stored response of a request."""
+    """Return a request's model name, and the id of the stored response it refers to."""
     try:
         fields = _fields.decode(body)
         return fields.model, referenced_response(fields.previous_response_id, fields.input)
@@ -159,7 +158,7 @@ def _not_loaded(model: str) -> ApiError:
 
 
 COUNT_TIMEOUT_SECS = 5.0
-_REJECTED_PROMPT = (400, 413, 422)  # a node rejects the message with the same prompt, too
+_REJECTED_PROMPT = (400, 413, 422)  # the node would also reject a generation request with this prompt
 
 
 async def count_message_tokens(request: Request) -> Response:

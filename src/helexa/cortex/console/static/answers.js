@@ -1,4 +1,4 @@
-// The running answers of a chat: sends the requests of its panes, and what the user does with turns.
+// The running answers of a chat: sends the requests of its panes, and handles the user's actions on turns.
 
 import { ask } from "./chat.js";
 import { newTurnId } from "./chats.js";

@@ -2,7 +2,7 @@
 
 import { ApiError, events, send, sentence } from "./api.js";
 
-// Stream an answer. `update` is called with the answer so far, at most every `pause` milliseconds, and at its end.
+// Stream an answer. `update` is called with the answer so far, at most every 40 milliseconds, and at its end.
 // The answer is {text, reasoning, calls, finish, usage, pieces, firstAt, lastAt, startedAt, error, progress, route}.
 export async function ask(body, signal, update) {
   const answer = {
@@ -28,7 +28,7 @@ export async function ask(body, signal, update) {
     update({ ...answer, calls: answer.calls.map((call) => ({ ...call })) });
     cost = performance.now() - began;
   };
-  // Long answers take longer to show, so they are shown less often.
+  // The longer an update takes, as for long answers, the longer is the pause before the next update.
   const changed = () => {
     timer ??= setTimeout(report, Math.max(40, Math.min(1000, 8 * cost)));
   };

@@ -53,7 +53,7 @@ function Rename({ chat, rename, onClose }) {
     <div class="actions"><button class="button primary">Rename</button></div></form></${Dialog}>`;
 }
 
-// The time of the last change: of today the time, else the date.
+// The time of the last change: the time of day if it was today, else the date.
 function when(at) {
   const date = new Date(at);
   return day(at) === day(Date.now())

@@ -9,7 +9,7 @@ const LONGEST_PRESET = 20_000;
 const CHATS = "helexa-chat:";
 const PRESETS = "helexa-presets:";
 
-// The storage that works: that of the browser, else that of the tab, else none. A full storage works: chats can go.
+// The storage that works: the browser's, else the tab's, else none. A full storage works, because old chats can be deleted.
 function usable() {
   for (const name of ["localStorage", "sessionStorage"]) {
     try {

@@ -24,7 +24,7 @@ const newChat = (models, parameters) => ({
 
 const hasTurns = (chat) => chat.panes.some((pane) => pane.turns.length > 0);
 
-// Streams end when the view closes. What has arrived is kept, and says so when the chat opens again.
+// Streams end when the view closes. The text so far is kept, with an error that the reopened chat shows.
 function afterInterruption(chat) {
   const error = { code: "cut", message: "The page was left, or another chat was opened, while the answer streamed." };
   const turns = (pane) =>

@@ -113,7 +113,7 @@ function diskWords(disks) {
     .join(" · ");
 }
 
-// The running downloads of all nodes, the button that starts one of `source`, and those that ended while it was open.
+// The running downloads of all nodes, those that ended while the dialog was open, and the button that downloads `source`.
 function Downloads({ source, node, nodes, onDone }) {
   const [pulls, setPulls] = useState([]);
   const [error, setError] = useState(null);

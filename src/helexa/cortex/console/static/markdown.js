@@ -14,8 +14,8 @@ const escape = (text) =>
 marked.use({ gfm: true, breaks: false, async: false, renderer: { html: ({ text }) => escape(text) } });
 
 // Formulas become elements `code.math`, which `showFormulas` replaces: $..$, \(..\), $$..$$ and \[..\]. A dollar sign
-// is an amount of money, not a formula, if a space follows it, or if a space is before the next one or a letter or digit
-// after it.
+// means an amount of money, not a formula, if a space follows it, if a space precedes the next dollar sign, or if a
+// letter or digit follows the next dollar sign.
 const FORMULAS = [
   [/^\$\$([^$]{1,4000}?)\$\$/, true],
   [/^\\\[([^]{1,4000}?)\\\]/, true],

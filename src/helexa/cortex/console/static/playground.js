@@ -14,7 +14,7 @@ import { Code, Dialog, Empty, Failed, Loading, Notice, toast, useLoad } from "./
 
 const NARROW = matchMedia("(max-width: 1000px)"); // panels beside the chat become sheets
 const ROOM_FOR_LIST = 1200;
-const LIST = "chat-list"; // whether the list was open when it was last opened or closed beside the chat
+const LIST = "chat-list"; // key in the browser's storage: whether the user left the list beside the chat open
 
 export default function Playground({ query }) {
   const account = session.get()?.account_id ?? "";

@@ -172,7 +172,7 @@ const area = (values, x, y) =>
     )
     .join("");
 
-// A value without neighbors is no line.
+// A value without neighbors makes no line, so it is drawn as a dot.
 const dots = (values, gap, x, y) =>
   stretches(values, gap)
     .filter((places) => places.length === 1)
