@@ -26,7 +26,9 @@ Ring: TypeAlias = "array[float]"
 
 
 class _Series:
-    """The intervals of the fleet, a node or a model, as rings.
+    """Measurements of the fleet, a node or a model: a ring buffer per field.
+
+    A ring buffer has one value for each of the last `INTERVALS` intervals.
 
     Attributes:
         tokens: output tokens of finished requests, spread over the time in which a request generated them.
@@ -42,7 +44,7 @@ class _Series:
         self.used_at = 0
 
     def forget(self, place: int) -> None:
-        """Remove the values of an interval."""
+        """Remove the values of an interval, at the index `place` of the rings."""
         for ring in (self.tokens, self.first_token_ms, self.first_tokens, self.queued, self.running):
             ring[place] = 0.0
         self.memory_used[place] = self.memory_total[place] = math.nan
@@ -53,7 +55,7 @@ class History:
 
     def __init__(self, view: Callable[[], FleetView], clock: Callable[[], float] = time.time) -> None:
         self._view, self._clock = view, clock
-        # when requests finished (Unix seconds), and what `_count_finished` counts, at the latest at the next sample
+        # requests that `_count_finished` has not counted yet, each with the time of its end (Unix seconds)
         self._finished: list[tuple[float, Activity]] = []
         self._series: dict[By, dict[str, _Series]] = {"fleet": {}, "node": {}, "model": {}}
         self._first = self._current = int(clock()) // INTERVAL_SECS  # numbers of intervals
@@ -107,7 +109,7 @@ class History:
                 self._count_finished()
 
     def _count_finished(self) -> int:
-        """Count the finished requests since the last call, and return the current place."""
+        """Count newly finished requests, and return the rings' index of this interval."""
         finished, self._finished = self._finished, []
         for now, activity in finished:
             assert activity.node is not None
@@ -142,7 +144,7 @@ class History:
         return {"interval_secs": INTERVAL_SECS, "end": self._current * INTERVAL_SECS, "by": by, "series": series}
 
     def _values(self, series: list[_Series]) -> dict[str, list[float | None]]:
-        """Return the fields of the sum of some series."""
+        """Return the sums of some series, by name of the report's field."""
         tokens, waits, counted, queued, running = (
             self._sums(getattr(one, name) for one in series)
             for name in ("tokens", "first_token_ms", "first_tokens", "queued", "running")
@@ -183,7 +185,7 @@ class History:
         return series
 
     def _advance(self, time: float) -> int:
-        """Forget the intervals before the last hour, and return the place of `time`."""
+        """Forget intervals older than an hour; return the rings' index of the interval."""
         now = int(time) // INTERVAL_SECS
         if now > self._current:
             for interval in range(max(self._current + 1, now - INTERVALS + 1), now + 1):
@@ -211,7 +213,7 @@ def _ring(value: float) -> Ring:
 
 
 def _shares(start: float, end: float) -> list[tuple[int, float]]:
-    """Return the intervals between two Unix times, with the share of each."""
+    """Return the intervals between two Unix times, each with its share of the time."""
     first, last = int(start // INTERVAL_SECS), int(end // INTERVAL_SECS)
     if first == last:
         return [(first, 1.0)]

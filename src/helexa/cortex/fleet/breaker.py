@@ -105,7 +105,7 @@ _BLANK = Breaker()
 
 
 class Breakers:
-    """The breakers of all (node, model) pairs, for single clients and for all."""
+    """The breakers of all (node, model) pairs, for each client and for all clients."""
 
     def __init__(self, failures: int, reset_secs: float) -> None:
         self.failures = failures
@@ -119,7 +119,7 @@ class Breakers:
         return (*pair, ANY) in self._breakers
 
     def began(self, pair: Pair, now: float, client: str = ANY) -> tuple[Key, ...]:
-        """Record the start of a request, and return the breakers that it probes.
+        """Record the start of a request; return the breakers whose probe is this request.
 
         The caller must pass these keys to `ended` after the request.
         """
@@ -166,7 +166,7 @@ class Breakers:
         self._put((*pair, ANY), self._breakers.get((*pair, ANY), _BLANK).busy(now, secs), now)
 
     def open(self, now: float) -> frozenset[Key]:
-        """Return the open breakers: the node gets none of the client's requests."""
+        """Return the keys of the open breakers: the node gets no requests of the client."""
         return frozenset(key for key, breaker in self._breakers.items() if breaker.state(now) == "open")
 
     def cooling_down(self, now: float) -> frozenset[Pair]:

@@ -28,7 +28,7 @@ MAX_EJECTIONS = 1024
 
 
 class Requester(NamedTuple):
-    """The source of a request, which its ejections of nodes count: client and path."""
+    """Client and API path of a request. Each client and path has its own ejections."""
 
     client: str = ANY  # the account of the request, or the address of an anonymous client. `ANY` if unknown.
     path: str = ""
@@ -47,21 +47,22 @@ class Ejection:
     """
 
     strikes: int = 0  # number of strikes that were not taken back
-    accuser: str = ANY  # client whose request gave the last strike
+    # Client whose request gave the last strike. Among the ejections for all clients, the first strike sets only this.
+    accuser: str = ANY
     until: float = -inf  # end of the ejection
     trying: bool = False  # True while a trial request is in progress
 
     def ejected(self, now: float) -> bool:
         """Return whether the router prefers other nodes.
 
-        Between ejections, this is the case during a trial.
+        This is the case during an ejection, and while a trial request is in progress.
         """
         return self.trying or now < self.until
 
     def began(self, now: float) -> "Ejection":
         """Return the state after the start of a request.
 
-        It is a trial if the pair had strikes and is not ejected.
+        The request is a trial if the pair has strikes and is not ejected.
         """
         return replace(self, trying=True) if self.strikes and not self.ejected(now) else self
 
@@ -121,13 +122,13 @@ class Ejections:
         key = (pair, requester._replace(client=ANY))
         ejection = self._ejections.get(key, Ejection())
         if client != ANY and ejection.accuser in (ANY, client) and not ejection.strikes:
-            self._put(key, replace(ejection, accuser=client))  # one client's requests alone eject for nobody else
+            self._put(key, replace(ejection, accuser=client))  # one client's strikes eject the pair for no other client
             return False
         self._put(key, struck := ejection.struck(client, now))
         return struck is not ejection
 
     def rejected(self, pair: Pair, path: str) -> bool:
-        """Record an error about a request's content; return whether it is suspect.
+        """Record an error about a request's content; return whether the pair is suspect.
 
         The pair is suspect if it has rejected more than `MAX_REJECTIONS` requests to the path in a row.
         """

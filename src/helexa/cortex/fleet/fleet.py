@@ -145,7 +145,7 @@ class Fleet:
         return busy_since is not None and max(busy_since, self.heard_at(name)) > self._clock() - MAX_SILENCE_SECS
 
     def has(self, node: Node) -> bool:
-        """Return whether the configuration has a node equal to `node`."""
+        """Return whether a node with the name, endpoint and kind of `node` is configured."""
         current = self._nodes.get(node.name)
         return current is not None and (current.endpoint, current.kind) == (node.endpoint, node.kind)
 
@@ -281,7 +281,7 @@ class Fleet:
         node = self._nodes.get(name)
         if node is None:
             return
-        # If polls succeed, the cause may be this client's requests: they must not stop those of others.
+        # If polls succeed, the cause may be this client's requests, which must not stop the requests of other clients.
         alone = client == ANY or node.misses > 0 or not node.healthy
         if self._breakers.failed((name, model), self._clock(), client, alone=alone) == "open":
             log.warning("node gets no requests for now node=%s model=%s; requests keep failing", name, quoted(model))
@@ -300,7 +300,7 @@ class Fleet:
         return name in self._nodes and self._ejections.rejected((name, model), requester.path)
 
     def struck(self, name: str, model: str, requester: Requester) -> None:
-        """Record an error that another node did not give, or a broken stream."""
+        """Record an error for a request that another node served, or a broken stream."""
         if name in self._nodes:
             if self._ejections.struck((name, model), requester, self._clock()):
                 log.warning(
@@ -408,9 +408,9 @@ class Fleet:
         """Update the times of loads and uses, after a poll that began at `began`."""
         for model, info in models.items():
             is_new = model not in node.models or node.models[model].status in _NOT_LOADED
-            # in a node's first report, load times are unknown
             if info.status == "sleeping" and self._loaded_at.get((node.name, model), began) < began:
                 del self._loaded_at[node.name, model]
+            # Models in a node's first report (`read_at` is None) were loaded at an unknown earlier time.
             if is_new and info.status not in _NOT_LOADED and node.read_at is not None:
                 self._loaded_at.setdefault((node.name, model), began)
             # another gateway or client uses the model
@@ -424,7 +424,7 @@ class Fleet:
     def _other_requests(self, name: str, health: Health | None) -> dict[str, int]:
         model_loads = health.models if health else []
         return {
-            # The report may be older than the end of this gateway's requests.
+            # The report may be older than some of this gateway's requests, so a difference may be negative.
             load.id: max(0, load.in_flight + load.queue_depth - self._in_flight.get((name, load.id), 0))
             for load in model_loads
         }

@@ -110,7 +110,7 @@ class Node:
 
 
 def machine_of(node: Node) -> str | None:
-    """Return the machine in whose main memory a node of the fleet runs models."""
+    """Return the machine whose main memory a node uses; None with GPUs or if unknown."""
     facts = node.discovery
     return None if facts is None or facts.devices else facts.machine
 
@@ -141,7 +141,7 @@ class FleetView:
     loaded_at: Mapping[Pair, float] = field(default_factory=dict[Pair, float])
     # when a node last had a request for the model (`time.monotonic`), by (node, model)
     used_at: Mapping[Pair, float] = field(default_factory=dict[Pair, float])
-    # (node, model, client) of open circuit breakers. The node gets no requests of the client, or of any client.
+    # (node, model, client) of open circuit breakers. The node gets no requests of the client; of no client if `ANY`.
     open: frozenset[Key] = frozenset()
     # (node, model) pairs that failed or were busy recently. They get requests only if no other node can serve.
     cooling_down: frozenset[Pair] = frozenset()
@@ -230,9 +230,9 @@ def sees_images(view: FleetView, catalog: Catalog, model: str) -> bool | None:
 
 
 def local_profile(view: FleetView, model: str, *, requested: bool = False) -> Profile | None:
-    """Return a fleet view's profile to load a model from nodes' disks, or None.
+    """Return the profile to load a model from the disks of nodes in the view, or None.
 
-    An administrator may load any such model (`requested`).
+    If an administrator requests the load (`requested`), the gateway need not serve local models.
     """
     reports = view.local.models.get(model) if view.serves_local or requested else None
     if not reports:
@@ -247,7 +247,7 @@ def is_sleeping(node: Node, model: str) -> bool:
 
 
 def sleeping_profile(view: FleetView, model: str) -> Profile | None:
-    """Return a fleet view's profile to wake a sleeping model on a node, or None."""
+    """Return the profile to wake a model that sleeps on nodes of the view, or None."""
     names = [node.name for node in view.nodes if is_sleeping(node, model)]
     if not names:
         return None
@@ -255,12 +255,15 @@ def sleeping_profile(view: FleetView, model: str) -> Profile | None:
 
 
 def profile_of(view: FleetView, catalog: Catalog, model: str, *, requested: bool = False) -> Profile | None:
-    """Return a fleet view's profile to load a model: catalog, disks or a wake."""
+    """Return the profile to load a model or to wake it where it sleeps, or None."""
     return catalog.profile(model) or local_profile(view, model, requested=requested) or sleeping_profile(view, model)
 
 
 def same_files(view: FleetView, catalog: Catalog, model: str) -> str | None:
-    """Return the id of the fleet view's model, in catalog or loaded, with equal files."""
+    """Return the id of a listed or loaded model with the files of `model`, or None.
+
+    A listed model is a model in the catalog. The result is None if `model` itself is listed or loaded.
+    """
     # A model that was loaded as `org/name:Q4_K_M` may be on the disk as `org/name`. It must not be loaded twice.
     if catalog.profile(model) is not None or view.has_model(model):
         return None
@@ -269,13 +272,13 @@ def same_files(view: FleetView, catalog: Catalog, model: str) -> str | None:
 
 
 def find_local(view: FleetView, catalog: Catalog, name: str) -> str | None:
-    """Return the fleet view's id of the local model that `name` means, or None."""
+    """Return the id of the model on nodes' disks that `name` means, or None."""
     model = view.local.find(name) if view.serves_local else None
     return None if model is None else same_files(view, catalog, model) or model
 
 
 def local_ids(view: FleetView, catalog: Catalog) -> list[str]:
-    """Return the fleet view's models on disks that are not in the catalog or loaded."""
+    """Return the models on nodes' disks that are neither in the catalog nor loaded."""
     if not view.serves_local:
         return []
     return [model for model in sorted(view.local.models) if same_files(view, catalog, model) is None]
@@ -291,7 +294,7 @@ def files_of(view: FleetView, catalog: Catalog, model: str) -> LocalModel | None
 
 
 def estimated_mb(view: FleetView, profile: Profile | None, model: str, node: Node | None) -> int | None:
-    """Return the MB that a model on disks in the fleet view needs, or None.
+    """Return the MB of memory that a model on nodes' disks needs, or None if unknown.
 
     The estimate of `node` is preferred to the largest estimate of other nodes. A catalog entry that sets a
     quantization for safetensors needs less memory than its files, so there is no estimate for it. The memory of a draft

@@ -203,9 +203,9 @@ class NodeClient:
             raise NodeError(error_reason(body)[0] or f"the node answered HTTP {status}")
 
     async def clear_prefix_cache(self, endpoint: str, model: str, bearer: str | None = None) -> int:
-        """Let a node forget the cached prompts of a model; return the deleted bytes.
+        """Clear a model's prefix cache on a node; return the number of bytes deleted.
 
-        An error has the HTTP status; 404 means that the node knows no such model.
+        A raised `NodeError` has the HTTP status; 404 means that the node knows no such model.
         """
         path = f"/models/{quote(model, safe='')}/prefix-cache"
         status, body = await self._call("DELETE", endpoint, path, UNLOAD_TIMEOUT_SECS, None, bearer)
@@ -325,7 +325,7 @@ def bearer_header(key: str | None) -> Headers:
 
 
 def is_usable_id(model: str) -> bool:
-    """Return whether an id that a node reported is short and not like an option."""
+    """Return whether a reported model id is short and unlike a command-line option."""
     return len(model) <= MAX_ID_CHARS and not model.startswith("-")  # `ModelId` has checked the characters
 
 

@@ -23,7 +23,7 @@ class MemoryRejection(Record):
     kind: Literal["does_not_fit"]
     required_mb: WireInt  # MB that the model needs
     free_mb: WireInt  # MB that the node has for the model
-    permanent: bool = True  # whether the model would not fit either if the node had no other models
+    permanent: bool = True  # True if the model would not fit even if the node had no other models
 
 
 class NodeError(HelexaError):
@@ -43,7 +43,7 @@ class NodeError(HelexaError):
         # the memory that was lacking, if the node rejected a load that fits when other models are unloaded; otherwise
         # None
         self.memory = memory
-        self.status = status  # HTTP status of the answer, or None if there was no answer, or to a load or an unload
+        self.status = status  # HTTP status of the answer; None without an answer, and for loads and unloads
         self.temporary = temporary  # True if the same call may succeed later
         # True if the call failed because the gateway itself is out of file descriptors, ports or memory
         self.local = local
@@ -72,7 +72,7 @@ def failure_reason(error: UpstreamError, endpoint: str, path: str, *, begun: boo
 
 
 def _error_number(error: OSError) -> int:
-    """Return the number of an error, or of the first tried address; 0 if none."""
+    """Return the errno of a connection error, or of its first tried address, or 0."""
     if error.errno is not None and error.errno > 0:
         return error.errno
     match = re.search(r"\[Errno (\d+)\]", str(error))

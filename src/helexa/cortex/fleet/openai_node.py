@@ -144,7 +144,7 @@ class _NodePoll:
         for name, count in _vllm_count.findall(await self._get("/metrics")):
             model = name.decode("utf-8", "replace")
             if model in counts:
-                counts[model] += int(count[:9])  # running and waiting; cut, because the text of a server is untrusted
+                counts[model] += int(count[:9])  # sum of running and waiting; cut, because the text is untrusted
         return Health(models=[ModelLoad(id=name, in_flight=count) for name, count in counts.items()])
 
     async def _llamacpp(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo]:

@@ -1,4 +1,4 @@
-"""Polls each node in its own task, so that a slow node delays no other."""
+"""Polls each node in its own task, so that a slow node does not delay other polls."""
 
 import asyncio
 import dataclasses
@@ -22,7 +22,7 @@ MAX_BACK_OFF = 30  # maximum factor of `UNSETTLED_INTERVAL_SECS`
 MAX_BUSY_INTERVAL_SECS = 60.0  # for nodes that are too busy to answer polls
 WATCHED_INTERVAL_SECS = 1.0  # shortest interval between two polls of a node while clients watch the fleet
 MAX_WATCHED_POLLS_PER_SEC = 50.0  # of all nodes together
-REFRESH_SECS = 1.0  # a newer report is not refreshed
+REFRESH_SECS = 1.0  # `refresh` polls only nodes whose last poll is older
 REFRESH_TIMEOUT_SECS = 2.0
 
 Poll = Callable[[Node, str | None], Awaitable[Report]]
@@ -41,14 +41,14 @@ class Poller:
         self._watchers = 0
         self._watched = asyncio.Event()
         self._polled_at: dict[str, float] = {}
-        self._reported_at: dict[str, float] = {}  # begin of the poll of the stored report, by node name
+        self._reported_at: dict[str, float] = {}  # start of the poll that gave the stored report, by node name
         self._refreshes: dict[str, asyncio.Task[None]] = {}
         self._refused: dict[str, int] = {}  # number of refused model ids in the last report, by node name
         self.interval_secs = interval_secs  # interval between two polls of a healthy node; may be changed at any time
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Return a context manager for a watching client, with frequent polls."""
+        """Poll the nodes more often during the `with` block, in which a client watches."""
         self._watchers += 1
         self._watched.set()
         try:
@@ -92,9 +92,8 @@ class Poller:
     async def _refresh(self, name: str) -> None:
         """Poll one node outside of its interval.
 
-        A failure does not count: clients cause these polls.
-
-        A node that reports the models on its disks looks for new ones when it is asked for them.
+        A failure does not count as a failed poll, because clients cause these polls. The request for the models on the
+        node's disks makes the node look for new ones.
         """
         with suppress(NodeError):
             if time.monotonic() - self._polled_at.get(name, -inf) >= REFRESH_SECS:
@@ -224,7 +223,10 @@ def pause_secs(node: Node, interval_secs: float, chance: float) -> float:
 
 
 def _alive_since(node: Node, error: NodeError, started_at: float) -> float:
-    """Return since when signs of life show a busy node, or infinity."""
+    """Return the time after which data from the node shows that it is not down.
+
+    If no data can show this, return infinity.
+    """
     # A server of helexa answers its polls during requests, so only bytes that arrived during the poll count. A
     # third-party backend may answer nothing during a request.
     if not error.timed_out:

@@ -73,7 +73,7 @@ def opening(gateway: int, *values: Any) -> Args:
 
 
 def closed(row: Args, columns: Args) -> Args:
-    """Return the row of a budget's reservation that ended before it had a row.
+    """Return the row of a reservation that ended before its open row was written.
 
     Args:
         row: the row of the open reservation, as returned by `opening`.
@@ -146,7 +146,7 @@ class Budgets:
             self._opened[seq] = closed(unwritten_row, columns)
         else:
             self._rows[CLOSE_ENTRY].append((self.gateway, seq, *columns))
-        # The lease's total instead of a difference: a record that is applied twice then changes nothing.
+        # The record has the lease's total instead of a difference, so applying it twice changes nothing more.
         return [CLOSED, seq, lease.key_id, lease.window_id, lease.spent, *columns]
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:

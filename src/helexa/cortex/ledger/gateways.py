@@ -228,7 +228,7 @@ class DeadGatewayDetector:
             now: seconds of a monotonic clock.
         """
         if now - self._last_check >= self._dead_after_secs:
-            self._last_batches = {}  # this gateway was suspended; the others may have been too
+            self._last_batches = {}  # this gateway was suspended since its last check; the others may have been, too
         self._last_check = now
         last_batches: dict[int, tuple[int, float]] = {}
         for id, batch in gateways:

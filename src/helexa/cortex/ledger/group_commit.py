@@ -151,14 +151,14 @@ class GroupCommit:
             self._wake.set()
 
     async def flush(self) -> None:
-        """Wait until all queued rows are written or the database fails; only with a log."""
+        """With a write-ahead log, wait until all rows are written or the database fails."""
         if self._wal is not None and not self._ended:
             flushed = self._next_flush()
             self.wake(tidy=True)
             await flushed
 
     async def probe(self) -> str | None:
-        """Return why the database cannot be written, or None. Test if unknown for long."""
+        """Return why the database cannot be written, or None. If unknown, test a write."""
         if self.retry.problem is None and not self.retry.fresh and not self._ended:
             flushed = self._next_flush()
             self.wake(beat=True)
@@ -232,7 +232,8 @@ class GroupCommit:
             await self._write(batch, now)
         except Exception:
             batch.reject()
-            # After this gateway has registered again, `_amend` closes the reservations that are still open.
+            # `run` registers this gateway again, which charges its open reservations in full. The next `_commit` finds
+            # these closings in `_closings`, and `_amend` corrects the charges.
             self._closings += closings
             raise
         finally:
@@ -307,7 +308,7 @@ class GroupCommit:
         except Exception as error:  # the transaction was rolled back
             if isinstance(error, DatabaseError | gateways.GatewayRetired):
                 log.warning("leases not extended error=%s; the requests got 503", quoted(error))
-                self._heartbeat_due = True  # the next batch finds the cause
+                self._heartbeat_due = True  # the next batch finds out whether this gateway was retired
             else:
                 log.exception("unexpected error while extending leases; the requests got 503")
             batch.reject()
@@ -321,7 +322,7 @@ class GroupCommit:
         batch.uncovered, self._extending = {}, set()
 
     async def _write(self, batch: _Batch, now: float) -> None:
-        """Write a batch and wake its callers, else reject its reservations and rejoin."""
+        """Write a batch and wake its callers; if this fails, register this gateway again."""
         try:
             written = await self._write_batch(batch, now)
         except Exception:  # a bug that breaks this batch must not stop later batches

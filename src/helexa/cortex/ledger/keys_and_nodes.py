@@ -70,7 +70,7 @@ class _Store(ABC, Generic[T]):
         async with self._refreshing:
             changes = await self.changes()
             if changes != self._applied_changes:
-                self._apply(await self.list())  # read after the counter, so the rows are never older
+                self._apply(await self.list())  # rows are read after the counter, so they are never older than it
                 self._applied_changes = changes
 
     @asynccontextmanager
@@ -315,13 +315,13 @@ class NodeStore(_Store[JoinedNode]):
 
 
 def invalid_invitation() -> ApiError:
-    """Return the ledger's 403 error for a join token: wrong, used or expired."""
+    """Return the ledger's 403 error for a wrong, used or expired join token."""
     message = "the token is wrong, used or expired; create a new one with `cortex nodes invite`"
     return ApiError(403, "invalid_invitation", message, param="token")
 
 
 def node_exists(name: str) -> ApiError:
-    """Return the ledger's 409 error for a node whose name or address `name` has."""
+    """Return the 409 error for a join with the name or address of the node `name`."""
     message = f"node '{name}' has this name or address; choose another --name, or run `cortex nodes remove` for it"
     return ApiError(409, "node_exists", message, param="name")
 

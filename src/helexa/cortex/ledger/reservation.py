@@ -65,7 +65,7 @@ class Lease:
         return max(0, self.granted - self.spent - self.reserved)
 
     def settle(self, reserved: int, charged: int) -> None:
-        """Move `reserved` tokens of an ended reservation to `charged` spent tokens."""
+        """Free an ended reservation's `reserved` tokens, and count `charged` as spent."""
         self.reserved -= reserved
         self.spent += charged
         if self.cap is not None:
@@ -245,7 +245,7 @@ class Reservation:
     async def settle(
         self, prompt: int, completion: int, *, cached: int = 0, node: str | None = None, estimated: bool = False
     ) -> None:
-        """End the reservation and charge the used tokens, also if more were used.
+        """End the reservation and charge all used tokens, even more than were reserved.
 
         The call waits until the settlement survives a crash. If the database is unavailable for several seconds, the
         call returns earlier, and the settlement is written later.
@@ -259,7 +259,7 @@ class Reservation:
         await closing.finished()
 
     async def release(self) -> None:
-        """End the reservation without a charge, durably."""
+        """End the reservation without a charge, and wait until the end is durable."""
         await self._begin("released").finished()
 
     def abandon(self) -> None:

@@ -124,7 +124,7 @@ def expiry(snapshot: FleetSnapshot, resident: ResidentModel) -> float | None:
 
 
 def _evictable_at(snapshot: FleetSnapshot, resident: ResidentModel, since: float) -> float:
-    """Return from when a model may be evicted; infinity during its load.
+    """Return the time from which a model may be evicted; infinity during its load.
 
     A model may be evicted once it has been idle long enough, or `swap_wait_secs` after `since`, the arrival time of the
     oldest request that needs the memory. Even then, a model is not evicted:
@@ -153,7 +153,7 @@ def _eviction_order(snapshot: FleetSnapshot, residents: list[ResidentModel], sin
 
 
 def _score(resident: ResidentModel, now: float) -> float:
-    """Return a model's score: idle time / (reload time * weight by rank)."""
+    """Return idle time / (reload time * weight by rank). The highest score goes first."""
     weight = max(resident.rank, 1) / DEFAULT_RESIDENCY
     return max(resident.idle_secs(now), 1e-3) / (max(resident.reload_secs, 0.1) * weight)
 
@@ -161,7 +161,7 @@ def _score(resident: ResidentModel, now: float) -> float:
 def _sufficient_evictions(
     free: Mapping[int, int], share: int, devices: int, ordered: list[ResidentModel]
 ) -> list[ResidentModel] | None:
-    """Return the models to evict, or None if all of `ordered` are too few.
+    """Return the models to evict, or None if all of `ordered` would free too little.
 
     Args:
         share: MB that the new model needs on each of its devices.

@@ -194,7 +194,7 @@ def _idle_text(snapshot: FleetSnapshot, resident: ResidentModel) -> str:
 
 
 def _most_free(free_mb: Mapping[int, int], pool: DevicePool) -> int:
-    """Return the free MB of the devices with the most free memory of a pool."""
+    """Return the sum of free MB of the `pool.count` devices with the most free memory."""
     return sum(sorted((free_mb.get(device, 0) for device in pool.devices), reverse=True)[: pool.count])
 
 

@@ -81,7 +81,7 @@ class FleetSnapshot:
     saved_prompts: Mapping[Pair, frozenset[str]] = field(default_factory=dict[Pair, frozenset[str]])
 
     def profile(self, model: str) -> Profile | None:
-        """Return how a model is loaded, or None."""
+        """Return the profile with which a model is loaded, or None."""
         return profile_of(self.view, self.catalog, model, requested=model in self.requested)
 
     def restricted(self, includes: Callable[[str], bool]) -> "FleetSnapshot":
@@ -97,7 +97,7 @@ class FleetSnapshot:
         """
         reported_mb = self.expected_free.get(node.name) or reading(node)
         if reported_mb is not None:
-            # Nodes on the same machine do not know each other's promises.
+            # A node's reported free memory includes memory that other nodes on the machine have promised to models.
             promised_mb = sum(self._promised_mb(other) for other in self.view.nodes if shares_memory(node, other))
             return {index: free - (promised_mb if index == HOST else 0) for index, free in reported_mb.items()}
         used_mb = [
@@ -153,7 +153,7 @@ class FleetSnapshot:
         return needs_mb if node is None else max(needs_mb, self.required_mb.get((node.name, model), 0))
 
     def estimate_mb(self, model: str, node: Node | None = None) -> int | None:
-        """Return the MB that a model's files need; None if unknown or in the catalog."""
+        """Return the MB that a model's files need; None if unknown or if in the catalog."""
         profile = self.profile(model)
         if profile is not None and profile.vram_mb is not None:
             return None

@@ -385,7 +385,7 @@ class Lifecycle:
         with suppress(KeyError):  # the node was removed from the configuration
             node = self._fleet.node(job.pair[0])
             self._memory.correct(node, dict.fromkeys(job.devices, memory.free_mb), self._clock())
-            if not is_sleeping(node, job.pair[1]):  # otherwise, the model still sleeps
+            if not is_sleeping(node, job.pair[1]):  # a model that could not wake still sleeps
                 self._fleet.unloaded(*job.pair)  # the last poll may say that the node is loading the model
         return self._history.lacks_memory(job.pair, memory.required_mb)
 

@@ -115,7 +115,7 @@ class LoadJob:
             NodeError: the node rejected the load, the load failed, or it made no progress.
             StillNeededError: a model could not be evicted, so the load was not started.
         """
-        # All models become idle before the first one is unloaded: if the load is given up meanwhile, no model is lost.
+        # The first model is unloaded only after all are idle: if the load is given up meanwhile, none was unloaded.
         for drain in self._victim_drains:
             await drain.idle(is_needed)
         for drain in self._victim_drains:

@@ -59,7 +59,7 @@ class PendingLoad:
     def __init__(self, model: str, node: str | None = None, *, by_admin: bool = False) -> None:
         self.model = model
         self.node = node  # name of the node that an administrator has chosen for the load; None if any node will do
-        # Whether an administrator has requested the load. It may then be any model on the disks of nodes.
+        # Whether an administrator has requested the load. The model may then be any model on the disks of nodes.
         self.by_admin = by_admin
         # future that is resolved with the node and URL that serve the model, or with the error response
         self.outcome: asyncio.Future[WarmRoute] = asyncio.get_running_loop().create_future()
@@ -188,7 +188,7 @@ class LoadReport:
 
 
 async def wait_until_loaded(pending: PendingLoad, limit_secs: float, eta: Callable[[], float | None]) -> WarmRoute:
-    """Wait at most `limit_secs` for the load; return the node that serves it.
+    """Wait at most `limit_secs` for the load; return the node that serves the model.
 
     Args:
         eta: function that returns the expected seconds until the model is loaded, or None if they are unknown.
@@ -198,7 +198,7 @@ async def wait_until_loaded(pending: PendingLoad, limit_secs: float, eta: Callab
             `limit_secs`. If the load fails, the load's own error.
     """
     expected = eta()
-    # Waiting would be in vain. Twice, because estimates of loads are rough.
+    # A load that probably takes too long is not waited for. The factor 2 allows for rough estimates.
     if not pending.outcome.done() and expected is not None and expected > 2 * max(limit_secs, 1.0):
         raise _timeout_error(pending, expected)
     try:

@@ -174,7 +174,7 @@ class DevicePool:
 
 
 def device_pools(profile: Profile, discovery: Discovery) -> list[DevicePool]:
-    """Return pools of devices whose memory can hold the model; each pool's are alike."""
+    """Return pools of devices whose memory can hold the model."""
     if misfit(profile, discovery) is not None:
         return []
     if not discovery.devices:
@@ -205,7 +205,10 @@ def misfit(profile: Profile, discovery: Discovery) -> str | None:
 
 
 def _groups(profile: Profile, discovery: Discovery) -> list[list[Device]]:
-    """Return groups of devices, each with enough total memory."""
+    """Return the devices with enough total memory for their share of the model.
+
+    If ranks of the model must run on devices that are alike, there is a group for each kind, else only one group.
+    """
     floor_mb = profile.min_device_vram_mb or 0
     capable = [device for device in discovery.devices if device.vram_total_mb >= floor_mb]
     needs_alike = profile.min_devices > 1 and discovery.max_tensor_parallel is not None

@@ -108,7 +108,7 @@ class Drains:
         return any(load.id == pair[1] and load.in_flight + load.queue_depth > 0 for load in health.models)
 
     async def put_to_sleep(self, pair: Pair) -> bool:
-        """Put a model to sleep, and update the fleet; False: the node cannot do it.
+        """Put a model to sleep; return False if its node cannot do this.
 
         Raises:
             NodeError: the node rejected the request or did not answer.

@@ -133,7 +133,7 @@ def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
 
 
 def _idle_unload_secs(profile: Profile) -> float | None:
-    """Return the idle time after which nodes put the model to sleep; None: theirs."""
+    """Return the idle time after which the model sleeps; None for the node's setting."""
     is_pinned = (profile.residency_priority or 0) >= PINNED_RESIDENCY
     return 0.0 if profile.idle_unload_secs is None and is_pinned else profile.idle_unload_secs
 
@@ -141,7 +141,7 @@ def _idle_unload_secs(profile: Profile) -> float | None:
 def _preference(
     snapshot: FleetSnapshot, node: Node, plan: EvictionPlan, model: str, prompts: Set[str]
 ) -> tuple[bool, bool, int, bool, float, int, str]:
-    """Return the sort key of a node's eviction plan; equal plans differ by name."""
+    """Return the sort key of a node's eviction plan. The node's name breaks ties."""
     unfit, evicts, cost, used = preference(snapshot, node, plan)
     # Reading a long prompt from disk saves more time than waking a model saves over a load.
     saved = len(prompts & snapshot.saved_prompts.get((node.name, model), frozenset()))
@@ -179,7 +179,7 @@ def _eviction_plan(snapshot: FleetSnapshot, node: Node, profile: Profile, since:
 
 
 def _is_vacant(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
-    """Return whether the model is not loaded, still loading, or draining there."""
+    """Return whether the model is absent, loading, asleep or draining on the node."""
     info = node.models.get(model)
     return (
         info is None

@@ -69,7 +69,7 @@ class Pulls:
             KeyError: the node is not configured.
         """
         chosen = self._fleet.node(node)
-        source = full_name(model)  # as `start` names it
+        source = full_name(model)  # the name that `start` has sent to the node
         with _as_api_errors(node):
             return NodePull(node, await self._client.cancel_pull(chosen.endpoint, source, self._fleet.bearer(node)))
 

@@ -207,7 +207,7 @@ async def repeat(work: Callable[[], Awaitable[None]], interval_secs: float, prob
     next success is logged too.
 
     Args:
-        problem: field of the log line about a failed call.
+        problem: value of the field `problem` in the log line about a failed call.
     """
     has_failed = False
     while True:
@@ -225,7 +225,7 @@ async def repeat(work: Callable[[], Awaitable[None]], interval_secs: float, prob
 
 
 def are_plain(texts: Sequence[str]) -> bool:
-    """Return whether `plain` certainly changes no text for the database."""
+    """Return True only if `plain` would change none of the texts for the database."""
     joined = "".join(texts)
     return joined.isascii() and "\0" not in joined and max(map(len, texts), default=0) <= _MAX_TEXT_CHARS
 

@@ -82,7 +82,7 @@ async def open_postgres(url: str) -> Database:
     except ValueError as error:
         raise DatabaseError(
             "the ledger's PostgreSQL url is malformed; write it like postgresql://USER@HOST/DATABASE"
-        ) from error  # the URL holds a password
+        ) from error  # the message omits the URL, which holds a password
     except _DRIVER_ERRORS as error:
         raise DatabaseError(_description(error)) from error
     return _Postgres(pool)

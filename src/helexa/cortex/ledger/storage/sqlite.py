@@ -181,7 +181,7 @@ class _Sqlite(Database):
             raise HelexaError(
                 f"another gateway uses the ledger {self._file}; stop it, or share a PostgreSQL (ledger.url)"
             ) from error
-        except OSError as error:  # two gateways with one file would spend budgets twice
+        except OSError as error:  # without a lock, two gateways could spend the same budget twice
             os.close(lock)
             raise HelexaError(
                 f"the ledger {self._file} cannot be locked: {error.strerror}; move it to a file system with file locks"
@@ -230,7 +230,7 @@ def _result_code(error: sqlite3.Error) -> int | None:
 
 @cache
 def _positional(sql: str) -> tuple[str, list[int]]:
-    """Replace parameters such as `$2` by `?`; also return their places in the args."""
+    """Return the SQL with `?` for parameters such as `$2`, and the argument indexes."""
     # In SQLite, `$2` is a parameter with a name, and the driver releases the GIL for the name of each parameter.
     return _PARAMETER.sub("?", sql), [int(number) - 1 for number in _PARAMETER.findall(sql)]
 
@@ -242,7 +242,7 @@ def _run(connection: sqlite3.Connection, sql: str, args: Args) -> sqlite3.Cursor
 
 def _begin(connection: sqlite3.Connection, durable: bool) -> None:
     if durable:
-        connection.execute(_FULL)  # has no effect inside a transaction
+        connection.execute(_FULL)  # before BEGIN, because it has no effect inside a transaction
     connection.execute("BEGIN IMMEDIATE")
 
 
