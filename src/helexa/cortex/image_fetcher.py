@@ -200,8 +200,8 @@ class ImageFetcher:
             addresses = [str(ipaddress.ip_address(origin.host))]
         except ValueError:
             if _LEGACY_ADDRESS.fullmatch(origin.host):
-                raise  # forms that only resolvers know, such as 127.1
-            flags = socket.AI_ADDRCONFIG  # no IPv6 addresses without IPv6
+                raise  # an address in a form that only resolvers know, such as 127.1
+            flags = socket.AI_ADDRCONFIG  # no IPv6 addresses if this machine has no IPv6
             found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM, flags=flags)
             addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
         for address in addresses:
@@ -269,7 +269,7 @@ def _parse(url: str, base: str = "") -> _Location:
 
 
 def _escaped(text: str, safe: str) -> str:
-    """Escape letters that must not occur in a URL. Escaped letters stay."""
+    """Escape characters that a URL must not contain. Escaped characters stay."""
     return quote(_PERCENT.sub("%25", text), safe=safe)
 
 
@@ -284,7 +284,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def _nothing(_connection: UpstreamConnection) -> None:
-    """Do nothing when a connection ends: no pool has it."""
+    """Do nothing when a connection ends: it is in no connection pool."""
 
 
 def _failed(message: str) -> ImageProblem:

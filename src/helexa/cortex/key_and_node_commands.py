@@ -67,7 +67,7 @@ def _with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]
 
 
 def _ledger_name(settings: CortexConfig) -> str:
-    """Return a command's text for the ledger's database, without the password."""
+    """Return the name of the ledger for a command's output, without its password."""
     url = settings.ledger.url.get_secret_value()
     if url.startswith("sqlite:"):
         return f"the ledger {Path(url.removeprefix('sqlite:')).absolute()}"

@@ -2,7 +2,7 @@
 
 If a file is invalid, an error is logged and nothing changes. Valid changes are logged and take effect together. A file
 that an editor or a copy has written only in part can be valid, too. So a changed file is read after it has stayed the
-same for a second, and a reload opens nothing that was closed unless the file says so in words; see `check_exposure`.
+same for a second, and a reload lifts a restriction only if the file states this explicitly; see `check_exposure`.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _ONLY_AT_START = (
     "ollama.listen",
     "ledger",
 )
-# How to remove a line that a cut-off file could lack, by the name of the setting.
+# Advice how to remove a setting explicitly, by its name. If its line is only missing, the file may have been cut off.
 _REMOVALS = {
     name: f'write {name} = "unlimited"'
     for name in ("models", "hard_cap", "requests_per_minute", "tokens_per_minute", "concurrency")
@@ -132,9 +132,9 @@ def check_exposure(
     *,
     is_complete: bool = True,
 ) -> None:
-    """Reject a reload that is more open by omission, or leaves no nodes.
+    """Reject a reload that lifts restrictions or removes all nodes only by omission.
 
-    A configuration file that was cut off lacks them. A line such as `require_auth = false` is an explicit decision.
+    The file may have been cut off. In contrast, a line such as `require_auth = false` is an explicit decision.
 
     Args:
         known_keys: all keys since the start by secret and by name. None means the keys of `previous`.

@@ -103,7 +103,7 @@ class RequestRecord(msgspec.Struct):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Completion tokens per second of the stream, or None.
+        """Completion tokens per second, from a stream's first content to its last bytes.
 
         If this time is unknown or too short, the time from forwarding the request to the end of the response is used.
         The value is None without completion tokens.

@@ -86,7 +86,10 @@ def route(
 
 
 def _preferred(nodes: list[Node], view: FleetView, model: str, requester: Requester) -> list[Node]:
-    """Return the preferred nodes: not ejected and calm, else not ejected, else all."""
+    """Return the nodes that are not ejected and calm, else not ejected, else all.
+
+    A calm node has not failed or been busy recently, and answers its polls.
+    """
     trusted_nodes = [node for node in nodes if not view.is_ejected(node.name, model, requester)]
     calm_nodes = [
         node for node in trusted_nodes if (node.name, model) not in view.cooling_down and not node.is_unresponsive
@@ -113,7 +116,7 @@ def candidates(view: FleetView, model: str, avoid: Collection[str] = (), client:
 
 
 def has_warm(node: Node, model: str) -> bool:
-    """Return whether a node is up, and can serve requests for a loaded model."""
+    """Return whether a node is up and can serve requests for `model` without a load."""
     if not node.healthy:
         return False
     info = node.models.get(model)
@@ -123,7 +126,8 @@ def has_warm(node: Node, model: str) -> bool:
 def breaker_error(view: FleetView, model: str, client: str = ANY) -> ApiError | None:
     """Return routing's 503 error if open breakers keep requests from a model.
 
-    Return None if there is no such node. The caller uses this function if `route` has found no node.
+    Return None if no node that has the model loaded has an open breaker. The caller uses this function if `route` has
+    found no node.
     """
     # The gateway then does not load the model on another node, because a load takes longer than waiting for the
     # breaker's next probe request.
@@ -137,7 +141,7 @@ def breaker_error(view: FleetView, model: str, client: str = ANY) -> ApiError | 
 
 
 def unknown_model(view: FleetView, name: str) -> ApiError:
-    """Return routing's error for a model that no catalog and no node has."""
+    """Return the error for a model that is neither in the catalog nor on a node."""
     # A node that has not answered a poll yet may have the model, so 404 would be wrong.
     silent_nodes = [node.name for node in view.nodes if not node.polled]
     if silent_nodes:
@@ -156,7 +160,8 @@ def _choose_node(
         affinity_bound = settings.affinity_load_factor * sum(loads.values()) / len(loads) + 1
         ranking = rank_nodes(loads, model, key)
         tiers = {node.name: _tier(node, model, prefix_name(key)) for node in nodes}
-        # The lowest load is always within the bound. Among the nodes within it, memory comes before disk.
+        # The lowest load is always within the bound. Among the nodes within the bound, a node that has the prompt in
+        # memory comes before a node that has it on disk.
         allowed = [name for name in ranking if loads[name] <= affinity_bound]
         name = min(allowed, key=lambda name: _TIERS.index(tiers[name]))
         node = next(node for node in nodes if node.name == name)

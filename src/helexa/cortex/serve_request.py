@@ -41,7 +41,7 @@ async def serve(
     fleet_view, model, model_known = await find_model(gateway, request.model)
     if model_known:
         record.model = model
-    # Before the error for unknown models: a key must not find out which models exist.
+    # Checked before the error for unknown models: clients must not find out which models exist.
     authorize(record.principal, model, request.model)
     if not model_known and any(node.healthy for node in fleet_view.nodes):
         raise unknown_model(fleet_view, request.model)
@@ -193,7 +193,7 @@ async def _load_again(
 
 
 async def _affinity_key(gateway: Gateway, request: ClientRequest, record: RequestRecord) -> bytes | None:
-    """Return the request's affinity key, or None if it is disabled or needless."""
+    """Return the request's affinity key, or None if affinity is disabled or needless."""
     routing = gateway.config.routing
     if not routing.affinity or len(gateway.fleet.view().nodes) < 2:
         return None

@@ -42,7 +42,7 @@ THIRD_PARTY_OUTPUT = 4096
 LEAST_OUTPUT = 256
 
 _COUNT_MARGIN = 64  # the node's count lacks thinking markers, which a chat template may add
-_LEAST_BYTES_PER_TOKEN = 3  # below most texts' value, so that prompt and default output fit the context
+_LEAST_BYTES_PER_TOKEN = 3  # most texts have more, so that the prompt and the default output fit into the context
 
 
 async def reserve_budget(

@@ -1,1 +1,1 @@
-"""The way of a request to a node and of its response back to the client."""
+"""Forwards requests to nodes, and the responses of nodes to clients."""

@@ -147,7 +147,8 @@ class BackendAttempt:
         if limit is None or refusal.code != CONTEXT_LENGTH_EXCEEDED:
             return None
         if has_uncounted_prompt(refusal):
-            # Without a limit, vLLM generates as many tokens as the prompt leaves. These are fewer than `limit`.
+            # Without a limit, vLLM generates as many tokens as fit into the context after the prompt. These are fewer
+            # than `limit`.
             return without_field(body, OUTPUT_LIMIT), replace(self.knowledge, context=context_limit(refusal))
         most = output_beside_prompt(refusal, limit)
         return (with_output_limit(body, most), self.knowledge) if most else None
@@ -234,7 +235,7 @@ def _new_attempt(
 
 
 def _with_known_limit(body: bytes, knowledge: Knowledge, *, keeps_limit: bool) -> bytes:
-    """Return a request without an output limit that the backend certainly refuses."""
+    """Remove or lower an output limit that the backend is known to refuse."""
     limit = output_limit(body) or 0
     if 0 < knowledge.context <= limit and not keeps_limit:
         return without_field(body, OUTPUT_LIMIT)
@@ -269,8 +270,8 @@ class BackendRequests:
             thinks_by_effort: as for `_new_attempt`.
 
         Returns:
-            The last response, its first bytes (of an error response: all bytes up to `MAX_ERROR_BYTES`), and the form
-            in which the request was sent.
+            The last response, its first bytes (of an error response: all bytes up to `MAX_ERROR_BYTES`), and the last
+            attempt.
 
         Raises:
             ApiError: 400: the request cannot be translated to the API of the backend.

@@ -48,7 +48,7 @@ class Reply:
     async def keep_alive(self) -> None:
         """Send a comment in a stream, so that clients and proxies see it alive."""
         if self._streamed:
-            comment = KEEP_ALIVE if self._ends_with_event() else b":\n"  # within an event, no empty line may follow
+            comment = KEEP_ALIVE if self._ends_with_event() else b":\n"  # an empty line would end a begun event
             await self._send({"type": "http.response.body", "body": comment, "more_body": True})
 
     async def finish(self, chunk: bytes = b"") -> None:

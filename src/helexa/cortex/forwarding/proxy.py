@@ -122,14 +122,14 @@ class Proxy:
                     # yet, so another node can answer.
                     self._fleet.busy(node, model)
                     raise NoResponse("HTTP 200 with an error", "failed", read_error(502, _json(first_chunk)))
-                # This node answers, so the error responses of the nodes before were not the request's fault.
+                # This node answers, so the request did not cause the error responses of the nodes before.
                 for failed_node in record.failed_nodes:
                     self._fleet.struck(failed_node, model, requester)
                 record.failed_nodes.clear()
                 try:
                     await relay(self._fleet, node_response, first_chunk, target, request, response, record, settle)
                 except ApiError as error:
-                    if error.status >= 500 and error.status != 503:  # neither the client's error nor the ledger's
+                    if error.status >= 500 and error.status != 503:  # the node's error, not the client's or ledger's
                         self._fleet.struck(node, model, requester)
                     raise
                 if record.meter is not None and record.meter.failed():
@@ -162,14 +162,14 @@ class Proxy:
             headers,
             body,
             is_alive=lambda: self._fleet.is_alive(target.node),
-            # Without interim responses, a long whole answer looks like a hung connection. Other servers do not know
-            # them.
+            # Without interim responses, a long whole answer looks like a hung connection. Third-party backends do not
+            # support interim responses.
             interim=target.kind == "neuron" and not request.stream,
         )
         running.response = node_response
         try:
             return node_response, await node_response.chunk()
-        # Also if the request is canceled: the closed connection makes the node stop generating.
+        # Closed also if the request is canceled: the closed connection makes the node stop generating.
         except BaseException:
             node_response.close()
             raise

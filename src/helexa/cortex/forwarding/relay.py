@@ -237,7 +237,7 @@ class UsageFilter:
         while usage_at >= 0:
             start = max(pass_from, last_event_end(events, pass_from, usage_at))
             end = first_event_end(events, usage_at) or len(events)
-            # The client has the beginning of a begun event, so the rest must follow.
+            # If the client already has the beginning of an event, the rest must follow.
             if not (start == 0 and self._event_begun) and _is_usage(events[start:end]):
                 passed_on.append(events[pass_from:start])
                 pass_from = end
@@ -258,7 +258,7 @@ def _is_usage(event: bytes) -> bool:
 async def wait_for_load(
     work: Awaitable[WarmRoute], progress: Callable[[], Progress | None], stream: bool, response: Reply
 ) -> WarmRoute:
-    """Relay the progress of a model's load to the client; return the node at its end.
+    """Relay the progress of a model's load to the client; then return the chosen node.
 
     A streaming client receives SSE comments with the load progress: the first one after `KEEP_ALIVE_AFTER_SECS`, the
     others every `KEEP_ALIVE_SECS`.
@@ -284,9 +284,9 @@ async def wait_for_load(
 class SilenceComments:
     """Keeps a stream to a client alive while a third-party backend sends nothing.
 
-    If the client got no bytes for `SILENCE_SECS` (at most twice as long), it gets a comment. If the response has not
-    begun, it begins as a stream with status 200: a later error of the backend is then an event in the stream. Helexa's
-    nodes send comments themselves.
+    A client that has received no bytes for `SILENCE_SECS` (at most twice this time) gets a comment. If the response has
+    not begun, it begins as a stream with status 200: a later error of the backend is then an event in the stream.
+    Helexa's nodes send comments themselves.
     """
 
     def __init__(self, response: Reply) -> None:

@@ -102,7 +102,7 @@ def unreachable(node: str) -> ApiError:
 
 
 def is_from_proxy(node_response: NodeResponse, kind: str) -> bool:
-    """Return whether another server, as a proxy, answered an attempt for the node.
+    """Return whether another server, such as a proxy, answered instead of the node.
 
     Third-party backends may answer with any successful status and any content type except that of web pages.
     """
@@ -115,7 +115,7 @@ def is_from_proxy(node_response: NodeResponse, kind: str) -> bool:
 
 
 def reject_proxy_response(fleet: Fleet, node_response: NodeResponse, record: RequestRecord) -> NoReturn:
-    """Raise `NoResponse`, for a retry, for a response of a proxy."""
+    """Raise `NoResponse`, which allows a retry, because a proxy answered."""
     node, status = record.node, node_response.status
     text = f"HTTP {status} from a proxy or another server"
     if status != 504:

@@ -8,7 +8,6 @@ For each API, one function reads the request fields that limit the tokens in thi
   other files can have more tokens than their URL has bytes; `media_tokens` bounds their tokens.
 * Output: the gateway forwards the request with the output limit that it has reserved (`ClientRequest.body_for`), so the
   node enforces this limit.
-
 """
 
 import re

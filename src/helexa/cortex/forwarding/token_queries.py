@@ -27,7 +27,7 @@ _MAX_RESPONSE_BYTES = 8 << 20
 
 
 class NodeCalls:
-    """Sends token queries to nodes, which generate nothing; returns None if one fails."""
+    """Sends queries about tokens to nodes. The result of a failed query is None."""
 
     def __init__(self, upstream: Upstream, fleet: Fleet, body_workers: BodyWorkers) -> None:
         self._upstream = upstream
@@ -106,7 +106,7 @@ class NodeCalls:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Parse the answer to a token query as JSON: a dict, else an empty one."""
+    """Return the JSON object in a node's answer; an empty dict if there is none."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -18,7 +18,7 @@ _STATUSES = {"invalid_request_error": 400, "rate_limit_error": 429, "insufficien
 
 
 def reasoning(message: Mapping[str, Any]) -> Any:
-    """Return the reasoning of a message or delta to translate, from either field."""
+    """Return the reasoning of a chat message or delta, from one of two fields."""
     return message.get("reasoning_content") or message.get("reasoning")
 
 
@@ -30,7 +30,7 @@ def first_choice(completion: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def call_as_text(name: str, arguments: str) -> str:
-    """Return a tool call to translate, with invalid arguments, as a JSON text."""
+    """Return a JSON text that shows a tool call whose arguments are invalid."""
     return orjson.dumps({"name": name, "arguments": arguments}).decode()
 
 
@@ -61,7 +61,7 @@ def streamed_error(error: Any) -> ApiError:
 class StreamTranslator(ABC):
     """Converts a node's event stream to a stream in the client's API format.
 
-    Subclasses append these bytes to `_out`.
+    Subclasses append the translated bytes to `_out`.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class StreamTranslator(ABC):
                     self._keep_alive()
                 elif data == b"[DONE]":
                     self._finish()
-                    break  # what a server sends after its end is not part of the answer
+                    break  # bytes after `[DONE]` are not part of the answer
                 else:
                     self._read(_event(data))
         except ApiError as error:
@@ -219,7 +219,7 @@ class TranslatedReply(Reply):
         """Translate and send the next bytes of a stream; buffer the bytes of a whole body.
 
         Raises:
-            ApiError: the node's response is malformed. If the response is a stream, the client was already told.
+            ApiError: the node's response is malformed. In a stream, the client has already received the error.
         """
         if self._translator is not None:
             await self._send_translated(self._translator, self._translator.feed(chunk))

@@ -21,14 +21,15 @@ from helexa.http.process import is_local_error
 
 CONNECT_TIMEOUT_SECS = 2.0
 
-_STALL_SECS = 0.1  # a timeout that fires later says more about this process than about the server
+_STALL_SECS = 0.1  # a timeout that fires later by more than this means that this process had no CPU time meanwhile
 
 # Shorter than the keep-alive timeout of common servers, so that a server does not close a connection during its reuse.
 KEEPALIVE_SECS = 4.0
 
 UNCHECKED_SECS = 0.5  # connections that were idle for longer are checked before reuse
 
-# A connection that ends later after a request was not idle for its server, but was reset for another reason.
+# A server may close an idle connection just when the next request is sent. If the connection ends later than this after
+# the request, the cause is another one.
 CLOSED_IDLE_SECS = 1.0
 
 MAX_IDLE = 1024
@@ -190,7 +191,7 @@ async def connect(
                 )
             return connection
         except (OSError, TimeoutError) as error:
-            # The timeout also ends a connection that is ready, if this process had no core meanwhile.
+            # If this process had no CPU time meanwhile, the timeout fires although the connection may be ready.
             if isinstance(error, TimeoutError) and loop.time() > deadline + _STALL_SECS and repeats:
                 repeats -= 1
                 continue

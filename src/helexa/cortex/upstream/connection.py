@@ -110,7 +110,7 @@ class UpstreamResponse:
             IncompleteResponseError: the connection ended before the end of the body.
             ReadTimeoutError: a timeout expired.
         """
-        return self._connection.body()  # no `await` here: it would cost one more frame per chunk
+        return self._connection.body()  # no `await` here: it would cost one more coroutine frame per chunk
 
     def close(self) -> None:
         """Return the connection to the pool, or close it if the response is incomplete."""
@@ -307,7 +307,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the same methods
         enable_tcp_keep_alive(transport.get_extra_info("socket"))
         host, port = transport.get_extra_info("sockname")[:2]
-        # A node answers with 102 only if it sees this address: some proxies take a 102 for the response itself.
+        # A node sends 102 only if its client has this address, so not through a proxy: some proxies take a 102 for the
+        # response itself.
         self._interim_header = f"x-helexa-keep-alive: {INTERIM_SECS}; from={host}:{port}\r\n".encode()
 
     def data_received(self, data: bytes) -> None:
@@ -324,7 +325,7 @@ class UpstreamConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._fail(IncompleteResponseError(type(error).__name__, is_invalid=True))
         else:
-            # The client reads more slowly than the node sends.
+            # Many buffered bytes mean that the client reads more slowly than the node sends.
             if self._buffered_bytes > _HIGH_WATER_BYTES and not self._paused and self._transport is not None:
                 self._paused = True
                 self._transport.pause_reading()
@@ -332,7 +333,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._wake()
 
     def eof_received(self) -> None:
-        """Record whether the server has received the whole request, before the end."""
+        """At the end of the stream, record whether the server received the whole request."""
         transport = self._transport
         if transport is not None and self._awaiting_response and not self.response_began:
             unacknowledged = _unacknowledged_bytes(transport.get_extra_info("socket").fileno())

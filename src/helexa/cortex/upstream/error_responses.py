@@ -60,7 +60,7 @@ _PROMPT = re.compile(
     r"|Given: (\d+) `inputs`|n_keep: (\d+)",
     re.IGNORECASE,
 )
-_LEAST_OUTPUT = 256  # With less room, an error is better: it lets clients shorten the conversation.
+_LEAST_OUTPUT = 256  # If fewer output tokens fit, an error is better: it lets clients shorten the conversation.
 _LEAST_PROMPT = re.compile(r"at least \d+ input")
 _MOST_OUTPUT = re.compile(
     r"at most (\d+) (?:completion|output) tokens|valid range of max_tokens is \[\d+, ?(\d+)\]"

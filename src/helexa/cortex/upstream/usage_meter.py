@@ -17,9 +17,9 @@ _CONTENT = re.compile(
 )
 _ENVELOPE_BYTES = 300  # JSON around the content of a non-streamed response
 _FAILURE = re.compile(rb'(?:^|\n)data: ?\{"error"')
-_FAILURE_MARK = b'{"error"'  # a faster search than the pattern
+_FAILURE_MARK = b'{"error"'  # searched before the pattern, because this is faster
 _END = re.compile(rb"(?:^|\n)data: ?\[DONE\]")
-_END_MARK = b"[DONE]"  # a faster search than the pattern
+_END_MARK = b"[DONE]"  # searched before the pattern, because this is faster
 _MAX_END_BYTES = 16
 _USAGE = b'"usage"'
 _FLAT_OBJECT = re.compile(rb"\s*:\s*(\{(?:[^{}]++|\{[^{}]*+\})*+\})")  # at most two levels of nested objects
