@@ -191,7 +191,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.state.console = console
     app.router.redirect_slashes = False
     hot_paths = HotPaths(app, _ENDPOINTS)
-    section = gateway.config.gateway  # address and origins do not change on a reload
+    section = gateway.config.gateway  # a reload does not change the address and the origins
     cors_app = with_cors(hot_paths, section.cors_origins) if section.cors_origins else hot_paths
     return OriginGuard(cors_app, section, gateway.authenticator)
 

@@ -316,7 +316,7 @@ def load(path: Path | None, origins: dict[environment_variables.Keys, str] | Non
         settings.models_config = folder / settings.models_config
     if settings.gateway.ca_file is not None:
         settings.gateway.ca_file = folder / settings.gateway.ca_file
-        client_context(settings.gateway.ca_file)  # an error must be found at the start, and by `cortex check`
+        client_context(settings.gateway.ca_file)  # finds an error in the file at the start, and in `cortex check`
     for neuron in settings.neurons:
         if neuron.bearer_file is not None:
             neuron.bearer_file = folder / neuron.bearer_file

@@ -58,7 +58,7 @@ class History:
         # requests that `_count_finished` has not counted yet, each with the time of its end (Unix seconds)
         self._finished: list[tuple[float, Activity]] = []
         self._series: dict[By, dict[str, _Series]] = {"fleet": {}, "node": {}, "model": {}}
-        self._first = self._current = int(clock()) // INTERVAL_SECS  # numbers of intervals
+        self._first = self._current = int(clock()) // INTERVAL_SECS  # numbers of the first and the current interval
 
     async def run(self) -> None:
         """Sample the nodes until cancelled."""

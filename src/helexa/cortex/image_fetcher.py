@@ -72,7 +72,7 @@ MAX_REDIRECTS = 3
 MAX_FETCHES = 16  # maximum number of images that the gateway fetches at the same time
 MAX_WAITING = 256
 
-_PARALLEL_FETCHES = 4  # of one request
+_PARALLEL_FETCHES = 4  # maximum number for one request
 _REDIRECTS = (301, 302, 303, 307, 308)
 _RETRY_SECS = 2
 _HEADERS = (
@@ -90,7 +90,7 @@ class FetchMemory:
     It counts towards the gateway's memory for request bodies, of which at most half may be fetched images.
     """
 
-    _OWNER = "fetched images"  # in place of a client address
+    _OWNER = "fetched images"  # owner of the memory, in place of a client address
 
     def __init__(self, bodies: BodyBudget, max_bytes: int) -> None:
         self._bodies = bodies  # the memory limit for request bodies
@@ -235,7 +235,7 @@ class ImageFetcher:
         content = bytearray()
         while chunk := await response.chunk():
             check_size(len(content) + len(chunk), max_bytes)
-            memory.reserve(-(-len(chunk) * 4 // 3))  # the length in base64
+            memory.reserve(-(-len(chunk) * 4 // 3))  # the number of characters in base64
             content += chunk
         return bytes(content)
 

@@ -309,7 +309,7 @@ def _model_metrics(readings: list[_ModelReading]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(f"cortex_model_{name}", text, labels=["node", "model"])
         for node, load in readings:
             value = getattr(load, name)
-            if value or "max_" not in name:  # 0 means that the node does not know the limit
+            if value or "max_" not in name:  # a limit of 0 means that the node does not know the limit
                 gauge.add_metric([node, load.id], value)
         yield gauge
     hits = CounterMetricFamily(

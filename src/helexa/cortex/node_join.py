@@ -41,7 +41,7 @@ class FailedAttempts:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client: (count, time of the count)
+        self._failures: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by client: number and time of failures
 
     def check(self, client: str) -> None:
         """Raise ApiError 429 if the client has failed too often."""
@@ -107,7 +107,7 @@ class Joins:
             await self._nodes.add(invitation, name, endpoint, bearer)
             outcome = "joined"
         except ApiError as error:
-            if outcome != "limited":  # otherwise a client could fill the log
+            if outcome != "limited":  # not logged if limited: otherwise a client could fill the log
                 self._attempts.failed(client)
                 fields = (quoted(name), client, outcome, quoted(error))
                 log.warning("node did not join node=%s client=%s outcome=%s error=%s", *fields)

@@ -81,7 +81,7 @@ class Reloader:
                 await self.reload()
                 continue
             file_stamps = await asyncio.to_thread(self._stamps)
-            is_written = file_stamps == self._seen_stamps  # unchanged since the last look
+            is_written = file_stamps == self._seen_stamps  # the files have not changed since the last check
             self._seen_stamps = file_stamps
             if is_written and file_stamps != self._last_stamps:
                 self._last_stamps = file_stamps
@@ -116,7 +116,7 @@ class Reloader:
         """Return configuration, catalog, and whether cortex.toml is complete."""
         is_complete = self._path is None or _ends_with_line_break(self._path)
         config = configs.load(self._path)
-        if self._catalog.models and not config.models_config.exists():  # an editor may be replacing the file
+        if self._catalog.models and not config.models_config.exists():  # an editor may just be replacing the file
             raise ConfigError(f"{config.models_config} does not exist; create it, or change models_config")
         return config, catalogs.load(config.models_config), is_complete
 
@@ -178,7 +178,7 @@ def _by_name(config: CortexConfig) -> dict[str, KeySection]:
 
 
 def _secret(key: KeySection) -> str:
-    return f"secret {key.key.get_secret_value()}"  # differs from all names, which have no blank
+    return f"secret {key.key.get_secret_value()}"  # differs from all names, which contain no blank
 
 
 def _check_terms(name: str, former: TermsSection, current: TermsSection) -> None:

@@ -113,7 +113,7 @@ def _parts(body: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         for index, item in enumerate(items if isinstance(items, list) else ()):
             for key in _CONTENTS if isinstance(item, dict) else ():
                 content = item.get(key)
-                if isinstance(content, dict) and "image_url" in content:  # the output of a computer call
+                if isinstance(content, dict) and "image_url" in content:  # output of a call of OpenAI's computer tool
                     yield f"{name}.{index}.{key}", content
                 for position, part in enumerate(content if isinstance(content, list) else ()):
                     if isinstance(part, dict) and _is_image(part):
@@ -198,7 +198,8 @@ class ImagePreparation:
                 numbers = {image.url: image.number for image in reversed(checked.remote)}
                 data_urls = await self._fetcher.fetch(numbers, memory)
                 fetched_bytes = sum(len(data_urls[image.url]) for image in checked.remote)
-                memory.reserve(fetched_bytes - sum(map(len, data_urls.values())))  # an image may occur several times
+                # The fetcher has reserved memory once for each URL, but an image may occur several times in the body.
+                memory.reserve(fetched_bytes - sum(map(len, data_urls.values())))
                 large = large or fetched_bytes > _LARGE_BYTES
                 body = await self._body_workers.run_if(large, replace_urls, body, data_urls)
                 images = PromptImages(

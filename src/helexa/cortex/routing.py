@@ -27,7 +27,7 @@ RETRY_OPEN = 3
 RETRY_UNREPORTED = 3
 
 _LONGEST_NAME = 64
-_TIERS = ("memory", "disk", "")  # in the order of preference; empty: not cached, as far as the gateway knows
+_TIERS = ("memory", "disk", "")  # in the order of preference; an empty string means that no cache is known
 
 Choose = Callable[[Sequence[Node]], Node]
 
@@ -251,7 +251,7 @@ def affinity_key(
         if isinstance(session, str) and 0 < len(encoded := session.encode()) <= _MAX_SESSION_BYTES:
             return _session(account, encoded)
         return _prefix(account, prompt_start, min_bytes)
-    # The node reports malformed bodies in detail.
+    # A malformed body has no key: the node reports the errors in it in detail.
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
 

@@ -18,7 +18,7 @@ Role = Literal["user", "admin"]
 
 MAX_SECRET_BYTES = 512
 _PREFIX = "hlx_"
-_RANDOM_CHARS = 43  # of an alphabet of 62 characters: 256 bits
+_RANDOM_CHARS = 43  # from an alphabet of 62 characters, which gives 256 bits
 _HINT_CHARS = len(_PREFIX) + 4
 _MAX_INTEGER = 2**53  # larger integers are not exact in JSON
 

@@ -31,7 +31,7 @@ class SignInLinks:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._started_ms = int(clock() * 1000)
-        self._used: dict[bytes, int] = {}  # expiry of each used link, by its random number
+        self._used: dict[bytes, int] = {}  # expiry of each used link (Unix ms), by the random number in the link
 
     def redeem(self, token: str, keys: Iterable[Key]) -> bytes:
         """Accept a link's token, and return the digest of the key that made it.

@@ -125,7 +125,7 @@ class Blocks:
         if not isinstance(arguments, str):
             return
         if not block.arguments:
-            arguments = arguments.lstrip()  # clients fail on arguments that consist of whitespace only
+            arguments = arguments.lstrip()  # clients fail if all arguments are white space
         if not arguments:
             return
         if not block.ended:

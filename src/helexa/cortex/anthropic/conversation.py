@@ -36,7 +36,7 @@ def check_bounds(body: Mapping[str, Any]) -> None:
         if count > MAX_BLOCKS:
             raise _too_many("messages", "content blocks in all", MAX_BLOCKS, count)
         for block in content:
-            if isinstance(block, dict):  # tool results, documents and search results contain blocks
+            if isinstance(block, dict):  # tool results, documents and search results contain blocks, too
                 source = block.get("source")
                 contents += (block.get("content"), source.get("content") if isinstance(source, dict) else None)
 
@@ -111,7 +111,7 @@ def text_part(text: str) -> Part:
 def _join_parts(content: list[Part]) -> str | list[Part]:
     """Return the `content` of a chat message with these parts, without empty texts."""
     content = [part for part in content if part.get("text") != ""]
-    # Texts alone become one string, which every chat template accepts.
+    # If all parts are texts, they become one string, which every chat template accepts.
     if any(part["type"] != "text" for part in content):
         return content
     return "\n".join([part["text"] for part in content])

@@ -47,7 +47,7 @@ def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[s
     """Return `{"type": "error", "error": {"type", "message"}, "request_id"}`."""
     kind = _TYPES.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
     details: dict[str, Any] = {"type": kind, "message": _message(error)}
-    # Anthropic's client libraries react to this field.
+    # Anthropic's client libraries react to `error_code`.
     if error.code in _HANDLED_BY_CODE:
         details["details"] = {"error_code": error.code}
     return {"type": "error", "error": details, "request_id": request_id}
@@ -128,7 +128,7 @@ def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     }
     if reasoning := _count(_member(usage.get("completion_tokens_details"), "reasoning_tokens")):
         counts["output_tokens_details"] = {"thinking_tokens": reasoning}
-    # Helexa's own nodes add these fields.
+    # Helexa's own nodes add `helexa_timing` and `helexa_cache_miss` to the usage.
     timing = usage.get("helexa_timing")
     if isinstance(timing, dict):
         counts["helexa_timing"] = {name: value for name, value in timing.items() if type(value) in (int, float)}

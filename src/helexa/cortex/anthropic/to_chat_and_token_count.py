@@ -50,7 +50,7 @@ def _chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any
         tool_choice = _CHOICES[kind]
     else:
         raise invalid_anthropic_body("tool_choice.type", "must be 'auto', 'any', 'tool' or 'none'")
-    # Servers reject a tool choice without tools.
+    # Servers reject a tool choice without tools, so it is left out.
     if not tools:
         if kind == "any":
             raise invalid_anthropic_body("tool_choice", "requires a tool, but 'tools' is empty")
@@ -284,7 +284,7 @@ class CountRequest:
         request = read_object(body)
         prompt = to_prompt(request)
         choice = _chat_tool_choice(request.get("tool_choice"), prompt.get("tools", []))
-        if choice.get("tool_choice") == "none":  # a node leaves the tools out of the prompt
+        if choice.get("tool_choice") == "none":  # a node then leaves the tools out of the prompt
             prompt.pop("tools", None)
         variables = prompt["chat_template_kwargs"]
         template_flags = {

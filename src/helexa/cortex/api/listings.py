@@ -177,7 +177,7 @@ def node_entry(node: Node, state: Dynamics) -> Entry:
     }
     if node.discovery is not None:
         entry["discovery"] = node.discovery.json_dict()
-    if node.health is not None and node.healthy:  # memory and load of a node that is down are not known
+    if node.health is not None and node.healthy:  # the last report of a node that is down is out of date
         health = node.health.json_dict()
         for load in health["models"]:  # clients of `/api/nodes` do not need these long lists
             del load["memory_prefixes"], load["disk_prefixes"]

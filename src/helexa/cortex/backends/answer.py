@@ -73,7 +73,7 @@ class BackendAnswer:
         self.headers = [header for header in response.headers if header[0] not in REPLACED_HEADERS]
         self.headers.append(STREAM_TYPE if streamed else JSON_TYPE)
         self._response = response  # the backend's response
-        self._first_chunk = first_chunk  # the first bytes of its body
+        self._first_chunk = first_chunk  # the first bytes of the body
         self._model = model  # name of the model in the request to the backend
         self._chat = chat  # True for a chat completion, False for a text completion
         self._streamed = streamed  # True if the client requests a stream

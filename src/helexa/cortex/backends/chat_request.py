@@ -76,7 +76,7 @@ def for_backend(body: bytes, refused: Collection[str], *, thinks_by_effort: bool
         if name in refused:
             chat.pop(name, None)
     if TOGETHER in refused and "temperature" in chat and "top_p" in chat:
-        del chat["temperature" if chat["temperature"] == 1 else "top_p"]  # 1 is the default of the models
+        del chat["temperature" if chat["temperature"] == 1 else "top_p"]  # 1 is the default temperature of the models
     if thinks_by_effort and disables_thinking:
         chat[EFFORT] = "none"  # also if `_DROPPED` has removed the field: the model has refused only other efforts
     for tool in chat.get("tools", ()):

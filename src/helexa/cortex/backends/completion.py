@@ -11,7 +11,7 @@ from helexa.cortex.backends.errors import error_in, failed_answer
 from helexa.cortex.upstream.response_body import as_json, malformed, read_json
 
 _MAX_DIGITS = 12
-_CACHED = ("prompt_cache_hit_tokens", "cached_tokens")  # names of DeepSeek and of Moonshot
+_CACHED = ("prompt_cache_hit_tokens", "cached_tokens")  # names of the cached tokens at DeepSeek and at Moonshot
 
 
 def reported_usage(body: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -229,9 +229,11 @@ def _as_text(arguments: Any, *, whole: bool) -> str:
     `whole` is True if the arguments are complete.
     """
     if isinstance(arguments, str):
-        decoded = parse_arguments(arguments) if whole and arguments.startswith('"') else None  # encoded twice
+        # The backend encoded the arguments twice.
+        decoded = parse_arguments(arguments) if whole and arguments.startswith('"') else None
         return arguments if decoded is None else as_json(decoded).decode()
-    return as_json(arguments).decode() if isinstance(arguments, dict) else ""  # some backends send an object
+    # Some backends send an object instead of JSON text.
+    return as_json(arguments).decode() if isinstance(arguments, dict) else ""
 
 
 def finish_reason(value: Any) -> str | None:
@@ -239,13 +241,13 @@ def finish_reason(value: Any) -> str | None:
 
     The result is `FAILED` if the backend did not complete the answer. An unknown reason is returned unchanged.
     """
-    # SGLang may send an object.
+    # SGLang may send an object, whose `type` is the finish reason.
     if isinstance(value, dict):
         value = value.get("type")
     if not isinstance(value, str):
         return None
     name = value.strip().lower()
-    # Some backends send an empty string or "null" until the end.
+    # Some backends send an empty string or "null" in all chunks before the end.
     if name in _NO_REASON:
         return None
     return "length" if name == _UNFINISHED else _MEANINGS.get(name, value)

@@ -30,7 +30,7 @@ class _Offer(msgspec.Struct):
 
 _offer = msgspec.json.Decoder(_Offer)
 _OTHER_ITEMS = re.compile(rb'"(?:additional_tools|agent_message)"')
-_TOOL_TYPES = tuple(TOOL_TYPES)  # a type that the client sends may be unhashable
+_TOOL_TYPES = tuple(TOOL_TYPES)  # a tuple, because a type that the client sends may be unhashable
 
 
 def offers_other_tools(body: bytes) -> bool:
@@ -283,7 +283,7 @@ class ResponsesAnswer:
                 # The Responses API has one item at a time, but chat completions may interleave their calls.
                 call.waiting.append(arguments)
                 self._count_waiting(arguments)
-        if is_new or call is self._calls[0]:  # otherwise the first call has not changed
+        if is_new or call is self._calls[0]:  # otherwise the first call has not changed, so it need not be ended
             while len(self._calls) > 1 and self._calls[0].is_complete():
                 events += self._next_call()
         return events

@@ -69,7 +69,7 @@ class BackendStream:
                     break
                 if self._at_start:
                     self._at_start, line = False, line.removeprefix(BYTE_ORDER_MARK)
-                out.extend(self._read_line(line))  # keeps the events before an error
+                out.extend(self._read_line(line))  # adds the events one by one, so that those before an error are kept
             if self._lines.partial_bytes + self._data_bytes > MAX_EVENT_BYTES:
                 raise malformed(f"an event is over the limit of {MAX_EVENT_BYTES} bytes")
         except ApiError as error:
@@ -80,7 +80,7 @@ class BackendStream:
         """Convert the end of the stream, and return the last bytes for the client."""
         if self.ended:
             return b""
-        last_bytes = self.feed(b"\n\n")  # the last event may lack its end
+        last_bytes = self.feed(b"\n\n")  # the last event may lack the empty line at its end
         if not self.ended:
             try:
                 last_bytes += b"".join(self._end())
@@ -122,7 +122,7 @@ class BackendStream:
                     raise malformed(f"an event has more than {MAX_LINES} lines") from None
                 return
         if self._data:
-            data = as_json(value)  # on one line
+            data = as_json(value)  # the event had several lines; as JSON, it has one
         self._data, self._data_bytes = [], 0
         if not isinstance(value, dict):
             raise malformed("an event is not an object")

@@ -66,7 +66,7 @@ class Sessions:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._sessions: dict[bytes, Session] = {}  # by hash of the id, oldest first
+        self._sessions: dict[bytes, Session] = {}  # sessions by the hash of their id, oldest first
 
     def __len__(self) -> int:
         """Return the number of sessions, including expired ones."""

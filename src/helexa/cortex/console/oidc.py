@@ -81,7 +81,7 @@ class Provider:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._key = secrets.token_bytes(32)
-        self._known: tuple[float, dict[str, Any]] = (0.0, {})  # expiry of the provider's metadata, metadata
+        self._known: tuple[float, dict[str, Any]] = (0.0, {})  # expiry of the provider's metadata, and the metadata
 
     async def login(self, _request: Request) -> Response:
         """Send the browser to the identity provider.

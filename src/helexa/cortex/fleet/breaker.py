@@ -16,7 +16,7 @@ from typing import Literal
 
 Pair = tuple[str, str]  # node name and model id
 
-ANY = ""  # stands for all clients, where a client is expected
+ANY = ""  # in place of a client: all clients
 
 Key = tuple[str, str, str]  # node name, model id, and the client, or `ANY`
 

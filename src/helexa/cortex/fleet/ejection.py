@@ -23,7 +23,7 @@ from helexa.cortex.fleet.breaker import ANY, Pair
 
 FIRST_EJECTION_SECS = 1.0
 MAX_REJECTIONS = 2
-MAX_STRIKES = 6  # ejections of 1, 2, 4, 8, 16, 32 seconds
+MAX_STRIKES = 6  # the ejections last 1, 2, 4, 8, 16 and 32 seconds
 MAX_EJECTIONS = 1024
 
 

@@ -141,7 +141,7 @@ class FleetView:
     loaded_at: Mapping[Pair, float] = field(default_factory=dict[Pair, float])
     # when a node last had a request for the model (`time.monotonic`), by (node, model)
     used_at: Mapping[Pair, float] = field(default_factory=dict[Pair, float])
-    # (node, model, client) of open circuit breakers. The node gets no requests of the client; of no client if `ANY`.
+    # (node, model, client) of open circuit breakers. The node gets no requests of this client. `ANY` means all clients.
     open: frozenset[Key] = frozenset()
     # (node, model) pairs that failed or were busy recently. They get requests only if no other node can serve.
     cooling_down: frozenset[Pair] = frozenset()

@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 UNSETTLED_INTERVAL_SECS = 1.0  # for failing nodes and recovering models, so that they return to service soon
 MAX_BACK_OFF = 30  # maximum factor of `UNSETTLED_INTERVAL_SECS`
-MAX_BUSY_INTERVAL_SECS = 60.0  # for nodes that are too busy to answer polls
+MAX_BUSY_INTERVAL_SECS = 60.0  # longest interval for nodes that are too busy to answer polls
 WATCHED_INTERVAL_SECS = 1.0  # shortest interval between two polls of a node while clients watch the fleet
-MAX_WATCHED_POLLS_PER_SEC = 50.0  # of all nodes together
+MAX_WATCHED_POLLS_PER_SEC = 50.0  # maximum for all nodes together while clients watch
 REFRESH_SECS = 1.0  # `refresh` polls only nodes whose last poll is older
 REFRESH_TIMEOUT_SECS = 2.0
 
@@ -107,7 +107,7 @@ class Poller:
             NodeError: the request failed.
         """
         node = self._fleet.node(name)
-        # The node does not report the models on its disks.
+        # A node without this field does not report the models on its disks.
         if node.health is None or node.health.local_revision is None:
             return
         if forced or time.monotonic() - self._local_at.get(name, -inf) >= REFRESH_SECS:

@@ -112,7 +112,8 @@ async def relay(
                 next_chunk = await _next_or_settle(fleet, node_response, record, settle)
     await response.finish(chunk if usage_filter is None else usage_filter.feed(chunk) + usage_filter.flush())
     if streamed and chunk:
-        await read_chunk(fleet, node_response, record)  # reads the end, so that the connection can be reused
+        # Reads the end of the response, so that the connection can be reused.
+        await read_chunk(fleet, node_response, record)
 
 
 async def _next_or_settle(

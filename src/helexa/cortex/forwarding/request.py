@@ -224,7 +224,7 @@ class ClientRequest(msgspec.Struct, frozen=True):
             if self.enforced is not None:
                 removed = {*OUTPUT_LIMITS, *LIMIT_ALIASES, *MULTIPLIERS} - {limit_field} - self.spending.multipliers
             elif self.spending.output is None and limit_field == "max_tokens":
-                removed = {"max_tokens", "max_completion_tokens"}  # -1 or null; OpenAI's API and vLLM reject -1
+                removed = {"max_tokens", "max_completion_tokens"}  # set to -1 or null; OpenAI's API and vLLM reject -1
             return rewrite(self.body, {"model": model, **changes}, removed, _THIRD_PARTY_FIELDS, _REJECTED_SPELLINGS)
         return rewrite(self.body, {"model": model, **changes}) if changes else self._with_model(model)
 

@@ -182,7 +182,7 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
         if size + len(chunk) > limit:
             raise _too_large(limit)
         size += len(chunk)
-        if chunks and len(chunks[-1]) < _MIN_CHUNK_BYTES:  # many small chunks use much more memory
+        if chunks and len(chunks[-1]) < _MIN_CHUNK_BYTES:  # joined, because many small chunks use much more memory
             chunks[-1] += chunk
         else:
             chunks.append(chunk)

@@ -108,7 +108,7 @@ class Budgets:
         """
         principal = request.principal
         lease = self._current.get(principal.key_id)
-        # The database must extend the lease first.
+        # If the lease is missing or has too few tokens, the database must extend it first.
         if lease is None or not lease.has(principal, request.tokens, now):
             return None
         self._seq += 1
@@ -166,7 +166,7 @@ class Budgets:
             window_ended = self._current.get(lease.key_id) is not lease or now >= lease.ends_at
             if not lease.reserved and (window_ended or idle >= UNUSED_SECS):
                 self._delete_lease(lease)
-            # Other gateways may need the tokens.
+            # The free tokens are given back, because other gateways may need them.
             elif lease.free and (window_ended or idle >= IDLE_SECS):
                 lease.granted -= lease.free
                 self._changed.add(lease)

@@ -248,7 +248,7 @@ class GroupCommit:
         if closing.applied:
             return False
         closing.applied = True
-        if not self._log(self.budgets.close(closing, now)):  # the caller waits for the database
+        if not self._log(self.budgets.close(closing, now)):  # not in the log, so the caller waits for the database
             return False
         closing.finish()
         return True

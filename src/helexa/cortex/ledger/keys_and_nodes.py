@@ -29,7 +29,7 @@ T = TypeVar("T")
 MAX_NODES = 1000
 MAX_INVITATIONS = 100
 TOKEN_PREFIX = "hlxjoin_"
-_RANDOM_CHARS = 43  # of an alphabet of 62 characters: 256 bits
+_RANDOM_CHARS = 43  # from an alphabet of 62 characters, which gives 256 bits
 _HINT_CHARS = len(TOKEN_PREFIX) + 4
 
 

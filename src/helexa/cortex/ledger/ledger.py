@@ -61,7 +61,7 @@ class Ledger:
         """
         database_path = await self._database.claim()
         self._group_commit = GroupCommit(self._database, self._clock, socket.gethostname(), database_path)
-        if database_path is not None:  # no other gateway is running on this database
+        if database_path is not None:  # no other gateway uses this database
             await catch_up(database_path, self._database)
             # Gateways that are still registered have crashed.
             await gateways.retire_all(self._database, await gateways.present(self._database), self._clock())
@@ -82,7 +82,7 @@ class Ledger:
             async with asyncio.timeout(_CLOSE_SECS):
                 # The time limit must not cancel a commit that is running.
                 await asyncio.shield(self._tasks[0])
-                if not self._group_commit.clean:  # the next start of a gateway retires this one
+                if not self._group_commit.clean:  # this gateway stays registered, and the next start retires it
                     raise DatabaseError("the ledger stopped before it had written all changes; see the gateway's log")
                 budgets = self._group_commit.budgets
                 await gateways.retire_all(self._database, [(budgets.gateway, budgets.batch)], self._clock())
@@ -143,7 +143,7 @@ class Ledger:
         try:
             return await future
         except asyncio.CancelledError:
-            if not future.cancelled() and future.exception() is None:  # granted at the moment of the cancellation
+            if not future.cancelled() and future.exception() is None:  # granted just before the cancellation
                 future.result().abandon()
             raise
 

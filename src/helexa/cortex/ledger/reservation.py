@@ -281,7 +281,7 @@ class Reservation:
         node: str | None = None,
         estimated: bool = False,
     ) -> Closing:
-        # Only the first end counts. Later calls wait for it.
+        # Only the first call ends the reservation. Later calls wait for its end.
         if self._closing is None:
             node = node and plain(node)
             self._closing = Closing(self, state, prompt, completion, cached, node, estimated)

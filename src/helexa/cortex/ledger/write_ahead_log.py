@@ -245,7 +245,7 @@ def _steps(gateway: int, lines: list[Any]) -> Iterator[Step]:
             closed_rows.append((gateway, seq, *columns))
             # each record has the lease's total so far, so the last record counts
             spent_by_lease[key_id, window_id] = tokens
-    # The database may have some of the rows already.
+    # The database may already have some of the rows, so a conflict is not an error.
     yield ADD_ENTRY + " ON CONFLICT DO NOTHING", opened
     yield CLOSE_ENTRY, closed_rows
     yield _SPENT, [(*lease, gateway, tokens) for lease, tokens in spent_by_lease.items()]

@@ -117,7 +117,7 @@ def expiry(snapshot: FleetSnapshot, resident: ResidentModel) -> float | None:
     ttl = snapshot.idle_ttl_secs(resident.model)
     if resident.busy or resident.loading or resident.rank >= PINNED_RESIDENCY or ttl == inf:
         return None
-    # The gateway could not load the model again.
+    # A model without a profile stays loaded, because the gateway could not load it again.
     if ttl and snapshot.profile(resident.model) is None:
         return None
     return max(resident.used_at or 0.0, resident.loaded_at or 0.0, snapshot.began) + ttl
@@ -170,7 +170,7 @@ def _sufficient_evictions(
     """
     to_evict: list[ResidentModel] = []
     for resident in ordered:
-        # the model is on other devices
+        # a model on other devices only would free nothing here
         if not free.keys() & resident.megabytes.keys():
             continue
         to_evict.append(resident)

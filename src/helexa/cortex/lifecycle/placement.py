@@ -27,7 +27,7 @@ RETRY_LOADING = 5
 RETRY_UNSERVABLE = 5
 RETRY_NO_ROOM = 30
 
-_MAX_REASONS = 3  # in an error message
+_MAX_REASONS = 3  # maximum number of reasons in an error message
 
 
 @dataclass(frozen=True)

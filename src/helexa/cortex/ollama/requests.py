@@ -138,7 +138,7 @@ class GenerateRequest(_Generation):
     suffix: str | None = None  # text after the output: the model fills in the middle
     system: str | None = None
     template: str | None = None
-    context: list[int] | None = None  # tokens of a conversation that Ollama returned
+    context: list[int] | None = None  # token ids of a conversation, as Ollama returns them
     raw: bool | None = None  # True to send the prompt to the model without a chat template
     images: Annotated[list[str] | None, Field(max_length=MAX_IMAGES)] = None
 

@@ -176,7 +176,7 @@ async def get_usage(request: Request) -> Response:
         raise ApiError(400, "invalid_parameter", f"'format' must be one of {', '.join(_FORMATS)}", param="format")
     filters = {"account_id": _account_filter(request), "key_id": query.get("key_id"), "model": query.get("model")}
     today = int(time.time()) // _DAY_SECS
-    by_model = [*dict.fromkeys((*groups, "model"))]  # each model has its price
+    by_model = [*dict.fromkeys((*groups, "model"))]  # sums by model first, because each model has its price
     rows = await gateway.ledger.charges(range(today - days + 1, today + 1), by_model, **filters)
     if len(rows) > MAX_CHARGE_ROWS:
         message = f"the result has more than {MAX_CHARGE_ROWS} rows; ask for fewer days, or group by fewer names"

@@ -40,7 +40,7 @@ from helexa.http.responses import JsonResponse
 _REFRESH_TIMEOUT_SECS = 2.0
 _KEEP_ALIVE_SECS = 1.0
 
-_DEFAULT_LIMIT = 20  # models of a page in Anthropic's format, as in Anthropic's own API
+_DEFAULT_LIMIT = 20  # number of models on a page in Anthropic's format, as in Anthropic's own API
 _MAX_LIMIT = 1000
 _UNKNOWN_TIME = "1970-01-01T00:00:00Z"  # Anthropic's value for models whose release time is unknown
 
@@ -82,7 +82,7 @@ def entries_of(request: Request) -> list[Entry]:
     return [entry for entry in entries if allows(principal, catalog.resolve(entry["id"]))]
 
 
-_ADMIN_PRIORITY = 2  # above the requests of clients
+_ADMIN_PRIORITY = 2  # higher than the priorities of clients' requests
 
 
 async def load_model(request: Request) -> Response:

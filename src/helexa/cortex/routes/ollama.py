@@ -246,7 +246,8 @@ class _PullLines(PullStream):
             return _line(to_ollama_error(_pull_failure(state)))
         if pull.stage is None or pull.total is None:
             return _line({"status": "pulling manifest"})
-        digest = f"sha256:{hashlib.sha256(pull.model.encode()).hexdigest()}"  # clients show one bar for each digest
+        # Clients show one progress bar for each digest.
+        digest = f"sha256:{hashlib.sha256(pull.model.encode()).hexdigest()}"
         progress = {"digest": digest, "total": pull.total, "completed": min(pull.done, pull.total)}
         return _line({"status": f"{pull.stage} {pull.model}"} | progress)
 

@@ -315,7 +315,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Parse received bytes; fail if bytes arrive although no response is expected."""
         self.last_received_at = self._loop.time()
         self.response_began = True
-        if not self._awaiting_response or self._complete:  # no response is expected
+        if not self._awaiting_response or self._complete:  # not waiting for a response, or it is complete
             self._fail(IncompleteResponseError("bytes after the response", is_invalid=True))
             return
         try:

@@ -26,7 +26,7 @@ UPSTREAM_ERROR = "upstream_error"
 _QUOTA = "insufficient_quota"
 _MAX_MESSAGE_CHARS = 1000
 _MAX_DEPTH = 4
-_MAX_PARTS = 3  # of a list of messages
+_MAX_PARTS = 3  # number of messages that are read from a list
 _WORD = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _TEXT_KEYS = ("message", "msg", "detail", "error", "errors", "title", "status_msg")
 _SIZES = ("prompt_len", "estimated_prompt_tokens", "max")
@@ -39,7 +39,7 @@ _NO_MODEL = re.compile(
     r"|\b(?:unknown|no such|invalid) model\b",
     re.IGNORECASE | re.DOTALL,
 )
-_NO_MODEL_NAME = re.compile(r"\b(?:unknown|no such|invalid) model (?:name|id)", re.IGNORECASE)  # LiteLLM
+_NO_MODEL_NAME = re.compile(r"\b(?:unknown|no such|invalid) model (?:name|id)", re.IGNORECASE)  # the error of LiteLLM
 _TOO_LONG = re.compile(
     r"(?:maximum|exceed\w*|longer than|too (?:long|large)|only|overflow\w*)\b.{0,120}\bcontext (?:length|window|size)"
     r"|context (?:length|window|size)\b.{0,60}(?:exceed|overflow|\d)"

@@ -48,7 +48,7 @@ def as_json(value: Any) -> bytes:
     except orjson.JSONEncodeError as error:
         if "64-bit" not in str(error):
             raise malformed(str(error)) from None
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()  # writes integers of any size
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()  # json writes integers of any size
 
 
 def parse_arguments(text: str) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ _MAX_MENTIONS = 8
 _CONTENT = re.compile(
     rb'"(?:content|text|reasoning_content|reasoning|arguments|name)"\s*:\s*"((?:[^"\\]|\\.)++)', re.DOTALL
 )
-_ENVELOPE_BYTES = 300  # JSON around the content of a non-streamed response
+_ENVELOPE_BYTES = 300  # length of the JSON around the content of a non-streamed response
 _FAILURE = re.compile(rb'(?:^|\n)data: ?\{"error"')
 _FAILURE_MARK = b'{"error"'  # searched before the pattern, because this is faster
 _END = re.compile(rb"(?:^|\n)data: ?\[DONE\]")
@@ -123,7 +123,7 @@ def _object_after(tail: bytearray, begin: int) -> dict[str, Any] | None:
         try:
             return orjson.loads(match[1])
         except orjson.JSONDecodeError:
-            pass  # braces within strings, or not JSON
+            pass  # a string contains braces, or the object is not JSON
     return _any_object(tail[begin:].decode("utf-8", "replace"))
 
 

@@ -26,7 +26,7 @@ Step = tuple[str, Sequence[Args]]  # one statement, and the arguments of each ex
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-FIRST_RETRY_SECS = 0.25  # doubles with every retry
+FIRST_RETRY_SECS = 0.25  # delay before the first retry; doubles with every retry
 _LONGEST_RETRY_SECS = 2.0  # upper limit of the delay
 _FRESH_SECS = 1.0
 

@@ -18,14 +18,14 @@ except ImportError as error:
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
-_SCHEMA_LOCK = 0x68656C657861  # "helexa"
+_SCHEMA_LOCK = 0x68656C657861  # the bytes of "helexa"
 # Applies to one transaction only, on servers with `synchronous_commit = off`.
 _WAIT_FOR_DISK = (
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 )
 _CONNECT_TIMEOUT_SECS = 5.0
 _STATEMENT_TIMEOUT_SECS = 10.0
-_QUERY_TIMEOUT_SECS = 60.0  # sums over many rows may take long
+_QUERY_TIMEOUT_SECS = 60.0  # longer, because sums over many rows may take long
 _CONNECTIONS = 8
 # SQLite's and PostgreSQL's wording in migrations; replaced in this order.
 _DIALECT = (
