@@ -199,7 +199,7 @@ async def list_local_models(request: Request) -> Response:
 
 
 async def pull_model(request: Request) -> Response:
-    """`POST /api/models/pull`: start a node's download, respond with its progress."""
+    """`POST /api/models/pull`: start a download on a node; respond with its progress."""
     gateway: Gateway = request.app.state.gateway
     body = await ModelPullRequest.read(request)
     if body.node is not None:

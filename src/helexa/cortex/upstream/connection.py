@@ -333,7 +333,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._wake()
 
     def eof_received(self) -> None:
-        """At the end of the stream, record whether the server received the whole request."""
+        """When the server ends the connection, record whether it had the whole request."""
         transport = self._transport
         if transport is not None and self._awaiting_response and not self.response_began:
             unacknowledged = _unacknowledged_bytes(transport.get_extra_info("socket").fileno())
