@@ -1,4 +1,4 @@
-"""Match the output against a grammar: token masks, and the vocabulary of a model."""
+"""Matches outputs with grammars: token masks, and the vocabulary of a model."""
 
 import time
 from collections.abc import Callable
@@ -190,7 +190,7 @@ class GrammarMatcher:
             if token < 0:
                 break
             if _allows(matcher, token):
-                # Another token than the draft: later positions are not used.
+                # The token differs from the draft, so later positions are not used.
                 if draft is None or token != draft:
                     break
             else:

@@ -53,7 +53,7 @@ from helexa.neuron.processes import heartbeat
 
 _log = logging.getLogger("helexa.neuron.engine")
 _PREFIXES_SECS = 1.0  # interval at which the cached prefixes are reported while sequences run
-_START_SECS = 1.0  # an engine idle so long after its start reports the prompts on disk to gateways
+_START_SECS = 1.0  # idle time after the start, before prompts on disk are reported to gateways
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,7 @@ class Engine:
             self._add(sequence, None, outputs)
         elif len(self._grammars) < self._scheduler.options.max_waiting:
             self._grammars.begin(sequence)
-        # Sequences that wait for their grammar have the same limit as those that wait for a step.
+        # As many sequences may wait for their grammar as for a step.
         else:
             overloaded = GrammarFailure(f"overloaded: {len(self._grammars)} requests are waiting already")
             self._add(sequence, overloaded, outputs)

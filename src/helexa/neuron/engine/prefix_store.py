@@ -237,7 +237,7 @@ class PrefixStore:
 
     @property
     def _accepts(self) -> bool:
-        """Whether pages can be saved, as far as is known."""
+        """Whether pages can be saved; assumed until the records are opened."""
         return not self._opened.is_set() or (self._disk is not None and self._disk.writes)
 
     @property

@@ -167,7 +167,7 @@ def _scored(
 
 
 class Logprobs:
-    """The log-probabilities of a step's sampled tokens, maybe still in computation.
+    """The log-probabilities of a step's sampled tokens, which may not be computed yet.
 
     The values are for temperature 1, without penalties, biases and grammars.
 
@@ -224,7 +224,7 @@ class StepOutput:
 
 
 class Sampled:
-    """The tokens that the device samples in one step, maybe still in computation.
+    """The tokens that the device samples in one step, which may not be computed yet.
 
     Args:
         logits: [rows, vocabulary], of any float dtype. They are kept for the second draw of rejected tokens.

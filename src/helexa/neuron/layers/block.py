@@ -81,7 +81,7 @@ class GatedMlp:
     ) -> None:
         gate, up, down = (f"{prefix}.{name}" for name in names)
         shares = loader.input_shares(f"{down}.weight", intermediate)
-        # One matrix product for both, which reads the input once.
+        # One matrix product for gate and up, which reads the input once.
         self._gate_up = loader.fused_linear(f"{prefix}.{fused}", {gate: shares.own, up: shares.own}, hidden)
         self._down = loader.row_parallel_linear(down, hidden, shares, act)
 
@@ -143,7 +143,7 @@ class Block:
 
     Args:
         norms: norm of the mixer's input, and norm of the feed-forward layer's input.
-        post_norms: norms of the outputs of both, as in Gemma 3; None if the outputs are not normalized.
+        post_norms: norms of the outputs of mixer and feed-forward layer, as in Gemma 3; None for no such norms.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class LatentSizes:
 
     rank: int  # L, width of the latent from which all heads compute keys and values
     rotated: int  # R, number of rotated numbers of each query head, and of the key that all heads share
-    plain: int  # number of the other numbers of each query head
+    plain: int  # number of numbers of each query head that are not rotated
     value: int  # width of each head's value
     query_rank: int | None  # width of the latent of the queries; None if the queries are computed from the hidden state
 
@@ -99,7 +99,8 @@ def _head_projections(
     """Return the products of each head: queries to latent space, latents to values."""
     heads, rank, plain, value = own.total, sizes.rank, sizes.plain, sizes.value
     numbers, to_latent, to_values = range(own.start, own.stop), f"{prefix}.k_b_proj.weight", f"{prefix}.v_b_proj.weight"
-    # GGUF files have [heads, L, plain] and [heads, value, L]. Safetensors have both in one matrix.
+    # GGUF files have a tensor for keys, [heads, L, plain], and one for values, [heads, value, L]. Safetensors files
+    # have one matrix for both.
     if to_latent in loader:
         keys = [loader.matrix(to_latent, (heads, rank, plain), head) for head in numbers]
         values = [loader.matrix(to_values, (heads, value, rank), head) for head in numbers]

@@ -110,7 +110,7 @@ class Loader:
     def input_shares(self, key: str, total: int) -> Shares:
         """Return the division of `total` inputs of the matrix `key` among the ranks."""
         if self.ops.ranks.adds_results:
-            # Whole quantization blocks, so that `adds_results` holds. With too few blocks, some rank would have none.
+            # Each rank gets whole quantization blocks, so that `adds_results` holds, unless a rank would get no block.
             unit = math.lcm(LANES, self.input_block(key, total))
             shares = Shares.split(total, self.ranks, self.ops.ranks.rank, unit)
             if all(map(len, shares.ranges)):
@@ -354,7 +354,7 @@ class Loader:
         return self.gather_outputs(lambda x: self.ops.soft_cap(product(x), cap, suppression), shares)
 
     def _suppress(self, tokens: Sequence[int], bias: Tensor | None, width: int) -> Tensor | None:
-        """Return `bias` [width] with low numbers for `tokens`; None without both."""
+        """Return `bias` [width] with low numbers for `tokens`; None with neither."""
         if not tokens:
             return bias
         lowered = tensors.zeros(width, device=self.ops.device) if bias is None else bias

@@ -155,7 +155,7 @@ class GraniteSwa(Granite):
         return "sliding_attention" if index % 4 else "full_attention"
 
     def rope_of(self, index: int) -> Rope:
-        """Return the rotary embedding of layer `index`, whose base may be 0 for none."""
+        """Return the rotary embedding of layer `index`; a base of 0 means no rotation."""
         return super().rope_of(index) if self._thetas is None else self._rope_by_theta[self._thetas[index]]
 
 

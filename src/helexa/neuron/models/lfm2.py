@@ -117,7 +117,7 @@ class Lfm2Moe(WithExperts, Lfm2):
         return index >= (self.settings.positive("num_dense_layers") if dense else 0)
 
     def routing(self, prefix: str, count: int, top_k: int) -> Routing:
-        """Return the rule with sigmoids, and with `expert_bias` if the model has it."""
+        """Return the routing rule: sigmoids, and `expert_bias` if the model has it."""
         settings, config = self.settings, self.settings.config
         bias = self.loader.vector(f"{prefix}.expert_bias", count) if config["use_expert_bias"] else None
         weights = "normalized" if config["norm_topk_prob"] else "shares"

@@ -49,7 +49,7 @@ class Ernie45Moe(WithExperts):
         return (index + 1) % self.settings.positive("moe_layer_interval") == 0
 
     def routing(self, prefix: str, count: int, top_k: int) -> Routing:
-        """Return the rule with the bias of the choice, [1, experts] in the checkpoint."""
+        """Return the routing rule, whose bias is [1, experts] in the checkpoint."""
         bias = self.loader.plain(f"{prefix}.moe_statics.e_score_correction_bias", (1, count))
         return Routing(top_k, "normalized", bias=bias.view(count))
 
@@ -127,7 +127,7 @@ class MiniMaxM2(WithExperts):
         return self.settings.intermediate
 
     def routing(self, prefix: str, count: int, top_k: int) -> Routing:
-        """Return the rule with sigmoids and the bias `e_score_correction_bias`."""
+        """Return the routing rule: sigmoids, and the bias `e_score_correction_bias`."""
         bias = self.loader.vector(f"{prefix}.e_score_correction_bias", count)
         return Routing(top_k, "normalized", "sigmoid", bias)
 

@@ -103,7 +103,7 @@ class WithDeepSeekExperts(WithExperts):
         return kinds[index] == "sparse"
 
     def routing(self, prefix: str, count: int, top_k: int) -> Routing:
-        """Return the rule of DeepSeek-V3, with the bias `e_score_correction_bias`."""
+        """Return DeepSeek-V3's routing rule, with the bias `e_score_correction_bias`."""
         bias = self.loader.vector(f"{prefix}.gate.e_score_correction_bias", count)
         normalized = "normalized" if self.settings.config.get("norm_topk_prob") else "shares"
         return Routing(top_k, normalized, "sigmoid", bias, self.groups(count, top_k, 2), self.factors(count))

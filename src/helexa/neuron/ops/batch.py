@@ -97,7 +97,7 @@ class Batch:
     host_spans: SpanTable[NDArray[np.int32]]  # the spans in host memory, without padding
     device_spans: SpanTable[Tensor] | None  # the spans in device memory, with padding; None if kernels read host memory
     singles: int  # number of spans of one row, which come first. 0 if the batch is padded to a bucket with draft rows.
-    most_rows: int  # upper bound of the number of rows of each of the other spans; 0 without other spans
+    most_rows: int  # upper bound of the number of rows of each longer span; 0 without longer spans
     samples: int  # S, the number of rows whose logits are needed, without padding
     pooled: int  # P, the number of rows whose hidden states are needed
     capacity: Capacity  # size of the largest batch, for which the buffers of the tensors are allocated

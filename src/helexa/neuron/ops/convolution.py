@@ -1,4 +1,4 @@
-"""Short causal convolutions over tokens, whose recurrent state is their past."""
+"""Short causal convolutions over tokens, whose recurrent state is past inputs."""
 
 from dataclasses import dataclass
 from math import prod

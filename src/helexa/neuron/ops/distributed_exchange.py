@@ -14,7 +14,7 @@ from helexa.neuron.ops.rank_group_and_exchange import RankGroup, Shares
 
 
 class Distributed:
-    """The exchange of kernels without shared memory.
+    """The exchange between ranks whose kernels do not use shared memory.
 
     The constructor waits until all ranks of the group have called it.
 

@@ -12,7 +12,7 @@ _ROWS_AT_ONCE = 1024  # rows of a sequence computed at once; bounds the memory o
 
 @dataclass(frozen=True)
 class ConvCache:
-    """The recurrent states of one layer whose state is the past of a convolution.
+    """The recurrent states of one layer: the past inputs of a convolution.
 
     Subclasses add tensors to the state. The first dimension of each tensor is the state slot. A slot contains the state
     of one running sequence, or a snapshot (saved copy) of a state.
@@ -54,7 +54,7 @@ class ConvCache:
 
 @dataclass(frozen=True)
 class MatrixCache(ConvCache):
-    """The recurrent states of a layer with a convolution and matrices of heads.
+    """The recurrent states of a layer with a convolution and one matrix per head.
 
     In Triton kernels of Gated DeltaNet, `conv` is a ring buffer [slots, K, C] of K tokens.
     """
@@ -89,8 +89,8 @@ def advance_spans(
     for span in spans:
         if span.prefix == 0:
             cache.clear(span.slot)
-    # On a GPU, this needs few kernel launches. On a CPU, one sequence is computed at a time, so that its state stays in
-    # the processor cache.
+    # On a GPU, computing the decode rows together needs few kernel launches. On a CPU, one sequence is computed at a
+    # time, so that its state stays in the processor cache.
     if together and (count := batch.singles):
         slots = batch.spans.state_slots[:count].long()
         states = cache.gather(slots)

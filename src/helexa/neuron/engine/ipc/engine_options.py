@@ -71,7 +71,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     # cache, and has its own `threads`.
     tensor_parallel: int = 1
     # How ranks divide matrices whose inputs they have computed themselves, such as the output projection of attention.
-    # `exact` divides all matrices by rows, so that no sum is divided. With native kernels, the tokens are then those of
+    # `exact` divides all matrices by rows, so that no sum is divided. With native kernels, tokens then equal those of
     # one rank. `sum` divides these matrices by columns and adds the partial results in the order of the ranks, which
     # needs fewer exchanges. `auto` is `exact` on CPUs and `sum` on GPUs.
     tensor_parallel_mode: TensorParallelMode = "auto"

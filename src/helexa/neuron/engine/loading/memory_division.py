@@ -62,7 +62,7 @@ def least_grant(grants: Sequence[tuple[MemoryGrant, int]]) -> MemoryGrant:
 
 
 def divide_free_memory(request: MemoryRequest) -> MemoryGrant:
-    """Divide all free memory of a device for one engine: return its grant."""
+    """Return the grant of an engine that may use all free memory of its device."""
     return divide(request, min(request.free, request.limit or request.free))
 
 

@@ -1,4 +1,4 @@
-"""Threads of each rank, and its binding to the CPUs of its part of NUMA nodes.
+"""Number of threads of each rank, and the binding of ranks to CPUs of NUMA nodes.
 
 Linux places a page of memory on the NUMA node of the CPU that first writes to the page. The weights and the KV cache of
 a bound rank are therefore in the memory that is local to its CPUs.

@@ -166,7 +166,7 @@ class Acceptance:
 
 
 class ModelDrafter:
-    """What a draft model has computed of one sequence, and its acceptance."""
+    """What a draft model has computed of a sequence, and the acceptance of its drafts."""
 
     def __init__(self, gate: "DraftGate") -> None:
         self._gate = gate
@@ -177,7 +177,7 @@ class ModelDrafter:
     def forget(self) -> None:
         """Forget what is computed, because the sequence has released its pages."""
         # The draft model has computed K and V of the positions from `start` to `end`. It attends to no positions before
-        # `start`, which is the begin of a page.
+        # `start`, where a page begins.
         self.start = self.end = 0
         self.marked = 0  # number of leading pages that are marked as computed, or lie before `start`
         self.passes = 0  # number of passes of the draft model before the step that is planned

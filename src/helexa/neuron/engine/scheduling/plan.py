@@ -55,7 +55,7 @@ def allows_planning_ahead(plan: Plan) -> bool:
 
 @contextmanager
 def as_after(plan: Plan) -> Iterator[None]:
-    """Context in which the sequences of `plan` have their state after its commit.
+    """Context in which the sequences of `plan` are as they will be after its commit.
 
     `allows_planning_ahead(plan)` must be True. Sampled tokens are negative placeholders: indexes into the tokens that
     the step samples. -1 is the last sampled token.

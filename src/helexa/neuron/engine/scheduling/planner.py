@@ -26,7 +26,7 @@ from helexa.neuron.ops.kernel_header import MAX_DRAFTS
 
 
 class Planner:
-    """Plans steps within the limits of a step controller, which learns from them."""
+    """Plans steps within the limits of a step controller, which learns from the steps."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Planner:
         """
         self._left_out = False
         if self._queues.suspects:
-            # Steps of suspects alternate with steps of the others, so that suspects do not stop them.
+            # Steps of suspects alternate with steps of the other sequences, so that suspects do not stop the others.
             self._suspect_turn = not self._suspect_turn
             if not self._suspect_turn and (plan := self._plan_together()):
                 return plan

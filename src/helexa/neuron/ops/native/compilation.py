@@ -69,7 +69,7 @@ LEVELS = (
 
 
 def prebuilt_library() -> Path | None:
-    """Return the fastest prebuilt library that this processor runs; None if none."""
+    """Return the fastest prebuilt library for this processor; None if there is none."""
     available = processor_flags()
     for level in LEVELS:
         path = LIBRARIES / f"{level.name}.so"

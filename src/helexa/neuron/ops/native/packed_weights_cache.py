@@ -291,7 +291,7 @@ class _StoredFile(NamedTuple):
 
 
 def _in_order_of_removal(folder: Path, written: str) -> list[_StoredFile]:
-    """Return the stored files in order of removal; a version of `written` follows."""
+    """Return the stored files in order of removal. Versions of `written` count as old."""
     found: list[tuple[float, int, Path]] = []
     for path in folder.glob(f"*{PACKED_SUFFIX}"):
         with suppress(OSError):  # another engine has deleted it; ESTALE on NFS

@@ -111,7 +111,7 @@ def page_of(pages, start, end, PAGE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def tile_of(kv_head, first, count, TILE: tl.constexpr, GROUP: tl.constexpr):
-    """Return the token and query head of each row of a tile, and the mask in use.
+    """Return the token and query head of each row of a tile, and a mask of used rows.
 
     A tile contains first all query heads of the KV head for the token `first` of the span, then for the next token, and
     so on. The last rows may be unused.

@@ -88,7 +88,7 @@ class PackedLinear:
 
 
 def joined(matrices: Sequence[PackedMatrix]) -> list[PackedMatrix]:
-    """Return a linear operator's matrices, adjacent ones of one format joined."""
+    """Join adjacent matrices of one format, and return the resulting matrices."""
     runs: list[list[PackedMatrix]] = []
     for matrix in matrices:
         if runs and alike([*runs[-1], matrix]):
