@@ -5,8 +5,9 @@ import os
 import sys
 from typing import NoReturn
 
-# New objects after which the garbage collector runs. Python's 700 make it scan imported modules 100 times, which takes
-# a twentieth of the time of their import. A command that generates has about 70,000 objects when its engine loads.
+# Number of new objects after which the garbage collector runs. With Python's default of 700, it would scan the imported
+# modules 100 times, which takes a twentieth of the time of their import. A command that generates has about 70,000
+# objects when its engine loads.
 _OBJECTS = 100_000
 
 

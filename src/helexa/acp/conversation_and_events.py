@@ -217,7 +217,7 @@ class CallChanged:
 
 @dataclass(frozen=True, slots=True)
 class PlanChanged:
-    """An event of the agent: the plan (task list) changed. `entries` is all of it."""
+    """An event of the agent: the plan (task list) changed to `entries`."""
 
     entries: tuple[PlanEntry, ...]
 

@@ -29,7 +29,7 @@ class HostError(ToolError):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What hosts use of the client (the editor): its features, and requests to it."""
+    """The features of the client (the editor), and a function that sends it requests."""
 
     # Sends a JSON-RPC request (method, params) and returns the result. Raises a HostError if the editor fails.
     request: Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]

@@ -123,7 +123,7 @@ class Configuration:
 
     @property
     def natural_key(self) -> tuple[str, ...]:
-        """The columns that identify the configuration in the tables of its parts."""
+        """The key columns of the target, host, build, model and scenario."""
         return (
             *(self.target.name, self.host.hostname, self.host.fingerprint),
             *(self.build.engine, self.build.sha, self.build.fingerprint),

@@ -185,7 +185,8 @@ def _medians(rows: np.ndarray) -> np.ndarray:
     return (ordered[:, last // 2] + ordered[:, (last + 1) // 2]) / 2
 
 
-# In units of scatter times log(series length). BIC uses 1. A higher penalty avoids false change points.
+# Penalty of a segment, in units of scatter times log(series length). BIC uses 1. A higher penalty avoids false change
+# points.
 _PENALTY = 3.0
 # Smaller scatter is coincidence, for example equal medians of two builds.
 _LEAST_SCALE = 0.005

@@ -1,4 +1,4 @@
-"""Conversations of the terminal, which files can hold, and single prompts."""
+"""Conversations on the terminal, their files, and single prompts."""
 
 import json
 import select
@@ -106,7 +106,7 @@ class Conversation:
         return len(self._turns)
 
     def load(self, path: Path) -> int:
-        """Replace the messages by those in a file. Return their number.
+        """Replace the messages by the messages in a file. Return their number.
 
         Raises:
             CommandError: the file does not contain a conversation.

@@ -24,7 +24,7 @@ _FASTEST_READ_GB = 5.5  # a CPU generates only a few tokens/s if each token read
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """Free memory of a device (`cpu` or such as `cuda:0`) in GB of 2^30 bytes."""
+    """Free memory of a device (such as `cpu` or `cuda:0`) in GB of 2^30 bytes."""
 
     gb: float
     device: str

@@ -117,7 +117,7 @@ class Progress:
             self._bar.stop()
 
     def show(self, text: str, fraction: float | None = None) -> None:
-        """Show `text`, the reason for which the command waits.
+        """Show `text`, the reason why the command waits.
 
         Args:
             text: one line of text.

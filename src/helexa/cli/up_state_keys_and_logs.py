@@ -155,7 +155,7 @@ MAX_BYTES = 10_000_000
 def log_files(folder: Path, log_folder: Path) -> dict[str, Path]:
     """Return the log files of `helexa up` in `log_folder`, by server.
 
-    Links in the state folder `folder` of `helexa up` name them.
+    The state folder `folder` of `helexa up` gets links to files in another folder.
     """
     files = {server: log_folder / name for server, name in LOGS.items()}
     for file in files.values():
@@ -289,7 +289,7 @@ def local_gateway(url: str | None) -> Gateway:
 
 
 def only_running(port: int | None) -> RunningUp:
-    """Return the `helexa up` on this machine, or that with the port `port`.
+    """Return the `helexa up` on this machine, or the one with the port `port`.
 
     Raises:
         CommandError: there is none, or there are several.

@@ -276,7 +276,7 @@ def not_installed(module: str, extra: str) -> str:
 
 
 def _install_command(requirement: str) -> str:
-    """Return the command of the tool that created the environment of this process."""
+    """Return the install command of the tool that created this process's environment."""
     environment = Path(sys.prefix)
     if (environment / "uv-receipt.toml").exists():
         return f"uv tool install '{requirement}'"

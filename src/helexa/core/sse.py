@@ -135,7 +135,7 @@ class Frames:
                 self._data_size += len(line)
             elif line.startswith(b":"):
                 frames.append(None)
-        # Otherwise a node that never ends a line would fill the gateway's memory.
+        # Without this limit, a node that never ends a line would fill the gateway's memory.
         if self._lines.partial_bytes + self._data_size > MAX_EVENT_BYTES:
             raise ValueError(f"event is over the limit of {MAX_EVENT_BYTES} bytes")
         return frames

@@ -192,7 +192,7 @@ class ServerClient:
             except _BusyError as busy_error:
                 if attempt == _TRIES:
                     raise busy_error.error from None
-                # At most `_LONGEST_PAUSE_SECONDS`: a budget's `Retry-After` may be hours.
+                # At most `_LONGEST_PAUSE_SECONDS`: the `Retry-After` of a used up budget may be hours.
                 await asyncio.sleep(min(busy_error.seconds, _LONGEST_PAUSE_SECONDS))
         raise AssertionError("unreachable: the last attempt returns or raises")
 

@@ -287,7 +287,7 @@ class ClientConnection(RequestParser, asyncio.Protocol):
             self.close()
 
     def _run_out_of_time(self) -> None:
-        # No request arrived in time. On a busy machine, it may wait in the kernel: then this process reads it first.
+        # No request arrived in time. On a busy machine, it may still wait in the kernel. Then it gets time to be read.
         if self._may_be_late and not self._ignores_input and not self._paused and self._has_input():
             self._may_be_late = False  # once for each request, so that a client cannot postpone the end
             self._timer.set(LATE_SECS)

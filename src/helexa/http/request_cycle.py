@@ -246,7 +246,7 @@ class RequestCycle:
         """Return the next received bytes of the request body; see `receive`."""
         if (size := self._length or self._received) > self._reserved:
             self._reserve(size)
-        # Only now, because an application that rejects the request needs no body.
+        # `100 Continue` is sent only now, because an application that rejects the request needs no body.
         if self._expects and not self.disconnect.gone:
             self._expects = False
             self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -242,7 +242,7 @@ class NodeServer(Listener):
 
 
 class Reloader:
-    """Reads the node's configuration again, and applies what can change.
+    """Reads the configuration again, and applies settings that can change at run time.
 
     These settings are `api_key`, `api_key_file`, `allowed_hosts`, `drain_secs` and `log`. Changes of other settings
     take effect at the next start.

@@ -417,7 +417,7 @@ async def _serve(
         server = NodeServer(app, started_with, read)
         task = None if joining is None else asyncio.create_task(_join(server, joining))
         await server.serve(listener)
-        del task  # it must not be collected as long as the node serves
+        del task  # the reference up to here prevents that the task is garbage-collected while the node serves
     finally:
         await standby.close()
 

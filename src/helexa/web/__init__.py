@@ -47,7 +47,7 @@ class Assets:
     @cached_property
     def digest(self) -> str:
         """A short hash of all files."""
-        # It is a part of their URLs, so that browsers cache files until a file changes.
+        # The hash is a part of the files' URLs, so that browsers cache the files until one of them changes.
         digest = hashlib.sha256()
         for name, content in sorted(self.files.items()):
             digest.update(b"%b %d " % (name.encode(), len(content)) + content)

@@ -302,7 +302,7 @@ async def _summary(
 
 
 def _unchanged_count(view: Sequence[Message], max_tokens: float) -> int:
-    """Return how many of the last messages fit in `max_tokens`, to keep them."""
+    """Return how many last messages a compaction keeps: those that fit `max_tokens`."""
     # The first of these messages is never a tool result, because a result must not be separated from its call.
     unchanged_count = 0
     for count in range(1, len(view)):

@@ -66,7 +66,7 @@ MAX_WAIT_S = 3600.0
 
 
 class Permissions:
-    """Requests permissions from the client's user; keeps them by session and project.
+    """Requests permissions from the user, and keeps decisions by session and project.
 
     If the user chooses "always allow", the decision applies to a `Scope`, which is a set of tool calls. The decision
     applies to this session, or it is saved for the project if the user chooses so.

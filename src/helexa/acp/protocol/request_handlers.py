@@ -200,7 +200,7 @@ class Agent:
     async def _wait_for_models(self) -> None:
         if self._models_task.done() and time.monotonic() > self._models_read_at + MODELS_MAX_AGE_S:
             self._models_task = self._run_in_background(self._refresh_models())
-        # Without any model, a session would be useless, so this wait is longer than that for a fresher list.
+        # Wait longer if no model is known yet, because a session without a model would be useless.
         timeout = FIRST_MODELS_WAIT_S if self._models.default() is None else MODELS_WAIT_S
         await asyncio.wait({self._models_task}, timeout=timeout)
 

@@ -111,7 +111,7 @@ class Session:
         match event:
             case UsageChanged(used, size, cost):
                 previous_cost = self.usage.cost if self.usage else None
-                # The agent reports the cost of one response, and editors show that of the whole session.
+                # The agent reports the cost of one response, and editors show the cost of the whole session.
                 total = previous_cost if cost is None else (previous_cost or 0.0) + cost
                 self.usage = SavedUsage(used, size, total)
                 event = UsageChanged(used, size, total)
@@ -200,7 +200,7 @@ class Session:
         self._turn = turn = asyncio.ensure_future(work())
         self._abandoned = abandoned = asyncio.get_running_loop().create_future()
         try:
-            # `abandoned`: a turn that ignores its cancellation must not block the session forever.
+            # `cancel` sets `abandoned` if the turn ignores its cancellation, which must not block the session forever.
             await asyncio.wait({turn, abandoned}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await self.cancel()

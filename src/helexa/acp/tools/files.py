@@ -268,8 +268,8 @@ class EditFile(_ChangesFile):
         """Return a diff of the file before and after the edit, for the permission request."""
         target = context.boundary.resolve(arguments["path"])
         if target.secret:
-            # Only the arguments: an error would tell the model, before the user has answered, whether the file
-            # contains `old_text`.
+            # Show only the arguments and do not read the file: an error would tell the model, before the user has
+            # answered, whether the file contains `old_text`.
             return _change_preview(target.path, arguments["old_text"], arguments["new_text"])
         old, new, _ = await self._change(arguments, context)
         return _change_preview(target.path, old, new)

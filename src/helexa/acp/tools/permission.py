@@ -78,7 +78,7 @@ def rule(
     """Return whether a tool call is allowed or denied, or the user must be asked.
 
     `ruling` returns the user's earlier decision about all calls in a scope: True means always allowed, False always
-    rejected, and None that there is none.
+    rejected, and None not decided.
     """
     try:
         act = tool.act(arguments, context)

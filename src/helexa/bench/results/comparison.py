@@ -148,7 +148,8 @@ def _compared(
     enough = min(len(mine), len(theirs)) >= MIN_SAMPLES and median(mine) > 0
     ratio = median_ratio([mine], theirs) if enough else None
     state: Any = "too few" if ratio is None else "same"
-    # Both conditions: with many samples, the interval excludes 1 for differences that no user would notice.
+    # The ratio must also differ enough from 1: with many samples, the interval excludes 1 even if no user would notice
+    # the difference.
     if ratio is not None and ratio.excludes_one() and abs(ratio.ratio - 1) > MIN_EFFECT:
         state = "regressed" if (ratio.ratio > 1) == (about.better == "lower") else "improved"
     return MetricComparison(

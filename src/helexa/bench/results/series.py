@@ -146,7 +146,7 @@ def _samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
 
 
 def configuration_samples(archive: Archive, configuration: ConfigurationRow, metric: str) -> list[BuildSamples]:
-    """Return the series of samples of `configuration` and of earlier builds like it.
+    """Return the samples of `configuration` and comparable earlier builds, by build.
 
     The samples of a build are in the order in which they were stored, which is correct even if the calendar clock was
     changed between two samples.
@@ -249,7 +249,7 @@ def _points(
 
 
 def _fitted(grouped: Sequence[BuildSamples]) -> list[tuple[float | None, float | None]]:
-    """Return the fitted level of each build, and its change from the last level.
+    """Return the fitted level of each build, and its change from the previous level.
 
     The change is None if a build has the same level as the previous build. Builds with different hardware, model
     configuration or scenario parameters are fitted separately.

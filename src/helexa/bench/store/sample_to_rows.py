@@ -33,7 +33,7 @@ def pack(moments: Sequence[float]) -> bytes | None:
 
 
 def unpack(packed: bytes | None) -> tuple[float, ...]:
-    """Decode a row's times, which `pack` has encoded, to seconds since the sending."""
+    """Decode times that `pack` has encoded, to seconds since the request was sent."""
     if packed is None:
         return ()
     gaps = np.frombuffer(zlib.decompress(packed), dtype="<u4")

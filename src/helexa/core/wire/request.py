@@ -349,7 +349,8 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
         fitting = MAX_LOGPROBS // (self.answers * (self.alternatives + 1)) - scored
         if limit <= fitting:
             return limit
-        # Without a limit of the client, the rest of the context applies, which few answers need.
+        # If the client sets no limit, a lower limit is no error: the default is the rest of the context, which few
+        # answers need.
         if self.output_limit is None and fitting > 0:
             return fitting
         raise unsupported_parameter(

@@ -225,7 +225,7 @@ class _Conversation:
         if role in _SYSTEM_ROLES:
             self._prompts.append(_system_text(content, f"{field}.content"))
         elif role == "assistant":
-            follows_call = self._assistant_open and self._messages[-1]["content"] is None  # a call started it
+            follows_call = self._assistant_open and self._messages[-1]["content"] is None  # a call began the message
             (self._messages[-1] if follows_call else self._begin_assistant())["content"] = content
         else:
             self._append({"role": role, "content": content})
@@ -386,6 +386,6 @@ def referenced_response(previous: Any, input: msgspec.Raw) -> str | None:
     try:
         items = _items.decode(input)
     except msgspec.DecodeError:
-        return response_of("")  # the node also reads numbers such as 1e999, and may find references beside them
+        return response_of("")  # the node also reads JSON with numbers such as 1e999, in which references may be
     references = (item.id for item in items if item.type in (None, "item_reference") and item.role is None)
     return next((response_of(id) for id in references if isinstance(id, str)), None)

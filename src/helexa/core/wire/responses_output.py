@@ -166,7 +166,7 @@ class ReasoningItem(ResponseItem):
 
     prefix = "rs"
 
-    # It is sent as a summary, because clients display only summaries.
+    # The reasoning is sent as a summary, because clients display only summaries.
     def __init__(self, stem: str, index: int) -> None:
         super().__init__(stem, index)
         self._texts: list[str] = []

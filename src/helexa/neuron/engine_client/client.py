@@ -294,7 +294,7 @@ class EngineClient:
             self._write(message)
 
     def cancel(self, number: int) -> None:
-        """Tell the engine to drop request `number`, unless it has ended."""
+        """Tell the engine to drop request `number`, unless the request has ended."""
         if self._streams.pop(number, None) is not None and self.alive:
             self._write(Cancel(number))
 

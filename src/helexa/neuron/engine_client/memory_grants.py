@@ -80,7 +80,7 @@ class MemoryGrants:
         try:
             granted = divide(request, available)
         except DoesNotFitError as error:
-            # Without the other engines, their memory would be free.
+            # If no other engine ran, the memory granted to other engines would be free.
             promised = max(self._promised(device) for device in devices)
             empty = min(self.available(device, request.free + promised) for device in devices)
             error.details["permanent"] = error.details["required_mb"] > min(empty, request.limit or empty) >> 20

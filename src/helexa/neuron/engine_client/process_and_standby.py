@@ -224,7 +224,7 @@ class Child:
 
 
 def _exit_of(popen: "subprocess.Popen[bytes]") -> "asyncio.Future[None]":
-    """Return a future done at the exit, for which a thread waits."""
+    """Return a future, done when the process exits. A thread waits for the exit."""
     loop = asyncio.get_running_loop()
     exited = loop.create_future()
 

@@ -96,7 +96,7 @@ def _serve() -> None:
 
 
 def main() -> None:
-    """Compile the grammars on standard input and write the results, until it ends."""
+    """Compile grammars and write the results, until standard input ends."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # after the time limit, the signal ends the process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":  # other systems do not enforce the limit on address space

@@ -111,7 +111,7 @@ def for_tools(
     # Text before the call is not allowed.
     if choice != "auto":
         return rules.serialized(calls.all(rules))
-    # Each tool adds rules that are matched while the model writes text.
+    # For untagged calls, each tool adds rules that are matched while the model writes text, so tools must be few.
     untagged = untagged and len(callable_tools) <= MAX_TOOLS
     known = TOOL_CALL_FORMATS[tool_call_format]
     text = rules.add("TEXT", without(known.openers, known.leading))

@@ -28,7 +28,7 @@ _NUMERIC = frozenset({"integer", "number"})
 # A schema with one of these keywords gets no additional bounds, which could contradict the keyword.
 _ELSEWHERE = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
 
-# Keywords, each with the value with which it has no effect.
+# Keywords, each with the value that has no effect.
 _NEUTRAL: tuple[tuple[str, Any], ...] = (
     ("uniqueItems", False),
     ("not", False),
@@ -54,7 +54,7 @@ _NOTHING: dict[str, Any] = {"enum": []}  # a schema that no value matches
 
 
 def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
-    """Return `schema`, or `{}` if it is `true`. `label` names it in error messages.
+    """Return `schema`, or `{}` for `true`. Error messages call it `label`.
 
     Raises:
         ApiError: 400 `invalid_schema`: `schema` is not an object, or has more than `MAX_DEPTH` levels.

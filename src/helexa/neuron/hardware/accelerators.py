@@ -36,7 +36,7 @@ _LIBRARY = "libnvidia-ml.so.1"  # as `pynvml` names it
 
 @dataclass(frozen=True)
 class DeviceLink:
-    """The connection between two devices. None: NVML does not report it."""
+    """The connection of two devices; properties are None if NVML does not report them."""
 
     # indices of the devices, in torch's order
     first: int

@@ -116,7 +116,7 @@ def torch_version() -> str:
 
 
 def has_gpu_torch() -> bool:
-    """Return whether torch is installed, and not as its build for CPUs alone."""
+    """Return whether torch is installed, and is not the build for CPUs only."""
     version = torch_version()
     return bool(version) and not version.endswith("+cpu")
 

@@ -29,7 +29,7 @@ from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.model_file import MAX_JSON_BYTES, open_model_file, parse_json, read_json, text_config
 from helexa.neuron.weights.vision_config import has_vision
 
-LEAST_CONTEXT = 2048  # context length of the memory estimate: the least with which engines load
+LEAST_CONTEXT = 2048  # context length of the memory estimate: engines need memory for at least this context
 
 _MODULE = "helexa.neuron.lifecycle.inspection"
 _MAX_SECONDS = 10.0

@@ -20,7 +20,7 @@ from helexa.neuron.weights.model_file import read_json, text_config
 from helexa.neuron.weights.quantization_formats import has_more_bits, quant_named
 from helexa.neuron.weights.vision_config import has_vision
 
-if TYPE_CHECKING:  # modules that are imported while an engine loads, or by servers alone
+if TYPE_CHECKING:  # modules that only servers need, or that are imported while an engine loads
     from helexa.core.node_reports import Device, Discovery
     from helexa.neuron.text.model_text import ModelText
     from helexa.neuron.vision.model_vision import ModelVision
@@ -166,8 +166,8 @@ def load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
 
 def max_tensor_parallel(device: str, configured: int, facts: "Discovery") -> int:
     """Return the largest number of ranks that a gateway may request for a load."""
-    # On CUDA devices, this is the largest number of devices that are alike. On CPUs, it is the number of NUMA nodes, or
-    # the configured number if it is larger: more ranks would be slower.
+    # With CUDA, this is the largest number of devices of one kind. On CPUs, it is the number of NUMA nodes, or the
+    # configured number if that is larger. With more ranks than NUMA nodes, a model would be slower.
     if device == "cpu":
         return min(max(len(facts.numa_nodes or ()), configured, 1), _most_cpu_ranks())
     if device.startswith("cuda"):
@@ -239,7 +239,7 @@ def check_heads(model: Path, ranks: int) -> None:
 
 
 def _chosen(ranks: int, requested: Sequence[int], visible: "Sequence[Device]") -> "Sequence[Device]":
-    """Return the devices of the ranks, which must be alike."""
+    """Return devices for the ranks, all with the same name and compute capability."""
     if requested and len(requested) != ranks:
         raise HelexaError(
             f"the request names {len(requested)} devices, but tensor_parallel is {ranks}; name {ranks} or none"

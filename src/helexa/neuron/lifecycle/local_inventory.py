@@ -83,7 +83,7 @@ class LocalInventory:
         return self._list
 
     async def estimate_mb(self, source: ModelSource, quant: str | None) -> int | None:
-        """Return the MiB a model needs, by its headers or its hub's sizes, or None.
+        """Return a model's need in MiB from headers or a hub's sizes; None if unknown.
 
         Raises:
             SourceError: there is no such model.

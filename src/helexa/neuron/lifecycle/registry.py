@@ -22,7 +22,7 @@ from helexa.neuron.processes import heaps_and_shared_memory
 from helexa.neuron.sources.fetch_and_errors import ProgressReport
 from helexa.neuron.sources.hubs_and_sources import Sources
 
-if TYPE_CHECKING:  # modules that are imported while an engine loads, or by servers alone
+if TYPE_CHECKING:  # modules that only servers need, or that are imported while an engine loads
     from helexa.core.node_reports import FailedLoad, ModelInfo
     from helexa.neuron.config import NeuronConfig
     from helexa.neuron.host_group import Membership
@@ -125,7 +125,7 @@ class Registry:
 
         def report(stage: str, done: int, total: int) -> None:
             if work.done():
-                return  # a thread reported before it noticed the end
+                return  # a thread may report progress before it notices the end of the load
             share = round(done / total, 4) if total else None
             self._arriving[model_id] = stage, share
             if on_progress is not None:

@@ -23,7 +23,7 @@ from helexa.neuron.engine.ipc.messages import Progress
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.options import TorchOptions
 
-if TYPE_CHECKING:  # modules that are imported while an engine loads, or by servers alone
+if TYPE_CHECKING:  # modules that only servers need, or that are imported while an engine loads
     from helexa.core.node_reports import ModelInfo, ModelStatus
     from helexa.neuron.grammar import GrammarChecker
     from helexa.neuron.lifecycle.served_model import ServedModel

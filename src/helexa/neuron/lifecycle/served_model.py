@@ -102,7 +102,7 @@ def _rate_ceiling(engine: EngineProperties, measurements: Measurements, settings
 
 
 def _first_rate(engine: EngineProperties, settings: ContextLimitOptions) -> float:
-    """Return a served model's prefill rate in tokens/s before it is measured."""
+    """Return the assumed prefill rate in tokens/s until a model's rate is measured."""
     return settings.bootstrap_prefill_tok_per_sec or (_CPU if engine.cpu else _ACCELERATOR)[1]
 
 

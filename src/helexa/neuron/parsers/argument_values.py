@@ -71,7 +71,7 @@ def argument_text(bare: str, schema: Mapping[str, Any]) -> str:
 
 
 def whole_number(text: str, schema: Mapping[str, Any]) -> str:
-    """Return the number `text`; without a fraction such as `.0` if it must be integer."""
+    """Return the number `text`, without a fraction such as `.0` for a type `integer`."""
     match = _WHOLE.fullmatch(text)
     if match and "integer" in (types := schema_types(schema)) and "number" not in types:
         return match[1]

@@ -243,7 +243,7 @@ def take_surplus(source: Source, limit: int | None = None) -> Reading[None]:
 
 
 def _key(source: Source, beginnings: Markers | None) -> Reading[str]:
-    """Read and return a key of a JSON object with the colon; it may have no quotes."""
+    """Read a key of a JSON object (maybe without quotes) and a colon; return the key."""
     if beginnings is not None and not (yield from source.upcoming(beginnings)):
         raise NotACall
     if quote := (yield from source.marker(_QUOTE)):

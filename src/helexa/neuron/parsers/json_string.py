@@ -220,7 +220,7 @@ class JsonString:
             self._add("'")
             return at + 2
         self.repairs.add("escape")
-        # The first invalid escape in a path shows that its backslashes are not escaped at all.
+        # The first invalid escape in a path shows that the model has not escaped the backslashes of the path at all.
         self._raw = self._raw or (not self._had_valid and char.isalnum())
         self._had_invalid = True
         self._add("\\\\")

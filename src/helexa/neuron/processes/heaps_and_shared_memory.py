@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cache
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of glibc's <malloc.h>
-# By default, glibc has up to 8 arenas per core, and each one keeps freed memory that the others cannot use.
+# By default, glibc has up to 8 arenas per core. Each arena keeps freed memory that other arenas cannot use.
 _ARENAS = 2
 _KEPT_BYTES = 4 << 20
 

@@ -136,7 +136,8 @@ class Sandbox:
         processes: maximum number of processes that work on requests of this object at the same time.
     """
 
-    # Several models share a pool, each with its own `Sandbox`. Its limit lets slow requests delay only their own model.
+    # Several models share a pool, each with its own `Sandbox`. Because of the limit, slow requests delay only their own
+    # model.
     def __init__(self, pool: ProcessPool, processes: int) -> None:
         self._pool = pool
         self._permits = threading.BoundedSemaphore(processes)

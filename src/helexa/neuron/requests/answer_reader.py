@@ -134,7 +134,7 @@ class AnswerReader:
         if self.stop_string is not None or self._calls == 0 or self._parser is None:
             return "stop"
         if self._parser.broken:
-            return "stop"  # an incomplete call and calls after it cannot be answered
+            return "stop"  # the client cannot answer an incomplete call, nor calls after it
         return "tool_calls" if self.stopped or not self._parser.call_is_open else "stop"
 
     def read(self, output: TokenOutput) -> list[OutputEvent]:

@@ -94,7 +94,7 @@ class TextChat(NumericSampling):
         return self.max_tokens
 
     def thinks(self, default: bool | None) -> bool | None:
-        """Return whether the request enables reasoning; `default` if it is silent."""
+        """Return whether the request enables reasoning; `default` if it does not say."""
         return default if self.enable_thinking is None else self.enable_thinking
 
     def check_vocabulary(self, vocab_size: int) -> None:

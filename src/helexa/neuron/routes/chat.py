@@ -57,7 +57,8 @@ async def chat_completions(request: Request) -> RunResponse:
     events = await converse(
         model, chat, principal_of(request), thinks=spelled, spelled_thoughts=spelled, counts_prompt=counts
     )
-    # A gateway asks for usage with a header, for its budgets. The client's own wish decides about `usage: null`.
+    # A gateway requests usage with a header, for its budgets. Chunks have `usage: null` only if the client requests
+    # usage.
     client_usage = chat.includes_usage
     projector = ChatProjector(
         model.id, choices=chat.n or 1, include_usage=client_usage or reports_usage(request), null_usage=client_usage

@@ -100,7 +100,7 @@ async def get_usage(request: Request) -> Response:
 
 
 class LimitEntry(TypedDict):
-    """In `/v1/models`: maximum number of tokens of a model, its input and output.
+    """In `/v1/models`: a model's limits of context, input and output, in tokens.
 
     Unknown limits are absent.
     """

@@ -222,7 +222,7 @@ async def clear_prefix_cache(request: Request) -> Response:
     awake = model is not None and model.engine.alive
     if not awake:
         await registry.until_asleep(model_id)  # an engine that ends saves prompts
-    # Listed before the engine forgets its prompts: what it saves afterwards are new prompts.
+    # List the files before the engine forgets its prompts, because files that it saves afterwards have new prompts.
     saved = [entry for entry in await asyncio.to_thread(saved_prompts) if model_id in entry.models]
     if model is None and not saved and not is_quarantined:
         return _rejected(request, 404, {"error": error_text})

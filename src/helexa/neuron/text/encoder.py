@@ -74,7 +74,7 @@ def _encoding(backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
 def _remove_space_prefix(backend: Tokenizer) -> None:
     """Remove from `backend` the rules that add a space before a text."""
     # Many SentencePiece models add this space. A text that continues other tokens must not get the space.
-    # New objects: the old objects may belong to other tokenizers.
+    # The new rules are new objects, because other tokenizers may share the old objects.
     if backend.normalizer is not None:
         normalizer = normalizers.Sequence([])
         normalizer.__setstate__(_encoded(_without_prefix(_state(backend.normalizer), "normalizers")))

@@ -147,7 +147,7 @@ def _gguf_value(metadata: Mapping[str, Any], key: str, *kinds: type[_T]) -> _T:
     """Return the value at `tokenizer.ggml.{key}` in a GGUF file's metadata.
 
     Raises:
-        ModelFileError: the key is missing, or the type of its value is none of `kinds`.
+        ModelFileError: the key is missing, or its value has none of the types `kinds`.
     """
     key = f"tokenizer.ggml.{key}"
     if key not in metadata:
@@ -302,7 +302,7 @@ def _wordpiece_backend(vocabulary: GgufVocabulary) -> Tokenizer:
 
 
 def _spelled(token: str, kind: int) -> str:
-    # A GGUF file marks the tokens that begin a word, with `▁`. BERT marks those that continue a word, with `##`.
+    # GGUF files mark tokens that begin a word, with `▁`. BERT marks tokens that continue a word, with `##`.
     if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
         return token
     return token[1:] if token.startswith("▁") else f"##{token}"

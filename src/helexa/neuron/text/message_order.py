@@ -87,7 +87,7 @@ class _Matching:
         entries = [self._entry(call, index) for index, call in enumerate(calls)]
         late = self._distribute(entries, results)
         new_calls = [{**call, "id": entry.id} for call, entry in zip(calls, entries, strict=True)]
-        if any(_has_image(result) for result in results):  # images are assigned by order, so it must not change
+        if any(_has_image(result) for result in results):  # keep the order, because it assigns images to results
             owners = {id(result): entry for entry in entries for result in entry.results}
             answers = [
                 owners[id(result)].answered(result) if id(result) in owners else self.late_result(result)

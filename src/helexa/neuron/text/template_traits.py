@@ -153,7 +153,7 @@ class TemplateTraits:
     @cached_property
     def keeps_system_before_results(self) -> bool:
         """Whether the template renders the system message if a tool result comes last."""
-        # Mistral Nemo's template omits the system message in this case.
+        # Mistral Nemo's template omits the system message if a tool result comes last.
         turns = [_turn("system", _SECOND_MARK), _USER, _call_turn(self.call_shape), _result()]
         return _SECOND_MARK in (self._attempt(turns, [_TOOL]) or "")
 

@@ -33,8 +33,8 @@ SamplingDefaults = dict[str, float | int]
 A value in the request overrides them, and they override the node's defaults (`neuron.requests.inference`).
 """
 
+# For each sampling parameter (also its key in generation_config.json), its key in a GGUF file's metadata.
 # `max_new_tokens` is ignored: files usually contain a library's default and not a limit of the model.
-# Parameter name, and its key in a GGUF file's metadata; generation_config.json uses the parameter name.
 _SAMPLING_KEYS = {
     "temperature": "general.sampling.temp",
     "top_p": "general.sampling.top_p",
@@ -65,7 +65,7 @@ _POOLING_MODES: dict[str, Pooling] = {
     "weightedmean": "weightedmean",
 }
 _POOLING_FLAG = re.compile(r"pooling_mode_(mean_sqrt_len_tokens|lasttoken|\w+?)(?:_tokens?)?")
-# By llama.cpp's number. -1 is unspecified, and 0 stands for no pooling, which the embeddings API does not have.
+# Pooling method by llama.cpp's number: -1 is unspecified, and 0 is no pooling, which the embeddings API does not have.
 _GGUF_POOLING: dict[Any, Pooling] = {-1: "mean", 0: "mean", 1: "mean", 2: "cls", 3: "last"}
 _RANK = 4
 
@@ -209,8 +209,8 @@ def defaults_in_directory(path: Path) -> SamplingDefaults:
         config = read_object(path / "generation_config.json")
     except ModelFileError:
         return {}
-    # As in `transformers`, do_sample=false means greedy decoding, even beside a temperature. `transformers` decodes
-    # greedily without `do_sample`, too. But such a file may list only end tokens: it recommends nothing.
+    # As in `transformers`, do_sample=false means greedy decoding, even if the file has a temperature. If `do_sample` is
+    # missing, `transformers` decodes greedily, too. But such a file may list only end tokens, and recommend nothing.
     greedy: SamplingDefaults = {"temperature": 0.0} if config.get("do_sample") is False else {}
     return _numbers({name: config.get(name) for name in _SAMPLING_KEYS}) | greedy
 

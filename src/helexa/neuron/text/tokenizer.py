@@ -246,8 +246,8 @@ class Tokenizer:
 
     def _missing(self, ids: list[int]) -> tuple[list[int], list[int]]:
         # Prompts that a program rendered with a chat template often begin with the beginning-of-sequence token, and
-        # some programs append the last token of an embedding model themselves. Models have never seen two of them, and
-        # answer worse.
+        # some programs append the last token of an embedding model themselves. Models have never seen such a token
+        # twice in a row, and answer worse.
         has_prefix = ids[: len(self.prefix)] == self.prefix
         inner = ids[len(self.prefix) :] if has_prefix else ids  # one token cannot be both
         has_suffix = inner[max(len(inner) - len(self.suffix), 0) :] == self.suffix
@@ -273,7 +273,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Return the text of the tokens `ids`. Invalid UTF-8 becomes U+FFFD."""
-        # Unlike the `tokenizers` library, this keeps SentencePiece's leading space: texts of parts can be joined.
+        # Unlike the `tokenizers` library, keep SentencePiece's leading space, so that texts of parts can be joined.
         spelled = b"".join([self.token_bytes(token_id, skip_special=skip_special) for token_id in ids])
         return spelled.decode("utf-8", "replace")
 

@@ -162,7 +162,7 @@ def directory_tokenizer(path: Path) -> tuple[Vocabulary, BackendEncoder]:
 
 def _surrounding_ids(backend: tokenizers.Tokenizer) -> tuple[Sequence[int | None], Sequence[int | None]]:
     """Return the ids that the post-processor puts before and after a text."""
-    # They need not be those of `bos_token` and `eos_token`: Qwen3-Embedding puts its padding token last.
+    # These ids may differ from `bos_token` and `eos_token`: Qwen3-Embedding puts its padding token last.
     with backend_errors("tokenizer.json cannot be used", "download the model again"):
         if not backend.encode("", add_special_tokens=True).ids:
             return [], []

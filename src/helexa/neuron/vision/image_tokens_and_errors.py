@@ -31,7 +31,7 @@ class Grid(NamedTuple):
 
 
 class ImageLayout(msgspec.Struct, frozen=True):
-    """The division of an image into tiles and patches, hence its tokens.
+    """The division of an image into tiles and patches, and the resulting tokens.
 
     A patch is a square of pixels and one input row of the vision tower. A tile is a rectangle of patches, which the
     vision tower encodes separately. Most models have one tile per image.

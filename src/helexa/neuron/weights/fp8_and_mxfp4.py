@@ -114,7 +114,7 @@ class Fp8Tensor:
         height, width = self.block_size
         by_rows, blocks = scale[..., rows // height, :], columns // width
         starts = np.flatnonzero(np.diff(blocks, prepend=-1))
-        # One block of columns at a time: a scale per column would be as large as the matrix.
+        # Multiply one block of columns at a time: the scales of all columns would need an array as large as the matrix.
         for start, stop in pairwise((*starts, len(blocks))):
             weight[..., start:stop].mul_(by_rows[..., blocks[start], None])
         return weight

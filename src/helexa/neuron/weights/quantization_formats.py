@@ -123,7 +123,7 @@ def share_left(text: str) -> float:
         HelexaError: `text` is not the name of a quantization.
     """
     quant = quant_named(text)
-    # For `auto`, the smallest size that it can choose.
+    # For `auto`, use the smallest format that `automatic` can choose.
     return 1.0 if quant in PLAIN else QUANT_FORMATS["q4k" if quant == AUTO else quant].weight_bits / 16
 
 

@@ -86,7 +86,7 @@ def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
         through = (m > 0) | ((inverse == 0) & (sum_ll > 0))  # the fitted line goes through 0
         m = m.masked_fill_(through, 0)
         s = tensors.where(through, (sum_lx * _inverse(sum_ll)).clamp_(min=0), s)
-        # The smallest squared error is the largest reduction of it, which needs no second pass.
+        # Find the smallest squared error by its largest reduction, which can be computed without a second pass.
         gain = s * sum_lx + m * total  # reduction of the squared error
         better = gain > best
         best = tensors.where(better, gain, best)

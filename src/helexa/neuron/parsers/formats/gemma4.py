@@ -149,7 +149,7 @@ def _read_literal(source: Source, schema: Mapping[str, Any]) -> Reading[str]:
     has_comma = False
     while True:
         part = yield from source.until(_LITERAL_PARTS, pieces.append)
-        # `<|"|>` contains a quotation mark, which alone is also a part. So the token must be recognized at its `<`.
+        # `until` would stop at the quotation mark in `<|"|>`, so this token must be recognized at its `<`.
         marker = (yield from source.upcoming(_TOKENS)) if part == "<" else part
         if not part:
             raise NotACall

@@ -38,7 +38,7 @@ class MessageFormat:
     """
 
     name: str
-    frame: tuple[str, ...]  # the markers, which are special tokens: `<|start|>`, those of headers, those of ends
+    frame: tuple[str, ...]  # all markers of the format: special tokens that begin, divide and end headers and messages
     begins: tuple[str, ...]  # the markers that may begin a header
     closers: tuple[str, ...]  # the markers at the end of a message
     thought_end: str  # text from the end of reasoning to the header of the next message

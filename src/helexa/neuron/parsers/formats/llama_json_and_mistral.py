@@ -190,7 +190,7 @@ def _read_mistral_named(source: Source, output: Output) -> Reading[None]:
     name = yield from source.name()
     output.check(name)
     yield from source.space()
-    # The server gives calls ids of its own.
+    # The model's call id is dropped, because the server itself assigns ids to calls.
     if (yield from source.marker(_CALL_IDS)):
         yield from source.name()
     yield from source.marker(_ARGS_MARKS)

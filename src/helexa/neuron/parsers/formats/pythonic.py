@@ -142,7 +142,7 @@ class Pythonic:
         if marked and (yield from source.upcoming(_JSON)):
             yield from read_calls(source, output, self._ends)
         else:
-            if not (yield from source.marker(_LIST)) and not marked:  # between the markers, it may be missing
+            if not (yield from source.marker(_LIST)) and not marked:  # between the markers, `[` may be missing
                 raise NotACall
             yield from self._read_list(source, output, known=not marked)
             source.settle()

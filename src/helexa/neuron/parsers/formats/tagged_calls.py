@@ -44,7 +44,7 @@ class CallTags:
 
     @property
     def inside_values(self) -> tuple[str, ...]:
-        """The tags that may end a value, and which values therefore cannot contain."""
+        """The tags that may end a value; a value cannot contain them."""
         return tuple(filter(None, (self.value_end, self.key, self.call_end, self.block_end)))
 
     @cached_property
@@ -153,7 +153,7 @@ def read_tagged_call(source: Source, output: Output, tags: CallTags, *, known: b
         if not opened:
             arguments.repaired("tag")
         key = key or (yield from _read_key(source, arguments, tags))
-        # The opening tag of a value may be missing. The value is clear without it.
+        # The opening tag of a value may be missing, because the beginning of the value is clear without the tag.
         if tags.value:
             yield from source.space()
             if not (yield from source.marker(tags.values)):
@@ -238,7 +238,7 @@ class _ValueReader:
         tags = Markers([*self._tags.inside_values, *([self._closing] if self._closing else [])])
         while tag := (yield from source.until(tags, pass_on)):
             if tag in (self._tags.value_end, self._closing):
-                # The value may contain its own end tag, for example in HTML. Only the text after the tag decides.
+                # A value such as HTML may contain its own end tag. The text after a tag shows whether it is the end.
                 if not (has_opening and tag == self._closing) and (yield from self._ends_value(source, tag)):
                     return True
             elif not in_lines or _LINE_BEGINS.search(line):

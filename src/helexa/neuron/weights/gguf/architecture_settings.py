@@ -228,7 +228,7 @@ def _shared_layers(metadata: Metadata, layers: int) -> int:
 
 
 def _soft_cap(metadata: Metadata, key: str, default: float | None = None) -> float | None:
-    """Return a soft cap; None if it is 0, which means no cap, or without `default`."""
+    """Return the soft cap at `key` (None if it is 0: no cap), or else `default`."""
     if key not in metadata:
         return default
     return metadata.number(key) if metadata.is_set(key) else None

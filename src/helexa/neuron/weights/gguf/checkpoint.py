@@ -197,7 +197,7 @@ class GgufCheckpoint:
         scale = self._find_scale(tensor)
         if scale is None:
             return weight
-        # One number, or one per matrix of a stack.
+        # The tensor of scales has one number, or one per matrix of a stack.
         count = tensor.shape[0] if len(tensor.shape) > 2 else 1
         if scale.type is not GgmlType.F32 or scale.shape != (count,):
             raise ModelFileError(f"{self._file.path.name}: tensor {scale.name} is not {count} numbers of float32")

@@ -26,7 +26,7 @@ _LATENT = frozenset(["deepseek2"])  # Architectures with latent attention, whose
 # Architectures whose layers with a sliding window have other heads than the layers with full attention.
 _TWO_SHAPES = frozenset(["gemma4"])
 
-# Architectures in which layers without attention may have 0 KV heads; those of Qwen in files of Ollama's converter.
+# Architectures in which layers without attention may have 0 KV heads. Qwen's do so only in files of Ollama's converter.
 _WITHOUT_ATTENTION = frozenset(["granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"])
 _WITHOUT_ATTENTION |= {"qwen3next", "qwen35", "qwen35moe"}
 

@@ -46,12 +46,12 @@ def deepseek_experts(metadata: Metadata, config: Mapping[str, Any]) -> dict[str,
 
 
 def _scale(metadata: Metadata, key: str) -> float:
-    """Return the factor at `key`, for which a missing key or 0 means 1."""
+    """Return the factor at `key`; 1 if the key is missing or the factor is 0."""
     return metadata.number(key) if metadata.is_set(key) else 1.0
 
 
 def glm4_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's settings of GLM 4.5 beside those of `deepseek_experts`."""
+    """Return GGUF's settings of GLM 4.5 that `deepseek_experts` does not return."""
     if metadata.integer("expert_gating_func", 0, least=0) not in (0, _SIGMOID):
         raise metadata.unsupported("expert_gating_func", f"is not {_SIGMOID}, the sigmoid, which is not supported")
     return {"use_qk_norm": metadata.has_tensor("blk.0.attn_q_norm.weight")}
@@ -120,7 +120,7 @@ def deepseek2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _deepseek2_type(metadata: Metadata, config: Mapping[str, Any]) -> str:
-    # As in llama.cpp, which recognizes GLM-4.7-Flash in files without the function of scores.
+    # Files of GLM-4.7-Flash may lack `expert_gating_func`. As in llama.cpp, these sizes identify the model.
     is_glm = config["num_hidden_layers"] == 47 and config["vocab_size"] == 154880
     function = metadata.integer("expert_gating_func", 0, least=0) or (_SIGMOID if is_glm else _SOFTMAX)
     if function not in (_SOFTMAX, _SIGMOID):
@@ -131,7 +131,7 @@ def _deepseek2_type(metadata: Metadata, config: Mapping[str, Any]) -> str:
 
 
 def linear(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's heads of Gated DeltaNets, and the layers that have them."""
+    """Return GGUF's heads of Gated DeltaNets, and the type of each layer."""
     heads = metadata.integer("ssm.time_step_rank")
     layers, interval = config["num_hidden_layers"], metadata.integer("full_attention_interval", 4)
     types = metadata.layer_types("linear_attention", "attention.recurrent_layers", layers, interval)
@@ -149,7 +149,7 @@ def linear(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lfm2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's window of the convolutions, and the layers that have them."""
+    """Return GGUF's window of the convolutions, and the type of each layer."""
     kv_heads = metadata.integers("attention.head_count_kv", config["num_hidden_layers"], config["num_key_value_heads"])
     return {
         "block_auto_adjust_ff_dim": False,

@@ -242,7 +242,7 @@ def layer_of(name: str) -> int | None:
 
 
 def hugging_face_name(architecture: str, name: str, layers: int) -> str | None:
-    """Return the Hugging Face name of the GGUF tensor `name`; None without such name.
+    """Return the Hugging Face name of the GGUF tensor `name`; None if it has none.
 
     The result is the tensor's name in a text-only model of transformers, with three exceptions:
 
