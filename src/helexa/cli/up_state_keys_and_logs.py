@@ -90,7 +90,7 @@ def configured_key(option: str | None, file: Path | None, environ: Mapping[str, 
     """Return the API key of `helexa up`: of the option, file or variable, or None.
 
     Raises:
-        CommandError: there are an option and a file, the file cannot be read, or the key is invalid.
+        CommandError: both option and file are given, the file cannot be read, or the key is invalid.
     """
     # The option is overwritten in the command line of this process, so that `ps` does not show the key.
     if option is not None:
@@ -276,7 +276,7 @@ def local_gateway(url: str | None) -> Gateway:
     """Return a client of the gateway at `url`, HELEXA_BASE_URL, or of `helexa up`.
 
     HELEXA_API_KEY contains the API key. For a gateway of a running `helexa up`, its admin's key is the default. Another
-    program that listens on the port of an ended one does not get the key.
+    program that listens on the port of an ended `helexa up` does not get the key.
 
     Raises:
         CommandError: several `helexa up` run on this machine, and none of them has the default port.

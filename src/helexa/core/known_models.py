@@ -54,10 +54,10 @@ def known_models() -> tuple[KnownModel, ...]:
 
 
 def full_name(name: str) -> str:
-    """Return the known model that `name` certainly means, else `name`.
+    """Return the full name of the model that `name` means.
 
-    A short name such as `llama3.2:1b` means a known model. A repository may have the address of the Hugging Face Hub in
-    front, as in `hf.co/org/name`.
+    The short name of a known model, such as `llama3.2:1b`, becomes the model's full name. The address of the Hugging
+    Face Hub in front of a name, as in `hf.co/org/name`, is removed. Other names stay as they are.
     """
     repository = name
     while prefix := next((prefix for prefix in _HUB_PREFIXES if repository.strip().lower().startswith(prefix)), ""):

@@ -88,12 +88,12 @@ def rule(
 
 
 def decide(act: Act, mode: Mode, ruling: Callable[[Scope], bool | None]) -> Ruling:
-    """Return whether a call with the effect `act` is allowed, denied, or asked for.
+    """Return whether the effect `act` is allowed or denied, or the user must be asked.
 
     The result depends on the session's permission mode and on the user's earlier decisions (see `rule`). A user's
     decision applies to a scope, which is a set of calls. Several scopes can contain the same call. For example, an edit
     of a file is in the scopes of the file and of each parent folder. If the user must be asked, the permission request
-    offers "always allow" for the narrowest scopes. Only the last offer of a request can be one that is saved.
+    offers "always allow" for the narrowest scopes. Only the last offer of a request can be for a saved decision.
     """
     match act:
         case Reads(target):

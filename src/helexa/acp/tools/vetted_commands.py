@@ -1,4 +1,4 @@
-"""Vetted command lines, which only read, and which the tool `bash` runs unasked.
+"""Vetted command lines only read, and the tool `bash` runs them without asking.
 
 git runs programs that a configuration names, for example to filter or compare files. The agent's tools write into
 `.git` only with the user's permission, but a configuration can lie elsewhere, or can name files that lie elsewhere.

@@ -145,7 +145,7 @@ class ChatMessage(WireObject):
 def _thought(block: Any) -> str:
     """Return the text of a block of reasoning.
 
-    It is empty for encrypted blocks and for blocks of other types.
+    The result is empty for encrypted blocks and for blocks of other types.
     """
     match block:
         case {"type": "thinking", "thinking": str(text)} | {"type": "reasoning.text", "text": str(text)}:

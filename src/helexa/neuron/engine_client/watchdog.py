@@ -90,7 +90,7 @@ class HangDetector:
 
 
 class IdleTime:
-    """Measures for how long all threads of a process slept, in a deadlock.
+    """Measures for how long all threads of a process slept, as in a deadlock.
 
     A process does not sleep while one of its threads runs, waits for a core or a disk, or is stopped by a signal or a
     debugger.

@@ -155,7 +155,7 @@ def _qwen_xml(rules: Rules, callable_tools: list[CallableTool], limit: int) -> l
 def _tagged_arguments(known: TaggedCalls, *, together: bool = False) -> _Frame:
     """Return the function that builds the grammars of calls with tagged arguments.
 
-    If `together`, one pair of tags encloses all calls, otherwise each call.
+    If `together`, one pair of tags encloses all calls. Otherwise, each call has its own pair.
     """
 
     def frame(rules: Rules, callable_tools: list[CallableTool], limit: int) -> list[_Calls]:

@@ -72,9 +72,9 @@ class CallableTool:
 
     @property
     def arguments_schema(self) -> dict[str, Any]:
-        """JSON Schema of a call's arguments, which forbids parameters without a name.
+        """JSON Schema of a call's arguments, which forbids undeclared parameters.
 
-        If the tool's schema names no parameters, or has keywords for additional ones, it forbids none.
+        They stay allowed if the tool's schema names no parameters, or has keywords for additional parameters.
         """
         schema = {**self.schema, "type": "object"}
         if "properties" in schema and not schema.keys() & _OPEN and self.required <= self.properties.keys():

@@ -95,8 +95,8 @@ def supportable(schema: Any) -> Any:
 
     Keywords that cannot be replaced stay.
 
-    Keywords without an effect are left out, such as unknown formats and `"uniqueItems": false`. Libraries that write
-    schemas for other languages use many of them. Other keywords are replaced by keywords that llguidance supports.
+    Keywords without an effect are left out, such as unknown formats and `"uniqueItems": false`. Schemas of
+    libraries for other languages have many of these. Other keywords are replaced by keywords that llguidance supports.
     """
     return rewritten(schema, _supportable)
 

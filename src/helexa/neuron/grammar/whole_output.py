@@ -23,7 +23,7 @@ _MARGIN = r"/\n{0,2}/"  # line breaks between the reasoning and the constrained 
 def for_schema(schema: Any, *, lenient: bool = False) -> str:
     """Return a grammar of JSON text without white space that matches `schema`.
 
-    If `lenient`, keywords that llguidance cannot enforce are ignored. Otherwise, a schema with one does not compile.
+    If `lenient`, keywords that llguidance cannot enforce are ignored. Otherwise, the grammar does not compile.
 
     Raises:
         ApiError: 400 `invalid_schema`: `schema` is not a JSON Schema, or is nested too deeply.

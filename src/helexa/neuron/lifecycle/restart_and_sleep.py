@@ -211,7 +211,7 @@ class HostedModel:
             await asyncio.wait([self._falling_asleep])
 
     async def wake(self) -> None:
-        """Wake the model for a load request. It puts no other model to sleep.
+        """Wake the model for a load request, without putting other models to sleep.
 
         If the caller is canceled, the wake continues.
 

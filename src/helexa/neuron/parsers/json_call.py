@@ -74,7 +74,7 @@ def read_calls(
 ) -> Reading[None]:
     """Parse one or several tool calls that are JSON objects.
 
-    The calls may be in a list or in a code fence. If the format has no list or fence, it counts as a repaired mistake.
+    The calls may be in a list or in a code fence. A list or fence that the format does not have is a repaired mistake.
     Surplus closing braces after each call are dropped. Other arguments are those of `read_call`.
 
     Args:

@@ -1,4 +1,4 @@
-"""Download a wheel with pip or uv, which know indexes and certificates.
+"""Download a wheel with pip or uv, which know the user's indexes and certificates.
 
 An environment without pip uses uv. Without uv, the node runs the pip that Python bundles for new environments
 (`ensurepip`), directly from its wheel.

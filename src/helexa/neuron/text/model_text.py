@@ -168,7 +168,7 @@ class ModelText:
         """Return the prompt and the length of its part before the last user message.
 
         For the arguments and errors, see `prompt_ids`. To find the part, the method renders the conversation again with
-        another last user message. The number is 0 without a user message, or if the template rejects the other one.
+        another last user message. The length is 0 without a user message, or if the template rejects the other message.
         """
         prompt = self.prompt_ids(messages, tools, insert_images, **template_kwargs)
         last = next((index for index in reversed(range(len(messages))) if messages[index].get("role") == "user"), None)

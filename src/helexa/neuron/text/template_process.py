@@ -2,8 +2,8 @@
 
 `TemplateRenderer` starts the process. A chat template comes with the weights and is untrusted code. Jinja's sandbox
 blocks attributes such as `__class__`: their value is Jinja's `Undefined` object, which prints as empty text and cannot
-be called. It does not limit the memory of string methods or the time of comparisons, so the process has limits (see
-`inside_sandbox`).
+be called. The sandbox does not limit the memory of string methods or the time of comparisons, so the process has limits
+(see `inside_sandbox`).
 
 Unlike in `transformers`, a template may change lists and dicts, as llama.cpp's templates of Kimi K2 do. All lists and
 dicts that a template reaches are its own: they are parsed or made for one rendering.

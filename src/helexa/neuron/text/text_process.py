@@ -1,8 +1,8 @@
 """Sandbox process that reads a model's text files and tokenizes.
 
 The files are untrusted, and the `tokenizers` library is native code: rules in `tokenizer.json` can multiply the length
-of a text or run for hours, and the library holds Python's interpreter lock meanwhile. In this process, which
-has limits on memory and CPU time, they delay and end neither the server nor other models. `TextSandbox` starts it.
+of a text or run for hours, and the library holds Python's interpreter lock meanwhile. Because this
+process has limits on memory and CPU time, such files cannot stop the server. `TextSandbox` starts the process.
 """
 
 import array

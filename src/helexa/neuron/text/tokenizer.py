@@ -229,7 +229,7 @@ class Tokenizer:
         Args:
             text: any text. Lone surrogates are read as U+FFFD.
             add_special: whether to add `prefix` and `suffix`, the tokens that the model's files request. A text that
-                begins with the tokens of `prefix`, or ends with those of `suffix`, gets no second ones.
+                begins with the tokens of `prefix`, or ends with those of `suffix`, does not get them again.
             parse_special: if False, the texts of control tokens are encoded as plain text.
             continues: if True, the text continues other tokens, and a SentencePiece model adds no space before it.
 

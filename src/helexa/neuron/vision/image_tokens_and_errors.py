@@ -92,8 +92,8 @@ def expanded_tokens(
 ) -> tuple[list[int], list[ImageRange]]:
     """Repeat each image token of a prompt as often as its range has embeddings.
 
-    The prompt `tokens` has one token `image_token` for each of `ImageLayout.ranges`. The result has the prompt and the
-    ranges.
+    The prompt `tokens` has one token `image_token` for each of `ImageLayout.ranges`. Return the new prompt, and the
+    ranges of image tokens in it.
 
     Raises:
         ImageError: the number of image tokens is not the number of ranges: the text of a message contains the token.

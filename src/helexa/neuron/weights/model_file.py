@@ -1,6 +1,6 @@
 """Read model files, which are untrusted: JSON objects, and the bytes of tensors.
 
-Only regular files are opened, because others may block for ever. The bytes of tensors are memory-mapped, with one
+Only regular files are opened, because other files may block for ever. The bytes of tensors are memory-mapped, with one
 mapping per tensor. A mapping is released together with its array, so the file does not stay in memory.
 """
 

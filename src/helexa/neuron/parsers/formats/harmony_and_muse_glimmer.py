@@ -1,6 +1,6 @@
 """Parse formats whose whole output consists of messages with headers.
 
-They are Harmony, the format of gpt-oss, and the format of Muse Glimmer.
+These formats are Harmony, the format of gpt-oss, and the format of Muse Glimmer.
 """
 
 import re
