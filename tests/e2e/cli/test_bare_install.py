@@ -50,7 +50,7 @@ def run(python, environ, tmp_path):
         ("helexa.bench once", "bench"),
     ],
 )
-def test_command_without_its_extra_names_the_extra_in_one_line(run, command, extra):
+def test_command_without_its_extra_prints_one_line_that_names_the_missing_extra(run, command, extra):
     result = run(*command.split())
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.endswith(f" is not installed; install it with: pip install 'helexa[{extra}]'\n")
@@ -69,7 +69,7 @@ def test_command_without_its_extra_names_the_extra_in_one_line(run, command, ext
         ),
     ],
 )
-def test_missing_extra_is_installed_by_the_tool_that_made_the_environment(tmp_path, environ, file, content, command):
+def test_missing_extra_message_has_the_install_command_of_uv_tool_or_pipx(tmp_path, environ, file, content, command):
     python = bare_venv(tmp_path / "venv")
     (tmp_path / "venv" / file).write_text(content.replace("HOME", str(python.resolve().parent)))
     doctor = [str(python), "-m", "helexa", "doctor"]

@@ -24,12 +24,12 @@ def test_stdout_has_only_the_completion(chat, gateway):
     assert request["stream"] is True
 
 
-def test_first_loaded_model_is_the_default(chat, gateway):
+def test_first_loaded_model_of_the_gateway_is_the_default(chat, gateway):
     chat("hello?")
     assert gateway.requests[0]["model"] == "warm/model"
 
 
-def test_cold_model_is_used_when_none_is_loaded(chat, gateway):
+def test_model_that_is_not_loaded_is_used_with_a_note_if_none_is_loaded(chat, gateway):
     gateway.models = [{"id": "cold/model", "loaded": False}]
     result = chat("hello?")
     assert gateway.requests[0]["model"] == "cold/model"
@@ -37,14 +37,14 @@ def test_cold_model_is_used_when_none_is_loaded(chat, gateway):
     assert "cold/model is not loaded yet" in result.stderr
 
 
-def test_gateway_without_models_is_an_error(chat, gateway):
+def test_gateway_without_models_ends_the_command_with_an_error(chat, gateway):
     gateway.models = []
     result = chat("hello?")
     assert (result.returncode, result.stdout) == (4, "")
     assert "has no models" in result.stderr
 
 
-def test_given_options_are_sent(chat, gateway):
+def test_options_of_the_command_line_are_sent_in_the_request(chat, gateway):
     chat("hi", "-m", "org/m", "--system", "Be brief.", "--temperature", "0", "--seed", "7", "--max-tokens", "5")
     request = gateway.requests[0]
     assert request["model"] == "org/m"
@@ -52,7 +52,7 @@ def test_given_options_are_sent(chat, gateway):
     assert (request["temperature"], request["seed"], request["max_tokens"]) == (0, 7, 5)
 
 
-def test_omitted_options_are_not_sent(chat, gateway):
+def test_request_contains_no_options_that_the_command_line_omits(chat, gateway):
     chat("hi")
     assert set(gateway.requests[0]) == {"model", "messages", "seed", "stream", "stream_options"}
 
@@ -65,12 +65,12 @@ def test_omitted_options_are_not_sent(chat, gateway):
         (["naïve 漢字"], "", "naïve 漢字"),
     ],
 )
-def test_piped_text_is_part_of_the_prompt(chat, gateway, arguments, stdin, prompt):
+def test_text_piped_to_stdin_is_appended_to_the_prompt(chat, gateway, arguments, stdin, prompt):
     assert chat(*arguments, stdin=stdin).returncode == 0
     assert gateway.requests[0]["messages"][-1]["content"] == prompt
 
 
-def test_open_stdin_without_text_is_noted(environ, gateway):
+def test_note_says_that_the_command_waits_for_the_end_of_stdin(environ, gateway):
     command = [sys.executable, "-m", "helexa", "chat", "hi", "--url", gateway.url]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, env=environ, text=True, **pipes) as process:
@@ -81,7 +81,7 @@ def test_open_stdin_without_text_is_noted(environ, gateway):
     assert gateway.requests[0]["messages"] == [{"role": "user", "content": "hi\n\nthere"}]
 
 
-def test_empty_prompt_is_wrong_usage(chat, gateway):
+def test_empty_prompt_is_a_usage_error(chat, gateway):
     result = chat(stdin="\n")
     assert (result.returncode, result.stdout) == (2, "")
     assert gateway.requests == []
@@ -93,7 +93,7 @@ def test_url_and_key_come_from_the_environment(helexa, gateway):
     assert gateway.authorization == "Bearer sesame"
 
 
-def test_without_key_no_authorization_is_sent(chat, gateway):
+def test_without_a_key_no_authorization_header_is_sent(chat, gateway):
     chat("hi")
     assert gateway.authorization is None
 
@@ -130,28 +130,28 @@ def test_malformed_chunks_are_ignored(chat, gateway):
         ),
     ],
 )
-def test_error_responses_are_one_line(chat, gateway, status, headers, envelope, code, shown):
+def test_error_response_of_the_gateway_is_printed_as_one_line(chat, gateway, status, headers, envelope, code, shown):
     gateway.error_response = (status, headers, envelope)
     result = chat("hi", "-m", "nope")
     assert (result.returncode, result.stdout) == (code, "")
     assert result.stderr == shown.replace("{url}", gateway.url)
 
 
-def test_error_during_the_stream_ends_the_command(chat, gateway):
+def test_error_event_in_the_stream_ends_the_command_with_an_error(chat, gateway):
     gateway.chunks = ["half", {"error": {"message": "the engine died", "type": "api_error", "code": None}}]
     result = chat("hi")
     assert (result.returncode, result.stdout) == (1, "half\n")
     assert result.stderr == "helexa: the engine died\n"
 
 
-def test_broken_connection_ends_the_command(chat, gateway):
+def test_broken_connection_ends_the_command_with_an_error(chat, gateway):
     gateway.chunks = ["half", "DROP"]
     result = chat("hi")
     assert (result.returncode, result.stdout) == (3, "half\n")
     assert result.stderr.startswith("helexa: the ")
 
 
-def test_ctrl_c_closes_the_connection(environ, gateway):
+def test_ctrl_c_closes_the_connection_to_the_gateway(environ, gateway):
     gateway.chunks = ["begun", "WAIT"]
     command = [sys.executable, "-m", "helexa", "chat", "hi", "--url", gateway.url]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -30,7 +30,7 @@ def messages(request):
     return [(turn["role"], turn["content"]) for turn in request["messages"]]
 
 
-def test_conversation_is_sent_with_each_message(start_chat, gateway):
+def test_each_request_contains_the_whole_conversation(start_chat, gateway):
     screen = start_chat("--system", "Be kind.")
     assert "warm/model" in screen.text
     screen.type("hello\n")
@@ -98,7 +98,7 @@ def test_ctrl_d_exits(start_chat):
     assert screen.wait_for_exit() == 0
 
 
-def test_triple_quotes_span_several_lines(start_chat, gateway):
+def test_triple_quotes_enclose_a_message_of_several_lines(start_chat, gateway):
     screen = start_chat()
     screen.type('"""one\n')
     screen.expect("... ")
@@ -109,7 +109,7 @@ def test_triple_quotes_span_several_lines(start_chat, gateway):
     assert messages(gateway.requests[0]) == [("user", "one\n/two\nthree")]
 
 
-def test_retry_sends_the_last_message_again(start_chat, gateway):
+def test_slash_retry_sends_the_last_message_again(start_chat, gateway):
     screen = start_chat()
     screen.type("why?\n")
     screen.expect("Hello there!")
@@ -175,14 +175,14 @@ def test_control_characters_of_the_model_are_removed(start_chat, gateway):
     assert not [danger for danger in ("\x1b]", "\x1b[2J", "\x07") if danger in screen.text[start:]]
 
 
-def test_unknown_model_ends_the_command_before_the_first_prompt(environ, gateway):
+def test_unknown_model_ends_the_command_before_input_is_read(environ, gateway):
     screen = Screen(["chat", "--url", gateway.url, "--model", "warm/modle"], environ)
     assert screen.wait_for_exit() == 4
     assert "did you mean 'warm/model'?" in screen.text
     screen.close()
 
 
-def test_history_is_saved_readable_only_by_the_user(start_chat, environ):
+def test_input_history_is_saved_in_a_file_that_only_the_user_can_read(start_chat, environ):
     screen = start_chat()
     screen.type("remember me\n")
     screen.expect("Hello there!")

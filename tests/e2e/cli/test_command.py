@@ -66,7 +66,7 @@ def test_version_is_printed(helexa):
         (["ps", "--url", "http://[::1"], "not a URL"),
     ],
 )
-def test_wrong_usage_is_one_line_and_exit_code_2(helexa, arguments, message):
+def test_usage_error_is_one_line_and_exit_code_2(helexa, arguments, message):
     result = helexa(*arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("helexa: ")
@@ -75,13 +75,13 @@ def test_wrong_usage_is_one_line_and_exit_code_2(helexa, arguments, message):
 
 
 @pytest.mark.parametrize("command", ["ps", "status", "chat"])
-def test_unreachable_gateway_is_named(helexa, command):
+def test_error_of_an_unreachable_gateway_names_its_url(helexa, command):
     result = helexa(command, "--url", NOWHERE, stdin="hello")
     assert (result.returncode, result.stdout) == (3, "")
     assert result.stderr == f"helexa: no gateway at {NOWHERE}; start one with `helexa up`\n"
 
 
-def test_doctor_explains_device_and_dtype(helexa, tmp_path):
+def test_doctor_reports_the_chosen_device_and_dtype_and_fails_for_a_missing_device(helexa, tmp_path):
     nowhere = {"PATH": "/nonexistent", "CC": "/nonexistent/cc", "HF_HUB_OFFLINE": "1"}
     result = helexa("doctor", "--json", HELEXA_CACHE=str(tmp_path), HELEXA_FORCE_F32="1", **nowhere)
     assert (result.returncode, result.stderr) == (0, "")

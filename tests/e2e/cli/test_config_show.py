@@ -40,7 +40,7 @@ def shown(helexa, tmp_path, server, text, *options, **variables):
     return {key: (value, origin.replace(str(path), "FILE")) for key, (value, origin) in rows.items()}
 
 
-def test_node_values_have_their_origins(helexa, tmp_path):
+def test_config_show_prints_the_origin_of_each_node_setting(helexa, tmp_path):
     variables = {"NEURON_DRAIN_SECS": "9", "NEURON_MAX_PROMPT_TOKENS": "77", "NEURON_HARNESS__TORCH__DTYPE": "auto"}
     rows = shown(helexa, tmp_path, "node", NODE, "-np", "3", **variables)
     expected = {
@@ -59,7 +59,7 @@ def test_node_values_have_their_origins(helexa, tmp_path):
     assert {key: rows[key] for key in expected} == expected
 
 
-def test_gateway_values_have_their_origins(helexa, tmp_path):
+def test_config_show_prints_the_origin_of_each_gateway_setting_and_hides_secrets(helexa, tmp_path):
     rows = shown(helexa, tmp_path, "gateway", GATEWAY, CORTEX_GATEWAY__METRICS_LISTEN="127.0.0.1:9")
     expected = {
         "gateway.listen": ("127.0.0.1:1", "FILE:3"),
@@ -72,13 +72,13 @@ def test_gateway_values_have_their_origins(helexa, tmp_path):
     assert {key: rows[key] for key in expected} == expected
 
 
-def test_list_of_a_variable_replaces_the_file(helexa, tmp_path):
+def test_list_in_an_environment_variable_replaces_the_list_in_the_file(helexa, tmp_path):
     rows = shown(helexa, tmp_path, "node", NODE, NEURON_DEFAULT_MODELS='[{model_id = "x/y"}]')
     assert rows["default_models.0.model_id"] == ("x/y", "NEURON_DEFAULT_MODELS")
     assert "default_models.1.model_id" not in rows
 
 
-def test_text_output_has_origins_on_request(helexa, tmp_path):
+def test_text_output_shows_origins_only_with_option_origin(helexa, tmp_path):
     (tmp_path / "neuron.toml").write_text("port = 14000\n")
     arguments = ("config", "show", "node", "-c", str(tmp_path / "neuron.toml"))
     assert "port = 14000" in helexa(*arguments).stdout.splitlines()
@@ -86,7 +86,7 @@ def test_text_output_has_origins_on_request(helexa, tmp_path):
     assert line.split("# ")[1] == f"{tmp_path / 'neuron.toml'}:1"
 
 
-def test_servers_with_a_file_are_shown_without_a_name(helexa, tmp_path, monkeypatch):
+def test_without_a_server_name_config_show_prints_each_server_that_has_a_file(helexa, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if not any(Path(file).exists() for file in ("/etc/neuron/neuron.toml", "/etc/cortex/cortex.toml")):
         result = helexa("config", "show")
@@ -107,7 +107,7 @@ def test_servers_with_a_file_are_shown_without_a_name(helexa, tmp_path, monkeypa
     assert (result.returncode, "helexa config show node|gateway -c other.toml" in result.stderr) == (2, True)
 
 
-def test_invalid_configuration_has_its_exit_code(helexa, tmp_path):
+def test_invalid_configuration_ends_config_show_with_exit_code_78(helexa, tmp_path):
     (tmp_path / "neuron.toml").write_text("prot = 14000\n")
     result = helexa("config", "show", "node", "-c", str(tmp_path / "neuron.toml"))
     assert (result.returncode, result.stdout) == (78, "")

@@ -13,7 +13,7 @@ def write_configuration(environ, url, listen):
     (folder / "cortex.toml").write_text(f'[gateway]\nlisten = "{listen}"\n{keys}')
 
 
-def test_link_is_made_with_the_stored_key_of_the_gateway(helexa, environ, gateway):
+def test_console_command_makes_a_sign_in_link_with_the_admin_key_stored_by_up(helexa, environ, gateway):
     write_configuration(environ, gateway.url, gateway.url.removeprefix("http://"))
     result = helexa("console", "--url", gateway.url)
     assert result.returncode == 0
@@ -23,7 +23,7 @@ def test_link_is_made_with_the_stored_key_of_the_gateway(helexa, environ, gatewa
     assert gateway.authorization is None  # the key stays on this machine
 
 
-def test_link_is_made_with_the_key_of_the_variable(helexa, gateway):
+def test_console_command_makes_a_sign_in_link_with_the_key_in_the_environment_variable(helexa, gateway):
     result = helexa("console", "--url", gateway.url, HELEXA_API_KEY="an-admins-key")
     assert (result.returncode, result.stdout.startswith(f"{gateway.url}/#/link/")) == (0, True)
     assert gateway.authorization is None
@@ -40,7 +40,7 @@ def test_link_is_made_with_the_key_of_the_variable(helexa, gateway):
         ),
     ],
 )
-def test_reason_for_no_link_is_one_line(helexa, gateway, links, message):
+def test_console_command_that_cannot_make_a_sign_in_link_prints_the_reason_in_one_line(helexa, gateway, links, message):
     gateway.session["links"] = links
     result = helexa("console", "--url", gateway.url)
     assert (result.returncode, result.stdout, result.stderr) == (1, "", message.format(url=gateway.url))

@@ -42,7 +42,7 @@ def output_during_download(stream, clock, seconds, **options):
     return shown
 
 
-def test_quick_download_shows_nothing(capsys):
+def test_download_of_less_than_half_a_second_shows_no_bar(capsys):
     stream = Terminal()
     assert output_during_download(stream, Clock(), 0.49) == ""
     assert (stream.getvalue(), capsys.readouterr().err) == ("", "")
@@ -71,7 +71,7 @@ def test_bar_takes_one_line_of_a_narrow_terminal(monkeypatch, width):
     assert not any("\n" in line or len(line) > width for line in lines)
 
 
-def test_unknown_size_is_not_shown(monkeypatch):
+def test_bar_of_a_download_of_unknown_size_shows_only_the_received_bytes(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     stream, clock = Terminal(), Clock()
     with DownloadBar("org/name", stream=stream, clock=clock) as bar:
@@ -105,7 +105,7 @@ def test_quiet_prints_nothing(capsys):
     assert (stream.getvalue(), capsys.readouterr().err) == ("", "")
 
 
-def test_cached_download_is_not_reported(capsys):
+def test_model_in_the_cache_is_not_reported_as_downloaded(capsys):
     clock = Clock()
     with DownloadBar("org/name", stream=io.StringIO(), clock=clock) as bar:
         clock.now += 60
@@ -135,7 +135,7 @@ def test_failed_download_prints_no_summary(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_slow_lookup_is_shown():
+def test_slow_lookup_of_a_model_on_the_hub_is_shown():
     stream, clock = Terminal(), Clock()
     with DownloadBar("org/name", stream=stream, clock=clock) as bar:
         bar.show("list", 0, 0)

@@ -30,7 +30,7 @@ def contents(gateway):
         (["run", "cold/model"], "piped", "cold/model", "piped"),
     ],
 )
-def test_model_and_prompt_arguments_are_distinguished(helexa, gateway, arguments, stdin, model, prompt):
+def test_first_argument_is_the_model_if_it_names_one_else_the_prompt(helexa, gateway, arguments, stdin, model, prompt):
     result = helexa(*arguments, stdin=stdin)
     assert (result.returncode, result.stdout, result.stderr) == (0, "Hello there!\n", "")
     assert (gateway.requests[0]["model"], contents(gateway)) == (model, [prompt])
@@ -44,7 +44,7 @@ def test_files_are_appended_to_the_prompt(helexa, gateway, tmp_path):
     assert result.stderr.startswith("prompt 12 tokens (8 from the cache), answer 3 tokens, first after")
 
 
-def test_images_precede_the_prompt(helexa, gateway, tmp_path):
+def test_images_precede_the_prompt_in_the_request(helexa, gateway, tmp_path):
     (tmp_path / "a.png").write_bytes(b"GIF89a")
     url = "data:image/png;base64,iVBORw0KGgo="
     result = helexa("generate", "what is it?", "-i", str(tmp_path / "a.png"), "--image", url)
@@ -68,7 +68,7 @@ def test_sampling_and_schema_are_sent(helexa, gateway, tmp_path):
         assert request["response_format"]["json_schema"]["schema"] == SCHEMA
 
 
-def test_json_prints_the_text_with_its_seed_and_usage(helexa, gateway):
+def test_option_json_prints_the_completion_with_its_seed_and_usage(helexa, gateway):
     gateway.chunks = ["naïve\x9b"]
     result = helexa("generate", "hi", "--json", "--seed", "7")
     output = json.loads(result.stdout)
@@ -79,7 +79,7 @@ def test_json_prints_the_text_with_its_seed_and_usage(helexa, gateway):
     assert [json.loads(line)["seed"] for line in lines] == [7, 8, 9]
 
 
-def test_blank_line_separates_completions(helexa, gateway):
+def test_blank_line_separates_several_completions_on_stdout(helexa, gateway):
     assert helexa("generate", "hi", "-n", "2").stdout == "Hello there!\n\nHello there!\n"
 
 
@@ -165,7 +165,7 @@ def test_verbose_prints_where_the_model_runs(helexa, gateway):
     assert helexa("generate", "hi", "-v").stderr == f"warm/model: {gateway.url}\n"
 
 
-def test_truncation_is_noted_unless_quiet(helexa, gateway):
+def test_truncated_completion_is_noted_on_stderr_unless_quiet(helexa, gateway):
     gateway.finish_reason = "length"
     assert helexa("generate", "hi").stderr == "the answer stopped at the token limit\n"
     assert helexa("generate", "hi", "-q").stderr == ""

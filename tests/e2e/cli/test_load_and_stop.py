@@ -21,7 +21,7 @@ def state(environ, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_load_names_node_and_memory(helexa, gateway):
+def test_load_command_prints_the_node_and_the_memory_of_the_model(helexa, gateway):
     gateway.nodes = [NODE]
     result = helexa("load", "org/a", "--node", "beast", "--url", gateway.url)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "org/a is loaded on beast, 2.00 GB\n")
@@ -35,14 +35,14 @@ def test_load_of_a_model_that_no_node_has_says_how_to_download_it(helexa, gatewa
     assert result.stderr == "helexa: model 'org/x' is on no node; download it with `helexa pull org/x`\n"
 
 
-def test_failed_load_is_one_line(helexa, gateway):
+def test_failed_load_is_reported_in_one_line(helexa, gateway):
     reason = "no node has enough memory for model 'org/a': it needs 61.5 GB; a has 11.0 GB free"
     gateway.model_answers["/api/models/load"] = (503, {"Retry-After": "30"}, {"error": {"message": reason}})
     result = helexa("load", "org/a", "--url", gateway.url)
     assert (result.returncode, result.stderr) == (1, f"helexa: {reason} (try again in 30 s)\n")
 
 
-def test_unload_of_all_models_names_each(gateway, capsys):
+def test_unload_of_all_models_prints_each_model(gateway, capsys):
     gateway.nodes = [NODE]
     unload(all_models=True, url=gateway.url)
     assert capsys.readouterr().err == "org/a is unloaded\norg/b is unloaded\n"
@@ -60,7 +60,7 @@ def test_unload_of_an_unknown_model_lists_the_loaded_models(gateway):
     assert error.value.exit_code == 2
 
 
-def test_only_up_of_this_machine_is_found_on_any_port(state):
+def test_commands_find_the_only_running_helexa_up_whatever_its_port(state):
     assert running_ups() == []
     assert local_gateway(None).url == "http://127.0.0.1:31313"
     configuration = '[gateway]\nlisten = "127.0.0.1:4001"\n[[entitlements.keys]]\nkey = "the-owners-key"\n'
@@ -80,14 +80,14 @@ def test_only_up_of_this_machine_is_found_on_any_port(state):
     assert running_ups() == []
 
 
-def test_console_finds_the_running_up(state, environ, gateway, helexa):
+def test_console_command_finds_the_running_helexa_up(state, environ, gateway, helexa):
     environ.pop("HELEXA_BASE_URL", None)
     with recorded(state_folder("up", gateway.url.rpartition(":")[2]), gateway.url):
         result = helexa("console", HELEXA_API_KEY="an-admins-key")
     assert result.stdout.startswith(f"{gateway.url}/#/link/")
 
 
-def test_record_of_a_killed_up_is_not_taken_for_a_running_one(state):
+def test_state_file_left_by_a_killed_helexa_up_is_not_reported_as_running(state):
     code = "import signal; from helexa.cli.up_state_keys_and_logs import recorded"
     code += "; from helexa.cli.up_state_keys_and_logs import state_folder"
     code += "; up = recorded(state_folder('up', '4003'), 'http://127.0.0.1:4003'); up.__enter__()"
@@ -112,7 +112,7 @@ def test_record_of_a_killed_up_is_not_taken_for_a_running_one(state):
         (["stop", "org/a", "--url", "http://127.0.0.1:1"], 3, "no gateway at http://127.0.0.1:1"),
     ],
 )
-def test_stop_without_a_running_up_is_explained(helexa, arguments, code, message):
+def test_stop_without_a_running_helexa_up_is_explained_in_one_line(helexa, arguments, code, message):
     result = helexa(*arguments)
     assert result.returncode == code
     assert message in result.stderr

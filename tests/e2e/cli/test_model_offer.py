@@ -26,7 +26,7 @@ def answer(monkeypatch):
     return lambda text: monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
 
-def test_best_model_is_offered_with_its_size(answer, capsys):
+def test_best_model_for_the_free_memory_is_offered_with_its_download_size(answer, capsys):
     answer("y\n")
     assert offered_model(ask=True) == f"{QWEN}:Q8_0"
     shown = capsys.readouterr().err
@@ -35,13 +35,13 @@ def test_best_model_is_offered_with_its_size(answer, capsys):
 
 
 @pytest.mark.parametrize("text", ["n\n", ""], ids=["no", "end of input"])
-def test_declined_download_runs_no_model(answer, text):
+def test_declined_download_ends_the_command_with_an_error(answer, text):
     answer(text)
     with pytest.raises(CommandError, match="name one, as in `helexa run helexa/small`"):
         offered_model(ask=True)
 
 
-def test_downloaded_model_needs_no_question(answer, capsys, tmp_path):
+def test_model_that_is_already_downloaded_runs_without_a_question(answer, capsys, tmp_path):
     folder = tmp_path / "HF_HUB_CACHE" / f"models--{QWEN.replace('/', '--')}"
     (folder / "snapshots" / COMMIT).mkdir(parents=True)
     (folder / "snapshots" / COMMIT / "Qwen3-1.7B-Q8_0.gguf").write_bytes(b"GGUF")
@@ -52,14 +52,14 @@ def test_downloaded_model_needs_no_question(answer, capsys, tmp_path):
     assert "download" not in capsys.readouterr().err
 
 
-def test_default_model_is_named_without_a_terminal(capsys):
+def test_without_a_terminal_the_default_model_runs_and_is_named_on_stderr(capsys):
     assert offered_model(ask=False) == "helexa/small"
     assert capsys.readouterr().err.startswith("no model named: running helexa/small, whose answers are often wrong")
     assert offered_model(ask=False, quiet=True) == "helexa/small"
     assert capsys.readouterr().err == ""
 
 
-def test_loaded_model_of_a_local_server_is_used(gateway, monkeypatch, capsys):
+def test_without_a_model_name_the_model_that_a_local_server_has_loaded_is_used(gateway, monkeypatch, capsys):
     monkeypatch.setattr(local_model, "LOCAL_URLS", (gateway.url,))
     assert offered_model(ask=True) == "warm/model"
     assert capsys.readouterr().err == f"no model named: running warm/model, which {gateway.url} has loaded\n"

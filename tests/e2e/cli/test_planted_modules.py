@@ -16,7 +16,9 @@ helexa.generate("hi", model=sys.argv[1], target="private", schema=schema, temper
 """
 
 
-def test_modules_beside_a_model_do_not_run_in_processes_of_the_engine(smollm2_gguf: Path, tmp_path: Path) -> None:
+def test_python_modules_planted_beside_a_model_do_not_run_in_engine_processes(
+    smollm2_gguf: Path, tmp_path: Path
+) -> None:
     for name in PLANTED:
         (tmp_path / f"{name}.py").write_text("import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\n")
     command = [sys.executable, "-P", "-c", ASK, str(smollm2_gguf)]
@@ -25,7 +27,7 @@ def test_modules_beside_a_model_do_not_run_in_processes_of_the_engine(smollm2_gg
     assert run.returncode == 0, run.stderr
 
 
-def test_each_python_process_is_started_without_the_working_directory_in_its_path() -> None:
+def test_each_python_subprocess_is_started_without_the_working_directory_on_its_module_path() -> None:
     """`python -m` looks for modules in the working directory first; `-P` turns that off."""
     lacking = re.compile(r'sys\.executable,\s*(\*\(\s*)?"-m"(?!, "compileall")')
     assert [path for path in SOURCES.rglob("*.py") if lacking.search(path.read_text())] == []

@@ -18,7 +18,7 @@ def screen(environ, smollm2_gguf):
     screen.close()
 
 
-def test_private_chat_is_configured_stopped_saved_and_resumed(screen, tmp_path):
+def test_slash_commands_configure_save_and_resume_a_chat_with_a_private_engine(screen, tmp_path):
     screen.type("What is the capital of France?\n")
     screen.expect("Paris")
     for line, output in [

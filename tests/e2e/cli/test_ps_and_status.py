@@ -39,7 +39,7 @@ NODE = {
 }
 
 
-def test_ps_prints_a_table(helexa, gateway):
+def test_ps_prints_a_table_of_models_and_their_states(helexa, gateway):
     gateway.nodes = [NODE, {"name": "attic", "healthy": False, "models": [{"id": "org/old"}]}]
     result = helexa("ps", "--url", gateway.url)
     assert (result.returncode, result.stderr) == (0, "")
@@ -105,7 +105,7 @@ def test_ps_as_json_has_the_state_of_each_model(helexa, gateway):
     assert (rows[1]["ranks"], rows[1]["tok_s"]) == (2, None)
 
 
-def test_empty_list_is_noted_on_stderr(helexa, gateway):
+def test_ps_of_a_gateway_without_nodes_prints_a_note_on_stderr(helexa, gateway):
     result = helexa("ps", "--url", gateway.url)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "the gateway has no nodes\n")
 
@@ -161,7 +161,7 @@ def test_control_characters_in_names_are_removed(helexa, gateway, command):
 
 
 @pytest.mark.parametrize("command", ["ps", "status"])
-def test_list_with_a_model_id_that_cannot_be_shown_is_one_line_of_error(helexa, gateway, command):
+def test_model_id_with_control_characters_makes_ps_and_status_print_a_one_line_error(helexa, gateway, command):
     gateway.nodes = [{"name": "node", "healthy": True, "models": [{"id": "org/\x9bm\rodel"}]}]
     done = helexa(command, "--url", gateway.url)
     assert (done.returncode, done.stdout) == (1, "")

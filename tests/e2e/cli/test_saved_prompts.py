@@ -22,7 +22,7 @@ def environ(environ, tmp_path):
     }
 
 
-def test_second_process_reads_the_prompt_from_disk(helexa, smollm2_gguf):
+def test_second_helexa_generate_reads_the_prefix_cache_of_the_first_from_disk(helexa, smollm2_gguf):
     generate = ("generate", "-m", str(smollm2_gguf), PROMPT, "--stats", "--max-tokens", "2", "--temperature", "0")
     first, second = helexa(*generate), helexa(*generate)
     assert first.returncode == second.returncode == 0

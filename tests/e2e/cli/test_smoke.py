@@ -15,7 +15,7 @@ def stack(smollm2_gguf, tmp_path_factory):
 
 
 @pytest.mark.parametrize("server", ["gateway", "node"])
-def test_serving_stack_passes(helexa, stack, server):
+def test_smoke_passes_for_a_working_gateway_or_node(helexa, stack, server):
     url = stack.url if server == "gateway" else stack.node_url
     result = helexa("smoke", url)
     assert (result.returncode, result.stderr) == (0, "")
@@ -25,7 +25,7 @@ def test_serving_stack_passes(helexa, stack, server):
 
 
 @pytest.mark.parametrize("server", ["gateway", "node"])
-def test_unexpected_commit_fails(helexa, stack, server):
+def test_smoke_fails_if_the_server_was_built_from_another_commit(helexa, stack, server):
     url = stack.url if server == "gateway" else stack.node_url
     result = helexa("smoke", url, "--expect-sha", "0000000", "--json")
     report = json.loads(result.stdout)
@@ -33,20 +33,20 @@ def test_unexpected_commit_fails(helexa, stack, server):
     assert [check["check"] for check in report["checks"] if not check["ok"]] == ["build"]
 
 
-def test_unknown_model_has_its_own_exit_code(helexa, stack):
+def test_smoke_with_an_unknown_model_exits_with_code_4(helexa, stack):
     result = helexa("smoke", stack.url, "--model", "org/none")
     assert result.returncode == 4
     assert "org/none" in result.stderr
 
 
-def test_nothing_listens_until_the_timeout(helexa):
+def test_smoke_exits_with_code_3_if_nothing_listens_until_the_timeout(helexa):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     result = helexa("smoke", url, "--timeout", "1")
     assert (result.returncode, result.stdout) == (3, "")
 
 
-def test_server_that_stays_unready_fails_with_its_reason(helexa, gateway):
+def test_smoke_fails_with_the_reason_of_a_server_that_stays_unready(helexa, gateway):
     gateway.readiness = {"ready": False, "components": {"nodes": {"ready": False, "reason": "0 nodes"}}}
     result = helexa("smoke", "--url", gateway.url, "--timeout", "1")
     assert result.returncode == 1
@@ -54,14 +54,14 @@ def test_server_that_stays_unready_fails_with_its_reason(helexa, gateway):
     assert result.stdout.endswith(": 0 nodes\n")
 
 
-def test_gateway_with_a_loading_node_is_not_ready(helexa, gateway):
+def test_smoke_fails_while_a_node_of_the_gateway_still_loads_models(helexa, gateway):
     gateway.nodes = [{"name": "beast", "healthy": True, "activation": {"state": "pre_warming"}}]
     result = helexa("smoke", gateway.url, "--timeout", "1")
     assert result.returncode == 1
     assert "beast still loads models" in result.stdout
 
 
-def test_failed_models_and_wrong_answers_are_listed(helexa, gateway):
+def test_smoke_lists_failed_models_and_a_wrong_answer(helexa, gateway):
     failed = [{"model_id": "org/broken", "error": "the file is\ntruncated"}]
     gateway.nodes = [
         {"name": "beast", "healthy": True, "activation": {"failed": failed}},
@@ -78,7 +78,7 @@ def test_failed_models_and_wrong_answers_are_listed(helexa, gateway):
     ]
 
 
-def test_server_of_another_make_is_an_error(helexa, gateway):
+def test_smoke_rejects_a_server_that_is_not_helexa(helexa, gateway):
     gateway.readiness = {"status": "fine"}
     result = helexa("smoke", gateway.url)
     assert (result.returncode, result.stdout) == (1, "")

@@ -7,7 +7,7 @@ from descriptors import many_descriptors
 from helexa.cli.up_processes import StopSignals
 
 
-def test_signal_is_received_with_many_open_descriptors() -> None:
+def test_sigterm_is_received_by_a_process_with_many_open_descriptors() -> None:
     with many_descriptors(), StopSignals() as stop:
         assert not stop.wait(0)
         os.kill(os.getpid(), signal.SIGTERM)

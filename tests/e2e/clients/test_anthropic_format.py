@@ -28,7 +28,7 @@ def prompt_tokens(usage: Any) -> int:
     return usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
 
 
-def test_stream_equals_the_complete_message(claude: anthropic.Anthropic):
+def test_streamed_message_equals_the_complete_message(claude: anthropic.Anthropic):
     message = claude.messages.create(**arguments())
     (block,) = message.content
     assert block.type == "text" and "Paris" in block.text
@@ -43,7 +43,7 @@ def test_stream_equals_the_complete_message(claude: anthropic.Anthropic):
     assert prompt_tokens(streamed.usage) == prompt_tokens(message.usage) > 0
 
 
-def test_limits_and_stop_sequences_end_a_message(claude: anthropic.Anthropic):
+def test_max_tokens_and_stop_sequences_end_a_message_with_their_stop_reason(claude: anthropic.Anthropic):
     cut = claude.messages.create(**arguments(max_tokens=2))
     assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 2)
     stopped = claude.messages.create(**arguments(stop_sequences=["Paris"]))
@@ -53,13 +53,13 @@ def test_limits_and_stop_sequences_end_a_message(claude: anthropic.Anthropic):
         assert stream.get_final_message().stop_sequence == "Paris"
 
 
-def test_assistant_prefix_is_continued(claude: anthropic.Anthropic):
+def test_final_assistant_message_of_the_request_is_continued(claude: anthropic.Anthropic):
     begun = [*FRANCE, {"role": "assistant", "content": "The capital of France is"}]
     message = claude.messages.create(**arguments(messages=begun))
     assert message.content[0].type == "text" and message.content[0].text.startswith(" Paris")
 
 
-def test_token_count_equals_usage(claude: anthropic.Anthropic):
+def test_count_tokens_equals_the_prompt_tokens_in_the_usage(claude: anthropic.Anthropic):
     system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     for fields in ({}, {"system": system}, {"messages": [*FRANCE, {"role": "assistant", "content": "It is"}]}):
         request = arguments(**fields)
@@ -69,7 +69,7 @@ def test_token_count_equals_usage(claude: anthropic.Anthropic):
         assert count.input_tokens == prompt_tokens(claude.messages.create(**request).usage)
 
 
-def test_unsupported_features_get_anthropic_errors(claude: anthropic.Anthropic):
+def test_overlong_prompt_image_and_unknown_model_get_errors_in_anthropic_format(claude: anthropic.Anthropic):
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: [0-9]+ tokens > [0-9]+ maximum"):
         claude.messages.create(**arguments(messages=[{"role": "user", "content": "word " * 40_000}]))
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
@@ -81,7 +81,7 @@ def test_unsupported_features_get_anthropic_errors(claude: anthropic.Anthropic):
         claude.messages.create(**arguments(model="nobody"))
 
 
-def test_message_tokens_are_counted_in_metrics(stack: Stack, claude: anthropic.Anthropic):
+def test_tokens_of_messages_are_counted_in_the_gateway_metrics(stack: Stack, claude: anthropic.Anthropic):
     name = f'cortex_completion_tokens_total{{model="{MODEL}",node="n1"}}'
 
     def measured_tokens() -> float:

@@ -86,12 +86,14 @@ def test_image_is_rejected_by_a_text_model(client: openai.OpenAI):
     ids=["cut", "empty", "not-utf8", "deep", "list", "null"],
 )
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
-def test_invalid_bodies_are_rejected(stack: Stack, path: str, body: bytes, status: int, code: str):
+def test_body_that_is_not_valid_json_is_rejected_with_its_error_code(
+    stack: Stack, path: str, body: bytes, status: int, code: str
+):
     actual, _, error = post(f"{stack.url}/v1/{path}", body)
     assert (actual, error["error"]["code"], error["error"]["type"]) == (status, code, "invalid_request_error")
 
 
-def test_completions_reject_invalid_prompts(client: openai.OpenAI):
+def test_completions_reject_overlong_prompts_negative_limits_and_unknown_token_ids(client: openai.OpenAI):
     fields: Any = {"model": MODEL, "prompt": "word " * CONTEXT}
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(**fields, max_tokens=1)

@@ -87,7 +87,9 @@ def accuracy(answers: list[str]) -> float:
     daily([("native", "openai")], product(CONFIGS, CLIENTS), several=True),
     indirect=True,
 )
-def test_clients_read_digits(ask: Ask, prompts: list[list[Digit]], expected_accuracy: float) -> None:
+def test_model_reads_digits_in_images_sent_by_each_client_with_the_expected_accuracy(
+    ask: Ask, prompts: list[list[Digit]], expected_accuracy: float
+) -> None:
     encoded = [[base64.b64encode(png(image)).decode() for image in prompt] for prompt in prompts]
     with ThreadPoolExecutor(REQUESTS) as threads:
         answers = list(threads.map(ask, encoded))

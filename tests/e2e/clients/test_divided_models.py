@@ -63,7 +63,7 @@ def fleet(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             server.end()
 
 
-def test_only_the_node_that_can_divide_the_model_is_feasible(fleet: Fleet) -> None:
+def test_model_that_needs_two_devices_is_feasible_only_on_the_node_with_two_ranks(fleet: Fleet) -> None:
     (model,) = get(f"{fleet.url}/v1/models")["data"]
     assert model["feasible_on"] == ["two"]
     first, _ = get(f"{fleet.url}/api/explain?model=wide")["candidates"]
@@ -71,7 +71,7 @@ def test_only_the_node_that_can_divide_the_model_is_feasible(fleet: Fleet) -> No
     assert (first["node"], first["verdict"]) == ("one", reason)
 
 
-def test_request_loads_the_model_on_two_ranks(fleet: Fleet) -> None:
+def test_request_for_a_divided_model_loads_the_model_on_two_ranks(fleet: Fleet) -> None:
     body = {"model": "wide", "messages": [{"role": "user", "content": "The capital of France?"}], "max_tokens": 8}
     status, headers, answer = post(f"{fleet.url}/v1/chat/completions", body | {"temperature": 0})
     assert (status, answer["usage"]["completion_tokens"] > 0) == (200, True)

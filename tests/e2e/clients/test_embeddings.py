@@ -37,18 +37,18 @@ def test_embedding_is_independent_of_batching_and_encoding(client: openai.OpenAI
     assert response.usage.prompt_tokens == tokens
 
 
-def test_embedding_request_leaves_the_node_idle(stack: Stack, client: openai.OpenAI) -> None:
+def test_node_is_idle_after_an_embedding_request(stack: Stack, client: openai.OpenAI) -> None:
     vectors(client, TEXTS)
     stack.until_idle()
 
 
-def test_node_error_reaches_the_client(client: openai.OpenAI) -> None:
+def test_error_of_the_node_reaches_the_client_of_the_gateway(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         vectors(client, "x", extra_body={"truncate_prompt_tokens": 8})
     assert caught.value.code == "unsupported_parameter"
 
 
-def test_vectors_are_shortened(client: openai.OpenAI) -> None:
+def test_dimensions_shortens_and_normalizes_the_embedding(client: openai.OpenAI) -> None:
     (whole,), (short,) = vectors(client, "x"), vectors(client, "x", dimensions=8)
     norm = math.hypot(*whole[:8])
     assert short == pytest.approx([number / norm for number in whole[:8]], abs=1e-6)

@@ -59,14 +59,16 @@ async def hang_up(cortex: Cortex, node: Node, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_hang_up_is_charged_for_generated_tokens(cortex: Cortex, node: Node, stream: bool) -> None:
+async def test_client_that_hangs_up_is_charged_for_the_generated_tokens(
+    cortex: Cortex, node: Node, stream: bool
+) -> None:
     await hang_up(cortex, node, stream=stream)
     assert await spent(cortex) == 3 + GENERATED
     (row,) = await cortex.gateway.ledger.recent(1)
     assert (row["client_gone"], row["prompt"], row["completion"]) == (True, 3, GENERATED)
 
 
-async def test_usage_is_found_only_by_its_random_id(cortex: Cortex, node: Node) -> None:
+async def test_node_returns_the_usage_of_a_request_only_for_its_random_usage_id(cortex: Cortex, node: Node) -> None:
     headers = HEADERS | {"x-request-id": "mine-1", "x-helexa-usage-id": "0" * 32}
     body = {"model": "org/tiny", "prompt": [1, 3]}
     async with cortex.client.post(f"{cortex.url}/v1/completions", json=body, headers=headers) as response:

@@ -45,7 +45,7 @@ async def disconnect_before_the_response(request: asyncio.Task[Any]) -> None:
     await asyncio.wait([request])
 
 
-async def test_hang_ups_do_not_affect_other_clients(stack: Stack):
+async def test_requests_of_other_clients_finish_while_many_clients_hang_up(stack: Stack):
     async with stack.async_client() as client:
         silent = [ask(client) for _ in range(4)]
         await asyncio.to_thread(stack.node.until, lambda: stack.load()["in_flight"] == 4, "the node runs four requests")

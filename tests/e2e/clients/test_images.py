@@ -102,13 +102,13 @@ def message(claude: anthropic.Anthropic, *content: Any, **fields: Any) -> Any:
 QUESTION = {"type": "text", "text": "What is it?"}
 
 
-def test_model_states_that_it_sees_images(client: openai.OpenAI, claude: anthropic.Anthropic):
+def test_model_entry_of_a_vision_model_lists_the_vision_capability(client: openai.OpenAI, claude: anthropic.Anthropic):
     assert client.models.retrieve(MODEL).to_dict()["capabilities"] == ["text", "vision"]
     capabilities = claude.models.retrieve(MODEL).capabilities
     assert capabilities is not None and capabilities.image_input.supported
 
 
-def test_equal_prompts_have_equal_answers_in_all_apis(
+def test_prompt_with_an_image_has_the_same_answer_and_token_count_in_all_apis(
     client: openai.OpenAI, claude: anthropic.Anthropic, stack: Stack, image_url: str
 ):
     first = ask(client, data_url(PNG))
@@ -149,7 +149,9 @@ def _cached(answer: Any) -> int:
     return details.cached_tokens if details else 0
 
 
-def test_token_counts_are_exact(client: openai.OpenAI, claude: anthropic.Anthropic, image_url: str):
+def test_token_counts_of_prompts_with_images_equal_the_usage(
+    client: openai.OpenAI, claude: anthropic.Anthropic, image_url: str
+):
     content: Any = [{"type": "image", "source": {"type": "url", "url": image_url}}, QUESTION]
     counted = claude.messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": content}])
     assert counted.input_tokens == ask(client, image_url).usage.prompt_tokens
@@ -160,7 +162,7 @@ def test_token_counts_are_exact(client: openai.OpenAI, claude: anthropic.Anthrop
     assert counted_input.input_tokens == response.usage.input_tokens > 300
 
 
-def test_low_detail_limits_the_tokens(client: openai.OpenAI):
+def test_low_detail_reduces_the_tokens_of_an_image(client: openai.OpenAI):
     high, low = (ask(client, data_url(PNG), detail=detail).usage.prompt_tokens for detail in ("high", "low"))
     assert high - low >= 300 - 256
     with pytest.raises(openai.BadRequestError, match="detail"):
@@ -192,7 +194,7 @@ def test_damaged_image_is_rejected(client: openai.OpenAI, claude: anthropic.Anth
     assert ask(client, None).usage.prompt_tokens > 0
 
 
-def test_budget_is_charged_the_tokens_of_images(stack: Stack):
+def test_budget_of_a_key_is_charged_for_the_tokens_of_images(stack: Stack):
     with stack.client().with_options(api_key=KEY) as client:
         used = ask(client, data_url(PNG), "How much?").usage.total_tokens
     (key,) = [key for key in get(f"{stack.url}/api/keys", KEY)["keys"] if key["key_id"] == "capped"]

@@ -13,7 +13,7 @@ WRONG_KEY = "node-secret-2"
 DEBUG = {"HELEXA_LOG": "debug"}
 
 
-def test_gateway_uses_a_changed_key_file_without_a_restart(tmp_path: Path) -> None:
+def test_gateway_uses_the_changed_key_file_of_a_node_without_a_restart(tmp_path: Path) -> None:
     port = free_port()
     (tmp_path / "node.key").write_text(f"{KEY}\n")
     (tmp_path / "gateway.key").write_text(f"{WRONG_KEY}\n")

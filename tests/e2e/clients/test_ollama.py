@@ -34,14 +34,14 @@ def test_stream_equals_the_complete_answer(client: ollama.Client):
     assert (last.eval_count, last.prompt_eval_count) == (answer.eval_count, answer.prompt_eval_count)
 
 
-def test_options_limit_and_stop_an_answer(client: ollama.Client):
+def test_options_num_predict_and_stop_end_an_answer(client: ollama.Client):
     cut = client.chat("small", FRANCE, options=GREEDY | {"num_predict": 2})
     assert (cut.done_reason, cut.eval_count) == ("length", 2)
     stopped = client.chat("small", FRANCE, options=GREEDY | {"stop": ["Paris"]})
     assert (stopped.done_reason, "Paris" in (stopped.message.content or "")) == ("stop", False)
 
 
-def test_generate_with_and_without_the_chat_template(client: ollama.Client):
+def test_generate_applies_the_chat_template_unless_raw(client: ollama.Client):
     question = FRANCE[0]["content"]
     answer = client.generate("small", question, options=GREEDY)
     assert answer.response == client.chat("small", FRANCE, options=GREEDY).message.content
@@ -51,7 +51,7 @@ def test_generate_with_and_without_the_chat_template(client: ollama.Client):
     assert "Paris" in "".join(part.response or "" for part in parts)
 
 
-def test_answer_follows_the_schema_of_a_class(client: ollama.Client):
+def test_answer_follows_the_json_schema_in_format(client: ollama.Client):
     class Person(pydantic.BaseModel):
         name: Literal["Ada", "Bob"]
 
@@ -60,14 +60,14 @@ def test_answer_follows_the_schema_of_a_class(client: ollama.Client):
     assert Person.model_validate_json(answer.message.content or "").name
 
 
-def test_log_probabilities_are_of_the_answers_tokens(client: ollama.Client):
+def test_log_probabilities_belong_to_the_tokens_of_the_answer(client: ollama.Client):
     answer = client.chat("small", FRANCE, logprobs=True, top_logprobs=2, options=GREEDY | {"num_predict": 2})
     tokens = answer.logprobs or []
     assert "".join(token.token for token in tokens) == answer.message.content
     assert all(len(token.top_logprobs or []) == 2 and math.exp(token.logprob) <= 1 for token in tokens)
 
 
-def test_embeddings_are_those_of_openais_api(client: ollama.Client, stack: Stack):
+def test_embeddings_equal_those_of_the_openai_api(client: ollama.Client, stack: Stack):
     texts = ["The sky is blue", "Grass is green"]
     answer = client.embed("small", texts)
     with stack.client() as other:
@@ -93,7 +93,7 @@ def test_models_are_listed_and_shown(client: ollama.Client):
     assert client.pull("small").status == "success"
 
 
-def test_errors_have_a_status_and_a_text(client: ollama.Client):
+def test_errors_have_the_status_and_the_text_that_the_ollama_client_shows(client: ollama.Client):
     with pytest.raises(ollama.ResponseError, match="model 'does-not-yet-exist' not found") as caught:
         client.chat("does-not-yet-exist")
     assert caught.value.status_code == 404
@@ -114,7 +114,7 @@ def test_errors_have_a_status_and_a_text(client: ollama.Client):
         client.create("example", from_="small")
 
 
-def test_closed_stream_ends_the_request(client: ollama.Client, stack: Stack):
+def test_closing_the_stream_ends_the_request_in_the_engine(client: ollama.Client, stack: Stack):
     stream = client.generate("small", "Tell a very long story.", stream=True)
     next(iter(stream))
     stream.close()  # pyright: ignore[reportAttributeAccessIssue]

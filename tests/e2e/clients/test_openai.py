@@ -74,7 +74,7 @@ def test_seed_determines_the_text(client: openai.OpenAI):
     assert chat_text(client, seed=7, stream=True, **story) == first
 
 
-def test_limits_and_stop_strings_end_a_completion(client: openai.OpenAI, greedy: str):
+def test_token_limits_and_stop_strings_end_a_completion(client: openai.OpenAI, greedy: str):
     response = client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, max_completion_tokens=3)
     assert response.choices[0].finish_reason == "length"
     assert response.usage is not None
@@ -100,7 +100,7 @@ def test_text_completion_continues_the_prompt(client: openai.OpenAI):
     assert "." not in stopped.choices[0].text
 
 
-def test_text_parts_equal_plain_text(client: openai.OpenAI):
+def test_message_of_text_parts_gives_the_same_answer_as_plain_text(client: openai.OpenAI):
     def tokens_and_text(content: Any) -> tuple[int, str | None]:
         messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
         response = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=8)
@@ -110,7 +110,7 @@ def test_text_parts_equal_plain_text(client: openai.OpenAI):
     assert tokens_and_text([{"type": "text", "text": "Who are you?"}]) == tokens_and_text("Who are you?")
 
 
-def test_models_are_listed(client: openai.OpenAI):
+def test_models_are_listed_and_retrieved_by_id(client: openai.OpenAI):
     models = {model.id: model for model in client.models.list()}
     assert {MODEL, "small"} <= models.keys()
     assert client.models.retrieve(MODEL).id == MODEL

@@ -10,7 +10,7 @@ from clients.stack import MODEL, Stack, read
 FRANCE: Any = {"model": "small", "input": "What is the capital of France? Answer in one word.", "temperature": 0}
 
 
-def test_stream_equals_the_complete_response(client: openai.OpenAI) -> None:
+def test_streamed_response_equals_the_complete_response(client: openai.OpenAI) -> None:
     complete = client.responses.create(**FRANCE, max_output_tokens=24)
     assert "Paris" in complete.output_text
     assert (complete.model, complete.status) == (MODEL, "completed")
@@ -70,7 +70,9 @@ def test_truncated_response_is_incomplete(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_gateway_metrics_count_the_usage(stack: Stack, client: openai.OpenAI, stream: bool) -> None:
+def test_output_tokens_of_responses_are_counted_in_the_gateway_metrics(
+    stack: Stack, client: openai.OpenAI, stream: bool
+) -> None:
     def spent() -> float:
         lines = read(stack.metrics_url).splitlines()
         name = "cortex_completion_tokens_total"
@@ -88,7 +90,7 @@ def test_gateway_metrics_count_the_usage(stack: Stack, client: openai.OpenAI, st
     stack.cortex.until(lambda: spent() == expected, "it is counted")
 
 
-def test_node_error_reaches_the_client(client: openai.OpenAI) -> None:
+def test_error_of_the_node_reaches_the_client_of_the_gateway(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(**FRANCE, background=True)
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "background")

@@ -38,7 +38,9 @@ async def streams(client: openai.AsyncOpenAI, **fields: Any) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream_options": {"include_usage": False}}, {"n": 2}])
-async def test_stream_without_usage_has_a_choice_in_each_chunk(stack: SayingStack, fields: dict[str, Any]) -> None:
+async def test_each_chunk_of_a_stream_without_requested_usage_has_a_choice(
+    stack: SayingStack, fields: dict[str, Any]
+) -> None:
     for client in clients(stack):
         for chunks in await streams(client, **fields):
             reasons = [chunk.choices[0].finish_reason for chunk in chunks]  # raises IndexError on an empty list
@@ -47,7 +49,9 @@ async def test_stream_without_usage_has_a_choice_in_each_chunk(stack: SayingStac
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 2}])
-async def test_requested_usage_is_in_the_last_chunk(stack: SayingStack, fields: dict[str, Any]) -> None:
+async def test_usage_requested_in_stream_options_is_in_the_last_chunk(
+    stack: SayingStack, fields: dict[str, Any]
+) -> None:
     for client in clients(stack):
         for chunks in await streams(client, stream_options=USAGE, **fields):
             *content_chunks, last = chunks

@@ -26,7 +26,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
         yield receiver
 
 
-def test_trace_of_a_request_reaches_from_the_gateway_to_the_engine_steps(
+def test_spans_of_gateway_node_and_engine_steps_form_one_trace(
     receiver: Receiver, smollm2_gguf: Path, tmp_path: Path
 ) -> None:
     with Stack(smollm2_gguf, tmp_path) as stack, stack.client() as client:
@@ -57,7 +57,7 @@ def test_trace_of_a_request_reaches_from_the_gateway_to_the_engine_steps(
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-async def test_trace_of_a_client_continues_only_behind_a_trusted_proxy(
+async def test_traceparent_of_a_request_is_used_only_if_it_comes_from_a_trusted_proxy(
     receiver: Receiver, node: FakeNode, trusted: bool
 ) -> None:
     tracing.configure("cortex")
@@ -76,7 +76,7 @@ async def test_trace_of_a_client_continues_only_behind_a_trusted_proxy(
     assert node.headers[-1].get("tracestate") == ("a=b" if trusted else None)
 
 
-async def test_failed_request_has_its_error_code_in_the_trace(receiver: Receiver, node: FakeNode) -> None:
+async def test_trace_of_a_failed_request_has_its_error_code(receiver: Receiver, node: FakeNode) -> None:
     tracing.configure("cortex")
     try:
         async with running_cortex(node) as cortex:
@@ -87,7 +87,7 @@ async def test_failed_request_has_its_error_code_in_the_trace(receiver: Receiver
     assert (span.attributes["http.response.status_code"], span.attributes["error.type"]) == (404, "model_not_found")
 
 
-def test_missing_extra_is_named_in_one_line(tmp_path: Path, receiver: Receiver) -> None:
+def test_gateway_that_lacks_the_otel_extra_names_the_extra_in_one_line(tmp_path: Path, receiver: Receiver) -> None:
     (tmp_path / "cortex.toml").write_text("")
     script = "import sys\nsys.modules['opentelemetry.sdk'] = None\nfrom helexa.cortex.cli import main\nmain()"
     command = [sys.executable, "-c", script, "serve", "-c", str(tmp_path / "cortex.toml")]

@@ -26,7 +26,7 @@ def set_parameter(page: Page, name: str, value: str) -> None:
     page.get_by_role("button", name="Parameters").click()
 
 
-def test_answer_is_streamed_with_its_speed(sign_in: SignIn) -> None:
+def test_playground_streams_the_answer_and_shows_its_speed(sign_in: SignIn) -> None:
     page = sign_in(ALICE, "playground")
     page.get_by_label("Model", exact=True).select_option(MODEL)
     set_parameter(page, "Maximum tokens", "300")  # a busy browser reads a short answer at once, which has no speed
@@ -39,7 +39,7 @@ def test_answer_is_streamed_with_its_speed(sign_in: SignIn) -> None:
     expect(page.locator(".markdown")).to_contain_text("dog")
 
 
-def test_stopped_answer_frees_the_node(sign_in: SignIn, stack: Stack) -> None:
+def test_stop_button_in_the_playground_ends_the_request_on_the_node(sign_in: SignIn, stack: Stack) -> None:
     page = sign_in(ALICE, "playground")
     page.get_by_label("Model", exact=True).select_option(MODEL)
     set_parameter(page, "Temperature", "0")  # random answers may be short
@@ -50,7 +50,7 @@ def test_stopped_answer_frees_the_node(sign_in: SignIn, stack: Stack) -> None:
     stack.until_idle()
 
 
-def test_model_is_loaded_compared_and_unloaded(sign_in: SignIn) -> None:
+def test_console_loads_a_second_model_compares_answers_and_unloads_the_model(sign_in: SignIn) -> None:
     page = sign_in()
     page.get_by_role("button", name="Load model…").click()
     dialog = page.get_by_role("dialog", name="Load a model")
@@ -80,7 +80,7 @@ def test_model_is_loaded_compared_and_unloaded(sign_in: SignIn) -> None:
     expect(row).to_have_count(0)
 
 
-def test_failed_load_is_shown_with_the_node_s_reason(sign_in: SignIn) -> None:
+def test_failed_model_load_is_shown_with_the_reason_given_by_the_node(sign_in: SignIn) -> None:
     page = sign_in()
     page.get_by_role("button", name="Load model…").click()
     page.get_by_label("Model", exact=True).fill(BROKEN)
@@ -89,7 +89,7 @@ def test_failed_load_is_shown_with_the_node_s_reason(sign_in: SignIn) -> None:
     expect(page.locator(".node").get_by_role("row", name=BROKEN)).to_contain_text("truncated")
 
 
-def test_node_is_drained_and_put_back(sign_in: SignIn, stack: Stack) -> None:
+def test_console_drains_and_uncordons_a_node(sign_in: SignIn, stack: Stack) -> None:
     page = sign_in()
     page.get_by_role("button", name="Actions for n1", exact=True).click()
     page.get_by_role("menuitem", name="Drain…").click()
@@ -103,7 +103,7 @@ def test_node_is_drained_and_put_back(sign_in: SignIn, stack: Stack) -> None:
     page.locator(".node").get_by_text("up", exact=True).wait_for()
 
 
-def test_key_is_shown_once_spends_its_budget_and_is_revoked(sign_in: SignIn, stack: Stack) -> None:
+def test_new_api_key_is_shown_once_spends_its_budget_and_can_be_revoked(sign_in: SignIn, stack: Stack) -> None:
     admin = sign_in(view="keys")
     admin.get_by_role("button", name="Create key…").click()
     admin.get_by_label("Account", exact=True).fill("dora")
@@ -143,7 +143,7 @@ def test_key_is_shown_once_spends_its_budget_and_is_revoked(sign_in: SignIn, sta
     expect(dora.get_by_role("dialog", name="Sign in")).to_contain_text("This API key was revoked; use another one.")
 
 
-def test_usage_is_exported(sign_in: SignIn, tmp_path: Path) -> None:
+def test_usage_page_exports_the_charges_of_the_account_as_csv(sign_in: SignIn, tmp_path: Path) -> None:
     page = sign_in(ALICE, "playground")
     page.get_by_label("Model", exact=True).select_option(MODEL)
     set_parameter(page, "Maximum tokens", "5")
@@ -159,7 +159,7 @@ def test_usage_is_exported(sign_in: SignIn, tmp_path: Path) -> None:
     assert {row["account_id"] for row in rows} == {"alice"} and int(rows[0]["charged"]) > 0
 
 
-def test_copied_settings_work(sign_in: SignIn, stack: Stack) -> None:
+def test_client_settings_copied_from_the_connect_page_work(sign_in: SignIn, stack: Stack) -> None:
     page = sign_in(ALICE, "connect")
     page.get_by_label("Model", exact=True).select_option(MODEL)
     page.get_by_role("button", name="OpenAI SDK").click()
@@ -175,7 +175,7 @@ def test_copied_settings_work(sign_in: SignIn, stack: Stack) -> None:
     assert printed and printed[0]
 
 
-def test_copied_request_is_the_request_of_the_playground(sign_in: SignIn, stack: Stack) -> None:
+def test_code_copied_from_the_playground_sends_the_request_of_the_playground(sign_in: SignIn, stack: Stack) -> None:
     page = sign_in(ALICE, "playground")
     page.get_by_label("Model", exact=True).select_option(MODEL)
     set_parameter(page, "Maximum tokens", "6")

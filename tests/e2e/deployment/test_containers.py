@@ -33,7 +33,7 @@ def linters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def test_shell_scripts_have_no_findings(program: Callable[[str, str], str]) -> None:
+def test_shellcheck_has_no_findings_in_the_shell_scripts(program: Callable[[str, str], str]) -> None:
     shellcheck = program("shellcheck", "shellcheck")
     scripts = [*DEPLOY.glob("*/*.sh"), *(DEPLOY / "packages" / "debian").glob("p*")]
     assert scripts
@@ -41,7 +41,7 @@ def test_shell_scripts_have_no_findings(program: Callable[[str, str], str]) -> N
     assert done.returncode == 0, done.stdout
 
 
-def test_compose_file_refers_to_what_it_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_file_refers_only_to_services_files_and_models_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
     services = compose["services"]
     for service in services.values():
@@ -74,14 +74,14 @@ def test_compose_file_refers_to_what_it_declares(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
-def test_dockerfile_has_no_findings(linters: Path, name: str) -> None:
+def test_hadolint_has_no_findings_in_the_dockerfiles(linters: Path, name: str) -> None:
     done = subprocess.run([linters / "hadolint", DOCKER / name], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_steps_of_the_image_build_a_working_gateway(tmp_path: Path) -> None:
+def test_build_and_setup_scripts_of_the_image_install_a_working_gateway(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "etc").mkdir(parents=True)
     for name in ("passwd", "group", "shadow", "login.defs"):
@@ -133,7 +133,7 @@ def rendered(linters: Path, values: dict[str, Any]) -> subprocess.CompletedProce
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_chart_renders_manifests_that_kubernetes_and_helexa_accept(
+def test_helm_chart_renders_manifests_that_kubernetes_and_helexa_accept(
     linters: Path, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = VARIANTS[variant]
@@ -174,7 +174,7 @@ def test_chart_renders_manifests_that_kubernetes_and_helexa_accept(
         ({"keys": {"node": 'a"b'}}, "pattern"),
     ],
 )
-def test_chart_rejects_wrong_values(linters: Path, values: dict[str, Any], message: str) -> None:
+def test_helm_chart_rejects_invalid_values(linters: Path, values: dict[str, Any], message: str) -> None:
     done = rendered(linters, values)
     assert done.returncode == 1
     assert message in done.stderr

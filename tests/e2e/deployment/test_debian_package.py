@@ -58,7 +58,9 @@ def open_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_node_and_gateway_run_by_their_units(installed: None, smollm2_gguf: Path, open_folder: Path) -> None:
+def test_installed_debian_package_runs_node_and_gateway_by_their_systemd_units(
+    installed: None, smollm2_gguf: Path, open_folder: Path
+) -> None:
     MODEL.parent.mkdir(exist_ok=True)
     shutil.copy(smollm2_gguf, MODEL)
     MODEL.chmod(0o644)

@@ -130,7 +130,7 @@ async def front(program: Callable[[str, str], str], tmp_path: Path, node: FakeNo
         yield front
 
 
-async def test_each_token_passes_before_the_next_token_exists(front: Front, node: FakeNode) -> None:
+async def test_nginx_forwards_each_token_without_buffering(front: Front, node: FakeNode) -> None:
     received = [asyncio.Event() for _ in range(5)]
 
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
@@ -150,7 +150,7 @@ async def test_each_token_passes_before_the_next_token_exists(front: Front, node
         assert (await response.read()).endswith(fake_node.DONE)
 
 
-async def test_disconnect_ends_the_request_at_the_node(front: Front, node: FakeNode) -> None:
+async def test_disconnect_from_nginx_ends_the_request_at_the_node(front: Front, node: FakeNode) -> None:
     node.speak = fake_node.never_end
     async with front.chat(stream=True) as response:
         await response.content.readuntil(b"\n\n")
@@ -171,7 +171,7 @@ async def test_upload_of_64_mib_passes_and_a_larger_one_gets_a_json_error(front:
         assert (response.status, (await response.json())["error"]["code"]) == (413, "request_too_large")
 
 
-async def test_client_cannot_fake_its_address(front: Front) -> None:
+async def test_client_cannot_fake_its_address_with_x_forwarded_for(front: Front) -> None:
     async with front.client.post(
         f"{front.url}/v1/chat/completions",
         json={"model": "Org/M", "messages": [{"role": "user", "content": "Hi"}]},
@@ -188,7 +188,7 @@ async def test_client_cannot_fake_its_address(front: Front) -> None:
     await eventually(is_logged)
 
 
-async def test_console_accepts_the_sign_in_of_a_browser(front: Front) -> None:
+async def test_browser_signs_in_to_the_console_through_nginx(front: Front) -> None:
     headers = {"origin": front.url}
     async with front.client.post(f"{front.url}/api/session", json={"key": KEY}, headers=headers) as response:
         assert response.status == 200, await response.text()
@@ -197,7 +197,7 @@ async def test_console_accepts_the_sign_in_of_a_browser(front: Front) -> None:
         assert response.content_type == "text/html"
 
 
-async def test_commands_need_the_certificate(front: Front) -> None:
+async def test_helexa_commands_reach_an_https_gateway_only_with_its_certificate_authority(front: Front) -> None:
     async def status(**settings: str) -> tuple[int | None, str]:
         environment = {name: value for name, value in os.environ.items() if name != "SSL_CERT_FILE"}
         process = await asyncio.create_subprocess_exec(
@@ -214,7 +214,7 @@ async def test_commands_need_the_certificate(front: Front) -> None:
     assert "ready to serve" in output
 
 
-async def test_node_joins_through_tls(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_joins_the_gateway_through_tls(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     async with front.client.post(f"{front.url}/api/invitations", json={}) as response:
         token = (await response.json())["token"]
     async with FakeNode(name="new", key="key-of-the-node").serving() as new:
@@ -227,13 +227,13 @@ async def test_node_joins_through_tls(front: Front, monkeypatch: pytest.MonkeyPa
             await asyncio.to_thread(request.send)
 
 
-async def test_plain_http_is_redirected_with_method_and_path(front: Front) -> None:
+async def test_plain_http_request_is_redirected_to_https_with_method_and_path(front: Front) -> None:
     url = f"{front.plain_url}/v1/chat/completions?a=b"
     async with front.client.post(url, data="{}", allow_redirects=False) as response:
         assert (response.status, response.headers["location"]) == (308, "https://localhost/v1/chat/completions?a=b")
 
 
-async def test_stopped_gateway_gets_a_json_error(
+async def test_nginx_answers_for_a_stopped_gateway_with_a_json_error(
     program: Callable[[str, str], str], tmp_path: Path, node: FakeNode
 ) -> None:
     command = program("nginx", "nginx-light")

@@ -26,7 +26,7 @@ GPU = {"index": 0, "vram_used_mb": 900, "vram_free_mb": 100, "utilization_pct": 
 Command = Callable[[str, str], str]
 
 
-def test_rules_and_scrape_configuration_are_valid(program: Command) -> None:
+def test_alert_rules_and_scrape_configuration_pass_promtool(program: Command) -> None:
     promtool = program("promtool", "prometheus")
     for arguments in (
         ("check", "rules", "helexa.rules.yml"),
@@ -100,7 +100,7 @@ def values(prometheus_url: str, query: str) -> list[float]:
     return [number for number in numbers if not math.isnan(number)]
 
 
-async def test_every_query_of_the_dashboard_returns_data(
+async def test_every_query_of_the_grafana_dashboard_returns_data(
     prometheus: Callable[[str, str], str], smollm2_gguf: Path, tmp_path: Path, node: FakeNode
 ) -> None:
     node.models.clear()

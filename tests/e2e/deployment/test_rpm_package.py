@@ -21,7 +21,9 @@ FILES = (
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_package_contains_programs_units_and_configuration(program: Callable[[str, str], str], tmp_path: Path) -> None:
+def test_rpm_package_contains_programs_systemd_units_and_configuration(
+    program: Callable[[str, str], str], tmp_path: Path
+) -> None:
     rpmbuild, rpm = program("rpmbuild", "rpm"), program("rpm", "rpm")
     source = DEPLOY.parent
     pip = [sys.executable, "-m", "pip"]

@@ -29,7 +29,9 @@ def analyze(program: Callable[[str, str], str]) -> Callable[..., subprocess.Comp
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_unit_is_valid_and_hardened(analyze: Callable[..., subprocess.CompletedProcess[str]], unit: Path, tmp_path):
+def test_systemd_unit_is_valid_and_hardened(
+    analyze: Callable[..., subprocess.CompletedProcess[str]], unit: Path, tmp_path
+):
     copy = tmp_path / unit.name
     copy.write_text(unit.read_text().replace("/usr/bin/", f"{Path(sys.executable).parent}/"))
     verified = analyze("verify", "--man=no", copy)
@@ -39,7 +41,7 @@ def test_unit_is_valid_and_hardened(analyze: Callable[..., subprocess.CompletedP
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_unit_matches_the_packaged_users_and_configuration(unit: Path) -> None:
+def test_systemd_unit_matches_the_packaged_users_and_configuration(unit: Path) -> None:
     text = unit.read_text()
     users = re.findall(r"^u (\S+)", (DEPLOY / "systemd" / "helexa.sysusers.conf").read_text(), re.MULTILINE)
     assert re.findall(r"^User=(\S+)", text, re.MULTILINE)[0] in users

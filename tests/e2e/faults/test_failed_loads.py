@@ -29,7 +29,7 @@ def still_serves(stack: Stack):
     assert complete(stack)[0] == 200
 
 
-def test_truncated_file_is_rejected(stack: Stack, half: Path):
+def test_load_of_a_truncated_model_file_is_rejected(stack: Stack, half: Path):
     status, error = load(stack, half)
     assert status == 400
     assert error.startswith("half.gguf: ")
@@ -45,7 +45,7 @@ def test_unsupported_architecture_is_rejected(stack: Stack, tmp_path: Path, toke
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", bytes(range(256)) * 64], ids=["empty", "magic", "noise"])
-def test_file_without_a_model_is_rejected(stack: Stack, tmp_path: Path, content: bytes):
+def test_load_of_a_file_that_contains_no_model_is_rejected(stack: Stack, tmp_path: Path, content: bytes):
     path = tmp_path / "noise.gguf"
     path.write_bytes(content)
     status, error = load(stack, path)
@@ -54,13 +54,13 @@ def test_file_without_a_model_is_rejected(stack: Stack, tmp_path: Path, content:
     assert "\n" not in error
 
 
-def test_missing_file_is_rejected(stack: Stack, tmp_path: Path):
+def test_load_of_a_missing_model_file_is_rejected(stack: Stack, tmp_path: Path):
     status, error = load(stack, tmp_path / "missing.gguf")
     assert (status, error["kind"], error["model_id"]) == (422, "invalid_source", f"file:{tmp_path}/missing.gguf")
     assert "does not exist" in error["message"]
 
 
-def test_unreachable_source_is_reported(stack: Stack):
+def test_load_from_an_unreachable_hub_is_reported(stack: Stack):
     status, error = load(stack, f"away:{AWAY}", model_id=AWAY)
     assert (status, error["kind"], error["model_id"]) == (422, "repo_fetch_failed", AWAY)
     assert "could not be fetched from http://127.0.0.1:" in error["message"]
@@ -95,7 +95,7 @@ def test_missing_quantization_is_rejected_without_a_download(stack: Stack, hub: 
     assert len(hub.downloads()) == downloads
 
 
-def test_gateway_passes_the_reason_on(stack: Stack):
+def test_gateway_forwards_the_reason_of_a_failed_load_to_the_client(stack: Stack):
     status, headers, body = complete(stack, AWAY)
     assert (status, body["error"]["code"]) == (503, "service_unavailable")
     assert "could not be fetched" in body["error"]["message"]

@@ -163,7 +163,9 @@ async def spent(database: Database) -> int:
 
 
 @pytest.mark.parametrize("gateways", [pytest.param(1, marks=pytest.mark.nightly), 3])
-async def test_ledger_is_correct_after_gateway_kills(gateways: int, tmp_path: Path, postgres: Postgres) -> None:
+async def test_ledger_charges_each_request_exactly_after_gateways_were_killed(
+    gateways: int, tmp_path: Path, postgres: Postgres
+) -> None:
     chance, counting = random.Random(7), Counting(8)
     ledger = postgres.new_database() if gateways > 1 else f"sqlite:{tmp_path}/cortex.db"
     async with FakeNode().holds("Org/M").serving() as node:

@@ -29,7 +29,9 @@ def hostile_base(tmp_path: Path) -> Path:
     return base
 
 
-async def test_node_answers_each_load_of_a_hostile_folder(hostile_base: Path, tmp_path: Path) -> None:
+async def test_node_stays_usable_and_answers_each_load_of_a_hostile_model_folder(
+    hostile_base: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "hostile"
     target.mkdir()
     async with running({}) as node:
@@ -49,7 +51,7 @@ async def test_node_answers_each_load_of_a_hostile_folder(hostile_base: Path, tm
 
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
-def test_hostile_folders_leave_the_node_within_its_limits(tmp_path: Path) -> None:
+def test_loads_of_hostile_model_folders_stay_within_memory_and_time_limits(tmp_path: Path) -> None:
     base, target = tmp_path / "base", tmp_path / "hostile"
     model = tiny_model(
         tmp_path / "shards",

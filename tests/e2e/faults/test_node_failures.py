@@ -269,7 +269,7 @@ async def recovered(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("seed", range(cases(1, 10)))
-async def test_random_failures_of_all_nodes(seed: int) -> None:
+async def test_every_request_gets_an_outcome_while_all_nodes_fail_at_random(seed: int) -> None:
     chance = random.Random(seed)
     async with running("a", "b", "c", "d", "e") as fleet:
         over = asyncio.Event()
@@ -297,7 +297,7 @@ async def test_random_failures_of_all_nodes(seed: int) -> None:
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.__name__)
-async def test_failure_of_the_only_node_is_an_error(failure: Speak) -> None:
+async def test_failure_of_the_only_node_is_an_error_response(failure: Speak) -> None:
     async with running("a") as fleet:
         fleet.hosts[0].node.speak = failure
         outcomes = [await fleet.send(stream=stream) for stream in (True, False)]
@@ -319,7 +319,7 @@ async def test_failure_of_the_only_node_is_an_error(failure: Speak) -> None:
     ],
     ids=lambda failure: failure.__name__,
 )
-async def test_other_node_responds_if_a_node_fails_before_its_response(failure: Speak) -> None:
+async def test_request_is_answered_by_another_node_if_a_node_fails_before_its_response(failure: Speak) -> None:
     async with running("bad", "good") as fleet:
         fleet.hosts[0].node.speak = failure
         for number in range(20):
@@ -343,7 +343,7 @@ async def test_two_nodes_answer_all_requests_after_three_have_died() -> None:
         await recovered(fleet)
 
 
-async def test_hung_nodes_delay_neither_polling_nor_other_clients() -> None:
+async def test_hung_nodes_delay_neither_polls_of_other_nodes_nor_other_clients() -> None:
     async with running("a", "b", "c", "d", "e") as fleet:
         for host in fleet.hosts[:3]:
             host.node.speak = hang
@@ -399,7 +399,7 @@ async def test_failing_node_gets_no_requests_until_it_is_restarted() -> None:
 
 
 @pytest.mark.parametrize("reused", [False, True], ids=["new connection", "reused connection"])
-async def test_request_that_kills_its_node_is_retried_once(reused: bool) -> None:
+async def test_request_that_kills_its_node_is_retried_on_only_one_other_node(reused: bool) -> None:
     async with running("a", "b", "c", "d", "e") as fleet:
         deaths: list[asyncio.Task[None]] = []
 
@@ -418,7 +418,7 @@ async def test_request_that_kills_its_node_is_retried_once(reused: bool) -> None
         assert len(deaths) == 2
 
 
-async def test_disconnects_leave_no_requests() -> None:
+async def test_client_disconnects_leave_no_running_requests_on_a_hanging_node() -> None:
     async with running("a") as fleet:
         node = fleet.hosts[0].node
         for failure in (hang, fake_node.never_end, fake_node.never_go_on):

@@ -86,7 +86,7 @@ def is_retryable(response: tuple[int, dict[str, str], Any]) -> bool:
     return status == 503 and int(headers["retry-after"]) > 0 and body["error"]["code"] == "service_unavailable"
 
 
-async def test_engine_death_ends_streams_with_an_error_and_recovers(stack: Stack):
+async def test_death_of_the_engine_ends_streams_with_an_error_and_the_engine_restarts(stack: Stack):
     victim = stack.engine()
     events, status, body = await responses_while_killed(stack, victim)
     *tokens, error, done = events
@@ -103,7 +103,7 @@ async def test_engine_death_ends_streams_with_an_error_and_recovers(stack: Stack
     stack.until_idle()
 
 
-async def test_node_death_ends_streams_with_an_error_and_its_engine(stack: Stack):
+async def test_death_of_the_node_ends_its_engine_and_ends_streams_with_an_error(stack: Stack):
     engine = stack.engine()
     events, status, body = await responses_while_killed(stack, psutil.Process(stack.node.process.pid))
     assert stack.node.process.wait(TIMEOUT_SECONDS) == -signal.SIGKILL  # and is not a zombie

@@ -53,7 +53,9 @@ def failure(code: int, *command: str | Path, **variables: str) -> str:
 
 
 @pytest.mark.parametrize("command", NODES)
-def test_node_with_a_used_port(used_port: int, command: tuple[str, ...], tmp_path: Path) -> None:
+def test_node_exits_with_one_line_if_its_port_is_in_use(
+    used_port: int, command: tuple[str, ...], tmp_path: Path
+) -> None:
     config = tmp_path / "neuron.toml"
     config.write_text(f"port = {used_port}\n")
     line = failure(EX_CONFIG, *command, "-c", config)
@@ -62,7 +64,9 @@ def test_node_with_a_used_port(used_port: int, command: tuple[str, ...], tmp_pat
 
 
 @pytest.mark.parametrize(("command", "setting"), list(zip(GATEWAYS, ("listen", "metrics_listen"), strict=True)))
-def test_gateway_with_a_used_port(used_port: int, command: tuple[str, ...], setting: str, gateway: Path) -> None:
+def test_gateway_exits_with_one_line_if_its_port_is_in_use(
+    used_port: int, command: tuple[str, ...], setting: str, gateway: Path
+) -> None:
     address = f"127.0.0.1:{used_port}"
     line = failure(EX_CONFIG, *command, "-c", gateway, **{f"CORTEX_GATEWAY__{setting.upper()}": address})
     assert f"{gateway}: cannot listen on {address}: Address already in use; " in line
@@ -88,7 +92,7 @@ def test_gateway_names_the_unreadable_key_file(command: tuple[str, ...], gateway
 
 
 @pytest.mark.parametrize("command", [NODES[0], GATEWAYS[0]])
-def test_unknown_key_is_named_with_the_advice_to_upgrade(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_error_for_an_unknown_configuration_key_suggests_an_upgrade(command: tuple[str, ...], tmp_path: Path) -> None:
     config = tmp_path / "new.toml"
     config.write_text("warp_drive = true\n")
     line = failure(EX_CONFIG, *command, "-c", config)
@@ -99,7 +103,7 @@ def test_unknown_key_is_named_with_the_advice_to_upgrade(command: tuple[str, ...
     assert line.endswith(f": {config}: no such file; create the file, or name another file with --config\n")
 
 
-def test_certificate_that_does_not_match_its_key(gateway: Path, tmp_path: Path) -> None:
+def test_gateway_exits_with_one_line_if_a_certificate_does_not_match_its_key(gateway: Path, tmp_path: Path) -> None:
     certificate, _ = write_certificate(tmp_path / "first")
     _, key = write_certificate(tmp_path / "second")
     url = f"postgresql://me:pa55@127.0.0.1:9/x?sslmode=require&sslcert={certificate}&sslkey={key}"
@@ -130,11 +134,11 @@ def write_certificate(stem: Path) -> tuple[Path, Path]:
     return paths
 
 
-def test_gateway_on_a_network_without_keys_names_its_file(gateway: Path) -> None:
+def test_gateway_on_a_network_address_without_keys_exits_and_names_its_file(gateway: Path) -> None:
     line = failure(EX_CONFIG, *GATEWAYS[0], "-c", gateway, CORTEX_GATEWAY__LISTEN="0.0.0.0:0")
     assert line.startswith(f"cortex: {gateway}: 0.0.0.0:0 is reachable from other machines")
 
 
-def test_wrong_options_are_wrong_usage(gateway: Path) -> None:
+def test_invalid_values_of_command_line_options_are_usage_errors(gateway: Path) -> None:
     assert "--listen: 'here' is not an address" in failure(2, *GATEWAYS[0], "-c", gateway, "--listen", "here")
     assert "--max-num-seqs: harness.torch.max_sequences" in failure(2, *NODES[0], "--max-num-seqs", "0")

@@ -19,7 +19,7 @@ _ASSISTANT = "<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_agent_completes_its_task(name: str, tmp_path: Path) -> None:
+async def test_coding_agent_completes_its_task_through_the_gateway(name: str, tmp_path: Path) -> None:
     agent = AGENTS[name]
     outcome = await run(agent, tmp_path)
     assert outcome.status == 0 and FINAL_TEXT in outcome.text, outcome.text

@@ -24,7 +24,9 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sayin
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-async def test_recorded_request_reaches_the_model_completely(stack: SayingStack, request_: dict[str, Any]) -> None:
+async def test_recorded_request_of_an_agent_is_rendered_completely_in_the_prompt(
+    stack: SayingStack, request_: dict[str, Any]
+) -> None:
     body = request_["body"] | {"model": MODEL}
     async with (
         aiohttp.ClientSession() as session,
