@@ -71,7 +71,7 @@ def settle(bench: Bench, builds: int) -> None:
         assert bench.monitor.review().suspected == 0
 
 
-def test_slow_build_is_resampled_and_reported_once(database):
+def test_slow_build_is_measured_again_and_reported_as_a_regression_once(database):
     bench = Bench(*database)
     settle(bench, 4)
     assert bench.top_up(4, 0.0109) == SAMPLES
@@ -94,7 +94,7 @@ def test_slow_build_is_resampled_and_reported_once(database):
     assert [alert.build for alert in bench.monitor.review().improved] == ["build8"]
 
 
-def test_suspicion_is_dismissed_when_new_samples_are_normal(database):
+def test_suspected_slowdown_is_dismissed_if_new_samples_are_normal(database):
     bench = Bench(*database)
     settle(bench, 4)
     bench.top_up(4, 0.0109)
@@ -107,7 +107,7 @@ def test_suspicion_is_dismissed_when_new_samples_are_normal(database):
     assert bench.monitor.wanted(bench.configuration(4)) == SAMPLES
 
 
-def test_suspicion_survives_restart(database):
+def test_suspected_slowdown_survives_a_restart_of_the_daemon(database):
     bench = Bench(*database)
     settle(bench, 4)
     bench.top_up(4, 0.012)
@@ -120,7 +120,7 @@ def test_suspicion_survives_restart(database):
 
 @pytest.mark.parametrize("ahead_ms", [0, 3_600_000, -3_600_000])
 @pytest.mark.parametrize("then_ms", [0, 3_600_000, -3_600_000])
-def test_wall_clock_jump_does_not_change_a_review(database, ahead_ms, then_ms):
+def test_jump_of_the_wall_clock_does_not_change_the_verdict_on_a_suspected_slowdown(database, ahead_ms, then_ms):
     """A suspicion is confirmed by samples recorded after it, whatever their wall-clock times are."""
     bench = Bench(*database)
     bench.calendar_ms = -86_400_000
@@ -136,12 +136,12 @@ def test_wall_clock_jump_does_not_change_a_review(database, ahead_ms, then_ms):
 
 
 @pytest.mark.parametrize(("samples", "warned"), [(SAMPLES - 1, True), (SAMPLES, False)])
-def test_too_small_samples_setting_logs_a_warning(database, caplog, samples, warned):
+def test_setting_samples_below_the_minimum_for_a_verdict_logs_a_warning(database, caplog, samples, warned):
     AlertMonitor(AlertsSection(), *database, samples)
     assert ("a verdict needs 5 samples of a build" in caplog.text) == warned
 
 
-async def test_webhook_is_retried_until_it_succeeds(database):
+async def test_alert_is_sent_to_the_webhook_until_it_succeeds(database):
     payloads: list[dict[str, Any]] = []
     statuses = [503, 200]
 

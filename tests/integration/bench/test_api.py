@@ -53,11 +53,11 @@ def test_responses_match_the_openapi_document(site):
 @pytest.mark.parametrize(
     "path", ["health", "dimensions", "summary", "scaling", "concurrency", "swap", "capability", "runs"]
 )
-def test_unversioned_paths_return_the_same(site, path):
+def test_api_paths_without_a_version_return_the_same_as_v1(site, path):
     assert get(f"{site}/api/{path}")[1] == get(f"{site}/api/v1/{path}")[1]
 
 
-def test_api_returns_the_computed_results(site, archive):
+def test_api_returns_the_results_of_the_analysis_functions(site, archive):
     for path, expected in (
         ("summary", summary(archive)),
         (f"scaling?{BEAST}", capacity_and_scaling.scaling(archive, target="beast", model="Qwen/Qwen3-8B")),
@@ -71,7 +71,7 @@ def test_api_returns_the_computed_results(site, archive):
         assert get(f"{site}/api/v1/{path}")[1] == orjson.dumps(expected)
 
 
-def test_csv_has_the_same_rows(site):
+def test_csv_of_runs_has_the_same_rows_as_json(site):
     rows = json.loads(get(f"{site}/api/v1/runs?host=beast&limit=20")[1])
     headers, text = get(f"{site}/api/v1/runs?host=beast&limit=20&format=csv")
     assert headers["content-type"].startswith("text/csv")
@@ -81,7 +81,7 @@ def test_csv_has_the_same_rows(site):
     assert float(table[0]["ttft_s"]) == rows[0]["ttft_s"]
 
 
-def test_export_has_every_run_once(site):
+def test_export_of_runs_contains_every_run_once(site):
     count = json.loads(get(f"{site}/api/health")[1])["run_count"]
     ids = [json.loads(line)["id"] for line in get(f"{site}/api/v1/export/runs")[1].splitlines()]
     assert len(ids) == len(set(ids)) == count
@@ -113,7 +113,7 @@ def test_invalid_request_gets_a_one_line_error(site, path, status, message):
     assert text.count("\n") == 1
 
 
-def test_database_created_later_is_opened(tmp_path, serving):
+def test_server_opens_a_database_that_is_created_after_its_start(tmp_path, serving):
     path = tmp_path / "later.sqlite"
     with serving(path) as url:
         assert error_response(f"{url}/api/health") == (503, "nothing has been measured yet; run `helexa-bench once`\n")
@@ -122,7 +122,7 @@ def test_database_created_later_is_opened(tmp_path, serving):
         assert b"Nothing has been measured yet" in get(f"{url}/")[1]
 
 
-def test_later_writes_are_visible(past, tmp_path, serving):
+def test_responses_include_data_written_after_the_server_started(past, tmp_path, serving):
     path = tmp_path / "copy.sqlite"
     path.write_bytes(past.read_bytes())
     with serving(path) as url:

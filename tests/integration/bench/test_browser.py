@@ -88,7 +88,7 @@ def page_problems(page: Page, width: int) -> list[str]:
     return problems if charts.locator("canvas").count() == charts.count() else [*problems, "a chart is not drawn"]
 
 
-def test_filter_changes_url_and_chart(browser, url):
+def test_choice_of_a_metric_changes_the_url_and_the_chart(browser, url):
     page, problems, _ = open_page(browser, url + TRENDS)
     page.get_by_label("Metric").select_option("ttft_s")
     page.wait_for_url("**metric=ttft_s**")
@@ -100,7 +100,7 @@ def test_filter_changes_url_and_chart(browser, url):
     page.context.close()
 
 
-def test_chosen_builds_are_compared(browser, url):
+def test_compare_page_compares_the_two_chosen_builds(browser, url):
     page, problems, _ = open_page(browser, f"{url}/compare")
     build = f"{fleet_history.build(0).sha}@beast"
     page.get_by_label("A, for example the earlier build").select_option(build)
@@ -111,7 +111,7 @@ def test_chosen_builds_are_compared(browser, url):
     page.context.close()
 
 
-def test_keys_move_in_charts_and_between_pages(browser, url):
+def test_keyboard_moves_through_chart_points_and_between_pages(browser, url):
     page, problems, _ = open_page(browser, url + TRENDS, color_scheme="dark")
     page.locator(".plot").focus()
     page.keyboard.press("Home")
@@ -149,7 +149,7 @@ def test_tables_and_filters_work_without_javascript(browser, url):
     page.context.close()
 
 
-def test_narrow_tables_show_the_columns_that_fit_and_a_chooser(browser, url):
+def test_tables_in_a_narrow_window_show_the_columns_that_fit_and_a_column_chooser(browser, url):
     page, problems, _ = open_page(browser, f"{url}/runs", viewport={"width": 375, "height": 812})
     table, chooser = page.locator(".scroll table"), page.locator(".columns")
     fits = "(one) => one.parentElement.scrollWidth <= one.parentElement.clientWidth"

@@ -16,7 +16,7 @@ def noisy(rng, level, count, spread=0.01):
     return [level * rng.gauss(1, spread) for _ in range(count)]
 
 
-def test_level_shift_is_located():
+def test_change_point_detection_locates_a_level_shift():
     rng = random.Random(1)
     segments = levels(noisy(rng, 100, 20) + noisy(rng, 92, 15) + noisy(rng, 100, 10))
     assert [(level.start, level.end) for level in segments] == [(0, 20), (20, 35), (35, 45)]
@@ -31,7 +31,7 @@ def test_noise_and_single_outlier_are_not_a_shift():
     assert bounds(values) == [(0, 100)]
 
 
-def test_levels_cover_the_series_and_include_a_large_shift():
+def test_levels_cover_the_series_without_gaps_and_separate_a_large_shift():
     rng = random.Random(3)
     for _ in range(20):
         values = noisy(rng, 10, 4, 0.05) + noisy(rng, 13, 4, 0.05)
@@ -41,7 +41,7 @@ def test_levels_cover_the_series_and_include_a_large_shift():
         assert (0, 4) in segments
 
 
-def test_constant_series_has_one_level():
+def test_series_of_constant_values_has_one_level():
     assert levels([]) == []
     assert bounds([3.0]) == [(0, 1)]
     assert bounds([0.0, 0.0, 0.0]) == [(0, 3)]

@@ -127,7 +127,7 @@ def counts(database: Path) -> Counter[tuple[str, str, str]]:
         return Counter((run.target, run.sha, run.scenario) for run in reader.runs(ok=True))
 
 
-def test_killed_sweep_keeps_finished_samples(up: Up, tmp_path: Path) -> None:
+def test_samples_taken_before_a_sweep_was_killed_are_kept_and_count(up: Up, tmp_path: Path) -> None:
     config, database = write_config(tmp_path, "killed", up.ports, samples=1000, targets=["node"])
     with Process(tmp_path / "killed.log", "helexa.bench", "run", "-c", config) as daemon:
         daemon.until(lambda: len(daemon.log_matches(r"sample run=\d+")) >= 3, "it has taken samples")
@@ -149,7 +149,7 @@ def test_killed_sweep_keeps_finished_samples(up: Up, tmp_path: Path) -> None:
     assert counts(database) == {cold: len(stored) + 1, warm: len(stored) + 1}  # the samples of the killed sweep count
 
 
-def test_daemon_skips_full_samples_and_measures_a_new_build(up: Up, tmp_path: Path) -> None:
+def test_daemon_measures_only_a_new_build_if_all_configurations_have_enough_samples(up: Up, tmp_path: Path) -> None:
     config, database = write_config(tmp_path, "daemon", up.ports, samples=1)
     with Process(tmp_path / "daemon.log", "helexa.bench", "run", "-c", config) as daemon:
         daemon.until(lambda: daemon.log_matches("sweep done measured=0 failed=0 skipped=4"), "all is skipped")

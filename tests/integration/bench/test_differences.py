@@ -65,7 +65,7 @@ def page(archive: Archive, name: str, **query: object) -> str:
         ({"scenario": ScenarioKey("single:cold:128", "single", {"max_tokens": 64})}, "max_tokens 256 → 64"),
     ],
 )
-def test_comparison_warns_of_differences_besides_the_build(
+def test_comparison_warns_if_more_than_the_build_differs(
     store: Store, archive: Archive, change: dict[str, object], text: str
 ) -> None:
     record_samples(store, CONFIGURATION, 0.1)
@@ -78,7 +78,7 @@ def test_comparison_warns_of_differences_besides_the_build(
     assert f"A and B differ in more than the build: {text}" in shown
 
 
-def test_comparison_of_two_builds_has_no_warning(store: Store, archive: Archive) -> None:
+def test_comparison_has_no_warning_if_only_the_build_differs(store: Store, archive: Archive) -> None:
     record_samples(store, CONFIGURATION, 0.1)
     record_samples(store, replace(CONFIGURATION, build=NEXT), 0.2)
     compared = compare(archive, Side("abc1234"), Side("def5678"), metrics=("tpot_s",))
@@ -86,7 +86,7 @@ def test_comparison_of_two_builds_has_no_warning(store: Store, archive: Archive)
     assert "differ" not in report.comparison(compared)
 
 
-def test_trend_does_not_judge_a_build_against_other_parameters(store: Store, archive: Archive) -> None:
+def test_trend_compares_no_builds_measured_with_different_parameters(store: Store, archive: Archive) -> None:
     record_samples(store, CONFIGURATION, 0.1)
     shorter = ScenarioKey("single:cold:128", "single", {"max_tokens": 64})
     record_samples(store, replace(CONFIGURATION, build=NEXT, scenario=shorter), 0.2)
@@ -128,14 +128,14 @@ def test_overview_distinguishes_equal_labels_and_hostnames(store: Store, archive
     ]
 
 
-def test_overview_says_no_change_only_after_a_comparison(store: Store, archive: Archive) -> None:
+def test_overview_says_no_change_only_if_two_builds_were_compared(store: Store, archive: Archive) -> None:
     record_samples(store, CONFIGURATION, 0.1, output_tps_user=10.0)
     assert "= no change" not in page(archive, "overview")
     record_samples(store, replace(CONFIGURATION, build=NEXT), 0.1, output_tps_user=10.0)
     assert "= no change" in page(archive, "overview")
 
 
-def test_single_load_level_has_no_knee(store: Store, archive: Archive) -> None:
+def test_capacity_has_no_knee_if_only_one_concurrency_level_was_measured(store: Store, archive: Archive) -> None:
     def level(users: int, ttft: float) -> None:
         scenario = ScenarioKey(f"concurrency:{users}", "concurrency", {"concurrency": users})
         record_samples(store, replace(CONFIGURATION, scenario=scenario), 0.1, concurrency=users, ttft_p95_s=ttft)
@@ -147,7 +147,7 @@ def test_single_load_level_has_no_knee(store: Store, archive: Archive) -> None:
     assert [(row.knee, row.knee_concurrency) for row in capacity_and_scaling.capacity(archive)] == [(2, 2)]
 
 
-def test_context_chart_omits_labels_of_close_lengths() -> None:
+def test_context_chart_omits_axis_labels_that_would_overlap() -> None:
     def ladder(kind: str, *lengths: float) -> capacity_and_scaling.Scaling:
         points = [
             capacity_and_scaling.ScalingPoint("s", None, length, None, 1.0, 1.0, None, 5, False) for length in lengths

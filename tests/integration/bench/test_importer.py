@@ -64,7 +64,7 @@ def import_file(tmp_path: Path, source: Path) -> tuple[ImportReport, Path]:
         return import_runs(store, source), database
 
 
-def test_a_row_becomes_a_run(tmp_path: Path) -> None:
+def test_row_of_the_former_database_becomes_a_run(tmp_path: Path) -> None:
     report, database = import_file(tmp_path, old_database(tmp_path / "old.sqlite", FIRST))
     assert report == ImportReport(added=1)
     with Reader(database) as reader:
@@ -82,7 +82,7 @@ def test_a_row_becomes_a_run(tmp_path: Path) -> None:
         assert reader.models()[0].config == {"harness": "candle", "devices": [0, 1]}
 
 
-def test_second_import_adds_no_runs(tmp_path: Path) -> None:
+def test_second_import_of_the_same_file_adds_no_runs(tmp_path: Path) -> None:
     source = old_database(tmp_path / "old.sqlite", FIRST, FIRST | {"ts": "2026-06-13T11:00:00Z"})
     assert import_file(tmp_path, source)[0] == ImportReport(added=2)
     report, database = import_file(tmp_path, source)
@@ -91,7 +91,7 @@ def test_second_import_adds_no_runs(tmp_path: Path) -> None:
         assert reader.run_count() == 2
 
 
-def test_later_and_unknown_columns_are_imported(tmp_path: Path) -> None:
+def test_former_databases_with_later_or_unknown_columns_are_imported(tmp_path: Path) -> None:
     rows = FIRST, FIRST | LATER | {"scenario_id": "concurrency:4", "invented_since": "x"}
     _, database = import_file(tmp_path, old_database(tmp_path / "old.sqlite", *rows))
     with Reader(database) as reader:
@@ -101,7 +101,7 @@ def test_later_and_unknown_columns_are_imported(tmp_path: Path) -> None:
         assert [(score.scorer, score.score) for score in reader.scores(run.id)] == [("manual", 0.8)]
 
 
-def test_failed_runs_are_imported_and_invalid_rows_are_counted(tmp_path: Path) -> None:
+def test_failed_runs_are_imported_and_unreadable_rows_are_only_counted(tmp_path: Path) -> None:
     rows = (
         FIRST | {"ok": 0, "error": "HTTP 500"},
         FIRST | {"ts": "yesterday"},
@@ -116,7 +116,7 @@ def test_failed_runs_are_imported_and_invalid_rows_are_counted(tmp_path: Path) -
         assert [run.error for run in reader.runs(ok=False)] == ["HTTP 500"]
 
 
-def test_importing_another_kind_of_file_fails(tmp_path: Path) -> None:
+def test_import_of_a_file_that_is_no_former_database_fails(tmp_path: Path) -> None:
     empty = tmp_path / "empty.sqlite"
     sqlite3.connect(empty).close()
     with pytest.raises(StoreError, match="is not there"):

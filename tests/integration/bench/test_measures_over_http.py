@@ -42,7 +42,7 @@ def record_and_measures(*steps: Step, **options: Any) -> tuple[RequestRecord, Re
     return record, measure(record)
 
 
-def test_measures_of_a_stream_are_exact() -> None:
+def test_measures_of_a_chat_stream_are_exact() -> None:
     _, measures = record_and_measures(
         Step(0, [ROLE]),
         Step(0.8, [delta_chunk("a")]),
@@ -75,7 +75,7 @@ def test_empty_deltas_and_comments_do_not_count_as_tokens() -> None:
     assert measures.tpot_s == exactly(1.0)
 
 
-def test_reasoning_counts_as_tokens_and_not_as_output() -> None:
+def test_reasoning_counts_for_time_to_first_token_but_not_for_time_to_first_output() -> None:
     record, measures = record_and_measures(
         *(Step(0.2, [delta_chunk(reasoning_content="hm")]) for _ in range(10)),
         *(Step(0.1, [delta_chunk("so")]) for _ in range(5)),
@@ -89,7 +89,7 @@ def test_reasoning_counts_as_tokens_and_not_as_output() -> None:
     assert [delta.kind for delta in record.deltas] == ["reasoning"] * 10 + ["text"] * 5
 
 
-def test_hidden_reasoning_is_not_in_the_decode_rate() -> None:
+def test_decode_rate_excludes_reasoning_tokens_that_the_server_does_not_stream() -> None:
     """The server counts 1,000 reasoning tokens that it does not stream, then streams 11 tokens."""
     record, measures = record_and_measures(
         Step(5.0, [delta_chunk("so")]),
@@ -102,7 +102,7 @@ def test_hidden_reasoning_is_not_in_the_decode_rate() -> None:
     assert (measures.completion_tokens, record.reasoning_tokens) == (1011, 1000)
 
 
-def test_decode_rate_needs_a_200_ms_window() -> None:
+def test_decode_rate_is_measured_only_if_tokens_arrive_over_at_least_200_ms() -> None:
     _, measures = record_and_measures(
         Step(1, [delta_chunk("a")]), Step(0.19, [delta_chunk("b"), finish_chunk(), usage_chunk(10, 100), DONE])
     )
@@ -113,12 +113,12 @@ def test_decode_rate_needs_a_200_ms_window() -> None:
     assert measures.output_tps_user == exactly(99 / 0.21)
 
 
-def test_single_chunk_has_no_time_per_token() -> None:
+def test_stream_of_a_single_chunk_has_no_time_per_output_token() -> None:
     _, measures = record_and_measures(Step(1, [delta_chunk("a b c"), finish_chunk(), usage_chunk(10, 3), DONE]))
     assert (measures.tpot_s, measures.output_tps_user, measures.ntpot_s) == (None, None, exactly(1 / 3))
 
 
-def test_truncated_reasoning_has_no_output_time() -> None:
+def test_answer_cut_off_in_its_reasoning_has_no_time_to_first_output() -> None:
     _, measures = record_and_measures(
         Step(0.5, [delta_chunk(reasoning="hm")]), Step(0.5, [finish_chunk("length"), usage_chunk(5, 1), DONE])
     )
@@ -140,7 +140,7 @@ def test_deltas_of_tool_calls_count_as_generated_output() -> None:
     assert [(call.name, call.arguments) for call in record.tool_calls] == [("add", '{"a": 1}')]
 
 
-def test_tpot_counts_tokens_if_a_chunk_has_several() -> None:
+def test_time_per_output_token_counts_tokens_if_a_chunk_has_several() -> None:
     """TPOT is computed from the token count, inter-chunk latency from the chunks' times."""
     _, measures = record_and_measures(
         Step(0.6, [delta_chunk("one two three four ")]),
@@ -151,7 +151,7 @@ def test_tpot_counts_tokens_if_a_chunk_has_several() -> None:
     assert measures.icl_s == pytest.approx([0.2] * 4)
 
 
-def test_usage_in_each_chunk_gives_inter_token_latency() -> None:
+def test_inter_token_latency_is_measured_if_each_chunk_has_usage() -> None:
     def counted(text: str, total: int) -> dict[str, Any]:
         return delta_chunk(text) | {"usage": {"prompt_tokens": 10, "completion_tokens": total}}
 
@@ -165,7 +165,7 @@ def test_usage_in_each_chunk_gives_inter_token_latency() -> None:
     assert measures.icl_s == pytest.approx([0.3, 0.2])
 
 
-def test_bursts_of_tokens_keep_the_mean_time_per_token() -> None:
+def test_tokens_that_arrive_in_bursts_do_not_change_the_mean_time_per_token() -> None:
     """Events that arrive together have an inter-chunk latency of 0; the mean time per token is unchanged."""
     _, measures = record_and_measures(
         Step(0.5, [delta_chunk("a")]),
@@ -176,7 +176,7 @@ def test_bursts_of_tokens_keep_the_mean_time_per_token() -> None:
     assert sorted(measures.icl_s) == pytest.approx([0.0] * 15 + [0.4] * 5)
 
 
-def test_server_timings_are_used() -> None:
+def test_prefill_and_queue_times_are_taken_from_the_server_timings() -> None:
     timing = {"prefill_ms": 500, "decode_ms": 900, "prefill_tokens": 40}
     record, measures = record_and_measures(
         Step(0.75, [delta_chunk("a")]),
@@ -188,7 +188,7 @@ def test_server_timings_are_used() -> None:
     assert measures.queue_s == exactly(0.25)
 
 
-def test_cached_tokens_are_not_prefilled() -> None:
+def test_prefill_rate_excludes_cached_prompt_tokens() -> None:
     _, measures = record_and_measures(
         Step(
             0.5,
@@ -204,7 +204,7 @@ def test_cached_tokens_are_not_prefilled() -> None:
     assert measures.tpot_s is None
 
 
-def test_llama_cpp_timings_are_used() -> None:
+def test_timings_in_the_format_of_llama_cpp_are_used() -> None:
     timings = {"prompt_ms": 250.0, "predicted_ms": 100.0, "cache_n": 20}
     record, measures = record_and_measures(
         Step(0.5, [delta_chunk("a")]), Step(0, [finish_chunk() | {"timings": timings}, usage_chunk(70, 1), DONE])
@@ -213,7 +213,7 @@ def test_llama_cpp_timings_are_used() -> None:
     assert measures.prefill_tps == exactly(200)
 
 
-def test_missing_usage_counts_chunks_and_is_flagged() -> None:
+def test_without_usage_chunks_are_counted_as_tokens_and_the_count_is_marked_as_estimated() -> None:
     _, measures = record_and_measures(
         Step(0.5, [delta_chunk("a")]), Step(0.1, [delta_chunk("b"), finish_chunk(), DONE])
     )
@@ -257,7 +257,7 @@ def test_measures_of_a_messages_stream_are_exact() -> None:
         (Script([Step(0.5, [delta_chunk("a")]), Step(99, [DONE])]), "timeout", "after 10 s"),
     ],
 )
-def test_failures_have_distinct_statuses(script: Script, status: str, reason: str) -> None:
+def test_each_kind_of_failed_request_has_its_own_status(script: Script, status: str, reason: str) -> None:
     record = record_of(script, timeout_secs=10.0)
     assert (record.status, reason in (record.error or "")) == (status, True), record.error
     begun = bool(script.steps)
@@ -274,7 +274,7 @@ def test_failed_stream_counts_received_tokens() -> None:
     assert measures.distributions == {}
 
 
-def test_connection_failure_is_an_error() -> None:
+def test_failed_connection_is_recorded_as_an_error() -> None:
     async def ask() -> RequestRecord:
         async with client_of(ScriptedServer([])) as client:
             Path(client.session.connector.path).unlink()  # type: ignore[union-attr]
@@ -309,7 +309,7 @@ def test_throughput_and_goodput_count_failures() -> None:
     assert measures.distributions["ttft_s"].p99 is None
 
 
-def test_closed_loop_keeps_every_user_busy() -> None:
+def test_closed_loop_load_sends_the_next_request_of_a_user_when_the_last_one_ends() -> None:
     async def load() -> list[RequestRecord]:
         async with client_of(ScriptedServer(lambda number, at: streamed_script(0.5, 11, 0.05))) as client:
             return await closed_loop(lambda due: client.ask(PROMPT, scheduled=due), 4, 9.5, client.clock)
@@ -321,7 +321,7 @@ def test_closed_loop_keeps_every_user_busy() -> None:
     assert measures.distributions["tpot_s"].p95 == exactly(0.05)
 
 
-def test_no_coordinated_omission() -> None:
+def test_open_loop_load_stays_on_schedule_and_counts_the_waits_for_a_frozen_server() -> None:
     """Requests are sent on schedule while the server is frozen from second 10 to 20, and their waits are counted."""
 
     def frozen(number: int, at: float) -> Script:
@@ -344,7 +344,7 @@ def test_no_coordinated_omission() -> None:
     assert distributions["scheduled_ttft_s"].max == exactly(10.1)
 
 
-def test_client_delay_is_separate_from_server_latency() -> None:
+def test_scheduled_ttft_includes_the_delay_of_the_client_and_plain_ttft_does_not() -> None:
     """The scheduled TTFT includes the delay of a client that sends late; the plain TTFT does not."""
 
     async def load() -> RequestRecord:
@@ -360,7 +360,7 @@ def test_client_delay_is_separate_from_server_latency() -> None:
     assert measures.scheduled_e2e_s == exactly(2.6)
 
 
-def test_open_loop_stops_on_saturation_but_not_on_steady_latency() -> None:
+def test_open_loop_load_stops_at_a_saturated_server_but_not_at_a_slow_steady_one() -> None:
     """A server of one request per second is saturated at two per second; a constant latency of 10 s is not."""
 
     def queueing(number: int, at: float) -> Script:
@@ -378,7 +378,7 @@ def test_open_loop_stops_on_saturation_but_not_on_steady_latency() -> None:
     assert run(load(lambda number, at: streamed_script(10.0, 1, 0), 2.0)) == (400, False)
 
 
-def test_rejections_count_as_saturation() -> None:
+def test_rejected_requests_mark_the_server_as_saturated() -> None:
     async def load() -> bool:
         async with client_of(ScriptedServer(lambda number, at: Script(status=429))) as client:
             return (await open_loop(lambda at: client.ask(PROMPT, scheduled=at), range(5), client.clock)).saturated
@@ -386,7 +386,7 @@ def test_rejections_count_as_saturation() -> None:
     assert run(load())
 
 
-def test_cancelling_closes_the_connection() -> None:
+def test_canceled_benchmark_request_closes_its_connection() -> None:
     server = ScriptedServer([streamed_script(0.5, 100, 0.1)])
 
     async def ask() -> RequestRecord:
@@ -401,7 +401,7 @@ def test_cancelling_closes_the_connection() -> None:
     assert server.disconnects  # the server noticed the closed connection
 
 
-def test_request_bodies_have_the_fields_of_the_prompt() -> None:
+def test_request_body_contains_the_settings_of_the_benchmark_prompt() -> None:
     server = ScriptedServer([streamed_script(0.1, 1, 0)] * 2)
 
     async def ask() -> None:

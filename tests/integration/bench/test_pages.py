@@ -103,7 +103,7 @@ def test_every_link_of_every_page_works(site):
             get(site + link)
 
 
-def test_tables_show_the_computed_results(site, archive):
+def test_tables_of_the_pages_show_the_results_of_the_analysis_functions(site, archive):
     trend = series.series(archive, "beast", "Qwen/Qwen3-8B", "single:cold:4096", "output_tps_user")
     text = Page(get(f"{site}/trends{CHOICE}&scenario=single:cold:4096&metric=output_tps_user")[1]).text
     for point in trend.points:
@@ -132,12 +132,12 @@ def test_comparison_offers_the_builds_of_each_target_and_swaps_them(site, archiv
     assert '<option value="0123456@beast" selected>' in unknown and "no build is called" in unknown
 
 
-def test_estimated_values_are_marked(site):
+def test_pages_mark_estimated_values(site):
     assert "estimated" in Page(get(f"{site}/?target=gateway")[1]).text
     assert "estimated" not in Page(get(f"{site}/?target=beast")[1]).text
 
 
-def test_errors_are_shown_as_a_page(site):
+def test_error_responses_for_browsers_are_html_pages(site):
     for path, status in (("/runs/999999999", 404), ("/trends?metric=nonsense", 400), ("/nowhere", 404)):
         with pytest.raises(urllib.error.HTTPError) as error:
             get(site + path)
@@ -147,7 +147,7 @@ def test_errors_are_shown_as_a_page(site):
             assert 'role="alert"' in response.read().decode()
 
 
-def test_names_are_escaped(tmp_path, past, serving):
+def test_names_of_targets_and_models_are_escaped_in_html(tmp_path, past, serving):
     path = tmp_path / "hostile.sqlite"
     path.write_bytes(past.read_bytes())
     hostile = "</script><img src=x onerror=alert(1)>"
@@ -170,7 +170,7 @@ def test_links_keep_the_proxy_path_prefix(past, serving):
     assert all(link.startswith("/bench/") for link in page.links if not link.startswith("#"))
 
 
-def test_chart_of_one_build_says_so(past, tmp_path):
+def test_trends_page_of_a_single_build_says_that_a_trend_needs_two(past, tmp_path):
     with closing(sqlite3.connect(past)) as source, closing(sqlite3.connect(tmp_path / "one.sqlite")) as copy:
         source.backup(copy)
         with copy:
@@ -189,7 +189,7 @@ def test_pages_link_to_the_console_if_configured(archive):
         assert text.count('href="https://gateway.example"') == count
 
 
-def test_vendored_files_match_their_hashes():
+def test_vendored_javascript_files_match_their_hashes():
     listed = tomllib.loads(STATIC.joinpath("vendor/vendor.toml").read_text())["package"]
     files = {name: entry["sha256"] for package in listed for name, entry in package["files"].items()}
     names = {file.name for file in STATIC.joinpath("vendor").iterdir()} - {"vendor.toml"}
@@ -200,7 +200,7 @@ def test_vendored_files_match_their_hashes():
         assert any(name.endswith("LICENSE") for name in package["files"])
 
 
-def test_exported_page_needs_no_server(past, tmp_path):
+def test_exported_html_page_needs_no_server(past, tmp_path):
     database = tmp_path / "one.sqlite"
     database.write_bytes(past.read_bytes())
     with Store(database) as store, store.transaction() as connection:
@@ -220,9 +220,9 @@ def test_exported_page_needs_no_server(past, tmp_path):
     "value, shown",
     [(None, "–"), (0, "0 ms"), (0.0000123, "12.3 µs"), (0.0123, "12.3 ms"), (1.5, "1.50 s"), (12.34, "12.3 s")],
 )
-def test_durations_have_a_suitable_unit(value, shown):
+def test_durations_are_shown_in_seconds_milliseconds_or_microseconds(value, shown):
     assert formatting.seconds(value) == shown
 
 
-def test_changes_have_a_sign():
+def test_changes_are_shown_in_percent_with_a_sign():
     assert [formatting.change(ratio) for ratio in (1.081, 0.9, 1.0)] == ["+8.1 %", "−10.0 %", "+0.0 %"]

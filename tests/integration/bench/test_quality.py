@@ -63,7 +63,7 @@ def score_with(scenario: Correctness, **answers: Script) -> Outcome:
 
 
 @pytest.mark.parametrize("scenario", [tool_correctness(), json_correctness()])
-def test_correct_answers_score_one(scenario: Correctness) -> None:
+def test_scenario_with_only_correct_answers_has_score_1(scenario: Correctness) -> None:
     outcome = score_with(scenario)
     assert (outcome.error, outcome.columns) == (None, {"score": 1.0})
     assert len(outcome.records) == len(scenario.cases)
@@ -90,7 +90,9 @@ TOOLS = {"case0": ("get_weather", '{"city": "Tbilisi"}'), "case1": ("add", '{"a"
         ({"case0": calls(TOOLS["case1"]), "case1": calls(TOOLS["case0"])}, 0.6),
     ],
 )
-def test_tool_calls_are_scored(answers: dict[str, Script], score: float) -> None:
+def test_tool_calls_are_scored_against_the_expected_name_and_arguments(
+    answers: dict[str, Script], score: float
+) -> None:
     outcome = score_with(tool_correctness(), **answers)
     assert (outcome.error, outcome.columns["score"]) == (None, pytest.approx(score))
 
@@ -108,17 +110,17 @@ def test_tool_calls_are_scored(answers: dict[str, Script], score: float) -> None
         ({"case3": streamed(delta_chunk('{"colours": ["blue", "red", "red"]}'))}, 0.75),
     ],
 )
-def test_json_is_scored(answers: dict[str, Script], score: float) -> None:
+def test_json_answers_are_scored_against_the_expected_object(answers: dict[str, Script], score: float) -> None:
     outcome = score_with(json_correctness(), **answers)
     assert (outcome.error, outcome.columns["score"]) == (None, score)
 
 
 @pytest.mark.parametrize("scenario", [tool_correctness(), json_correctness()])
-def test_missing_response_is_not_scored_as_wrong(scenario: Correctness) -> None:
+def test_rejected_request_fails_the_quality_run_and_is_not_scored_as_wrong(scenario: Correctness) -> None:
     assert score_with(scenario, case1=FULL).error == "rejected: HTTP 429: no room"
 
 
-def test_requests_for_tool_calls_and_for_json() -> None:
+def test_requests_contain_the_tools_or_the_json_schema_of_their_case() -> None:
     node = ScriptedNode([right_answer(case) for case in tool_correctness().cases])
     outcome_of(node, tool_correctness())
     assert {len(body["tools"]) for body in node.bodies} == {5}
@@ -140,7 +142,7 @@ def test_response_text_is_stored_with_its_verdict() -> None:
     assert second["right"]
 
 
-def test_models_without_tools_get_only_json_cases() -> None:
+def test_models_without_tool_calls_are_measured_only_with_json_cases() -> None:
     model = model_of(tool_call=False)
     assert not tool_correctness().suits(model, None)
     assert json_correctness().suits(model, None)
@@ -151,7 +153,9 @@ def test_models_without_tools_get_only_json_cases() -> None:
     ("expect", "columns"),
     [((r"def \w+", "return", "yield", "(?i)FOUR"), {"score": 0.75}), (("yield",), {"score": 0.0}), ((), {})],
 )
-def test_capability_prompt_is_scored_by_patterns_and_stored(expect: tuple[str, ...], columns: dict[str, float]) -> None:
+def test_capability_answer_is_scored_by_its_patterns_and_stored(
+    expect: tuple[str, ...], columns: dict[str, float]
+) -> None:
     scripts = [
         streamed(delta_chunk("def f():\n"), delta_chunk(reasoning="yield?"), delta_chunk("    return 'four'"))
     ] * 2
@@ -165,7 +169,7 @@ def test_capability_prompt_is_scored_by_patterns_and_stored(expect: tuple[str, .
     assert node.bodies[0]["messages"] == [{"role": "user", "content": "Write a function."}]
 
 
-def test_rejected_capability_prompt_is_not_a_sample() -> None:
+def test_rejected_capability_prompt_yields_no_sample() -> None:
     assert outcome_of(ScriptedNode([FULL]), Capability("code", "x", 64, ("x",))).error == "rejected: HTTP 429: no room"
 
 
@@ -191,7 +195,7 @@ def image_body(data: bytes, **more: Any) -> dict[str, Any]:
     return {"data": [{"b64_json": base64.b64encode(data).decode()}]} | more
 
 
-def test_image_generation_is_timed() -> None:
+def test_image_generation_request_is_timed() -> None:
     painter = ImageNode(image_body(PNG, usage={"image_units": 1}))
     outcome = outcome_of(painter, Image(768))
     assert (outcome.error, outcome.columns) == (None, {"e2e_s": pytest.approx(3.0)})
@@ -207,7 +211,7 @@ def test_image_generation_is_timed() -> None:
     assert painter.requests[1] == request
 
 
-def test_large_image_is_accepted() -> None:
+def test_generated_image_of_9_mib_is_accepted() -> None:
     assert outcome_of(ImageNode(image_body(PNG + bytes(9 << 20))), Image(2048)).error is None
 
 
@@ -221,12 +225,12 @@ def test_large_image_is_accepted() -> None:
         ({"error": "out of memory"}, 500, "HTTP 500"),
     ],
 )
-def test_invalid_image_is_not_a_sample(body: dict[str, Any], status: int, error: str) -> None:
+def test_response_without_a_valid_image_yields_no_sample(body: dict[str, Any], status: int, error: str) -> None:
     outcome = outcome_of(ImageNode(body, status), Image(768))
     assert error in str(outcome.error)
     assert [record.status for record in outcome.records] == ["error"]
 
 
-def test_only_image_models_get_image_requests() -> None:
+def test_only_image_models_are_measured_with_image_requests() -> None:
     assert not Image(768).suits(model_of(), None)
     assert Image(768).suits(model_of(capabilities=["image"]), None)

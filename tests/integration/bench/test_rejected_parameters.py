@@ -88,13 +88,13 @@ def test_anthropic_request_is_retried_without_rejected_parameter() -> None:
         Script(status=404, body=ONLY_COMPLETION_TOKENS.body),
     ],
 )
-def test_other_errors_are_not_retried(script: Script) -> None:
+def test_errors_that_do_not_reject_a_removable_parameter_are_not_retried(script: Script) -> None:
     server = ScriptedServer([script])
     assert records_of(server, 1)[0].status == "error"
     assert len(server.bodies) == 1
 
 
-def test_retries_end_when_every_parameter_was_rejected() -> None:
+def test_retries_end_when_every_removable_parameter_was_rejected() -> None:
     def reject(number: int, at: float) -> Script:
         body = server.bodies[number]
         sent = [name for name in ("max_tokens", "top_p", "temperature", "stream_options", "messages") if name in body]
@@ -105,7 +105,7 @@ def test_retries_end_when_every_parameter_was_rejected() -> None:
     assert (record.status, record.http_status, len(server.bodies)) == ("error", 400, 5)
 
 
-def test_rejected_stream_options_are_omitted() -> None:
+def test_request_is_sent_again_without_rejected_stream_options() -> None:
     unknown = openai("Unrecognized request argument supplied: stream_options", None, "")
     server = ScriptedServer(
         [unknown, Script([Step(0.5, [delta_chunk("a")]), Step(0.3, [delta_chunk("b"), finish_chunk(), DONE])])]

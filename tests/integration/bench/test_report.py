@@ -23,7 +23,7 @@ def tables(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("kind", ["", "--scaling", "--swap", "--capability", "--concurrency"])
-def test_reports_are_tables_and_json(past, kind):
+def test_each_report_is_printed_as_a_table_or_as_json(past, kind):
     arguments = ["report", *([kind] if kind else []), "--db", str(past)]
     written = run_bench(*arguments)
     assert written.returncode == 0, written.stderr
@@ -34,7 +34,7 @@ def test_reports_are_tables_and_json(past, kind):
     assert len(rows) == sum(len(row["points"]) if "points" in row else 1 for row in results)
 
 
-def test_comparison_exit_code_reports_the_verdict(past):
+def test_exit_code_of_the_compare_command_reports_the_verdict(past):
     slower = run_bench("compare", "@beast", "@closet", "--metric", "tpot_s", "--db", str(past))
     assert slower.returncode == EXIT_REGRESSED
     assert "regressed" in slower.stdout
@@ -57,7 +57,7 @@ def test_too_few_samples_message_names_the_minimum():
         (["serve", "--listen", "nowhere"], 2, "is not an address"),
     ],
 )
-def test_usage_errors_are_one_line(past, arguments, code, message):
+def test_usage_errors_of_reports_are_one_line(past, arguments, code, message):
     failed = run_bench(*arguments, "--db", str(past))
     assert failed.returncode == code
     assert message in failed.stderr

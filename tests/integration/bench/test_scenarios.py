@@ -43,7 +43,7 @@ def turn_script(number: int, at: float) -> Script:
     return streamed_script(0.5, 3, 0.1, "well ")
 
 
-def test_turn_repeats_the_conversation_and_adds_a_tool_result() -> None:
+def test_each_turn_of_an_agent_conversation_repeats_it_and_adds_a_tool_result() -> None:
     node = ScriptedNode(turn_script)
     outcome = outcome_of(node, TALK)
     assert outcome.error is None
@@ -68,7 +68,7 @@ def test_turn_repeats_the_conversation_and_adds_a_tool_result() -> None:
     )
 
 
-def test_seed_sets_text_and_times_salt_sets_first_word() -> None:
+def test_seed_determines_text_and_times_and_salt_determines_the_first_word() -> None:
     def messages_and_times(seed: int, salt: str) -> tuple[list[Any], list[float]]:
         node = ScriptedNode(turn_script)
         outcome_of(node, TALK, seed, salt)
@@ -88,7 +88,7 @@ def test_seed_sets_text_and_times_salt_sets_first_word() -> None:
     assert other_arrived != arrived
 
 
-def test_tool_durations_and_result_sizes_vary_around_the_median() -> None:
+def test_simulated_tool_durations_and_result_sizes_vary_around_the_median() -> None:
     node = ScriptedNode(turn_script)
     outcome = outcome_of(node, Agentic(1, 60, 60, tool_tokens=40, tool_secs=2.0, max_tokens=16))
     pauses = [current.sent - previous.ended for previous, current in pairwise(outcome.records)]
@@ -99,7 +99,7 @@ def test_tool_durations_and_result_sizes_vary_around_the_median() -> None:
         assert (min(values) < 0.6 * middle, max(values) > 1.7 * middle) == (True, True)
 
 
-def test_interrupted_conversation_is_not_a_sample() -> None:
+def test_conversation_with_a_rejected_turn_yields_no_sample() -> None:
     """Without its longest turns, a conversation would make a server that rejects long prompts look fast."""
     node = ScriptedNode(lambda number, at: FULL if number == 20 else turn_script(number, at))
     outcome = outcome_of(node, Agentic(2, 15, 60, 20, 1.0, 16))
@@ -119,7 +119,7 @@ def mixed_node(long: Callable[[float], Script], probe: Callable[[float], Script]
     return node
 
 
-def test_mixed_load_measures_probes_delayed_by_long_prompts() -> None:
+def test_mixed_load_measures_short_requests_that_long_prompts_delay() -> None:
     """Probes sent at 0, 0.5, 1 ... wait until 1.75, 3.75 ...: a quarter each waits 1.75, 1.25, 0.75 and 0.25 s."""
     node = mixed_node(
         long=lambda second: streamed_script(2.1, 5, 0),
@@ -148,7 +148,7 @@ def test_mixed_load_measures_probes_delayed_by_long_prompts() -> None:
     ("long", "probe", "error"),
     [(FULL, None, "rejected: HTTP 429: no room"), (None, FULL, "rejected: HTTP 429: no room"), (None, BROKEN, "error")],
 )
-def test_mixed_load_without_prompts_or_probes_is_not_a_sample(
+def test_mixed_load_with_failed_prompts_or_probes_yields_no_sample(
     long: Script | None, probe: Script | None, error: str
 ) -> None:
     fine = streamed_script(0.5, 1, 0)
@@ -156,7 +156,7 @@ def test_mixed_load_without_prompts_or_probes_is_not_a_sample(
     assert str(outcome_of(node, Mixed(400, 2.0, 5)).error).startswith(error)
 
 
-def test_cancel_measures_time_until_the_server_releases_the_request() -> None:
+def test_cancel_scenario_measures_the_time_until_the_server_releases_the_request() -> None:
     node = ScriptedNode([streamed_script(0.5, 100, 0.1)])
     node.release_delay = 1.0
     outcome = outcome_of(node, Cancel(prompt_tokens=50, max_tokens=100))
@@ -167,7 +167,7 @@ def test_cancel_measures_time_until_the_server_releases_the_request() -> None:
     assert [moment - node.arrived[0] for moment in node.disconnects] == exactly([0.7])
 
 
-def test_cancel_reports_a_request_that_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_scenario_reports_a_request_that_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single, "_MAX_RELEASE_SECS", 0.1)
     node = ScriptedNode([streamed_script(0.5, 100, 0.1)])
     node.release_delay = 5.0
@@ -182,12 +182,12 @@ def test_cancel_reports_a_request_that_is_not_released(monkeypatch: pytest.Monke
         (FULL, "rejected: HTTP 429: no room"),
     ],
 )
-def test_cancel_without_hang_up_has_no_release_time(script: Script, error: str) -> None:
+def test_cancel_scenario_whose_answer_ends_too_early_has_no_release_time(script: Script, error: str) -> None:
     outcome = outcome_of(ScriptedNode([script]), Cancel(50, 100))
     assert (outcome.error, outcome.columns) == (error, {})
 
 
-def test_cancel_does_not_run_during_other_requests() -> None:
+def test_cancel_scenario_does_not_run_while_other_clients_have_requests() -> None:
     node = ScriptedNode([])
     node.in_flight = 2
     assert (
@@ -209,7 +209,9 @@ def test_cancel_does_not_run_during_other_requests() -> None:
         ),
     ],
 )
-def test_swap_reloads_with_the_same_options(entry: dict[str, Any], spec: dict[str, Any]) -> None:
+def test_swap_scenario_reloads_the_model_with_the_same_load_options(
+    entry: dict[str, Any], spec: dict[str, Any]
+) -> None:
     node = ScriptedNode([streamed_script(0.8, 4, 0.1)], **entry)
     outcome = outcome_of(node, Swap(prompt_tokens=50, max_tokens=4))
     assert outcome.error is None
@@ -219,7 +221,7 @@ def test_swap_reloads_with_the_same_options(entry: dict[str, Any], spec: dict[st
     assert (measure(record).ttft_s, record.completion_tokens) == (exactly(0.8), 4)
 
 
-def test_failed_reload_error_names_the_load_options() -> None:
+def test_error_of_a_failed_reload_names_the_load_options() -> None:
     node = ScriptedNode([])
     node.load_succeeds = False
     outcome = outcome_of(node, Swap(50, 4))
@@ -230,7 +232,7 @@ def test_failed_reload_error_names_the_load_options() -> None:
 
 
 @pytest.mark.parametrize("scenario", [Swap(50, 4), Cancel(50, 4)])
-def test_scenarios_that_need_a_node_do_not_suit_other_targets(scenario: Scenario) -> None:
+def test_swap_and_cancel_scenarios_are_not_run_against_targets_that_are_no_node(scenario: Scenario) -> None:
     async def model() -> ServedModel:
         async with subject_of(ScriptedNode([])) as subject:
             return subject.model

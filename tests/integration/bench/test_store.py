@@ -52,7 +52,7 @@ def store(path: Path) -> Iterator[Store]:
         yield store
 
 
-def test_sample_is_read_as_written(store: Store, path: Path) -> None:
+def test_stored_sample_is_read_back_unchanged(store: Store, path: Path) -> None:
     run_id = store.record(CONFIGURATION, sample())
     with Reader(path) as reader:
         (run,) = reader.runs(target="node", host="beast", model="org/model", scenario="single:cold:128", ok=True)
@@ -83,7 +83,9 @@ def test_sample_is_read_as_written(store: Store, path: Path) -> None:
         {"target": Target("other", "neuron", "http://node:13131")},
     ],
 )
-def test_changed_speed_setting_makes_a_new_configuration(store: Store, path: Path, change: dict[str, object]) -> None:
+def test_changed_setting_that_affects_speed_makes_a_new_configuration(
+    store: Store, path: Path, change: dict[str, object]
+) -> None:
     changed = Configuration(
         **({name: getattr(CONFIGURATION, name) for name in Configuration.__dataclass_fields__} | change)
     )  # type: ignore[arg-type]
@@ -95,7 +97,7 @@ def test_changed_speed_setting_makes_a_new_configuration(store: Store, path: Pat
         assert [configuration.samples for configuration in reader.configurations()] == [1, 1]
 
 
-def test_irrelevant_change_keeps_the_configuration(store: Store) -> None:
+def test_changed_build_time_url_or_kernel_keeps_the_configuration(store: Store) -> None:
     rebuilt = Build("helexa", "abc1234", facts={"torch_version": "2.11"}, built_ms=5)
     booted = Host("beast", kernel="7.0", cpu="c", driver_version="595", gpus=CONFIGURATION.host.gpus)
     moved = Target("node", "neuron", "http://elsewhere:13131")
@@ -103,7 +105,7 @@ def test_irrelevant_change_keeps_the_configuration(store: Store) -> None:
     assert store.count(Configuration(moved, booted, rebuilt, CONFIGURATION.model, CONFIGURATION.scenario)).good == 1
 
 
-def test_failed_samples_are_stored_but_do_not_count(store: Store, path: Path) -> None:
+def test_failed_samples_are_stored_but_not_counted_as_good(store: Store, path: Path) -> None:
     store.record(CONFIGURATION, sample(ok=False))
     assert store.count(CONFIGURATION)[:2] == (0, 1)
     with Reader(path) as reader:
@@ -141,7 +143,7 @@ def test_sample_is_written_atomically(store: Store, path: Path) -> None:
         assert (reader.run_count(), reader.builds()) == (0, [])
 
 
-def test_pruning_removes_requests_and_keeps_histograms(store: Store, path: Path) -> None:
+def test_pruning_removes_requests_and_telemetry_of_old_runs_but_not_the_runs(store: Store, path: Path) -> None:
     old = store.record(CONFIGURATION, sample(ttft=0.25, started_ms=now_ms() - 91 * 86_400_000))
     new = store.record(CONFIGURATION, sample())
     assert prune(store, 90) == 1
@@ -151,7 +153,7 @@ def test_pruning_removes_requests_and_keeps_histograms(store: Store, path: Path)
         assert reader.run_count() == 2
 
 
-def test_last_score_of_a_scorer_counts(store: Store, path: Path) -> None:
+def test_latest_score_of_a_scorer_replaces_earlier_ones(store: Store, path: Path) -> None:
     run_id = store.record(CONFIGURATION, sample())
     store.score(run_id, 0.5, "anna")
     store.score(run_id, 0.75, "anna")
@@ -161,7 +163,7 @@ def test_last_score_of_a_scorer_counts(store: Store, path: Path) -> None:
         assert [(score.scorer, score.score) for score in reader.scores(run_id)] == [("anna", 0.75)]
 
 
-def test_opening_an_unsuitable_file_fails(path: Path, tmp_path: Path) -> None:
+def test_opening_a_missing_or_foreign_database_fails_with_a_clear_error(path: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="run `helexa-bench once` first"):
         Reader(tmp_path / "missing.sqlite")
     text = tmp_path / "text.sqlite"
@@ -177,7 +179,7 @@ def test_opening_an_unsuitable_file_fails(path: Path, tmp_path: Path) -> None:
             opened(path)
 
 
-def test_second_measuring_process_is_rejected(path: Path) -> None:
+def test_second_process_that_measures_into_the_same_database_is_rejected(path: Path) -> None:
     with measuring(path), pytest.raises(StoreError, match="another helexa-bench"), measuring(path):
         pass
     with measuring(path):

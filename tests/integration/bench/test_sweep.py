@@ -93,7 +93,9 @@ def restless_calendar(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_wall_clock_jumps_change_no_metric_and_lose_no_sample(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_jumps_of_the_wall_clock_change_no_metric_and_lose_no_sample(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     steady, jumping = tmp_path / "steady.sqlite", tmp_path / "jumping.sqlite"
     two_sweeps(steady)
     request.getfixturevalue("restless_calendar")
@@ -109,7 +111,7 @@ def test_wall_clock_jumps_change_no_metric_and_lose_no_sample(tmp_path: Path, re
         assert len(reader.latest_configurations()) == len(SCENARIOS)
 
 
-def test_sweep_stores_measured_values(tmp_path: Path) -> None:
+def test_sweep_over_all_scenarios_stores_the_measured_values(tmp_path: Path) -> None:
     two_sweeps(tmp_path / "bench.sqlite")
     with Reader(tmp_path / "bench.sqlite") as reader:
         runs = {row.scenario_kind: row for row in reader.runs()}

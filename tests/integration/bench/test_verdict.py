@@ -27,7 +27,7 @@ def is_alert(history: list[list[float]], drawn: list[float]) -> bool:
 @pytest.mark.parametrize("source", ["scripted", "model"])
 @pytest.mark.parametrize("metric", ["ttft_s", "tpot_s"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_200_unchanged_builds_raise_at_most_2_alarms(source, metric, seed):
+def test_200_unchanged_builds_raise_at_most_2_alerts(source, metric, seed):
     rng = np.random.default_rng(seed)
     history: list[list[float]] = []
     alerts = 0
@@ -38,7 +38,7 @@ def test_200_unchanged_builds_raise_at_most_2_alarms(source, metric, seed):
     assert alerts <= 2
 
 
-def test_a_slowdown_of_8_percent_is_flagged_within_8_samples():
+def test_slowdown_of_8_percent_is_reported_within_8_samples():
     rng = np.random.default_rng(0)
     scatter = samples("scripted", "ttft_s")
     for _ in range(50):
@@ -57,14 +57,14 @@ def test_a_slowdown_of_8_percent_is_flagged_within_8_samples():
         (1.0, "higher", "same"),
     ],
 )
-def test_ratio_and_direction_decide_the_verdict(factor, better, state):
+def test_ratio_and_better_direction_of_the_metric_decide_the_verdict(factor, better, state):
     verdict = judge(STEADY, [value * factor for value in STEADY[0]], better)
     assert verdict.state == state
     assert verdict.interval and verdict.interval.low <= factor <= verdict.interval.high
     assert (verdict.samples, verdict.trailing_samples, verdict.trailing_builds) == (5, 25, 5)
 
 
-def test_too_few_samples_are_not_judged():
+def test_too_few_samples_get_no_verdict():
     assert judge(STEADY, [2.0] * 4, "lower").state == "too few"
     assert judge([], [1.0] * 5, "lower").state == "too few"
     assert judge([[1.0] * 4], [1.0] * 5, "lower").state == "too few"
@@ -76,7 +76,7 @@ def test_verdict_is_deterministic():
     assert judge(STEADY, new, "lower") == judge(STEADY, new, "lower")
 
 
-def test_interval_covers_the_true_ratio():
+def test_confidence_interval_of_equal_samples_contains_1_in_at_least_90_percent():
     """About 95 of 100 intervals of the ratio of two samples from one population contain 1."""
     rng = np.random.default_rng(5)
     covered = 0
@@ -86,17 +86,17 @@ def test_interval_covers_the_true_ratio():
     assert covered >= 90
 
 
-def test_threshold_exceeds_scatter_between_unchanged_builds():
+def test_threshold_for_a_regression_exceeds_the_scatter_between_unchanged_builds():
     restless = [[level] * 5 for level in (1.0, 1.1, 0.95, 1.08, 0.97, 1.06)]
     assert least_effect(restless) > 0.1
     assert judge(restless, [1.08] * 5, "lower").state == "same"
 
 
-def test_earlier_level_change_does_not_hide_a_slowdown():
+def test_earlier_level_change_does_not_raise_the_threshold_for_a_slowdown():
     assert least_effect(STEADY + [[2.0] * 5] * 6) == MIN_EFFECT
 
 
-def test_known_level_change_raises_no_alarm():
+def test_build_at_an_already_reported_level_is_not_reported_again():
     slow = [value * 1.1 for value in STEADY[0]]
     history = [*STEADY, slow]
     assert judge(history, slow, "lower").state == "regressed"

@@ -21,7 +21,7 @@ class InterruptedAtOnce(BlockingCaller):
         raise KeyboardInterrupt
 
 
-def test_interrupt_before_first_wait_ends_the_running_step():
+def test_keyboard_interrupt_before_the_first_wait_cancels_the_running_coroutine():
     ended = []
 
     async def silent():

@@ -12,7 +12,7 @@ def texts(results):
     return [getattr(result, "text", None) for result in results]
 
 
-def test_results_have_the_order_of_the_prompts(scripted):
+def test_results_of_a_batch_have_the_order_of_its_prompts(scripted):
     _, model = scripted
     order = []
     prompts = ["late one", "two", "three", "four"]
@@ -23,7 +23,7 @@ def test_results_have_the_order_of_the_prompts(scripted):
 
 
 @pytest.mark.parametrize(("max_parallel", "max_running"), [(None, 4), (1, 1), (7, 7)])
-def test_max_parallel_limits_concurrent_requests(scripted, max_parallel, max_running):
+def test_max_parallel_limits_the_concurrent_requests_of_a_batch(scripted, max_parallel, max_running):
     target, model = scripted
     model.batch([f"p{number} x y z" for number in range(20)], max_parallel=max_parallel)
     assert target.max_running == max_running
@@ -40,7 +40,7 @@ def test_failed_prompt_does_not_fail_the_others(scripted):
     assert by_index == dict(enumerate(results))
 
 
-def test_failure_ends_the_batch_by_default(scripted):
+def test_failed_prompt_ends_the_batch_by_default_with_a_batch_error(scripted):
     target, model = scripted
     with pytest.raises(helexa.BatchError, match="prompt 1: bad prompt") as raised:
         model.batch(["a", "bad", *["wait"] * 20], max_parallel=1)
@@ -62,27 +62,27 @@ def test_only_the_prompt_that_crashes_the_engine_fails(scripted):
     assert target.crashes == 2  # once among other prompts, once alone
 
 
-def test_prompt_i_uses_seed_plus_i(scripted):
+def test_prompt_number_i_of_a_batch_uses_seed_plus_i(scripted):
     target, model = scripted
     results = model.batch(["a", "b", "c"], seed=5)
     assert [result.seed for result in results] == [5, 6, 7]
     assert sorted(request.body("m")["seed"] for request in target.requests) == [5, 6, 7]
 
 
-def test_seed_minus_one_is_random(scripted):
+def test_seed_minus_one_gives_each_prompt_a_random_seed(scripted):
     _, model = scripted
     results = [*model.batch(["a", "b"], seed=-1), *model.batch(["a", "b"], seed=-1)]
     assert len({result.seed for result in results}) == 4
     assert all(result.seed >= 0 for result in results)
 
 
-def test_seed_before_minus_one_gives_the_same_answers_again(scripted):
+def test_seeds_counted_up_from_minus_2_skip_the_random_seed_minus_1(scripted):
     _, model = scripted
     first, again = (model.batch(["a", "b", "c"], seed=-2) for _ in range(2))
     assert [result.seed for result in first] == [result.seed for result in again] == [-2, 1 << 31, 0]
 
 
-def test_callback_error_ends_the_batch_and_is_raised(scripted):
+def test_error_in_the_on_result_callback_ends_the_batch_and_is_raised(scripted):
     target, model = scripted
 
     def on_result(index, result):
@@ -93,7 +93,7 @@ def test_callback_error_ends_the_batch_and_is_raised(scripted):
     assert target.running == 0
 
 
-async def test_abatch_awaits_async_callback(scripted):
+async def test_abatch_awaits_an_async_on_result_callback(scripted):
     _, model = scripted
     by_index = {}
 
@@ -132,7 +132,7 @@ def test_empty_batch_returns_no_results(scripted):
     assert scripted[1].batch([]) == []
 
 
-def test_further_answers_start_after_prefill_of_the_first(scripted):
+def test_further_answers_to_a_prompt_start_after_the_prefill_of_the_first(scripted):
     target, model = scripted
     begun = []
     target.on_request = lambda prompt: begun.append(target.started.is_set())
@@ -140,7 +140,7 @@ def test_further_answers_start_after_prefill_of_the_first(scripted):
     assert begun == [False, True, True]
 
 
-def test_callback_that_calls_helexa_raises(scripted):
+def test_callback_that_calls_helexa_synchronously_raises_runtime_error(scripted):
     _, model = scripted
 
     async def on_token(text):

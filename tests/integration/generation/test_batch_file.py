@@ -40,7 +40,7 @@ def records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_each_prompt_form_has_a_result_line(scripted, prompts, results):
+def test_each_form_of_a_prompt_line_yields_a_result_line(scripted, prompts, results):
     target, model = scripted
     path = prompts(
         '"late one"',
@@ -68,7 +68,7 @@ def test_each_prompt_form_has_a_result_line(scripted, prompts, results):
     assert bodies["four"]["messages"][0] == {"role": "system", "content": "Be brief."}
 
 
-def test_second_run_sends_only_unfinished_prompts(scripted, prompts, results):
+def test_second_run_with_the_same_files_sends_only_unfinished_prompts(scripted, prompts, results):
     target, model = scripted
     path = prompts('"one"', '"bad"', '"three"')
     assert model.batch_file(path, results) == helexa.FileSummary(finished=2, failed=1, kept=0)
@@ -80,7 +80,7 @@ def test_second_run_sends_only_unfinished_prompts(scripted, prompts, results):
     assert [record["index"] for record in records(results)] == [0, 1, 2, 3]
 
 
-def test_prompt_of_truncated_result_line_is_repeated(scripted, prompts, results):
+def test_prompt_whose_result_line_is_truncated_is_sent_again(scripted, prompts, results):
     _, model = scripted
     path = prompts('"one"', '"two"', '"three"')
     model.batch_file(path, results)
@@ -90,7 +90,7 @@ def test_prompt_of_truncated_result_line_is_repeated(scripted, prompts, results)
     assert [record["text"] for record in records(results)] == ["one", "two", "three"]
 
 
-def test_results_of_different_prompts_are_not_overwritten(scripted, prompts, results):
+def test_results_file_of_other_prompts_or_options_is_not_overwritten(scripted, prompts, results):
     _, model = scripted
     model.batch_file(prompts('"one"', '"two"'), results)
     content = results.read_bytes()
@@ -100,14 +100,14 @@ def test_results_of_different_prompts_are_not_overwritten(scripted, prompts, res
     assert results.read_bytes() == content
 
 
-def test_file_without_results_is_not_overwritten(scripted, prompts, results):
+def test_existing_file_with_other_contents_is_not_overwritten_by_results(scripted, prompts, results):
     results.write_text("my diary\n")
     with pytest.raises(helexa.InvalidRequestError, match="other data than results"):
         scripted[1].batch_file(prompts('"one"'), results)
     assert results.read_text() == "my diary\n"
 
 
-def test_second_run_on_locked_results_fails(scripted, prompts, results):
+def test_run_fails_if_another_process_has_locked_the_results_file(scripted, prompts, results):
     with ResultFile(results), pytest.raises(helexa.InvalidRequestError, match="another process"):
         scripted[1].batch_file(prompts('"one"'), results)
 
@@ -118,7 +118,7 @@ def test_missing_prompts_file_creates_no_results(scripted, results):
     assert not results.exists()
 
 
-def test_prompts_are_read_lazily(scripted, prompts, results):
+def test_prompts_file_is_not_read_completely_before_the_first_result(scripted, prompts, results):
     """A run reads at most 50 of 200 prompts before the first result."""
     target, model = scripted
     path = prompts(*(json.dumps(f"p{number}") for number in range(200)))
@@ -133,7 +133,7 @@ def test_prompts_are_read_lazily(scripted, prompts, results):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_next_run_resumes_after_killed_process(gateway, prompts, results, number):
+def test_run_after_a_killed_process_resumes_its_results_file(gateway, prompts, results, number):
     path = prompts(*(json.dumps(f"prompt {index}") for index in range(6)))
     gateway.response_limit = 2
     command = [sys.executable, "-c", RUN, str(path), str(results), gateway.url]

@@ -41,7 +41,7 @@ def run_block(document, line, source, names):
     exec(compile("\n" * (line - 1) + source, document, "exec"), names)
 
 
-def test_code_blocks_of_library_page_run(capsys):
+def test_code_blocks_of_the_library_documentation_run(capsys):
     names = {"__name__": "page"}
     for line, source in code_blocks("docs/library.md"):
         run_block("docs/library.md", line, source, names)
@@ -59,14 +59,14 @@ def test_readme_example_runs(capsys):
     assert "Paris" in capsys.readouterr().out
 
 
-def test_classify_csv_labels_each_row(example):
+def test_classify_csv_example_labels_each_row(example):
     rows = list(csv.DictReader(io.StringIO(example("classify_csv.py", ROOT / "examples" / "reviews.csv", "text"))))
     assert [row["id"] for row in rows] == ["1", "2", "3", "4"]
     assert {row["label"] for row in rows} <= {"positive", "negative"}
     assert not any(row["error"] for row in rows)
 
 
-def test_summarize_prints_a_summary(example, tmp_path):
+def test_summarize_example_prints_a_summary(example, tmp_path):
     text = "\n\n".join(
         f"Chapter {number}. The fox went to town {number} and bought {number} hats." for number in range(9)
     )
@@ -74,14 +74,14 @@ def test_summarize_prints_a_summary(example, tmp_path):
     assert len(example("summarize.py", tmp_path / "book.txt", "--size", 320).split()) > 3
 
 
-def test_extract_prints_one_object_per_person(example):
+def test_extract_example_prints_one_object_per_person(example):
     output = example("extract.py", stdin="Ann Miller, 31, is a baker in York.\nBob Hill, 50, is a smith.\n")
     people = [json.loads(line) for line in output.splitlines()]
     assert [person.keys() for person in people] == [{"name", "age", "job"}] * 2
     assert "Ann" in people[0]["name"]
 
 
-def test_vote_counts_the_choices(example):
+def test_vote_example_prints_the_most_frequent_choice_and_the_counts(example):
     output = example("vote.py", "What is 2 + 2?", "--choices", "3", "4", "5", "-n", "3", "--tokens", "20").splitlines()
     assert output[0] in ("3", "4", "5")
     assert sum(int(count) for count in re.findall(r": (\d)", output[1])) == 3

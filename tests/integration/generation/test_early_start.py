@@ -42,17 +42,17 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", False),
     ],
 )
-def test_engine_is_needed_only_by_commands_without_a_server(arguments: str, expected: bool) -> None:
+def test_private_engine_is_started_early_only_for_commands_that_name_no_server(arguments: str, expected: bool) -> None:
     assert needs_engine(arguments.split(), {}) is expected
 
 
 @pytest.mark.usefixtures("no_server")
-def test_command_with_a_server_in_its_environment_needs_no_engine() -> None:
+def test_no_private_engine_is_started_early_if_the_environment_names_a_server() -> None:
     assert not needs_engine(["generate", "hi"], {"HELEXA_BASE_URL": "http://gateway"})
     assert needs_engine(["generate", "hi", "--private"], {"HELEXA_BASE_URL": "http://gateway"})
 
 
-def test_command_needs_no_engine_beside_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_private_engine_is_started_early_if_a_server_runs_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(early_start, "LOCAL_URLS", (f"http://127.0.0.1:{server.getsockname()[1]}",))
         assert not needs_engine(["generate", "hi"], {})
@@ -60,7 +60,7 @@ def test_command_needs_no_engine_beside_a_server(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("no_server")
-def test_engine_of_a_command_starts_before_the_command_is_parsed(tmp_path: Path) -> None:
+def test_private_engine_starts_before_the_command_line_is_parsed(tmp_path: Path) -> None:
     """The command fails at its parser, and its engine process ends with it."""
     program = f"""
 import sys
@@ -101,7 +101,7 @@ def started_spare(before: set[int]) -> int:
     return spare
 
 
-def test_pool_takes_a_spare_process() -> None:
+def test_process_pool_uses_the_template_process_that_was_started_early() -> None:
     before = template_processes()  # of other tests
     spare = started_spare(before)
     pool = ProcessPool(TEMPLATE_PROCESS, kept=1)
@@ -112,13 +112,13 @@ def test_pool_takes_a_spare_process() -> None:
     assert not psutil.pid_exists(spare)
 
 
-def test_spare_that_no_pool_takes_is_ended() -> None:
+def test_template_process_that_was_started_early_and_not_used_is_ended() -> None:
     spare = started_spare(template_processes())
     sandbox.end_spares()
     assert not psutil.pid_exists(spare)
 
 
-async def test_failed_start_of_a_sandbox_ends_the_engine_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_start_of_a_sandbox_process_ends_the_early_started_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(module: str) -> None:
         raise OSError(errno.EAGAIN, f"no process for {module}")
 

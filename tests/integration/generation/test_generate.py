@@ -40,7 +40,7 @@ def test_completion_reports_usage_and_timings(small):
     assert completion.choices == (completion,)
 
 
-def test_parallel_answers_use_different_seeds(small):
+def test_each_of_several_answers_has_its_own_seed_which_reproduces_it(small):
     """Each answer has its own seed, which reproduces the answer."""
     completion = small.generate("Tell me a story.", n=4, temperature=1.0, max_tokens=12, seed=7)
     assert [choice.seed for choice in completion.choices] == [7, 8, 9, 10]
@@ -75,7 +75,7 @@ def test_parallel_requests_share_one_engine(small):
     assert engines() == pids_before != set()
 
 
-def test_streamed_pieces_form_the_answer(small):
+def test_streamed_pieces_joined_are_the_text_of_the_answer(small):
     pieces = []
     with small.stream(COUNT, temperature=0, max_tokens=100) as stream:
         pieces += [piece.text for piece in stream]
@@ -83,7 +83,7 @@ def test_streamed_pieces_form_the_answer(small):
     assert "".join(pieces) == stream.completion.text
 
 
-def test_on_token_runs_in_the_calling_thread(small):
+def test_on_token_callback_runs_in_the_calling_thread(small):
     pieces = []
     completion = small.generate(
         COUNT, temperature=0, max_tokens=8, on_token=lambda text: pieces.append((text, threading.current_thread()))
@@ -92,7 +92,7 @@ def test_on_token_runs_in_the_calling_thread(small):
     assert {thread for _, thread in pieces} == {threading.main_thread()}
 
 
-async def test_on_token_may_be_async(small):
+async def test_on_token_may_be_an_async_function(small):
     pieces = []
 
     async def on_token(text):
@@ -107,7 +107,7 @@ async def test_on_token_may_be_async(small):
     assert "".join(text for text, _ in pieces) == repeated.text
 
 
-def test_callback_error_ends_the_answer_and_is_raised(small):
+def test_error_in_the_on_token_callback_ends_the_answer_and_is_raised(small):
     pieces = []
 
     def on_token(text):
@@ -121,12 +121,12 @@ def test_callback_error_ends_the_answer_and_is_raised(small):
     assert nothing_runs(small)
 
 
-def test_on_token_with_several_answers_is_rejected(small):
+def test_on_token_with_n_greater_than_1_is_rejected(small):
     with pytest.raises(helexa.InvalidRequestError, match="requires n=1"):
         small.generate("hi", n=2, on_token=print)
 
 
-def test_leaving_a_stream_cancels_the_request(small):
+def test_leaving_the_context_of_a_stream_cancels_the_request(small):
     with small.stream(COUNT, max_tokens=2000) as stream:
         next(iter(stream))
     assert nothing_runs(small)
@@ -173,13 +173,13 @@ def test_answer_is_parsed_into_pydantic_model(small):
     assert completion.parsed.age >= 0
 
 
-def test_truncated_answer_is_a_schema_error(small):
+def test_truncated_answer_to_a_request_with_a_schema_raises_schema_error(small):
     with pytest.raises(helexa.SchemaError, match="raise max_tokens") as raised:
         small.generate("Ann is 31 years old. Who is it?", schema=Person, temperature=0, max_tokens=3)
     assert raised.value.completion.finish_reason == "length"
 
 
-def test_too_long_prompt_is_a_context_length_error(small):
+def test_too_long_prompt_raises_context_length_error(small):
     with pytest.raises(helexa.ContextLengthError, match="maximum context length"):
         small.generate("word " * 9000)
 

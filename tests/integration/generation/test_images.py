@@ -33,7 +33,7 @@ def picture(tmp_path: Path) -> Path:
     return path
 
 
-def test_images_precede_the_text(gateway, picture):
+def test_images_precede_the_text_in_the_request(gateway, picture):
     images = [picture, str(picture), GIF, "https://example.com/a.png", "data:image/webp;base64,UklGRg=="]
     helexa.generate("What is it?", images=images, target=gateway.url, model="m")
     content = gateway.requests[-1]["messages"][-1]["content"]
@@ -41,7 +41,7 @@ def test_images_precede_the_text(gateway, picture):
     assert content[3:] == [part("https://example.com/a.png"), part("data:image/webp;base64,UklGRg=="), TEXT]
 
 
-def test_images_belong_to_the_last_message(gateway):
+def test_images_are_added_to_the_last_message_of_a_conversation(gateway):
     talk = [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Hello"},
@@ -99,7 +99,7 @@ def test_prompt_file_names_images_relative_to_its_folder(gateway, picture, tmp_p
         helexa.batch_file(prompts, results, **options)
 
 
-def test_rejection_of_the_server_names_the_code(gateway):
+def test_error_of_an_image_rejected_by_the_server_has_the_servers_code(gateway):
     envelope = {"error": {"message": "model 'm' reads text only", "code": "vision_unsupported"}}
     gateway.error_response = (400, {}, envelope)
     with pytest.raises(helexa.InvalidRequestError, match="reads text only") as rejected:

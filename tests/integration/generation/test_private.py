@@ -51,13 +51,13 @@ def engines(registry):
     return engines
 
 
-async def test_idle_model_is_unloaded_for_another(engines, registry):
+async def test_idle_model_is_unloaded_if_another_needs_its_memory(engines, registry):
     await engines.target("org/a").open()
     await engines.target("org/b").open()
     assert (registry.unloaded, list(registry.loaded)) == (["org/a"], ["org/b"])
 
 
-async def test_held_model_is_not_unloaded(engines, registry):
+async def test_model_that_a_caller_holds_open_is_not_unloaded_for_another(engines, registry):
     holder = object()
     target = engines.target("org/a")
     await target.open(holder=holder)
@@ -69,7 +69,7 @@ async def test_held_model_is_not_unloaded(engines, registry):
     assert list(registry.loaded) == ["org/b"]
 
 
-async def test_busy_model_is_not_unloaded(engines, registry):
+async def test_model_with_running_requests_is_not_unloaded_for_another(engines, registry):
     await engines.target("org/a").open()
     registry.loaded["org/a"].engine.open_streams = 1
     with pytest.raises(DoesNotFitError):
@@ -77,7 +77,9 @@ async def test_busy_model_is_not_unloaded(engines, registry):
 
 
 @pytest.mark.parametrize(("quant", "model_bytes"), [(None, 1600), ("bf16", 1600), ("Q4_K_M", 450), ("auto", 450)])
-async def test_device_choice_uses_size_after_quantization(engines, tmp_path, monkeypatch, quant, model_bytes):
+async def test_device_is_chosen_by_the_size_of_the_model_after_quantization(
+    engines, tmp_path, monkeypatch, quant, model_bytes
+):
     """A model that is quantized during loading needs fewer bytes than its files have."""
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(bytes(1600))

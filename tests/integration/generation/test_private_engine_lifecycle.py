@@ -69,7 +69,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize(("action", "number"), [("leave", None), ("wait", signal.SIGKILL), ("wait", signal.SIGINT)])
-def test_an_engine_ends_with_its_process(tmp_path, action, number):
+def test_private_engine_ends_when_the_process_that_started_it_ends(tmp_path, action, number):
     process, engine = started(make_model(tmp_path), action)
     with process:
         if number is not None:
@@ -103,7 +103,7 @@ def test_model_stays_loaded_until_last_holder_closes(tmp_path, fake_engines):
     other_model.close()
 
 
-def test_dead_engine_is_replaced(tmp_path, fake_engines):
+def test_dead_private_engine_is_replaced_at_the_next_request(tmp_path, fake_engines):
     with helexa.load(str(make_model(tmp_path)), target="private") as model:
         target = model.open()
         first = target._served().engine._child.pid
@@ -113,7 +113,7 @@ def test_dead_engine_is_replaced(tmp_path, fake_engines):
         assert model.open()._served().engine._child.pid != first
 
 
-def test_models_with_equal_names_have_separate_engines(tmp_path, fake_engines):
+def test_model_files_with_equal_names_in_two_folders_have_separate_engines(tmp_path, fake_engines):
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
@@ -124,7 +124,7 @@ def test_models_with_equal_names_have_separate_engines(tmp_path, fake_engines):
         model.close()
 
 
-def test_load_error_names_the_cause(tmp_path, fake_engines):
+def test_error_of_a_failed_load_names_the_cause(tmp_path, fake_engines):
     with pytest.raises(helexa.HelexaError, match="the file is truncated"):
         helexa.generate("hi", model=str(make_model(tmp_path, "bad-file")), target="private")
     with pytest.raises(helexa.HelexaError, match="no such file"):
@@ -142,7 +142,7 @@ def test_failed_load_leaves_no_engine_process(tmp_path):
     assert run.stdout.split() == ["0", "0", "0", "1"]
 
 
-def test_forked_child_starts_its_own_event_loop(gateway):
+def test_helexa_works_in_a_forked_child_process(gateway):
     """A fork does not copy the thread of the event loop, so the child must start its own."""
     run = subprocess.run(
         [sys.executable, "-c", FORK, gateway.url], check=False, capture_output=True, text=True, timeout=60

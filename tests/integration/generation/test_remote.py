@@ -9,7 +9,7 @@ from neuron.scripted_node import serve
 from ports import free_port
 
 
-async def test_node_completion_has_all_fields():
+async def test_completion_of_a_node_has_text_usage_and_timings():
     async with serve(answer("Good day.", cached=3)) as node:
         result = await helexa.agenerate("hi", target=node.url, model=MODEL, temperature=0.5, seed=11, max_tokens=40)
         assert isinstance(result, helexa.Completion)
@@ -21,7 +21,7 @@ async def test_node_completion_has_all_fields():
         assert (sampling.temperature, sampling.seed, node.engine.requests[-1].max_tokens) == (0.5, 11, 40)
 
 
-async def test_server_supports_callbacks_and_batches():
+async def test_requests_to_a_server_support_callbacks_and_batches():
     async with serve(answer("Good day.")) as node:
         pieces = []
         await helexa.agenerate("hi", target=f"{node.url}/v1/", model=MODEL, on_token=pieces.append)
@@ -30,7 +30,7 @@ async def test_server_supports_callbacks_and_batches():
         assert [result.text for result in results] == ["Good day."] * 3
 
 
-async def test_default_sampling_adds_no_penalties():
+async def test_request_without_options_uses_the_defaults_of_the_node_without_penalties():
     """Without options there are no penalties and no truncation; temperature and length are the node's defaults."""
     async with serve(answer("ok")) as node:
         await helexa.agenerate("hi", target=node.url, model=MODEL)
@@ -46,7 +46,7 @@ async def test_default_sampling_adds_no_penalties():
         assert node.engine.requests[-1].max_tokens == plain.max_tokens
 
 
-async def test_leaving_a_stream_cancels_the_server_request():
+async def test_leaving_the_context_of_a_stream_cancels_the_request_on_the_node():
     async with serve(endless("Well")) as node:
         async with helexa.astream("hi", target=node.url, model=MODEL) as stream:
             async for _ in stream:
@@ -54,7 +54,7 @@ async def test_leaving_a_stream_cancels_the_server_request():
         await node.engine.cancelled.wait()
 
 
-async def test_server_failure_during_answer_is_an_engine_error():
+async def test_failure_of_the_server_during_an_answer_raises_engine_error():
     async with serve(failing("Well", "it broke")) as node:
         with pytest.raises(helexa.EngineError, match="it broke"):
             await helexa.agenerate("hi", target=node.url, model=MODEL)
@@ -99,7 +99,7 @@ def test_status_of_an_error_response_selects_the_error_class(gateway, status, co
     ("key", "message"),
     [(None, "needs an API key; set the environment variable HELEXA_API_KEY"), ("sk-1", "it expired; check the env")],
 )
-def test_rejected_key_names_the_variable_of_the_key(gateway, monkeypatch, key, message):
+def test_error_of_a_missing_or_rejected_api_key_names_the_environment_variable(gateway, monkeypatch, key, message):
     if key is not None:
         monkeypatch.setenv("HELEXA_API_KEY", key)
     gateway.error_response = (401, {}, {"error": {"message": "it expired", "code": "invalid_api_key"}})
@@ -115,7 +115,7 @@ def test_rejected_key_names_the_variable_of_the_key(gateway, monkeypatch, key, m
         ("llama3.2:1b", "the server has cold/model, warm/model"),
     ],
 )
-def test_unknown_model_gets_the_names_of_the_server(gateway, model, hint):
+def test_unknown_model_error_lists_or_suggests_models_of_the_server(gateway, model, hint):
     gateway.error_response = (404, {}, {"error": {"message": "no such model", "code": "model_not_found"}})
     with pytest.raises(helexa.ModelNotFoundError, match=f"no such model; {hint}") as raised:
         helexa.generate("hi", target=gateway.url, model=model)
@@ -123,7 +123,7 @@ def test_unknown_model_gets_the_names_of_the_server(gateway, model, hint):
 
 
 @pytest.mark.parametrize("listed", ["llama3.2:1b", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"])
-def test_short_name_means_the_served_model(gateway, listed):
+def test_short_model_name_selects_the_model_of_the_server_that_it_stands_for(gateway, listed):
     gateway.models = [{"id": listed, "loaded": True}]
     assert helexa.generate("hi", target=gateway.url, model="llama3.2:1b").model == listed
 
@@ -134,7 +134,7 @@ def test_default_model_is_the_first_loaded_model(gateway):
     assert gateway.requests[0]["model"] == "warm/model"
 
 
-def test_environment_selects_server_key_and_model(gateway, monkeypatch):
+def test_environment_variables_select_server_api_key_and_model(gateway, monkeypatch):
     monkeypatch.setenv("HELEXA_BASE_URL", gateway.url)
     monkeypatch.setenv("HELEXA_API_KEY", "sk-1")
     monkeypatch.setenv("HELEXA_MODEL", "cold/model")
@@ -142,7 +142,7 @@ def test_environment_selects_server_key_and_model(gateway, monkeypatch):
     assert gateway.authorization == "Bearer sk-1"
 
 
-def test_busy_server_is_retried_after_its_delay(gateway, monkeypatch):
+def test_busy_server_is_retried_four_times_after_its_retry_after(gateway, monkeypatch):
     busy = {"error": {"message": "busy", "type": "rate_limit_error", "code": "rate_limit_exceeded", "param": None}}
     gateway.error_response = (429, {"Retry-After": "0"}, busy)
     with pytest.raises(helexa.RateLimitError, match="busy") as raised:
@@ -168,14 +168,14 @@ def test_broken_streams_fail_and_invalid_chunks_are_skipped(gateway, pieces, kin
             helexa.generate("hi", target=gateway.url, model="m")
 
 
-def test_leaving_a_plain_stream_closes_the_connection(gateway):
+def test_leaving_the_context_of_a_stream_closes_the_connection_to_the_server(gateway):
     gateway.chunks = ["one", "WAIT"]
     with helexa.stream("hi", target=gateway.url, model="m") as stream:
         assert next(iter(stream)).text == "one"
     assert gateway.client_disconnected.wait(60)
 
 
-def test_refused_connection_is_an_unreachable_error():
+def test_refused_connection_raises_unreachable_error():
     with pytest.raises(helexa.UnreachableError, match="helexa up"):
         helexa.generate("hi", target=f"http://127.0.0.1:{free_port()}", model="m")
 
@@ -185,7 +185,7 @@ def test_batch_fails_at_once_if_server_is_unreachable():
         helexa.batch(["a", "b"], target=f"http://127.0.0.1:{free_port()}", model="m", on_error="return")
 
 
-def test_lost_server_fails_each_prompt_with_retryable_error(gateway):
+def test_each_prompt_of_a_batch_to_a_lost_server_gets_a_retryable_error(gateway):
     model = helexa.load("m", target=gateway.url)
     gateway.chunks = ["DROP"]
     with pytest.raises(helexa.UnreachableError, match="broke"):
@@ -202,12 +202,12 @@ def test_invalid_url_is_rejected(url):
         helexa.generate("hi", target=url)
 
 
-def test_dtype_for_a_server_is_rejected(gateway):
+def test_option_dtype_is_rejected_for_a_request_to_a_server(gateway):
     with pytest.raises(helexa.InvalidRequestError, match="cannot be set for the server"):
         helexa.generate("hi", target=gateway.url, model="m", dtype="float32")
 
 
-async def test_local_server_with_the_model_is_preferred(monkeypatch):
+async def test_running_local_server_that_has_the_model_is_preferred_to_a_private_engine(monkeypatch):
     async with serve(answer("from the node")) as node:
         monkeypatch.setattr("helexa.generation.target_choice.LOCAL_URLS", (node.url,))
         assert ModelLocation(model=MODEL).url is None
@@ -215,7 +215,7 @@ async def test_local_server_with_the_model_is_preferred(monkeypatch):
         assert result.text == "from the node"
 
 
-async def test_concurrent_requests_keep_their_own_errors():
+async def test_failed_prompt_of_a_concurrent_batch_gets_its_own_error():
     async with serve(answer("ok")) as node:
         results = await helexa.abatch(
             ["hi", "word " * 3000, "ho"], target=node.url, model=MODEL, on_error="return", max_parallel=3

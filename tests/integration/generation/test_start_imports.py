@@ -24,21 +24,21 @@ def imported(statement: str) -> set[str]:
     )
 
 
-def test_modules_of_servers_exist() -> None:
+def test_each_module_named_in_the_lists_of_these_tests_exists() -> None:
     assert [name for name in MODULES_OF_SERVERS if find_spec(name) is None] == []
 
 
-def test_caller_of_a_private_engine_imports_no_server_and_no_package_of_other_processes() -> None:
+def test_process_that_starts_a_private_engine_imports_only_the_packages_it_needs() -> None:
     modules = imported("import helexa.generation.private")
     assert modules & (SERVER | OTHER_PROCESSES) == set()
 
 
-def test_command_starts_its_engine_process_before_it_imports_errors_and_tracebacks() -> None:
+def test_modules_that_start_the_engine_process_early_import_neither_logging_nor_asyncio() -> None:
     modules = imported("import helexa.generation.early_start, helexa.neuron.engine_client.early_start")
     assert modules & {"helexa.core.errors", "traceback", "logging", "asyncio", "dataclasses"} == set()
 
 
-def test_caller_of_a_private_engine_imports_no_http_client_and_reads_memory_without_psutil() -> None:
+def test_process_that_starts_a_private_engine_imports_no_http_client_and_no_psutil() -> None:
     modules = imported(
         "import helexa.cli.commands.generate, helexa.generation.private\n"
         "from helexa.neuron.hardware.device_choice import device_for; device_for(1)"
@@ -46,7 +46,7 @@ def test_caller_of_a_private_engine_imports_no_http_client_and_reads_memory_with
     assert modules & {"urllib.request", "http.client", "psutil", "helexa.neuron.hardware.discovery"} == set()
 
 
-def test_load_with_default_options_begins_without_pydantic_and_without_modules_of_requests() -> None:
+def test_engine_options_for_a_default_load_are_made_without_pydantic() -> None:
     program = (
         "from helexa.generation.private import EngineSettings\n"
         "EngineSettings().config().harness.torch.engine_options('cpu')"
@@ -58,7 +58,7 @@ def test_load_with_default_options_begins_without_pydantic_and_without_modules_o
     )
 
 
-def test_engine_imports_no_package_of_grammars_and_reads_memory_without_psutil() -> None:
+def test_engine_process_starts_without_importing_llguidance_or_psutil() -> None:
     program = (
         "import helexa.neuron.engine.loop, helexa.neuron.engine.loading.load\n"
         "from helexa.neuron.hardware.cpus import physical_cores\n"
@@ -68,7 +68,7 @@ def test_engine_imports_no_package_of_grammars_and_reads_memory_without_psutil()
     assert imported(program) & {"llguidance", "importlib.metadata", "email", "psutil", "pydantic"} == set()
 
 
-def test_choice_of_a_device_imports_nvml_only_with_its_library() -> None:
+def test_device_choice_does_not_import_pynvml_if_nvidias_library_is_missing() -> None:
     statement = (
         "from helexa.neuron.hardware import accelerators; accelerators._LIBRARY = 'libmissing.so.1'; "
         "from helexa.neuron.hardware.device_choice import device_for; device_for(1)"
@@ -76,34 +76,34 @@ def test_choice_of_a_device_imports_nvml_only_with_its_library() -> None:
     assert "pynvml" not in imported(statement)
 
 
-def test_package_helexa_imports_no_slow_modules() -> None:
+def test_import_of_the_package_helexa_imports_no_slow_modules() -> None:
     """Every process of helexa imports the package."""
     assert imported("import helexa") & {"subprocess", "json", "datetime", "logging", "asyncio"} == set()
 
 
-def test_help_imports_no_parser_of_markdown_and_no_configuration() -> None:
+def test_option_help_imports_neither_a_markdown_parser_nor_the_configuration() -> None:
     program = "from helexa.cli import _run; _run(['--help'])"
     modules = imported(f"import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()): {program}\n")
     assert modules & {"markdown_it", "pygments", "pydantic", "asyncio", "numpy"} == set()
 
 
-def test_server_of_a_node_imports_no_package_of_other_processes() -> None:
+def test_server_process_of_a_node_imports_no_packages_that_only_its_other_processes_need() -> None:
     modules = imported("import helexa.neuron.app")
     assert modules & (OTHER_PROCESSES - {"jinja2"}) == set()  # the module that inspects models imports jinja2
 
 
-def test_list_of_models_imports_no_gateway_and_no_commands_of_servers() -> None:
+def test_list_command_imports_neither_the_gateway_nor_commands_that_call_servers() -> None:
     modules = imported("import helexa.cli.commands.list_show_and_pull")
     unused = {"helexa.cortex", "helexa.cli.commands.ps_and_status", "helexa.cli.commands.load_and_unload", "starlette"}
     assert modules & unused == set()
 
 
-def test_command_that_generates_imports_no_messages_of_engines_before_it_starts_processes() -> None:
+def test_generate_command_starts_its_processes_before_it_imports_pydantic_and_msgspec() -> None:
     modules = imported("import helexa.cli.commands.generate")
     assert modules & {"pydantic", "orjson", "msgspec", "helexa.neuron.engine.ipc.messages"} == set()
 
 
-def test_private_engine_answers_a_text_without_pydantic(smollm2_gguf: Path) -> None:
+def test_text_prompt_to_a_private_engine_is_answered_without_importing_pydantic(smollm2_gguf: Path) -> None:
     program = (
         f"import helexa; completion = helexa.generate('Hello', model={str(smollm2_gguf)!r}, target='private', "
         "max_tokens=1, temperature=0.5)\n"
@@ -115,7 +115,7 @@ def test_private_engine_answers_a_text_without_pydantic(smollm2_gguf: Path) -> N
     )
 
 
-def test_garbage_collector_does_not_run_during_the_imports_of_a_command() -> None:
+def test_garbage_collector_does_not_run_while_a_command_imports_its_modules() -> None:
     program = (
         "import gc; from helexa.__main__ import _OBJECTS; gc.set_threshold(_OBJECTS, 10, 10)\n"
         "runs = sum(generation['collections'] for generation in gc.get_stats())\n"
@@ -125,7 +125,7 @@ def test_garbage_collector_does_not_run_during_the_imports_of_a_command() -> Non
     assert "helexa.neuron.requests.inference" in imported(program)
 
 
-def test_text_process_reads_a_vocabulary_without_numpy(smollm2_gguf: Path) -> None:
+def test_process_that_tokenizes_reads_a_vocabulary_without_importing_numpy(smollm2_gguf: Path) -> None:
     """On 64 processors, numpy's threads reserve more address space than the process may have."""
     program = f"from helexa.neuron.text.text_process import _opened\n_opened({bytes(smollm2_gguf)!r})"
     assert imported(program) & {"numpy", "torch"} == set()

@@ -61,7 +61,7 @@ async def test_model_calls_a_python_function(caller):
     assert weather(**call.arguments) == "Oslo: 7 C"
 
 
-async def test_result_of_a_call_goes_back_to_the_model(caller):
+async def test_result_of_a_tool_call_is_sent_to_the_model(caller):
     model, engine = caller
     first = await model.agenerate("How is Oslo?", tools=[weather])
     history = [{"role": "user", "content": "How is Oslo?"}, first.message, first.tool_calls[0].reply({"degrees": 7})]
@@ -71,7 +71,7 @@ async def test_result_of_a_call_goes_back_to_the_model(caller):
     assert '{"degrees": 7}' in prompt
 
 
-async def test_streamed_call_is_part_of_the_completion(caller):
+async def test_tool_call_in_a_stream_is_part_of_its_completion(caller):
     model, _ = caller
     async with model.astream("How is Oslo?", tools=[weather]) as stream:
         assert [piece async for piece in stream] == []
@@ -82,7 +82,7 @@ async def test_streamed_call_is_part_of_the_completion(caller):
     ("choice", "sent"),
     [("required", "required"), ("weather", {"type": "function", "function": {"name": "weather"}}), (None, None)],
 )
-def test_tool_choice_may_be_the_name_of_a_tool(gateway, choice, sent):
+def test_tool_name_as_tool_choice_is_sent_in_openai_format(gateway, choice, sent):
     helexa.generate("hi", target=gateway.url, model="m", tools=[weather], tool_choice=choice)
     assert gateway.requests[0].get("tool_choice") == sent
     function = gateway.requests[0]["tools"][0]["function"]
@@ -90,7 +90,7 @@ def test_tool_choice_may_be_the_name_of_a_tool(gateway, choice, sent):
     assert function["parameters"]["properties"]["unit"]["enum"] == ["C", "F"]
 
 
-def test_tool_of_openai_is_passed_on(gateway):
+def test_tool_definition_in_openai_format_is_sent_unchanged(gateway):
     tool = {"type": "function", "function": {"name": "f"}}
     helexa.generate("hi", target=gateway.url, model="m", tools=[tool])
     assert gateway.requests[0]["tools"] == [tool]
@@ -103,7 +103,7 @@ def test_invalid_tools_are_rejected(gateway, tools):
     assert gateway.requests == []
 
 
-def test_truncated_call_is_a_schema_error(gateway):
+def test_tool_call_whose_arguments_are_truncated_raises_schema_error(gateway):
     gateway.chunks = ["Wait: ", {"choices": [{"delta": {"tool_calls": [MALFORMED]}}]}]
     with pytest.raises(helexa.SchemaError, match="'weather' are not JSON") as raised:
         helexa.generate("hi", target=gateway.url, model="m", tools=[weather])
@@ -122,7 +122,7 @@ def test_private_engine_reports_log_probabilities(small):
     assert not small.generate("Hi", max_tokens=2).logprobs
 
 
-def test_log_probabilities_of_a_server_belong_to_the_pieces(gateway):
+def test_log_probabilities_from_a_server_belong_to_the_streamed_pieces(gateway):
     tokens = [{"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": [{"token": "Ho", "logprob": -1}]}]
     gateway.chunks = [{"choices": [{"delta": {"content": "Hi"}, "logprobs": {"content": tokens}}]}]
     with helexa.stream("hi", target=gateway.url, model="m", logprobs=True) as stream:
@@ -148,19 +148,19 @@ def test_private_engine_embeds_similar_texts_closely(small):
     assert small.embed([]) == []
 
 
-def test_long_list_is_embedded_in_several_requests(gateway):
+def test_long_list_of_texts_is_embedded_in_several_requests(gateway):
     vectors = helexa.embed((f"text {number}" for number in range(300)), target=gateway.url, model="m")
     assert [len(request["input"]) for request in gateway.requests] == [256, 44]
     assert vectors[257] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("texts", ["", ["a", ""], [3]])
-def test_texts_that_have_no_embedding_are_rejected(gateway, texts):
+def test_embed_rejects_empty_texts_and_values_that_are_no_text(gateway, texts):
     with pytest.raises(helexa.InvalidRequestError, match="text"):
         helexa.embed(texts, target=gateway.url, model="m")
 
 
-async def test_async_embedding_reports_the_error_of_the_server(gateway):
+async def test_aembed_raises_the_error_class_for_the_servers_error(gateway):
     gateway.error_response = (404, {}, {"error": {"message": "no m", "code": "model_not_found"}})
     with pytest.raises(helexa.ModelNotFoundError):
         await helexa.aembed("hi", target=gateway.url, model="m")

@@ -21,7 +21,7 @@ from helexa.neuron import cli
         ([], {"HELEXA_LOG": "loud"}, 78, "HELEXA_LOG is 'LOUD', expected one of CRITICAL"),
     ],
 )
-def test_usage_error_is_one_message(
+def test_usage_error_of_the_node_command_prints_a_message_without_traceback(
     arguments: list[str], environment: dict[str, str], code: int, complaint: str
 ) -> None:
     command = [sys.executable, "-m", "helexa.neuron", *arguments]
@@ -31,7 +31,7 @@ def test_usage_error_is_one_message(
     assert "Traceback" not in run.stderr
 
 
-def test_former_options_run_the_smoke_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_former_option_tp_smoke_runs_the_smoke_test(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[dict[str, object]] = []
     monkeypatch.setattr(cli, "smoke", lambda **options: runs.append(options))
     cli.app(["--tp-smoke", "--tp-size", "3"], exit_on_error=False, result_action="return_value")

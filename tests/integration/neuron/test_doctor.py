@@ -28,7 +28,7 @@ def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=SECONDS)
 
 
-def test_healthy_machine_has_no_faults(tmp_path: Path) -> None:
+def test_doctor_reports_no_faults_on_a_healthy_machine(tmp_path: Path) -> None:
     run = doctor(**NO_COMPILER, NEURON_CACHE__DIR=str(tmp_path / "cache"))
     assert (run.returncode, run.stderr) == (0, "")
     assert f"model files, compiled kernels and packed weights are stored in {tmp_path / 'cache'}" in run.stdout
@@ -42,7 +42,7 @@ def test_healthy_machine_has_no_faults(tmp_path: Path) -> None:
     assert "is free to listen on" in run.stdout
 
 
-def test_slow_configuration_is_reported_as_a_note_in_json(tmp_path: Path) -> None:
+def test_doctor_json_reports_a_slow_configuration_as_a_note(tmp_path: Path) -> None:
     run = doctor("--json", **NO_COMPILER, HELEXA_CACHE=str(tmp_path), NEURON_HARNESS__TORCH__DTYPE="float32")
     assert run.returncode == 0
     report = json.loads(run.stdout)
@@ -53,7 +53,7 @@ def test_slow_configuration_is_reported_as_a_note_in_json(tmp_path: Path) -> Non
     assert kernels[-1][1].startswith("to make it faster: dtype is 'float32'")
 
 
-def test_reported_kernels_are_those_of_an_engine() -> None:
+def test_kernels_reported_by_doctor_are_those_an_engine_would_use() -> None:
     """Uses the user's kernel cache, because compiling kernels is slow."""
     run = doctor(NEURON_HARNESS__TORCH__THREADS="1")
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("cpu: ")]
@@ -65,14 +65,14 @@ def test_reported_kernels_are_those_of_an_engine() -> None:
         assert "compiler" in line or "kernels could not be built" in line
 
 
-def test_missing_device_is_a_fault(tmp_path: Path) -> None:
+def test_doctor_reports_a_missing_configured_device_as_a_fault(tmp_path: Path) -> None:
     run = doctor(**NO_COMPILER, HELEXA_CACHE=str(tmp_path), NEURON_HARNESS__TORCH__DEVICE="cuda:99")
     assert run.returncode == 1
     assert "FAULT: device 'cuda:99' cannot be used: " in run.stdout
     assert "Traceback" not in run.stdout + run.stderr
 
 
-def test_torch_that_cannot_be_imported_is_a_fault(tmp_path: Path) -> None:
+def test_doctor_reports_a_torch_that_cannot_be_imported_as_a_fault(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libgomp.so.1: cannot open shared object file')")
     run = doctor(HELEXA_CACHE=str(tmp_path / "cache"), PYTHONPATH=str(tmp_path))
     assert run.returncode == 1
@@ -80,14 +80,14 @@ def test_torch_that_cannot_be_imported_is_a_fault(tmp_path: Path) -> None:
     assert "Traceback" not in run.stdout + run.stderr
 
 
-def test_read_only_folder_is_a_fault(tmp_path: Path) -> None:
+def test_doctor_reports_a_folder_that_is_not_writable_as_a_fault(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (result,) = look_at_folder(tmp_path / "file", "models")
     assert result.level == "fault"
     assert result.text == f"models belong in {tmp_path / 'file'}, which is not writable"
 
 
-def test_port_in_use_is_a_note() -> None:
+def test_doctor_reports_a_port_in_use_as_a_note() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         result = look_at_port("127.0.0.1", port)
@@ -120,11 +120,13 @@ def results(**environ: str) -> dict[str, list[tuple[str, str]]]:
     return reported
 
 
-def test_reachable_hub_is_fine(hub: FakeHub) -> None:
+def test_doctor_reports_a_reachable_hub_as_fine(hub: FakeHub) -> None:
     assert results()["hub"] == [("fine", f"huggingface: {hub.url} responds")]
 
 
-def test_rejected_token_is_reported_without_its_value(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_a_hub_token_that_is_rejected_without_its_value(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.inject("list", Fault(status=401))
     ((level, text),) = results()["hub"]
@@ -133,7 +135,7 @@ def test_rejected_token_is_reported_without_its_value(hub: FakeHub, monkeypatch:
     assert hub.requests[0][2] == "Bearer hf_secret"
 
 
-def test_unreachable_hub_is_a_fault_only_for_uncached_models(hub: FakeHub, tmp_path: Path) -> None:
+def test_doctor_reports_an_unreachable_hub_as_a_fault_only_for_uncached_models(hub: FakeHub, tmp_path: Path) -> None:
     hub.stop()
     cached_path = tmp_path / "hf/hub/models--org--here"
     (cached_path / "refs").mkdir(parents=True)
@@ -149,7 +151,7 @@ def test_unreachable_hub_is_a_fault_only_for_uncached_models(hub: FakeHub, tmp_p
     assert reported["models"][1][1] == "org/away is not available, and huggingface:org/away cannot be downloaded now"
 
 
-def test_invalid_models_are_faults(hub: FakeHub, tmp_path: Path) -> None:
+def test_doctor_reports_invalid_default_models_as_faults(hub: FakeHub, tmp_path: Path) -> None:
     models = f'[{{model_id = "file:{tmp_path}/no.gguf"}}, {{model_id = "nowhere:org/m"}}, {{model_id = "org/new"}}]'
     reported = results(NEURON_DEFAULT_MODELS=models)["models"]
     assert [level for level, _ in reported] == ["fault", "fault", "fine"]
@@ -157,7 +159,7 @@ def test_invalid_models_are_faults(hub: FakeHub, tmp_path: Path) -> None:
     assert reported[2][1] == "org/new is not downloaded yet; it will be downloaded from huggingface:org/new at start"
 
 
-def test_unreadable_path_is_a_fault_and_checks_continue(hub: FakeHub, tmp_path: Path) -> None:
+def test_doctor_reports_an_unreadable_path_as_a_fault_and_continues(hub: FakeHub, tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 100)
     (result,) = look_at_folder(folder, "models")
     assert (result.level, result.text) == ("fault", f"models belong in {folder}, which is not writable")
@@ -169,7 +171,7 @@ def test_unreadable_path_is_a_fault_and_checks_continue(hub: FakeHub, tmp_path: 
     assert reported[0][1].endswith("cannot be read: File name too long")
 
 
-def test_unfinished_downloads_are_counted(tmp_path: Path) -> None:
+def test_doctor_counts_unfinished_downloads(tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs/a.helexa.incomplete").write_bytes(bytes(3 << 20))
     (tmp_path / "blobs/b").write_bytes(bytes(1 << 20))
@@ -178,14 +180,14 @@ def test_unfinished_downloads_are_counted(tmp_path: Path) -> None:
     assert texts[2].startswith("1 unfinished downloads, 3.1 MB; ")
 
 
-def test_machine_without_torch_has_no_faults_if_it_has_native_kernels(tmp_path: Path) -> None:
+def test_doctor_reports_no_faults_without_torch_if_native_kernels_work(tmp_path: Path) -> None:
     run = doctor(NEURON_HARNESS__TORCH__THREADS="1", **without_torch(tmp_path))
     assert (run.returncode, run.stderr) == (0, "")
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("cpu: ")]
     assert line.startswith("cpu: native kernels in bfloat16 on 1 threads")
 
 
-def test_machine_with_neither_native_kernels_nor_torch_is_a_fault(tmp_path: Path) -> None:
+def test_doctor_reports_a_fault_if_neither_native_kernels_nor_torch_work(tmp_path: Path) -> None:
     run = doctor(**NO_COMPILER, HELEXA_CACHE=str(tmp_path / "cache"), **without_torch(tmp_path))
     assert run.returncode != 0
     assert "no C compiler found; install gcc or clang for faster answers; torch is not installed" in run.stdout

@@ -27,7 +27,7 @@ def config() -> NeuronConfig:
     return read_config(EXAMPLE, environ={})
 
 
-def test_example_is_valid(config: NeuronConfig) -> None:
+def test_example_configuration_file_is_valid(config: NeuronConfig) -> None:
     assert [model.model_id for model in config.default_models] == ["helexa/small", "qwen3-8b"]
     source = config.default_models[1].source
     assert source is not None
@@ -35,7 +35,7 @@ def test_example_is_valid(config: NeuronConfig) -> None:
     assert config.harness.torch.sources["mirror"].endpoint == "https://hub.example.com"
 
 
-def test_example_shows_the_defaults(config: NeuronConfig) -> None:
+def test_values_in_the_example_configuration_are_the_defaults(config: NeuronConfig) -> None:
     ours = {"default_models": ..., "harness": {"torch": {"sources"}}}
     assert config.model_dump(exclude=ours) == NeuronConfig().model_dump(exclude=ours)
 
@@ -43,7 +43,7 @@ def test_example_shows_the_defaults(config: NeuronConfig) -> None:
 @pytest.mark.parametrize(
     "section", [TorchConfig, AdmissionConfig, ContextLimitConfig, GroupConfig, ResponsesConfig, SourceConfig]
 )
-def test_example_contains_every_key(
+def test_example_configuration_documents_every_key(
     section: type[TorchConfig | AdmissionConfig | ContextLimitConfig | GroupConfig | ResponsesConfig | SourceConfig],
 ) -> None:
     lines = [line.removeprefix("# ") for line in EXAMPLE.read_text().splitlines()]
@@ -60,12 +60,12 @@ def test_example_contains_every_key(
     ],
     ids=["batch size 0", "restart window 0"],
 )
-def test_useless_value_is_rejected(name: str, variable: str) -> None:
+def test_value_0_of_a_setting_that_needs_a_positive_number_is_rejected(name: str, variable: str) -> None:
     with pytest.raises(ConfigError, match=name):
         read_config(None, environ={variable: "0"})
 
 
-def test_debugging_options_reach_engines() -> None:
+def test_debugging_options_in_the_configuration_reach_engines() -> None:
     off = {"NEURON_HARNESS__TORCH__OVERLAP": "false", "NEURON_HARNESS__TORCH__GRAPHS": "false"}
     engines = [read_config(None, environ=environ).harness.torch.engine_options("cuda:0") for environ in ({}, off)]
     assert [(options.graphs, options.overlap) for options in engines] == [(True, None), (False, False)]
@@ -99,7 +99,7 @@ def test_default_step_size_is_larger_on_gpus() -> None:
         ),
     ],
 )
-def test_variables_override_a_file_with_the_former_engine_name(
+def test_environment_variables_override_a_file_that_uses_the_former_engine_name(
     tmp_path: Path, environ: dict[str, str], tokens: int
 ) -> None:
     path = tmp_path / "neuron.toml"
@@ -109,13 +109,13 @@ def test_variables_override_a_file_with_the_former_engine_name(
     assert torch.max_sequences == int(environ.get("NEURON_HARNESS__TORCH__MAX_SEQUENCES", 3))
 
 
-def test_variables_of_kubernetes_and_aws_neuron_are_ignored() -> None:
+def test_neuron_variables_set_by_kubernetes_and_aws_are_ignored() -> None:
     links = {"NEURON_PORT": "tcp://10.0.0.1:13131", "NEURON_SERVICE_HOST": "10.0.0.1"}
     links |= {"NEURON_PORT_13131_TCP": "tcp://10.0.0.1:13131", "NEURON_RT_VISIBLE_CORES": "0", "NEURON_CC_FLAGS": "-O1"}
     assert read_config(None, links) == NeuronConfig()
 
 
-def test_engine_options_of_the_file_have_the_names_and_defaults_of_the_engine() -> None:
+def test_configuration_keys_for_the_engine_have_the_names_and_defaults_of_engine_options() -> None:
     """A default of None depends on the device, see `TorchConfig.engine_options`."""
     set_elsewhere = {
         "devices",

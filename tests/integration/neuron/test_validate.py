@@ -19,7 +19,9 @@ def validate(*arguments: str) -> int:
     return 0
 
 
-def test_model_loads_and_generates_tokens(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_command_loads_a_model_and_generates_tokens(
+    smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert validate(str(smollm2_gguf), "--device", "cpu", "--max-model-len", "128", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"]
@@ -29,14 +31,18 @@ def test_model_loads_and_generates_tokens(smollm2_gguf: Path, capsys: pytest.Cap
     assert "MB of weights" in texts["memory"]
 
 
-def test_failed_load_ends_with_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_command_exits_with_code_1_if_the_load_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert validate(str(tmp_path / "none.gguf"), "--device", "cpu") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].startswith("ERROR load: ")
     assert lines[-1] == "status=failed"
 
 
-def test_driver_mismatch_is_one_error_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_command_reports_a_driver_mismatch_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     reason = "the driver was updated while it was in use (kernel 595.1, library 595.2); reboot"
     facts = Discovery(hostname="here", os="Linux", cuda_unavailable_reason=reason)
     for module in (doctor_machine, discovery):

@@ -17,7 +17,7 @@ def compared(*lines):
     return Comparison(lines)
 
 
-def test_table_has_medians_ratios_and_share_of_ceiling():
+def test_comparison_table_has_medians_ratios_and_the_share_of_the_ceiling():
     comparison = compared(
         line("llama.cpp", "decode@1", 100.0),
         line("helexa", "decode@1", 150.0, ceiling_tok_s=200.0),  # 75 %
@@ -32,7 +32,7 @@ def test_table_has_medians_ratios_and_share_of_ceiling():
     ]
 
 
-def test_widely_scattered_figures_are_marked():
+def test_comparison_marks_widely_scattered_figures():
     steady = [line("helexa", "prefill@512", rate) for rate in (100.0, 107.0, 115.0)]
     wild = [line("llama.cpp", "prefill@512", rate) for rate in (84.0, 100.0, 100.0)]
     comparison = compared(*steady, *wild)
@@ -48,7 +48,7 @@ def test_widely_scattered_figures_are_marked():
     }
 
 
-def test_row_without_a_peer_figure_uses_the_best_other_peer():
+def test_ratio_to_the_best_peer_uses_only_peers_that_measured_the_row():
     comparison = compared(
         line("helexa", "decode@4", 300.0),
         line("llama.cpp", "decode@4", 200.0),
@@ -63,7 +63,7 @@ def test_row_without_a_peer_figure_uses_the_best_other_peer():
     assert comparison.snapshot()["decode@1:7700"]["ratios"] == {"llama.cpp": 2.5}
 
 
-def test_helexa_alone_needs_no_peer():
+def test_comparison_table_of_helexa_alone_has_no_peer_columns():
     assert compared(line("helexa", "decode@1", 90.0)).table().splitlines() == [
         "| Row | helexa | of the ceiling |",
         "| --- | --- | --- |",
@@ -71,7 +71,7 @@ def test_helexa_alone_needs_no_peer():
     ]
 
 
-def test_row_names_are_parsed():
+def test_benchmark_row_names_are_parsed_into_kind_batch_and_context():
     from support.rows import parse_rows
 
     rows = parse_rows("decode@4,decode@1:7700,sampled@16,prefill@512")
@@ -83,7 +83,7 @@ def test_row_names_are_parsed():
     ]
 
 
-def test_decode_row_with_the_same_context_also_measures_a_long_prefill():
+def test_long_prefill_row_is_measured_with_the_decode_row_of_the_same_context():
     from support.rows import parse_rows
 
     rows = parse_rows("prefill@512,prefill@7700,prefill@9000,decode@1:512,decode@1:7700,decode@2:9000,sampled@1:9000")
@@ -97,7 +97,7 @@ def test_decode_row_with_the_same_context_also_measures_a_long_prefill():
     ]
 
 
-def test_peer_script_reports_every_row_with_its_own_duration(capsys):
+def test_measure_rows_reports_the_tokens_per_second_of_every_row(capsys):
     from support.rows import measure_rows, parse_rows
 
     prefills = iter([5.0, 2.0, 0.25, 10.0])  # seconds: decode@2, twice prefill@512, decode@1:2000
@@ -117,7 +117,7 @@ def test_peer_script_reports_every_row_with_its_own_duration(capsys):
     ]
 
 
-def test_column_of_the_best_peer_ignores_other_versions_of_helexa():
+def test_best_peer_column_ignores_other_configurations_of_helexa():
     comparison = compared(
         line("helexa", "decode@1", 300.0),
         line("helexa int8", "decode@1", 400.0),
@@ -132,7 +132,7 @@ def test_column_of_the_best_peer_ignores_other_versions_of_helexa():
     ]
 
 
-def test_sampled_rows_have_the_share_of_greedy_decoding():
+def test_comparison_table_shows_sampled_decoding_as_a_share_of_greedy_decoding():
     comparison = compared(
         line("helexa", "decode@1", 90.0),
         line("helexa", "sampled@1", 80.0, share_of_greedy=0.97),
@@ -156,7 +156,7 @@ def test_invalid_row_name_is_rejected(name):
         parse_rows(f"decode@1,{name}")
 
 
-def test_prompts_have_distinct_prefixes():
+def test_benchmark_prompts_have_distinct_prefixes():
     from support.rows import prompt
 
     prompts = [prompt(64) for _ in range(100)]
@@ -164,7 +164,7 @@ def test_prompts_have_distinct_prefixes():
 
 
 @pytest.mark.parametrize(("register", "found"), [("%zmm1, %zmm2, %zmm3", True), ("%ymm1, %ymm2, %ymm3", False)])
-def test_library_has_vnni_only_with_512_bit_registers(tmp_path, register, found):
+def test_vnni_is_detected_in_a_library_only_with_512_bit_registers(tmp_path, register, found):
     from support.peers import _has_vnni
 
     source, library = tmp_path / "product.s", tmp_path / "library.so"

@@ -16,7 +16,7 @@ def simulation():
     return importlib.import_module("fleet_simulation")
 
 
-def test_helexa_policy_halves_swaps_and_lowers_ttft(simulation):
+def test_helexas_placement_policy_halves_model_swaps_and_lowers_ttft(simulation):
     runs = [simulation.compare(seed, minutes=10, per_minute=9, count=12) for seed in (1, 2)]
     assert {line["verdict"]: line["holds"] for line in simulation.verdicts(runs)} == {
         "swaps": True,
@@ -25,13 +25,13 @@ def test_helexa_policy_halves_swaps_and_lowers_ttft(simulation):
     }
 
 
-def test_equal_seeds_give_equal_runs(simulation):
+def test_fleet_simulation_with_equal_seeds_gives_equal_results(simulation):
     first, second = (simulation.compare(3, minutes=3, per_minute=9, count=12) for _ in range(2))
     assert first == second
     assert first != simulation.compare(4, minutes=3, per_minute=9, count=12)
 
 
-def test_alternating_models_are_served_in_batches(simulation):
+def test_requests_for_two_alternating_models_are_grouped_to_save_swaps(simulation):
     traffic, world = importlib.import_module("support.fleet_traffic"), importlib.import_module("support.fleet_world")
     policies = importlib.import_module("support.fleet_policies")
     catalog = Catalog.model_validate({"models": [{"id": "A", "vram_mb": 9000}, {"id": "B", "vram_mb": 9000}]})
@@ -45,7 +45,7 @@ def test_alternating_models_are_served_in_batches(simulation):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_request_is_served_by_a_small_fleet(simulation, seed):
+def test_every_simulated_request_is_served_by_a_small_fleet(simulation, seed):
     traffic, world = importlib.import_module("support.fleet_traffic"), importlib.import_module("support.fleet_world")
     policies = importlib.import_module("support.fleet_policies")
     rng = random.Random(seed)

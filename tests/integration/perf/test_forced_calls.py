@@ -15,7 +15,7 @@ def attacks_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[3] / "perf" / "attack")
 
 
-async def test_forced_calls_are_valid_or_truncated(
+async def test_forced_tool_calls_of_a_random_model_are_valid_or_truncated(
     tmp_path: Path, qwen2_5_tokenizer: Path, llama3_2_tokenizer: Path, mistral_nemo_tokenizer: Path
 ) -> None:
     from forced_calls import attack, stack

@@ -45,7 +45,7 @@ def in_float32(folder: Path, quant: str = "") -> Runner:
     return load_once(folder, EngineOptions(dtype="float32", kv_cache_mb=8, quant=quant))
 
 
-def test_fp8_blocks_match_transformers(tmp_path: Path) -> None:
+def test_logits_of_fp8_weights_with_block_scales_match_transformers(tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **QWEN3_MOE)
     tensors: dict[str, Tensor] = {}
     for name, weight in reference.state_dict().items():
@@ -70,7 +70,9 @@ def test_fp8_blocks_match_transformers(tmp_path: Path) -> None:
     ],
     ids=lambda settings: settings["model_type"],
 )
-def test_fp8_with_one_scale_per_tensor_matches_transformers(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_logits_of_fp8_weights_with_one_scale_per_tensor_match_transformers(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     reference = tiny_model(tmp_path, **settings)
     tensors: dict[str, Tensor] = {}
     for name, weight in reference.state_dict().items():
@@ -87,7 +89,7 @@ def test_fp8_with_one_scale_per_tensor_matches_transformers(settings: dict[str, 
     assert_equal_to(reference, in_float32(tmp_path), brief=True)
 
 
-def test_mxfp4_experts_match_transformers(tmp_path: Path) -> None:
+def test_logits_of_mxfp4_experts_match_transformers(tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **GPT_OSS)
     tensors: dict[str, Tensor] = {}
     for name, weight in reference.state_dict().items():
@@ -104,7 +106,7 @@ def test_mxfp4_experts_match_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quant", ["q4k", "q8_0"])
-def test_load_time_quantization_matches_its_policy(quant: str, tmp_path: Path) -> None:
+def test_quantization_at_load_quantizes_the_matrices_that_the_policy_names(quant: str, tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **QWEN3_MOE)
     policy = QuantPolicy(quant, SHAPE["num_hidden_layers"])
     changed = 0
@@ -120,7 +122,7 @@ def test_load_time_quantization_matches_its_policy(quant: str, tmp_path: Path) -
     assert_equal_to(reference, in_float32(tmp_path, quant), brief=True)
 
 
-def test_quantized_weights_use_less_memory(tmp_path: Path) -> None:
+def test_weights_quantized_at_load_use_less_memory(tmp_path: Path) -> None:
     tiny_model(tmp_path, **SHAPE | {"model_type": "qwen2", "hidden_size": 256, "intermediate_size": 512})
     runners = {quant: load_once(tmp_path, EngineOptions(kv_cache_mb=8, quant=quant)) for quant in ("", "q8_0", "q4k")}
     assert {quant: runner.facts.quant for quant, runner in runners.items()} == {"": "", "q8_0": "q8_0", "q4k": "q4k"}

@@ -87,7 +87,7 @@ def assert_right(reference: PreTrainedModel, sequence: Sequence, pooling: Poolin
 
 @pytest.mark.parametrize("chunk", [1024, 48])
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_vectors_match_transformers_in_chunks_and_batches(
+def test_embeddings_computed_in_chunks_and_batches_match_transformers(
     case: tuple[PreTrainedModel, Runner], pooling: Pooling, chunk: int
 ) -> None:
     reference, runner = case
@@ -101,7 +101,9 @@ def test_vectors_match_transformers_in_chunks_and_batches(
 
 
 @pytest.mark.parametrize(("model_type", "names"), [("qwen3", "model."), ("llama", ""), ("lfm2", "")])
-def test_embedding_model_needs_no_output_head(tmp_path: Path, model_type: str, names: str) -> None:
+def test_embedding_model_without_an_output_head_loads_and_matches_transformers(
+    tmp_path: Path, model_type: str, names: str
+) -> None:
     """Qwen3-Embedding and Qwen3-VL-Embedding: without an output head, and without the prefix of tensor names."""
     shape = SHAPE | {"intermediate_size": 128, "num_hidden_layers": 2, "tie_word_embeddings": False}
     if model_type == "lfm2":
@@ -121,7 +123,9 @@ def test_embedding_model_needs_no_output_head(tmp_path: Path, model_type: str, n
 
 
 @pytest.mark.parametrize("pages", [0, 8])
-def test_generation_is_unchanged_next_to_embeddings(case: tuple[PreTrainedModel, Runner], pages: int) -> None:
+def test_generated_tokens_are_unchanged_if_embeddings_run_in_the_same_batch(
+    case: tuple[PreTrainedModel, Runner], pages: int
+) -> None:
     reference, runner = case
 
     def generations() -> list[Sequence]:
@@ -156,7 +160,7 @@ def test_invalid_embedding_requests_are_rejected(case: tuple[PreTrainedModel, Ru
     assert "context of 100" in (outputs[1][0].error or "")
 
 
-def test_non_finite_vector_fails_only_its_request(case: tuple[PreTrainedModel, Runner]) -> None:
+def test_non_finite_embedding_fails_only_its_request(case: tuple[PreTrainedModel, Runner]) -> None:
     reference, runner = case
     scheduler = scheduler_of(runner, max_sequences=8)
     sequences = [Sequence.to_embed(Embed(id=number, prompt=PROMPTS[3])) for number in range(2)]

@@ -84,7 +84,7 @@ def test_logits_of_a_gguf_file_match_transformers(variant: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("settings", "tolerance"), [(DENSE, 0.04), (SMALL, 0.08)], ids=["dense", "shared keys"])
-def test_rounded_activations_stay_close_to_transformers(
+def test_logits_with_rounded_activations_stay_close_to_transformers(
     settings: dict[str, Any], tolerance: float, tmp_path: Path
 ) -> None:
     """Test the kernels chosen for this machine. Sublayers without a norm on their input have larger errors."""
@@ -131,7 +131,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_unsupported_or_contradictory_setting_is_rejected_by_name(
+def test_unsupported_or_contradictory_setting_is_named_in_the_error(
     saved: Path, setting: dict[str, Any], name_in_error: str, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(saved, tmp_path / "model")
@@ -141,7 +141,7 @@ def test_unsupported_or_contradictory_setting_is_rejected_by_name(
         load(folder)
 
 
-def test_older_configuration_without_layer_types_and_shapes_per_layer_matches(tmp_path: Path) -> None:
+def test_older_gemma4_configuration_without_per_layer_settings_is_equivalent(tmp_path: Path) -> None:
     """Released models have `global_head_dim` instead of `per_layer_config`."""
     settings = E2B | {"layer_types": [SLIDING] * 5 + [FULL], "num_kv_shared_layers": 0, "use_double_wide_mlp": False}
     reference = model(tmp_path, **settings)
@@ -151,7 +151,7 @@ def test_older_configuration_without_layer_types_and_shapes_per_layer_matches(tm
     assert_equal_to(reference, load(tmp_path), brief=True)
 
 
-def test_text_model_of_a_multimodal_checkpoint_matches(tmp_path: Path) -> None:
+def test_text_model_of_a_multimodal_checkpoint_matches_transformers(tmp_path: Path) -> None:
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     settings = {"text_config": SMALL, "vision_config": vision | {"model_type": "gemma4_vision", "head_dim": 16}}
     reference = model(tmp_path, model_type="gemma4", **settings)
@@ -159,7 +159,7 @@ def test_text_model_of_a_multimodal_checkpoint_matches(tmp_path: Path) -> None:
     assert_equal_to(reference, load(tmp_path), brief=True)
 
 
-def test_unused_keys_and_values_of_layers_that_share_them_are_ignored(tmp_path: Path) -> None:
+def test_unused_key_and_value_weights_of_layers_that_share_them_are_ignored(tmp_path: Path) -> None:
     """Released models contain these tensors."""
     reference = model(tmp_path, **E2B)
     index = tmp_path / "model.safetensors.index.json"

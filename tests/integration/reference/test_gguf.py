@@ -152,7 +152,7 @@ def test_logits_and_greedy_tokens_match_transformers(kind: str, tmp_path: Path) 
 
 
 @pytest.mark.nightly
-def test_muse_glimmer_has_the_factor_of_queries_in_their_norm(tmp_path: Path) -> None:
+def test_muse_glimmer_gguf_with_the_query_factor_in_the_norm_weights_matches(tmp_path: Path) -> None:
     text = SHAPE | {"model_type": "muse_glimmer_text", "num_hidden_layers": 5, "sliding_window": 40, "head_dim": 32}
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     settings = {"text_config": text | {"post_norm_eps": 1e-8}, "vision_config": vision}
@@ -168,7 +168,7 @@ def test_muse_glimmer_has_the_factor_of_queries_in_their_norm(tmp_path: Path) ->
     assert_equal_to(reference, load(write_model(tmp_path / "model.gguf", config, tensors)), brief=True)
 
 
-def test_keys_and_values_of_latent_attention_are_read_from_one_tensor(tmp_path: Path) -> None:
+def test_older_deepseek_gguf_with_one_key_value_tensor_matches_transformers(tmp_path: Path) -> None:
     """Older files state the widths of the heads without suffix, and have one tensor of both projections."""
     reference = tiny_model(tmp_path, **SHAPE | VARIANTS["deepseek_v3"], model_type="deepseek_v3")
     tensors = state(reference)
@@ -184,7 +184,7 @@ def test_keys_and_values_of_latent_attention_are_read_from_one_tensor(tmp_path: 
     assert_equal_to(reference, load(write_model(tmp_path / "model.gguf", reference.config, tensors, older)), brief=True)
 
 
-def test_llama_31_rope_scaling_is_read_from_a_tensor(tmp_path: Path) -> None:
+def test_rope_scaling_of_llama_3_1_is_read_from_a_gguf_tensor(tmp_path: Path) -> None:
     rope = {
         "rope_type": "llama3",
         "rope_theta": 10000.0,

@@ -49,7 +49,9 @@ def logits_of(model: Path, **options: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(("name", "quant"), CASES)
-def test_kernels_agree_with_float32_as_bfloat16_does(name: str, quant: str, tmp_path: Path) -> None:
+def test_native_kernels_agree_with_float32_about_as_often_as_bfloat16_does(
+    name: str, quant: str, tmp_path: Path
+) -> None:
     tiny_model(tmp_path, seed=2, **MODELS[name]).bfloat16().save_pretrained(tmp_path, max_shard_size="50kB")
     exact = logits_of(tmp_path, quant=quant, dtype="float32")
     rounded = logits_of(tmp_path, quant=quant, dtype="bfloat16", kernels="torch")

@@ -145,7 +145,9 @@ def test_logits_and_greedy_tokens_match_transformers(variant: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("model_type", "tied", "seed"), [("qwen3_5", True, 6), ("qwen3_5_moe", False, SEED)])
-def test_text_model_of_a_multimodal_checkpoint_matches(model_type: str, tied: bool, seed: int, tmp_path: Path) -> None:
+def test_text_model_of_a_multimodal_checkpoint_matches_transformers(
+    model_type: str, tied: bool, seed: int, tmp_path: Path
+) -> None:
     text = SHAPE | (EXPERTS if model_type == "qwen3_5_moe" else {})
     text["rope_parameters"] = {"rope_theta": 500.0, "partial_rotary_factor": 0.5, "mrope_section": [3, 3, 2]}
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
@@ -189,7 +191,9 @@ def rewritten(model: Path, folder: Path, settings: dict[str, Any]) -> Path:
     return folder
 
 
-def test_released_nemotron_configuration_is_equivalent(nemotron: Path, tmp_path: Path) -> None:
+def test_nemotron_configuration_as_released_is_equivalent_to_that_of_transformers(
+    nemotron: Path, tmp_path: Path
+) -> None:
     """Released models write the types of layers as characters, and their number."""
     older = {"layers_block_type": None, "hybrid_override_pattern": "ME*-ME", "num_hidden_layers": 6}
     options, prompt = EngineOptions(dtype="float32", kv_cache_mb=8), list(range(40))
@@ -217,7 +221,7 @@ def test_released_nemotron_configuration_is_equivalent(nemotron: Path, tmp_path:
         ({"ssm_state_size": 1 << 22}, "make a state of"),
     ],
 )
-def test_unsupported_nemotron_is_rejected_by_name(
+def test_unsupported_nemotron_setting_is_named_in_the_error(
     nemotron: Path, settings: dict[str, Any], error: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelFileError, match=re.escape(error)):
@@ -235,13 +239,15 @@ def test_unsupported_nemotron_is_rejected_by_name(
         ({"mamba_n_heads": 0, "mamba_d_head": "auto"}, "configuration is invalid"),
     ],
 )
-def test_unsupported_granite_is_rejected_by_name(settings: dict[str, Any], error: str, tmp_path: Path) -> None:
+def test_unsupported_granite_setting_is_named_in_the_error(
+    settings: dict[str, Any], error: str, tmp_path: Path
+) -> None:
     tiny_model(tmp_path / "granite", SEED, **SHAPE | GRANITE_HYBRID)
     with pytest.raises(ModelFileError, match=error):
         load_once(rewritten(tmp_path / "granite", tmp_path / "model", settings), EngineOptions(dtype="float32"))
 
 
-def test_released_granite_configuration_is_equivalent(tmp_path: Path) -> None:
+def test_granite_configuration_as_released_is_equivalent_to_that_of_transformers(tmp_path: Path) -> None:
     """Released models name the layer types after their layers, and may leave out the width of a head."""
     reference = tiny_model(tmp_path / "granite", SEED, **SHAPE | GRANITE_HYBRID)
     older = {"layer_types": ["mamba", "attention", "mamba", "mamba"], "mamba_d_head": "auto"}

@@ -75,7 +75,7 @@ def test_logits_and_greedy_tokens_match_transformers(variant: str, tmp_path: Pat
     assert_equal_to(tiny_model(tmp_path, **VARIANTS[variant]), in_float32(tmp_path))
 
 
-def test_native_kernels_are_close_and_independent_of_the_batch(
+def test_native_logits_are_close_to_float32_and_do_not_depend_on_the_batch(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -105,7 +105,7 @@ def test_native_kernels_are_close_and_independent_of_the_batch(
         (DEEPSEEK_V3, {"qk_rope_head_dim": 0}, "qk_rope_head_dim"),
     ],
 )
-def test_unsupported_or_invalid_settings_are_rejected_by_name(
+def test_unsupported_or_invalid_setting_is_named_in_the_error(
     settings: dict[str, Any], wrong: dict[str, Any], name_in_error: str, tmp_path: Path
 ) -> None:
     tiny_model(tmp_path, **settings)

@@ -53,7 +53,7 @@ def test_greedy_tokens_match_transformers(
     not CpuOps.available(), reason="this CPU does not multiply bfloat16, so the packed path is not used"
 )
 @pytest.mark.parametrize("compiler", [True, False])
-def test_packed_kernels_agree_for_the_first_sixteen_tokens(
+def test_native_and_fallback_kernels_give_the_same_first_sixteen_tokens_as_float32(
     smollm2_gguf: Path,
     prompts: list[list[int]],
     completions: list[list[int]],

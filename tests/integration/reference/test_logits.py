@@ -330,7 +330,7 @@ def test_logits_and_greedy_tokens_match_transformers(variant: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("variant", daily(ROUNDED_DAILY, ROUNDED))
-def test_rounded_activations_stay_close_to_transformers(variant: str, tmp_path: Path) -> None:
+def test_logits_with_rounded_activations_stay_close_to_transformers(variant: str, tmp_path: Path) -> None:
     """Test the kernels chosen for this machine. A wrong window, scale or factor changes logits by a tenth or more."""
     reference = tiny_model(tmp_path, **SHAPE | VARIANTS[variant] | {"head_dim": 32})
     generator = torch.Generator().manual_seed(1)
@@ -343,7 +343,7 @@ def test_rounded_activations_stay_close_to_transformers(variant: str, tmp_path: 
 
 
 @pytest.mark.parametrize("variant", OLDER)
-def test_older_configurations_are_equivalent(variant: str, tmp_path: Path) -> None:
+def test_older_forms_of_the_configuration_give_the_same_logits(variant: str, tmp_path: Path) -> None:
     settings, older = OLDER[variant]
     reference = tiny_model(tmp_path, **SHAPE | settings)
     rewrite(tmp_path, **older)
@@ -359,7 +359,7 @@ def test_older_configurations_are_equivalent(variant: str, tmp_path: Path) -> No
     ],
     ids=["gemma3", "mistral3", "muse_glimmer"],
 )
-def test_text_model_of_a_multimodal_model_matches(
+def test_text_model_of_a_multimodal_model_matches_transformers(
     model_type: str, text: dict[str, Any], vision: dict[str, Any], tmp_path: Path
 ) -> None:
     tiny = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -421,7 +421,7 @@ def test_text_model_of_a_multimodal_model_matches(
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
 )
-def test_unsupported_setting_is_rejected_by_name(
+def test_unsupported_setting_is_named_in_the_error(
     model: str, setting: dict[str, Any], name_in_error: str, tmp_path: Path
 ) -> None:
     tiny_model(tmp_path, **SHAPE, model_type=model, pad_token_id=0)
@@ -439,7 +439,7 @@ def test_unsupported_setting_is_rejected_by_name(
         ({"hidden_activation": "gelu"}, "hidden_activation"),
     ],
 )
-def test_unsupported_setting_of_muse_glimmer_is_rejected_by_name(
+def test_unsupported_setting_of_muse_glimmer_is_named_in_the_error(
     setting: dict[str, Any], name_in_error: str, tmp_path: Path
 ) -> None:
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -451,7 +451,7 @@ def test_unsupported_setting_of_muse_glimmer_is_rejected_by_name(
         load(tmp_path)
 
 
-def test_longrope_uses_the_long_factors_for_a_longer_context(tmp_path: Path) -> None:
+def test_longrope_uses_its_long_factors_if_the_context_exceeds_the_original_one(tmp_path: Path) -> None:
     factors = LONGROPE["long_factor"]
     settings: dict[str, Any] = SHAPE | PHI3 | {"rope_parameters": LONGROPE | {"short_factor": factors}}
     reference = tiny_model(tmp_path, **settings)

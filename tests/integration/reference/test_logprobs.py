@@ -100,7 +100,7 @@ def assert_right(reference: PreTrainedModel, client_request: Generate, output: T
 
 
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_logprobs_do_not_depend_on_sampling_settings(
+def test_log_probabilities_do_not_depend_on_sampling_settings(
     reference: PreTrainedModel, runner: Runner, sampling: SamplingParams
 ) -> None:
     requests = [request(number, prompt, sampling) for number, prompt in enumerate(PROMPTS)]
@@ -108,7 +108,7 @@ def test_logprobs_do_not_depend_on_sampling_settings(
         assert_right(reference, requests[number], output)
 
 
-def test_each_row_of_a_batch_gets_its_own_logprobs(reference: PreTrainedModel, runner: Runner) -> None:
+def test_each_sequence_of_a_batch_gets_its_own_log_probabilities(reference: PreTrainedModel, runner: Runner) -> None:
     silent = [SamplingParams(temperature=0), SamplingParams(temperature=1.2, top_k=7, seed=1)]
     requests = [request(number, PROMPTS[3], sampling) for number, sampling in enumerate([*SETTINGS, *silent])]
     together = run_all(runner, requests)
@@ -125,7 +125,7 @@ def test_each_row_of_a_batch_gets_its_own_logprobs(reference: PreTrainedModel, r
             )
 
 
-def test_accepted_drafts_have_logprobs(reference: PreTrainedModel, runner: Runner) -> None:
+def test_tokens_of_accepted_drafts_have_correct_log_probabilities(reference: PreTrainedModel, runner: Runner) -> None:
     # The bias makes the text repeat, so that drafts are accepted; logprobs are from before the bias.
     sampling = SamplingParams(temperature=0, logit_bias=dict.fromkeys(range(20, 60), 40.0), logprobs=5)
     client_request = request(0, REPEATING, sampling)
@@ -146,7 +146,9 @@ def assert_scored(reference: PreTrainedModel, prompt: list[int], alternatives: i
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
-def test_prompt_tokens_have_logprobs(reference: PreTrainedModel, runner: Runner, max_tokens: int) -> None:
+def test_log_probabilities_of_prompt_tokens_match_transformers(
+    reference: PreTrainedModel, runner: Runner, max_tokens: int
+) -> None:
     """Prompts are computed in chunks that share steps."""
     sampling = SamplingParams(temperature=0, logprobs=1)
     requests = [
@@ -158,7 +160,9 @@ def test_prompt_tokens_have_logprobs(reference: PreTrainedModel, runner: Runner,
         assert (len(output.tokens), len(output.logprobs), output.finish) == (max_tokens, max_tokens, "length")
 
 
-def test_prompt_logprobs_survive_preemption_and_prefix_reuse(reference: PreTrainedModel, runner: Runner) -> None:
+def test_log_probabilities_of_prompt_tokens_survive_preemption_and_prefix_reuse(
+    reference: PreTrainedModel, runner: Runner
+) -> None:
     prompt = PROMPTS[3]
     scheduler = scheduler_of(runner, max_step_tokens=48)
     scores: list[Logprob] = []

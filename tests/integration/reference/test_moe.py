@@ -96,7 +96,9 @@ def test_logits_and_greedy_tokens_match_transformers(variant: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("settings", [QWEN3_MOE, GPT_OSS], ids=["qwen3_moe", "gpt_oss"])
-def test_ties_choose_the_same_experts_as_transformers(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_equal_router_scores_select_the_same_experts_as_in_transformers(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     reference = tiny_model(tmp_path, **settings)
     for name, parameter in reference.named_parameters():
         if "mlp.gate." in name or "mlp.router." in name:
@@ -107,14 +109,16 @@ def test_ties_choose_the_same_experts_as_transformers(settings: dict[str, Any], 
     assert_equal_to(reference, in_float32(tmp_path))
 
 
-def test_experts_are_read_from_a_stacked_gate_up_tensor(tmp_path: Path) -> None:
+def test_experts_stored_in_a_stacked_gate_up_tensor_match_transformers(tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **QWEN3_MOE)
     store(tmp_path, reference.state_dict())  # transformers stacks experts in memory, but saves them one by one
     assert_equal_to(reference, in_float32(tmp_path), brief=True)
 
 
 @pytest.mark.parametrize("settings", [QWEN3_MOE, GPT_OSS], ids=["qwen3_moe", "gpt_oss"])
-def test_experts_are_read_from_one_tensor_per_projection(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_experts_stored_in_one_tensor_per_projection_match_transformers(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     reference = tiny_model(tmp_path, **settings)
     tensors: dict[str, Tensor] = {}
     for name, tensor in reference.state_dict().items():
@@ -134,7 +138,7 @@ def test_experts_are_read_from_one_tensor_per_projection(settings: dict[str, Any
     assert_equal_to(reference, in_float32(tmp_path), brief=True)
 
 
-def test_experts_are_read_from_mxfp4_blocks(tmp_path: Path) -> None:
+def test_experts_stored_as_mxfp4_blocks_match_transformers(tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **GPT_OSS)
     tensors: dict[str, Tensor] = {}
     for name, tensor in reference.state_dict().items():
@@ -173,7 +177,7 @@ def test_experts_are_read_from_mxfp4_blocks(tmp_path: Path) -> None:
         (GLM4_MOE, {"mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types"),
     ],
 )
-def test_unsupported_or_invalid_settings_are_rejected_by_name(
+def test_unsupported_or_invalid_setting_is_named_in_the_error(
     settings: dict[str, Any], wrong: dict[str, Any], name_in_error: str, tmp_path: Path
 ) -> None:
     tiny_model(tmp_path, **settings)
@@ -184,7 +188,7 @@ def test_unsupported_or_invalid_settings_are_rejected_by_name(
 
 @pytest.mark.parametrize("quant", ["", "q8_0"])
 @pytest.mark.parametrize("settings", [QWEN3_MOE, GPT_OSS, GLM4_MOE], ids=["qwen3_moe", "gpt_oss", "glm4_moe"])
-def test_native_kernels_are_close_and_independent_of_the_batch(
+def test_native_logits_are_close_to_float32_and_do_not_depend_on_the_batch(
     settings: dict[str, Any], quant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

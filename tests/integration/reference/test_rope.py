@@ -16,7 +16,7 @@ SHAPE = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2,
 
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["qwen2_vl", "qwen3_5"])
-def test_each_frequency_uses_its_own_axis(interleaved: bool) -> None:
+def test_rope_with_three_axes_uses_for_each_frequency_the_axis_of_transformers(interleaved: bool) -> None:
     stated = {"rope_type": "default", "rope_theta": 1e6}
     if interleaved:
         stated |= {"mrope_section": [11, 11, 10], "mrope_interleaved": True, "partial_rotary_factor": 0.5}
@@ -32,7 +32,7 @@ def test_each_frequency_uses_its_own_axis(interleaved: bool) -> None:
 
 
 @pytest.mark.parametrize("sections", [[16, 24], [16, 24, 25], [-1, 40, 25]])
-def test_invalid_sections_are_rejected(sections: list[int]) -> None:
+def test_invalid_mrope_sections_are_rejected(sections: list[int]) -> None:
     stated = {"rope_type": "default", "mrope_section": sections}
     with pytest.raises(ModelFileError, match="mrope_section"):
         Rope(rope_settings({"rope_parameters": stated}), 128, OPS)

@@ -43,7 +43,7 @@ def load(folder: Path, tied: bool, types: list[int], suppressed: list[int]) -> R
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_unused_suppressed_and_missing_entries_are_never_sampled(tied: bool, tmp_path: Path) -> None:
+def test_unused_or_suppressed_vocabulary_entries_are_never_sampled(tied: bool, tmp_path: Path) -> None:
     plain = load(tmp_path, tied, [1] * 96, [])
     ((tokens, logits),) = decode(plain, [PROMPT])
     likeliest = sorted(set(tokens))

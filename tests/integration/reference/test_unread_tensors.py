@@ -86,7 +86,7 @@ def test_gguf_tensor_that_the_architecture_does_not_read_is_rejected(
         estimate(path)
 
 
-def test_error_has_the_first_names_and_the_number_of_unread_tensors(tmp_path: Path) -> None:
+def test_error_lists_the_first_unread_tensors_and_their_number(tmp_path: Path) -> None:
     def keys(writer: gguf.GGUFWriter) -> None:
         for layer in range(2):
             for part in "qk":
@@ -140,7 +140,7 @@ def test_gguf_key_that_changes_the_computation_is_rejected(
         estimate(gguf_model(tmp_path, keys, model_type, **experts))
 
 
-def test_gguf_keys_with_neutral_values_are_accepted(tmp_path: Path) -> None:
+def test_gguf_keys_whose_values_change_nothing_are_accepted(tmp_path: Path) -> None:
     def keys(writer: gguf.GGUFWriter) -> None:
         writer.add_rope_dimension_count(32)
         writer.add_attention_scale(32**-0.5)
@@ -211,7 +211,7 @@ def test_safetensors_tensor_that_the_architecture_does_not_read_is_rejected(name
         estimate(path)
 
 
-def test_unneeded_tensors_are_accepted(tmp_path: Path) -> None:
+def test_tensors_that_the_computation_does_not_need_are_accepted(tmp_path: Path) -> None:
     layer = "model.layers.0.self_attn"
     names = [
         "rotary_emb.inv_freq",
@@ -225,13 +225,13 @@ def test_unneeded_tensors_are_accepted(tmp_path: Path) -> None:
     estimate(folder_model(tmp_path, **unneeded, **{"mtp.fc.weight": ones(1), "vision_tower.x.weight": ones(1)}))
 
 
-def test_layers_of_multi_token_prediction_are_skipped(tmp_path: Path) -> None:
+def test_tensors_of_multi_token_prediction_layers_are_skipped(tmp_path: Path) -> None:
     drafting = {"model.layers.2.eh_proj.weight": ones(64, 128), "model.mtp_block.0.norm.weight": ones(64)}
     estimate(folder_model(tmp_path, config={"num_nextn_predict_layers": 1}, **drafting))
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.weight", "model.norm.weight"])
-def test_tensor_of_integers_is_rejected(name: str, tmp_path: Path) -> None:
+def test_weight_tensor_of_integers_is_rejected(name: str, tmp_path: Path) -> None:
     stored = load_file(folder_model(tmp_path) / "model.safetensors")[name]
     with pytest.raises(ModelFileError, match=f"tensor {name} has the dtype int32, expected floating-point numbers"):
         estimate(folder_model(tmp_path, **{name: stored.int()}))
@@ -246,7 +246,7 @@ def test_missing_output_head_that_is_not_tied_is_rejected(tmp_path: Path) -> Non
         estimate(path)
 
 
-def test_copy_of_the_embedding_as_output_head_is_accepted(tmp_path: Path) -> None:
+def test_output_head_stored_beside_a_tied_embedding_is_accepted(tmp_path: Path) -> None:
     head = {"lm_head.weight": zeros(64, 64)}
     estimate(folder_model(tmp_path, config={"tie_word_embeddings": True}, **head))
 
@@ -284,21 +284,25 @@ def test_setting_that_changes_the_computation_is_rejected(config: dict[str, Any]
         ({"rope_scaling": {"rope_type": "linear", "factor": 4.0, "original_max_position_embeddings": 96}}, 128),
     ],
 )
-def test_yarn_extends_the_stated_context(config: dict[str, Any], context: int, tmp_path: Path) -> None:
+def test_yarn_scaling_extends_the_context_length_by_its_factor(
+    config: dict[str, Any], context: int, tmp_path: Path
+) -> None:
     # The cards of Qwen's models add YaRN, but leave `max_position_embeddings`.
     with Build(folder_model(tmp_path, config=config), EngineOptions(dtype="float32", kv_cache_mb=1)) as build:
         assert build.request().context == context
 
 
 @pytest.mark.parametrize(("trained", "context"), [(96, 96), (262144, 128), (None, 128), (0, 128)])
-def test_context_ends_where_dual_chunk_attention_begins(trained: int | None, context: int, tmp_path: Path) -> None:
+def test_context_length_ends_where_dual_chunk_attention_would_begin(
+    trained: int | None, context: int, tmp_path: Path
+) -> None:
     chunks = {"chunk_size": 96, "local_size": 8, "original_max_position_embeddings": trained}
     path = folder_model(tmp_path, config={"dual_chunk_attention_config": chunks})
     with Build(path, EngineOptions(dtype="float32", kv_cache_mb=1)) as build:
         assert build.request().context == context
 
 
-def test_biases_that_the_configuration_excludes_are_rejected(tmp_path: Path) -> None:
+def test_bias_tensors_that_the_configuration_excludes_are_rejected(tmp_path: Path) -> None:
     path = folder_model(tmp_path, **{"model.layers.1.self_attn.q_proj.bias": ones(64)})
     with pytest.raises(
         ModelFileError, match=r"'attention_bias' is False, but the model has the tensor model\.layers\.1"

@@ -75,7 +75,7 @@ def test_second_image_after_a_cached_prefix_is_the_only_one_encoded(model: Visio
     assert tokens == alone(model, both)
 
 
-def test_images_of_equal_size_share_no_pages(model: VisionLanguageModel) -> None:
+def test_different_images_of_equal_size_share_no_cached_pages(model: VisionLanguageModel) -> None:
     text = model.prompt(PAGE_SIZE + 6).tokens
     scheduler = scheduler_of(model.runner, speculation=False)
     ends = [model.prompt(text, picture(96, 96, seed), 2 * PAGE_SIZE) for seed in (1, 2)]
@@ -89,14 +89,14 @@ def test_images_of_equal_size_share_no_pages(model: VisionLanguageModel) -> None
 
 
 @pytest.mark.parametrize("options", [{"max_step_tokens": 16}, {"speculation": True}, {}])
-def test_chunks_batches_and_drafts_keep_the_tokens(
+def test_chunks_batches_and_drafts_keep_the_tokens_of_prompts_with_images(
     model: VisionLanguageModel, outputs_alone: list[list[int]], options: dict[str, int]
 ) -> None:
     sequences = [prompt.sequence(number, STEPS) for number, prompt in enumerate(prompts_of(model))]
     assert generate(model.runner, sequences, **{"speculation": False} | options) == starts(outputs_alone)
 
 
-def test_encoder_cache_smaller_than_an_image_keeps_the_tokens(
+def test_tokens_are_the_same_if_the_encoder_cache_is_smaller_than_an_image(
     model: VisionLanguageModel, outputs_alone: list[list[int]]
 ) -> None:
     prompts = prompts_of(model)[:2]
@@ -108,7 +108,7 @@ def test_encoder_cache_smaller_than_an_image_keeps_the_tokens(
     assert tokens == starts(outputs_alone[:2])
 
 
-def test_preemption_keeps_the_tokens(
+def test_preemption_keeps_the_tokens_of_prompts_with_images(
     model: VisionLanguageModel, outputs_alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preempted = recorded_preemptions(monkeypatch)
@@ -121,7 +121,7 @@ def test_preemption_keeps_the_tokens(
 
 
 @pytest.mark.parametrize("model", daily(NATIVE_MODELS, MODELS), indirect=True, ids=str)
-def test_two_ranks_give_the_tokens_of_one(model: VisionLanguageModel) -> None:
+def test_two_ranks_give_the_same_tokens_as_one_for_prompts_with_images(model: VisionLanguageModel) -> None:
     prompts = prompts_of(model)[:2]
     with closing(model.load(tensor_parallel=2)) as runner:
         sequences = [prompt.sequence(number, STEPS) for number, prompt in enumerate(prompts)]

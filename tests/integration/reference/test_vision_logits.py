@@ -28,7 +28,7 @@ def assert_equal_to_transformers(model: VisionLanguageModel, prompts: list[Promp
 
 
 @pytest.mark.parametrize("chunk", [1024, 16])
-def test_logits_equal_those_of_transformers(model: VisionLanguageModel, chunk: int) -> None:
+def test_logits_of_prompts_with_images_equal_those_of_transformers(model: VisionLanguageModel, chunk: int) -> None:
     """One image, several, odd sizes and text only, in one batch, whole and in chunks."""
     prompts = [
         model.prompt(5, picture(64, 64), 9),
@@ -40,7 +40,7 @@ def test_logits_equal_those_of_transformers(model: VisionLanguageModel, chunk: i
 
 
 @pytest.mark.parametrize("model_type", daily(["gemma4"], ["gemma3", "gemma4"]))
-def test_rounded_activations_stay_close_to_transformers(model_type: str, tmp_path: Path) -> None:
+def test_logits_with_rounded_activations_stay_close_to_transformers(model_type: str, tmp_path: Path) -> None:
     """Test the kernels chosen for this machine on images whose tokens attend to their whole image."""
     model = VisionLanguageModel(tmp_path, model_type, SEED, dtype="auto", kernels="auto")
     prompt = model.prompt(60, picture(200, 120, 3), 20, picture(96, 96, 4), 9)

@@ -144,7 +144,7 @@ def layouts_of(model_type: str, preprocessor: dict[str, Any]) -> list[ImageLayou
 
 
 @pytest.mark.parametrize("model_type", CASES)
-def test_tokens_equal_those_of_transformers(model_type: str, tokenizer_folder: Path) -> None:
+def test_tokens_of_prompts_with_images_equal_those_of_transformers(model_type: str, tokenizer_folder: Path) -> None:
     preprocessor, reference = CASES[model_type]
     syntax, layouts = image_text(model_type), layouts_of(model_type, preprocessor)
     prompt = "an image: IMAGE\n\nIMAGEIMAGE a text IMAGE\n".replace("IMAGE", syntax.placeholder)
@@ -177,7 +177,7 @@ def test_tokens_equal_those_of_transformers(model_type: str, tokenizer_folder: P
     ids=lambda order: "-".join("t" if part is None else str(part) for part in order) or "empty",
 )
 @pytest.mark.parametrize("model_type", [name for name in CASES if name.startswith("qwen")])
-def test_positions_equal_those_of_transformers(model_type: str, order: list[int | None]) -> None:
+def test_positions_of_text_and_images_equal_those_of_transformers(model_type: str, order: list[int | None]) -> None:
     """Prompts of texts (None) with three tokens each, and of images (indices of `SIZES`)."""
     available = layouts_of(model_type, CASES[model_type][0])
     layouts = [available[part] for part in order if part is not None]

@@ -32,7 +32,7 @@ def near(actual: Tensor, expected: Tensor, share: float) -> None:
 
 
 @pytest.mark.parametrize("model_type", MODELS)
-def test_embeddings_equal_those_of_transformers(model_type: str, tmp_path: Path) -> None:
+def test_image_embeddings_equal_those_of_transformers(model_type: str, tmp_path: Path) -> None:
     """The images have several sizes, and transformers computes all images in one batch."""
     model = save_model(tmp_path, model_type)
     tower, checkpoint = open_tower(tmp_path)
@@ -50,7 +50,7 @@ def test_embeddings_equal_those_of_transformers(model_type: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("model_type", MODELS)
-def test_images_have_distinct_embeddings(model_type: str, tmp_path: Path) -> None:
+def test_embeddings_of_two_images_differ_by_more_than_the_test_tolerance(model_type: str, tmp_path: Path) -> None:
     """The embeddings of two images differ by much more than the tolerance of the comparisons."""
     save_model(tmp_path, model_type)
     tower, checkpoint = open_tower(tmp_path)
@@ -58,7 +58,7 @@ def test_images_have_distinct_embeddings(model_type: str, tmp_path: Path) -> Non
     assert float((first - second).abs().max()) > 100 * TOLERANCE
 
 
-def test_pixtral_gates_with_exact_gelu(tmp_path: Path) -> None:
+def test_pixtral_with_hidden_act_gelu_uses_exact_gelu(tmp_path: Path) -> None:
     model = save_model(tmp_path, "mistral3", hidden_act="gelu")
     tower, checkpoint = open_tower(tmp_path)
     image = prepared_images(checkpoint, [(90, 70)])[0]
@@ -67,7 +67,7 @@ def test_pixtral_gates_with_exact_gelu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", PROJECTORS)
-def test_embeddings_from_mmproj_file_equal_those_of_transformers(model_type: str, tmp_path: Path) -> None:
+def test_image_embeddings_from_an_mmproj_file_equal_those_of_transformers(model_type: str, tmp_path: Path) -> None:
     model = save_model(tmp_path / "model", model_type)
     write_mmproj(tmp_path / "mmproj-F32.gguf", model)
     (tmp_path / "model.gguf").touch()
@@ -89,7 +89,7 @@ def test_embeddings_from_mmproj_file_equal_those_of_transformers(model_type: str
     ],
 )
 @pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen2_5_vl", "gemma3"])
-def test_quantized_mmproj_file(
+def test_image_embeddings_from_a_quantized_mmproj_file_are_close_to_transformers(
     model_type: str, quantization: gguf.GGMLQuantizationType, share: float, tmp_path: Path
 ) -> None:
     model = save_model(tmp_path / "model", model_type)
@@ -99,7 +99,7 @@ def test_quantized_mmproj_file(
     near(encode(tower, image).embeddings, expected_features(model, [image])[0].embeddings, share)
 
 
-def test_old_mmproj_file_with_swapped_names(tmp_path: Path) -> None:
+def test_old_mmproj_file_with_swapped_tensor_names_gives_the_same_embeddings(tmp_path: Path) -> None:
     model = save_model(tmp_path / "model", "gemma3")
     write_mmproj(tmp_path / "mmproj.gguf", model, swapped=True)
     tower, checkpoint = open_tower(tmp_path)
@@ -109,7 +109,7 @@ def test_old_mmproj_file_with_swapped_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("model_type", "mean"), [("qwen3_vl", (0.5, 0.5, 0.5)), ("qwen2_5_vl", tuple(CLIP[0]))])
-def test_fallback_of_the_converter_to_normalization_of_clip(
+def test_clip_normalization_in_an_mmproj_file_is_corrected_for_qwen3_vl_only(
     model_type: str, mean: tuple[float, ...], tmp_path: Path
 ) -> None:
     """Qwen3-VL never has CLIP's numbers, but Qwen2.5-VL has."""
@@ -146,7 +146,7 @@ def with_ops(models: list[str], interpreted: list[str]) -> pytest.MarkDecorator:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 @with_ops(["qwen3_vl", "qwen2_5_vl", "gemma3", "smolvlm"], ["qwen3_vl", "gemma3"])
-def test_all_kernels_are_close_to_transformers(model_type: str, ops: Ops, tmp_path: Path) -> None:
+def test_image_embeddings_of_all_kernels_are_close_to_transformers(model_type: str, ops: Ops, tmp_path: Path) -> None:
     model = save_model(tmp_path, model_type)
     tower, checkpoint = open_tower(tmp_path, ops)
     image = prepared_images(checkpoint, [(90, 70)])[0]
@@ -159,7 +159,9 @@ def test_all_kernels_are_close_to_transformers(model_type: str, ops: Ops, tmp_pa
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 @with_ops(["qwen3_5", "idefics3"], ["qwen3_5"])
-def test_quantization_at_load(model_type: str, ops: Ops, tmp_path: Path) -> None:
+def test_vision_tower_quantized_at_load_is_smaller_and_close_to_transformers(
+    model_type: str, ops: Ops, tmp_path: Path
+) -> None:
     model = save_model(tmp_path, model_type)
     tower, checkpoint = open_tower(tmp_path, ops, policy=VisionQuantPolicy("q4k"))
     new_ops: Any = type(ops)
@@ -200,7 +202,9 @@ def _arguments(ops: Ops) -> tuple[object, ...]:
         ("idefics3", "patch_size", 16),
     ],
 )
-def test_unsupported_or_wrong_setting_is_rejected(model_type: str, key: str, value: object, tmp_path: Path) -> None:
+def test_unsupported_or_wrong_vision_setting_is_rejected(
+    model_type: str, key: str, value: object, tmp_path: Path
+) -> None:
     save_model(tmp_path, model_type)
     with open_vision_checkpoint(tmp_path) or pytest.fail("no checkpoint") as checkpoint:
         checkpoint.config["vision_config"][key] = value
@@ -219,7 +223,9 @@ def test_unsupported_or_wrong_setting_is_rejected(model_type: str, key: str, val
         ("mistral3", "spatial_merge_size", 0),
     ],
 )
-def test_projector_with_another_input_is_rejected(model_type: str, key: str, value: object, tmp_path: Path) -> None:
+def test_projector_setting_that_is_not_implemented_is_rejected(
+    model_type: str, key: str, value: object, tmp_path: Path
+) -> None:
     save_model(tmp_path, model_type)
     with open_vision_checkpoint(tmp_path) or pytest.fail("no checkpoint") as checkpoint:
         checkpoint.config[key] = value

@@ -80,7 +80,7 @@ class Gateway:
             await runner.cleanup()
 
 
-async def test_explain_prints_the_reason_for_each_node() -> None:
+async def test_explain_prints_for_each_node_why_it_can_or_cannot_serve_the_model() -> None:
     async with Gateway({"/api/explain": EXPLAINED}).serving() as gateway:
         code, out, err = await run("explain", "Org/M&x", "-e", gateway.url, HELEXA_API_KEY="k")
     assert (code, err) == (0, "")
@@ -94,7 +94,7 @@ async def test_explain_prints_the_reason_for_each_node() -> None:
     assert gateway.requests == [("GET", "/api/explain?model=Org%2FM%26x", "Bearer k")]
 
 
-async def test_commands_print_json_and_read_the_url_of_the_environment() -> None:
+async def test_commands_print_json_and_read_the_gateway_url_from_the_environment() -> None:
     responses = {"/api/explain": EXPLAINED, "/api/activity": {"requests": [ENDED]}, "/health": {"status": "ok"}}
     listed = {"data": [{"id": "Org/M", "locations": [{"node": "beast", "status": "loaded"}]}]}
     async with Gateway(responses | {"/v1/models": listed}).serving() as gateway:
@@ -108,7 +108,7 @@ async def test_commands_print_json_and_read_the_url_of_the_environment() -> None
     assert json.loads(status[1]) == {"health": {"status": "ok"}, "models": listed["data"]}
 
 
-async def test_top_once_prints_a_table_of_ended_requests() -> None:
+async def test_top_with_option_once_prints_a_table_of_ended_requests() -> None:
     async with Gateway({"/api/activity": {"requests": [ENDED]}}).serving() as gateway:
         code, out, err = await run("top", "--once", "-n", "5", "-e", gateway.url, "--key", "k", TZ="UTC")
     assert (code, err) == (0, "")
@@ -138,7 +138,7 @@ async def test_top_refreshes_until_ctrl_c() -> None:
     assert "Traceback" not in screen.text
 
 
-async def test_drain_fails_while_requests_run() -> None:
+async def test_drain_command_fails_while_requests_run_on_the_node() -> None:
     empty, busy = ({"cordoned": True, "in_flight": running, "loading": 0} for running in (0, 2))
     responses: dict[str, Any] = {f"/api/nodes/b/{verb}": empty for verb in ("cordon", "uncordon", "drain")}
     async with Gateway({**responses, "/api/nodes/busy/drain": busy}).serving() as gateway:
@@ -169,7 +169,7 @@ async def test_key_is_not_sent_to_a_redirect_target() -> None:
 
 
 @pytest.mark.parametrize("command", [("explain", "m"), ("top", "--once")])
-async def test_response_of_another_server_is_one_error_line(command: tuple[str, ...]) -> None:
+async def test_response_of_a_server_that_is_no_gateway_is_reported_in_one_line(command: tuple[str, ...]) -> None:
     for content in ([], {"requests": [{}]}, {"requests": 5}, {}):
         async with Gateway({"/api/explain": content, "/api/activity": content}).serving() as gateway:
             code, out, err = await run(*command, "-e", gateway.url)
@@ -180,7 +180,7 @@ async def test_response_of_another_server_is_one_error_line(command: tuple[str, 
     assert (code, out, err.count("\n")) == (3, "", 1)
 
 
-async def test_check_prints_a_summary_and_warnings(tmp_path: Path) -> None:
+async def test_check_command_prints_a_summary_of_the_configuration_and_warnings(tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_text(
         '[[models]]\nid = "Org/M"\npinned_on = ["gone"]\n[aliases]\nsmall = "Org/M"\n'
     )
@@ -212,7 +212,7 @@ async def list_models(request: web.Request) -> web.Response:
 NODE = '[[neurons]]\nname = "{name}"\nendpoint = "{url}"\nkind = "{kind}"\nbearer = "{key}"\n'
 
 
-async def test_check_explains_how_to_reach_each_node(tmp_path: Path) -> None:
+async def test_check_command_explains_how_to_fix_each_unreachable_node(tmp_path: Path) -> None:
     app = web.Application()
     app.router.add_get("/v1/models", list_models)
     app.router.add_get("/api/paas/v4/models", list_models)
@@ -255,7 +255,9 @@ async def test_check_explains_how_to_reach_each_node(tmp_path: Path) -> None:
         ('models_config = "cortex.toml"', "unknown key 'models_config'"),
     ],
 )
-async def test_check_prints_the_error(tmp_path: Path, text: str, message: str) -> None:
+async def test_check_command_prints_the_configuration_error_in_one_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
     path = tmp_path / "cortex.toml"
     path.write_text(text)
     code, out, err = await run("check", "-c", str(path))
@@ -266,7 +268,7 @@ async def test_check_prints_the_error(tmp_path: Path, text: str, message: str) -
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("15m", 900), ("24h", 86400), ("30d", 2592000), ("2w", 1209600)]
 )
-def test_durations_are_read_in_each_unit(text: str, seconds: int) -> None:
+def test_durations_are_parsed_in_seconds_minutes_hours_days_and_weeks(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
 
 
@@ -277,5 +279,5 @@ def test_invalid_duration_is_rejected(text: str) -> None:
 
 
 @given(st.integers(1, 999_999))
-def test_duration_text_is_parsed_back(seconds: int) -> None:
+def test_printed_duration_is_parsed_back_to_the_same_value(seconds: int) -> None:
     assert parse_duration(duration_text(seconds)) == seconds

@@ -49,7 +49,7 @@ def chosen_model(page: Page, model: str = "Org/M") -> None:
     page.get_by_label("Model", exact=True).first.select_option(model)
 
 
-def test_answers_and_prompts_run_no_scripts(sign_in: SignIn) -> None:
+def test_scripts_in_answers_and_prompts_do_not_run(sign_in: SignIn) -> None:
     page = sign_in(view="playground")
     chosen_model(page)
     for number, text in enumerate(XSS, 1):
@@ -65,7 +65,7 @@ def test_answers_and_prompts_run_no_scripts(sign_in: SignIn) -> None:
     assert set(links) <= {"http:", "https:", ":"}
 
 
-def test_names_of_models_nodes_and_keys_run_no_scripts(sign_in: SignIn) -> None:
+def test_scripts_in_names_of_models_nodes_and_keys_do_not_run(sign_in: SignIn) -> None:
     name = "Org/<img src=x onerror=window.attacked=1>"
     node = FakeNode(name='"><script>window.attacked=1</script>').holds(name)
     node.load_error = (500, {"error": name})
@@ -83,7 +83,7 @@ def test_names_of_models_nodes_and_keys_run_no_scripts(sign_in: SignIn) -> None:
         page.goto("about:blank")
 
 
-def test_formulas_and_code_are_drawn_by_libraries_that_load_for_them(sign_in: SignIn) -> None:
+def test_libraries_for_formulas_and_code_load_only_when_an_answer_has_some(sign_in: SignIn) -> None:
     page = sign_in(view="playground")
     chosen_model(page)
     resources = "performance.getEntriesByType('resource').filter((one) => /katex|highlight/.test(one.name)).length"
@@ -134,7 +134,7 @@ def test_answer_of_100000_characters_is_shown_completely(sign_in: SignIn) -> Non
     expect(page.locator(".markdown .block").last).to_contain_text("Paragraph 999")
 
 
-def test_cut_stream_keeps_the_text_and_offers_another_try(sign_in: SignIn) -> None:
+def test_broken_stream_keeps_the_received_text_and_offers_a_retry(sign_in: SignIn) -> None:
     page = sign_in(view="playground")
     chosen_model(page)
     send(page, "cut")
@@ -144,7 +144,7 @@ def test_cut_stream_keeps_the_text_and_offers_another_try(sign_in: SignIn) -> No
     expect(page.locator(".bubble")).to_have_text("cut")
 
 
-def test_stop_ends_the_stream_and_the_request_on_the_node(sign_in: SignIn, fleet: FakeFleet) -> None:
+def test_stop_button_ends_the_stream_and_the_request_on_the_node(sign_in: SignIn, fleet: FakeFleet) -> None:
     page = sign_in(view="playground")
     chosen_model(page)
     send(page, "wait")
@@ -154,7 +154,7 @@ def test_stop_ends_the_stream_and_the_request_on_the_node(sign_in: SignIn, fleet
     fleet.until(lambda: fleet.nodes["n1"].speaking == 0)
 
 
-def test_tool_call_is_shown_and_its_result_is_sent(sign_in: SignIn, fleet: FakeFleet) -> None:
+def test_tool_call_is_shown_and_the_result_entered_by_the_user_is_sent(sign_in: SignIn, fleet: FakeFleet) -> None:
     page = sign_in(view="playground")
     chosen_model(page)
     send(page, "call")
@@ -181,7 +181,9 @@ def test_image_is_sent_only_to_a_model_that_sees_images(sign_in: SignIn, fleet: 
     assert b'"image_url":{"url":"data:image/png;base64,' in fleet.nodes["n1"].bodies[-1]
 
 
-def test_expired_session_keeps_the_draft_under_the_sign_in_dialog(sign_in: SignIn, fleet: FakeFleet) -> None:
+def test_sign_in_after_an_expired_session_keeps_the_draft_and_the_conversation(
+    sign_in: SignIn, fleet: FakeFleet
+) -> None:
     page = sign_in(ALICE, view="playground")
     chosen_model(page)
     send(page, "say first")
@@ -200,7 +202,7 @@ def test_expired_session_keeps_the_draft_under_the_sign_in_dialog(sign_in: SignI
     assert page.locator(".bubble").count() == 2
 
 
-def test_sign_out_is_no_lost_session_if_the_stream_ends_before_the_response(sign_in: SignIn) -> None:
+def test_sign_out_shows_no_session_expired_dialog_if_the_event_stream_ends_first(sign_in: SignIn) -> None:
     page = sign_in()
     page.get_by_role("button", name="Actions for n1", exact=True).wait_for()  # it arrives on the stream
     signed_out: list[tuple[Route, APIResponse]] = []
@@ -225,7 +227,7 @@ def test_sign_out_is_no_lost_session_if_the_stream_ends_before_the_response(sign
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-def test_reload_keeps_the_conversation_and_the_draft(sign_in: SignIn) -> None:
+def test_reload_of_the_page_keeps_the_conversation_and_the_draft(sign_in: SignIn) -> None:
     page = sign_in(view="playground")
     chosen_model(page)
     send(page, "say kept")
@@ -237,7 +239,7 @@ def test_reload_keeps_the_conversation_and_the_draft(sign_in: SignIn) -> None:
     expect(page.locator(".markdown")).to_have_text("kept")
 
 
-def test_no_key_is_stored_in_the_page(sign_in: SignIn, fleet: FakeFleet) -> None:
+def test_api_key_is_in_no_storage_that_scripts_of_the_page_can_read(sign_in: SignIn, fleet: FakeFleet) -> None:
     page = sign_in(view="playground")
     page.get_by_label("Message", exact=True).fill("draft")
     until(page, "Object.keys(sessionStorage).length > 0")
@@ -247,7 +249,7 @@ def test_no_key_is_stored_in_the_page(sign_in: SignIn, fleet: FakeFleet) -> None
     assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and cookie["name"] == "helexa_session"
 
 
-def test_revoked_key_is_reported_to_its_owner(sign_in: SignIn, fleet: FakeFleet) -> None:
+def test_page_of_a_revoked_key_says_that_the_key_was_revoked(sign_in: SignIn, fleet: FakeFleet) -> None:
     made = fleet.call("POST", "/api/keys", {"account_id": "dora"})
     page = sign_in(made["key"], view="usage")
     page.get_by_text("No usage in this period").wait_for()
@@ -288,7 +290,7 @@ def test_dead_node_is_shown_with_its_reason(sign_in: SignIn, fleet: FakeFleet) -
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-def test_second_admin_sees_that_the_node_has_changed(sign_in: SignIn, fleet: FakeFleet) -> None:
+def test_open_dialog_says_that_another_admin_has_changed_the_node(sign_in: SignIn, fleet: FakeFleet) -> None:
     page = sign_in()
     page.get_by_role("button", name="Actions for n2", exact=True).click()
     page.get_by_role("menuitem", name="Cordon…").click()
@@ -302,7 +304,7 @@ def test_second_admin_sees_that_the_node_has_changed(sign_in: SignIn, fleet: Fak
         fleet.call("POST", "/api/nodes/n2/uncordon")
 
 
-def test_removed_node_is_reported_in_its_open_dialog(sign_in: SignIn, fleet: FakeFleet) -> None:
+def test_open_dialog_of_a_node_says_that_the_node_was_removed(sign_in: SignIn, fleet: FakeFleet) -> None:
     page = sign_in()
     page.get_by_role("button", name="Actions for n2", exact=True).click()
     page.get_by_role("menuitem", name="Drain…").click()
@@ -316,7 +318,7 @@ def test_removed_node_is_reported_in_its_open_dialog(sign_in: SignIn, fleet: Fak
     expect(page.get_by_role("button", name="Actions for n2", exact=True)).to_be_visible()
 
 
-def test_page_says_that_it_is_not_live_and_reconnects(sign_in: SignIn) -> None:
+def test_page_without_a_connection_says_that_it_is_not_live_and_reconnects(sign_in: SignIn) -> None:
     page = sign_in()
     page.get_by_role("button", name="Actions for n1", exact=True).wait_for()
     page.context.set_offline(True)
@@ -326,7 +328,7 @@ def test_page_says_that_it_is_not_live_and_reconnects(sign_in: SignIn) -> None:
     page.get_by_text("Not live.").wait_for(state="detached")
 
 
-def test_open_gateway_needs_an_admin_only_for_changes(sign_in: SignIn) -> None:
+def test_gateway_without_required_keys_asks_for_an_admin_key_only_for_changes(sign_in: SignIn) -> None:
     with running(FakeNode(name="n1").holds("Org/M"), require_auth=False) as fleet:
         page = sign_in(None, url=fleet.url)
         page.get_by_role("button", name="Load model…").click()
@@ -338,7 +340,7 @@ def test_open_gateway_needs_an_admin_only_for_changes(sign_in: SignIn) -> None:
         page.goto("about:blank")
 
 
-def test_drained_node_is_reported_empty_after_its_last_request(sign_in: SignIn, fleet: FakeFleet) -> None:
+def test_console_reports_a_drained_node_as_empty_after_its_last_request(sign_in: SignIn, fleet: FakeFleet) -> None:
     request = threading.Thread(
         target=fleet.ask, kwargs={"stream": True, "messages": [{"role": "user", "content": "wait"}]}
     )

@@ -74,7 +74,9 @@ def test_chats_are_listed_searched_renamed_exported_and_deleted(sign_in: SignIn,
     page.get_by_text("No chats yet.").wait_for()
 
 
-def test_edited_message_is_asked_again_without_the_later_messages(sign_in: SignIn, fleet: FakeFleet) -> None:
+def test_edited_message_is_sent_again_and_later_messages_are_dropped_until_undo(
+    sign_in: SignIn, fleet: FakeFleet
+) -> None:
     page = sign_in(view="playground")
     say(page, "one")
     send(page, "say two")
@@ -88,7 +90,9 @@ def test_edited_message_is_asked_again_without_the_later_messages(sign_in: SignI
     expect(page.locator(".markdown")).to_have_text(["one", "two"])
 
 
-def test_preset_sets_the_system_prompt_and_is_saved_in_the_browser(sign_in: SignIn, fleet: FakeFleet) -> None:
+def test_preset_sets_the_system_prompt_and_new_presets_are_saved_in_the_browser(
+    sign_in: SignIn, fleet: FakeFleet
+) -> None:
     page = sign_in(view="playground")
     page.get_by_role("button", name="Parameters").click()
     page.get_by_label("Preset", exact=True).select_option("Translate to English")
@@ -109,14 +113,14 @@ def test_preset_sets_the_system_prompt_and_is_saved_in_the_browser(sign_in: Sign
     expect(page.get_by_label("Preset", exact=True)).to_have_value("")
 
 
-def test_example_fills_the_message(sign_in: SignIn) -> None:
+def test_click_on_an_example_fills_the_message_field(sign_in: SignIn) -> None:
     page = sign_in(view="playground")
     page.get_by_role("button", name="Explain how a hash table works").click()
     expect(page.get_by_label("Message", exact=True)).to_have_value("Explain how a hash table works, in five sentences.")
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
 
 
-def test_full_storage_makes_room_by_deleting_the_oldest_chats(sign_in: SignIn) -> None:
+def test_full_browser_storage_deletes_the_oldest_chats(sign_in: SignIn) -> None:
     page = sign_in(view="playground")
     page.locator(".composer").wait_for()
     counts = page.evaluate(f"""async () => {{
@@ -147,7 +151,7 @@ def test_full_storage_makes_room_by_deleting_the_oldest_chats(sign_in: SignIn) -
     assert counts["last"] == 500
 
 
-def test_blocked_storage_is_reported_and_the_chat_works(sign_in: SignIn) -> None:
+def test_blocked_browser_storage_is_reported_and_the_chat_still_works(sign_in: SignIn) -> None:
     page = sign_in(view="playground")
     page.add_init_script(BLOCKED)
     page.reload()

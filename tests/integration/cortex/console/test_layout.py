@@ -78,7 +78,9 @@ def faults(page: Page) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_views_are_small_and_nothing_is_cut_covered_or_outside(sign_in: SignIn, crowded: FakeFleet, view: str) -> None:
+def test_each_view_loads_few_bytes_and_shows_all_content_uncut_and_uncovered(
+    sign_in: SignIn, crowded: FakeFleet, view: str
+) -> None:
     sizes: list[int] = []
     page = sign_in(url=crowded.url, view=view, sizes=sizes)
     page.locator(f"main.view-{view} h1").wait_for()
@@ -87,7 +89,7 @@ def test_views_are_small_and_nothing_is_cut_covered_or_outside(sign_in: SignIn, 
     assert faults(page) == {}
 
 
-def test_nothing_of_a_dialog_or_of_the_list_of_models_is_cut_or_covered(sign_in: SignIn, crowded: FakeFleet) -> None:
+def test_dialogs_and_model_list_show_all_content_uncut_and_uncovered(sign_in: SignIn, crowded: FakeFleet) -> None:
     page = sign_in(url=crowded.url)
     page.get_by_role("button", name=f"Actions for {COLD}").click()
     page.get_by_role("menuitem", name="Load…").click()
@@ -108,7 +110,7 @@ def test_nothing_of_a_dialog_or_of_the_list_of_models_is_cut_or_covered(sign_in:
     assert faults(page) == {}
 
 
-def test_nothing_of_a_conversation_and_its_parameters_is_cut_or_covered(sign_in: SignIn, crowded: FakeFleet) -> None:
+def test_conversation_and_parameters_are_shown_uncut_and_uncovered(sign_in: SignIn, crowded: FakeFleet) -> None:
     page = sign_in(url=crowded.url, view="playground")
     page.get_by_label("Model", exact=True).select_option(LONG_MODEL)
     page.get_by_label("Message", exact=True).fill(f"say # {UNBROKEN}\n\n| {UNBROKEN} | b |\n|-|-|\n| c | d |\n")

@@ -23,7 +23,7 @@ def stored() -> Iterator[FakeFleet]:
         yield fleet
 
 
-def test_model_of_a_disk_is_listed_and_loaded(sign_in: SignIn, stored: FakeFleet) -> None:
+def test_load_dialog_lists_a_model_on_a_nodes_disk_and_loads_it(sign_in: SignIn, stored: FakeFleet) -> None:
     page = sign_in(url=stored.url)
     page.get_by_role("button", name="Load model…").click()
     dialog = page.get_by_role("dialog", name="Load a model")
@@ -40,7 +40,7 @@ def test_model_of_a_disk_is_listed_and_loaded(sign_in: SignIn, stored: FakeFleet
     assert [spec["model_id"] for spec in stored.nodes["n1"].loads] == [ON_DISK]
 
 
-def test_model_is_downloaded_by_name_with_progress_and_chosen(sign_in: SignIn, stored: FakeFleet) -> None:
+def test_load_dialog_downloads_a_named_model_shows_progress_and_chooses_it(sign_in: SignIn, stored: FakeFleet) -> None:
     node = stored.nodes["n1"]
     page = sign_in(url=stored.url)
     page.get_by_role("button", name="Load model…").click()
@@ -63,7 +63,7 @@ def test_model_is_downloaded_by_name_with_progress_and_chosen(sign_in: SignIn, s
     expect(dialog).to_contain_text("would load")
 
 
-def test_name_that_is_typed_before_the_lists_arrive_is_chosen(sign_in: SignIn, stored: FakeFleet) -> None:
+def test_model_name_typed_before_the_model_lists_arrive_is_chosen(sign_in: SignIn, stored: FakeFleet) -> None:
     page = sign_in(url=stored.url)
     held: list[Route] = []
 

@@ -55,7 +55,9 @@ class Browser:
             return await response.json()
 
 
-async def test_user_signs_in_with_the_configured_terms(gateway: Cortex, provider: Provider) -> None:
+async def test_oidc_sign_in_gives_the_account_its_configured_role_and_budget(
+    gateway: Cortex, provider: Provider
+) -> None:
     async with Browser(gateway) as browser:
         last, session = await browser.login()
         assert last == "/" and session["signed_in"]
@@ -70,7 +72,7 @@ async def test_user_signs_in_with_the_configured_terms(gateway: Cortex, provider
             assert (response.status, (await response.json())["error"]["code"]) == (429, "insufficient_quota")
 
 
-async def test_admin_signs_in_with_the_role_admin(gateway: Cortex, provider: Provider) -> None:
+async def test_oidc_account_listed_as_admin_signs_in_with_the_role_admin(gateway: Cortex, provider: Provider) -> None:
     provider.claims["email"] = "Boss@example.com"
     async with Browser(gateway) as browser:
         assert (await browser.login())[1]["role"] == "admin"
@@ -91,27 +93,29 @@ async def test_admin_signs_in_with_the_role_admin(gateway: Cortex, provider: Pro
         {"exp": 1},
     ],
 )
-async def test_wrong_claims_are_rejected(gateway: Cortex, provider: Provider, claims: dict[str, Any]) -> None:
+async def test_sign_in_with_claims_that_allow_no_account_is_rejected(
+    gateway: Cortex, provider: Provider, claims: dict[str, Any]
+) -> None:
     provider.claims |= claims
     async with Browser(gateway) as browser:
         last, session = await browser.login()
         assert last == "/#/sign-in-failed" and not session["signed_in"]
 
 
-async def test_wrong_signature_is_rejected(gateway: Cortex, provider: Provider) -> None:
+async def test_id_token_with_a_wrong_signature_is_rejected(gateway: Cortex, provider: Provider) -> None:
     provider.signing_key = RSAKey.generate_key(2048, {"kid": "k1"})
     async with Browser(gateway) as browser:
         assert not (await browser.login())[1]["signed_in"]
 
 
-async def test_denied_sign_in_is_reported(gateway: Cortex, provider: Provider) -> None:
+async def test_sign_in_denied_by_the_provider_is_reported(gateway: Cortex, provider: Provider) -> None:
     provider.denied = True
     async with Browser(gateway) as browser:
         last, session = await browser.login()
         assert last == "/#/sign-in-failed" and not session["signed_in"]
 
 
-async def test_code_of_another_browser_is_rejected(gateway: Cortex, provider: Provider) -> None:
+async def test_callback_url_of_another_browser_is_rejected(gateway: Cortex, provider: Provider) -> None:
     """An attacker cannot sign a victim in to the attacker's account with a link."""
     async with Browser(gateway) as attacker, Browser(gateway) as victim:
         async with attacker.session.get(f"{gateway.url}/console/oidc/login", allow_redirects=False) as response:
@@ -124,7 +128,7 @@ async def test_code_of_another_browser_is_rejected(gateway: Cortex, provider: Pr
         assert await attacker.open(callback) == "/#/sign-in-failed"  # the attempt is used up
 
 
-async def test_many_other_sign_ins_do_not_push_out_a_pending_one(gateway: Cortex) -> None:
+async def test_many_other_started_sign_ins_do_not_invalidate_a_pending_one(gateway: Cortex) -> None:
     async with Browser(gateway) as browser, aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as others:
         login = f"{gateway.url}/console/oidc/login"
         async with browser.session.get(login, allow_redirects=False) as response:
@@ -136,7 +140,7 @@ async def test_many_other_sign_ins_do_not_push_out_a_pending_one(gateway: Cortex
 
 
 @pytest.mark.parametrize("state", ["", "x", "9999999999.a.b", "{}.x", "é.é.é"])
-async def test_state_that_the_gateway_did_not_issue_is_rejected(gateway: Cortex, state: str) -> None:
+async def test_oidc_state_that_the_gateway_did_not_issue_is_rejected(gateway: Cortex, state: str) -> None:
     async with Browser(gateway) as browser:
         cookies = {"cookie": f"helexa_oidc_state={quote(state)}"}
         url = f"{gateway.url}/console/oidc/callback?code=1&state={quote(quote(state))}"
@@ -144,7 +148,7 @@ async def test_state_that_the_gateway_did_not_issue_is_rejected(gateway: Cortex,
             assert response.headers["location"] == "/#/sign-in-failed"
 
 
-async def test_expired_attempt_is_rejected(gateway: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_expired_sign_in_attempt_is_rejected(gateway: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helexa.cortex.console.oidc.ATTEMPT_SECS", -1)
     async with Browser(gateway) as browser:
         assert (await browser.login())[0] == "/#/sign-in-failed"
@@ -160,7 +164,9 @@ async def test_expired_attempt_is_rejected(gateway: Cortex, monkeypatch: pytest.
         ("sub", "Boss@example.com", "Boss@example.com", "user"),
     ],
 )
-def test_names_that_differ_in_case_are_one_account(claim: str, value: str, account: str, role: str) -> None:
+def test_account_names_that_differ_only_in_case_are_one_account(
+    claim: str, value: str, account: str, role: str
+) -> None:
     configured = settings(Provider(url="http://p"), account_claim=claim, users=["*@example.com"])
     oidc = CortexConfig.model_validate(configured).console.oidc
     assert oidc is not None
@@ -168,18 +174,18 @@ def test_names_that_differ_in_case_are_one_account(claim: str, value: str, accou
     assert (principal.account_id, principal.role) == (account, role)
 
 
-async def test_unreachable_provider_is_reported(node: FakeNode) -> None:
+async def test_unreachable_oidc_provider_is_reported(node: FakeNode) -> None:
     provider = Provider(url="http://127.0.0.1:1")
     async with running_cortex(node, settings=settings(provider)) as cortex, Browser(cortex) as browser:
         assert (await browser.login())[0] == "/#/sign-in-failed"
 
 
-async def test_routes_do_not_exist_without_configuration(cortex: Cortex) -> None:
+async def test_oidc_routes_are_404_without_an_oidc_configuration(cortex: Cortex) -> None:
     for path in ("login", "callback"):
         async with cortex.client.get(f"{cortex.url}/console/oidc/{path}") as response:
             assert response.status == 404
 
 
-def test_empty_lists_of_users_are_a_configuration_error() -> None:
+def test_oidc_configuration_that_admits_no_users_is_an_error() -> None:
     with pytest.raises(ValueError, match="no account may sign in"):
         CortexConfig.model_validate(settings(Provider(url="http://p"), users=[], admins=[]))

@@ -17,7 +17,9 @@ def laptop() -> Iterator[FakeFleet]:
         yield fleet
 
 
-def test_link_signs_in_once_and_leaves_the_address_bar(sign_in: SignIn, laptop: FakeFleet) -> None:
+def test_sign_in_link_works_once_and_its_token_is_removed_from_the_address_bar(
+    sign_in: SignIn, laptop: FakeFleet
+) -> None:
     link = sign_in_url(laptop.url, ADMIN)
     page = sign_in(None, url=laptop.url)
     page.get_by_role("button", name="Load model…").click()

@@ -43,7 +43,7 @@ def test_sign_in_page_and_dialogs_pass_axe(sign_in: SignIn) -> None:
     assert browsing.violations(page) == []
 
 
-def test_unknown_key_is_reported_in_words(sign_in: SignIn) -> None:
+def test_sign_in_with_an_unknown_key_shows_an_error_message(sign_in: SignIn) -> None:
     page = sign_in(None)
     page.get_by_label("API key").fill("hlx_unknown")
     page.get_by_role("button", name="Sign in").last.click()
@@ -108,7 +108,7 @@ def test_chosen_theme_survives_a_reload(sign_in: SignIn) -> None:
     assert page.evaluate(ground) == dark
 
 
-def test_account_sees_only_its_own_data(sign_in: SignIn, fleet: FakeFleet) -> None:
+def test_account_that_is_no_admin_sees_only_its_own_data(sign_in: SignIn, fleet: FakeFleet) -> None:
     fleet.ask(key="bobs-key")
     page = sign_in(ALICE)
     page.get_by_role("heading", name="Models").wait_for()
@@ -159,7 +159,7 @@ def test_fleet_shows_graphs_of_the_last_hour(
     assert chart.count() == 0
 
 
-def test_log_shows_new_lines_and_filters_them(sign_in: SignIn) -> None:
+def test_log_page_shows_new_lines_and_filters_them(sign_in: SignIn) -> None:
     page = sign_in(view="log")
     log = logging.getLogger("helexa.cortex.test")
     log.warning("node n9 <b>is</b> gone")
@@ -176,13 +176,13 @@ def test_log_shows_new_lines_and_filters_them(sign_in: SignIn) -> None:
     expect(lines).to_have_count(1)
 
 
-def test_log_is_not_offered_to_users(sign_in: SignIn) -> None:
+def test_log_page_is_not_offered_to_accounts_that_are_no_admin(sign_in: SignIn) -> None:
     page = sign_in(ALICE, view="log")
     page.get_by_text("The log is for administrators").wait_for()
     assert page.get_by_role("link", name="Log", exact=True).count() == 0
 
 
-def test_connect_shows_the_settings_of_the_chosen_model(sign_in: SignIn, fleet: FakeFleet) -> None:
+def test_connect_page_shows_client_settings_for_the_chosen_model(sign_in: SignIn, fleet: FakeFleet) -> None:
     page = sign_in(view="connect", permissions=["clipboard-read", "clipboard-write"])
     page.get_by_label("Model", exact=True).select_option("small")
     page.get_by_role("button", name="Codex").click()
@@ -196,7 +196,9 @@ def test_connect_shows_the_settings_of_the_chosen_model(sign_in: SignIn, fleet: 
 @pytest.mark.parametrize(
     "id", ["a'; touch x; '", "$(touch x)`touch x`", 'a"; open("x", "w") #\\', "=a b: {c} \U0001f600"]
 )
-def test_texts_of_connect_quote_model_ids(sign_in: SignIn, fleet: FakeFleet, tmp_path: Path, id: str) -> None:
+def test_snippets_of_the_connect_page_quote_hostile_model_ids(
+    sign_in: SignIn, fleet: FakeFleet, tmp_path: Path, id: str
+) -> None:
     """A node chooses its model ids, and users copy the texts into a shell, a program or a file."""
     node = fleet.nodes["n1"]
     node.holds(id, tool_call=True)

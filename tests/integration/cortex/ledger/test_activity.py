@@ -86,7 +86,7 @@ async def test_activity_is_paged_newest_first_and_filtered(url: str):
             await ledger.recent(**{"id; DROP TABLE activity": 1})
 
 
-async def test_old_activity_rows_are_deleted(url: str, monkeypatch: pytest.MonkeyPatch):
+async def test_oldest_activity_rows_above_the_row_limit_are_deleted(url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("helexa.cortex.ledger.activity.MAX_ROWS", 100)
     monkeypatch.setattr("helexa.cortex.ledger.group_commit._ACTIVITY_BATCH_ROWS", 50)
     async with running(url) as [ledger]:
@@ -109,7 +109,7 @@ def test_full_activity_log_drops_and_counts_rows():
     assert (len(log), log.steps()) == (0, [])
 
 
-async def test_activity_values_are_clamped_to_their_columns(url: str):
+async def test_activity_values_too_large_for_their_columns_are_clamped(url: str):
     async with running(url) as [ledger]:
         ledger.record(activity(1, alias="nul\0 and \ud800" + "é" * 500, prompt=10**30))
         await wait_for_rows(ledger, 1)

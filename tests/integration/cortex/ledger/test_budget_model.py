@@ -48,7 +48,7 @@ class ModelKey:
         self.spent[window] = self.spent.get(window, 0) + used
 
 
-def test_any_history_matches_the_model(url: str):
+def test_ledger_agrees_with_a_simple_model_for_any_history_of_requests(url: str):
     clock, numbers = Clock(), itertools.count()
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
@@ -98,7 +98,7 @@ at_any_gateway = st.one_of(
 )
 
 
-def test_gateways_together_never_exceed_the_cap(url: str):
+def test_several_gateways_together_never_exceed_the_cap_of_a_key(url: str):
     clock, numbers = Clock(), itertools.count()
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()

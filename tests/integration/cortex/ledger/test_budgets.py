@@ -11,7 +11,7 @@ from helexa.cortex.access.keys import Window
 from helexa.cortex.ledger.reservation import Reservation
 
 
-async def test_reserve_and_settle_return_after_the_row_is_written(url: str):
+async def test_reserve_and_settle_return_only_after_their_database_row_is_written(url: str):
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(), "req-1", "Org/M", 60)
         assert await rows(
@@ -59,7 +59,7 @@ async def test_usage_above_the_reservation_is_charged(url: str):
         assert isinstance(await try_reserve(ledger, holder(121), 1), Reservation)
 
 
-async def test_cap_set_later_counts_earlier_usage(url: str):
+async def test_cap_that_a_key_gets_later_counts_earlier_usage(url: str):
     async with running(url) as [ledger]:
         for _ in range(3):
             await (await ledger.reserve(holder(None), "a", "Org/M", 10**9)).settle(20, 10)
@@ -70,7 +70,7 @@ async def test_cap_set_later_counts_earlier_usage(url: str):
         await reservation.release()
 
 
-async def test_lowered_cap_applies_to_released_tokens(url: str):
+async def test_released_tokens_above_a_lowered_cap_are_not_available_again(url: str):
     async with running(url) as [ledger]:
         reservations = [await ledger.reserve(holder(100), "a", "Org/M", 20) for _ in range(5)]
         assert isinstance(await try_reserve(ledger, holder(50), 1), ApiError)
@@ -88,7 +88,7 @@ async def test_keys_have_separate_budgets(url: str):
         assert all(isinstance(outcome, Reservation) for outcome in outcomes)
 
 
-async def test_only_the_first_settle_or_release_counts(url: str):
+async def test_only_the_first_settle_or_release_of_a_reservation_counts(url: str):
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(), "a", "Org/M", 50)
         await asyncio.gather(reservation.settle(7, 0), reservation.settle(9, 9), reservation.release())
@@ -100,7 +100,7 @@ async def test_only_the_first_settle_or_release_counts(url: str):
         assert await spent(url) == await charged(url) == 7
 
 
-async def test_leaving_the_context_without_settling_releases(url: str):
+async def test_reservation_is_released_if_its_context_ends_without_a_settlement(url: str):
     async with running(url) as [ledger]:
         with pytest.raises(KeyError):
             async with await ledger.reserve(holder(), "a", "Org/M", 50):
@@ -110,7 +110,7 @@ async def test_leaving_the_context_without_settling_releases(url: str):
         assert await states(url) == ["released", "settled"]
 
 
-async def test_rolling_window_starts_at_its_first_reservation(url: str):
+async def test_rolling_budget_window_starts_at_its_first_reservation(url: str):
     clock, key = Clock(), holder(100, window=Window("rolling", 60))
     async with running(url, clock=clock) as [ledger]:
         late = await ledger.reserve(key, "late", "Org/M", 30)
@@ -131,7 +131,7 @@ async def test_rolling_window_starts_at_its_first_reservation(url: str):
     assert [tuple(row.values()) for row in windows] == [(0, 0), (1_700_000_000, 95), (1_700_001_060, 40)]
 
 
-async def test_window_from_a_clock_in_the_future_does_not_lock_the_key(url: str):
+async def test_budget_window_started_by_a_clock_that_was_ahead_does_not_lock_the_key(url: str):
     clock, key = Clock(), holder(100, window=Window("rolling", 3600))
     async with running(url, clock=clock) as [ledger]:
         clock.now += 86_400
@@ -147,7 +147,7 @@ async def test_window_from_a_clock_in_the_future_does_not_lock_the_key(url: str)
     assert [tuple(row.values()) for row in windows] == [(1_700_000_000, 60), (1_700_086_400, 100)]
 
 
-async def test_unspent_lease_from_a_clock_in_the_future_is_not_used(url: str):
+async def test_lease_taken_while_the_clock_was_ahead_is_not_used(url: str):
     clock, key = Clock(), holder(100, window=Window("rolling", 3600))
     async with running(url, clock=clock) as [ledger]:
         clock.now += 86_400
@@ -157,7 +157,7 @@ async def test_unspent_lease_from_a_clock_in_the_future_is_not_used(url: str):
         assert (await ledger.budget(key)).spent == 1
 
 
-async def test_idle_lease_shrinks_and_is_then_deleted(url: str):
+async def test_lease_of_an_idle_key_shrinks_and_is_then_deleted(url: str):
     clock = Clock()
     async with running(url, count=2, clock=clock) as [ledger, other_ledger]:
         await (await ledger.reserve(holder(10_000), "a", "Org/M", 100)).settle(100, 0)
@@ -181,7 +181,7 @@ async def test_idle_lease_shrinks_and_is_then_deleted(url: str):
         assert isinstance(await try_reserve(ledger, holder(10_000), 9_900), Reservation)
 
 
-async def test_entry_values_are_clamped_to_their_columns(url: str):
+async def test_ledger_entry_values_too_large_for_their_columns_are_clamped(url: str):
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(None), "a\0\ud800" + "x" * 999, "Org/M", -5)
         await reservation.settle(-1, 10**30, node="n\0ode")
@@ -200,7 +200,7 @@ async def test_reservations_over_the_queue_limit_get_503(url: str, monkeypatch: 
         ] * 3
 
 
-async def test_cancelled_reserve_holds_no_tokens(url: str):
+async def test_canceled_call_of_reserve_holds_no_tokens(url: str):
     async with running(url) as [ledger]:
         for steps in range(60):
             tasks = [asyncio.create_task(ledger.reserve(holder(), "a", "Org/M", 10)) for _ in range(3)]
@@ -230,7 +230,7 @@ async def test_settlement_completes_after_its_caller_is_cancelled(url: str):
     assert await spent(url) == await charged(url) == 70
 
 
-async def test_closed_ledger_rejects_reserve_and_settle_returns(url: str):
+async def test_closed_ledger_rejects_reservations_and_ignores_settlements(url: str):
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(), "a", "Org/M", 10)
         await ledger.close()

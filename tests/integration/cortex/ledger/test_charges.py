@@ -15,7 +15,7 @@ async def use(ledger: Ledger, principal: Principal, model: str, prompt: int, com
     await (await ledger.reserve(principal, "r", model, 1000)).settle(prompt, completion)
 
 
-async def test_charges_are_summed_by_the_chosen_names(url: str) -> None:
+async def test_charges_are_summed_by_the_chosen_columns(url: str) -> None:
     clock = ledger_helpers.Clock()
     async with ledger_helpers.running(url, clock=clock) as [ledger]:
         today = int(clock.now) // DAY
@@ -50,7 +50,7 @@ async def test_charges_are_summed_by_the_chosen_names(url: str) -> None:
         await running.release()
 
 
-async def test_result_stops_soon_after_the_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_query_of_charges_stops_soon_after_the_row_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activity, "MAX_CHARGE_ROWS", 1)
     clock = ledger_helpers.Clock()
     async with ledger_helpers.running(url, clock=clock) as [ledger]:
@@ -60,7 +60,7 @@ async def test_result_stops_soon_after_the_limit(url: str, monkeypatch: pytest.M
         assert len(await ledger.charges(range(today, today + 1), ["model"])) > 1
 
 
-async def test_unknown_names_are_rejected(url: str) -> None:
+async def test_query_of_charges_by_an_unknown_column_is_rejected(url: str) -> None:
     async with ledger_helpers.running(url) as [ledger]:
         for groups, filters in ((["node"], {}), ([], {"node": "n"})):
             with pytest.raises(ValueError, match="node"):

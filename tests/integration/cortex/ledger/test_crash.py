@@ -25,7 +25,7 @@ STEP = 3_000  # the cap rises by this for each victim, so that victims keep reac
 PER_VICTIM = 8
 
 
-async def test_killed_gateways_keep_the_cap_and_settled_charges(url: str, tmp_path: Path):
+async def test_caps_hold_and_settled_charges_remain_after_gateways_are_killed(url: str, tmp_path: Path):
     concurrent = 1 if url.startswith("sqlite") else 3  # only one gateway may use a SQLite file
     rng, journal = random.Random(11), tmp_path / "journal"
     journal.touch()
@@ -59,7 +59,7 @@ async def test_killed_gateways_keep_the_cap_and_settled_charges(url: str, tmp_pa
     assert len(finished) > 10 * KILLS
 
 
-async def test_crash_between_any_two_steps_keeps_cap_and_charges(url: str):
+async def test_crash_between_any_two_database_steps_keeps_cap_and_charges(url: str):
     database = await open_database(url)
     await database.migrate()
     await database.close()

@@ -28,7 +28,7 @@ async def database(url: str) -> AsyncIterator[Database]:
 
 
 @pytest.mark.parametrize("most", [999, 32_766])  # SQLite's limit of parameters, before version 3.32 and since
-def test_rows_of_a_batch_fit_into_statements_of_any_sqlite(most: int):
+def test_batch_is_split_into_statements_within_sqlites_variable_limit(most: int):
     connection = sqlite3.connect(":memory:")
     connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, most)
     columns = [f"c{number}" for number in range(21)]
@@ -42,7 +42,7 @@ def test_rows_of_a_batch_fit_into_statements_of_any_sqlite(most: int):
     connection.close()
 
 
-async def test_placeholders_repeat_in_any_order(database: Database):
+async def test_sql_placeholders_may_repeat_in_any_order(database: Database):
     assert await database.execute(INSERT, "k", 1, 5) == 1
     assert await database.execute("UPDATE windows SET spent = $2 WHERE window_id = $1 AND spent <> $2", 1, 7) == 1
     assert await database.execute("UPDATE windows SET spent = 0 WHERE key_id = $1", "other") == 0
@@ -79,7 +79,7 @@ async def test_cancelled_transaction_rolls_back_and_frees_the_lock(database: Dat
     assert await database.fetch("SELECT spent FROM windows") == [{"spent": 6}]
 
 
-async def test_batch_is_written_only_if_its_guard_changes_a_row(database: Database):
+async def test_batch_of_statements_is_written_only_if_its_guard_statement_changes_a_row(database: Database):
     await database.execute(INSERT, "guard", 0, 0)
     guard = "UPDATE windows SET spent = $2 WHERE key_id = 'guard' AND spent = $1"
     steps = [
@@ -121,19 +121,19 @@ async def test_concurrent_migrations_succeed(url: str):
         await database.close()
 
 
-async def test_database_of_a_newer_version_is_rejected(database: Database):
+async def test_database_with_a_newer_schema_version_is_rejected(database: Database):
     await database.execute("INSERT INTO migrations VALUES (9999, 'of_tomorrow', 0)")
     with pytest.raises(HelexaError, match="version 9999, newer than this helexa"):
         await database.migrate()
 
 
-async def test_database_of_an_unreleased_version_is_rejected(database: Database):
+async def test_database_with_an_unreleased_schema_version_is_rejected_with_advice(database: Database):
     await database.execute("UPDATE migrations SET version = 3")
     with pytest.raises(HelexaError, match=r"version 3, from an unreleased helexa; (move the files|set ledger)"):
         await database.migrate()
 
 
-async def test_advice_about_a_sqlite_database_of_an_unreleased_version_works(tmp_path: Path):
+async def test_moving_away_an_unreleased_sqlite_database_as_advised_works(tmp_path: Path):
     """`helexa up` has its database in its state folder, and its user knows no `ledger.url`."""
     url = f"sqlite:{tmp_path}/cortex.db"
     database = await open_database(url)

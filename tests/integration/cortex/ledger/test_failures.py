@@ -52,7 +52,7 @@ async def test_read_only_database_gives_503_until_it_is_writable_again() -> None
         assert await states(url) == ["settled", "settled"]
 
 
-async def test_promoted_standby_takes_over_and_charges_stay_exact() -> None:
+async def test_promoted_postgres_standby_takes_over_and_charges_stay_exact() -> None:
     with running_postgres() as primary, running_postgres(primary) as standby:
         primary.wait_for_standbys()
         url = primary.new_database(standby)
@@ -70,7 +70,9 @@ async def test_promoted_standby_takes_over_and_charges_stay_exact() -> None:
         assert await states(url) == ["settled", "settled", "settled"]
 
 
-async def test_unresponsive_host_is_skipped(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unresponsive_postgres_host_in_the_url_is_skipped(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("helexa.cortex.ledger.storage.postgres._CONNECT_TIMEOUT_SECS", 0.2)
 
     async def never_respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -97,7 +99,7 @@ async def test_unresponsive_host_is_skipped(postgres: Postgres, monkeypatch: pyt
         ("postgresql:///x", [("", None)]),
     ],
 )
-def test_hosts_are_read_from_the_url(url: str, hosts: list[tuple[str, int | None]]) -> None:
+def test_postgres_hosts_and_ports_are_read_from_the_url(url: str, hosts: list[tuple[str, int | None]]) -> None:
     assert postgres._hosts(url) == hosts
 
 
@@ -130,7 +132,9 @@ async def test_unexpected_exceptions_do_not_end_the_ledger(url: str, monkeypatch
         assert await states(url) == ["settled", "settled"]
 
 
-async def test_error_in_the_committer_itself_loses_no_settlement(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unexpected_error_in_the_group_commit_task_loses_no_settlement(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(url, shared=True) as [ledger]:
         committer = ledger._group_commit
         reservation = await ledger.reserve(holder(1000), "before", "Org/M", 100)
@@ -148,7 +152,7 @@ async def test_error_in_the_committer_itself_loses_no_settlement(url: str, monke
         assert await spent(url) == await charged(url) == 8
 
 
-async def test_each_request_is_answered_after_an_error_in_one_of_them(
+async def test_each_request_of_a_batch_gets_a_response_if_admitting_one_of_them_fails(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(url, shared=True) as [ledger], asyncio.timeout(60):
@@ -170,7 +174,9 @@ async def test_each_request_is_answered_after_an_error_in_one_of_them(
         await wait_until_usable(ledger)
 
 
-async def test_heartbeat_goes_on_after_unexpected_exceptions(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeat_of_the_gateway_continues_after_unexpected_exceptions(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(url, shared=True, dead_after_secs=0.4) as [ledger]:
         failed = asyncio.Event()
 
@@ -185,7 +191,7 @@ async def test_heartbeat_goes_on_after_unexpected_exceptions(url: str, monkeypat
         await eventually(lambda: ledger._group_commit.budgets.batch > batch + 1)
 
 
-async def test_repeated_work_logs_the_first_failure_and_the_recovery(caplog: pytest.LogCaptureFixture) -> None:
+async def test_periodic_work_logs_its_first_failure_and_its_recovery_once(caplog: pytest.LogCaptureFixture) -> None:
     outcomes = iter([ValueError("a"), OSError("b"), None, None])
     done = asyncio.Event()
 
@@ -206,7 +212,9 @@ async def test_repeated_work_logs_the_first_failure_and_the_recovery(caplog: pyt
     ]
 
 
-async def test_locked_sqlite_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settlement_is_retried_until_a_locked_sqlite_database_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT_SECS", 0.01)
     url = f"sqlite:{tmp_path}/cortex.db"
     async with running(url) as [ledger]:
@@ -224,7 +232,7 @@ async def test_locked_sqlite_is_retried(tmp_path: Path, monkeypatch: pytest.Monk
         assert await spent(url) == await charged(url) == 8
 
 
-async def test_full_disk_under_sqlite_is_retried(tmp_path: Path) -> None:
+async def test_ledger_is_usable_again_after_the_full_disk_under_sqlite_has_space(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path}/cortex.db"
 
     def limit(pages: int) -> Any:

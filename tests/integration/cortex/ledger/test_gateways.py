@@ -77,7 +77,7 @@ async def test_gateways_together_reserve_at_most_the_cap(url: str):
         assert await spent(url) == 98
 
 
-async def test_concurrent_leases_of_one_key_wait_for_each_other(url: str):
+async def test_concurrent_reservations_of_one_key_at_three_gateways_do_not_exceed_its_cap(url: str):
     async with running(url, count=3) as ledgers:
         keys = [holder(100, f"key-{number}") for number in range(20)]
         for key in keys:  # otherwise the gateways would wait for the first one to insert the window
@@ -87,7 +87,7 @@ async def test_concurrent_leases_of_one_key_wait_for_each_other(url: str):
         assert [succeeded[n] + succeeded[n + 20] + succeeded[n + 40] for n in range(20)] == [1] * 20
 
 
-async def test_overspending_at_one_gateway_reduces_the_others_budget(url: str):
+async def test_usage_above_the_reservation_at_one_gateway_reduces_the_budget_at_another(url: str):
     async with running(url, count=2) as [ledger, other_ledger]:
         overspent = await ledger.reserve(holder(200), "a", "Org/M", 50)
         second = await ledger.reserve(holder(200), "b", "Org/M", 50)
@@ -118,7 +118,7 @@ async def test_gateways_agree_on_the_start_of_a_window(url: str):
     assert [tuple(row.values()) for row in windows] == [(0, 0), (1_700_000_000, 60), (1_700_000_060, 30)]
 
 
-async def test_dead_gateway_is_charged_and_its_lease_is_returned(url: str):
+async def test_open_reservations_of_a_dead_gateway_are_charged_and_its_lease_is_returned(url: str):
     async with running(url, count=2, dead_after_secs=0.5) as [victim, survivor]:
         await (await victim.reserve(holder(1000), "a", "Org/M", 100)).settle(30, 0)
         await victim.reserve(holder(1000), "b", "Org/M", 100)
@@ -134,7 +134,7 @@ async def test_dead_gateway_is_charged_and_its_lease_is_returned(url: str):
         assert isinstance(await try_reserve(survivor, holder(1000), 870), Reservation)
 
 
-async def test_idle_gateway_with_a_heartbeat_is_not_swept(url: str):
+async def test_idle_gateway_that_sends_heartbeats_is_not_treated_as_dead(url: str):
     async with running(url, count=2, dead_after_secs=1.5) as [quiet, _]:
         reservation = await quiet.reserve(holder(1000), "a", "Org/M", 100)
         heartbeats = "SELECT id, batch FROM gateways ORDER BY id"
@@ -151,7 +151,7 @@ async def test_idle_gateway_with_a_heartbeat_is_not_swept(url: str):
         assert await states(url) == ["settled"]
 
 
-async def test_swept_gateway_that_is_alive_settles_exactly(url: str):
+async def test_gateway_that_was_wrongly_treated_as_dead_settles_exactly(url: str):
     async with running(url, count=2) as [slow, other_ledger]:
         settled = await slow.reserve(holder(1000), "a", "Org/M", 100)
         released = await slow.reserve(holder(1000), "b", "Org/M", 100)
@@ -170,7 +170,9 @@ async def test_swept_gateway_that_is_alive_settles_exactly(url: str):
         assert await spent(url) == await charged(url) == 34
 
 
-async def test_only_open_reservations_of_a_retired_gateway_are_logged(url: str, caplog: pytest.LogCaptureFixture):
+async def test_retiring_a_gateway_is_logged_only_if_it_has_open_reservations(
+    url: str, caplog: pytest.LogCaptureFixture
+):
     async with running(url) as [ledger]:
         await (await ledger.reserve(holder(1000), "a", "Org/M", 100)).settle(1, 1)
     assert "retired" not in caplog.text
@@ -180,7 +182,7 @@ async def test_only_open_reservations_of_a_retired_gateway_are_logged(url: str, 
         assert "gateway retired gateway=" in caplog.text
 
 
-async def test_next_gateway_on_a_sqlite_file_sweeps_its_predecessor(tmp_path):
+async def test_next_gateway_on_a_sqlite_file_charges_open_reservations_of_its_predecessor(tmp_path):
     url = f"sqlite:{tmp_path / 'cortex.db'}"
     database = await open_database(url)
     await database.migrate()
@@ -195,7 +197,7 @@ async def test_next_gateway_on_a_sqlite_file_sweeps_its_predecessor(tmp_path):
         assert (await heir.budget(holder(1000))).spent == 130
 
 
-async def test_error_in_a_batch_affects_only_that_batch(url: str):
+async def test_database_error_in_a_batch_affects_only_that_batch(url: str):
     async with running(url, shared=True) as [ledger]:
         reservation = await ledger.reserve(holder(1000), "a", "Org/M", 100)
         ledger._group_commit.budgets._rows["INSERT INTO no_such_table VALUES (1)"] = [()]
@@ -230,7 +232,7 @@ async def test_stopped_database_rejects_until_it_is_back():
         assert await states(url) == ["settled", "settled"]
 
 
-async def test_batch_with_a_lost_response_is_written_once(url: str):
+async def test_batch_whose_database_response_is_lost_is_written_once(url: str):
     async with running(url, shared=True) as [ledger]:
         reservation = await ledger.reserve(holder(1000), "a", "Org/M", 100)
         gateway_ids = await rows(url, "SELECT id FROM gateways")

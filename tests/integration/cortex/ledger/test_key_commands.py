@@ -66,7 +66,7 @@ async def test_first_key_is_created_before_any_gateway_ran(config: str, url: str
         assert "the ledger test_" in out
 
 
-async def test_models_of_a_key_may_be_given_several_times(config: str) -> None:
+async def test_keys_create_accepts_option_models_several_times(config: str) -> None:
     with Path(config).with_name("models.toml").open("a") as file:
         file.write('gone = "Org/Gone"\n')
     models = ["--models", "Org/M", "--models", "Org/A, Org/B"]
@@ -75,7 +75,7 @@ async def test_models_of_a_key_may_be_given_several_times(config: str) -> None:
     assert json.loads(out)["models"] == ["Org/A", "Org/B", "Org/M"]
 
 
-async def test_running_gateway_sees_created_and_revoked_keys(config: str, url: str) -> None:
+async def test_running_gateway_accepts_created_and_rejects_revoked_keys(config: str, url: str) -> None:
     async with watching_authenticator(url) as authenticator:
         code, out, err = await run(
             *("keys", "create", "-c", config, "--account", "bob", "--key-id", "bob-1", "--models", "small, Org/X"),
@@ -118,13 +118,15 @@ async def test_running_gateway_sees_created_and_revoked_keys(config: str, url: s
     ],
 )
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)  # the errors do not depend on the database
-async def test_errors_print_one_line(config: str, arguments: list[str], expected: int, message: str) -> None:
+async def test_errors_of_key_commands_are_one_line(
+    config: str, arguments: list[str], expected: int, message: str
+) -> None:
     code, out, err = await run("keys", *arguments, "-c", config)
     assert (code, out, err.count("\n")) == (expected, "", 1)
     assert message in err
 
 
-async def test_account_in_place_of_a_key_is_answered_with_its_keys(config: str) -> None:
+async def test_keys_revoke_with_an_account_name_lists_the_keys_of_the_account(config: str) -> None:
     for key_id in ("ana-1", "ana-2"):
         await run("keys", "create", "--account", "ana", "--key-id", key_id, "-c", config)
     await run("keys", "revoke", "ana-1", "-c", config)

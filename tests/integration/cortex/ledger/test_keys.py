@@ -52,7 +52,7 @@ def store(database: Database) -> KeyStore:
     return KeyStore(database, count(1000.0).__next__)
 
 
-async def test_stored_key_equals_the_created_key(store: KeyStore) -> None:
+async def test_stored_key_is_read_back_as_created_and_contains_only_a_digest(store: KeyStore) -> None:
     for principal in (FULL, BARE, replace(BARE, key_id="none", models=frozenset())):
         key, secret = await store.create(principal)
         assert key.principal == principal
@@ -62,7 +62,7 @@ async def test_stored_key_equals_the_created_key(store: KeyStore) -> None:
     assert [key.principal.key_id for key in await store.list()] == ["alice-1", "bob-1", "none"]
 
 
-async def test_key_ids_are_never_reused(store: KeyStore) -> None:
+async def test_id_of_an_existing_or_revoked_key_cannot_be_used_again(store: KeyStore) -> None:
     await store.create(BARE)
     for _ in range(2):
         with pytest.raises(ApiError) as caught:
@@ -102,14 +102,16 @@ async def test_concurrent_changes_are_all_applied(store: KeyStore) -> None:
     assert await store.changes() == 21
 
 
-async def test_rejected_change_changes_nothing(store: KeyStore) -> None:
+async def test_rejected_change_of_a_key_changes_nothing(store: KeyStore) -> None:
     count_before = await store.changes()
     with pytest.raises(ApiError):
         await store.revoke("nobody")
     assert await store.changes() == count_before
 
 
-async def test_only_key_changes_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_changes_of_keys_are_committed_synchronously_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     levels: list[int] = []  # SQLite's `synchronous` at each commit: 1 is NORMAL, 2 is FULL
 
     class RecordingConnection(sqlite3.Connection):
@@ -148,7 +150,7 @@ async def test_durable_transaction_commits_synchronously_on_postgres(postgres: P
         await database.close()
 
 
-async def test_every_gateway_sees_key_changes(url: str, store: KeyStore) -> None:
+async def test_every_gateway_sees_created_changed_and_revoked_keys(url: str, store: KeyStore) -> None:
     authenticators = [Authenticator(True, clock=lambda: 1000.0) for _ in range(3)]
     _, first_secret = await store.create(FULL)
 
@@ -166,7 +168,7 @@ async def test_every_gateway_sees_key_changes(url: str, store: KeyStore) -> None
     assert admitted(first_secret) == [FULL] * 3
 
 
-async def test_known_keys_are_accepted_while_the_database_is_away(
+async def test_known_keys_are_accepted_while_the_database_is_unreachable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(KeyStore, "poll_secs", 0.001)

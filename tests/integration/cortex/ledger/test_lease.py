@@ -11,7 +11,7 @@ from helexa.cortex.ledger.reservation import CLOCK_SKEW_SECS, Lease, grant, over
 HOUR = Window("rolling", 3600)
 
 
-def test_balance_has_window_0_and_a_rolling_window_starts_after_the_last_one():
+def test_rolling_window_starts_when_the_last_one_has_ended_and_a_balance_has_window_0():
     assert window_at(Window(), 0, 5000.5) == 0
     assert window_at(HOUR, 0, 5000.5) == 5000
     assert window_at(HOUR, 5000, 8599.9) == 5000
@@ -19,7 +19,7 @@ def test_balance_has_window_0_and_a_rolling_window_starts_after_the_last_one():
     assert window_at(HOUR, 5000, 20000.0) == 20000
 
 
-def test_lease_takes_fewer_tokens_near_the_cap():
+def test_lease_takes_fewer_tokens_in_advance_near_the_cap():
     assert grant(1_000_000, [100]) == 100 + 256 * 100
     assert grant(1_000, [100]) == 100 + 900 // 8
     assert grant(100, [100]) == 100
@@ -27,7 +27,7 @@ def test_lease_takes_fewer_tokens_near_the_cap():
     assert grant(-5, [1]) == 0
 
 
-def test_reservation_that_does_not_fit_is_skipped():
+def test_grant_skips_a_reservation_that_does_not_fit():
     assert grant(100, [90, 50, 10]) == 100
 
 
@@ -36,7 +36,7 @@ def test_grant_is_at_most_the_available_tokens(available: int, requested: list[i
     assert 0 <= grant(available, requested) <= max(0, available)
 
 
-def test_lease_is_valid_only_for_its_window_and_cap():
+def test_lease_admits_only_requests_of_its_window_and_cap():
     lease = Lease("key", 1000, HOUR, 4600.0, 100, granted=50, spent=20, reserved=10)
     assert lease.has(holder(100, window=HOUR), 20, 4599.0)
     assert not lease.has(holder(100, window=HOUR), 21, 4599.0)
@@ -51,7 +51,7 @@ def test_lease_of_a_window_in_the_future_is_valid_only_within_the_clock_skew():
     assert not lease.has(holder(100, window=HOUR), 20, 999.0 - CLOCK_SKEW_SECS)
 
 
-def test_debt_is_repaid_before_tokens_become_free():
+def test_tokens_spent_above_the_lease_are_repaid_before_tokens_become_free():
     lease = Lease("key", 0, Window(), float("inf"), 200, granted=100, reserved=100)
     lease.settle(50, 90)
     assert (lease.granted, lease.spent, lease.reserved, lease.debt, lease.free) == (140, 90, 50, 40, 0)
@@ -64,7 +64,7 @@ def test_debt_is_repaid_before_tokens_become_free():
     assert (lease.granted, lease.debt, lease.free) == (120, 0, 15)
 
 
-def test_over_budget_error_depends_on_the_window_kind():
+def test_over_budget_error_has_retry_after_only_for_a_rolling_window():
     balance = over_budget(holder(100), 60, 40, float("inf"), 0.0)
     assert (balance.status, balance.type, balance.code) == (429, "insufficient_quota", "insufficient_quota")
     assert balance.headers() == {}
@@ -75,7 +75,7 @@ def test_over_budget_error_depends_on_the_window_kind():
     assert over_budget(holder(100, window=HOUR), 60, 40, 4600.0, 4600.0).headers() == {"Retry-After": "1"}
 
 
-def test_gateway_without_commits_is_dead_after_the_timeout():
+def test_gateway_that_commits_nothing_is_dead_after_the_timeout():
     detector = DeadGatewayDetector(10.0)
     assert detector.find_dead([(1, 5), (2, 9)], 100.0) == []
     assert detector.find_dead([(1, 5), (2, 10)], 109.0) == []
@@ -84,7 +84,7 @@ def test_gateway_without_commits_is_dead_after_the_timeout():
     assert detector.find_dead([(2, 10), (3, 0)], 119.0) == [(2, 10)]
 
 
-def test_no_gateway_is_dead_after_a_pause_of_the_detector():
+def test_pause_of_the_detector_itself_marks_no_gateway_as_dead():
     detector = DeadGatewayDetector(10.0)
     assert detector.find_dead([(1, 5)], 100.0) == []
     assert detector.find_dead([(1, 5)], 110.0) == []

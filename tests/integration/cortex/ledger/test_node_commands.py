@@ -61,12 +61,14 @@ def test_nodes_are_invited_listed_and_removed(config: Path, capsys: pytest.Captu
         ({"name": "a b"}, "--name"),
     ],
 )
-def test_invalid_invitations_name_the_option(config: Path, arguments: dict[str, object], message: str) -> None:
+def test_error_of_an_invalid_invitation_names_the_option(
+    config: Path, arguments: dict[str, object], message: str
+) -> None:
     with pytest.raises(HelexaError, match=message):
         invite(config=config, **arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("name", "message"), [("fixed", "remove it there"), ("other", "no node named 'other'")])
-def test_only_joined_nodes_can_be_removed(config: Path, name: str, message: str) -> None:
+def test_configured_or_unknown_node_cannot_be_removed_by_the_command(config: Path, name: str, message: str) -> None:
     with pytest.raises(HelexaError, match=message):
         remove(name, config=config)

@@ -34,7 +34,7 @@ async def test_invitation_is_stored_without_its_token(database: Database) -> Non
     assert (created.node, len(created.networks), created.hint) == ("beast", 2, token.get_secret_value()[:12])
 
 
-async def test_concurrent_joins_use_an_invitation_once(database: Database) -> None:
+async def test_of_concurrent_joins_with_one_invitation_only_one_succeeds(database: Database) -> None:
     store = NodeStore(database)
     invitation, _ = await store.invite(60)
     outcomes = await asyncio.gather(
@@ -70,7 +70,7 @@ async def test_number_of_open_invitations_is_limited(database: Database, monkeyp
     await store.invite(60)
 
 
-async def test_gateway_reads_nodes_only_after_changes(database: Database) -> None:
+async def test_gateway_reads_joined_nodes_only_after_a_change(database: Database) -> None:
     seen: list[list[str]] = []
 
     def apply(joined: Sequence[JoinedNode]) -> None:

@@ -41,7 +41,9 @@ async def test_postgres_outage_accepts_known_keys_and_rejects_changes(postgres: 
         await eventually(keys_listed)
 
 
-async def test_readiness_names_the_ledger_while_its_database_is_read_only(postgres: Postgres, node: FakeNode) -> None:
+async def test_readiness_check_names_the_ledger_while_its_database_is_read_only(
+    postgres: Postgres, node: FakeNode
+) -> None:
     settings = {
         "ledger": {"url": postgres.new_database()},
         "entitlements": {"keys": [{"key": "capped", "account_id": "acme", "hard_cap": 1_000_000}]},
@@ -78,7 +80,7 @@ async def test_readiness_names_the_ledger_while_its_database_is_read_only(postgr
         assert (await chat())[0] == 200
 
 
-async def test_readiness_names_the_nodes_when_none_is_healthy(cortex: Cortex, node: FakeNode) -> None:
+async def test_readiness_check_names_the_nodes_if_none_is_healthy(cortex: Cortex, node: FakeNode) -> None:
     node.down = True
 
     async def unready() -> bool:
@@ -92,7 +94,9 @@ async def test_readiness_names_the_nodes_when_none_is_healthy(cortex: Cortex, no
     await eventually(unready)
 
 
-async def test_readiness_names_a_ledger_whose_file_is_locked(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readiness_check_names_a_ledger_whose_file_is_locked(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT_SECS", 0.01)
     async with running_cortex(node) as cortex:
 

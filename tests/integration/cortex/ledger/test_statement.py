@@ -13,7 +13,7 @@ async def use(ledger: Ledger, principal: Principal, model: str, prompt: int, com
     await (await ledger.reserve(principal, "r", model, 1000)).settle(prompt, completion)
 
 
-async def test_orphan_is_charged_its_reservation(url: str):
+async def test_reservation_of_a_killed_gateway_is_charged_completely(url: str):
     async with running(url, clock=Clock()) as [ledger]:
         await ledger.reserve(Principal("a", "alice"), "r", "M", 1000)
         await kill(ledger)
@@ -26,7 +26,7 @@ async def test_orphan_is_charged_its_reservation(url: str):
     assert [tuple(row.values()) for row in rows] == [("a", "alice", "M", "orphaned", 1000)]
 
 
-async def test_budget_adds_up_all_gateways(url: str):
+async def test_budget_of_a_key_includes_the_usage_at_all_gateways(url: str):
     clock, rolling = Clock(), holder(10_000, "rolling", Window("rolling", 60))
     async with running(url, count=2, clock=clock) as [ledger_a, ledger_b]:
         assert await ledger_a.budget(holder(10_000)) == await ledger_a.budget(rolling) == Budget(0, 0, None)

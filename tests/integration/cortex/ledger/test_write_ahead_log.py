@@ -57,7 +57,7 @@ async def test_settled_requests_do_not_wait_for_the_database(path: Path):
         assert await spent(url) == await charged(url) == 2 + 7 + 21
 
 
-async def test_next_gateway_replays_the_log_of_a_dead_one(path: Path):
+async def test_next_gateway_replays_the_write_ahead_log_of_a_dead_one(path: Path):
     url = f"sqlite:{path}"
     database, ledger = await busy_gateway(path)
     async with database.transaction():
@@ -85,7 +85,7 @@ async def test_next_gateway_replays_the_log_of_a_dead_one(path: Path):
         b'\0["closed",1,"key",0,5,"settled","n",5,5,0,0,0,2]\n',  # a line left from earlier, longer content of the file
     ],
 )
-async def test_incomplete_line_is_ignored(path: Path, ending: bytes):
+async def test_incomplete_or_damaged_line_of_the_log_is_ignored(path: Path, ending: bytes):
     url = f"sqlite:{path}"
     database = await open_database(url)
     await database.migrate()
@@ -101,7 +101,9 @@ async def test_incomplete_line_is_ignored(path: Path, ending: bytes):
     await database.close()
 
 
-async def test_log_that_cannot_grow_makes_requests_wait_for_the_database(path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_settlements_wait_for_the_database_if_the_log_file_cannot_grow(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
     url = f"sqlite:{path}"
     monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._GROWTH_BYTES", 1)
     async with running(url) as [ledger]:
@@ -122,7 +124,9 @@ async def test_log_that_cannot_grow_makes_requests_wait_for_the_database(path: P
         assert await spent(url) == await charged(url) == 9
 
 
-async def test_nearly_full_disk_makes_requests_wait_for_the_database(path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_settlements_wait_for_the_database_if_the_disk_is_nearly_full(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
     url = f"sqlite:{path}"
     monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._MIN_FREE_BYTES", 1 << 62)
     async with running(url) as [ledger]:
@@ -136,7 +140,7 @@ async def test_nearly_full_disk_makes_requests_wait_for_the_database(path: Path,
     assert await spent(url) == await charged(url) == 11
 
 
-async def test_log_file_grows_with_its_records(path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_log_file_grows_if_its_records_need_more_space(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._GROWTH_BYTES", 64)
     database, ledger = await busy_gateway(path)
     async with database.transaction():
@@ -160,7 +164,7 @@ async def test_log_files_are_private_and_removed_when_empty(path: Path):
     assert [row["charged"] for row in await rows(f"sqlite:{path}", "SELECT charged FROM entries")] == [2]
 
 
-async def test_flushes_empty_the_log_files(path: Path):
+async def test_writing_to_the_database_empties_the_log_files(path: Path):
     async with running(f"sqlite:{path}") as [ledger]:
         for _ in range(5):
             for _ in range(400):
@@ -189,7 +193,7 @@ def refuse_lines_with(ledger: Ledger, marker: bytes) -> list[bytes]:
     return refused
 
 
-async def test_record_survives_a_failed_batch_and_a_database_error(path: Path):
+async def test_logged_settlement_survives_a_failed_batch_and_a_database_error(path: Path):
     database, ledger = await busy_gateway(path)
     await (await ledger.reserve(holder(1000), "a", "Org/M", 100)).settle(3, 4)
     write, calls = database.write, 0
@@ -214,7 +218,7 @@ async def test_record_survives_a_failed_batch_and_a_database_error(path: Path):
         assert await spent(url) == await charged(url) == 2 + 7
 
 
-async def test_failed_append_stops_the_log_until_the_next_batch(path: Path):
+async def test_failed_write_to_the_log_disables_the_log_until_the_next_batch(path: Path):
     database, ledger = await busy_gateway(path)
     first = await ledger.reserve(holder(1000), "a", "Org/M", 100)
     second = await ledger.reserve(holder(1000), "b", "Org/M", 100)
@@ -236,7 +240,7 @@ async def test_failed_append_stops_the_log_until_the_next_batch(path: Path):
         assert await states(url) == ["settled", "orphaned", "orphaned"]
 
 
-async def test_settlement_in_a_failed_batch_is_written_again(path: Path):
+async def test_settlement_in_a_failed_database_batch_is_written_again(path: Path):
     database, ledger = await busy_gateway(path)
     first = await ledger.reserve(holder(1000), "a", "Org/M", 100)
     await ledger.flush()
@@ -264,7 +268,7 @@ async def test_settlement_in_a_failed_batch_is_written_again(path: Path):
     assert await spent(url) == await charged(url) == 2 + 7 + 1
 
 
-async def test_error_in_the_committer_loses_no_log_record(path: Path):
+async def test_unexpected_error_in_the_group_commit_task_loses_no_log_record(path: Path):
     database, ledger = await busy_gateway(path)
     committer = ledger._group_commit
     admit = committer._admit
@@ -285,7 +289,7 @@ async def test_error_in_the_committer_loses_no_log_record(path: Path):
     assert await spent(url) == await charged(url) == 2 + 7 + 1
 
 
-async def test_log_is_next_to_the_resolved_database_file(path: Path, tmp_path: Path):
+async def test_log_is_next_to_the_database_file_that_a_symbolic_link_names(path: Path, tmp_path: Path):
     link = tmp_path / "elsewhere" / "link.db"
     link.parent.mkdir()
     link.symlink_to(path)
@@ -299,7 +303,7 @@ async def test_log_is_next_to_the_resolved_database_file(path: Path, tmp_path: P
         assert await states(f"sqlite:{path}") == ["settled", "settled"]
 
 
-async def test_log_of_a_newer_version_is_rejected(path: Path):
+async def test_log_written_by_a_newer_version_is_rejected(path: Path):
     database = await open_database(f"sqlite:{path}")
     await database.migrate()
     path.with_name("cortex.db.journal.1").write_bytes(b'["v2",1]\n["opened",1]\n')

@@ -35,17 +35,19 @@ def raised_while(error: Exception, context: Exception) -> Exception:
         (ValueError("cannot allocate memory for a name"), False, False),
     ],
 )
-def test_errors_are_classified_along_the_chain_of_causes(error: Exception, device: bool, memory: bool):
+def test_device_and_memory_errors_are_recognized_along_the_chain_of_causes(
+    error: Exception, device: bool, memory: bool
+):
     assert (is_device_fault(error), is_out_of_memory(error)) == (device, memory)
 
 
-def test_cyclic_chain_of_errors_is_classified():
+def test_error_with_a_cyclic_chain_of_causes_is_classified():
     first, second = ValueError(), KeyError()
     first.__context__, second.__context__ = second, first
     assert not is_device_fault(first)
 
 
-def test_third_strike_in_a_row_is_too_many():
+def test_third_out_of_memory_error_in_a_row_reaches_the_limit():
     strikes = OutOfMemoryCounter()
     assert [strikes.strike(), strikes.strike()] == [False, False]
     strikes.reset()
@@ -69,12 +71,12 @@ def faults(text: str, model: str = "/models/SmolLM2.gguf") -> Faults:
 @pytest.mark.parametrize(
     "text", ["exit", "exit@", "leave@load", "exit@step", "exit@step=0", "exit@step=x", "nan@load", "exit@file=", "@"]
 )
-def test_invalid_fault_is_rejected(text: str):
+def test_invalid_specification_of_an_injected_fault_is_rejected(text: str):
     with pytest.raises(HelexaError, match=r"is not a fault; use"):
         faults(text)
 
 
-def test_fault_can_be_limited_to_one_model():
+def test_injected_fault_can_be_limited_to_one_model():
     text = "SmolLM2:exit@load,other:hang@load,nan@step=3"
     assert faults(text)._faults == [Fault("exit", "load", ""), Fault("nan", "step", "3")]
     assert faults("")._faults == []
@@ -83,12 +85,12 @@ def test_fault_can_be_limited_to_one_model():
 @pytest.mark.parametrize(
     ("text", "steps"), [("exit@step=3", [3]), ("exit@every=4", [4, 8]), ("exit@load", []), ("exit@token=1", [])]
 )
-def test_fault_is_due_at_the_configured_steps(text: str, steps: list[int]):
+def test_injected_fault_happens_at_the_configured_steps(text: str, steps: list[int]):
     fault = Fault.parse(text)
     assert [step for step in range(1, 11) if fault.due(step, [])] == steps
 
 
-def test_file_fault_is_due_once(tmp_path: Path):
+def test_fault_triggered_by_a_file_happens_once(tmp_path: Path):
     fault = Fault.parse(f"exit@file={tmp_path}/now")
     assert not fault.due(1, [])
     (tmp_path / "now").touch()

@@ -106,7 +106,9 @@ def generate_both(runner: Runner, scheduler: Scheduler, prompts: list[list[int]]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN])
-def test_most_drafts_of_a_trained_head_are_accepted(sampling: SamplingParams, trained: Trained) -> None:
+def test_about_half_of_the_drafts_of_a_trained_draft_head_are_accepted(
+    sampling: SamplingParams, trained: Trained
+) -> None:
     runner = load(trained.folder, trained.draft)
     scheduler = scheduler_of(runner)
     always_drafting(scheduler)
@@ -116,7 +118,7 @@ def test_most_drafts_of_a_trained_head_are_accepted(sampling: SamplingParams, tr
     assert drafts.accepted > (0.5 if trained.draft is None else 0.4) * drafts.drafted
 
 
-def test_head_changes_no_output_in_any_schedule(trained: Trained) -> None:
+def test_draft_head_changes_no_output_in_any_schedule(trained: Trained) -> None:
     runner = load(trained.folder, trained.draft)
     subject = Subject(runner, read_vocabulary(trained.folder, VOCABULARY), [], exact=True)
     counts: Counter[str] = Counter()
@@ -131,7 +133,7 @@ def test_head_changes_no_output_in_any_schedule(trained: Trained) -> None:
     assert counts["cached"]
 
 
-def test_gate_lets_a_trained_head_draft_and_stops_a_random_one(trained: Trained, tmp_path: Path) -> None:
+def test_draft_gate_lets_a_trained_draft_head_draft_and_stops_a_random_one(trained: Trained, tmp_path: Path) -> None:
     folder, draft = trained.folder, trained.draft
     if draft is None:
         folder = tmp_path / "model"
@@ -170,7 +172,7 @@ def steps_that_keep(runner: Runner) -> Counter[bool]:
     return counts
 
 
-def test_hidden_states_and_logits_of_an_eagle_head_are_those_of_plain_torch(eagle: Trained) -> None:
+def test_hidden_states_and_logits_of_an_eagle_head_equal_those_of_plain_torch(eagle: Trained) -> None:
     runner = load(eagle.folder, eagle.draft, kv_dtype="unquantized")
     tokens = likely_tokens(random.Random(5), 40)
     with torch.no_grad():
@@ -247,7 +249,7 @@ async def answer_of_new_engine(model: Path, options: EngineOptions, prompt: list
     return [token for output in outputs for token in output.tokens], max(output.cached_tokens for output in outputs)
 
 
-def test_memory_request_has_the_weights_and_the_cache_of_an_eagle_head(eagle: Trained) -> None:
+def test_memory_request_includes_the_weights_and_the_cache_of_an_eagle_head(eagle: Trained) -> None:
     requests: list[MemoryRequest] = []
 
     def ask(request: MemoryRequest) -> MemoryGrant:
@@ -302,7 +304,9 @@ def test_eagle_head_of_another_model_is_rejected(
         load(eagle.folder, tmp_path / "head")
 
 
-def test_eagle_head_is_rejected_where_the_model_gives_no_layer_inputs(eagle: Trained, mtp: Trained) -> None:
+def test_eagle_head_is_rejected_for_unsupported_architectures_and_several_processes(
+    eagle: Trained, mtp: Trained
+) -> None:
     with pytest.raises(ModelFileError, match=r"for models of the architecture 'qwen3_5' are not implemented"):
         load(mtp.folder, eagle.draft)
     with pytest.raises(ModelFileError, match=r"draft head head cannot be used: several processes"):
@@ -310,12 +314,12 @@ def test_eagle_head_is_rejected_where_the_model_gives_no_layer_inputs(eagle: Tra
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3"])
-def test_eagle_heads_read_the_layers_of_models_like_llama(model_type: str) -> None:
+def test_architectures_like_llama_support_eagle_heads(model_type: str) -> None:
     assert gives_layer_inputs(model_class(model_type))
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "gemma4", "glm4", "granite", "olmo2", "nemotron_h", "qwen3_next"])
-def test_eagle_heads_do_not_read_the_layers_of_other_models(model_type: str) -> None:
+def test_architectures_unlike_llama_do_not_support_eagle_heads(model_type: str) -> None:
     assert not gives_layer_inputs(model_class(model_type))
 
 
@@ -329,7 +333,7 @@ def test_eagle_heads_do_not_read_the_layers_of_other_models(model_type: str) -> 
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}}, (2, 16, 29)),  # inputs of layers
     ],
 )
-def test_eagle_head_reads_the_layers_that_its_configuration_names(
+def test_eagle_head_reads_the_model_layers_that_its_configuration_names(
     settings: dict[str, Any], layers: tuple[int, ...]
 ) -> None:
     assert EagleHead.input_layers(settings, 32) == layers
@@ -339,7 +343,7 @@ def states_of(first: int, stop: int) -> Float32:
     return np.arange(first, stop, dtype=np.float32)[:, None]
 
 
-def test_drafter_reads_each_known_hidden_state_once_and_starts_again_when_its_context_is_full() -> None:
+def test_draft_head_reads_each_hidden_state_once_and_restarts_when_its_context_is_full() -> None:
     drafter = HeadDrafter(DraftGate())
     assert not drafter.prepare(40)
     drafter.keep(0, states_of(0, 40))

@@ -74,7 +74,7 @@ def always_drafting(scheduler: Scheduler) -> Passes:
 
 
 @pytest.mark.parametrize("kind", daily(["dense", "hybrid"], MODELS))
-def test_drafts_of_a_model_change_no_output_in_any_schedule(kind: str, tmp_path: Path) -> None:
+def test_draft_model_changes_no_output_in_any_schedule(kind: str, tmp_path: Path) -> None:
     related_model(tmp_path / "model", **TEXT | MODELS[kind])
     related_model(tmp_path / "draft", seed=1, **DRAFT)
     runner = load_pair(tmp_path / "model", tmp_path / "draft")
@@ -92,7 +92,9 @@ def test_drafts_of_a_model_change_no_output_in_any_schedule(kind: str, tmp_path:
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(temperature=0), DRAWN])
-def test_all_drafts_of_the_same_model_are_accepted(sampling: SamplingParams, tmp_path: Path) -> None:
+def test_all_drafts_are_accepted_if_the_draft_model_is_the_model_itself(
+    sampling: SamplingParams, tmp_path: Path
+) -> None:
     related_model(tmp_path / "model", **TEXT | MODELS["dense"])
     runner = load_pair(tmp_path / "model", tmp_path / "model", kv_dtype="unquantized")
     prompts = [list(range(1, 30)), list(range(40, 49))]
@@ -104,7 +106,7 @@ def test_all_drafts_of_the_same_model_are_accepted(sampling: SamplingParams, tmp
     assert drafts.drafted == drafts.accepted > 40
 
 
-def test_draft_model_computes_few_tokens_of_a_long_prompt_and_none_of_a_cached_one(tmp_path: Path) -> None:
+def test_draft_model_reads_only_the_end_of_a_long_prompt_and_reuses_cached_pages(tmp_path: Path) -> None:
     related_model(tmp_path / "model", strength=4.0, **TEXT | MODELS["dense"])
     related_model(tmp_path / "draft", strength=4.0, seed=1, **DRAFT)
     runner = load_pair(tmp_path / "model", tmp_path / "draft")
@@ -122,7 +124,7 @@ def test_draft_model_computes_few_tokens_of_a_long_prompt_and_none_of_a_cached_o
     assert sequence_rows == (len(continued) + PAGE_SIZE // 4 + 1) % PAGE_SIZE  # the full pages were shared
 
 
-def test_memory_request_has_the_weights_and_the_pages_of_both_models(tmp_path: Path) -> None:
+def test_memory_request_includes_weights_and_pages_of_model_and_draft_model(tmp_path: Path) -> None:
     related_model(tmp_path / "model", **TEXT | MODELS["dense"])
     related_model(tmp_path / "draft", seed=1, **DRAFT)
     requests: list[MemoryRequest] = []
@@ -165,7 +167,7 @@ def test_draft_model_with_another_vocabulary_is_rejected(tmp_path: Path) -> None
         (MODELS["dense"], {"speculation": False}, "speculation is off"),
     ],
 )
-def test_draft_model_that_cannot_be_used_is_rejected(
+def test_draft_model_is_rejected_with_the_reason_if_it_cannot_be_used(
     settings: dict[str, Any], options: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     related_model(tmp_path / "model", **TEXT | settings)
@@ -173,7 +175,7 @@ def test_draft_model_that_cannot_be_used_is_rejected(
         load_pair(tmp_path / "model", tmp_path / "model", **options)
 
 
-def test_gate_lets_a_trained_draft_model_draft_and_stops_a_random_one(tmp_path: Path) -> None:
+def test_draft_gate_lets_a_trained_draft_model_draft_and_stops_a_random_one(tmp_path: Path) -> None:
     trained_model(tmp_path / "model", 60, **TEXT | {"model_type": "llama", "num_hidden_layers": 2})
     trained_model(tmp_path / "trained", 60, **DRAFT)
     related_model(tmp_path / "random", **DRAFT)

@@ -176,7 +176,7 @@ def raising(error: Exception, token: int = 7) -> Callable[[Plan], list[int]]:
     return step
 
 
-def test_device_error_ends_the_engine_with_retriable_requests():
+def test_device_error_ends_the_engine_and_marks_its_requests_as_retryable():
     with served(raising(torch.AcceleratorError("gone"))) as engine:
         outputs = engine.generate([1, 2], [3, 7])
         assert [ended(output) for output in outputs.values()] == [("error", True)] * 2
@@ -185,7 +185,7 @@ def test_device_error_ends_the_engine_with_retriable_requests():
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), torch.OutOfMemoryError("x"), AssertionError("x")])
-def test_other_errors_fail_only_their_request(error: Exception):
+def test_error_that_is_no_device_error_fails_only_its_request(error: Exception):
     with served(raising(error)) as engine:
         for _ in range(3):
             outputs = engine.generate([1, 2], [3, 7], [4] * 100)
@@ -216,7 +216,7 @@ def test_three_out_of_memory_steps_in_a_row_end_the_engine():
         assert not engine.thread.is_alive()
 
 
-def test_prefill_steps_do_not_reset_the_out_of_memory_count():
+def test_successful_prefill_steps_do_not_reset_the_out_of_memory_count():
     def step(plan: Plan) -> list[int]:
         if any(entry.samples for entry in plan):
             raise MemoryError
@@ -246,7 +246,7 @@ def test_non_finite_logits_fail_the_request_and_clear_its_pages():
         assert engine.runner.cleared
 
 
-def test_non_finite_logits_and_failed_probe_end_the_engine():
+def test_non_finite_logits_end_the_engine_if_a_test_computation_also_fails():
     with served(non_finite_for({7, 8})) as engine:
         outputs = engine.generate([1, 7], [3, 8])
         assert [ended(output) for output in outputs.values()] == [("error", False)] * 2
@@ -263,7 +263,7 @@ def test_non_finite_request_does_not_fail_a_chunked_prompt():
         assert [ended(outputs[number]) for number in range(2)] == [("error", False), ("length", False)]
 
 
-def test_non_finite_embedding_counts_like_non_finite_logits():
+def test_non_finite_embedding_is_handled_like_non_finite_logits():
     with served(nines) as engine:
         for _ in range(3):
             outputs = engine.embed([1, 7], [3])

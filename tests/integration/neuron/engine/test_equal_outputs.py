@@ -151,7 +151,9 @@ DAILY = [kind for kind in MODELS if kind != "scaled queries"]
         several=True,
     ),
 )
-def test_output_in_a_random_schedule_is_the_output_alone(kind: str, kernels: str, tmp_path: Path) -> None:
+def test_output_in_a_random_schedule_equals_the_output_of_the_request_alone(
+    kind: str, kernels: str, tmp_path: Path
+) -> None:
     subject = load(tmp_path, kind, kernels)
     releases_pages = kernels == "native" and kind in {"windowed", *MIXED_LAYERS}
     assert subject.runner.facts.window == (24 if releases_pages else None)

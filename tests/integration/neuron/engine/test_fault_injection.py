@@ -26,7 +26,7 @@ async def complete(client: EngineClient, prompt: list[int], max_tokens: int = 6)
     return [token for output in outputs for token in output.tokens], outputs[-1]
 
 
-async def test_faults_fail_requests_and_a_hang_ends_the_engine(
+async def test_injected_errors_fail_their_request_and_an_injected_hang_ends_the_engine(
     smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level("INFO")

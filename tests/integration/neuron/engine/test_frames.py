@@ -14,7 +14,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
-def test_any_split_of_the_stream_yields_the_same_messages(size: int) -> None:
+def test_ipc_messages_are_decoded_equally_however_the_byte_stream_is_split(size: int) -> None:
     data = b"".join(encode(message) for message in MESSAGES)
     decoder = FrameDecoder(ToEngine)
     received = [message for at in range(0, len(data), size) for message in decoder.feed(data[at : at + size])]

@@ -73,7 +73,7 @@ def runner(model: Path) -> Runner:
         (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
     ],
 )
-def test_failed_graph_capture_leaves_the_model_usable(
+def test_model_is_usable_after_a_failed_graph_capture(
     model: Path, expected: list[list[int]], error: Exception, continues: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = graph_runner(model, max_sequences=6)
@@ -160,7 +160,7 @@ def test_failed_capture_restores_the_current_stream(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "options", [{}, {"max_step_tokens": 16}, {"pages": 7}, {"max_sequences": 3}], ids=["all", "chunked", "few", "three"]
 )
-def test_graph_replay_keeps_the_tokens(
+def test_tokens_with_graph_replay_equal_those_without_graphs(
     runner: Runner, expected: list[list[int]], options: dict[str, int], overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Bucket | None] = []
@@ -177,21 +177,23 @@ def test_graph_replay_keeps_the_tokens(
     assert None in ran
 
 
-def test_draft_steps_fit_with_one_token_per_step(model: Path, expected: list[list[int]]) -> None:
+def test_drafts_with_graphs_and_max_step_tokens_1_give_the_same_tokens(model: Path, expected: list[list[int]]) -> None:
     runner = graph_runner(model, max_sequences=4, max_step_tokens=1)
     runner.warm_up()
     scheduler = scheduler_of(runner, max_sequences=4, max_step_tokens=1)
     assert generate(runner, scheduler, PROMPTS[:2], TOKENS) == expected[:2]
 
 
-def test_padding_rows_keep_seeded_tokens(runner: Runner) -> None:
+def test_padding_rows_of_a_graph_do_not_change_seeded_tokens(runner: Runner) -> None:
     seeded = SamplingParams(temperature=0.7, top_p=0.9, seed=7)
     (expected,) = generate(runner, scheduler_of(runner, max_sequences=6), PROMPTS[1:2], TOKENS, seeded)
     together = generate(runner, scheduler_of(runner, max_sequences=6), PROMPTS[1:2] * 5, TOKENS, seeded, overlap=True)
     assert together == [expected] * 5
 
 
-def test_steps_with_drafts_replay_graphs(runner: Runner, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_with_drafts_are_replayed_from_graphs(
+    runner: Runner, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = load_once(model, EngineOptions(dtype="float32", kv_cache_mb=4))
     prompts = [PROMPTS[2] * 2, PROMPTS[1]]
     expected = generate(plain, scheduler_of(plain, speculation=False), prompts, 40)
@@ -235,7 +237,7 @@ S = SamplingParams(temperature=0)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_packed_buffers_hold_the_same_values_as_plain_ones(seed: int) -> None:
+def test_step_buffers_packed_into_one_tensor_hold_the_same_values_as_separate_ones(seed: int) -> None:
     chance = random.Random(seed)
     capacity = Capacity(rows=2000, sequences=8, pages_per_sequence=5)
     packed, plain = StepBuffers(capacity, CPU, packed=True), StepBuffers(capacity, CPU, packed=False)
@@ -278,7 +280,7 @@ def test_packed_buffers_hold_the_same_values_as_plain_ones(seed: int) -> None:
         assert all(tensor.data_ptr() % 16 == 0 for tensor in (actual.tokens, actual.slots, spans.pages, spans.starts))
 
 
-def test_buckets_are_close_together_and_reach_the_maximum() -> None:
+def test_graph_sizes_are_at_most_32_rows_apart_and_reach_the_maximum() -> None:
     assert buckets(1) == [(1, 1)]
     assert buckets(1, 4) == [(1, 1), (8, 1), (16, 1), (17, 1)]
     assert buckets(6, 9) == [(1, 1), (2, 2), (4, 4), (6, 6), (8, 4), (16, 4), (32, 4), (68, 4)]

@@ -107,12 +107,16 @@ def expected_tokens(runner: Runner) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"speculation": False}, {"pages": 9}])
-def test_scheduling_keeps_the_tokens(runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]) -> None:
+def test_chunks_preemption_and_batching_keep_the_tokens_of_a_hybrid_model(
+    runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]
+) -> None:
     assert generate(runner, scheduler(runner, **options), PROMPTS, TOKENS) == expected_tokens
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"pages": 9}])
-def test_overlap_keeps_the_tokens(runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]) -> None:
+def test_overlapping_steps_keep_the_tokens_of_a_hybrid_model(
+    runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]
+) -> None:
     overlapping = scheduler(runner, speculation=False, **options)
     assert generate(runner, overlapping, PROMPTS, TOKENS, overlap=True) == expected_tokens
     longer = [prompt + tokens for prompt, tokens in zip(PROMPTS, expected_tokens, strict=True)]
@@ -131,7 +135,7 @@ class PresetDrafter(Drafter):
         return tuple([*next_tokens[:2], (next_tokens[2:3] or [0])[0] ^ 1][:limit])
 
 
-def test_drafts_keep_the_tokens(
+def test_drafts_keep_the_tokens_of_a_hybrid_model(
     runner: Runner, expected_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("helexa.neuron.engine.scheduling.planner.Drafter", PresetDrafter)
@@ -177,7 +181,7 @@ def prefill(
 @pytest.mark.parametrize(
     ("case", "cached"), [("second turn", 192), ("same turn again", 192), ("changed last turn", 128)]
 )
-def test_prefix_hit_has_the_state_of_a_cold_run(
+def test_prefix_hit_of_a_hybrid_model_has_the_same_state_and_logits_as_a_cold_run(
     runner: Runner, case: str, cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt, turn = PROMPTS[-1], 150

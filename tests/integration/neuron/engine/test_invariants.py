@@ -67,12 +67,14 @@ def test_preemption_keeps_the_tokens(
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"pages": 7}], ids=["plain", "chunked", "preempted"])
-def test_overlap_keeps_the_tokens(runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]) -> None:
+def test_overlapping_steps_keep_the_tokens(
+    runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]
+) -> None:
     scheduler = scheduler_of(runner, **options)  # type: ignore[arg-type]
     assert generate(runner, scheduler, PROMPTS, TOKENS, overlap=True) == expected_tokens
 
 
-def test_overlap_ends_at_the_stop_token(runner: Runner, expected_tokens: list[list[int]]) -> None:
+def test_output_with_overlapping_steps_ends_at_the_stop_token(runner: Runner, expected_tokens: list[list[int]]) -> None:
     stop = expected_tokens[-1][TOKENS // 2]
     expected = [tokens[: tokens.index(stop) + 1] if stop in tokens else tokens for tokens in expected_tokens]
     assert generate(runner, scheduler_of(runner), PROMPTS, TOKENS, stop_ids=[stop], overlap=True) == expected
@@ -132,7 +134,7 @@ def test_speculation_keeps_the_tokens(runner: Runner, sampling: SamplingParams) 
     assert drafted, "no drafts were made"
 
 
-def test_overlap_with_repetition_penalty_keeps_the_tokens(runner: Runner) -> None:
+def test_overlapping_steps_with_repetition_penalty_keep_the_tokens(runner: Runner) -> None:
     penalty = SamplingParams(temperature=0, repetition_penalty=1.5)
     plain = generate(runner, scheduler_of(runner, speculation=False), PROMPTS, TOKENS, penalty)
     assert generate(runner, scheduler_of(runner, speculation=False), PROMPTS, TOKENS, penalty, overlap=True) == plain

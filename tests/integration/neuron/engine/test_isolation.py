@@ -78,7 +78,7 @@ def prompts(chance: random.Random, count: int, bad: list[int]) -> list[Generate]
 
 @pytest.mark.parametrize("hybrid", [False, True], ids=["attention", "hybrid"])
 @pytest.mark.parametrize("seed", range(6))
-def test_failing_requests_do_not_change_other_outputs(hybrid: bool, seed: int):
+def test_requests_that_fail_do_not_change_the_outputs_of_other_requests(hybrid: bool, seed: int):
     requests = prompts(random.Random(seed), 16, [FATAL, NOT_FINITE])
     bad = {request.id for request in requests if {FATAL, NOT_FINITE} & set(request.prompt)}
     assert 0 < len(bad) < 16
@@ -140,7 +140,7 @@ def request(number: int, prompt: list[int], max_tokens: int) -> Generate:
 
 
 @pytest.mark.parametrize("hybrid", [False, True], ids=["attention", "hybrid"])
-def test_prompt_failing_in_its_last_chunk_fails_alone(hybrid: bool):
+def test_prompt_whose_last_chunk_causes_an_error_fails_alone(hybrid: bool):
     scheduler = scheduler_of(hybrid, pages=200)
     requests = [request(number, [40 + number] * 9, 60) for number in range(3)]
     requests += [request(3, [30] * 200 + [FATAL], 9), request(4, [31] * 200, 9)]
@@ -150,7 +150,7 @@ def test_prompt_failing_in_its_last_chunk_fails_alone(hybrid: bool):
 
 
 @pytest.mark.parametrize("hybrid", [False, True], ids=["attention", "hybrid"])
-def test_sequences_advance_during_the_isolation_of_a_long_prompt(hybrid: bool):
+def test_other_sequences_advance_while_a_failing_long_prompt_is_isolated(hybrid: bool):
     scheduler = scheduler_of(hybrid, pages=300)
     computer = FailingAtToken(scheduler, next_token)
     for number in range(3):
@@ -177,7 +177,7 @@ def test_sequences_advance_during_the_isolation_of_a_long_prompt(hybrid: bool):
     assert longest <= 2 * 5  # each of five suspects runs alone for a step, and a common step follows
 
 
-def test_suspected_sequence_can_be_canceled():
+def test_sequence_suspected_of_a_failed_step_can_be_canceled():
     scheduler = scheduler_of(hybrid=False)
     sampling = SamplingParams(temperature=0)
     for number in range(3):

@@ -135,7 +135,7 @@ def test_prefix_hit_keeps_the_tokens(native: Runner, expected_tokens: list[list[
     assert generate(native, scheduler, turn, TOKENS) == generate(native, fresh, turn, TOKENS)
 
 
-def test_native_tokens_match_the_reference_up_to_close_choices(
+def test_tokens_of_native_kernels_match_the_reference_except_at_near_ties(
     native: Runner, runner: Runner, reference: Reference, expected_tokens: list[list[int]]
 ) -> None:
     assert generate(runner, scheduler_of(runner), [FRANCE], 4) == [expected_tokens[0][:4]]
@@ -152,7 +152,7 @@ def test_native_tokens_match_the_reference_up_to_close_choices(
     ],
     ids=str,
 )
-def test_stock_torch_tokens_match_the_reference_up_to_close_choices(
+def test_tokens_of_stock_torch_match_the_reference_except_at_near_ties(
     stock: Runner, reference: Reference, options: dict[str, int]
 ) -> None:
     outputs = generate(stock, scheduler_of(stock, **options), PROMPTS, TOKENS)

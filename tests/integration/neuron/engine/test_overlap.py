@@ -105,7 +105,9 @@ def test_outputs_with_and_without_overlap_are_equal(hybrid: bool, pages: int, se
 
 @pytest.mark.parametrize("hybrid", [False, True], ids=["attention", "hybrid"])
 @pytest.mark.parametrize("seed", range(6))
-def test_failures_and_cancels_do_not_change_other_outputs(hybrid: bool, seed: int, monkeypatch: pytest.MonkeyPatch):
+def test_failures_and_cancels_with_overlap_do_not_change_other_outputs(
+    hybrid: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(device_errors, "_MOST_STRIKES", 100)  # many of the few running requests are bad
     chance = random.Random(seed)
     inputs = requests(chance, 20, (FATAL, FATAL, FATAL, NOT_FINITE))
@@ -122,7 +124,7 @@ def test_failures_and_cancels_do_not_change_other_outputs(hybrid: bool, seed: in
         assert ahead.tokens[number] == plain.tokens[number][: len(ahead.tokens[number])]
 
 
-def test_sequence_with_a_known_end_has_no_extra_row():
+def test_sequence_that_ends_at_a_known_length_is_not_computed_one_step_too_far():
     plain, ahead = Simulation(False), Simulation(True)
     for simulation in (plain, ahead):
         simulation.runner.next_token = lambda tokens: 10
@@ -135,7 +137,7 @@ def test_sequence_with_a_known_end_has_no_extra_row():
     assert (len(simulation.tokens[0]), simulation.runner.entries) == (7, 7)
 
 
-def test_non_finite_row_beside_an_ended_row_fails_one_request():
+def test_non_finite_request_beside_one_that_has_just_ended_fails_alone():
     simulation = Simulation(True)
     simulation.runner.next_token = lambda tokens: STOP if len(tokens) > 1 else 10
     simulation.scheduler.add(Sequence(Generate(id=0, prompt=[20], max_tokens=9, sampling=GREEDY, stop_ids=[STOP])))
@@ -145,7 +147,7 @@ def test_non_finite_row_beside_an_ended_row_fails_one_request():
     assert (simulation.tokens[0], simulation.ends) == ([10, STOP], {0: "stop", 1: "error"})
 
 
-def test_failed_step_releases_its_tensors(monkeypatch: pytest.MonkeyPatch):
+def test_step_that_runs_out_of_memory_releases_its_tensors(monkeypatch: pytest.MonkeyPatch):
     """A step that ran out of memory must release its tensors, with and without overlap."""
     monkeypatch.setattr(
         logging.getLogger("helexa.neuron.engine"), "disabled", True
@@ -184,7 +186,7 @@ def embedding(number: int, computed: int, pooling: Pooling) -> Sequence:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
-def test_embedding_ignores_cancellation_of_another_sequence(pooling: Pooling):
+def test_canceled_sequence_in_a_batch_does_not_change_the_embedding_of_another(pooling: Pooling):
     """The hidden rows of other sequences keep their places."""
     canceled, remaining = embedding(0, 3, pooling), embedding(1, 0, pooling)
     plan = [PlanEntry(canceled, 3), PlanEntry(remaining, 6)]
@@ -225,7 +227,7 @@ def test_steps_overlap_only_where_no_drafts_are_possible():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_may_draft_is_true_before_every_draft(seed: int):
+def test_may_draft_is_true_whenever_a_draft_follows(seed: int):
     chance = random.Random(seed)
     outcomes: Counter[bool] = Counter()
     for _ in range(300):
@@ -240,7 +242,7 @@ def test_may_draft_is_true_before_every_draft(seed: int):
     assert min(outcomes.values()) > 10
 
 
-def test_failed_drafts_raise_the_match_length_of_may_draft():
+def test_may_draft_requires_a_longer_match_after_rejected_drafts():
     tokens = [*range(20), 5, 6, 7]
     drafter = Drafter(tokens)
     assert drafter.may_draft

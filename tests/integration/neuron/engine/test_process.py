@@ -70,7 +70,7 @@ async def any_client(request: pytest.FixtureRequest, client: EngineClient, smoll
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_canceling_half_of_many_streams_leaks_nothing(any_client: EngineClient):
+async def test_after_canceling_half_of_many_streams_all_pages_are_free(any_client: EngineClient):
     client = any_client
 
     async def cancel_early(stream: TokenStream) -> None:
@@ -115,7 +115,7 @@ async def test_cancel_frees_all_pages_in_one_step(client: EngineClient, monkeypa
     assert last == (0, client.ready.kv_pages)
 
 
-async def test_full_queue_rejects_one_request_and_continues(smollm2_gguf: Path):
+async def test_full_queue_rejects_a_request_and_the_others_continue(smollm2_gguf: Path):
     async with running(smollm2_gguf, max_sequences=1, max_waiting=1) as client:
         first = stream_of(client, 2000)
         await anext(first)
@@ -162,7 +162,7 @@ async def test_embeddings_run_beside_generation_and_can_be_canceled(client: Engi
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
 @pytest.mark.asyncio(loop_scope="module")
-async def test_model_file_is_not_mapped_after_the_load(client: EngineClient, smollm2_gguf: Path):
+async def test_engine_process_does_not_map_the_model_file_after_the_load(client: EngineClient, smollm2_gguf: Path):
     """Truncating the file of a model that serves requests would end the engine by SIGBUS."""
     assert str(smollm2_gguf.resolve()) not in Path(f"/proc/{client.pid}/maps").read_text()
 

@@ -58,12 +58,12 @@ def load(folder: Path, device: str = "cpu") -> Runner:
     return load_once(folder, EngineOptions(device=device, kv_cache_mb=1))
 
 
-def test_valid_checkpoint_loads(tmp_path: Path) -> None:
+def test_checkpoint_of_these_tests_loads_without_an_error(tmp_path: Path) -> None:
     assert load(write(tmp_path)).facts.vocab_size == 48
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
-def test_configured_cache_is_resident_after_loading(tmp_path: Path, dtype: str) -> None:
+def test_memory_of_the_configured_kv_cache_is_resident_after_loading(tmp_path: Path, dtype: str) -> None:
     load(write(tmp_path))  # allocates what the first runner of a process allocates once
     initial = own_bytes(os.getpid())
     runner = load_once(tmp_path, EngineOptions(device="cpu", dtype=dtype, kv_cache_mb=256))
@@ -120,7 +120,7 @@ def test_unusable_device_is_named_in_the_error(tmp_path: Path) -> None:
             load(write(tmp_path), device)
 
 
-def test_device_without_index_becomes_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_cuda_without_an_index_becomes_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch does not set a device without an index as the current device."""
     current: list[int] = []
     monkeypatch.setattr(torch, "zeros", lambda size, device: SimpleNamespace(device=torch.device("cuda:1")))
@@ -140,7 +140,9 @@ def test_device_without_torch_kernels_is_named_in_the_error(monkeypatch: pytest.
         usable_device("cuda:0")
 
 
-def test_out_of_memory_while_loading_is_not_a_file_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_while_loading_is_not_reported_as_a_model_file_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class OutOfMemoryModel(Llama):
         def prepare(self) -> None:
             raise torch.OutOfMemoryError

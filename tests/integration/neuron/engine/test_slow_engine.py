@@ -40,7 +40,9 @@ async def complete(client: EngineClient, max_tokens: int = 4) -> list[TokenOutpu
     return [output async for output in client.generate(FRANCE, max_tokens=max_tokens, sampling=GREEDY)]
 
 
-async def test_slow_engine_with_progress_is_not_killed(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_engine_with_slow_steps_that_makes_progress_is_not_killed(
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
+):
     inject(monkeypatch, "crawl@step=2")
     async with running(smollm2_gguf, step_seconds=1.5) as client:
         outputs = await complete(client)
@@ -74,7 +76,7 @@ def test_torch_step_counts_progress_at_every_layer(runner: Runner):
     assert heartbeat._Engine.counts[0] - initial >= 29
 
 
-async def test_stopped_engine_is_killed(smollm2_gguf: Path):
+async def test_engine_stopped_by_sigstop_is_killed(smollm2_gguf: Path):
     died = asyncio.get_running_loop().create_future()
     async with running(smollm2_gguf, step_seconds=1.5, on_exit=died.set_result) as client:
         stream = client.generate(FRANCE, max_tokens=4000, sampling=GREEDY)
@@ -85,7 +87,7 @@ async def test_stopped_engine_is_killed(smollm2_gguf: Path):
         assert await died == "the engine made no progress for 1.5 s and was killed"
 
 
-async def test_engine_with_high_socket_descriptor_works(smollm2_gguf: Path):
+async def test_engine_works_if_its_socket_descriptor_exceeds_1023(smollm2_gguf: Path):
     """The engine's socket has a descriptor above 1023, which `select` does not support."""
     with many_descriptors():
         async with running(smollm2_gguf, step_seconds=60) as client:

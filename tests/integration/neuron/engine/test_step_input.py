@@ -86,7 +86,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     daily([("llama", "torch"), ("qwen3_5_text", "auto")], product(MODELS, KERNELS), several=True),
     indirect=["model"],
 )
-def test_recorded_step_gives_the_same_bits_in_another_process(model: Path, kernels: str) -> None:
+def test_serialized_step_gives_bit_identical_results_in_another_process(model: Path, kernels: str) -> None:
     """Covers chunked prompts, decoding, drafts, penalties, log-probabilities, embeddings and state snapshots."""
     options = EngineOptions(dtype="auto", kernels=kernels, kv_cache_mb=8, snapshot_mb=8, max_sequences=8, threads=1)  # type: ignore[arg-type]
     runner = load(model, options)
@@ -156,7 +156,7 @@ def features(step: StepInput) -> set[str]:
     return names
 
 
-def test_invalid_step_is_rejected() -> None:
+def test_serialized_step_that_is_damaged_or_invalid_is_rejected() -> None:
     request = Generate(id=1, prompt=[5], max_tokens=1, sampling=SAMPLING[1])
     step = build_step([PlanEntry(Sequence(request, pages=[0]), 1)])
     assert decode_input(encode(step)).sampling is not None
@@ -172,7 +172,7 @@ def test_invalid_step_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_given_embeddings_replace_token_embeddings(model: Path, kernels: str) -> None:
+def test_embeddings_in_a_step_replace_those_of_its_tokens(model: Path, kernels: str) -> None:
     runner = load(model, EngineOptions(kernels=kernels, kv_cache_mb=4, max_sequences=2))  # type: ignore[arg-type]
     tokens = [3, 9, 27, 81, 243]
     step = one_prompt(tokens)
@@ -192,7 +192,7 @@ def one_prompt(tokens: list[int]) -> StepInput:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_equal_positions_on_three_axes_match_plain_positions(model: Path, kernels: str) -> None:
+def test_equal_positions_on_three_axes_give_the_logits_of_plain_positions(model: Path, kernels: str) -> None:
     runner = load(model, EngineOptions(kernels=kernels, kv_cache_mb=4, max_sequences=2))  # type: ignore[arg-type]
     step = one_prompt([3, 9, 27, 81, 243])
     expected = runner.logits_of(step).clone()

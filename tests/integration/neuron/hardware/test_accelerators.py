@@ -34,7 +34,7 @@ UUIDS = ["GPU-aa1", "GPU-ab2", "GPU-b3", "GPU-c4"]
         ("MIG-GPU-aa1/1/0", []),
     ],
 )
-def test_visible_devices_are_numbered_as_in_engines(wanted: str | None, indexes: list[int]) -> None:
+def test_cuda_visible_devices_is_parsed_as_cuda_does(wanted: str | None, indexes: list[int]) -> None:
     assert visible(wanted, UUIDS) == indexes
 
 
@@ -116,7 +116,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch):
     discovery.discover.cache_clear()
 
 
-def test_devices_are_listed_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_devices_are_listed_with_memory_utilization_and_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     listed = accelerators.accelerators()
     assert (listed.cuda_version, listed.driver_version, listed.unavailable) == ("13.1", "595.58", None)
@@ -131,7 +131,7 @@ def test_devices_are_listed_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (second.vram_free_mb, second.utilization_pct, second.temp_c) == (6144, 0, 0)
 
 
-def test_links_are_those_of_visible_devices_that_respond(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_are_listed_only_for_visible_devices_that_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(accelerators, "links_between", lambda nvml, handles: handles)
@@ -155,7 +155,7 @@ def test_broken_driver_is_ignored_if_all_devices_are_hidden(monkeypatch: pytest.
     assert device_choice.default_device() == "cpu"
 
 
-def test_lost_device_does_not_hide_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_that_does_not_respond_does_not_hide_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(lost=(0,)))
     listed = accelerators.accelerators()
     assert ([device.index for device in listed.devices], listed.unavailable) == ([1], None)
@@ -168,12 +168,14 @@ def test_reason_is_reported_if_all_devices_are_lost(monkeypatch: pytest.MonkeyPa
     assert (listed.devices, listed.unavailable) == ([], "GPU is lost")
 
 
-def test_device_without_memory_reading_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_whose_memory_cannot_be_read_is_listed_with_0_mb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(mute=0))
     assert [device.vram_total_mb for device in accelerators.accelerators().devices] == [0, 8192]
 
 
-def test_device_without_memory_reading_uses_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_whose_memory_cannot_be_read_is_assumed_to_have_that_of_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(mute=0))
     monkeypatch.setattr(discovery, "torch_version", lambda: "2.13.0")
     monkeypatch.setattr(device_choice, "host_memory", lambda: (96 << 30, 128 << 30))
@@ -195,7 +197,7 @@ def test_device_without_memory_reading_uses_host_memory(monkeypatch: pytest.Monk
         (FakeNvml(), "", "cpu"),
     ],
 )
-def test_broken_driver_does_not_select_the_cpu(
+def test_default_device_stays_a_gpu_if_the_driver_is_broken(
     monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, torch: str, device: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
@@ -203,7 +205,7 @@ def test_broken_driver_does_not_select_the_cpu(
     assert device_choice.default_device() == device
 
 
-def test_updated_driver_is_reported_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_updated_while_in_use_is_reported_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=18))
     listed = accelerators.accelerators()
     assert listed.devices == []
@@ -235,7 +237,7 @@ def test_node_with_a_driver_mismatch_logs_one_error_when_it_starts(
         assert line.endswith("; reboot'")
 
 
-def test_unresponsive_driver_is_given_up_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_driver_is_reported_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     nvml = FakeNvml()
     nvml.nvmlInit = lambda: answers.wait(60)
@@ -251,7 +253,7 @@ def test_unresponsive_driver_is_given_up_after_a_timeout(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("code", [9, 12])
-def test_missing_driver_is_no_problem(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_missing_nvidia_driver_is_not_reported_as_a_problem(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=code))
     assert accelerators.accelerators() == accelerators.Accelerators()
     assert device_health() == []
@@ -267,7 +269,7 @@ def test_missing_driver_is_no_problem(monkeypatch: pytest.MonkeyPatch, code: int
         (FakeNvml(init_error=18), None, False),  # has its own message
     ],
 )
-def test_driver_without_nvml_is_reported(
+def test_driver_without_the_nvml_library_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nvml: FakeNvml, visible_devices: str | None, reported: bool
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)

@@ -14,7 +14,7 @@ from neuron.running_node import running
 from numa_folder import two_nodes_of_this_machine
 
 
-def test_discovery_describes_the_machine():
+def test_discovery_reports_the_hardware_of_the_machine():
     facts = discover()
     assert facts.hostname
     assert facts.os
@@ -41,7 +41,7 @@ async def test_numa_nodes_are_reported_if_there_are_several(tmp_path: Path, monk
     discover.cache_clear()
 
 
-def test_missing_configuration_file_gives_the_defaults():
+def test_without_a_configuration_file_all_settings_have_their_defaults():
     config = read_config(None, {})
     assert (config.host, config.port, config.default_models) == ("127.0.0.1", 13131, [])
     options = config.harness.torch.engine_options("cpu")
@@ -53,7 +53,7 @@ def test_missing_configuration_file_gives_the_defaults():
     )
 
 
-def test_former_engine_name_is_accepted_in_a_file(tmp_path: Path):
+def test_configuration_file_may_use_the_former_name_of_the_engine(tmp_path: Path):
     path = tmp_path / "neuron.toml"
     path.write_text(
         """

@@ -25,7 +25,7 @@ def own(folder: Path, group: str, controllers: str = "") -> Path:
 @pytest.mark.parametrize(
     ("service", "slice_", "total"), [(GIB, "max", GIB), ("max", GIB, GIB), (GIB, GIB // 2, GIB // 2)]
 )
-def test_smallest_limit_of_the_hierarchy_applies(
+def test_smallest_memory_limit_of_the_control_group_hierarchy_applies(
     service: int | str, slice_: int | str, total: int, tmp_path: Path
 ) -> None:
     state(tmp_path / "system.slice" / "node.service", service, GIB // 4)
@@ -33,13 +33,13 @@ def test_smallest_limit_of_the_hierarchy_applies(
     assert host_memory(tmp_path, own(tmp_path, "system.slice/node.service")) == (total - GIB // 4, total)
 
 
-def test_limit_above_which_the_kernel_stalls_processes_applies(tmp_path: Path) -> None:
+def test_memory_high_of_a_control_group_counts_as_a_limit(tmp_path: Path) -> None:
     state(tmp_path / "a", 2 * GIB, GIB // 4)
     (tmp_path / "a" / "memory.high").write_text(f"{GIB}\n")
     assert host_memory(tmp_path, own(tmp_path, "a")) == (GIB - GIB // 4, GIB)
 
 
-def test_limits_of_version_1_apply(tmp_path: Path) -> None:
+def test_memory_limits_of_control_groups_version_1_apply(tmp_path: Path) -> None:
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
     state(tmp_path / "memory" / "a" / "b", 9223372036854771712, GIB // 2, names)  # no limit
     state(tmp_path / "memory" / "a", GIB, GIB // 2, names)
@@ -48,19 +48,19 @@ def test_limits_of_version_1_apply(tmp_path: Path) -> None:
     assert host_memory(tmp_path, own(tmp_path, "a/b", "cpuset,memory")) == (GIB // 2 + 1024, GIB)
 
 
-def test_files_in_memory_of_a_control_group_count_as_free(tmp_path: Path) -> None:
+def test_file_cache_of_a_control_group_counts_as_free_memory(tmp_path: Path) -> None:
     state(tmp_path / "a", GIB, GIB // 2)
     (tmp_path / "a" / "memory.stat").write_text("anon 7\ninactive_file 1000\nactive_file 20\nslab_reclaimable 4\n")
     assert host_memory(tmp_path, own(tmp_path, "a")) == (GIB // 2 + 1024, GIB)
 
 
-def test_without_a_limit_host_memory_is_reported(tmp_path: Path) -> None:
+def test_without_a_control_group_limit_the_memory_of_the_host_is_reported(tmp_path: Path) -> None:
     state(tmp_path / "a", "max", 5)
     assert host_memory(tmp_path, own(tmp_path, "a"))[1] == psutil.virtual_memory().total
     assert host_memory(tmp_path, own(tmp_path, "gone"))[1] == psutil.virtual_memory().total
 
 
-def test_processes_that_share_memory_have_the_same_id(tmp_path: Path) -> None:
+def test_processes_under_one_memory_limit_have_the_same_memory_id(tmp_path: Path) -> None:
     for group, limit in (("a", GIB), ("a/child", "max"), ("b", GIB), ("free", "max")):
         state(tmp_path / group, limit, 0)
     ids = {group: memory_id(tmp_path, own(tmp_path, group)) for group in ("a", "a/child", "b", "free", "gone")}

@@ -24,12 +24,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {"PATH": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
 
 
-def test_complete_toolchain_has_no_missing_requirement(machine: dict[str, str]) -> None:
+def test_complete_toolchain_for_triton_has_no_missing_requirement(machine: dict[str, str]) -> None:
     assert triton_missing(machine) is None
     assert triton_missing(machine | {"CC": "gcc"}) is None
 
 
-def test_missing_compiler_and_headers_are_reported(machine: dict[str, str], tmp_path: Path) -> None:
+def test_missing_compiler_or_python_headers_for_triton_are_reported(machine: dict[str, str], tmp_path: Path) -> None:
     assert triton_missing(machine | {"CC": "icc"}) == "Triton finds no C compiler: install gcc or clang, or set CC"
     (tmp_path / "Python.h").unlink()
     assert "no Python.h: install the headers of Python 3" in (triton_missing(machine) or "")
@@ -37,7 +37,7 @@ def test_missing_compiler_and_headers_are_reported(machine: dict[str, str], tmp_
     assert "no C compiler" in (triton_missing(machine) or "")
 
 
-def test_cached_build_needs_no_compiler_and_headers(machine: dict[str, str], tmp_path: Path) -> None:
+def test_cached_build_of_triton_needs_neither_compiler_nor_headers(machine: dict[str, str], tmp_path: Path) -> None:
     built = tmp_path / "cache" / "A1B2"
     built.mkdir(parents=True)
     (built / "cuda_utils.cpython-310-x86_64-linux-gnu.so").touch()
@@ -53,7 +53,7 @@ def test_cached_build_needs_no_compiler_and_headers(machine: dict[str, str], tmp
         ([("cuda:0", "cuda:1")], "no direct memory access, data is copied through main memory: cuda:0 and cuda:1"),
     ],
 )
-def test_doctor_reports_access_between_devices(
+def test_doctor_reports_whether_gpus_can_access_each_others_memory(
     without_access: list[tuple[str, str]], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices = [
@@ -67,7 +67,7 @@ def test_doctor_reports_access_between_devices(
     assert text in [result.text for result in look_at_kernels(TorchConfig(), "cuda:0")]
 
 
-def test_unusable_device_does_not_hide_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_that_cannot_be_used_does_not_hide_other_devices_in_the_survey(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program may use all memory of the device."""
 
     def full(device: torch.device) -> tuple[int, int]:

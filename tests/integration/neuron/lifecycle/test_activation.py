@@ -78,7 +78,7 @@ class Sleeps:
         self._meanwhile(len(self.pauses))
 
 
-async def test_default_models_load_in_order(registry: Registry, tmp_path: Path):
+async def test_default_models_are_loaded_in_the_configured_order(registry: Registry, tmp_path: Path):
     slow = make_model(tmp_path, "slow")
     specs = [spec_of(slow, "org/slow"), spec_of(make_model(tmp_path), "org/quick")]
     activation = Activation(registry, specs)
@@ -97,7 +97,7 @@ async def test_default_models_load_in_order(registry: Registry, tmp_path: Path):
     assert (state.completed, state.failed) == (["org/slow", "org/quick"], [])
 
 
-async def test_download_progress_is_reported(hub: FakeHub, registry: Registry):
+async def test_download_progress_of_a_default_model_is_reported(hub: FakeHub, registry: Registry):
     weights = 2_000_000
     hub.repositories["org/far"]["model.safetensors"] = bytes(weights)
     total = sum(len(content) for content in hub.repositories["org/far"].values())
@@ -113,12 +113,12 @@ async def test_download_progress_is_reported(hub: FakeHub, registry: Registry):
         await running
 
 
-async def test_node_without_default_models_is_ready_at_once(registry: Registry):
+async def test_node_without_default_models_is_ready_immediately(registry: Registry):
     assert Activation(registry, []).snapshot().state == "ready"
 
 
 @pytest.mark.parametrize("models", [["good"], ["bad"], ["bad", "good"]], ids="-".join)
-async def test_first_default_model_takes_the_standby_process(tmp_path: Path, models: list[str]):
+async def test_first_default_model_that_loads_uses_the_standby_process(tmp_path: Path, models: list[str]):
     children: list[Child] = []
 
     async def spawn() -> Child:
@@ -139,7 +139,7 @@ async def test_first_default_model_takes_the_standby_process(tmp_path: Path, mod
     assert not children[0].alive
 
 
-async def test_next_model_is_loaded_after_a_final_failure(registry: Registry, tmp_path: Path):
+async def test_next_default_model_is_loaded_after_a_permanent_failure_of_one(registry: Registry, tmp_path: Path):
     specs = [spec_of(make_model(tmp_path, "bad-file"), "org/bad"), spec_of(make_model(tmp_path), "org/good")]
     sleeps = Sleeps()
     activation = Activation(registry, specs, sleep=sleeps)
@@ -167,7 +167,7 @@ async def test_failed_downloads_are_retried_with_growing_pauses(hub: FakeHub, re
     assert starts(near) == 1
 
 
-async def test_number_of_retries_is_limited(hub: FakeHub, registry: Registry):
+async def test_number_of_retries_of_a_failed_download_is_limited(hub: FakeHub, registry: Registry):
     hub.stop()
     sleeps = Sleeps()
     activation = Activation(registry, [FAR], sleep=sleeps)
@@ -187,7 +187,7 @@ async def test_number_of_retries_is_limited(hub: FakeHub, registry: Registry):
         ("model.safetensors", Fault(body=b"WEIGHTS" * 200), "was announced; the received bytes were discarded"),
     ],
 )
-async def test_permanent_failure_is_not_retried(
+async def test_permanent_load_failure_is_not_retried(
     hub: FakeHub, registry: Registry, file: str, fault: Fault, message: str
 ):
     hub.inject(file, fault)
@@ -198,7 +198,9 @@ async def test_permanent_failure_is_not_retried(
     assert message in failures(activation)["org/far"]
 
 
-async def test_cached_model_loads_without_a_hub(hub: FakeHub, registry: Registry, tmp_path: Path):
+async def test_cached_default_model_loads_while_the_hub_is_unreachable(
+    hub: FakeHub, registry: Registry, tmp_path: Path
+):
     await Activation(registry, [FAR]).run()
     await registry.unload("org/far")
     hub.stop()
@@ -210,7 +212,7 @@ async def test_cached_model_loads_without_a_hub(hub: FakeHub, registry: Registry
         assert another.get("org/far").engine.alive
 
 
-async def test_all_loads_fail_at_once_with_a_broken_driver(
+async def test_loads_fail_immediately_if_the_driver_is_broken_and_the_device_is_a_gpu(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     facts = Accelerators(unavailable="the driver was updated; reboot")

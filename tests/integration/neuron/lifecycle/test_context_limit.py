@@ -47,13 +47,13 @@ def limit(engine: EngineProperties, missing: int = 0, rate: float = 0.0, **setti
         (engine_facts(8192), {}, {"max_prompt_tokens": 30000}, 8192),
     ],
 )
-def test_smallest_bound_is_the_limit(
+def test_context_limit_is_the_smallest_of_its_bounds(
     engine: EngineProperties, measurements: dict, settings: dict, expected: int
 ) -> None:
     assert limit(engine, **measurements, **settings).context == expected
 
 
-def test_output_share_of_the_context() -> None:
+def test_quarter_of_the_context_up_to_8192_tokens_is_reserved_for_output() -> None:
     assert limit(engine_facts(65536)) == TokenLimits(context=65536, input=57344, output=8192)
     assert limit(engine_facts(8192)) == TokenLimits(context=8192, input=6144, output=2048)
     assert limit(engine_facts(8192), output_reserve_tokens=512) == TokenLimits(context=8192, input=7680, output=512)
@@ -65,7 +65,7 @@ def test_output_share_of_the_context() -> None:
     st.builds(Measurements, st.integers(0, 10**8), st.floats(0, 10**5)),
     st.builds(ContextLimitConfig, enabled=st.booleans(), max_prompt_tokens=st.integers(0, 10**6)),
 )
-def test_limit_never_exceeds_a_bound(
+def test_context_limit_never_exceeds_one_of_its_bounds(
     engine: EngineProperties, measurements: Measurements, settings: ContextLimitConfig
 ) -> None:
     result = context_limit(engine, measurements, settings)
@@ -81,12 +81,12 @@ def test_limit_never_exceeds_a_bound(
     assert larger.context >= result.context
 
 
-def test_former_environment_variable_limits_prompts() -> None:
+def test_former_variable_neuron_max_prompt_tokens_limits_prompts() -> None:
     config = read_config(None, {"NEURON_MAX_PROMPT_TOKENS": "16384"})
     assert config.harness.torch.context_limit.max_prompt_tokens == 16384
 
 
-def test_rate_rises_at_once_and_falls_late() -> None:
+def test_steady_prefill_rate_rises_at_once_and_falls_only_after_a_hold_time() -> None:
     now = 0.0
     rate = SteadyRate(100.0, lambda: now)
 
@@ -108,7 +108,7 @@ def test_rate_rises_at_once_and_falls_late() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 400), st.floats(1, 1000)), max_size=60))
-def test_rate_is_held_before_it_falls(steps: list[tuple[float, float]]) -> None:
+def test_steady_prefill_rate_is_held_for_the_hold_time_before_it_falls(steps: list[tuple[float, float]]) -> None:
     now = 0.0
     rate = SteadyRate(10.0, lambda: now)
     changes = [(0.0, 10.0)]

@@ -30,7 +30,7 @@ def test_device_with_the_most_free_memory_is_chosen_if_the_model_fits(model_gib,
     assert choose_device(model_gib * GIB, gpus(*free_gib), mps=mps).device == device
 
 
-def test_choice_lists_reasons_against_skipped_devices():
+def test_device_choice_lists_the_reasons_against_skipped_devices():
     choice = choose_device(30 * GIB, gpus(8, 24), skipped=["cuda:7 is lost"])
     assert str(choice) == (
         "cpu: no GPU can be used; cuda:7 is lost; cuda:1 has 24.0 GB free, the model needs 36.5 GB; "

@@ -57,7 +57,9 @@ async def test_load_stream_reports_progress_until_the_end(node: Node, tmp_path: 
         assert (await response.read()).strip() == b""
 
 
-async def test_idle_load_stream_sends_comments(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_load_stream_without_progress_sends_keep_alive_comments(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(model_management, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(model_management, "KEEP_ALIVE_SECONDS", 0.05)
     slow = make_model(tmp_path, "slow")
@@ -69,7 +71,7 @@ async def test_idle_load_stream_sends_comments(node: Node, tmp_path: Path, monke
         assert (await event(response))[0] == "loaded"
 
 
-async def test_load_continues_after_a_disconnect_and_can_be_watched_again(node: Node, tmp_path: Path) -> None:
+async def test_load_continues_after_its_client_disconnects_and_another_can_watch_it(node: Node, tmp_path: Path) -> None:
     slow = make_model(tmp_path, "slow")
     async with ask(node, slow) as response:
         await halfway(response)
@@ -88,7 +90,9 @@ async def test_load_continues_after_a_disconnect_and_can_be_watched_again(node: 
     ("behavior", "message"),
     [("bad-file", "the file is truncated"), ("no-memory", "memory"), ("crash", "cannot begin")],
 )
-async def test_failed_load_is_the_last_event(node: Node, tmp_path: Path, behavior: str, message: str) -> None:
+async def test_load_stream_of_a_failed_load_ends_with_an_error_event(
+    node: Node, tmp_path: Path, behavior: str, message: str
+) -> None:
     model = make_model(tmp_path, f"slow.{behavior}")
     async with ask(node, model) as response:
         await halfway(response)
@@ -98,7 +102,7 @@ async def test_failed_load_is_the_last_event(node: Node, tmp_path: Path, behavio
     assert message in data["error"]
 
 
-async def test_load_that_cannot_begin_gets_a_plain_error_response(node: Node) -> None:
+async def test_load_with_an_invalid_source_gets_a_json_error_instead_of_a_stream(node: Node) -> None:
     async with node.session.post(f"{node.url}/models/load", json={"model_id": "nowhere:x", "stream": True}) as response:
         assert (response.status, response.content_type) == (422, "application/json")
         assert (await response.json())["error"]["kind"] == "invalid_source"

@@ -31,7 +31,7 @@ async def node() -> AsyncIterator[Node]:
 # --- the node itself
 
 
-async def test_version_and_discovery_describe_the_node(node: Node):
+async def test_version_and_discovery_endpoints_describe_the_node(node: Node):
     _, version = await node.get("/version")
     assert version["package_version"] == "0.1.0"
     assert version["git_sha"]
@@ -50,7 +50,7 @@ async def test_node_without_models_is_ready(node: Node):
     assert health["models"] == []
 
 
-async def test_unknown_path_gets_the_error_envelope(node: Node):
+async def test_unknown_path_or_method_gets_an_error_object_with_its_code(node: Node):
     code, body = await node.get("/nowhere")
     assert (code, body["error"]["code"]) == (404, "not_found")
     code, body = await node.post("/health", {})
@@ -60,7 +60,7 @@ async def test_unknown_path_gets_the_error_envelope(node: Node):
 # --- models
 
 
-async def test_health_lists_the_prefixes_that_a_gateway_has_named(node: Node, tmp_path: Path):
+async def test_health_lists_the_valid_prefix_keys_of_cached_prompts(node: Node, tmp_path: Path):
     await node.load(make_model(tmp_path))
     for name in ("0123456789abcdef", "not a name"):
         await node.post("/v1/completions", {"model": "org/tiny", "prompt": [1, 2]}, **{"x-helexa-prefix": name})
@@ -79,7 +79,7 @@ async def delete(node: Node, model: str) -> tuple[int, dict[str, object]]:
         return response.status, await response.json()
 
 
-async def test_prefix_cache_of_a_model_is_cleared_in_memory_and_on_disk(
+async def test_clear_of_the_prefix_cache_empties_memory_and_disk_of_a_model(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("HELEXA_CACHE", str(tmp_path / "cache"))
@@ -98,7 +98,7 @@ async def test_prefix_cache_of_a_model_is_cleared_in_memory_and_on_disk(
     assert (await delete(node, "org/other"))[0] == 404
 
 
-async def test_prompts_that_a_model_saves_while_it_falls_asleep_are_cleared(
+async def test_clear_of_the_prefix_cache_deletes_prompts_that_a_model_saves_as_it_falls_asleep(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("HELEXA_CACHE", str(tmp_path / "cache"))
@@ -118,7 +118,9 @@ async def test_prompts_that_a_model_saves_while_it_falls_asleep_are_cleared(
     assert (await node.get("/health"))[1]["models"] == []
 
 
-async def test_prompts_of_a_quarantined_model_are_cleared(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_clear_of_the_prefix_cache_deletes_saved_prompts_of_a_quarantined_model(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("HELEXA_CACHE", str(tmp_path / "cache"))
     path = make_model(tmp_path)
     await node.load(path)
@@ -160,7 +162,7 @@ async def test_model_is_loaded_described_and_unloaded(node: Node, tmp_path: Path
     assert await node.get("/models") == (200, [])
 
 
-async def test_load_request_may_set_the_tool_call_format(node: Node, tmp_path: Path):
+async def test_load_request_can_set_the_tool_call_format(node: Node, tmp_path: Path):
     path = make_model(tmp_path)
     spec = {"model_id": "org/tiny", "source": f"file:{path}"}
     code, body = await node.post("/models/load", {**spec, "tool_parser": "latin"})
@@ -194,21 +196,21 @@ async def test_models_and_health_respond_during_a_load(node: Node, tmp_path: Pat
 
 
 @pytest.mark.parametrize("behavior", ["bad-file", "no-memory", "crash"])
-async def test_failed_load_has_a_flat_error_body(node: Node, tmp_path: Path, behavior: str):
+async def test_failed_load_is_400_with_the_error_as_a_string(node: Node, tmp_path: Path, behavior: str):
     code, body = await node.load(make_model(tmp_path, behavior))
     assert code == 400
     assert isinstance(body["error"], str)
     assert "Traceback" not in body["error"]
 
 
-async def test_unavailable_source_has_its_error_kind(node: Node, tmp_path: Path):
+async def test_load_from_a_missing_file_is_422_with_the_error_kind_invalid_source(node: Node, tmp_path: Path):
     code, body = await node.load(tmp_path / "absent.gguf")
     assert code == 422
     assert body["error"]["kind"] == "invalid_source"
     assert "does not exist" in body["error"]["message"]
 
 
-async def test_too_many_ranks_are_refused_before_an_engine_starts(node: Node, tmp_path: Path):
+async def test_load_with_too_many_ranks_is_rejected_before_an_engine_starts(node: Node, tmp_path: Path):
     path = make_model(tmp_path)
     (path / "config.json").write_text('{"num_attention_heads": 1}')
     for source, ranks in ((tmp_path / "absent", 9999), (path, 2)):
@@ -229,7 +231,7 @@ async def test_number_of_ranks_of_a_loaded_model_is_listed(node: Node, tmp_path:
     assert model["tensor_parallel"] == 2
 
 
-async def test_unknown_model_is_404_with_a_flat_body(node: Node):
+async def test_unknown_model_is_404_with_the_error_as_a_string(node: Node):
     for code, body in (
         await node.get("/models/org%2Ftiny/endpoint"),
         await node.get("/models/org/tiny/capabilities"),
@@ -253,7 +255,9 @@ async def test_unknown_model_is_404_with_a_flat_body(node: Node):
         (b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type"),
     ],
 )
-async def test_invalid_body_gets_the_error_envelope(node: Node, body: bytes, headers: dict, status: int, code: str):
+async def test_invalid_request_body_gets_an_error_object_with_its_code(
+    node: Node, body: bytes, headers: dict, status: int, code: str
+):
     answered, answer = await node.post("/models/load", body, **headers)
     assert (answered, answer["error"]["code"]) == (status, code)
 
@@ -304,7 +308,7 @@ def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, output, errors
 
 
-def test_port_in_use_is_one_error_line():
+def test_node_whose_port_is_in_use_prints_one_error_line():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         code, _, errors = finished(neuron("--host", "127.0.0.1", "--port", str(port)))
@@ -313,7 +317,7 @@ def test_port_in_use_is_one_error_line():
     assert errors.count("\n") == 1
 
 
-def test_invalid_configuration_is_one_error_line(tmp_path: Path):
+def test_node_with_an_invalid_configuration_prints_one_error_line(tmp_path: Path):
     path = tmp_path / "neuron.toml"
     path.write_text("[harness.torch]\nmax_sequence = 3\n")
     code, _, errors = finished(neuron("-c", str(path)))
@@ -323,7 +327,7 @@ def test_invalid_configuration_is_one_error_line(tmp_path: Path):
 
 
 @pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_the_node_with_exit_code_0(which: signal.Signals):
+async def test_signal_ends_an_idle_node_with_exit_code_0(which: signal.Signals):
     port = free_port()
     process = neuron("--host", "127.0.0.1", "--port", str(port))
     async with aiohttp.ClientSession() as session:
@@ -374,7 +378,7 @@ async def node_with_an_endless_stream(
             yield process, node, response
 
 
-async def test_node_reads_its_configuration_at_sighup_and_goes_on_with_its_requests(tmp_path: Path):
+async def test_sighup_reloads_the_configuration_without_interrupting_requests(tmp_path: Path):
     async with node_with_an_endless_stream(tmp_path) as (process, node, response):
         process.send_signal(signal.SIGHUP)
         while (await node.get("/models"))[0] == 200:
@@ -391,7 +395,7 @@ async def test_node_reads_its_configuration_at_sighup_and_goes_on_with_its_reque
     assert "a-new-key" not in errors
 
 
-async def test_endless_stream_is_ended_when_the_node_stops(tmp_path: Path):
+async def test_sigterm_ends_running_streams_and_the_node_exits_with_code_0(tmp_path: Path):
     async with node_with_an_endless_stream(tmp_path) as (process, node, response):
         process.send_signal(signal.SIGTERM)
         # New requests are rejected during the drain.
@@ -408,7 +412,7 @@ async def test_endless_stream_is_ended_when_the_node_stops(tmp_path: Path):
     assert "Traceback" not in errors
 
 
-async def test_second_signal_stops_at_once_without_orphans(tmp_path: Path):
+async def test_second_signal_stops_the_node_at_once_and_leaves_no_child_processes(tmp_path: Path):
     async with node_with_an_endless_stream(tmp_path, "deaf") as (process, node, response):
         children = psutil.Process(process.pid).children(recursive=True)
         assert any("fake_engine.py" in " ".join(child.cmdline()) for child in children)
@@ -435,7 +439,7 @@ def test_help_imports_nothing_heavy():
     assert result.stdout.endswith("[]\n")
 
 
-def test_the_server_process_imports_neither_torch_nor_the_hub():
+def test_server_process_of_the_node_imports_neither_torch_nor_huggingface_hub():
     script = (
         "import sys, helexa.neuron.app\n"
         "print([name for name in ('torch', 'transformers', 'numpy', 'huggingface_hub') if name in sys.modules])\n"

@@ -76,7 +76,7 @@ async def test_context_limit_follows_the_memory_limit(smollm2_gguf: Path) -> Non
         assert (status, body["usage"]["prompt_tokens"]) == (200, 100)
 
 
-async def test_one_of_two_concurrent_loads_is_rejected_if_only_one_fits(smollm2_gguf: Path) -> None:
+async def test_of_two_concurrent_loads_one_is_rejected_if_only_one_fits(smollm2_gguf: Path) -> None:
     async with node_with(memory_limit_mb=280) as node:
         assert node.app is not None
         registry = node.app.state.registry
@@ -85,7 +85,7 @@ async def test_one_of_two_concurrent_loads_is_rejected_if_only_one_fits(smollm2_
         assert {type(end) for end in ends} == {ServedModel, DoesNotFitError}
 
 
-async def test_memory_estimate_matches_the_usage(smollm2_gguf: Path) -> None:
+async def test_memory_granted_to_a_model_covers_its_usage(smollm2_gguf: Path) -> None:
     requests: list[MemoryRequest] = []
     granted: list[MemoryGrant] = []
 

@@ -94,7 +94,7 @@ async def kill_engine(model: ServedModel) -> None:
         ("helexa/small", "helexa/small"),
     ],
 )
-def test_model_name_is_its_bare_id(text: str, name: str):
+def test_default_model_name_is_its_id_without_the_scheme(text: str, name: str):
     assert bare_id(text) == name
 
 
@@ -109,7 +109,7 @@ async def test_loaded_model_is_found_with_and_without_scheme(registry: Registry,
     assert ("tokenizer", 0, 0) in reports
 
 
-async def test_chat_template_of_the_configuration_replaces_that_of_the_model_in_each_load(clock: Clock, tmp_path: Path):
+async def test_configured_chat_template_replaces_the_models_template_at_each_load(clock: Clock, tmp_path: Path):
     path, template = make_model(tmp_path), tmp_path / "x.jinja"
     template.write_text("<{{ messages[0].content }}>")
     config = read_config(None, {})
@@ -176,7 +176,7 @@ async def test_checkpoint_is_quantized_as_requested(
 
 
 @pytest.mark.parametrize(("requested", "warned"), [("q2k", True), ("Q3_K", True), ("q4k", False), ("q8k", False)])
-async def test_quantization_with_more_bits_is_a_warning(
+async def test_loading_with_more_bits_than_requested_logs_a_warning(
     registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture, requested: str, warned: bool
 ) -> None:
     await registry.load(spec_of(make_model(tmp_path)).model_copy(update={"quant": requested}))
@@ -215,7 +215,7 @@ async def test_load_continues_after_its_caller_is_canceled(registry: Registry, t
         await registry.load(spec_of(slow))
 
 
-async def test_failed_load_leaves_nothing_and_can_be_repeated(registry: Registry, tmp_path: Path):
+async def test_failed_load_leaves_no_model_and_no_engine_and_can_be_repeated(registry: Registry, tmp_path: Path):
     path = make_model(tmp_path, "bad-file")
     for _ in range(2):
         with pytest.raises(ModelFileError, match="the file is truncated"):
@@ -233,12 +233,14 @@ async def test_failed_load_leaves_nothing_and_can_be_repeated(registry: Registry
         ({"devices": [0, 1]}, "the request names 2 devices, but tensor_parallel is 1"),
     ],
 )
-async def test_impossible_load_request_is_rejected(registry: Registry, tmp_path: Path, fields: dict, message: str):
+async def test_contradictory_or_unsupported_load_request_is_rejected(
+    registry: Registry, tmp_path: Path, fields: dict, message: str
+):
     with pytest.raises(HelexaError, match=message):
         await registry.load(spec_of(tmp_path, **fields))
 
 
-async def test_former_harness_name_and_device_index_are_accepted(registry: Registry, tmp_path: Path):
+async def test_load_request_may_use_the_former_harness_name_and_device_index(registry: Registry, tmp_path: Path):
     model = await registry.load(spec_of(make_model(tmp_path), harness="candle", devices=[0], tensor_parallel=1))
     assert model.engine.options.device == "cpu"
 
@@ -258,7 +260,7 @@ async def test_model_can_be_unloaded_and_loaded_again(registry: Registry, tmp_pa
         await registry.unload("org/tiny")
 
 
-async def test_request_during_a_transition_gets_the_state_in_the_error(registry: Registry, tmp_path: Path):
+async def test_error_for_a_model_that_is_loading_or_unloading_names_this_state(registry: Registry, tmp_path: Path):
     path = make_model(tmp_path)
 
     async def rejection_message() -> str:
@@ -290,7 +292,7 @@ async def test_unload_cancels_a_load(registry: Registry, tmp_path: Path):
     assert (await registry.load(spec_of(slow))).engine.alive
 
 
-async def test_load_whose_files_do_not_respond_can_be_canceled(
+async def test_load_that_hangs_in_reading_files_can_be_canceled(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     responds, reading = threading.Event(), threading.Event()
@@ -346,7 +348,7 @@ async def test_engine_ends_if_the_tokenizer_cannot_be_read(
     assert [child for child in psutil.Process().children() if ENGINE[-1] in child.cmdline()] == []
 
 
-async def test_closing_ends_loads_and_engines(registry: Registry, tmp_path: Path):
+async def test_closing_the_registry_ends_running_loads_and_engines(registry: Registry, tmp_path: Path):
     model = await registry.load(spec_of(make_model(tmp_path), "org/quick"))
     slow = make_model(tmp_path, "slow")
     loading = asyncio.create_task(registry.load(spec_of(slow)))
@@ -364,7 +366,7 @@ async def test_closing_ends_loads_and_engines(registry: Registry, tmp_path: Path
 # --- load figures
 
 
-async def test_load_figures_of_a_model(registry: Registry, tmp_path: Path):
+async def test_model_reports_its_running_requests_counters_and_saved_prompts(registry: Registry, tmp_path: Path):
     model = await registry.load(spec_of(make_model(tmp_path)))
     async with AsyncExitStack() as seats:
         for _ in range(2):
@@ -382,7 +384,7 @@ async def test_load_figures_of_a_model(registry: Registry, tmp_path: Path):
     assert (model.load().in_flight, model.load().queue_depth) == (0, 0)
 
 
-async def test_rates_are_moving_averages(registry: Registry, tmp_path: Path):
+async def test_reported_token_rates_are_moving_averages(registry: Registry, tmp_path: Path):
     model = await registry.load(spec_of(make_model(tmp_path)))
     model.record(Timing(queue_ms=0, prefill_ms=100, decode_ms=1000), prefill_tokens=10, completion_tokens=11)
     assert (model.load().tok_s_prefill, model.load().tok_s_decode) == (100, 10)
@@ -395,7 +397,7 @@ async def test_rates_are_moving_averages(registry: Registry, tmp_path: Path):
 # --- recovery
 
 
-async def test_dead_engine_is_replaced(registry: Registry, tmp_path: Path):
+async def test_dead_engine_of_a_model_is_restarted(registry: Registry, tmp_path: Path):
     slow = make_model(tmp_path, "slow")
     release(slow)
     model = await registry.load(spec_of(slow))
@@ -496,7 +498,7 @@ class LateSources(Sources):
         raise SourceError("it is gone", kind="repo_refused", model_id=source.name)
 
 
-async def test_progress_after_the_end_of_a_load_is_ignored(clock: Clock):
+async def test_progress_reported_after_the_end_of_a_load_is_ignored(clock: Clock):
     sources = LateSources(read_config(None, {}))
     async with registry_with(sources, clock) as registry:
         with pytest.raises(SourceError):

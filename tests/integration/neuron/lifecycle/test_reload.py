@@ -33,7 +33,7 @@ def no_logging_setup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helexa.neuron.app.logs.configure", lambda *_: None)  # replaces pytest's handler
 
 
-def test_changes_are_applied_and_other_changes_wait_for_the_next_start(
+def test_reload_applies_some_settings_and_logs_that_others_wait_for_a_restart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -49,7 +49,7 @@ def test_changes_are_applied_and_other_changes_wait_for_the_next_start(
 
 
 @pytest.mark.parametrize("text", ["", "drain_secs = 5\n", "drain_secs = x\n", "drain = 1\n" + KEY])
-def test_reload_removes_no_key_and_applies_no_invalid_file(
+def test_reload_of_a_file_that_is_invalid_or_lacks_the_api_key_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     node = Node(tmp_path, KEY)

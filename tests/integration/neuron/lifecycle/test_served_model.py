@@ -52,7 +52,7 @@ class Machine:
                     self.model.record(output.timing, 1000, 100)
 
 
-def test_advertised_limits_are_enforced() -> None:
+def test_model_report_contains_the_token_limits_that_apply() -> None:
     model = scripted_model(answer("x"))
     assert model.limit == (CONTEXT, CONTEXT * 3 // 4, CONTEXT // 4)
     assert model.info().limit == Limit(context=CONTEXT, input=CONTEXT * 3 // 4, output=CONTEXT // 4)
@@ -69,7 +69,7 @@ async def test_requests_to_a_dead_engine_are_rejected() -> None:
     assert (refused.value.status, refused.value.retry_after) == (503, 5)
 
 
-def test_missing_memory_shrinks_the_context_to_none() -> None:
+def test_context_limit_shrinks_to_0_if_memory_for_the_kv_cache_is_missing() -> None:
     model = scripted_model(answer("x"))
     pages = model.engine.ready.kv_pages
     engine_of(model).missing_bytes = pages - 8  # a page has one byte
@@ -81,7 +81,7 @@ def test_missing_memory_shrinks_the_context_to_none() -> None:
     assert model.limit.context == CONTEXT
 
 
-def test_only_long_prompts_measure_the_prefill_rate() -> None:
+def test_prefill_rate_for_the_context_limit_is_measured_only_with_long_prompts() -> None:
     machine = Machine(base=0.0, row=0.0005)
     assert machine.model.limit.context == 120 * 800 // 1024 * 1024
     machine.submit(1, prompt=200)
@@ -92,7 +92,7 @@ def test_only_long_prompts_measure_the_prefill_rate() -> None:
     assert machine.model.limit.context == 120 * 2000 // 1024 * 1024
 
 
-def test_many_concurrent_prompts_do_not_lower_the_limit() -> None:
+def test_many_concurrent_prompts_do_not_lower_the_context_limit() -> None:
     """Waits for other prompts and for decoding sequences do not lower the measured prefill rate."""
     machine = Machine(base=0.020, row=0.0005)
     machine.submit(0, prompt=2000)
@@ -107,7 +107,7 @@ def test_many_concurrent_prompts_do_not_lower_the_limit() -> None:
     assert machine.model.limit.context >= limit.context
 
 
-def test_reading_the_limit_is_not_a_measurement() -> None:
+def test_reading_the_context_limit_does_not_change_the_measured_rate() -> None:
     machine = Machine(base=0.0, row=0.01)
     machine.submit(1, prompt=1000)
     machine.run()

@@ -146,7 +146,7 @@ async def test_model_never_sleeps_by_default_or_if_its_load_request_says_so(tmp_
         assert info(registry).status == "loaded"
 
 
-async def test_idle_time_of_a_loaded_model_can_be_changed(tmp_path: Path):
+async def test_idle_time_after_which_a_loaded_model_sleeps_can_be_changed(tmp_path: Path):
     async with node(60) as registry:
         await load(registry, make_model(tmp_path))
         registry.keep(TINY, 0.01)
@@ -158,7 +158,7 @@ async def test_idle_time_of_a_loaded_model_can_be_changed(tmp_path: Path):
         await asleep(registry)
 
 
-async def test_idle_time_begins_at_the_end_of_a_request(tmp_path: Path):
+async def test_idle_time_before_sleep_begins_at_the_end_of_a_request(tmp_path: Path):
     async with node() as registry:
         await load(registry, make_model(tmp_path))
         model = registry.get(TINY)
@@ -173,7 +173,7 @@ async def test_idle_time_begins_at_the_end_of_a_request(tmp_path: Path):
         await asleep(registry)
 
 
-async def test_reports_do_not_wake_a_model_and_do_not_delay_its_sleep(tmp_path: Path):
+async def test_reading_reports_of_a_model_neither_wakes_it_nor_delays_its_sleep(tmp_path: Path):
     async with node() as registry:
         await load(registry, make_model(tmp_path))
         while info(registry).status == "loaded":
@@ -185,7 +185,7 @@ async def test_reports_do_not_wake_a_model_and_do_not_delay_its_sleep(tmp_path: 
 
 
 @pytest.mark.parametrize("idle_secs", [None, 0.03], ids=["same", "changed"])
-async def test_sleeping_model_tokenizes_without_keeping_the_process(idle_secs: float | None, tmp_path: Path):
+async def test_sleeping_model_tokenizes_in_a_process_that_ends_afterwards(idle_secs: float | None, tmp_path: Path):
     others = processes_with(TEXT_PROCESS)  # of other tests in this process
 
     def started() -> int:
@@ -204,7 +204,7 @@ async def test_sleeping_model_tokenizes_without_keeping_the_process(idle_secs: f
         await until(lambda: not started())
 
 
-async def test_one_process_without_a_model_waits_for_the_next_wake(tmp_path: Path):
+async def test_while_models_sleep_one_standby_engine_process_waits(tmp_path: Path):
     async with node(60) as registry:
         path = make_model(tmp_path)
         for model in ("org/one", "org/two"):
@@ -224,7 +224,7 @@ async def test_one_process_without_a_model_waits_for_the_next_wake(tmp_path: Pat
         assert not engines()
 
 
-async def test_models_that_wake_one_after_the_other_take_a_waiting_process_each(tmp_path: Path):
+async def test_each_model_that_wakes_uses_the_standby_engine_process(tmp_path: Path):
     path, models = make_model(tmp_path), ("org/one", "org/two")
     async with node(60) as registry:
         for model in models:
@@ -239,7 +239,7 @@ async def test_models_that_wake_one_after_the_other_take_a_waiting_process_each(
         assert len(engines()) == 2, "no process waits if no model sleeps"
 
 
-async def test_process_waits_for_the_next_wake_after_a_failed_load(tmp_path: Path):
+async def test_standby_engine_process_is_available_after_a_failed_load(tmp_path: Path):
     (tmp_path / "broken").mkdir()
     broken = make_model(tmp_path / "broken")
     (broken / "tokenizer.json").write_text("no json")
@@ -257,7 +257,7 @@ async def test_process_waits_for_the_next_wake_after_a_failed_load(tmp_path: Pat
         assert engines() == waiting
 
 
-async def test_model_that_sleeps_again_has_one_watch_which_ends_with_the_model(tmp_path: Path):
+async def test_idle_timer_of_a_model_runs_once_and_ends_when_the_model_is_unloaded(tmp_path: Path):
     pauses: list[asyncio.Event] = []
 
     async def sleep(_seconds: float) -> None:
@@ -303,7 +303,7 @@ async def test_request_waits_while_the_model_falls_asleep(tmp_path: Path):
         assert starts(path) == 2
 
 
-async def test_wake_continues_without_the_client_that_began_it(tmp_path: Path):
+async def test_wake_continues_after_the_client_that_caused_it_disconnects(tmp_path: Path):
     path = make_model(tmp_path, "slow")
     async with waking(path) as (registry, first):
         assert (info(registry).status, info(registry).progress) == ("sleeping", 0.5)
@@ -314,7 +314,7 @@ async def test_wake_continues_without_the_client_that_began_it(tmp_path: Path):
         assert await second == 3 and starts(path) == 2
 
 
-async def test_killed_engine_of_a_wake_costs_no_request_an_error(tmp_path: Path):
+async def test_request_succeeds_although_the_engine_is_killed_during_its_wake(tmp_path: Path):
     path = make_model(tmp_path, "slow")
     async with waking(path) as (_, asking):
         os.kill(engines()[0].pid, signal.SIGKILL)
@@ -322,7 +322,7 @@ async def test_killed_engine_of_a_wake_costs_no_request_an_error(tmp_path: Path)
         assert await asking == 3 and starts(path) == 3
 
 
-async def test_failed_wake_is_an_error_and_the_next_request_tries_again(tmp_path: Path):
+async def test_request_whose_wake_fails_gets_503_and_the_next_request_wakes_the_model_again(tmp_path: Path):
     path = make_model(tmp_path)
     async with sleeping(path) as registry:
         path.with_suffix(".bad").touch()
@@ -364,7 +364,7 @@ async def test_shutdown_during_a_wake_ends_the_engine_and_the_request(tmp_path: 
         assert not engines()
 
 
-async def test_sleeping_model_is_unloaded(tmp_path: Path):
+async def test_sleeping_model_can_be_unloaded(tmp_path: Path):
     async with sleeping(make_model(tmp_path)) as registry:
         await registry.sleep(TINY)
         await registry.unload(TINY)
@@ -382,7 +382,7 @@ async def test_load_request_wakes_a_sleeping_model_with_its_former_options(tmp_p
         assert info(registry).status == "loaded" and starts(path) == 2
 
 
-async def test_wake_starts_the_process_that_tokenizes(tmp_path: Path):
+async def test_wake_of_a_model_starts_the_process_that_tokenizes(tmp_path: Path):
     async with node(60) as registry:
         await load(registry, make_model(tmp_path))
         before = set(processes_with(TEXT_PROCESS))
@@ -391,14 +391,14 @@ async def test_wake_starts_the_process_that_tokenizes(tmp_path: Path):
         await until(lambda: bool(set(processes_with(TEXT_PROCESS)) - before))
 
 
-async def test_embeddings_wake_a_model(tmp_path: Path):
+async def test_embedding_request_wakes_a_sleeping_model(tmp_path: Path):
     async with sleeping(make_model(tmp_path)) as registry:
         embedding = asyncio.create_task(embedded(registry.get(TINY), [[4]], "", list))
         await until(lambda: info(registry).status == "loaded")
         embedding.cancel()  # the fake engine computes no embeddings
 
 
-async def test_model_that_wakes_puts_the_model_to_sleep_that_was_idle_longest(tmp_path: Path):
+async def test_model_that_needs_memory_to_wake_puts_the_longest_idle_model_to_sleep(tmp_path: Path):
     path, models = make_model(tmp_path, "hungry"), ("org/first", "org/second")
     async with node(60) as registry:
         for model_id in models:
@@ -428,7 +428,7 @@ async def test_load_request_puts_no_other_model_to_sleep(tmp_path: Path):
         assert info(registry, "org/first").status == "sleeping" and info(registry, "org/second").status == "loaded"
 
 
-async def test_pinned_model_does_not_make_room(tmp_path: Path):
+async def test_pinned_model_is_not_put_to_sleep_for_a_model_that_wakes(tmp_path: Path):
     path = make_model(tmp_path, "hungry")
     async with node(60) as registry:
         await load(registry, path, "org/first")
@@ -442,7 +442,7 @@ async def test_pinned_model_does_not_make_room(tmp_path: Path):
         assert await ask(registry, 3, "org/first") == 3
 
 
-async def test_requests_at_any_moment_get_an_answer(tmp_path: Path):
+async def test_requests_get_an_answer_whenever_models_sleep_wake_or_crash(tmp_path: Path):
     """Sleep, wake, kills and requests at random moments."""
     moments = random.Random(20261128)
     path = make_model(tmp_path)
@@ -474,7 +474,7 @@ async def test_requests_at_any_moment_get_an_answer(tmp_path: Path):
         await until(lambda: len(engines()) == 1)  # the process that waits for the next wake
 
 
-async def test_two_models_that_take_turns_keep_their_prompts(
+async def test_two_models_that_wake_by_turns_reread_their_prompts_from_disk(
     smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Real engines, and memory for one of them: the second turn of a conversation reads its pages from disk."""

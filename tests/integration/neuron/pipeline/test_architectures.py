@@ -23,13 +23,15 @@ def assert_equal_on(group: HostGroup, model: Path, expected: tuple[Tensor, list[
 
 
 @pytest.mark.parametrize("name", daily(MODELS.keys() - LIKE_OTHERS, [name for name in MODELS if name not in UNDIVIDED]))
-def test_logits_of_two_hosts_equal_those_of_one(name: str, group_of: GroupOf, tmp_path: Path) -> None:
+def test_logits_of_pipeline_stages_on_two_hosts_equal_those_of_one_host(
+    name: str, group_of: GroupOf, tmp_path: Path
+) -> None:
     tiny_model(tmp_path, seed=2, **MODELS[name])
     assert_equal_on(group_of(2), tmp_path, logits_and_tokens(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_5_moe"])
-def test_logits_of_three_hosts_and_of_hosts_with_two_ranks_equal_those_of_one(
+def test_logits_of_three_hosts_and_of_two_hosts_with_two_ranks_equal_those_of_one_host(
     name: str, group_of: GroupOf, tmp_path: Path
 ) -> None:
     tiny_model(tmp_path, seed=2, **MODELS[name] | {"num_hidden_layers": 4})
@@ -38,7 +40,7 @@ def test_logits_of_three_hosts_and_of_hosts_with_two_ranks_equal_those_of_one(
     assert_equal_on(group_of(2), tmp_path, expected, tensor_parallel=2)
 
 
-def test_logits_of_plain_torch_on_two_hosts_equal_those_of_one(group_of: GroupOf, tmp_path: Path) -> None:
+def test_logits_of_plain_torch_on_two_hosts_equal_those_of_one_host(group_of: GroupOf, tmp_path: Path) -> None:
     tiny_model(tmp_path, seed=2, **MODELS["gpt_oss"])
     options = {"kernels": "torch", "dtype": "float32"}
     assert_equal_on(group_of(2), tmp_path, logits_and_tokens(tmp_path, **options), **options)

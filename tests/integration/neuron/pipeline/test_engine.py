@@ -21,19 +21,25 @@ async def clients(smollm2_gguf: Path, group_of: GroupOf) -> AsyncIterator[tuple[
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_two_hosts_give_the_results_of_one(clients: tuple[EngineClient, EngineClient], name: str) -> None:
+async def test_outputs_of_two_hosts_equal_those_of_one_host(
+    clients: tuple[EngineClient, EngineClient], name: str
+) -> None:
     one, two = clients
     assert await result_of(two, name) == await result_of(one, name)
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_two_hosts_give_the_results_of_one_in_a_batch(clients: tuple[EngineClient, EngineClient]) -> None:
+async def test_outputs_of_a_batch_on_two_hosts_equal_those_of_one_host(
+    clients: tuple[EngineClient, EngineClient],
+) -> None:
     one, two = clients
     alone = [await result_of(one, name) for name in REQUESTS]
     assert await asyncio.gather(*(result_of(two, name) for name in REQUESTS)) == alone
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_two_hosts_give_the_embedding_of_one(clients: tuple[EngineClient, EngineClient]) -> None:
+async def test_embedding_computed_by_two_hosts_equals_that_of_one_host(
+    clients: tuple[EngineClient, EngineClient],
+) -> None:
     one, two = [await client.embed(FRANCE) for client in clients]
     assert one.vector == two.vector != []

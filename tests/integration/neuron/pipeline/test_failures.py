@@ -33,7 +33,7 @@ def stage_processes() -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-async def test_failed_stage_ends_the_engine_and_all_processes(
+async def test_killed_or_stopped_stage_on_another_host_ends_the_engine_and_all_processes(
     tiny_gguf: Path, group_of: GroupOf, fault: signal.Signals
 ) -> None:
     died = asyncio.get_running_loop().create_future()
@@ -51,7 +51,7 @@ async def test_failed_stage_ends_the_engine_and_all_processes(
     assert_all_end(processes)
 
 
-async def test_killed_engine_ends_its_stages(tiny_gguf: Path, group_of: GroupOf) -> None:
+async def test_killed_engine_ends_its_stages_on_other_hosts(tiny_gguf: Path, group_of: GroupOf) -> None:
     async with running(tiny_gguf, group_of(2)) as client:
         processes = [psutil.Process(client.pid), *stage_processes()]
         assert len(processes) == 2
@@ -59,7 +59,7 @@ async def test_killed_engine_ends_its_stages(tiny_gguf: Path, group_of: GroupOf)
         assert_all_end(processes)
 
 
-async def test_fault_in_a_stage_ends_the_engine(
+async def test_error_in_a_stage_ends_the_engine(
     tiny_gguf: Path, group_of: GroupOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inject(monkeypatch, "rank1/error@step=3")
@@ -86,7 +86,7 @@ async def test_stage_that_fails_to_load_fails_the_load(
     assert "injected: error" in str(await load_error(tiny_gguf, group_of(2)))
 
 
-async def test_other_version_of_the_code_fails_the_load_without_torch(
+async def test_load_fails_if_a_host_runs_another_version(
     tiny_gguf: Path, group_of: GroupOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in without_torch(tmp_path).items():
@@ -95,13 +95,13 @@ async def test_other_version_of_the_code_fails_the_load_without_torch(
     assert "but host 0 runs 0.0.1 abc" in str(await load_error(tiny_gguf, group))
 
 
-async def test_other_secret_fails_the_load(tiny_gguf: Path, group_of: GroupOf) -> None:
+async def test_load_fails_if_a_host_has_another_secret(tiny_gguf: Path, group_of: GroupOf) -> None:
     group = msgspec.structs.replace(group_of(2), secret=b"another secret of a group")
     assert "host 1 of the group: 127.0.0.2" in str(error := await load_error(tiny_gguf, group))
     assert "has another secret than this host" in str(error)
 
 
-async def test_other_files_fail_the_load(
+async def test_load_fails_if_a_host_has_a_different_model_file(
     tiny_gguf: Path, group_of: GroupOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hosts find different files at the same path in their cache folders."""
@@ -121,7 +121,7 @@ async def test_other_files_fail_the_load(
     assert "differs from the file on host 0" in str(error)
 
 
-async def test_stage_that_does_not_fit_fails_the_load(tiny_gguf: Path) -> None:
+async def test_load_fails_if_a_stage_does_not_fit_on_its_host(tiny_gguf: Path) -> None:
     with hosts(min_free_floor_mb=1 << 20) as group_of:
         error = await load_error(tiny_gguf, group_of(2))
     assert isinstance(error, DoesNotFitError)

@@ -60,7 +60,7 @@ HEAPS = [("bound", 0, 20), ("one, trimmed", 0, 20), ("unbound, trimmed", 100, 20
 
 
 @pytest.mark.parametrize(("heaps", "least", "most"), HEAPS)
-def test_memory_freed_by_threads_returns_to_the_system(heaps: str, least: int, most: int) -> None:
+def test_memory_freed_by_threads_is_returned_to_the_operating_system(heaps: str, least: int, most: int) -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT, heaps], capture_output=True, text=True, timeout=60, check=True)
     assert least <= int(run.stdout) <= most
 
@@ -79,7 +79,7 @@ async def registry() -> AsyncIterator[Registry]:
         await registry.close()
 
 
-async def test_unloaded_model_is_freed(registry: Registry, tmp_path: Path) -> None:
+async def test_text_processing_objects_of_an_unloaded_model_are_freed(registry: Registry, tmp_path: Path) -> None:
     model = await registry.load(ModelSpec(model_id="org/tiny", source=f"file:{make_model(tmp_path)}"))
     text = weakref.ref(model.text)
     del model

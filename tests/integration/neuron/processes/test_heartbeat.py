@@ -12,7 +12,7 @@ def count_in_another_process(heartbeat: Heartbeat, beats: int) -> None:
     subprocess.run([sys.executable, "-c", code], pass_fds=[heartbeat.fd], check=True, timeout=60)
 
 
-def test_server_reads_the_engine_count() -> None:
+def test_server_process_reads_the_heartbeat_count_written_by_the_engine() -> None:
     heartbeat = Heartbeat()
     try:
         assert heartbeat.count == 0

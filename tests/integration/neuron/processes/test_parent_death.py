@@ -19,7 +19,7 @@ while True:
 """
 
 
-def test_busy_process_and_its_children_end_when_the_pipe_closes():
+def test_busy_process_and_its_children_end_when_the_parents_pipe_closes():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True, **pipes)
     assert process.stdin is not None
@@ -35,7 +35,7 @@ def test_busy_process_and_its_children_end_when_the_pipe_closes():
 
 
 @pytest.mark.parametrize(("source", "code"), [("print(__name__, sys.argv[1:])", 0), ("sys.exit(3)", 3)])
-def test_module_under_the_watch_keeps_output_and_exit_code(tmp_path: Path, source: str, code: int):
+def test_module_run_under_the_parent_watch_keeps_its_output_and_exit_code(tmp_path: Path, source: str, code: int):
     (tmp_path / "guest.py").write_text(f"import sys\n{source}\n")
     command = [sys.executable, "-m", "helexa.neuron.processes.parent_watch", "guest", "--to", "x"]
     run = subprocess.Popen(

@@ -37,7 +37,7 @@ def tokens_with_torch(model: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-async def test_engine_without_torch_samples_the_tokens_of_torch(
+async def test_engine_without_torch_generates_the_same_tokens_as_with_torch(
     ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tmp_path / "model"
@@ -80,7 +80,7 @@ async def test_model_that_requires_torch_is_rejected_with_the_reason(
         await EngineClient.start(model, EngineOptions(kv_cache_mb=8, threads=1, **options))
 
 
-async def test_engine_uses_torch_for_a_model_that_the_kernels_do_not_compute(tmp_path: Path) -> None:
+async def test_engine_uses_torch_for_a_model_that_native_kernels_do_not_support(tmp_path: Path) -> None:
     tiny_model(tmp_path, **MODELS["qwen2"] | {"head_dim": 16})
     client = await EngineClient.start(tmp_path, EngineOptions(kv_cache_mb=8, threads=1))
     try:

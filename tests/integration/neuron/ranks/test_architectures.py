@@ -19,7 +19,7 @@ RANKS = daily([3], [2, 3])
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", NAMES)
-def test_native_logits_of_several_ranks_equal_those_of_one(name: str, ranks: int, tmp_path: Path) -> None:
+def test_native_logits_of_several_ranks_equal_those_of_one_rank(name: str, ranks: int, tmp_path: Path) -> None:
     tiny_model(tmp_path, seed=2, **MODELS[name])
     expected, expected_tokens = logits_and_tokens(tmp_path)
     logits, tokens = logits_and_tokens(tmp_path, tensor_parallel=ranks)
@@ -49,18 +49,20 @@ def test_each_rank_holds_its_part_of_the_weights(
 
 
 @pytest.mark.parametrize("name", daily(["gpt_oss"], ["llama", "gpt_oss", "qwen3_5_moe"]))
-def test_logits_over_gloo_are_close_to_those_of_one_rank(name: str, tmp_path: Path) -> None:
+def test_logits_of_ranks_that_exchange_over_gloo_are_close_to_those_of_one_rank(name: str, tmp_path: Path) -> None:
     assert_close_to_one_rank(name, tmp_path, 2, kernels="torch", dtype="float32", tensor_parallel_mode="exact")
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", daily(["gemma3", "qwen3_5_moe"], MODELS))
-def test_logits_from_partial_sums_are_close_to_those_of_one_rank(name: str, ranks: int, tmp_path: Path) -> None:
+def test_logits_of_ranks_that_add_partial_sums_are_close_to_those_of_one_rank(
+    name: str, ranks: int, tmp_path: Path
+) -> None:
     assert_close_to_one_rank(name, tmp_path, ranks, kernels="torch", dtype="float32", tensor_parallel_mode="sum")
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_5_moe"])
-def test_native_logits_from_partial_sums_are_close_to_those_of_one_rank(name: str, tmp_path: Path) -> None:
+def test_native_logits_of_ranks_that_add_partial_sums_are_close_to_those_of_one_rank(name: str, tmp_path: Path) -> None:
     """Only the first token of each prompt is compared, because later tokens may differ."""
     tiny_model(tmp_path, seed=2, **MODELS[name])
     expected, _ = logits_and_tokens(tmp_path)

@@ -54,19 +54,19 @@ def affinities(pid: int) -> list[Collection[int]]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_all_threads_of_a_rank_are_bound_to_its_node(tmp_path: Path, rank: int) -> None:
+def test_all_threads_of_a_rank_are_bound_to_its_numa_node(tmp_path: Path, rank: int) -> None:
     folder, halves = two_nodes_of_this_machine(tmp_path)
     assert bound_process(folder, rank, 2) == [[sorted(halves[rank])], physical_cores(halves[rank]), 3]
 
 
-def test_without_several_nodes_or_ranks_nothing_is_bound(tmp_path: Path) -> None:
+def test_threads_are_not_bound_without_several_numa_nodes_and_ranks(tmp_path: Path) -> None:
     folder, _ = two_nodes_of_this_machine(tmp_path)
     everywhere = [sorted(os.sched_getaffinity(0))]
     assert bound_process(folder, 0, ranks=1) == [everywhere, physical_cores(), 3]
     assert bound_process(tmp_path / "nowhere", 0, ranks=2) == [everywhere, max(physical_cores() // 2, 1), 3]
 
 
-async def test_processes_of_an_engine_are_bound_to_different_nodes(
+async def test_processes_of_an_engine_are_bound_to_different_numa_nodes(
     smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

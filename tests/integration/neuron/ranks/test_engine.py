@@ -81,20 +81,26 @@ def assert_all_end(processes: list[psutil.Process]) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_two_ranks_give_the_results_of_one(clients: tuple[EngineClient, EngineClient], name: str) -> None:
+async def test_outputs_of_two_ranks_equal_those_of_one_rank(
+    clients: tuple[EngineClient, EngineClient], name: str
+) -> None:
     one, two = clients
     assert await result_of(two, name) == await result_of(one, name)
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_two_ranks_give_the_results_of_one_in_a_batch(clients: tuple[EngineClient, EngineClient]) -> None:
+async def test_outputs_of_a_batch_on_two_ranks_equal_those_of_one_rank(
+    clients: tuple[EngineClient, EngineClient],
+) -> None:
     one, two = clients
     alone = [await result_of(one, name) for name in REQUESTS]
     assert await asyncio.gather(*(result_of(two, name) for name in REQUESTS)) == alone
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_two_ranks_give_the_embedding_of_one(clients: tuple[EngineClient, EngineClient]) -> None:
+async def test_embedding_computed_by_two_ranks_equals_that_of_one_rank(
+    clients: tuple[EngineClient, EngineClient],
+) -> None:
     one, two = [await client.embed(FRANCE) for client in clients]
     assert one.vector == two.vector != []
 
@@ -132,7 +138,7 @@ async def test_killed_engine_ends_its_ranks(tiny_gguf: Path) -> None:
         assert_all_end(processes)
 
 
-async def test_stopped_rank_ends_the_engine(tiny_gguf: Path) -> None:
+async def test_rank_stopped_by_sigstop_ends_the_engine(tiny_gguf: Path) -> None:
     died = asyncio.get_running_loop().create_future()
     async with running(tiny_gguf, 2, on_exit=died.set_result, step_seconds=1.5) as client:
         processes = [psutil.Process(client.pid), *rank_processes(client)]
@@ -155,7 +161,7 @@ async def test_stopped_rank_ends_the_engine(tiny_gguf: Path) -> None:
         ("oom@step=3", "rank 0 failed in a step of all ranks: OutOfMemoryError: injected: out of memory"),
     ],
 )
-async def test_fault_in_a_rank_ends_the_engine(
+async def test_error_in_a_rank_ends_the_engine(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
 ) -> None:
     inject(monkeypatch, fault)
@@ -208,13 +214,13 @@ async def test_rank_without_a_usable_device_fails_the_load(tiny_gguf: Path) -> N
     assert "\n" not in str(failed.value)
 
 
-async def test_close_ends_all_ranks(tiny_gguf: Path) -> None:
+async def test_closing_the_engine_ends_the_processes_of_all_ranks(tiny_gguf: Path) -> None:
     async with running(tiny_gguf, 2) as client:
         processes = [psutil.Process(client.pid), *rank_processes(client)]
     assert_all_end(processes)
 
 
-async def test_more_ranks_than_heads_is_a_model_error(tmp_path: Path) -> None:
+async def test_load_with_more_ranks_than_attention_heads_is_rejected(tmp_path: Path) -> None:
     tiny_model(
         tmp_path, model_type="llama", vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=128,

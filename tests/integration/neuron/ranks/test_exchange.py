@@ -32,7 +32,7 @@ def on_ranks(count: int, folder: Path, run: Callable[[int, Distributed], Tensor]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("total", [48, 80])  # even and uneven shares of three ranks
-def test_gather_returns_the_columns_of_all_ranks(total: int, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_gather_returns_the_columns_of_all_ranks_to_each_rank(total: int, dtype: torch.dtype, tmp_path: Path) -> None:
     whole = torch.randn(5, total).to(dtype)
 
     def run(rank: int, exchange: Distributed) -> Tensor:
@@ -45,7 +45,7 @@ def test_gather_returns_the_columns_of_all_ranks(total: int, dtype: torch.dtype,
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sum_adds_in_the_order_of_the_ranks(rows: int, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_sum_over_ranks_adds_in_rank_order_and_rounds_once(rows: int, dtype: torch.dtype, tmp_path: Path) -> None:
     """The sum of a row does not depend on the number of rows, and is rounded once."""
     parts = [torch.randn(rows, 33).to(dtype) for _ in range(3)]
 
@@ -60,13 +60,13 @@ def test_sum_adds_in_the_order_of_the_ranks(rows: int, dtype: torch.dtype, tmp_p
         assert torch.equal(total, ((first + second) + third).to(dtype))
 
 
-def test_exchange_of_no_rows_needs_no_other_rank(tmp_path: Path) -> None:
+def test_exchange_of_zero_rows_returns_without_other_ranks(tmp_path: Path) -> None:
     def run(rank: int, exchange: Distributed) -> Tensor:
         return exchange.gather(torch.zeros(0, 16), Shares.split(32, 2, rank)) if rank else torch.zeros(0, 32)
 
     assert [tuple(result.shape) for result in on_ranks(2, tmp_path, run)] == [(0, 32), (0, 32)]
 
 
-def test_missing_rank_fails_the_connection_within_the_limit(tmp_path: Path) -> None:
+def test_connection_of_ranks_fails_within_the_time_limit_if_one_is_missing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         Distributed(RankGroup(0, 2), tmp_path / "store", 0.5, CPU)

@@ -69,7 +69,7 @@ def tokens_of_one_rank(model: Path) -> list[list[int]]:
         return tokens_of(runner)
 
 
-def test_ranks_replay_the_graphs_of_the_same_buckets(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_replay_graphs_of_the_same_size(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with two_ranks(model) as runner:
         runner.warm_up()
         assert runner.buckets == [Bucket(1, 1), Bucket(2, 2)]
@@ -86,7 +86,7 @@ def test_ranks_replay_the_graphs_of_the_same_buckets(model: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("refusing", daily([1], [0, 1]))
-def test_refused_capture_drops_the_graphs_of_all_ranks(
+def test_graph_capture_refused_by_one_rank_disables_graphs_on_all_ranks(
     model: Path, refusing: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     inject(monkeypatch, f"rank{refusing}/refuse@capture")
@@ -100,13 +100,13 @@ def test_refused_capture_drops_the_graphs_of_all_ranks(
         assert tokens_of(runner) == tokens_of_one_rank(model)
 
 
-def test_failed_device_of_a_rank_fails_the_capture(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_error_of_a_rank_fails_the_graph_capture(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, "rank1/fault@capture")
     with two_ranks(model) as runner, pytest.raises(DeviceError, match="rank 1: injected: device error"):
         runner.warm_up()
 
 
-def test_ranks_allocate_again_after_steps_were_measured(model: Path) -> None:
+def test_ranks_allocate_their_cache_anew_after_memory_was_measured(model: Path) -> None:
     options = EngineOptions(tensor_parallel=2, **OPTIONS)
     with two_ranks(model) as runner:
         expected = tokens_of(runner)

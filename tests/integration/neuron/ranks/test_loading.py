@@ -52,7 +52,7 @@ def test_each_rank_reads_only_its_part_of_the_file(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name", daily(MODELS.keys() - {"gemma3"}, ["llama", "gemma3", "gpt_oss", "qwen3_5_moe", "qwen3_next"])
 )
-def test_ranks_load_gguf_files(name: str, tmp_path: Path) -> None:
+def test_ranks_that_load_gguf_files_give_the_logits_of_one_rank(name: str, tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, seed=3, **MODELS[name])
     path = write_model(tmp_path / "model.gguf", reference.config, reference.state_dict())
     expected, expected_tokens = logits_and_tokens(path)
@@ -62,7 +62,7 @@ def test_ranks_load_gguf_files(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_5_moe"])
-def test_ranks_quantize_their_own_part(name: str, tmp_path: Path) -> None:
+def test_ranks_that_quantize_only_their_part_give_the_logits_of_one_rank(name: str, tmp_path: Path) -> None:
     tiny_model(tmp_path, seed=3, **MODELS[name] | WIDE | EXPERTS | HEADS)
     expected, expected_tokens = logits_and_tokens(tmp_path, quant="q4k")
     logits, tokens = logits_and_tokens(tmp_path, quant="q4k", tensor_parallel=2)
@@ -71,7 +71,9 @@ def test_ranks_quantize_their_own_part(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_5_moe"])
-def test_ranks_add_partial_results_of_quantized_weights(name: str, tmp_path: Path) -> None:
+def test_logits_of_quantized_weights_with_partial_sums_are_close_to_those_of_one_rank(
+    name: str, tmp_path: Path
+) -> None:
     """Attention outputs have a single block of q4k here, and are computed exactly beside the partial sums."""
     tiny_model(tmp_path, seed=3, **MODELS[name] | WIDE | EXPERTS | HEADS)
     precise: dict[str, str] = {
@@ -83,7 +85,7 @@ def test_ranks_add_partial_results_of_quantized_weights(name: str, tmp_path: Pat
     torch.testing.assert_close(logits[::STEPS], expected[::STEPS], rtol=0, atol=0.02 * float(expected.std()))
 
 
-def test_ranks_load_quantized_experts_of_square_shape(tmp_path: Path) -> None:
+def test_ranks_with_square_quantized_experts_give_the_logits_of_one_rank(tmp_path: Path) -> None:
     """The experts of gpt-oss-20b are square, so that their shape does not tell whether they are transposed."""
     tiny_model(tmp_path, seed=3, **MODELS["gpt_oss"] | {"hidden_size": 96, "intermediate_size": 96})
     quantize_experts(tmp_path)
@@ -93,7 +95,7 @@ def test_ranks_load_quantized_experts_of_square_shape(tmp_path: Path) -> None:
     assert torch.equal(logits, expected)
 
 
-def test_rank_that_cannot_read_the_model_fails_the_load(tmp_path: Path) -> None:
+def test_load_fails_if_a_rank_cannot_read_the_model(tmp_path: Path) -> None:
     """Rank 0 has read the configuration before it requests memory, and the other ranks start after the grant."""
     tiny_model(tmp_path, **MODELS["llama"])
 
@@ -107,7 +109,7 @@ def test_rank_that_cannot_read_the_model_fails_the_load(tmp_path: Path) -> None:
     assert "\n" not in str(failed.value)
 
 
-def test_killed_rank_fails_the_load(tmp_path: Path) -> None:
+def test_load_fails_if_a_rank_is_killed(tmp_path: Path) -> None:
     endings: list[str] = []
     others = RankProcesses(2, endings.append)
     try:

@@ -42,7 +42,9 @@ def in_pieces(text: str, size: int) -> Script:
         ),
     ],
 )
-async def test_tokens_after_the_end_are_not_counted(fields: dict[str, Any], text: str, tokens: int, size: int) -> None:
+async def test_tokens_after_a_stop_string_or_tool_call_are_not_counted_in_the_usage(
+    fields: dict[str, Any], text: str, tokens: int, size: int
+) -> None:
     async with serve(in_pieces(text, size), AGENT_TEMPLATE) as node:
         status, reply = await node.post(PATH, {**CHAT, **fields})
         assert status == 200, reply
@@ -50,7 +52,7 @@ async def test_tokens_after_the_end_are_not_counted(fields: dict[str, Any], text
 
 
 @pytest.mark.parametrize("limit", [40, *range(60, 70), 100])
-async def test_thinking_budget_stays_within_the_output_limit(limit: int) -> None:
+async def test_tokens_that_end_the_reasoning_at_its_budget_count_toward_max_tokens(limit: int) -> None:
     """The model writes text, then reasons without end. The tokens that close the reasoning count toward the limit."""
     tokenizer = byte_tokenizer(*HARMONY)
     closing = tokenizer.encode("<|end|><|start|>assistant<|channel|>final<|message|>")

@@ -74,7 +74,7 @@ async def both(node: Node, request: dict[str, Any], **headers: str) -> dict[str,
     return streamed
 
 
-async def test_call_is_separated_from_surrounding_text() -> None:
+async def test_tool_calls_are_separated_from_surrounding_text() -> None:
     async with serve(answer(f"I look it up.\n{CALL}\n{NEXT}"), AGENT_TEMPLATE) as node:
         choice = (await both(node, AGENT))["choice"]
         assert choice["finish_reason"] == "tool_calls"
@@ -92,7 +92,7 @@ BARE = '{"name": "weather", "arguments": {"place": "Köln"}}'
 
 
 @pytest.mark.parametrize("text", [BARE, f"```json\n{BARE}\n```"])
-async def test_call_as_plain_json_is_a_call(text: str) -> None:
+async def test_tool_call_written_as_json_without_tags_is_returned_as_a_tool_call(text: str) -> None:
     async with serve(answer(text), AGENT_TEMPLATE) as node:
         choice = (await both(node, AGENT))["choice"]
     (call,) = choice["message"]["tool_calls"]
@@ -103,20 +103,20 @@ async def test_call_as_plain_json_is_a_call(text: str) -> None:
 @pytest.mark.parametrize(
     "change", [{"tools": None}, {"tool_choice": "none"}, {"response_format": {"type": "json_object"}}]
 )
-async def test_json_like_a_call_is_text_if_no_call_is_allowed(change: dict[str, Any]) -> None:
+async def test_json_that_looks_like_a_tool_call_is_text_if_no_call_is_allowed(change: dict[str, Any]) -> None:
     async with serve(answer(BARE), AGENT_TEMPLATE) as node:
         choice = (await both(node, {**AGENT, **change}))["choice"]
     assert choice["message"] == {"role": "assistant", "content": BARE, "refusal": None}
 
 
-async def test_json_text_is_streamed_as_soon_as_it_cannot_be_a_call() -> None:
+async def test_json_text_is_streamed_as_soon_as_it_cannot_be_a_tool_call() -> None:
     async with serve(answer('{"name": "Bob"}'), AGENT_TEMPLATE) as node:
         data = await node.events(PATH, AGENT)
     pieces = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in data[:-2]]
     assert [piece for piece in pieces if piece] == ['{"name": "B', "o", "b", '"', "}"]
 
 
-async def test_arguments_are_streamed_during_generation() -> None:
+async def test_arguments_of_a_tool_call_are_streamed_during_generation() -> None:
     async with serve(answer(CALL), AGENT_TEMPLATE) as node:
         data = await node.events(PATH, AGENT)
     pieces = [
@@ -135,14 +135,14 @@ async def test_arguments_are_streamed_during_generation() -> None:
         "<tool_call>",
     ],
 )
-async def test_malformed_call_is_returned_as_text(text: str) -> None:
+async def test_malformed_tool_call_is_returned_as_text(text: str) -> None:
     async with serve(answer(text), AGENT_TEMPLATE) as node:
         choice = (await both(node, AGENT))["choice"]
         assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
         assert choice["finish_reason"] == "stop"
 
 
-async def test_call_of_an_unknown_tool_is_returned_unchanged() -> None:
+async def test_tool_call_of_an_unknown_tool_is_returned_unchanged() -> None:
     async with serve(
         answer('<tool_call>\n{"name": "unheard_of", "arguments": {}}\n</tool_call>'), AGENT_TEMPLATE
     ) as node:
@@ -152,7 +152,7 @@ async def test_call_of_an_unknown_tool_is_returned_unchanged() -> None:
         assert choice["finish_reason"] == "tool_calls"
 
 
-async def test_finish_reason_is_stop_after_a_malformed_call() -> None:
+async def test_finish_reason_is_stop_after_a_malformed_tool_call() -> None:
     broken = '<tool_call>\n{"name": "weather", "arguments": {"place": , "x"}}\n</tool_call>'
     async with serve(answer(f"{broken}\n{NEXT}"), AGENT_TEMPLATE) as node:
         for parallel in (True, False):
@@ -161,7 +161,7 @@ async def test_finish_reason_is_stop_after_a_malformed_call() -> None:
             assert choice["finish_reason"] == "stop"
 
 
-async def test_without_tools_a_call_is_text() -> None:
+async def test_tool_call_of_the_model_is_text_if_the_request_has_no_tools() -> None:
     async with serve(answer(CALL), AGENT_TEMPLATE) as node:
         for request in (CHAT, {**AGENT, "tool_choice": "none"}):
             choice = (await both(node, request))["choice"]
@@ -169,19 +169,19 @@ async def test_without_tools_a_call_is_text() -> None:
         assert "weather" not in TOKENIZER.decode(node.engine.requests[-1].prompt)
 
 
-async def test_truncated_call_has_finish_reason_length() -> None:
+async def test_answer_cut_off_in_a_tool_call_has_finish_reason_length() -> None:
     async with serve(answer(CALL[:60], finish="length"), AGENT_TEMPLATE) as node:
         choice = (await both(node, AGENT))["choice"]
         assert choice["finish_reason"] == "length"
         assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"place"')
 
 
-async def test_call_abandoned_by_the_model_has_finish_reason_stop() -> None:
+async def test_answer_that_ends_within_a_tool_call_has_finish_reason_stop() -> None:
     async with serve(answer(CALL[:60]), AGENT_TEMPLATE) as node:
         assert (await both(node, AGENT))["choice"]["finish_reason"] == "stop"
 
 
-async def test_second_call_is_dropped_without_parallel_calls() -> None:
+async def test_second_tool_call_is_dropped_if_parallel_tool_calls_is_false() -> None:
     async with serve(answer(f"{CALL}\n{NEXT} and on"), AGENT_TEMPLATE) as node:
         choice = (await both(node, {**AGENT, "parallel_tool_calls": False}))["choice"]
         assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
@@ -190,7 +190,7 @@ async def test_second_call_is_dropped_without_parallel_calls() -> None:
 
 
 @pytest.mark.parametrize("arguments", ['{"place": "Köln"}', {"place": "Köln"}])
-async def test_template_gets_arguments_of_earlier_calls_as_objects(arguments: object) -> None:
+async def test_chat_template_gets_arguments_of_earlier_tool_calls_as_objects(arguments: object) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": arguments}}
     history = [
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -201,7 +201,7 @@ async def test_template_gets_arguments_of_earlier_calls_as_objects(arguments: ob
         assert "place=Köln;" in TOKENIZER.decode(node.engine.requests[0].prompt)
 
 
-async def test_template_error_because_of_tools_is_422() -> None:
+async def test_chat_template_that_rejects_tools_is_a_422() -> None:
     template = "{% if tools %}{{ raise_exception('no such tools') }}{% endif %}hello"
     async with serve(answer("x"), template) as node:
         assert (await node.error(PATH, AGENT))[:2] == (422, "template_render_failed")
@@ -219,7 +219,9 @@ async def test_template_error_because_of_tools_is_422() -> None:
         ("\n</think>\n\nYes.", None, "Yes."),
     ],
 )
-async def test_answer_begins_as_reasoning_if_the_prompt_opens_it(output: str, thoughts: str | None, text: str) -> None:
+async def test_answer_begins_as_reasoning_if_the_prompt_ends_with_the_reasoning_marker(
+    output: str, thoughts: str | None, text: str
+) -> None:
     async with serve(answer(output, finish="length"), AGENT_TEMPLATE) as node:
         reply = await both(node, THINKING)
         message = reply["choice"]["message"]
@@ -230,14 +232,14 @@ async def test_answer_begins_as_reasoning_if_the_prompt_opens_it(output: str, th
         assert inside <= details["reasoning_tokens"] <= len(output.encode()) - len(text.encode())
 
 
-async def test_reasoning_opened_by_the_model_is_reasoning() -> None:
+async def test_text_between_reasoning_markers_of_the_model_is_reasoning() -> None:
     async with serve(answer("<think>Hm.</think>Yes."), AGENT_TEMPLATE) as node:
         reply = await both(node, CHAT)
         assert reply["choice"]["message"]["reasoning_content"] == "Hm."
         assert reply["choice"]["message"]["content"] == "Yes."
 
 
-async def test_text_before_a_lone_closing_marker_is_reasoning() -> None:
+async def test_text_before_a_closing_reasoning_marker_without_an_opening_one_is_reasoning() -> None:
     async with serve(answer(f"The weather.\n</think>\n\nI look.{CALL}"), AGENT_TEMPLATE) as node:
         _, complete = await node.post(PATH, AGENT)
         message = complete["choices"][0]["message"]
@@ -247,7 +249,7 @@ async def test_text_before_a_lone_closing_marker_is_reasoning() -> None:
         assert (streamed.get("reasoning_content"), streamed["content"]) == (None, "The weather.\nI look.")
 
 
-async def test_reasoning_before_a_call_is_reported_as_reasoning() -> None:
+async def test_reasoning_before_a_tool_call_is_reported_as_reasoning() -> None:
     async with serve(answer(f"The weather.\n</think>\n\n{CALL}"), AGENT_TEMPLATE) as node:
         choice = (await both(node, {**AGENT, "enable_thinking": True}))["choice"]
         assert choice["message"]["reasoning_content"] == "The weather."
@@ -255,7 +257,7 @@ async def test_reasoning_before_a_call_is_reported_as_reasoning() -> None:
         assert choice["finish_reason"] == "tool_calls"
 
 
-async def test_markers_that_are_control_tokens_are_parsed_and_hidden() -> None:
+async def test_reasoning_and_tool_call_markers_that_are_control_tokens_are_parsed_and_hidden() -> None:
     tokenizer = byte_tokenizer("<think>", "</think>", "<tool_call>", "</tool_call>")
     script = answer(f"<think>Hm.</think>\nYes.\n{CALL}", tokenizer=tokenizer)
     async with serve(script, AGENT_TEMPLATE, tokenizer=tokenizer) as node:
@@ -284,7 +286,9 @@ async def test_markers_that_are_control_tokens_are_parsed_and_hidden() -> None:
         ({"chat_template_kwargs": {"enable_thinking": False}}, "true", False),
     ],
 )
-async def test_request_switches_reasoning_on_and_off(fields: dict[str, Any], header: str | None, thinks: bool) -> None:
+async def test_request_fields_and_header_switch_reasoning_on_and_off(
+    fields: dict[str, Any], header: str | None, thinks: bool
+) -> None:
     async with serve(answer("x"), AGENT_TEMPLATE) as node:
         if header is not None:
             node.http.headers["x-include-thinking"] = header
@@ -298,7 +302,7 @@ async def test_request_switches_reasoning_on_and_off(fields: dict[str, Any], hea
     ("Hm", "<think>\nHm\n</think>\n\n"),
     (f"Hm.</think>{CALL}", "<think>\nHm.\n</think>\n\n"),
 ])  # fmt: skip
-async def test_reasoning_is_part_of_the_text_on_request(output: str, text: str) -> None:
+async def test_header_x_include_thinking_puts_reasoning_into_the_text(output: str, text: str) -> None:
     async with serve(answer(output), AGENT_TEMPLATE) as node:
         message = (await both(node, AGENT, **{"x-include-thinking": "true"}))["choice"]["message"]
         assert message["content"] == text
@@ -323,7 +327,7 @@ def thinking(thoughts: str, text: str) -> Script:
 
 @pytest.mark.parametrize("fields", [{"thinking_budget": 9}, {"chat_template_kwargs": {"thinking_budget": 9}}])
 @pytest.mark.parametrize("thoughts", ["Hm, so", "Hm, so it is that or the other"])
-async def test_reasoning_ends_at_its_budget(fields: dict[str, Any], thoughts: str) -> None:
+async def test_reasoning_is_ended_when_it_reaches_the_thinking_budget(fields: dict[str, Any], thoughts: str) -> None:
     async with serve(thinking(thoughts, f"Yes.\n{CALL}"), AGENT_TEMPLATE) as node:
         reply = await both(node, {**AGENT, **fields, "stop": ["never"], "seed": 5})
         message, usage = reply["choice"]["message"], reply["usage"]
@@ -345,7 +349,7 @@ async def test_reasoning_ends_at_its_budget(fields: dict[str, Any], thoughts: st
 
 
 @pytest.mark.parametrize("budget", [1, 5, 20, 40])
-async def test_thinking_budget_does_not_break_a_call_without_the_end_of_reasoning(budget: int) -> None:
+async def test_thinking_budget_does_not_cut_a_tool_call_made_before_the_reasoning_ended(budget: int) -> None:
     thoughts = "Hm."[: budget - 1]
     async with serve(answer(f"{thoughts}{CALL}"), AGENT_TEMPLATE) as node:
         choice = (await both(node, {**AGENT, "thinking_budget": budget}))["choice"]
@@ -355,7 +359,7 @@ async def test_thinking_budget_does_not_break_a_call_without_the_end_of_reasonin
         assert len(node.engine.requests) == 2  # one streamed, one not
 
 
-async def test_reasoning_after_a_call_in_it_ends_at_its_budget() -> None:
+async def test_reasoning_that_quotes_a_tool_call_and_goes_on_ends_at_the_thinking_budget() -> None:
     async with serve(thinking(f"{CALL} so", "Yes."), AGENT_TEMPLATE) as node:
         message = (await both(node, {**AGENT, "thinking_budget": 9}))["choice"]["message"]
         assert message["reasoning_content"].startswith(CALL) and len(message["reasoning_content"]) <= len(f"{CALL} so")
@@ -363,7 +367,7 @@ async def test_reasoning_after_a_call_in_it_ends_at_its_budget() -> None:
 
 
 @pytest.mark.parametrize("budget", [4, 9])
-async def test_reasoning_that_begins_again_after_its_budget_is_closed_again(budget: int) -> None:
+async def test_reasoning_that_the_model_reopens_after_its_budget_is_closed_again(budget: int) -> None:
     async def script(request: Generate, say: Say) -> None:
         closed = TOKENIZER.decode(request.prompt).count("</think>")
         if closed == 3:
@@ -385,20 +389,20 @@ async def test_reasoning_that_begins_again_after_its_budget_is_closed_again(budg
         assert node.engine.open_streams == 0
 
 
-async def test_unused_thinking_budget_changes_nothing() -> None:
+async def test_thinking_budget_that_is_not_reached_changes_nothing() -> None:
     async with serve(answer("Hm.</think>Yes."), AGENT_TEMPLATE) as node:
         message = (await both(node, {**CHAT, "thinking_budget": 11}))["choice"]["message"]
         assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
         assert len(node.engine.requests) == 2  # one streamed, one not
 
 
-async def test_thinking_budget_is_ignored_without_space_for_an_answer() -> None:
+async def test_thinking_budget_is_ignored_if_max_tokens_leaves_no_space_for_an_answer() -> None:
     async with serve(answer("x" * 20, finish="length"), AGENT_TEMPLATE) as node:
         choice = (await both(node, {**CHAT, "thinking_budget": 9, "max_tokens": 20}))["choice"]
         assert (choice["message"]["reasoning_content"], choice["finish_reason"]) == ("x" * 20, "length")
 
 
-async def test_engine_failure_at_the_end_of_the_budget_is_an_error() -> None:
+async def test_engine_failure_when_the_thinking_budget_ends_is_an_error_response() -> None:
     async with serve(thinking("Hm, so it is", "unheard"), AGENT_TEMPLATE) as node:
         first = node.engine.generate
 
@@ -415,7 +419,7 @@ async def test_engine_failure_at_the_end_of_the_budget_is_an_error() -> None:
 # --- stop strings
 
 
-async def test_stop_strings_match_only_in_text() -> None:
+async def test_stop_strings_match_in_text_but_not_in_reasoning_or_tool_calls() -> None:
     output = f"Köln or not?</think>Is it Kö\n{CALL}"
     async with serve(answer(output), AGENT_TEMPLATE) as node:
         choice = (await both(node, {**AGENT, "enable_thinking": True, "stop": ["Köln"]}))["choice"]

@@ -56,7 +56,7 @@ async def complete(node: Node, path: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_several_answers_to_one_prompt(path: str) -> None:
+async def test_n_answers_to_one_prompt_are_returned_with_the_prompt_counted_once(path: str) -> None:
     async with serve(by_number) as node:
         reply = await complete(node, path, n=3, seed=7)
         output = [choice.get("text") or choice["message"]["content"] for choice in reply["choices"]]
@@ -74,7 +74,7 @@ async def test_several_answers_to_one_prompt(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_several_streamed_answers(path: str) -> None:
+async def test_n_streamed_answers_have_their_own_index_and_one_usage(path: str) -> None:
     async with serve(by_number) as node:
         data = await node.events(path, {**PATHS[path], **USAGE, "n": 3})
         assert texts(data) == {0: "x", 1: "xx", 2: "xxx"}
@@ -92,7 +92,7 @@ async def test_several_streamed_answers(path: str) -> None:
             assert roles == [0, 1, 2]
 
 
-async def test_later_answers_begin_after_the_first_prefill() -> None:
+async def test_later_answers_to_a_prompt_begin_after_the_prefill_of_the_first() -> None:
     go = asyncio.Event()
 
     async def script(request: Generate, say: Say) -> None:
@@ -110,7 +110,7 @@ async def test_later_answers_begin_after_the_first_prefill() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_one_slot_is_enough_for_several_answers(stream: bool) -> None:
+async def test_several_answers_are_served_one_by_one_if_only_one_slot_is_free(stream: bool) -> None:
     async with serve(by_number) as node:
         node.model.admission = Admission(AdmissionConfig(max_in_flight=1), node.engine)
         if stream:
@@ -119,7 +119,7 @@ async def test_one_slot_is_enough_for_several_answers(stream: bool) -> None:
             assert len((await complete(node, "/v1/completions", n=3))["choices"]) == 3
 
 
-async def test_failure_of_one_answer_fails_all() -> None:
+async def test_failure_of_one_of_several_answers_fails_the_request() -> None:
     async def script(request: Generate, say: Say) -> None:
         if request.id == 1:
             say(tokens=TOKENIZER.encode("x"))
@@ -132,7 +132,7 @@ async def test_failure_of_one_answer_fails_all() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_rejection_of_the_first_answer_rejects_the_request(stream: bool) -> None:
+async def test_rejection_of_the_first_of_several_answers_rejects_the_request(stream: bool) -> None:
     async with serve(answer("x")) as node:
         refused = await node.error("/v1/completions", {**TEXT, "n": 2, "stream": stream, "logit_bias": {"9999": 1}})
         assert refused[:2] == (400, "invalid_request_body")
@@ -145,7 +145,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-async def test_later_answers_are_retried_after_a_rejection(limits: str) -> None:
+async def test_later_answers_rejected_by_admission_are_retried(limits: str) -> None:
     async def script(request: Generate, say: Say) -> None:
         say(tokens=TOKENIZER.encode("x"))
         while request.id == 1 and not refused():  # noqa: ASYNC110 -- until a later run has been rejected
@@ -162,7 +162,7 @@ async def test_later_answers_are_retried_after_a_rejection(limits: str) -> None:
         assert node.engine.open_streams == 0
 
 
-async def test_final_rejection_of_a_later_answer_fails_all() -> None:
+async def test_final_rejection_of_a_later_answer_fails_the_request() -> None:
     async def script(request: Generate, say: Say) -> None:
         node.model.admission.close(service_unavailable("it goes away", 1))
         say(tokens=TOKENIZER.encode("x"))
@@ -173,7 +173,7 @@ async def test_final_rejection_of_a_later_answer_fails_all() -> None:
         assert node.engine.open_streams == 0
 
 
-async def test_unusable_grammar_is_400() -> None:
+async def test_grammar_that_cannot_be_used_is_a_400() -> None:
     async with serve(lambda request, say: fail(say)) as node:
         assert await node.error("/v1/completions", {**TEXT}) == (400, "invalid_grammar", "it is too large")
 
@@ -182,7 +182,7 @@ async def fail(say: Say) -> None:
     say(finish="error", error="it is too large", bad_grammar=True)
 
 
-async def test_disconnect_cancels_all_answers() -> None:
+async def test_disconnect_cancels_all_answers_to_the_prompt() -> None:
     async def script(request: Generate, say: Say) -> None:
         say(tokens=TOKENIZER.encode("x"))
         await asyncio.Event().wait()
@@ -201,7 +201,7 @@ async def test_disconnect_cancels_all_answers() -> None:
 
 
 @pytest.mark.parametrize(("top", "alternatives"), [(None, []), (0, []), (1, [" "]), (2, [" ", None])])
-async def test_chat_logprobs_are_of_each_token(top: int | None, alternatives: list[str | None]) -> None:
+async def test_chat_answer_has_log_probabilities_of_each_token(top: int | None, alternatives: list[str | None]) -> None:
     fields = {"logprobs": True, "top_logprobs": top}
     async with serve(likely) as node:
         (choice,) = (await complete(node, "/v1/chat/completions", **fields))["choices"]
@@ -221,7 +221,7 @@ async def test_chat_logprobs_are_of_each_token(top: int | None, alternatives: li
     assert streamed == content
 
 
-async def test_completion_logprobs_are_of_each_token() -> None:
+async def test_text_completion_has_log_probabilities_of_each_token() -> None:
     async with serve(likely) as node:
         (choice,) = (await complete(node, "/v1/completions", logprobs=1))["choices"]
         data = await node.events("/v1/completions", {**TEXT, "logprobs": 1})
@@ -235,14 +235,14 @@ async def test_completion_logprobs_are_of_each_token() -> None:
 
 
 @pytest.mark.parametrize("logprobs", [None, False])
-async def test_no_logprobs_without_request(logprobs: object) -> None:
+async def test_answer_has_no_log_probabilities_unless_requested(logprobs: object) -> None:
     async with serve(answer("x")) as node:
         (choice,) = (await complete(node, "/v1/completions", logprobs=logprobs))["choices"]
         assert choice["logprobs"] is None
         assert node.engine.requests[0].sampling.logprobs is None
 
 
-async def test_reasoning_and_calls_have_no_logprobs() -> None:
+async def test_log_probabilities_exclude_reasoning_and_tool_calls() -> None:
     async def script(request: Generate, say: Say) -> None:
         for token in TOKENIZER.encode('Hm.</think>\n\nYes, <tool_call>\n{"name": "f", "arguments": {}}</tool_call>'):
             say(tokens=[token], logprobs=[(-1.0, [])])
@@ -258,7 +258,7 @@ async def test_reasoning_and_calls_have_no_logprobs() -> None:
         assert "".join(token["token"] for token in choice["logprobs"]["content"]) == "Yes"
 
 
-async def test_missing_logprobs_of_the_engine_are_an_error() -> None:
+async def test_log_probabilities_that_the_engine_omits_are_an_error() -> None:
     async with serve(answer("x")) as node:
         assert (await node.error("/v1/completions", {**TEXT, "logprobs": 1}))[0] == 500
 
@@ -267,7 +267,7 @@ async def test_missing_logprobs_of_the_engine_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["Grüße", TOKENIZER.encode("Grüße")])
-async def test_echo_repeats_the_prompt(prompt: object) -> None:
+async def test_option_echo_returns_the_prompt_before_each_completion(prompt: object) -> None:
     async with serve(answer(" upon")) as node:
         reply = await complete(node, "/v1/completions", prompt=prompt, echo=True, n=2)
         assert [choice["text"] for choice in reply["choices"]] == ["Grüße upon"] * 2
@@ -275,7 +275,7 @@ async def test_echo_repeats_the_prompt(prompt: object) -> None:
         assert texts(data) == {0: "Grüße upon", 1: "Grüße upon"}
 
 
-async def test_too_many_logprobs_are_rejected() -> None:
+async def test_request_for_too_many_log_probabilities_is_rejected() -> None:
     fields = {**CHAT, "logprobs": True, "top_logprobs": 20, "n": 16, "max_tokens": 8192}
     async with serve(answer("x"), context=1 << 14) as node:
         status, code, message = await node.error("/v1/chat/completions", fields)

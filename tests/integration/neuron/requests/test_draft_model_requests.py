@@ -23,7 +23,7 @@ async def complete(node: Node) -> str:
 
 
 @pytest.mark.asyncio
-async def test_draft_model_of_a_load_request_is_used_and_reported(tmp_path: Path) -> None:
+async def test_draft_model_named_in_a_load_request_is_used_and_reported(tmp_path: Path) -> None:
     related_model(tmp_path / "model", strength=4.0, model_type="llama", **TEXT)
     related_model(tmp_path / "draft", strength=4.0, seed=1, **DRAFT)
     related_model(tmp_path / "other", model_type="gpt2", vocab_size=320, n_embd=32, n_layer=1, n_head=2)

@@ -62,7 +62,9 @@ def expected(model: VisionLanguageModel, *parts: str | Image.Image, steps: int =
     return tokenizer.decode(tokens)
 
 
-async def test_answer_equals_that_of_transformers(node: Node, model: VisionLanguageModel) -> None:
+async def test_answer_to_a_prompt_with_an_image_equals_that_of_transformers(
+    node: Node, model: VisionLanguageModel
+) -> None:
     image = picture(100, 70)
     body = await answer(node, "look: ", image_part(image), " what is it?")
     assert body["choices"][0]["message"]["content"] == expected(model, "look: ", image, " what is it?")
@@ -71,13 +73,15 @@ async def test_answer_equals_that_of_transformers(node: Node, model: VisionLangu
     assert body["usage"]["prompt_tokens"] > details["image_tokens"]
 
 
-async def test_several_images_are_read_in_their_order(node: Node, model: VisionLanguageModel) -> None:
+async def test_answer_to_a_prompt_with_two_images_equals_that_of_transformers(
+    node: Node, model: VisionLanguageModel
+) -> None:
     first, second = picture(64, 64, 1), picture(120, 60, 2)
     body = await answer(node, image_part(first), "and", image_part(second))
     assert body["choices"][0]["message"]["content"] == expected(model, first, "and", second)
 
 
-async def test_model_reports_its_capability(node: Node) -> None:
+async def test_model_that_reads_images_lists_the_capability_vision(node: Node) -> None:
     _, models = await node.get("/models")
     assert models[0]["capabilities"] == ["text", "vision"]
     _, models = await node.get("/v1/models")
@@ -85,13 +89,13 @@ async def test_model_reports_its_capability(node: Node) -> None:
     assert await node.get("/models/org%2Ftiny/capabilities") == (200, {"capabilities": ["text", "vision"]})
 
 
-async def test_large_image_is_shrunk(node: Node) -> None:
+async def test_large_image_is_shrunk_to_max_image_tokens(node: Node) -> None:
     """`max_image_tokens` of the node is 64, and `longest_edge` would allow 64 as well, so detail is the lower limit."""
     body = await answer(node, image_part(picture(1000, 900)))
     assert 32 < body["usage"]["prompt_tokens_details"]["image_tokens"] <= 64
 
 
-async def test_same_prompt_hits_the_prefix_cache(node: Node) -> None:
+async def test_prompt_with_the_same_image_hits_the_prefix_cache_and_another_image_does_not(node: Node) -> None:
     parts = ("a" * 80, image_part(picture(256, 256, 7)), "b" * 100)
     first = await answer(node, *parts, logprobs=True)
     again = await answer(node, *parts, logprobs=True)
@@ -123,7 +127,7 @@ async def test_prompt_with_an_image_is_read_from_disk_after_the_model_was_unload
         assert other["usage"]["prompt_tokens_details"]["cached_tokens"] <= 64
 
 
-async def test_equal_image_in_another_prompt_is_encoded_once(node: Node) -> None:
+async def test_image_that_appears_in_two_prompts_is_encoded_once(node: Node) -> None:
     async def images() -> tuple[int, int]:
         _, health = await node.get("/health")
         (load,) = health["models"]
@@ -135,7 +139,9 @@ async def test_equal_image_in_another_prompt_is_encoded_once(node: Node) -> None
     assert await images() == (encoded_before + 1, reused_before + 1)
 
 
-async def test_image_token_in_an_answer(node: Node, model: VisionLanguageModel) -> None:
+async def test_conversation_continues_after_an_answer_that_contains_an_image_token(
+    node: Node, model: VisionLanguageModel
+) -> None:
     """An image token that the model generates is no image, and the conversation can go on."""
     token = model.tokenizer.token_to_id("<|image_pad|>")
     image = image_part(picture(64, 64))
@@ -149,7 +155,7 @@ async def test_image_token_in_an_answer(node: Node, model: VisionLanguageModel) 
     assert status == 200, body
 
 
-async def test_image_in_a_message_of_the_assistant(node: Node, model: VisionLanguageModel) -> None:
+async def test_image_in_an_assistant_message_is_read(node: Node, model: VisionLanguageModel) -> None:
     first, second = picture(64, 64, 4), picture(96, 64, 5)
     request = chat("draw", image_part(first))
     request["messages"] += [
@@ -162,14 +168,14 @@ async def test_image_in_a_message_of_the_assistant(node: Node, model: VisionLang
     assert body["choices"][0]["message"]["content"] == expected(model, *parts)
 
 
-async def test_count_of_tokens_equals_usage(node: Node) -> None:
+async def test_token_count_of_a_prompt_with_an_image_equals_the_usage(node: Node) -> None:
     request = chat("look: ", image_part(picture(90, 90)))
     _, counted = await node.post("/tokenize", {"model": "org/tiny", "messages": request["messages"]})
     body = await answer(node, "look: ", image_part(picture(90, 90)))
     assert counted["count"] == body["usage"]["prompt_tokens"]
 
 
-async def test_responses_api_reads_images(node: Node) -> None:
+async def test_responses_api_accepts_images(node: Node) -> None:
     part = image_part(picture(64, 64))
     content = [{"type": "input_image", "image_url": part["image_url"]["url"]}, {"type": "input_text", "text": "it?"}]
     request = {"model": "org/tiny", "input": [{"role": "user", "content": content}], "temperature": 0}
@@ -209,7 +215,7 @@ async def test_malformed_image_part_is_rejected(node: Node) -> None:
         assert (status, body["error"]["code"]) == (400, "invalid_request_body")
 
 
-async def test_placeholder_in_text_is_rejected(node: Node) -> None:
+async def test_image_placeholder_token_in_message_text_is_rejected(node: Node) -> None:
     status, body = await node.post("/v1/chat/completions", chat("<|image_pad|>", image_part(PNG)))
     assert (status, body["error"]["code"]) == (400, "invalid_image")
 
@@ -219,7 +225,7 @@ async def test_too_many_images_are_rejected(node: Node) -> None:
     assert (status, body["error"]["code"]) == (400, "invalid_image")
 
 
-async def test_odd_media_type_and_first_frame_of_an_animation(node: Node) -> None:
+async def test_animated_gif_with_an_unusual_media_type_is_accepted(node: Node) -> None:
     frames = [picture(64, 64, seed) for seed in range(3)]
     gif = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
     part = image_part(gif)

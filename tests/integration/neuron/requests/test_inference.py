@@ -38,7 +38,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "helexa")
 
 
-async def test_run_yields_started_text_finished(caplog: pytest.LogCaptureFixture) -> None:
+async def test_run_yields_started_then_text_then_finished(caplog: pytest.LogCaptureFixture) -> None:
     model = scripted_model(answer("Grüße, 🦊!"))
     events = await events_of(model, [1, 2, 3])
     assert events[0] == Started(3)
@@ -68,13 +68,13 @@ async def test_cached_tokens_are_reported_and_not_counted_as_prefill(caplog: pyt
     assert model.load().tok_s_prefill == pytest.approx(1 * 1000 / TIMING.prefill_ms, abs=0.01)
 
 
-async def test_cached_tokens_are_reported_after_a_stop_string() -> None:
+async def test_cached_tokens_are_reported_for_an_answer_that_a_stop_string_ended() -> None:
     events = await events_of(scripted_model(answer("hello", cached=2)), [1, 2, 3], stop=["ll"])
     assert isinstance(events[-1], Finished)
     assert events[-1].cached_tokens == 2
 
 
-async def test_the_principal_reaches_the_engine() -> None:
+async def test_principal_reaches_the_engine_as_the_salt() -> None:
     model = scripted_model(answer("x"))
     async with aclosing(run(model, [[1]], request(), principal="s")) as events:
         assert isinstance([event async for event in events][-1], Finished)
@@ -89,7 +89,7 @@ async def test_token_outside_the_model_vocabulary_is_rejected() -> None:
     assert refused.value.status == 400
 
 
-async def test_held_text_is_released_at_the_output_limit() -> None:
+async def test_text_held_back_as_a_possible_stop_string_is_released_at_the_output_limit() -> None:
     events = await events_of(scripted_model(answer("to be cont", finish="length")), [1], stop=["continued"])
     assert text_of(events) == "to be cont"
     assert isinstance(events[-1], Finished) and events[-1].reason == "length"
@@ -102,7 +102,7 @@ async def test_incomplete_character_at_the_end_is_replaced() -> None:
     assert text_of(await events_of(scripted_model(script), [1])) == "\ufffd"
 
 
-async def test_a_stop_string_ends_the_run_in_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+async def test_stop_string_cancels_the_request_in_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     model = scripted_model(endless("one two three"))
     events = await events_of(model, [1], stop=["never", " thr"])
     assert text_of(events) == "one two"
@@ -111,7 +111,7 @@ async def test_a_stop_string_ends_the_run_in_the_engine(caplog: pytest.LogCaptur
     assert len(completions(caplog)) == 1
 
 
-async def test_engine_is_canceled_before_the_last_text_is_read() -> None:
+async def test_stop_string_cancels_the_engine_request_before_the_last_text_is_read() -> None:
     model = scripted_model(endless("one two three"))
     async with aclosing(run(model, [[1]], request(stop=["three"]))) as events:
         assert isinstance(await anext(events), Started)
@@ -119,13 +119,13 @@ async def test_engine_is_canceled_before_the_last_text_is_read() -> None:
         assert model.engine.cancelled.is_set()  # type: ignore[attr-defined]
 
 
-async def test_a_stop_string_may_end_with_the_answer() -> None:
+async def test_stop_string_at_the_very_end_of_the_answer_is_removed() -> None:
     events = await events_of(scripted_model(answer("the end")), [1], stop=["end"])
     assert text_of(events) == "the "
     assert isinstance(events[-1], Finished) and events[-1].reason == "stop"
 
 
-async def test_closing_cancels_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_a_run_cancels_the_engine_request_and_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
     model = scripted_model(endless("hello"))
     async with aclosing(run(model, [[1]], request())) as events:
         await anext(events)
@@ -153,7 +153,7 @@ class Clock:
     ],
     ids=["stopped", "disconnected"],
 )
-async def test_wait_for_admission_is_not_prefill_time(
+async def test_logged_prefill_time_excludes_the_wait_for_admission(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, leaves: bool, figures: str
 ) -> None:
     clock = Clock()
@@ -174,7 +174,7 @@ async def test_wait_for_admission_is_not_prefill_time(
     assert model.load().tok_s_prefill == 0
 
 
-async def test_prefill_rate_is_measured_only_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prefill_rate_uses_only_times_measured_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("helexa.neuron.requests.request_and_run_records.time", clock)
 
@@ -189,7 +189,7 @@ async def test_prefill_rate_is_measured_only_by_the_engine(monkeypatch: pytest.M
     assert model.load().tok_s_prefill == 0
 
 
-async def test_an_engine_error_after_the_start_is_an_event(caplog: pytest.LogCaptureFixture) -> None:
+async def test_engine_error_after_the_start_becomes_a_failed_event(caplog: pytest.LogCaptureFixture) -> None:
     *events, last = await events_of(scripted_model(failing("hel", "the model was unloaded")), [1])
     assert text_of(events) == "hel"
     assert isinstance(last, Failed) and (last.error.status, str(last.error)) == (500, "the model was unloaded")
@@ -197,7 +197,9 @@ async def test_an_engine_error_after_the_start_is_an_event(caplog: pytest.LogCap
     assert "finish_reason=error" in line and "client_gone=False" in line
 
 
-async def test_broken_stream_reveals_no_details(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_exception_in_the_stream_reveals_no_details_to_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class BrokenStream:
         unread = 0
 
@@ -229,7 +231,7 @@ async def test_transient_error_is_marked_as_retryable() -> None:
     assert (last.error.status, last.error.code, last.error.retry_after) == (503, "service_unavailable", 2)
 
 
-async def test_started_event_does_not_wait_for_the_prefill() -> None:
+async def test_started_event_is_sent_before_the_prefill_ends() -> None:
     model = scripted_model(endless(""))
     async with aclosing(run(model, [[1]], request())) as events:
         assert await anext(events) == Started(1)
@@ -240,15 +242,17 @@ async def test_started_event_does_not_wait_for_the_prefill() -> None:
     ("prompt_tokens", "requested", "limit"),
     [(10, None, CONTEXT - 10), (10, 5, 5), (10, 10**9, CONTEXT - 10), (CONTEXT - 1, 100, 1)],
 )
-def test_prompt_and_answer_fit_the_context(prompt_tokens: int, requested: int | None, limit: int) -> None:
+def test_output_limit_is_lowered_so_that_prompt_and_answer_fit_the_context(
+    prompt_tokens: int, requested: int | None, limit: int
+) -> None:
     assert output_limit([1] * prompt_tokens, requested, CONTEXT) == limit
 
 
-def test_answer_without_a_limit_may_fill_the_context() -> None:
+def test_answer_without_max_tokens_may_fill_the_context() -> None:
     assert output_limit([1], None, 1_000_000) == 999_999
 
 
-def test_default_limit_applies_only_without_a_requested_limit() -> None:
+def test_default_output_limit_applies_only_if_the_request_has_none() -> None:
     assert output_limit([1], None, 1_000_000, default=8192) == 8192
     assert output_limit([1], 100_000, 1_000_000, default=8192) == 100_000
     assert output_limit([1] * 90, None, 100, default=8192) == 10
@@ -277,7 +281,7 @@ async def test_bias_of_an_unknown_token_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(("ignore", "stop_ids"), [(None, [END]), (True, [])])
-async def test_ignore_eos_leaves_no_stop_tokens(ignore: bool | None, stop_ids: list[int]) -> None:
+async def test_ignore_eos_sends_no_stop_tokens_to_the_engine(ignore: bool | None, stop_ids: list[int]) -> None:
     model = scripted_model(answer("x"))
     await events_of(model, [1], ignore_eos=ignore)
     (sent,) = model.engine.requests  # type: ignore[attr-defined]
@@ -298,7 +302,7 @@ async def test_ignore_eos_leaves_no_stop_tokens(ignore: bool | None, stop_ids: l
         ({"frequency_penalty": -2, "presence_penalty": 2}, {}, {"frequency_penalty": -2, "presence_penalty": 2}),
     ],
 )
-def test_sampling_precedence_is_request_model_default(
+def test_sampling_options_come_from_the_request_then_the_model_then_the_defaults(
     fields: dict[str, object], defaults: dict[str, float], expected: dict[str, float]
 ) -> None:
     params = sampling_params(request(**fields), defaults)

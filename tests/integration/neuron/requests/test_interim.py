@@ -102,7 +102,7 @@ NO_CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not i
 
 
 @pytest.mark.parametrize("post", [by_aiohttp, by_httpx, pytest.param(by_curl, marks=NO_CURL), by_the_gateway])
-async def test_client_gets_interim_responses_before_the_response(
+async def test_slow_response_is_preceded_by_http_102_responses(
     monkeypatch: pytest.MonkeyPatch, post: Callable[[str], Awaitable[bytes]]
 ) -> None:
     app = Slow(monkeypatch)
@@ -123,7 +123,7 @@ async def send_raw(url: str, header: str, version: str = "1.1") -> bytes:
         writer.close()
 
 
-async def test_no_interim_response_follows_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_http_102_response_is_sent_after_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Slow(monkeypatch)
     async with app.serving() as url, asyncio.timeout(60):
         got = await send_raw(url, "x-helexa-keep-alive: 15; from={here}\r\n")
@@ -142,7 +142,9 @@ async def test_no_interim_response_follows_the_response(monkeypatch: pytest.Monk
         "x-helexa-keep-alive: 15; from=\r\n",
     ],
 )
-async def test_no_timer_runs_without_a_valid_header(monkeypatch: pytest.MonkeyPatch, header: str) -> None:
+async def test_no_timer_for_interim_responses_runs_without_a_valid_header(
+    monkeypatch: pytest.MonkeyPatch, header: str
+) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a timer was started")
 
@@ -152,13 +154,13 @@ async def test_no_timer_runs_without_a_valid_header(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("header_value", "secs"), [(b"0", 1), (b"15", 15), (b"999999", 300), (b"9999999", None)])
-def test_the_interval_is_bounded(header_value: bytes, secs: int | None) -> None:
+def test_interval_of_interim_responses_is_bounded(header_value: bytes, secs: int | None) -> None:
     headers = [(middleware.INTERIM_HEADER, header_value)]
     scope = {"headers": headers, "client": ("a", 1), "extensions": {"helexa.interim": print}}
     assert middleware.interval_secs(scope) == secs
 
 
-async def test_http_1_0_gets_no_interim_response(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_of_http_1_0_gets_no_interim_response(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bool] = []
     app = Slow(monkeypatch, at_once=True)
     monkeypatch.setattr(middleware, "_Timer", lambda secs, send: calls.append(send()) or Idle())
@@ -172,7 +174,7 @@ class Idle:
         """Do nothing."""
 
 
-async def test_a_node_sends_interim_responses_until_a_model_is_loaded(
+async def test_node_sends_http_102_responses_until_the_requested_load_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(middleware, "MAX_SECS", 0.02)

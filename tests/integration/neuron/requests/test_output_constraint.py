@@ -79,23 +79,25 @@ async def engine_request(fields: dict[str, Any], template: str = AGENT_TEMPLATE,
     ],
 )
 @pytest.mark.parametrize("path", [PATH, "/v1/completions"])
-async def test_structured_output_becomes_a_grammar(fields: dict[str, Any], good: str, bad: str, path: str) -> None:
+async def test_response_format_becomes_a_grammar_that_accepts_only_valid_output(
+    fields: dict[str, Any], good: str, bad: str, path: str
+) -> None:
     request = await engine_request(fields, path=path)
     assert accepts(request.grammar, good) and not accepts(request.grammar, bad)
 
 
 @pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"structured_outputs": {}}])
-async def test_unconstrained_text_has_no_grammar(fields: dict[str, Any]) -> None:
+async def test_request_without_constraints_has_no_grammar(fields: dict[str, Any]) -> None:
     assert (await engine_request(fields)).grammar == ""
 
 
-async def test_structured_output_begins_after_the_reasoning() -> None:
+async def test_grammar_of_structured_output_begins_after_the_reasoning() -> None:
     request = await engine_request({"response_format": FORMAT, "enable_thinking": True})
     assert accepts(request.grammar, "Hm.\n</think>\n\n" + ANIMAL)
     assert not accepts(request.grammar, ANIMAL) and not accepts(request.grammar, "Hm.</think>So " + ANIMAL)
 
 
-async def test_reasoning_is_optional_if_the_model_opens_it_itself() -> None:
+async def test_grammar_allows_reasoning_before_the_output_if_the_model_may_open_it() -> None:
     hybrid = AGENT_TEMPLATE.replace(
         "{% if enable_thinking %}<think>\n", "{% if not enable_thinking %}<think>\n</think>\n"
     )
@@ -110,7 +112,7 @@ async def test_reasoning_is_optional_if_the_model_opens_it_itself() -> None:
     assert not accepts(request.grammar, "<think>Hm.</think>" + ANIMAL)
 
 
-async def test_grammar_after_an_ended_reasoning_has_no_reasoning() -> None:
+async def test_grammar_after_reasoning_was_ended_at_its_budget_allows_no_more_reasoning() -> None:
     async def script(request: Generate, say: Say) -> None:
         await answer("x" if TOKENIZER.decode(request.prompt).endswith("</think>\n\n") else "Hm, so.")(request, say)
 
@@ -131,13 +133,15 @@ async def test_grammar_after_an_ended_reasoning_has_no_reasoning() -> None:
         ({"response_format": FORMAT}, [ANIMAL, DRAW], ["hello"]),
     ],
 )
-async def test_forced_calls_become_a_grammar(fields: dict[str, Any], good: list[str], bad: list[str]) -> None:
+async def test_tool_choice_that_forces_a_call_becomes_a_grammar_of_calls(
+    fields: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
     request = await engine_request({"tools": [TOOL, OTHER], **fields})
     assert [text for text in good if not accepts(request.grammar, text)] == []
     assert [text for text in bad if accepts(request.grammar, text)] == []
 
 
-async def test_strict_tools_constrain_optional_calls() -> None:
+async def test_grammar_of_strict_tools_allows_text_or_calls_that_match_their_schema() -> None:
     strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
     request = await engine_request({"tools": [strict]})
     assert accepts(request.grammar, "hello") and accepts(request.grammar, DRAW)
@@ -149,7 +153,9 @@ async def test_strict_tools_constrain_optional_calls() -> None:
     "keywords", [{"uniqueItems": True}, {"not": {"const": []}}, {"if": {"minItems": 1}, "then": {}}]
 )
 @pytest.mark.parametrize("tool_choice", ["required", {"type": "function", "function": {"name": "draw"}}])
-async def test_forced_call_is_400_if_the_schema_cannot_be_enforced(keywords: dict[str, Any], tool_choice: Any) -> None:
+async def test_forced_or_strict_tool_call_is_400_if_its_schema_cannot_be_enforced(
+    keywords: dict[str, Any], tool_choice: Any
+) -> None:
     schema = {"type": "object", "properties": {"sizes": {"type": "array", **keywords}}}
     tool = {"type": "function", "function": {"name": "draw", "parameters": schema}}
     async with serve(answer("x"), AGENT_TEMPLATE) as node:
@@ -164,7 +170,7 @@ async def test_forced_call_is_400_if_the_schema_cannot_be_enforced(keywords: dic
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("text", ["{}", "```json\n{}\n```", "I draw.\n```json\n{}"])
-async def test_strict_tools_recognize_calls_without_tags(text: str, strict: bool) -> None:
+async def test_tool_call_without_tags_is_recognized_with_strict_tools_and_without(text: str, strict: bool) -> None:
     call = '{"name": "draw", "arguments": {"size": "small", "legs": 4}}'
     tool = {**TOOL, "function": {**TOOL["function"], "strict": strict}}  # type: ignore[dict-item]
     async with serve(answer(text.replace("{}", call)), AGENT_TEMPLATE) as node:
@@ -175,7 +181,7 @@ async def test_strict_tools_recognize_calls_without_tags(text: str, strict: bool
     assert "name" not in (choice["message"]["content"] or "")
 
 
-async def test_strict_constrains_calls_without_tags() -> None:
+async def test_grammar_of_strict_tools_also_constrains_calls_without_tags() -> None:
     strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
     request = await engine_request({"tools": [strict]})
     call = DRAW.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
@@ -198,7 +204,7 @@ async def test_forced_call_is_returned_as_a_tool_call() -> None:
         ({"tools": [TOOL], "response_format": FORMAT}, "response_format"),
     ],
 )
-async def test_forced_call_is_400_without_a_tool_call_format(fields: dict[str, Any], param: str) -> None:
+async def test_forced_tool_call_is_400_if_the_model_has_no_tool_call_format(fields: dict[str, Any], param: str) -> None:
     async with serve(answer("x"), "{{ tools }}{{ messages }}") as node:
         status, code, message = await node.error(PATH, {**CHAT, **fields})
         assert (status, code) == (400, "unsupported_parameter")
@@ -239,7 +245,7 @@ async def generated(model: ServedModel, **fields: Any) -> tuple[str, str, list[t
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_real_model_follows_the_grammar(smol: ServedModel) -> None:
+async def test_output_of_a_real_model_follows_its_json_schema(smol: ServedModel) -> None:
     _, text, _, end = await generated(smol, response_format=FORMAT)
     jsonschema.validate(json.loads(text), SCHEMA)
     assert end.reason == "stop"
@@ -267,7 +273,7 @@ async def test_real_model_follows_a_schema_with_optional_tools(smol: ServedModel
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_unenforceable_schema_keywords_are_ignored_on_request(smol: ServedModel) -> None:
+async def test_schema_keywords_that_cannot_be_enforced_are_ignored_if_strict_is_false(smol: ServedModel) -> None:
     closed = {
         "type": "object",
         "properties": {"a": {"type": "boolean"}},
@@ -284,7 +290,7 @@ async def test_unenforceable_schema_keywords_are_ignored_on_request(smol: Served
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_several_answers_of_a_real_model_with_logprobs(smol: ServedModel) -> None:
+async def test_three_answers_of_a_real_model_have_their_own_text_and_log_probabilities(smol: ServedModel) -> None:
     chat = ChatRequest.from_value({**CHAT, "temperature": 1.0, "seed": 3, "n": 3, "max_tokens": 12, "logprobs": True})
     async with aclosing(await converse(smol, chat, "")) as stream:
         events: list[Any] = [event async for event in stream]

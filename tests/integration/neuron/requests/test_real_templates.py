@@ -166,7 +166,9 @@ NIGHTLY = ("cohere", "command_r", "minimax_m2", "nemotron", "seed_oss", "kimi_k2
 
 
 @pytest.mark.parametrize("format_name", daily(ANSWERS.keys() - NIGHTLY, ANSWERS))
-async def test_calls_and_reasoning_of_real_model_families(templates: dict[str, str], format_name: str) -> None:
+async def test_tool_calls_and_reasoning_of_real_model_families_are_parsed(
+    templates: dict[str, str], format_name: str
+) -> None:
     template, control, output, thoughts, text = ANSWERS[format_name]
     tokenizer = byte_tokenizer(*control)
     async with serve(
@@ -197,7 +199,7 @@ async def test_calls_and_reasoning_of_real_model_families(templates: dict[str, s
 
 
 @pytest.mark.parametrize("format_name", ["gemma4", "glm", "lfm2"])
-async def test_answers_cut_at_any_place_leak_no_marker_and_are_no_error(
+async def test_answer_cut_off_at_any_token_leaks_no_marker_and_causes_no_error(
     templates: dict[str, str], format_name: str
 ) -> None:
     template, control, output, _, _ = ANSWERS[format_name]
@@ -223,7 +225,7 @@ async def test_answers_cut_at_any_place_leak_no_marker_and_are_no_error(
             assert bool(reply["choices"][0]["message"].get("tool_calls")) == (tool_choice != "none")
 
 
-async def test_harmony_without_tools_respects_the_thinking_budget(templates: dict[str, str]) -> None:
+async def test_reasoning_in_harmony_format_is_ended_at_the_thinking_budget(templates: dict[str, str]) -> None:
     tokenizer = byte_tokenizer(*HARMONY)
     final = "<|end|><|start|>assistant<|channel|>final<|message|>"
 
@@ -241,7 +243,9 @@ async def test_harmony_without_tools_respects_the_thinking_budget(templates: dic
             assert (message["reasoning_content"], message["content"]) == (thoughts, text or None)
 
 
-async def test_harmony_calls_and_answers_after_the_reasoning_is_ended(templates: dict[str, str]) -> None:
+async def test_harmony_answer_may_be_a_tool_call_or_text_after_the_reasoning_was_ended(
+    templates: dict[str, str],
+) -> None:
     tokenizer = byte_tokenizer(*HARMONY)
     ended = "<|end|><|start|>assistant"
     thought = "<|channel|>analysis<|message|>Hm, so."

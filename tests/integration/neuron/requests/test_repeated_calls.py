@@ -30,7 +30,7 @@ def places(choice: dict[str, Any]) -> list[tuple[str, Any]]:
         ),
     ],
 )
-async def test_forced_answer_ends_before_the_first_repeated_call(
+async def test_answer_with_forced_tool_calls_ends_before_the_first_repeated_call(
     calls: list[str], shown: list[tuple[str, Any]]
 ) -> None:
     async with serve(answer("\n".join([*calls, NEAR])), AGENT_TEMPLATE) as node:
@@ -40,18 +40,18 @@ async def test_forced_answer_ends_before_the_first_repeated_call(
         assert node.engine.cancelled.is_set()
 
 
-async def test_forced_answer_keeps_calls_that_differ() -> None:
+async def test_answer_with_forced_tool_calls_keeps_calls_that_differ() -> None:
     async with serve(answer(f"{CALL}\n{NEAR}\n{NEXT}"), AGENT_TEMPLATE) as node:
         choice = (await both(node, FORCED))["choice"]
         assert places(choice) == [("weather", "Köln"), ("weather", "Köln-Süd"), ("time", None)]
 
 
-async def test_answer_with_optional_calls_keeps_repeated_calls() -> None:
+async def test_answer_with_optional_tool_calls_keeps_repeated_calls() -> None:
     async with serve(answer(f"{CALL}\n{CALL}"), AGENT_TEMPLATE) as node:
         assert places((await both(node, AGENT))["choice"]) == [("weather", "Köln")] * 2
 
 
-async def test_truncated_call_is_returned_truncated() -> None:
+async def test_tool_call_cut_off_by_the_output_limit_is_returned_incomplete() -> None:
     text = f"{CALL}\n{CALL[:60]}"
     async with serve(answer(text, finish="length"), AGENT_TEMPLATE) as node:
         choice = (await both(node, FORCED))["choice"]

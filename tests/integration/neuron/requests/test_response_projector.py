@@ -84,7 +84,7 @@ def kinds(events: Sequence[Any]) -> list[str]:
     return [event.type.removeprefix("response.") for event in events]
 
 
-def test_stream_has_begin_and_end_events_of_each_item() -> None:
+def test_streamed_response_has_begin_and_end_events_for_each_output_item() -> None:
     assert kinds(stream(run(THINK, SAY, CALL, OTHER))) == [
         *("created", "in_progress"),
         *("output_item.added", "reasoning_summary_part.added"),
@@ -101,7 +101,7 @@ def test_stream_has_begin_and_end_events_of_each_item() -> None:
     ]
 
 
-def test_complete_response_has_reasoning_messages_and_calls() -> None:
+def test_response_contains_reasoning_messages_and_function_calls() -> None:
     read = complete_response(run(THINK, SAY, CALL, OTHER))
     assert [item.to_dict() for item in read.output] == [
         {
@@ -139,7 +139,7 @@ def test_complete_response_has_reasoning_messages_and_calls() -> None:
     assert (read.error, read.incomplete_details, read.output_text) == (None, None, 'Grüße 🦊\n"')
 
 
-def test_usage_counts_cached_and_reasoning_tokens() -> None:
+def test_usage_of_a_response_counts_cached_and_reasoning_tokens() -> None:
     usage = complete_response(run(SAY)).usage
     assert usage is not None
     assert usage.to_dict() == {
@@ -185,7 +185,9 @@ _OUTPUTS = st.one_of(
 
 
 @given(st.lists(_OUTPUTS, max_size=8), st.sampled_from([END, CUT, Failed(service_unavailable("gone", 1))]))
-def test_stream_contains_all_output_once(outputs: list[Any], end: Finished | Failed) -> None:
+def test_events_of_a_streamed_response_contain_all_output_exactly_once(
+    outputs: list[Any], end: Finished | Failed
+) -> None:
     events: list[OutputEvent] = []
     calls = 0
     for output in outputs:
@@ -223,7 +225,7 @@ def test_truncated_response_is_incomplete() -> None:
     assert [item.status for item in response.output] == ["incomplete"]
 
 
-def test_only_the_last_item_is_incomplete() -> None:
+def test_only_the_last_item_of_a_truncated_response_is_incomplete() -> None:
     assert [item.status for item in complete_response(run(THINK, CALL, SAY, end=CUT)).output] == [  # type: ignore[union-attr]
         "completed",
         "completed",
@@ -233,21 +235,21 @@ def test_only_the_last_item_is_incomplete() -> None:
 
 @pytest.mark.parametrize("arguments", ['{"x": ', "", "[]", '"x"'])
 @pytest.mark.parametrize("end", [END, CUT])
-def test_call_without_object_arguments_is_incomplete(arguments: str, end: Finished) -> None:
+def test_function_call_whose_arguments_are_not_a_json_object_is_incomplete(arguments: str, end: Finished) -> None:
     deltas = [ToolCallDelta(0, arguments)] if arguments else []
     (call,) = complete_response(run(ToolCallStart(0, "call_a", "f"), deltas, end=end)).output
     assert call.type == "function_call"
     assert (call.status, call.arguments) == ("incomplete", arguments)
 
 
-def test_finished_call_of_a_truncated_answer_is_complete() -> None:
+def test_finished_tool_call_in_a_truncated_response_is_complete() -> None:
     (call,) = complete_response(run(CALL, end=CUT)).output
     assert call.type == "function_call" and call.status == "completed"
 
 
 @pytest.mark.parametrize("end", [END, CUT])
 @pytest.mark.parametrize("outputs", [[], THINK], ids=["nothing", "thought"])
-def test_answer_without_text_has_an_empty_message(outputs: list[OutputEvent], end: Finished) -> None:
+def test_response_without_text_contains_an_empty_message(outputs: list[OutputEvent], end: Finished) -> None:
     response = complete_response(run(outputs, end=end))
     assert response.output[-1].type == "message"
     assert response.output_text == ""
@@ -261,7 +263,7 @@ def test_answer_without_text_has_an_empty_message(outputs: list[OutputEvent], en
         (ApiError(500, None, "who knows"), "server_error"),
     ],
 )
-def test_failure_is_an_error_event_and_a_failed_response(error: ApiError, code: str) -> None:
+def test_failure_is_streamed_as_an_error_event_and_a_failed_response(error: ApiError, code: str) -> None:
     *_, error_event, failed = stream(run(SAY, end=Failed(error)))
     assert (error_event.type, error_event.code, error_event.message) == ("error", error.code, str(error))
     assert failed.type == "response.failed"
@@ -271,7 +273,7 @@ def test_failure_is_an_error_event_and_a_failed_response(error: ApiError, code: 
     assert failed.response.usage is None
 
 
-def test_logprobs_are_in_deltas_and_in_the_message() -> None:
+def test_log_probabilities_are_in_text_deltas_and_in_the_message() -> None:
     likely = TokenLogprob("é", "é".encode(), -0.5, (("é", "é".encode(), -0.5), ("e", b"e", -1.0)))
     events = run(TextDelta("é", (likely,)), TextDelta("!"))
     deltas = [event for event in stream(events) if event.type == "response.output_text.delta"]
@@ -287,7 +289,7 @@ def test_logprobs_are_in_deltas_and_in_the_message() -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_stored_response_equals_the_response(streamed: bool) -> None:
+def test_stored_response_equals_the_response_that_was_sent(streamed: bool) -> None:
     stored: list[tuple[str, bytes, list[dict[str, Any]]]] = []
     rendering = projector(lambda *response: stored.append(response))
     events = run(SAY, CALL)
@@ -316,7 +318,7 @@ def test_response_ids_differ() -> None:
     assert ResponseProjector("m", REQUEST).id != ResponseProjector("m", REQUEST).id
 
 
-def test_call_contains_the_namespace_of_its_function() -> None:
+def test_function_call_contains_the_namespace_of_its_function() -> None:
     functions = [{"type": "function", "name": "f"}]
     tools = [{"type": "namespace", "name": "agents", "tools": functions}, {"type": "function", "name": "g"}]
     request = ResponsesRequest.parse(json.dumps({"model": "m", "input": "hi", "tools": tools}).encode())
@@ -325,7 +327,7 @@ def test_call_contains_the_namespace_of_its_function() -> None:
     assert names == [("f", "agents"), ("g", None)]
 
 
-def test_output_items_sent_back_become_one_turn() -> None:
+def test_output_items_sent_back_as_input_become_one_assistant_message() -> None:
     items = json.loads(body(run(THINK, SAY, CALL, OTHER)))["output"]
     (turn,) = chat_messages(None, items)
     assert (turn["reasoning_content"], turn["content"]) == ("let me see", [{"type": "text", "text": 'Grüße 🦊\n"'}])

@@ -21,7 +21,7 @@ def new_store(mb: int = 1, entries: int = 100, secs: float = 60.0, clock: Clock 
     return ResponseStore(ResponsesConfig(store_mb=mb, store_entries=entries, store_secs=secs), clock or Clock())
 
 
-def test_response_is_found_only_by_its_principal() -> None:
+def test_stored_response_is_found_only_by_its_principal() -> None:
     store = new_store()
     store.put("resp_1", "anna", b"{}", b"[1]")
     entry = store.find("resp_1", "anna")
@@ -35,7 +35,7 @@ def test_response_is_found_only_by_its_principal() -> None:
     assert len(store) == 0
 
 
-def test_response_expires() -> None:
+def test_stored_response_expires() -> None:
     clock = Clock()
     store = new_store(secs=10, clock=clock)
     store.put("old", "", b"x", b"")
@@ -47,14 +47,14 @@ def test_response_expires() -> None:
     assert len(store) == 1
 
 
-def test_number_of_entries_is_limited() -> None:
+def test_number_of_stored_responses_is_limited() -> None:
     store = new_store(entries=2)
     for name in ("a", "b", "c"):
         store.put(name, "", b"x", b"")
     assert [store.find(name, "") is not None for name in ("a", "b", "c")] == [False, True, True]
 
 
-def test_principal_that_fills_the_store_loses_its_oldest_response() -> None:
+def test_principal_that_fills_the_response_store_loses_its_own_oldest_response() -> None:
     store = new_store()
     store.put("small", "anna", b"x" * 1000, b"")
     for name in ("one", "two", "three"):
@@ -71,7 +71,7 @@ def test_response_of_a_smaller_principal_is_not_evicted() -> None:
     assert store.find("large", "bert") is None
 
 
-def test_response_larger_than_the_store_evicts_nothing() -> None:
+def test_response_larger_than_the_store_evicts_no_other_response() -> None:
     store = new_store()
     store.put("small", "", b"x", b"")
     store.put("huge", "", b"x" * MIB, b"x")
@@ -80,7 +80,7 @@ def test_response_larger_than_the_store_evicts_nothing() -> None:
 
 
 @pytest.mark.parametrize(("mb", "enabled"), [(0, False), (1, True)])
-def test_size_0_disables_the_store(mb: int, enabled: bool) -> None:
+def test_size_0_disables_the_response_store(mb: int, enabled: bool) -> None:
     store = new_store(mb=mb)
     assert store.enabled is enabled
     store.put("a", "", b"x", b"")
@@ -96,7 +96,7 @@ _STEPS = st.lists(
 
 
 @given(_STEPS)
-def test_limits_are_never_exceeded(steps: list[tuple[str, int, str, int]]) -> None:
+def test_limits_of_the_response_store_are_never_exceeded(steps: list[tuple[str, int, str, int]]) -> None:
     clock = Clock()
     store = new_store(entries=7, secs=20, clock=clock)
     put: list[tuple[str, str]] = []

@@ -56,7 +56,7 @@ async def _serve(refused: bool, stream: bool) -> "weakref.ref[RunResponse]":
 
 @pytest.mark.parametrize("refused", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_response_leaves_no_reference_cycle(refused: bool, stream: bool) -> None:
+async def test_response_object_is_freed_without_the_garbage_collector(refused: bool, stream: bool) -> None:
     assert (await _serve(refused, stream))() is None
 
 
@@ -75,7 +75,9 @@ async def _waiting(
                 yield response, slot
 
 
-async def test_waiting_stream_begins_with_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_that_waits_for_admission_begins_with_a_keep_alive_comment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with _waiting(monkeypatch, "/v1/chat/completions", CHAT) as (response, slot):
         assert response.status == 200
         assert await response.content.readline() == KEEP_ALIVE.splitlines(keepends=True)[0]
@@ -86,13 +88,15 @@ async def test_waiting_stream_begins_with_a_comment(monkeypatch: pytest.MonkeyPa
     assert (deltas[0], done) == ({"role": "assistant"}, "[DONE]")
 
 
-async def test_late_rejection_is_an_error_event(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rejection_after_the_stream_has_begun_is_an_error_event(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _waiting(monkeypatch, "/v1/chat/completions", CHAT, max_wait_secs=0.1) as (response, _):
         failure, done = EventParser().feed(await response.content.read())
     assert (json.loads(failure.data)["error"]["code"], done.data) == ("rate_limit_exceeded", "[DONE]")
 
 
-async def test_late_rejection_in_the_responses_api_is_a_failed_response(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rejection_after_a_responses_stream_has_begun_is_a_failed_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     request_body = {"model": MODEL, "input": "hi"}
     async with _waiting(monkeypatch, "/v1/responses", request_body, max_wait_secs=0.1) as (response, _):
         events = EventParser().feed(await response.content.read())

@@ -54,14 +54,16 @@ async def complete(node: Node, **fields: Any) -> tuple[str, dict[str, list[Any]]
         ([*TOKENIZER.encode("a"), *ROCKET[:3]], "a\ufffd", [0, 1, 1, 1]),
     ],
 )
-async def test_offsets_of_an_answer_index_its_text(ids: list[int], text: str, offsets: list[int]) -> None:
+async def test_text_offsets_of_tokens_index_the_text_of_the_answer(
+    ids: list[int], text: str, offsets: list[int]
+) -> None:
     async with serve(tokens(ids)) as node:
         answer, logprobs = await complete(node)
     assert answer == text
     assert logprobs["text_offset"] == offsets
 
 
-async def test_offsets_continue_after_control_tokens_and_an_incomplete_character() -> None:
+async def test_text_offsets_continue_after_control_tokens_and_incomplete_characters() -> None:
     async with serve(tokens([*TOKENIZER.encode("a"), *START, *ROCKET[:2]])) as node:
         answer, logprobs = await complete(node, echo=True, prompt="é")
     assert answer == "éa\ufffd"
@@ -69,7 +71,7 @@ async def test_offsets_continue_after_control_tokens_and_an_incomplete_character
     assert logprobs["text_offset"] == [0, 0, 1, 2, 2, 2, 3]
 
 
-async def test_offsets_before_a_stop_string_index_the_text() -> None:
+async def test_text_offsets_before_a_stop_string_index_the_text() -> None:
     async with serve(tokens(TOKENIZER.encode("🚀ab!!c"))) as node:
         answer, logprobs = await complete(node, stop="b!!")
     assert answer == "🚀a"
@@ -83,7 +85,7 @@ async def test_offsets_before_a_stop_string_index_the_text() -> None:
         ([START + ROCKET + TOKENIZER.encode("a")], "🚀a", [0, 0, 0, 0, 0, 1]),
     ],
 )
-async def test_offsets_of_an_echoed_prompt_index_the_prompt(prompt: Any, text: str, offsets: list[int]) -> None:
+async def test_text_offsets_of_an_echoed_prompt_index_the_prompt(prompt: Any, text: str, offsets: list[int]) -> None:
     async with serve(tokens(TOKENIZER.encode("é!"))) as node:
         answer, logprobs = await complete(node, prompt=prompt, echo=True)
     assert answer == f"{text}é!"
@@ -91,7 +93,7 @@ async def test_offsets_of_an_echoed_prompt_index_the_prompt(prompt: Any, text: s
     assert logprobs["text_offset"] == [*offsets, end, end, end + 1, end + 2]
 
 
-async def test_stop_string_that_equals_a_control_token_ends_the_answer() -> None:
+async def test_stop_string_that_is_the_text_of_a_control_token_ends_the_answer() -> None:
     async with serve(tokens([*TOKENIZER.encode("ab"), *START, *TOKENIZER.encode("more")])) as node:
         status, reply = await node.post(
             PATH, {"model": MODEL, "prompt": "x", "max_tokens": 64, "stop": ["<|im_start|>", "zz"]}
@@ -102,7 +104,7 @@ async def test_stop_string_that_equals_a_control_token_ends_the_answer() -> None
     assert reply["usage"]["completion_tokens"] == 3
 
 
-async def test_end_token_as_stop_string_ends_the_answer_although_end_tokens_are_ignored() -> None:
+async def test_end_token_given_as_a_stop_string_ends_the_answer_despite_ignore_eos() -> None:
     async with serve(tokens([*TOKENIZER.encode("ab"), END, *TOKENIZER.encode("more")], end=None)) as node:
         body = {"model": MODEL, "prompt": "x", "max_tokens": 64, "ignore_eos": True, "stop": "<|im_end|>"}
         status, reply = await node.post(PATH, body)
@@ -110,7 +112,7 @@ async def test_end_token_as_stop_string_ends_the_answer_although_end_tokens_are_
     assert reply["choices"][0]["text"] == "ab"
 
 
-async def test_control_token_as_stop_string_releases_the_held_beginning_of_another_stop_string() -> None:
+async def test_control_token_as_stop_string_releases_text_held_for_another_stop_string() -> None:
     async with serve(tokens([*TOKENIZER.encode("ab"), *START, *TOKENIZER.encode("c")])) as node:
         answer, logprobs = await complete(node, stop=["bc", "<|im_start|>"])
     assert answer == "ab"

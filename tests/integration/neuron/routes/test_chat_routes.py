@@ -35,7 +35,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "helexa")
 
 
-async def test_engine_with_recurrent_state_gets_the_start_of_the_last_turn() -> None:
+async def test_engine_of_a_recurrent_model_gets_the_position_where_the_last_turn_starts() -> None:
     async with serve(answer("x")) as node:
         await node.post("/v1/chat/completions", CHAT)
         node.engine.ready = msgspec.structs.replace(node.engine.ready, state_bytes=1)
@@ -76,7 +76,7 @@ async def test_chat_completion_validates_as_openai_type() -> None:
         }
 
 
-async def test_the_engine_gets_the_rendered_conversation_and_the_parameters() -> None:
+async def test_engine_gets_the_rendered_conversation_and_the_sampling_parameters() -> None:
     async with serve(answer("ok", finish="length")) as node:
         completion = await node.openai.chat.completions.create(
             model=MODEL,
@@ -105,7 +105,7 @@ async def test_the_engine_gets_the_rendered_conversation_and_the_parameters() ->
         assert (sampling.repetition_penalty, sampling.seed, sampling.logit_bias) == (1.1, 7, {5: -100})
 
 
-async def test_null_means_absent_and_developer_means_system() -> None:
+async def test_null_fields_count_as_absent_and_the_role_developer_as_system() -> None:
     nulls = dict.fromkeys(["max_tokens", "temperature", "stop", "stream", "tools", "seed", "logit_bias", "n", "top_p"])
     messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": "y", "name": None}]
     async with serve(answer("ok")) as node:
@@ -115,7 +115,7 @@ async def test_null_means_absent_and_developer_means_system() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["once", ["once"], TOKENIZER.encode("once"), [TOKENIZER.encode("once")]])
-async def test_text_completion_accepts_text_or_tokens(prompt: object) -> None:
+async def test_text_completion_accepts_a_prompt_of_text_or_token_ids(prompt: object) -> None:
     async with serve(answer(" upon")) as node:
         async with node.http.post(f"{node.url}/v1/completions", json={"model": MODEL, "prompt": prompt}) as response:
             completion = Completion.model_validate_json(await response.read())
@@ -125,7 +125,7 @@ async def test_text_completion_accepts_text_or_tokens(prompt: object) -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
-async def test_cached_tokens_are_part_of_the_usage_streamed_or_not(path: str, body: dict[str, Any]) -> None:
+async def test_usage_with_and_without_streaming_includes_cached_tokens(path: str, body: dict[str, Any]) -> None:
     async with serve(answer("Hello", cached=3)) as node:
         _, complete = await node.post(path, body)
         *_, last, _ = await node.events(path, body | USAGE)
@@ -137,7 +137,9 @@ async def test_cached_tokens_are_part_of_the_usage_streamed_or_not(path: str, bo
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
-async def test_principal_is_the_salt_only_if_both_headers_are_set(path: str, body: dict[str, Any]) -> None:
+async def test_prefix_cache_salt_follows_from_account_and_key_headers_only_if_both_are_set(
+    path: str, body: dict[str, Any]
+) -> None:
     async def salt_of(node: Node, headers: dict[str, str]) -> str:
         async with node.http.post(f"{node.url}{path}", json=body, headers=headers) as response:
             assert response.status == 200
@@ -159,7 +161,7 @@ async def test_principal_is_the_salt_only_if_both_headers_are_set(path: str, bod
 # --- streams
 
 
-async def test_chat_stream_order_is_role_text_finish_usage_done() -> None:
+async def test_chat_stream_sends_role_text_finish_reason_usage_and_done_in_this_order() -> None:
     async with serve(answer("Grüße 🦊")) as node:
         *data, done = await node.events("/v1/chat/completions", CHAT | USAGE)
     assert done == "[DONE]"
@@ -176,7 +178,7 @@ async def test_chat_stream_order_is_role_text_finish_usage_done() -> None:
     assert usage.usage.to_dict()["helexa_timing"]["prefill_ms"] == 12  # type: ignore[index]
 
 
-async def test_the_openai_client_reads_the_stream() -> None:
+async def test_openai_client_reads_a_chat_stream() -> None:
     async with serve(answer("a b c")) as node:
         stream = await node.openai.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "x"}], stream=True
@@ -187,7 +189,7 @@ async def test_the_openai_client_reads_the_stream() -> None:
         assert text == "a b c"
 
 
-async def test_text_stream_order_is_text_finish_usage_done() -> None:
+async def test_text_completion_stream_sends_text_finish_reason_usage_and_done_in_this_order() -> None:
     async with serve(answer(" upon")) as node:
         *data, done = await node.events("/v1/completions", TEXT | USAGE)
     *deltas, finish, usage = [json.loads(event) for event in data]  # OpenAI's own type knows no null finish reason
@@ -198,7 +200,7 @@ async def test_text_stream_order_is_text_finish_usage_done() -> None:
     assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 6)
 
 
-async def test_the_openai_client_reads_a_text_stream() -> None:
+async def test_openai_client_reads_a_text_completion_stream() -> None:
     async with serve(answer(" upon")) as node:
         stream = await node.openai.completions.create(model=MODEL, prompt="once", stream=True)
         assert "".join([choice.text async for chunk in stream for choice in chunk.choices]) == " upon"
@@ -218,7 +220,7 @@ async def test_stop_strings_end_streams_and_complete_responses(stop: object) -> 
         assert node.engine.open_streams == 0
 
 
-async def test_answer_may_continue_the_last_message() -> None:
+async def test_continue_final_message_continues_the_last_assistant_message() -> None:
     begun = [*CHAT["messages"], {"role": "assistant", "content": "Once"}]
     async with serve(answer(" upon")) as node:
         for fields in ({"continue_final_message": True}, {"add_generation_prompt": False}, {}):
@@ -228,7 +230,7 @@ async def test_answer_may_continue_the_last_message() -> None:
     assert going_on.endswith("Once") and bare.endswith("Once\n") and usual.endswith("assistant\n")
 
 
-async def test_idle_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_without_new_text_sends_keep_alive_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests_replies_and_errors, "KEEP_ALIVE_SECONDS", 0.01)
     speak = asyncio.Event()
 
@@ -247,7 +249,7 @@ async def test_idle_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) ->
         assert b"at last" in await response.content.read()
 
 
-async def test_stream_begins_before_the_prefill_ends() -> None:
+async def test_stream_sends_its_first_event_before_the_prefill_ends() -> None:
     async with (
         serve(endless("")) as node,
         node.http.post(f"{node.url}/v1/chat/completions", json={**CHAT, "stream": True}) as response,
@@ -279,7 +281,7 @@ async def test_disconnect_cancels_the_request_in_the_engine(
     assert "client_gone=True" in line and "finish_reason=cancelled" in line
 
 
-async def test_disconnect_is_noticed_if_the_client_does_not_read() -> None:
+async def test_disconnect_of_a_client_that_does_not_read_cancels_its_request() -> None:
     flooded = asyncio.Event()
 
     async def flood(request: object, say: Any) -> None:
@@ -299,7 +301,7 @@ async def test_disconnect_is_noticed_if_the_client_does_not_read() -> None:
 # --- failures
 
 
-async def test_failure_in_a_stream_is_an_error_event() -> None:
+async def test_engine_failure_in_a_stream_is_an_error_event() -> None:
     async with serve(failing("hel", "the model was unloaded")) as node:
         *data, error, done = await node.events("/v1/chat/completions", CHAT)
         assert done == "[DONE]"
@@ -313,13 +315,15 @@ async def test_failure_in_a_stream_is_an_error_event() -> None:
                 pass
 
 
-async def test_failure_without_streaming_is_500() -> None:
+async def test_engine_failure_without_streaming_is_500() -> None:
     async with serve(failing("hel", "the model was unloaded")) as node:
         assert await node.error("/v1/chat/completions", CHAT) == (500, None, "the model was unloaded")
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_busy_model_is_503_with_retry_after(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_request_to_a_model_without_free_slots_is_503_with_retry_after(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serve(answer("x")) as node, AsyncExitStack() as inside:
         node.model.admission = Admission(AdmissionConfig(max_in_flight=1, max_queue_depth=0), node.engine)
         await inside.enter_async_context(node.model.admission.admit("another", 1, 1))
@@ -334,7 +338,7 @@ async def test_busy_model_is_503_with_retry_after(stream: bool, caplog: pytest.L
         assert node.engine.requests == []
 
 
-async def test_unexpected_error_reveals_no_details(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_exception_reveals_no_details_to_the_client(caplog: pytest.LogCaptureFixture) -> None:
     async with serve(answer("x")) as node:
         del node.model.text
         status, code, message = await node.error("/v1/chat/completions", CHAT)
@@ -354,7 +358,7 @@ def _schema(schema: object) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
 
 
-async def test_text_on_which_the_tokenizer_fails_is_422() -> None:
+async def test_text_that_the_tokenizer_cannot_encode_is_422() -> None:
     backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "Ċ": 2}, []))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")  # the library gives up
     backend.decoder = decoders.ByteLevel()
@@ -473,7 +477,7 @@ BAD_TEXTS = [
 ]
 
 
-async def test_invalid_request_has_its_error_code(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_invalid_request_gets_its_status_and_error_code(caplog: pytest.LogCaptureFixture) -> None:
     async with serve(answer("x")) as node:
         for path, cases in (("/v1/chat/completions", BAD_CHATS), ("/v1/completions", BAD_TEXTS)):
             for value, *expected, text_in_message in cases:
@@ -516,7 +520,7 @@ async def test_json_without_a_content_type_is_415() -> None:
             assert response.status == 415
 
 
-async def test_too_large_body_is_rejected_during_the_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_large_request_body_is_rejected_during_the_upload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helexa.neuron.routes.requests_replies_and_errors.MAX_BODY_BYTES", 1 << 20)
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -531,14 +535,14 @@ async def test_too_large_body_is_rejected_during_the_upload(monkeypatch: pytest.
                 assert (await response.json())["error"]["code"] == "request_too_large"
 
 
-async def test_template_error_is_422() -> None:
+async def test_error_raised_by_the_chat_template_is_422() -> None:
     async with serve(answer("x"), "{{ raise_exception('roles must alternate') }}") as node:
         status, code, message = await node.error("/v1/chat/completions", CHAT)
         assert (status, code) == (422, "template_render_failed")
         assert "roles must alternate" in message
 
 
-async def test_router_errors_use_the_error_envelope() -> None:
+async def test_unknown_path_or_method_gets_an_error_object_with_its_code() -> None:
     async with serve(answer("x")) as node:
         assert (await node.error("/v1/nothing", {}))[:2] == (404, "not_found")
         async with node.http.get(f"{node.url}/v1/chat/completions") as response:
@@ -549,7 +553,7 @@ async def test_router_errors_use_the_error_envelope() -> None:
 # --- models
 
 
-async def test_the_openai_client_lists_models() -> None:
+async def test_openai_client_lists_models() -> None:
     async with serve(answer("x")) as node:
         (entry,) = (await node.openai.models.list()).data
         assert (entry.id, entry.owned_by, entry.object) == (MODEL, "helexa", "model")
@@ -573,7 +577,9 @@ async def test_the_openai_client_lists_models() -> None:
 
 
 @pytest.mark.parametrize("field", ["messages", "prompt"])
-async def test_response_and_log_say_which_message_broke_the_cache(field: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_response_and_log_name_the_message_whose_change_caused_a_cache_miss(
+    field: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "helexa")
     words = " ".join(map(str, range(200)))
     messages = [{"role": "system", "content": words}, {"role": "user", "content": "Today is Friday. 0 1 2 3 4"}]
@@ -599,7 +605,7 @@ async def test_response_and_log_say_which_message_broke_the_cache(field: str, ca
     assert len(lines) == 2 and "reason=changed" in lines[0] and "Friday" not in lines[0]
 
 
-async def test_gateway_gets_prompt_counts_before_the_answer_on_request() -> None:
+async def test_stream_for_a_gateway_starts_with_the_prompt_token_counts_if_requested() -> None:
     async def slow(request: Generate, say: Say) -> None:
         say(started=True, cached_tokens=2)
         await asyncio.sleep(0)

@@ -34,7 +34,7 @@ async def choices(node: Node, **fields: Any) -> list[dict[str, Any]]:
     return reply["choices"]
 
 
-async def test_lm_eval_request_gets_the_logprob_of_every_token() -> None:
+async def test_request_as_sent_by_lm_eval_gets_the_log_probability_of_every_token() -> None:
     fields = {"prompt": [IDS], "echo": True, "logprobs": 1, "max_tokens": 2, "temperature": 0, "seed": 1234}
     async with serve(scoring) as node:
         (choice,) = await choices(node, **fields)
@@ -48,7 +48,7 @@ async def test_lm_eval_request_gets_the_logprob_of_every_token() -> None:
     assert logprobs["text_offset"] == [0, 1, 2, 2]  # control tokens have no text
 
 
-async def test_stream_has_the_same_logprobs() -> None:
+async def test_streamed_completion_has_the_same_log_probabilities() -> None:
     fields = {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 2}
     async with serve(scoring) as node:
         (complete,) = await choices(node, **fields)
@@ -61,7 +61,7 @@ async def test_stream_has_the_same_logprobs() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["a", "abc"])
-async def test_max_tokens_may_be_0(prompt: str) -> None:
+async def test_max_tokens_0_returns_only_the_scored_prompt(prompt: str) -> None:
     async with serve(scoring) as node:
         (choice,) = await choices(node, prompt=prompt, echo=True, logprobs=0, max_tokens=0)
         status, reply = await node.post(PATH, {"model": MODEL, "prompt": prompt, "max_tokens": 0})
@@ -70,7 +70,7 @@ async def test_max_tokens_may_be_0(prompt: str) -> None:
     assert (status, reply["choices"][0]["text"], reply["usage"]["completion_tokens"]) == (200, "", 0)
 
 
-async def test_prompt_that_fills_the_context_can_be_scored() -> None:
+async def test_prompt_that_fills_the_whole_context_can_be_scored() -> None:
     async with serve(scoring, context=8) as node:
         (choice,) = await choices(node, prompt="a" * 8, echo=True, logprobs=0, max_tokens=0)
         assert (await node.error(PATH, {"model": MODEL, "prompt": "a" * 8, "max_tokens": 1}))[0] == 400
@@ -101,7 +101,7 @@ async def test_answers_to_several_prompts_are_in_order(prompts: list[Any], n: in
     assert reply["usage"]["completion_tokens"] == n * (len("onethree") + 2)
 
 
-async def test_number_of_concurrent_prompts_is_limited() -> None:
+async def test_prompts_of_a_list_are_computed_at_most_16_at_a_time() -> None:
     inside, most = 0, 0
 
     async def count(request: Generate, say: Say) -> None:

@@ -82,7 +82,9 @@ async def test_embeddings_have_unit_length(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("mine", "together"), [(0, 4), (1, 1), (3, 3)])
-async def test_texts_of_a_batch_run_concurrently_within_the_limits(node: Node, mine: int, together: int) -> None:
+async def test_texts_of_an_embedding_request_run_concurrently_within_the_admission_limits(
+    node: Node, mine: int, together: int
+) -> None:
     """A batch is served even if it has more texts than the limit of requests per principal."""
     node.model.admission = Admission(AdmissionConfig(max_per_principal=mine), node.model.engine)
     texts = ["x" * length for length in range(1, 40)]
@@ -97,7 +99,7 @@ async def test_texts_of_a_batch_run_concurrently_within_the_limits(node: Node, m
     assert len(node.engine.embedder.requests) == len(texts)
 
 
-async def test_tokens_before_a_failure_are_counted(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tokens_embedded_before_a_failure_are_logged(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "helexa")
     node.engine.embedder.fails_at = 6
     assert (await node.error("/v1/embeddings", ASK | {"input": ["ab"] * 9}))[0] == 500
@@ -122,12 +124,12 @@ async def test_vectors_have_the_requested_dimensions(node: Node) -> None:
     assert (status, code) == (400, "invalid_request_body") and "have 3" in message
 
 
-async def test_token_ids_are_used_unchanged(node: Node) -> None:
+async def test_input_of_token_ids_is_embedded_unchanged(node: Node) -> None:
     await node.openai.embeddings.create(model=MODEL, input=[[5, 6], [7]])
     assert [request["prompt"] for request in node.engine.embedder.requests] == [[5, 6], [7]]
 
 
-async def test_principal_is_the_salt(node: Node) -> None:
+async def test_prefix_cache_salt_of_embeddings_follows_from_the_account_headers(node: Node) -> None:
     headers = {"x-helexa-account-id": "acme", "x-helexa-key-id": "anna"}
     await node.openai.embeddings.create(model=MODEL, input="a", extra_headers=headers)
     await node.openai.embeddings.create(model=MODEL, input="a")
@@ -145,7 +147,7 @@ async def test_principal_is_the_salt(node: Node) -> None:
         ({"dimensions": 0}, 400, "invalid_request_body", "dimensions"),
     ],
 )
-async def test_invalid_request_has_its_error_code(
+async def test_each_invalid_embedding_request_gets_its_status_and_error_code(
     node: Node, fields: dict[str, Any], status: int, code: str, message: str
 ) -> None:
     refused = await node.error("/v1/embeddings", ASK | fields)
@@ -154,7 +156,7 @@ async def test_invalid_request_has_its_error_code(
     assert not node.engine.embedder.requests
 
 
-async def test_text_may_fill_the_context(node: Node) -> None:
+async def test_text_that_fills_the_whole_context_is_embedded(node: Node) -> None:
     status, _ = await node.post("/v1/embeddings", ASK | {"input": "x" * CONTEXT})
     assert status == 200
 
@@ -169,12 +171,14 @@ async def test_text_may_fill_the_context(node: Node) -> None:
         (Vector([1.0, math.nan]), 500),
     ],
 )
-async def test_invalid_vector_is_an_error(node: Node, vector: Vector, status: int) -> None:
+async def test_failed_or_invalid_vector_of_the_engine_is_an_error_response(
+    node: Node, vector: Vector, status: int
+) -> None:
     node.engine.embedder.vector = vector
     assert (await node.error("/v1/embeddings", ASK))[0] == status
 
 
-async def test_disconnect_cancels_the_request(node: Node) -> None:
+async def test_disconnect_cancels_the_embedding_request_in_the_engine(node: Node) -> None:
     embedder = node.engine.embedder
     embedder.waits = True
     asking = asyncio.create_task(node.http.post(f"{node.url}/v1/embeddings", json=ASK).__aenter__())
@@ -185,7 +189,7 @@ async def test_disconnect_cancels_the_request(node: Node) -> None:
     assert (await node.openai.embeddings.create(model=MODEL, input="abc")).data  # the slot in the batch is free
 
 
-async def test_busy_model_is_503(node: Node) -> None:
+async def test_embedding_request_to_a_model_without_free_slots_is_503(node: Node) -> None:
     node.engine.alive = False
     with pytest.raises(openai.APIStatusError) as refused:
         await node.openai.embeddings.create(model=MODEL, input="abc")

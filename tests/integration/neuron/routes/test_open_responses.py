@@ -30,7 +30,7 @@ def case_named(name: str) -> Case:
     [case for case in CASES if not case.vision],
     ids=lambda case: case.name,
 )
-async def test_response_complies_with_the_specification(case: Case) -> None:
+async def test_response_complies_with_the_open_responses_specification(case: Case) -> None:
     status, reply = await reply_to(case, CALL if "function_call" in case.items else "It is 4.")
     assert status in case.statuses, reply
     if status != 200:
@@ -46,7 +46,7 @@ async def test_image_is_rejected_without_vision() -> None:
     assert (status, reply["error"]["code"]) == (400, "vision_unsupported")
 
 
-def test_schema_accepts_messages_with_phases() -> None:
+def test_schema_of_the_specification_accepts_messages_with_a_phase() -> None:
     content = [{"type": "output_text", "text": "Four.", "annotations": [], "logprobs": []}]
     item = {"id": "msg_1", "type": "message", "status": "completed", "role": "assistant", "content": content}
     specification().check("ItemField", {**item, "phase": "final_answer"})
@@ -55,7 +55,7 @@ def test_schema_accepts_messages_with_phases() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_calls_reasoning_and_logprobs_match_the_schemas(stream: bool) -> None:
+async def test_function_calls_reasoning_and_log_probabilities_match_the_schemas(stream: bool) -> None:
     case = Case("all", {"input": "hi", "tools": [{"type": "function", "name": "get_weather"}]}, stream=stream)
     status, reply = await reply_to(case, f"<think>hm</think>I look.{CALL}", reasoning={"effort": "low"})
     assert status == 200
@@ -63,7 +63,7 @@ async def test_calls_reasoning_and_logprobs_match_the_schemas(stream: bool) -> N
     check(reply, Case("all", {}, items=("reasoning", "message", "function_call")))
 
 
-async def test_response_repeats_parameters_as_numbers() -> None:
+async def test_response_repeats_the_request_parameters_with_their_types() -> None:
     parameters = {"frequency_penalty": 0.5, "top_p": 0.25, "safety_identifier": "s", "prompt_cache_key": "k"}
     status, reply = await reply_to(case_named("basic-response"), "Hi", **parameters, service_tier="auto")
     assert status == 200
@@ -79,7 +79,7 @@ async def test_response_repeats_the_text_schema() -> None:
     assert reply["text"]["format"] == {**text_format, "description": None, "strict": True}
 
 
-async def test_compacted_conversation_is_accepted_as_input() -> None:
+async def test_result_of_compact_is_accepted_as_input_of_the_next_response() -> None:
     case = case_named("compact-response")
     async with serve(answer("They launch on Tuesday.")) as node:
         body = {"model": MODEL, **case.body}
@@ -97,7 +97,7 @@ async def test_compacted_conversation_is_accepted_as_input() -> None:
     )
 
 
-async def test_a_stored_response_can_be_compacted() -> None:
+async def test_stored_response_can_be_compacted() -> None:
     async with serve(answer("Hello Ada.")) as node:
         _, first = await node.post("/v1/responses", {"model": MODEL, "input": "I am Ada."})
         request = {"model": MODEL, "previous_response_id": first["id"], "input": None}
@@ -118,7 +118,7 @@ async def test_input_token_count_equals_the_usage(fields: dict[str, Any]) -> Non
         assert (await node.error("/v1/responses/input_tokens", {"model": MODEL}))[0] == 400
 
 
-async def test_the_real_client_lists_input_items() -> None:
+async def test_openai_client_lists_the_input_items_of_a_response() -> None:
     async with serve(answer("4")) as node:
         first = await node.openai.responses.create(model=MODEL, input="2+2?")
         second = await node.openai.responses.create(

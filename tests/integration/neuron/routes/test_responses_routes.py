@@ -64,7 +64,7 @@ async def error_of(call: Any) -> tuple[int, str | None, str | None]:
     return error.value.status_code, error.value.code, error.value.param
 
 
-async def test_response_without_streaming(node: Node) -> None:
+async def test_response_without_streaming_has_text_status_and_usage(node: Node) -> None:
     response = await complete_response(node, instructions="be brief", max_output_tokens=64, seed=3)
     assert (response.output_text, response.status, response.model) == ("Grüße 🦊", "completed", MODEL)
     assert prompts(node) == [
@@ -151,14 +151,14 @@ async def test_truncated_answer_is_incomplete() -> None:
         assert response.incomplete_details is not None and response.incomplete_details.reason == "max_output_tokens"
 
 
-async def test_failure_ends_a_stream_or_is_an_error_response() -> None:
+async def test_engine_failure_ends_a_stream_or_is_an_error_response() -> None:
     async with serve(failing("so far", "the engine ended")) as node:
         *_, error, last = await streamed_events(node)
         assert (error.type, last.type, last.response.error.message) == ("error", "response.failed", "the engine ended")
         assert (await error_of(node.openai.responses.create(model=MODEL, input="hi")))[0] == 500
 
 
-async def test_idle_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_without_new_text_sends_keep_alive_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests_replies_and_errors, "KEEP_ALIVE_SECONDS", 0.01)
     async with (
         serve(endless("")) as node,
@@ -176,7 +176,7 @@ async def test_disconnect_cancels_the_request_in_the_engine() -> None:
         await node.engine.cancelled.wait()
 
 
-async def test_invalid_request_has_its_error_code(node: Node) -> None:
+async def test_each_invalid_responses_request_gets_its_status_and_error_code(node: Node) -> None:
     create = node.openai.responses.create
     tool: Any = {"type": "code_interpreter"}
     assert await error_of(create(model="no", input="x")) == (404, "model_not_found", "model")
@@ -201,7 +201,7 @@ CALLED = 'hm</think>\n\nAdding.\n<tool_call>\n{"name": "add", "arguments": {"a":
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_one_response_has_reasoning_text_and_call(streamed: bool) -> None:
+async def test_one_response_can_contain_reasoning_text_and_a_function_call(streamed: bool) -> None:
     fields: Any = {"tools": [ADD], "reasoning": {"effort": "low"}}
     async with serve(answer(CALLED), AGENT_TEMPLATE) as node:
         response: Any = (
@@ -219,7 +219,7 @@ async def test_one_response_has_reasoning_text_and_call(streamed: bool) -> None:
     assert response.usage.output_tokens_details.reasoning_tokens == len("hm</think>")
 
 
-async def test_reasoning_follows_the_template_unless_requested() -> None:
+async def test_chat_template_decides_about_reasoning_unless_the_request_does() -> None:
     async with serve(answer("x"), AGENT_TEMPLATE + "{% if enable_thinking is defined %}said{% endif %}") as node:
         await complete_response(node)
         await complete_response(node, reasoning={"effort": "none"})
@@ -230,7 +230,7 @@ async def test_reasoning_follows_the_template_unless_requested() -> None:
     assert on.endswith("<think>\nsaid")
 
 
-async def test_call_output_is_input_of_the_next_response() -> None:
+async def test_function_call_output_continues_the_previous_response() -> None:
     async with serve(answer(CALLED), AGENT_TEMPLATE) as node:
         first = await complete_response(node, tools=[ADD], reasoning={"effort": "low"})
         call = first.output[-1]
@@ -241,7 +241,7 @@ async def test_call_output_is_input_of_the_next_response() -> None:
     assert "Adding.\n<tool_call>\na=1;b=2;</tool_call><|im_end|>\n<|im_start|>tool\n3<|im_end|>" in prompt
 
 
-async def test_stored_item_can_be_referenced() -> None:
+async def test_output_item_of_a_stored_response_can_be_referenced_by_its_id() -> None:
     """Some clients use item references instead of `previous_response_id`."""
 
     def references(*items: Any) -> list[Any]:
@@ -278,7 +278,7 @@ async def test_reference_to_an_unknown_item_is_rejected(node: Node) -> None:
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
 
 
-async def test_text_format_is_enforced() -> None:
+async def test_json_schema_in_text_format_is_enforced() -> None:
     fields: Any = {"text": {"format": {"type": "json_schema", "name": "a", "schema": AGE}}}
     async with serve(answer('{"age": 7}'), AGENT_TEMPLATE) as node:
         await complete_response(node)
@@ -290,7 +290,7 @@ async def test_text_format_is_enforced() -> None:
     assert (response.text.format.type, response.output_text) == ("json_schema", '{"age": 7}')
 
 
-async def test_call_can_be_forced() -> None:
+async def test_tool_choice_can_force_a_function_call() -> None:
     choices: list[Any] = ["auto", "required", {"type": "function", "name": "add"}]
     async with serve(answer("x"), AGENT_TEMPLATE) as node:
         responses = [await complete_response(node, tools=[ADD], tool_choice=choice) for choice in choices]
@@ -356,7 +356,7 @@ async def test_response_with_store_false_is_not_stored(node: Node) -> None:
     assert (await error_of(node.openai.responses.retrieve(created.id)))[0] == 404
 
 
-async def test_disconnected_response_is_not_stored() -> None:
+async def test_response_whose_client_disconnects_is_not_stored() -> None:
     async with serve(endless("hello")) as node:
         async with node.openai.responses.stream(model=MODEL, input="hi") as stream:
             created: Any = await anext(stream)
@@ -364,7 +364,7 @@ async def test_disconnected_response_is_not_stored() -> None:
         assert (await error_of(node.openai.responses.retrieve(created.response.id)))[0] == 404
 
 
-async def test_disabled_store_is_reported() -> None:
+async def test_use_of_a_disabled_response_store_is_rejected() -> None:
     async with serve(answer("x"), stored_responses=ResponsesConfig(store_mb=0)) as node:
         create = node.openai.responses.create
         created = await create(model=MODEL, input="hi")

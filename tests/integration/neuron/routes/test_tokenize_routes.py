@@ -68,7 +68,7 @@ async def test_conversation_tokens_equal_the_prompt_tokens_of_a_chat() -> None:
         )
 
 
-async def test_count_equals_the_prompt_of_a_chat_with_tools_and_thinking() -> None:
+async def test_token_count_with_tools_and_thinking_equals_the_prompt_tokens_of_a_chat() -> None:
     template = "{{ tools }}{{ thinking }}{% for m in messages %}{{ m.content }}{% endfor %}"
     tool = {"type": "function", "function": {"name": "now", "description": None}}
     async with serve(template) as post:
@@ -80,14 +80,14 @@ async def test_count_equals_the_prompt_of_a_chat_with_tools_and_thinking() -> No
             assert f"'properties': {{}}}}}}}}]{thinks}" in TOKENIZER.decode(reply["tokens"])
 
 
-async def test_tools_that_the_template_ignores_are_rejected_like_in_a_chat() -> None:
+async def test_tokenize_rejects_tools_that_the_template_ignores_as_a_chat_does() -> None:
     async with serve("{{ messages[0].content }}") as post:
         replies = [await post(path, messages=[HI], tools=[TOOL]) for path in ("/tokenize", "/v1/chat/completions")]
         assert replies[0] == replies[1]
         assert replies[0][0] == 400
 
 
-async def test_final_message_may_be_continued() -> None:
+async def test_tokenize_renders_the_final_message_open_if_continue_final_message_is_true() -> None:
     async with serve() as post:
         _, plain = await post("/tokenize", messages=[HI], add_generation_prompt=False)
         assert TOKENIZER.decode(plain["tokens"], skip_special=False) == "<|im_start|>user\nGrüße<|im_end|>\n"
@@ -96,7 +96,7 @@ async def test_final_message_may_be_continued() -> None:
         assert TOKENIZER.decode(reply["tokens"], skip_special=False).endswith("<|im_start|>assistant\nHel")
 
 
-async def test_tools_and_variables_reach_the_template() -> None:
+async def test_tools_and_template_variables_reach_the_chat_template() -> None:
     template = "{{ tools[0].function.name }}|{{ messages[0].content }}|{{ enable_thinking }}"
     async with serve(template) as post:
         _, reply = await post("/tokenize", messages=[HI], tools=[TOOL], chat_template_kwargs={"enable_thinking": False})
@@ -128,13 +128,15 @@ async def test_tools_and_variables_reach_the_template() -> None:
         ("/detokenize", {"tokens": [10**6]}, 400, "invalid_request_body"),
     ],
 )
-async def test_invalid_request_has_its_error_code(path: str, body: dict[str, Any], status: int, code: str) -> None:
+async def test_each_invalid_tokenize_request_gets_its_status_and_error_code(
+    path: str, body: dict[str, Any], status: int, code: str
+) -> None:
     async with serve() as post:
         answered, reply = await post(path, **body)
         assert (answered, reply["error"]["code"]) == (status, code)
 
 
-async def test_template_error_is_422() -> None:
+async def test_error_raised_by_the_chat_template_is_422() -> None:
     async with serve("{{ raise_exception('no') }}") as post:
         status, reply = await post("/tokenize", messages=[HI])
         assert (status, reply["error"]["code"]) == (422, "template_render_failed")

@@ -97,7 +97,7 @@ async def test_post_without_any_content_type_header_is_415(node: Node) -> None:
 
 @on_shared_node
 @pytest.mark.parametrize("origin", [PAGE, "null", "http://127.0.0.1:1", "http://localhost.evil.example", "file://"])
-async def test_request_from_a_foreign_page_is_403(node: Node, origin: str) -> None:
+async def test_request_from_a_web_page_of_another_origin_is_403(node: Node, origin: str) -> None:
     assert await unload(node, origin=origin) == (403, "origin_not_allowed")
     async with node.session.get(f"{node.url}/v1/models", headers={"origin": origin}) as response:
         assert response.status == 403
@@ -108,7 +108,7 @@ async def test_request_from_a_foreign_page_is_403(node: Node, origin: str) -> No
 @pytest.mark.parametrize(
     "host", ["evil.example", "EVIL.example:13131", "localhost.evil.example", "127.0.0.1.evil.example", "internal"]
 )
-async def test_rebound_host_on_a_loopback_address_is_403(node: Node, host: str) -> None:
+async def test_foreign_host_header_on_a_loopback_address_is_403(node: Node, host: str) -> None:
     assert await unload(node, host=host) == (403, "host_not_allowed")
     assert await unload(node, host=host, origin=f"http://{host}") == (403, "host_not_allowed")
     async with node.session.get(f"{node.url}/models", headers={"host": host}) as response:
@@ -132,14 +132,14 @@ async def test_rebound_host_on_a_loopback_address_is_403(node: Node, host: str) 
         "node.localhost",
     ],
 )
-async def test_names_of_this_machine_are_accepted(node: Node, host: str) -> None:
+async def test_host_headers_that_name_this_machine_are_accepted(node: Node, host: str) -> None:
     async with node.session.get(f"{node.url}/models", headers={"host": host}) as response:
         assert response.status == 200
     async with node.session.get(f"{node.url}/models", headers={"host": host, "origin": f"http://{host}"}) as response:
         assert response.status == 200
 
 
-async def test_allowed_hosts_are_accepted() -> None:
+async def test_host_headers_listed_in_allowed_hosts_are_accepted() -> None:
     async with running({"NEURON_ALLOWED_HOSTS": '["Beast.lan"]'}) as node:
         for host, status in (("beast.lan:13131", 200), ("other.lan", 403)):
             async with node.session.get(f"{node.url}/models", headers={"host": host}) as response:
@@ -154,13 +154,15 @@ async def test_node_on_a_network_accepts_any_host_name(host: str) -> None:
         assert await unload(node, host=host) == (404, None)  # accepted; the model does not exist
 
 
-async def test_node_on_a_network_rejects_pages_with_a_rebound_name() -> None:
+async def test_node_on_a_network_address_rejects_web_pages_with_a_foreign_host_name() -> None:
     async with running(NETWORK) as node:
         assert await unload(node, origin=PAGE) == (403, "origin_not_allowed")
         assert await unload(node, host="evil.example", origin="http://evil.example") == (403, "host_not_allowed")
 
 
-async def test_check_of_a_gateway_at_a_join_is_logged_as_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
+async def test_request_by_which_a_gateway_checks_for_a_key_is_not_logged_as_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A gateway adds a node only if the node rejects a wrong key. A warning about this key looks like a failure."""
     caplog.set_level(logging.INFO, "helexa")
     async with running({"NEURON_API_KEY": "secret-1"}) as node:
@@ -176,7 +178,7 @@ async def test_check_of_a_gateway_at_a_join_is_logged_as_what_it_is(caplog: pyte
     )
 
 
-async def test_without_the_key_only_health_is_served(tmp_path: Path) -> None:
+async def test_without_the_nodes_key_only_the_health_endpoint_is_served(tmp_path: Path) -> None:
     async with running({"NEURON_API_KEY": "secret-1"}) as node:
         for headers in ({}, {"authorization": "Bearer secret-2"}, {"authorization": "Basic secret-1"}):
             assert await unload(node, **headers) == (401, "invalid_api_key")
@@ -198,7 +200,7 @@ async def node_upstream() -> AsyncIterator[Upstream]:
     upstream.close()
 
 
-async def test_gateway_bearer_token_is_accepted_as_the_key(tmp_path: Path, node_upstream: Upstream) -> None:
+async def test_key_sent_by_a_gateway_as_bearer_token_is_accepted(tmp_path: Path, node_upstream: Upstream) -> None:
     async with running({"NEURON_API_KEY": "secret-1"}) as node:
         client = NodeClient(node_upstream)
         await client.load(node.url, spec(make_model(tmp_path)), "secret-1")
@@ -208,7 +210,7 @@ async def test_gateway_bearer_token_is_accepted_as_the_key(tmp_path: Path, node_
             await client.models(node.url, "secret-2")
 
 
-async def test_gateway_loads_uses_and_unloads_a_model_of_a_default_node(
+async def test_gateway_loads_uses_and_unloads_a_model_on_a_node_with_default_settings(
     tmp_path: Path, node_upstream: Upstream
 ) -> None:
     async with running({}) as node:
@@ -220,18 +222,18 @@ async def test_gateway_loads_uses_and_unloads_a_model_of_a_default_node(
 
 
 @on_shared_node
-async def test_page_allowed_by_the_gateway_reaches_nodes(node: Node) -> None:
+async def test_request_of_a_web_page_that_the_gateway_allows_reaches_the_node(node: Node) -> None:
     browser = {"origin": PAGE, "sec-fetch-site": "cross-site"}
     assert await completion_through_a_gateway(node, gateway={"cors_origins": [PAGE]}, headers=browser) == 200
 
 
-def test_key_must_not_be_empty_and_is_not_printed() -> None:
+def test_empty_api_key_is_rejected_and_the_key_is_never_printed() -> None:
     with pytest.raises(ConfigError, match="api_key"):
         read_config(None, {"NEURON_API_KEY": ""})
     assert "secret-1" not in repr(read_config(None, {"NEURON_API_KEY": "secret-1"}))
 
 
-def test_key_file_is_relative_to_the_configuration_and_yields_to_a_key(tmp_path: Path) -> None:
+def test_api_key_file_is_relative_to_the_configuration_and_overridden_by_a_key_variable(tmp_path: Path) -> None:
     (tmp_path / "node.key").write_text("secret-1\n")
     path = tmp_path / "neuron.toml"
     path.write_text('api_key_file = "node.key"\n')
@@ -251,7 +253,7 @@ def test_key_file_is_relative_to_the_configuration_and_yields_to_a_key(tmp_path:
         (NETWORK | {"NEURON_API_KEY": "secret-1"}, False),
     ],
 )
-def test_network_address_without_a_key_counts_as_exposed(environ: dict[str, str], is_exposed: bool) -> None:
+def test_node_on_a_network_address_without_a_key_counts_as_exposed(environ: dict[str, str], is_exposed: bool) -> None:
     assert (exposure(read_config(None, environ)) is not None) == is_exposed
 
 

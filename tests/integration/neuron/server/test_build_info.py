@@ -44,7 +44,9 @@ def test_checkout_reports_its_commit_and_whether_files_changed(checkout: Path) -
     assert build_facts()["git_dirty"] is True
 
 
-def test_commit_comes_from_the_build_without_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_comes_from_the_build_variable_if_there_is_no_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(version, "_ROOT", tmp_path)
     assert build_facts()["git_sha"] == "unknown"
     monkeypatch.setenv("HELEXA_BUILD_SHA", "0123456789abcdef0123456789abcdef01234567")

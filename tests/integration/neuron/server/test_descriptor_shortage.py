@@ -25,7 +25,7 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("request_fields", [{}, {"response_format": SCHEMA}], ids=["template", "grammar"])
-async def test_request_that_needs_a_process_is_rejected_without_descriptors(
+async def test_request_that_needs_a_new_process_is_503_if_file_descriptors_run_out(
     caplog: pytest.LogCaptureFixture, request_fields: dict[str, object]
 ) -> None:
     chat_template.PROCESSES.close()  # processes of other tests
@@ -41,7 +41,7 @@ async def test_request_that_needs_a_process_is_rejected_without_descriptors(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_load_is_rejected_without_descriptors(
+async def test_load_is_503_if_file_descriptors_run_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     model = make_model(tmp_path)

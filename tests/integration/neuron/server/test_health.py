@@ -49,7 +49,7 @@ def card(index: int, free: int) -> DeviceHealth:
         ),
     ],
 )
-def test_container_memory_is_its_limit(
+def test_memory_reported_in_a_container_is_its_limit(
     tmp_path: Path, files: dict[str, str], free: int | None, total: int | None
 ) -> None:
     for name, text in files.items():
@@ -67,7 +67,9 @@ def monitor(node: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Health
     return partial(HealthMonitor, node.app.state.registry, node.app.state.activation)
 
 
-async def test_failed_reading_keeps_the_last_value(monitor: Callable[..., HealthMonitor]) -> None:
+async def test_health_keeps_the_last_value_if_reading_memory_or_devices_fails(
+    monitor: Callable[..., HealthMonitor],
+) -> None:
     memories = iter([(1000 << 20, 2000 << 20), (0, 0), OSError("gone"), (900 << 20, 2000 << 20)])
     devices = iter([[card(0, 500), card(1, 600)], [], [card(0, 0), card(1, 700)], OSError("GPU is lost")])
     exhausted: list[Iterator[Any]] = []
@@ -90,7 +92,7 @@ async def test_failed_reading_keeps_the_last_value(monitor: Callable[..., Health
     reading.cancel()
 
 
-async def test_zero_free_memory_is_reported(monitor: Callable[..., HealthMonitor]) -> None:
+async def test_free_memory_of_zero_is_reported_as_zero(monitor: Callable[..., HealthMonitor]) -> None:
     free = 1000 << 20
     watched = monitor(memory=lambda: (free, 2000 << 20), devices=list)
     reading = asyncio.create_task(watched.run())
@@ -100,7 +102,9 @@ async def test_zero_free_memory_is_reported(monitor: Callable[..., HealthMonitor
     reading.cancel()
 
 
-async def test_blocked_driver_delays_no_report_and_no_other_reading(monitor: Callable[..., HealthMonitor]) -> None:
+async def test_blocked_driver_delays_neither_health_reports_nor_memory_readings(
+    monitor: Callable[..., HealthMonitor],
+) -> None:
     stuck, goes_on = threading.Event(), threading.Event()
     readings = iter([[card(0, 500)]])
     free = 1000 << 20
@@ -122,7 +126,7 @@ async def test_blocked_driver_delays_no_report_and_no_other_reading(monitor: Cal
     reading.cancel()
 
 
-async def test_memory_limit_is_reported_with_what_is_left_of_it(tmp_path: Path) -> None:
+async def test_configured_memory_limit_and_its_remainder_are_reported(tmp_path: Path) -> None:
     async with running({"NEURON_HARNESS__TORCH__MEMORY_LIMIT_MB": "64"}) as node:
         assert (await node.get("/discovery"))[1]["memory_limit_mb"] == 64
         assert (await node.load(make_model(tmp_path)))[0] == 200
@@ -139,13 +143,13 @@ async def test_memory_limit_is_reported_with_what_is_left_of_it(tmp_path: Path) 
         assert report["grantable_mb"] == (64 * 1024 * 1024 - engine.granted_bytes) >> 20
 
 
-async def test_node_without_a_memory_limit_reports_what_a_new_model_may_use(node: Node) -> None:
+async def test_node_without_a_memory_limit_reports_the_memory_a_new_model_may_use(node: Node) -> None:
     assert "memory_limit_mb" not in (await node.get("/discovery"))[1]
     _, report = await node.get("/health")
     assert 0 <= report["grantable_mb"] <= report["memory_free_mb"]
 
 
-async def test_polling_requests_do_not_wait_for_an_engine(node: Node, tmp_path: Path) -> None:
+async def test_polling_endpoints_respond_while_an_engine_hangs(node: Node, tmp_path: Path) -> None:
     await node.load(make_model(tmp_path))
     alive = [child for child in psutil.Process(os.getpid()).children() if child.status() != psutil.STATUS_ZOMBIE]
     (engine,) = [child for child in alive if ENGINE[1] in child.cmdline()]
@@ -158,7 +162,7 @@ async def test_polling_requests_do_not_wait_for_an_engine(node: Node, tmp_path: 
         engine.send_signal(signal.SIGCONT)
 
 
-async def test_requested_load_is_shown_in_health(node: Node, tmp_path: Path) -> None:
+async def test_model_load_in_progress_is_shown_in_health(node: Node, tmp_path: Path) -> None:
     slow = make_model(tmp_path, "slow")
     loading = asyncio.create_task(node.load(slow))
 

@@ -45,14 +45,14 @@ async def read_error(reader: asyncio.StreamReader) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("request_bytes", REJECTED_REQUESTS.values(), ids=REJECTED_REQUESTS)
-async def test_ambiguous_request_is_rejected_with_the_error_envelope(request_bytes: bytes) -> None:
+async def test_ambiguous_http_request_is_rejected_with_a_json_error(request_bytes: bytes) -> None:
     async with connected() as (reader, writer):
         writer.write(request_bytes)
         assert await read_error(reader) == (400, "malformed_http")
         assert await reader.read() == b""
 
 
-async def test_head_limit_includes_the_headers_that_a_gateway_adds() -> None:
+async def test_limit_of_request_headers_leaves_space_for_headers_that_a_gateway_adds() -> None:
     headers = b"".join(b"X-%d: a\r\n" % number for number in range(NodeConnection.max_headers - 2))
     async with connected() as (reader, writer):
         writer.write(GET % headers)
@@ -67,7 +67,7 @@ async def test_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> Non
         assert await reader.read() == b""
 
 
-async def test_stalled_body_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_whose_body_stalls_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_cycle, "BODY_SECS", 0.05)
     async with connected() as (reader, writer):
         writer.write(post(JSON)[:-5])
@@ -87,7 +87,7 @@ async def test_compressed_body_is_decoded_and_other_encodings_are_rejected() -> 
         assert b"gzip, deflate" in headers[b"accept-encoding"]
 
 
-def test_name_with_ipv4_and_ipv6_addresses_is_bound_to_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_name_with_ipv4_and_ipv6_addresses_is_bound_to_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     known = [(kind, socket.SOCK_STREAM, 6, "", ()) for kind in (socket.AF_INET6, socket.AF_INET)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: known)
     with bind(("localhost", 0)) as bound:

@@ -41,7 +41,7 @@ async def test_response_has_the_request_id(node: Node, sent_id: str | None) -> N
         assert number == sent_id if sent_id in ("abc", "A.b_c-1") else number and number != sent_id
 
 
-async def test_request_has_one_log_line(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_request_has_one_log_line(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "helexa")
     await node.load(make_model(tmp_path))
     completion = {"model": "org/tiny", "prompt": [1, 3]}
@@ -65,7 +65,9 @@ async def test_request_has_one_log_line(node: Node, tmp_path: Path, caplog: pyte
         assert line.startswith(beginning)
 
 
-async def test_engine_log_lines_keep_their_level(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_lines_of_the_engine_process_keep_their_level(
+    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "helexa")
     await node.load(make_model(tmp_path, "crash"))
     logged = [
@@ -91,14 +93,14 @@ async def test_prompts_are_logged_only_if_enabled(
     assert [line.partition(" text=")[0] for line in prompts[-1:]] == (["prompt model=org/tiny tokens=2"] * enabled)
 
 
-async def test_polling_requests_are_logged_at_debug_level(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_polling_requests_are_logged_only_at_debug_level(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "helexa")
     await node.get("/health")
     assert lines(caplog) == []
     assert len(lines(caplog, logging.DEBUG)) == 1
 
 
-async def test_metrics_of_a_run(node: Node, tmp_path: Path) -> None:
+async def test_metrics_report_tokens_times_and_memory_of_a_request(node: Node, tmp_path: Path) -> None:
     await node.load(make_model(tmp_path))
     assert (await node.post("/v1/completions", {"model": "org/tiny", "prompt": [6, 4]}))[0] == 200
     _, text = await node.read("/metrics")
@@ -126,7 +128,7 @@ async def test_metrics_of_a_run(node: Node, tmp_path: Path) -> None:
     assert await sample(node, "neuron_memory_total_bytes") > await sample(node, "neuron_memory_free_bytes") > 0
 
 
-async def test_errors_are_counted_by_code_and_unknown_paths_together(node: Node) -> None:
+async def test_metrics_count_errors_by_code_and_all_unknown_paths_as_one_route(node: Node) -> None:
     await node.get("/a")
     await node.get("/b")
     await node.post("/v1/chat/completions", b"{")
@@ -137,7 +139,7 @@ async def test_errors_are_counted_by_code_and_unknown_paths_together(node: Node)
     assert await sample(node, 'neuron_refusals_total{code="invalid_source"}') == 1
 
 
-async def test_model_events_are_counted(node: Node, tmp_path: Path) -> None:
+async def test_metrics_count_model_events_such_as_loads_and_crashes(node: Node, tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
     await node.load(make_model(tmp_path))
     await node.load(make_model(tmp_path / "second", "bad-file"), "org/bad")
@@ -149,7 +151,7 @@ async def test_model_events_are_counted(node: Node, tmp_path: Path) -> None:
         assert await sample(node, f'neuron_model_events_total{{event="{event}"}}') == count
 
 
-async def test_disconnect_is_counted_as_canceled(node: Node, tmp_path: Path) -> None:
+async def test_metrics_count_a_disconnect_as_a_canceled_request(node: Node, tmp_path: Path) -> None:
     await node.load(make_model(tmp_path))
     request = {"model": "org/tiny", "prompt": [3], "stream": True}
     async with node.session.post(f"{node.url}/v1/completions", json=request) as response:

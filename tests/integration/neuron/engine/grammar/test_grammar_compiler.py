@@ -71,7 +71,9 @@ async def complete(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_concurrent_outputs_follow_their_grammars(client: EngineClient, tokenizer: Tokenizer) -> None:
+async def test_concurrent_requests_with_different_grammars_follow_their_own_grammar(
+    client: EngineClient, tokenizer: Tokenizer
+) -> None:
     hot = [SamplingParams(temperature=1, seed=seed, top_p=0.95) for seed in range(6)]
     from_schema, (digits, _), (free, _) = await asyncio.gather(
         asyncio.gather(*(complete(client, tokenizer, JSON, sampling) for sampling in hot)),
@@ -104,7 +106,9 @@ async def test_invalid_grammar_fails_only_its_request(client: EngineClient, toke
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_cancel_during_compilation_frees_the_request(client: EngineClient, tokenizer: Tokenizer) -> None:
+async def test_cancel_during_the_compilation_of_its_grammar_frees_the_request(
+    client: EngineClient, tokenizer: Tokenizer
+) -> None:
     tasks = [asyncio.create_task(complete(client, tokenizer, SLOW)) for _ in range(3)]
     while client.open_streams < 3:  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -129,7 +133,7 @@ def fetched(grammars: Grammars, count: int) -> list[tuple[int, GrammarFailure | 
     return compiled
 
 
-def test_matcher_at_a_limit_does_not_fail_later_matchers(
+def test_matcher_that_hits_a_parser_limit_does_not_fail_later_matchers_of_its_grammar(
     smollm2_gguf: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PARSER_LIMITS, "max_lexer_states", 500)
@@ -160,7 +164,7 @@ class Panic(BaseException):
     """Like PyO3's exception for a Rust panic, not an `Exception`."""
 
 
-def test_panic_fails_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_panic_of_the_grammar_compiler_fails_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     def panic(model: Path, width: int) -> Any:
         raise Panic
 
@@ -190,7 +194,9 @@ class PausedCompiler:
         monkeypatch.setattr("llguidance.LLMatcher", compile)
 
 
-def test_cached_grammar_does_not_wait_for_a_compilation(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_with_a_cached_grammar_does_not_wait_for_a_running_compilation(
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = PausedCompiler(monkeypatch, SLOW)
     with closing(Grammars(smollm2_gguf, 49152)) as grammars:
         grammars.begin(sequence(0, JSON))
@@ -202,7 +208,9 @@ def test_cached_grammar_does_not_wait_for_a_compilation(smollm2_gguf: Path, monk
         assert [number for number, _ in fetched(grammars, 3)] == [1, 3, 2]
 
 
-def test_canceled_sequence_is_released_at_once(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canceled_sequence_is_released_before_the_compilation_of_its_grammar_ends(
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = PausedCompiler(monkeypatch, SLOW)
     with closing(Grammars(smollm2_gguf, 49152)) as grammars:
         grammars.begin(sequence(0, SLOW))

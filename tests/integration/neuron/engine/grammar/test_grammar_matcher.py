@@ -128,14 +128,16 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_all_sampling_settings_follow_the_schema(tokenizer: LLTokenizer, sampling: SamplingParams) -> None:
+def test_output_follows_the_json_schema_with_any_sampling_settings(
+    tokenizer: LLTokenizer, sampling: SamplingParams
+) -> None:
     (outputs,) = complete(tokenizer, [request(0, JSON, sampling=sampling)]).values()
     assert outputs[-1].finish == "stop"
     assert END not in tokens_of(outputs), "a grammar that allows no further token ends without an end token"
     jsonschema.validate(json.loads(text(tokenizer, outputs)), SCHEMA)
 
 
-def test_end_token_is_allowed_where_the_grammar_may_end(tokenizer: LLTokenizer) -> None:
+def test_end_token_is_allowed_exactly_where_the_grammar_may_end(tokenizer: LLTokenizer) -> None:
     eager = SamplingParams(temperature=0, logit_bias={END: 100.0})
     (outputs,) = complete(tokenizer, [request(0, DIGITS, sampling=eager)]).values()
     assert tokens_of(outputs)[-1] == END
@@ -144,7 +146,7 @@ def test_end_token_is_allowed_where_the_grammar_may_end(tokenizer: LLTokenizer) 
     assert outputs[-1].finish == "stop", "an end token ends the output even without `stop_ids`"
 
 
-def test_output_cut_by_length_is_a_prefix_of_the_full_output(tokenizer: LLTokenizer) -> None:
+def test_output_cut_by_max_tokens_is_a_prefix_of_the_full_output(tokenizer: LLTokenizer) -> None:
     (expected,) = complete(tokenizer, [request(0, JSON)]).values()
     for length in range(1, 12):
         (outputs,) = complete(tokenizer, [request(0, JSON, max_tokens=length)]).values()
@@ -165,7 +167,9 @@ REQUESTS = [request(n, (JSON, DIGITS, COLOR, "")[n % 4], max_tokens=40) for n in
         {"max_sequences": 2},
     ],
 )
-def test_batching_chunks_drafts_and_preemption_keep_the_tokens(tokenizer: LLTokenizer, options: dict[str, int]) -> None:
+def test_tokens_with_a_grammar_do_not_depend_on_batching_chunks_drafts_or_preemption(
+    tokenizer: LLTokenizer, options: dict[str, int]
+) -> None:
     together = complete(tokenizer, REQUESTS, **options)
     for message in REQUESTS:
         (expected,) = complete(tokenizer, [message], speculation=False).values()
@@ -173,14 +177,14 @@ def test_batching_chunks_drafts_and_preemption_keep_the_tokens(tokenizer: LLToke
         assert together[message.id][-1].finish == expected[-1].finish
 
 
-def test_forced_tokens_take_fewer_steps(tokenizer: LLTokenizer) -> None:
+def test_tokens_that_the_grammar_forces_are_drafted_and_take_fewer_steps(tokenizer: LLTokenizer) -> None:
     (outputs,) = complete(tokenizer, [request(0, COLOR)]).values()
     assert len(outputs) < len(tokens_of(outputs))
     (slowly,) = complete(tokenizer, [request(0, COLOR)], speculation=False).values()
     assert tokens_of(outputs) == tokens_of(slowly)
 
 
-def test_rejections_after_drafts_keep_the_matcher_state(tokenizer: LLTokenizer) -> None:
+def test_rejection_masks_of_draft_rows_leave_the_matcher_state_unchanged(tokenizer: LLTokenizer) -> None:
     rng = random.Random(1)
     grammar = LLMatcher(tokenizer, JSON)
     tokens = tokenizer.tokenize_str('{"first_name":"Ada","age_in_years":36,"favorite_color":"red"}')
@@ -206,7 +210,7 @@ def test_rejections_after_drafts_keep_the_matcher_state(tokenizer: LLTokenizer) 
     assert not grammar_matcher.error
 
 
-def test_only_masked_tokens_are_rejected(tokenizer: LLTokenizer) -> None:
+def test_matcher_rejects_exactly_the_tokens_that_the_grammar_disallows(tokenizer: LLTokenizer) -> None:
     rng = random.Random(2)
     for grammar in (JSON, DIGITS, COLOR, LLMatcher.grammar_from_lark("start: /[a-z]*/ <|im_end|>")):
         grammar_matcher, plain = GrammarMatcher(LLMatcher(tokenizer, grammar)), LLMatcher(tokenizer, grammar)
@@ -225,7 +229,7 @@ def test_only_masked_tokens_are_rejected(tokenizer: LLTokenizer) -> None:
         assert not grammar_matcher.error
 
 
-def test_rejected_token_is_redrawn_from_the_allowed_distribution(tokenizer: LLTokenizer) -> None:
+def test_token_rejected_by_the_grammar_is_redrawn_from_the_allowed_tokens_in_proportion(tokenizer: LLTokenizer) -> None:
     allowed = [tokenizer.tokenize_str(letter)[0] for letter in "0123456789"]
     logits = torch.full((WIDTH,), -torch.inf)
     weights = torch.arange(1, 11, dtype=torch.float32)
@@ -247,7 +251,7 @@ def test_rejected_token_is_redrawn_from_the_allowed_distribution(tokenizer: LLTo
     assert ((counts[allowed] / draws - shares).abs() < 4 * (shares * (1 - shares) / draws).sqrt()).all()
 
 
-def test_drafted_end_token_is_rolled_back(tokenizer: LLTokenizer) -> None:
+def test_end_token_in_drafts_does_not_end_the_matcher(tokenizer: LLTokenizer) -> None:
     grammar_matcher = GrammarMatcher(LLMatcher(tokenizer, DIGITS))
     for token in tokenizer.tokenize_str("123"):
         grammar_matcher.advance(token)
@@ -257,7 +261,7 @@ def test_drafted_end_token_is_rolled_back(tokenizer: LLTokenizer) -> None:
     assert not grammar_matcher.error
 
 
-def test_disallowed_token_fails_only_its_sequence(
+def test_token_that_the_grammar_disallows_fails_only_its_sequence(
     tokenizer: LLTokenizer,
 ) -> None:
     scheduler = Scheduler(EngineOptions(), PagePool(100, 4))
@@ -292,7 +296,7 @@ class RecordingDrafter(Drafter):
         super().learn(drafted, accepted)
 
 
-def test_forced_drafts_are_bounded_and_not_learned(tokenizer: LLTokenizer) -> None:
+def test_drafts_of_forced_tokens_are_limited_in_length_and_not_learned_by_the_drafter(tokenizer: LLTokenizer) -> None:
     grammar = LLMatcher.grammar_from_regex("(yes|no): " + "the quick brown fox jumps over the lazy dog, " * 20)
     scheduler = Scheduler(EngineOptions(), PagePool(1000, 4))
     sequence = Sequence(request(0, grammar, max_tokens=400), matcher=GrammarMatcher(LLMatcher(tokenizer, grammar)))
@@ -330,7 +334,7 @@ def narrow(tokenizer: LLTokenizer) -> tuple[LLMatcher, int, int, int]:
 
 
 @pytest.mark.parametrize("ahead", range(4))
-def test_matcher_error_in_rejected_drafts_is_ignored(tokenizer: LLTokenizer, ahead: int) -> None:
+def test_matcher_error_within_rejected_drafts_is_ignored(tokenizer: LLTokenizer, ahead: int) -> None:
     matcher, most, many, last = narrow(tokenizer)
     fitting, filled = GrammarMatcher(matcher), GrammarMatcher(matcher)
     for grammar_matcher in (fitting, filled):
@@ -362,7 +366,7 @@ def test_matcher_error_is_the_same_with_and_without_drafts(tokenizer: LLTokenize
     assert len(errors) == 1
 
 
-def test_slow_grammar_fails_only_its_sequence(tokenizer: LLTokenizer) -> None:
+def test_grammar_that_exceeds_its_time_limit_fails_only_its_sequence(tokenizer: LLTokenizer) -> None:
     seconds = itertools.count()
     slow = GrammarMatcher(LLMatcher(tokenizer, JSON), clock=lambda: next(seconds) / 10)
     scheduler = Scheduler(EngineOptions(), PagePool(100, 4))
@@ -375,7 +379,7 @@ def test_slow_grammar_fails_only_its_sequence(tokenizer: LLTokenizer) -> None:
     assert len(tokens_of(outputs[1])) > len(tokens_of(outputs[0]))
 
 
-def test_end_token_not_marked_special_is_not_allowed_in_text(tmp_path: Path) -> None:
+def test_end_token_that_is_not_marked_special_cannot_appear_inside_text(tmp_path: Path) -> None:
     letters = [*map(chr, range(0x21, 0x7F)), "Ġ", "</s>"]
     backend = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
     backend.decoder = decoders.ByteLevel()

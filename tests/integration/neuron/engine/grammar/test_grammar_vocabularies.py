@@ -220,7 +220,9 @@ DAILY = {*BYTE_LEVEL, *SENTENCEPIECE} - SLOW
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", daily(DAILY, [*BYTE_LEVEL, *SENTENCEPIECE]))
-def test_text_is_exactly_what_the_grammar_accepts(writer: Callable[[str], Writer], name: str, form: str) -> None:
+def test_decoded_output_matches_the_grammar_with_each_kind_of_vocabulary(
+    writer: Callable[[str], Writer], name: str, form: str
+) -> None:
     grammar, check = FORMS[form]
     texts = (writer(name).write(grammar, seed) for seed in range(5 * WALKS))
     complete = list(islice((text for text in texts if text is not None), WALKS))
@@ -230,11 +232,13 @@ def test_text_is_exactly_what_the_grammar_accepts(writer: Callable[[str], Writer
 
 
 @pytest.mark.parametrize("name", daily(DAILY, [*BYTE_LEVEL, *SENTENCEPIECE[:-1]]))
-def test_forced_text_is_not_normalized(writer: Callable[[str], Writer], name: str) -> None:
+def test_text_forced_by_a_grammar_is_not_unicode_normalized(writer: Callable[[str], Writer], name: str) -> None:
     assert writer(name).write(for_choice([DECOMPOSED]), 0) == DECOMPOSED
 
 
-def test_text_outside_the_vocabulary_is_an_error_of_the_grammar(writer: Callable[[str], Writer]) -> None:
+def test_grammar_whose_text_the_vocabulary_cannot_spell_is_reported_as_a_bad_grammar(
+    writer: Callable[[str], Writer],
+) -> None:
     matcher = writer("unigram").matcher(for_choice([DECOMPOSED]))
     for token in matcher.forced(8):
         matcher.advance(token)
@@ -242,7 +246,7 @@ def test_text_outside_the_vocabulary_is_an_error_of_the_grammar(writer: Callable
     assert (matcher.error, matcher.bad_grammar) == ("the grammar leaves no token of the model's vocabulary", True)
 
 
-def test_vocabulary_of_word_pieces_writes_the_texts_that_it_can_spell(tmp_path: Path) -> None:
+def test_wordpiece_vocabulary_follows_grammars_that_it_can_spell_and_rejects_others(tmp_path: Path) -> None:
     tokens = ["[UNK]", "[SEP]", "un", "happy", "##happy", "{", "}", "##s"]
     backend = Backend(models.WordPiece({token: number for number, token in enumerate(tokens)}, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()
@@ -257,7 +261,7 @@ def test_vocabulary_of_word_pieces_writes_the_texts_that_it_can_spell(tmp_path: 
     assert (unspellable.bad_grammar, "leaves no token" in unspellable.error) == (True, True)
 
 
-def test_end_token_with_the_bytes_of_a_letter_never_spells_the_letter(tmp_path: Path) -> None:
+def test_end_token_whose_text_is_a_letter_is_not_used_for_the_letter(tmp_path: Path) -> None:
     """A configuration may name a token of the text as an end token, for example a default of the architecture."""
     backend = Backend(models.BPE())
     backend.decoder = decoders.ByteLevel()

@@ -109,7 +109,9 @@ VOCABULARIES = ("qwen2_5_tokenizer", "llama3_2_tokenizer", "mistral_nemo_tokeniz
 
 
 @pytest.mark.parametrize("model", daily(("qwen2_5_tokenizer",), VOCABULARIES))
-def test_matcher_equals_a_fresh_matcher_after_any_drafts(model: str, request: pytest.FixtureRequest) -> None:
+def test_after_any_drafts_the_matcher_equals_a_fresh_matcher_of_the_same_tokens(
+    model: str, request: pytest.FixtureRequest
+) -> None:
     path: Path = request.getfixturevalue(model)
     known = ModelText.open(path).tokenizer
     tokenizer = read_vocabulary(path, known.vocab_size)
@@ -127,7 +129,7 @@ def test_matcher_equals_a_fresh_matcher_after_any_drafts(model: str, request: py
 
 
 @pytest.mark.parametrize("format_name", daily(DAILY_FORMATS, TOOL_CALL_FORMATS))
-def test_matcher_with_marker_tokens_equals_a_fresh_matcher(format_name: str) -> None:
+def test_after_any_drafts_the_matcher_of_a_tool_call_grammar_equals_a_fresh_matcher(format_name: str) -> None:
     known = byte_level(sorted(TOOL_CALL_FORMATS[format_name].markers))
     for parallel in (True, False):
         grammar = for_tools(format_name, TOOLS, "required", parallel, token_id=known.token_id)

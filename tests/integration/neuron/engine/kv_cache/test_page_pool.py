@@ -26,7 +26,7 @@ def test_pages_are_taken_in_ascending_order_and_given_back() -> None:
     assert pool.take(5) == [0, 1, 2, 3, 4]
 
 
-def test_registered_page_matches_and_counts_as_free() -> None:
+def test_registered_page_that_no_sequence_holds_matches_and_counts_as_free() -> None:
     pool = PagePool(4, 4)
     pages = cached_pages(pool, A, B)
     assert pool.free == 4
@@ -43,7 +43,7 @@ def test_registered_page_matches_and_counts_as_free() -> None:
     assert pool.free == 4
 
 
-def test_empty_pages_are_taken_first_then_the_ends_of_prefixes() -> None:
+def test_pool_takes_empty_pages_first_and_then_evicts_prefixes_from_their_ends() -> None:
     pool = PagePool(4, 4)
     first, second, third = cached_pages(pool, A, B, C)
     assert pool.take(1) == [3]
@@ -74,7 +74,7 @@ def test_shared_page_is_not_evicted() -> None:
         pool.take(1)
 
 
-def test_second_page_with_equal_content_is_not_cached() -> None:
+def test_second_page_registered_with_the_same_hash_is_not_cached() -> None:
     pool = PagePool(3, 4)
     first, second = pool.take(2)
     pool.register(first, A)
@@ -86,7 +86,7 @@ def test_second_page_with_equal_content_is_not_cached() -> None:
     assert pool.match([A]) == [first]
 
 
-def test_evicted_page_can_be_registered_again() -> None:
+def test_evicted_page_can_be_registered_with_another_hash() -> None:
     pool = PagePool(1, 4)
     cached_pages(pool, A)
     cached_pages(pool, B)
@@ -94,7 +94,7 @@ def test_evicted_page_can_be_registered_again() -> None:
     assert pool.match([B]) == [0]
 
 
-def test_giving_back_twice_raises() -> None:
+def test_giving_back_a_page_twice_raises_an_assertion_error() -> None:
     pool = PagePool(2, 4)
     pages = pool.take(1)
     pool.give_back(pages)
@@ -122,14 +122,14 @@ def test_page_hash_depends_on_its_position() -> None:
     assert first != second
 
 
-def test_different_salts_share_no_page_hashes() -> None:
+def test_equal_tokens_with_different_salts_have_no_equal_page_hashes() -> None:
     tokens = list(range(12))
     chains = [hashes(tokens, salt) for salt in ("", "a", "b", "ab")]
     assert len({page_hash for chain in chains for page_hash in chain}) == 12
     assert hashes(tokens, "a") == hashes(tokens, "a")
 
 
-def test_incremental_hash_chain_equals_a_complete_one() -> None:
+def test_hash_chain_extended_page_by_page_equals_a_chain_computed_at_once() -> None:
     tokens = list(range(100_000, 100_012))
     chain = new_chain("")
     for pages in (1, 1, 2, 3):
@@ -140,7 +140,7 @@ def test_incremental_hash_chain_equals_a_complete_one() -> None:
     assert chain[1:] == hashes(tokens)
 
 
-def test_clear_empties_cached_pages_and_leaves_held_ones() -> None:
+def test_clear_drops_cached_pages_and_keeps_pages_that_sequences_hold() -> None:
     pool = PagePool(4, 16)
     held, cached = pool.take(1), pool.take(2)
     for page in (*held, *cached):

@@ -91,14 +91,14 @@ def test_prompt_reuses_the_full_pages_of_its_prefix(prompt: list[int], cached: i
     )
 
 
-def test_generated_tokens_are_cached() -> None:
+def test_pages_of_generated_tokens_are_reused_by_the_next_prompt() -> None:
     simulation = Simulation()
     first = simulation.add(PROMPT, max_tokens=2 * PAGE + 1)
     simulation.finish()
     assert simulation.cached([*first.tokens, 1]) == 5 * PAGE, "the last token is sampled but never computed"
 
 
-def test_running_sequence_shares_its_computed_pages() -> None:
+def test_running_sequence_shares_its_computed_pages_with_an_equal_prompt() -> None:
     simulation = Simulation()
     simulation.add(PROMPT, max_tokens=40)
     simulation.step()
@@ -111,7 +111,7 @@ def test_running_sequence_shares_its_computed_pages() -> None:
     simulation.finish()
 
 
-def test_partly_computed_prompt_shares_its_computed_pages() -> None:
+def test_partly_computed_prompt_shares_its_computed_pages_with_an_equal_prompt() -> None:
     simulation = Simulation(max_step_tokens=6, max_sequences=2)
     simulation.add(PROMPT)
     simulation.step()
@@ -120,7 +120,7 @@ def test_partly_computed_prompt_shares_its_computed_pages() -> None:
     assert second.cached in (PAGE, 2 * PAGE, 3 * PAGE)
 
 
-def test_different_salts_share_no_pages() -> None:
+def test_prompts_with_different_salts_share_no_pages() -> None:
     simulation = Simulation()
     prompt = [*PROMPT, 1]
     assert [simulation.cached(prompt, salt=salt) for salt in ("", "a", "b", "a", "", "b", "c")] == [
@@ -134,7 +134,7 @@ def test_different_salts_share_no_pages() -> None:
     ]
 
 
-def test_prefix_reuse_all_ignores_salts_and_off_disables_reuse() -> None:
+def test_option_prefix_reuse_all_ignores_salts_and_off_disables_reuse() -> None:
     prompt = [*PROMPT, 1]
     shared = Scheduler(EngineOptions(prefix_reuse="all"), PagePool(50, PAGE))
     unshared = Scheduler(EngineOptions(prefix_reuse="off"), PagePool(50, PAGE))
@@ -146,7 +146,7 @@ def test_prefix_reuse_all_ignores_salts_and_off_disables_reuse() -> None:
         assert scheduler.queues.cached_tokens == expected
 
 
-def test_admission_counts_shared_pages_once() -> None:
+def test_pages_shared_with_a_running_sequence_need_no_memory_at_admission() -> None:
     simulation = Simulation(pages=6)
     simulation.add(PROMPT, max_tokens=3)  # three pages now, four later
     simulation.step()
@@ -160,7 +160,7 @@ def test_admission_counts_shared_pages_once() -> None:
     simulation.finish()
 
 
-def test_reused_cached_pages_are_not_counted_as_free() -> None:
+def test_cached_pages_that_a_prompt_reuses_are_not_counted_as_free_at_its_admission() -> None:
     simulation = Simulation(pages=6)
     simulation.cached(PROMPT)
     simulation.add([7] * PAGE, max_tokens=3)
@@ -173,7 +173,7 @@ def test_reused_cached_pages_are_not_counted_as_free() -> None:
     assert late.cached == 12
 
 
-def test_preempted_sequence_reuses_its_pages() -> None:
+def test_preempted_sequence_reuses_its_cached_pages_when_it_resumes() -> None:
     simulation = Simulation(pages=6)
     old = simulation.add(list(range(7)), max_tokens=9)
     new = simulation.add(list(range(20, 27)), max_tokens=9)
@@ -190,7 +190,7 @@ def test_preempted_sequence_reuses_its_pages() -> None:
     assert new.cached == 0, "pages of the sequence's own earlier run are not reported as cached"
 
 
-def test_eviction_takes_the_ends_of_prefixes_first() -> None:
+def test_eviction_takes_the_pages_at_the_end_of_a_prefix_first() -> None:
     simulation = Simulation(pages=8)
     simulation.cached([*PROMPT, 1])
     simulation.cached([*PROMPT, 2])
@@ -198,7 +198,7 @@ def test_eviction_takes_the_ends_of_prefixes_first() -> None:
     assert simulation.cached([*PROMPT, 1]) == 8
 
 
-def test_second_turn_reuses_all_pages_before_the_stripped_reasoning() -> None:
+def test_second_turn_reuses_the_pages_before_the_reasoning_that_the_template_strips() -> None:
     text = ModelText(TOKENIZER, STRIPS_REASONING, {})
     turns: list[dict[str, Any]] = [
         {"role": "system", "content": "You are a careful assistant. " * 5},
@@ -221,7 +221,7 @@ def test_second_turn_reuses_all_pages_before_the_stripped_reasoning() -> None:
     assert simulation.cached(second) == common // PAGE * PAGE
 
 
-def test_ten_agent_turns_compute_each_token_about_once() -> None:
+def test_ten_turns_of_an_agent_conversation_compute_each_token_about_once() -> None:
     scheduler = Scheduler(EngineOptions(speculation=False), PagePool(400, 64))
     rng = random.Random(1)
     tokens = [rng.randrange(1000) for _ in range(6000)]
@@ -277,7 +277,9 @@ CHANGED = [*LONG[:701], 7, *LONG[702:]]
         (CHANGED, "b", None),  # other principals learn nothing
     ],
 )
-def test_miss_of_a_long_beginning_is_explained(prompt: list[int], salt: str, expected: PrefixMiss | None) -> None:
+def test_prefix_cache_miss_of_a_long_prompt_reports_the_first_changed_position(
+    prompt: list[int], salt: str, expected: PrefixMiss | None
+) -> None:
     simulation = Simulation(page_size=16, pages=1000)
     simulation.cached(LONG, salt="a")
     simulation.cached(LONG[:600], salt="a")
@@ -285,7 +287,7 @@ def test_miss_of_a_long_beginning_is_explained(prompt: list[int], salt: str, exp
     assert [output.miss for output in simulation.finish()] == [expected, None]
 
 
-def test_miss_after_an_eviction_names_the_first_lost_page() -> None:
+def test_prefix_cache_miss_after_an_eviction_reports_the_first_evicted_page() -> None:
     simulation = Simulation(page_size=16, pages=150)
     simulation.cached(LONG, salt="a")
     simulation.cached(LONG, salt="b")
@@ -293,7 +295,9 @@ def test_miss_after_an_eviction_names_the_first_lost_page() -> None:
     assert simulation.finish()[0].miss == PrefixMiss(position=sequence.cached, reason="evicted")
 
 
-def test_recent_prompts_are_bounded_and_conversations_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_remembered_to_explain_misses_are_bounded_and_one_per_conversation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cache_miss, "_MOST_TOKENS", 4000)
     simulation = Simulation(page_size=16, pages=1000)
     for turn in range(700, 1600, 100):

@@ -66,48 +66,48 @@ def token_range(count: int, start: int = 0) -> list[int]:
     return list(range(start, start + count))
 
 
-def test_next_turn_starts_at_the_end_of_the_prompt() -> None:
+def test_next_turn_starts_from_the_state_snapshot_at_the_end_of_the_first_prompt() -> None:
     simulation = Simulation()
     first = simulation.run(token_range(30), max_tokens=2)
     assert first.cached == 0
     assert simulation.run([*first.tokens, *token_range(9, 900)]).cached == 7 * PAGE, "the last full page ends at 28"
 
 
-def test_output_adds_a_second_snapshot() -> None:
+def test_output_of_a_sequence_adds_a_second_state_snapshot() -> None:
     simulation = Simulation()
     first = simulation.run(token_range(30), max_tokens=21)
     assert simulation.states.snapshots == 2, "one after the prompt, one after the output"
     assert simulation.run([*first.tokens, 7, 8, 9]).cached == 48
 
 
-def test_new_last_turn_starts_from_the_snapshot_at_the_turn_boundary() -> None:
+def test_prompt_with_another_last_turn_starts_from_the_snapshot_before_that_turn() -> None:
     simulation = Simulation()
     simulation.run(token_range(40), turn=22)
     assert simulation.run([*token_range(22), *token_range(20, 700)]).cached == 20
     assert simulation.run(token_range(40), turn=22).cached == 36, "a repeated prompt starts from its end"
 
 
-def test_long_prompt_saves_intermediate_snapshots() -> None:
+def test_long_prompt_saves_state_snapshots_every_2048_tokens() -> None:
     simulation = Simulation(pages=3000)
     simulation.run(token_range(5000))
     assert simulation.run([*token_range(4500), 9999]).cached == 4096
     assert simulation.run([*token_range(2100), 9999]).cached == 2048
 
 
-def test_pages_without_a_snapshot_are_computed_again() -> None:
+def test_cached_pages_without_a_state_snapshot_are_computed_again() -> None:
     simulation = Simulation()
     simulation.run(token_range(30))
     assert simulation.run([*token_range(20), 777]).cached == 0
 
 
-def test_salts_separate_snapshots() -> None:
+def test_prompts_with_different_salts_share_no_state_snapshots() -> None:
     simulation = Simulation()
     simulation.run(token_range(30), salt="a")
     assert simulation.run(token_range(30), salt="b").cached == 0
     assert simulation.run(token_range(30), salt="a").cached == 28
 
 
-def test_least_recently_used_snapshot_is_evicted_first() -> None:
+def test_least_recently_used_state_snapshot_is_evicted_first() -> None:
     simulation = Simulation(snapshots=2)
     for start in (0, 1000):
         simulation.run(token_range(30, start), max_tokens=1)
@@ -118,7 +118,7 @@ def test_least_recently_used_snapshot_is_evicted_first() -> None:
 
 
 @pytest.mark.parametrize("others", [0, 20])
-def test_longest_prefix_is_found_among_fewer_and_among_more_snapshots_than_pages(others: int) -> None:
+def test_snapshot_of_the_longest_prefix_is_found_among_few_and_among_many_snapshots(others: int) -> None:
     chain = [bytes([page]) for page in range(9)]
     states = StatePool(1, 2 + others)
     for page_hash, pages in [(chain[2], 2), (chain[5], 5), *((bytes([100 + n]), 1 + n % 8) for n in range(others))]:
@@ -128,13 +128,13 @@ def test_longest_prefix_is_found_among_fewer_and_among_more_snapshots_than_pages
     assert [states.longest(chain, pages) for pages in (8, 5, 4, 2, 1, 0)] == [5, 5, 2, 2, 0, 0]
 
 
-def test_without_snapshot_slots_prompts_are_computed_again() -> None:
+def test_without_snapshot_slots_a_repeated_prompt_is_computed_again() -> None:
     simulation = Simulation(snapshots=0)
     simulation.run(token_range(30))
     assert simulation.run(token_range(30)).cached == 0
 
 
-def test_accepted_drafts_are_computed_again_without_changing_tokens() -> None:
+def test_accepted_drafts_of_a_recurrent_model_are_recomputed_and_change_no_tokens() -> None:
     prompt = [500 + n % 5 for n in range(43)]
     plain = Simulation(period=5)
     expected = plain.run(prompt, max_tokens=40).tokens
@@ -179,7 +179,7 @@ def wait_for_image_budget(simulation: Simulation) -> Sequence:
     return sequence
 
 
-def test_snapshot_of_a_waiting_image_is_not_evicted() -> None:
+def test_snapshot_that_a_prompt_waiting_for_image_budget_needs_is_not_evicted() -> None:
     simulation = Simulation(snapshots=1, max_step_tokens=8)
     simulation.run(token_range(10), max_tokens=1)
     sequence = wait_for_image_budget(simulation)
@@ -188,7 +188,7 @@ def test_snapshot_of_a_waiting_image_is_not_evicted() -> None:
     assert simulation.states.idle
 
 
-def test_snapshot_of_a_waiting_image_outlives_its_replacement() -> None:
+def test_snapshot_that_a_prompt_waiting_for_image_budget_needs_survives_its_replacement() -> None:
     """The sequence that took the snapshot in its output replaces the snapshot at the end of the next page."""
     simulation = Simulation(snapshots=3, max_step_tokens=9)
     first = simulation.add(token_range(3), max_tokens=15)
@@ -207,7 +207,7 @@ def test_snapshot_of_a_waiting_image_outlives_its_replacement() -> None:
 
 
 @pytest.mark.parametrize("end", ["cancel", "preempt", "fail_all"])
-def test_end_of_a_waiting_sequence_unpins_its_snapshot(end: str) -> None:
+def test_snapshot_of_a_waiting_sequence_can_be_evicted_after_the_sequence_ends(end: str) -> None:
     simulation = Simulation(snapshots=1, max_step_tokens=8)
     simulation.run(token_range(10), max_tokens=1)
     sequence = wait_for_image_budget(simulation)
@@ -224,7 +224,7 @@ def test_end_of_a_waiting_sequence_unpins_its_snapshot(end: str) -> None:
     assert simulation.run(token_range(10, 300), max_tokens=1).cached == 8, "the slot takes a new snapshot"
 
 
-def test_miss_of_a_long_beginning_is_explained() -> None:
+def test_cache_miss_of_a_recurrent_model_reports_changed_tokens_or_a_missing_snapshot() -> None:
     simulation = Simulation(pages=6000)
     prompt = token_range(6000)
     assert simulation.run(prompt).miss is None

@@ -51,7 +51,7 @@ class Simulation:
         return self.scheduler.pages.total - self.scheduler.pages.free
 
 
-def test_sequence_holds_only_the_pages_of_its_window() -> None:
+def test_sequence_of_a_sliding_window_model_holds_only_the_pages_of_its_window() -> None:
     simulation = Simulation(pages=40)
     sequence = simulation.add(list(range(100)), max_tokens=30)
     while sequence.computed < 125:
@@ -62,7 +62,7 @@ def test_sequence_holds_only_the_pages_of_its_window() -> None:
     simulation.finish()
 
 
-def test_sequences_beside_each_other_use_released_pages_without_preemption() -> None:
+def test_concurrent_sequences_reuse_pages_that_left_the_window_without_preemption() -> None:
     """The sequences fill more than 33 pages together; the pool has 24."""
     simulation = Simulation(pages=24, prefix_reuse="off")
     sequences: list[Sequence] = []
@@ -74,7 +74,7 @@ def test_sequences_beside_each_other_use_released_pages_without_preemption() -> 
     simulation.finish()
 
 
-def test_prompt_reuses_released_pages_of_an_equal_prefix() -> None:
+def test_prompt_reuses_cached_pages_that_left_the_window_of_an_equal_prefix() -> None:
     simulation = Simulation(pages=40)
     simulation.add(list(range(60)))
     simulation.finish()
@@ -83,7 +83,7 @@ def test_prompt_reuses_released_pages_of_an_equal_prefix() -> None:
     assert again.cached == 60 // PAGE * PAGE
 
 
-def test_pages_before_the_window_of_a_broken_sequence_are_not_reused() -> None:
+def test_all_pages_of_a_failed_sequence_are_cleared_even_those_before_the_window() -> None:
     simulation = Simulation(pages=40)
     sequence = simulation.add(list(range(60)), max_tokens=8)
     while sequence.computed < 60:
@@ -95,7 +95,7 @@ def test_pages_before_the_window_of_a_broken_sequence_are_not_reused() -> None:
     assert not simulation.scheduler.pages.match(sequence.chain[1:])
 
 
-def test_sequence_of_mixed_layers_holds_only_the_window_pages_of_its_window() -> None:
+def test_sequence_of_a_model_with_full_and_window_layers_holds_only_its_windows_pages() -> None:
     simulation = Simulation(pages=40, window_pages=8)
     sequence = simulation.add(list(range(100)), max_tokens=30)
     windows = simulation.windows
@@ -109,7 +109,7 @@ def test_sequence_of_mixed_layers_holds_only_the_window_pages_of_its_window() ->
     assert windows.free == windows.total
 
 
-def test_prompt_starts_where_the_window_pages_of_its_prefix_are_cached() -> None:
+def test_prompt_reuses_a_prefix_only_up_to_where_its_window_pages_are_cached() -> None:
     """The window pages of the long prompt's end are cached; the pages before them were given to other KV pages."""
     simulation = Simulation(pages=100, window_pages=8)
     simulation.add(list(range(60)))
@@ -121,7 +121,7 @@ def test_prompt_starts_where_the_window_pages_of_its_prefix_are_cached() -> None
     assert (longer.cached, shorter.cached) == (60, 0)
 
 
-def test_recomputed_window_pages_serve_later_prompts() -> None:
+def test_window_pages_that_a_prompt_recomputed_are_reused_by_later_prompts() -> None:
     """The KV pages of the prefix stay registered, so the pages of the second prompt must replace them."""
     simulation = Simulation(pages=100, window_pages=8)
     for prompt in (range(60), range(30), range(30)):
@@ -130,7 +130,7 @@ def test_recomputed_window_pages_serve_later_prompts() -> None:
     assert latest.cached == 32
 
 
-def test_enough_window_pages_for_all_sequences_and_the_largest_step() -> None:
+def test_computed_number_of_window_pages_lets_all_sequences_run_without_preemption() -> None:
     needed = window_pages_needed(WINDOW, PAGE, sequences=3, step_tokens=64, drafts=0)
     simulation = Simulation(pages=200, window_pages=needed, max_sequences=3, max_step_tokens=64)
     for start in (0, 100, 200, 300):
@@ -141,7 +141,7 @@ def test_enough_window_pages_for_all_sequences_and_the_largest_step() -> None:
     assert simulation.scheduler.queues.cached_tokens == 0, "a sequence was preempted, and found its pages again"
 
 
-def test_all_parts_of_the_pages_of_a_broken_sequence_are_cleared() -> None:
+def test_kv_pages_and_window_pages_of_a_failed_sequence_are_cleared() -> None:
     simulation = Simulation(pages=40, window_pages=8)
     sequence = simulation.add(list(range(60)), max_tokens=8)
     while sequence.computed < 60:

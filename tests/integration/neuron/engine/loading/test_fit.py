@@ -11,19 +11,19 @@ from helexa.neuron.engine.loading.memory_division import LEAST_CONTEXT, divide, 
 from neuron.memory_requests import MIB, needs
 
 
-def test_enough_memory_grants_the_full_request() -> None:
+def test_memory_request_is_granted_completely_if_enough_memory_is_free() -> None:
     request = needs(state=MIB, snapshots=10)
     assert divide(request, 10_000 * MIB) == MemoryGrant(total=1730 * MIB, pages=512, sequences=8, snapshots=10)
 
 
-def test_cache_shrinks_before_the_load_is_rejected() -> None:
+def test_kv_cache_shrinks_to_its_minimum_before_the_load_is_rejected() -> None:
     pages = {free: divide(needs(), free * MIB).pages for free in (4000, 2000, 1500, 1300, 1232)}
     assert pages == {4000: 512, 2000: 200, 1500: 128, 1300: 50, 1232: 32}
     with pytest.raises(DoesNotFitError):
         divide(needs(), 1231 * MIB)
 
 
-def test_rejection_has_sizes_and_a_suggestion() -> None:
+def test_rejected_load_reports_the_needed_sizes_and_suggests_settings() -> None:
     with pytest.raises(DoesNotFitError) as rejected:
         divide(needs(), 1220 * MIB + 5)
     assert rejected.value.kind == "does_not_fit"
@@ -48,17 +48,17 @@ def test_rejection_has_sizes_and_a_suggestion() -> None:
         divide(needs(), 1100 * MIB)
 
 
-def test_loading_peak_can_decide_the_size() -> None:
+def test_load_is_rejected_if_only_its_peak_while_loading_does_not_fit() -> None:
     with pytest.raises(DoesNotFitError, match=r"needs 1\.95 GB .*loading 768 MB"):
         divide(needs(loading=1000 * MIB), 1999 * MIB)
     assert divide(needs(loading=1000 * MIB), 2000 * MIB).total == 2000 * MIB
 
 
-def test_configured_cache_may_be_smaller_than_the_minimum() -> None:
+def test_configured_kv_cache_size_may_be_smaller_than_the_default_minimum() -> None:
     assert divide(needs(pages=3, share=1.0), 1203 * MIB).pages == 3
 
 
-def test_layers_with_a_window_leave_memory_for_more_pages() -> None:
+def test_sliding_window_layers_leave_memory_for_more_kv_pages() -> None:
     """As many window pages as suffice for all sequences are granted, and no more."""
     all_layers, some_layers = needs(pages=4096, share=1.0), needs(pages=4096, share=1.0, page=MIB // 4)
     some_layers = msgspec.structs.replace(some_layers, window_page=MIB - MIB // 4, window_pages=100)
@@ -68,7 +68,7 @@ def test_layers_with_a_window_leave_memory_for_more_pages() -> None:
     assert divide(some_layers, 1250 * MIB).pages == divide(all_layers, 1250 * MIB).pages == 50
 
 
-def test_large_states_reduce_the_number_of_sequences() -> None:
+def test_large_recurrent_states_reduce_the_number_of_sequences() -> None:
     assert divide(needs(state=100 * MIB), 1800 * MIB) == MemoryGrant(
         total=1628 * MIB, pages=128, sequences=3, snapshots=0
     )
@@ -77,7 +77,7 @@ def test_large_states_reduce_the_number_of_sequences() -> None:
     )
 
 
-def test_engine_without_server_gets_free_memory_up_to_the_limit() -> None:
+def test_engine_without_a_server_is_granted_the_free_memory_up_to_the_limit() -> None:
     assert divide_free_memory(needs()).pages == 512
     assert divide_free_memory(needs(limit=1232 * MIB)).pages == 32
     assert divide_free_memory(needs(free=1232 * MIB, limit=2000 * MIB)).pages == 32
@@ -103,7 +103,7 @@ sizes = st.integers(0, 50_000)
     window_page=st.integers(0, 500),
     window_pages=st.integers(1, 300),
 )
-def test_grant_is_within_the_free_memory_and_the_request(free: int, **sizes: int) -> None:
+def test_memory_grant_exceeds_neither_the_free_memory_nor_the_request(free: int, **sizes: int) -> None:
     request = needs(**sizes)
     least = min(request.pages, request.pages_for(min(request.context, LEAST_CONTEXT)))
     longest = min(least * 64, request.context)

@@ -100,7 +100,9 @@ class UnreadableCheckpoint:
 @pytest.mark.parametrize("quant", ["", "q4k"])
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 @pytest.mark.parametrize("model", daily(MODELS.keys() - {"glm4_moe_lite"}, MODELS))
-def test_estimate_matches_the_memory_of_a_cpu_model(model: str, dtype: str, quant: str, tmp_path: Path) -> None:
+def test_memory_estimate_matches_the_memory_of_a_model_on_the_cpu(
+    model: str, dtype: str, quant: str, tmp_path: Path
+) -> None:
     tiny_model(tmp_path, **MODELS[model])
     runner = load_once(tmp_path, EngineOptions(dtype=dtype, quant=quant, kv_cache_mb=1))
     estimate = estimate_of(runner.ops, tmp_path, quant)
@@ -115,7 +117,7 @@ def test_estimate_matches_the_memory_of_a_cpu_model(model: str, dtype: str, quan
 
 @pytest.mark.parametrize("quant", ["", "q4k"])
 @pytest.mark.parametrize("model", MODELS)
-def test_estimate_matches_the_memory_of_a_gpu_model(
+def test_memory_estimate_matches_the_memory_of_a_model_on_a_gpu(
     model: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from helexa.neuron.ops.triton import gpu_ops
@@ -137,7 +139,7 @@ def test_estimate_matches_the_memory_of_a_gpu_model(
 @pytest.mark.parametrize("quant", ["", "q4k"])
 @pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("model", daily(MODELS.keys() - {"glm4_moe_lite"}, MODELS))
-def test_estimate_matches_the_memory_of_each_rank(model: str, sums: bool, quant: str, tmp_path: Path) -> None:
+def test_memory_estimate_matches_the_memory_of_each_rank(model: str, sums: bool, quant: str, tmp_path: Path) -> None:
     tiny_model(tmp_path, **MODELS[model])
     weights: list[int] = []
     for rank in range(2):
@@ -155,14 +157,14 @@ def test_estimate_matches_the_memory_of_each_rank(model: str, sums: bool, quant:
     assert estimate_of(ReferenceOps(torch.device("cpu"), torch.bfloat16), tmp_path, quant).weights > 1.8 * weights[0]
 
 
-def test_estimate_matches_the_memory_of_smollm2(smollm2_gguf: Path) -> None:
+def test_memory_estimate_matches_the_memory_of_smollm2(smollm2_gguf: Path) -> None:
     runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=8))
     estimate = estimate_of(runner.ops, smollm2_gguf)
     assert estimate.weights == pytest.approx(tensor_bytes(runner._model, {}), rel=0.01)
     assert estimate.page == runner.facts.kv_bytes // runner.facts.kv_pages
 
 
-def test_meta_weight_has_the_format_of_the_tensor(smollm2_gguf: Path) -> None:
+def test_weight_on_the_meta_device_has_the_format_of_the_tensor_that_is_read(smollm2_gguf: Path) -> None:
     with open_checkpoint(smollm2_gguf) as checkpoint:
         for name in ("model.embed_tokens.weight", "model.layers.3.mlp.down_proj.weight"):
             real = checkpoint.read(name)

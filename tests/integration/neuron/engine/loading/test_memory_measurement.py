@@ -88,7 +88,7 @@ def tiny(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_request_follows_measured_peaks_and_the_cache_gets_the_remainder() -> None:
+def test_memory_request_uses_measured_peaks_and_leaves_the_remainder_to_the_kv_cache() -> None:
     gpu = SimulatedGpu()
     gpu.use(3000)  # peak while loading
     estimate = needs(weights=900 * MIB, step=700 * MIB, share=0.8, pages=100_000, page_step=7, position_step=7)
@@ -109,13 +109,15 @@ def test_request_follows_measured_peaks_and_the_cache_gets_the_remainder() -> No
     assert rejected.value.details["activations_mb"] == 8800
 
 
-def test_request_covers_the_rank_with_the_most_memory_on_the_fullest_device() -> None:
+def test_memory_request_for_several_ranks_uses_their_largest_need_and_least_free_memory() -> None:
     ranks = [DeviceMemory(700, 30, 5000), DeviceMemory(600, 40, 4000)]
     request = measured(needs(), ranks, graphs=True)
     assert (request.weights, request.step, request.free) == (700, 2 * 40, 4000)
 
 
-def test_rank_measures_the_steps_after_an_allocation(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_reports_the_memory_of_measured_steps_and_is_then_allocated_anew(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rank answers the messages of rank 0 in its own process; here, without other ranks."""
     options = EngineOptions(dtype="float32", kernels="torch", kv_cache_mb=1, max_sequences=5, max_step_tokens=100)
     runner = load_once(tiny, options)
@@ -132,7 +134,9 @@ def test_rank_measures_the_steps_after_an_allocation(tiny: Path, monkeypatch: py
         rank.handle(RunStep(0, encode(step), digest_of(encode(step))))
 
 
-def test_runner_measures_the_largest_steps_before_the_cache(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runner_measures_the_memory_of_the_largest_steps_before_it_allocates_the_cache(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         backend_choice,
         "select_kernels",
@@ -155,7 +159,7 @@ def test_runner_measures_the_largest_steps_before_the_cache(tiny: Path, monkeypa
     assert [len(step.tokens) for step in (short, prompt)] == [32, 100]
 
 
-def test_measured_steps_cover_all_sampling_kernels() -> None:
+def test_steps_run_to_measure_memory_cover_all_sampling_kernels() -> None:
     settings = [step.sampling for step in largest(2048, 2) if step.sampling is not None]
     found = set[tuple[bool, bool, bool]]()
     for sampling in settings:
@@ -164,7 +168,7 @@ def test_measured_steps_cover_all_sampling_kernels() -> None:
     assert found == {(False, False, False), (True, False, False), (True, True, True)}
 
 
-def test_free_memory_of_ranks_is_that_of_the_fullest_device() -> None:
+def test_free_memory_reported_for_several_ranks_is_that_of_the_fullest_device() -> None:
     readings = [DeviceHealth(index=i, vram_used_mb=0, vram_free_mb=free) for i, free in enumerate((900, 700, 100))]
     assert least_free(800 << 20, ["cuda:0", "cuda:1"], readings) == 700 << 20
     assert least_free(600 << 20, ["cuda:0", "cuda:1"], readings) == 600 << 20

@@ -67,7 +67,7 @@ CASES = [("float16", too_large_for_float16), ("bfloat16", too_large_for_bfloat16
 
 
 @pytest.mark.parametrize(("dtype", "change"), CASES)
-def test_overflowing_model_is_loaded_again_in_float32(
+def test_model_that_overflows_in_16_bits_is_loaded_again_in_float32(
     dtype: str, change: Callable[[Tensors], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = checkpoint(tmp_path, change)
@@ -81,7 +81,7 @@ def test_overflowing_model_is_loaded_again_in_float32(
     assert logits.isfinite().all()
 
 
-def test_memory_of_the_first_attempt_is_freed_before_the_second(
+def test_memory_of_the_16_bit_load_is_freed_before_the_load_in_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU does not have memory for both attempts, and torch caches freed memory."""
@@ -100,7 +100,7 @@ def test_memory_of_the_first_attempt_is_freed_before_the_second(
 
 
 @pytest.mark.parametrize(("dtype", "change"), [CASES[0], ("auto", too_large_for_bfloat16)])
-async def test_ready_message_has_the_dtype_in_use(
+async def test_after_a_reload_in_float32_the_engine_reports_dtype_float32(
     dtype: str, change: Callable[[Tensors], None], tmp_path: Path
 ) -> None:
     client = await EngineClient.start(checkpoint(tmp_path, change), options(dtype))
@@ -108,7 +108,9 @@ async def test_ready_message_has_the_dtype_in_use(
     assert client.ready.dtype == "float32"
 
 
-async def test_model_that_overflows_is_rejected_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_model_that_overflows_is_rejected_if_torch_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = checkpoint(tmp_path / "model", too_large_for_bfloat16)
     for name, value in without_torch(tmp_path).items():
         monkeypatch.setenv(name, value)
@@ -123,7 +125,9 @@ def test_model_with_nan_weights_is_rejected(dtype: str, quant: str, tmp_path: Pa
         load(checkpoint(tmp_path, broken), options(dtype, quant))
 
 
-def test_valid_model_is_loaded_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_model_with_finite_logits_is_loaded_once_in_the_requested_dtype(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = checkpoint(tmp_path, lambda tensors: None)
     progress: list[int] = []
     with caplog.at_level(logging.WARNING):
@@ -133,7 +137,7 @@ def test_valid_model_is_loaded_once(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert not caplog.records
 
 
-def test_self_check_does_not_change_later_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_check_at_load_does_not_change_later_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache entries that the self-check writes are not used by later sequences."""
     folder = checkpoint(tmp_path, lambda tensors: None)
     checked = decode(load_once(folder, options("float32")), [[1, 2, 3], [4]], steps=5)

@@ -51,14 +51,14 @@ def size(root: Path) -> int:
     return sum(path.stat().st_size for path in root.rglob("*.segment"))
 
 
-def test_model_whose_name_is_no_text_is_saved(tmp_path: Path) -> None:
+def test_prompts_of_a_model_whose_file_name_is_not_utf8_are_saved(tmp_path: Path) -> None:
     disk = PrefixDisk(tmp_path / "a", AMPLE, "caf\udce9.gguf")
     disk.write(key(1), [b"one"])
     assert disk.read(key(1)) == b"one"
     disk.close()
 
 
-def test_prompts_are_listed_with_all_ids_under_which_a_model_has_used_them(
+def test_saved_prompts_are_listed_with_every_id_of_the_model_that_saved_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HELEXA_CACHE", str(tmp_path))
@@ -72,7 +72,7 @@ def test_prompts_are_listed_with_all_ids_under_which_a_model_has_used_them(
     assert [entry.models for entry in saved_prompts()] == [("unknown",)]
 
 
-def test_records_are_found_by_a_second_process(tmp_path: Path, opened: Open) -> None:
+def test_records_written_by_one_process_are_read_by_a_second(tmp_path: Path, opened: Open) -> None:
     first = opened("a")
     first.write(key(1), [b"one", memoryview(b"more")])
     first.write(key(2), [b"two"])
@@ -85,7 +85,7 @@ def test_records_are_found_by_a_second_process(tmp_path: Path, opened: Open) -> 
 
 
 @pytest.mark.usefixtures("small")
-def test_least_recently_used_segment_of_all_models_is_deleted_first(tmp_path: Path, opened: Open) -> None:
+def test_size_limit_deletes_the_least_recently_used_segment_of_all_models(tmp_path: Path, opened: Open) -> None:
     other = opened("other")
     other.write(key(0), [bytes(3000)])
     old, used = opened("old", 15 << 10), opened("used")
@@ -102,7 +102,7 @@ def test_least_recently_used_segment_of_all_models_is_deleted_first(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("small")
-def test_limit_holds_while_many_pages_are_written(tmp_path: Path, opened: Open) -> None:
+def test_total_size_stays_within_the_limit_while_many_pages_are_written(tmp_path: Path, opened: Open) -> None:
     store = opened("a", 20 << 10)
     for number in range(100):
         store.write(key(number), [bytes([number]) * 1500])
@@ -112,7 +112,9 @@ def test_limit_holds_while_many_pages_are_written(tmp_path: Path, opened: Open) 
     assert all(known in store for known in opened("a")._index)
 
 
-def test_full_disk_ends_writing_with_one_warning(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+def test_size_limit_too_small_for_a_page_disables_writes_with_one_warning(
+    opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
     store = opened("a", 1)
     for number in range(3):
         store.write(key(number), [b"x"])
@@ -120,7 +122,7 @@ def test_full_disk_ends_writing_with_one_warning(opened: Open, caplog: pytest.Lo
     assert len(caplog.records) == 1 and "prefix_disk_mb" in caplog.text
 
 
-def test_segments_of_last_month_are_deleted(tmp_path: Path, opened: Open) -> None:
+def test_segments_older_than_30_days_are_deleted(tmp_path: Path, opened: Open) -> None:
     store = opened("a")
     store.write(key(0), [b"x"])
     (segment,) = (tmp_path / "a").glob("*.segment")
@@ -129,7 +131,7 @@ def test_segments_of_last_month_are_deleted(tmp_path: Path, opened: Open) -> Non
     assert not segment.exists()
 
 
-def test_namespace_whose_segments_are_all_too_old_is_written_again(tmp_path: Path, opened: Open) -> None:
+def test_namespace_is_usable_after_all_its_expired_segments_were_deleted(tmp_path: Path, opened: Open) -> None:
     opened("a").write(key(0), [b"x"])
     (old,) = (tmp_path / "a").glob("*.segment")
     os.utime(old, (1, 1))
@@ -139,7 +141,7 @@ def test_namespace_whose_segments_are_all_too_old_is_written_again(tmp_path: Pat
 
 
 @pytest.mark.parametrize("owner", [True, False])
-def test_folder_of_another_user_is_not_read(tmp_path: Path, opened: Open, owner: bool) -> None:
+def test_folder_that_another_user_owns_or_can_write_is_rejected(tmp_path: Path, opened: Open, owner: bool) -> None:
     opened("a").write(key(0), [b"x"])
     if owner and os.geteuid():
         pytest.skip("only root can give a folder to another user")
@@ -151,7 +153,7 @@ def test_folder_of_another_user_is_not_read(tmp_path: Path, opened: Open, owner:
         opened("a")
 
 
-def test_segment_of_another_version_is_not_read(tmp_path: Path, opened: Open) -> None:
+def test_segment_file_of_another_format_version_is_not_read(tmp_path: Path, opened: Open) -> None:
     opened("a").write(key(0), [b"x"])
     (segment,) = (tmp_path / "a").glob("*.segment")
     segment.write_bytes(segment.read_bytes().replace(prefix_disk._MAGIC, b"hxp0"))
@@ -161,7 +163,7 @@ def test_segment_of_another_version_is_not_read(tmp_path: Path, opened: Open) ->
     assert opened("a").read(key(0)) == b"y"
 
 
-def test_old_segment_without_a_whole_record_is_deleted(tmp_path: Path, opened: Open) -> None:
+def test_old_segment_without_a_complete_record_is_deleted(tmp_path: Path, opened: Open) -> None:
     """The engine was killed while it wrote the first record, so nothing in the segment is ever read."""
     opened("a").write(key(0), [b"x" * 100])
     (whole,) = (tmp_path / "a").glob("*.segment")
@@ -173,7 +175,7 @@ def test_old_segment_without_a_whole_record_is_deleted(tmp_path: Path, opened: O
     assert sorted((tmp_path / "a").glob("*.segment")) == [whole, new]
 
 
-def test_changed_bit_anywhere_in_a_segment_gives_the_same_contents_or_none(
+def test_record_read_after_a_bit_flip_in_its_segment_is_unchanged_or_missing(
     tmp_path: Path, opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     contents = {key(number): bytes([number]) * 40 for number in range(3)}
@@ -198,7 +200,7 @@ def test_changed_bit_anywhere_in_a_segment_gives_the_same_contents_or_none(
     assert misses == len(original) - padding
 
 
-def test_all_damaged_records_of_a_segment_are_written_again(tmp_path: Path, opened: Open) -> None:
+def test_damaged_records_of_a_segment_can_be_written_again(tmp_path: Path, opened: Open) -> None:
     contents = {key(number): bytes([number]) * 40 for number in range(4)}
     writer = opened("a")
     for name, page in contents.items():
@@ -220,7 +222,7 @@ def test_all_damaged_records_of_a_segment_are_written_again(tmp_path: Path, open
 
 
 @pytest.mark.usefixtures("small")
-def test_folder_that_is_deleted_while_it_is_used_is_written_again(tmp_path: Path, opened: Open) -> None:
+def test_store_recreates_its_folder_if_it_is_deleted_during_use(tmp_path: Path, opened: Open) -> None:
     store = opened("a")
     store.write(key(0), [bytes(3000)])
     shutil.rmtree(tmp_path / "a")
@@ -232,7 +234,7 @@ def test_folder_that_is_deleted_while_it_is_used_is_written_again(tmp_path: Path
 
 
 @pytest.mark.usefixtures("small")
-def test_deleted_segment_is_forgotten_as_a_whole(tmp_path: Path, opened: Open) -> None:
+def test_all_records_of_a_deleted_segment_file_are_forgotten(tmp_path: Path, opened: Open) -> None:
     store = opened("a")
     for number in range(3):
         store.write(key(number), [bytes(100)])
@@ -244,7 +246,7 @@ def test_deleted_segment_is_forgotten_as_a_whole(tmp_path: Path, opened: Open) -
     assert opened("a").read(key(1)) == b"again"
 
 
-def test_removed_record_stays_removed(opened: Open) -> None:
+def test_removed_record_is_not_found_after_a_restart(opened: Open) -> None:
     store = opened("a")
     store.write(key(0), [b"x"])
     store.write(key(1), [b"y"])
@@ -256,7 +258,9 @@ def test_removed_record_stays_removed(opened: Open) -> None:
     assert opened("a").read(key(0)) == b"z"
 
 
-def test_removed_record_stays_removed_when_newer_segments_are_deleted(tmp_path: Path, opened: Open) -> None:
+def test_removed_record_stays_removed_if_the_segment_that_notes_its_removal_is_deleted(
+    tmp_path: Path, opened: Open
+) -> None:
     opened("a").write(key(0), [b"x"])
     second = opened("a")
     second.write(key(1), [b"y"])
@@ -274,7 +278,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
     monkeypatch.setattr(os, name, fail)
 
 
-def test_read_only_disk_is_read_and_warned_about_once(
+def test_saved_prompts_on_a_read_only_disk_are_read_and_one_warning_is_logged(
     opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened("a").write(key(0), [b"x"])
@@ -287,7 +291,7 @@ def test_read_only_disk_is_read_and_warned_about_once(
     assert len(caplog.records) == 1 and "Read-only file system" in caplog.text
 
 
-def test_disk_that_fills_while_a_page_is_written_loses_only_this_page(opened: Open, tmp_path: Path) -> None:
+def test_disk_that_is_full_during_a_write_loses_only_the_page_being_written(opened: Open, tmp_path: Path) -> None:
     store = opened("a")
     store.write(key(0), [b"x"])
     assert store._file is not None
@@ -299,7 +303,7 @@ def test_disk_that_fills_while_a_page_is_written_loses_only_this_page(opened: Op
         assert reader.read(key(0)) == b"x" and reader.read(key(1)) is None
 
 
-def test_disk_that_others_fill_keeps_saved_prompts(
+def test_saved_prompts_are_kept_if_other_programs_fill_the_disk(
     tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened("a").write(key(0), [b"x"])
@@ -310,7 +314,7 @@ def test_disk_that_others_fill_keeps_saved_prompts(
     assert not store.writes and opened("a").read(key(0)) == b"x"
 
 
-def test_prompts_are_saved_again_when_the_disk_has_space(
+def test_prompts_are_saved_again_after_a_full_disk_has_space(
     opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = time.monotonic()
@@ -340,7 +344,7 @@ def test_prompts_are_saved_again_when_the_disk_has_space(
 
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
-def test_error_of_a_remote_disk_costs_only_the_page(
+def test_read_error_of_a_network_drive_loses_only_the_requested_page(
     opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
     store = opened("a")
@@ -356,7 +360,7 @@ def test_error_of_a_remote_disk_costs_only_the_page(
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("days", [-400, 400])
-def test_clock_that_jumps_changes_no_contents(
+def test_jump_of_the_clock_changes_no_saved_contents(
     tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch, days: int
 ) -> None:
     store = opened("a", 20 << 10)

@@ -135,7 +135,9 @@ def segments(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("kv_dtype", daily(["int8"], ["unquantized", "int8"]))
-async def test_prompt_is_not_computed_again_after_a_restart(folder: Path, smollm2_gguf: Path, kv_dtype: str) -> None:
+async def test_prompt_is_read_from_disk_and_not_computed_again_after_a_restart(
+    folder: Path, smollm2_gguf: Path, kv_dtype: str
+) -> None:
     async with engine(smollm2_gguf, kv_dtype=kv_dtype) as client:
         computed = await answer(client)
         assert computed[1] == 0
@@ -146,7 +148,9 @@ async def test_prompt_is_not_computed_again_after_a_restart(folder: Path, smollm
         assert (tokens, 0) == await answer(client, LONG[:200], salt="b") and cached == 192
 
 
-async def test_other_principals_options_and_files_share_nothing(folder: Path, tiny_gguf: Path, tmp_path: Path) -> None:
+async def test_saved_prompts_are_not_shared_with_other_principals_options_or_model_files(
+    folder: Path, tiny_gguf: Path, tmp_path: Path
+) -> None:
     async with engine(tiny_gguf) as client:
         await answer(client)
     async with engine(tiny_gguf) as client:
@@ -159,7 +163,7 @@ async def test_other_principals_options_and_files_share_nothing(folder: Path, ti
         assert (await answer(client))[1] == 0
 
 
-def test_images_of_another_vision_tower_share_nothing(tmp_path: Path) -> None:
+def test_saved_prompts_with_images_are_not_shared_with_another_vision_tower(tmp_path: Path) -> None:
     model, tower = tmp_path / "model.gguf", tmp_path / "mmproj.gguf"
     model.write_bytes(b"model")
 
@@ -186,7 +190,7 @@ def test_images_of_another_vision_tower_share_nothing(tmp_path: Path) -> None:
         several=True,
     ),
 )
-async def test_every_architecture_and_kernel_restores_its_caches(
+async def test_caches_of_every_architecture_and_kernel_are_restored_from_disk(
     folder: Path, tmp_path: Path, shape: dict[str, Any], options: dict[str, Any]
 ) -> None:
     tiny_model(tmp_path / "tiny", **shape)
@@ -198,7 +202,9 @@ async def test_every_architecture_and_kernel_restores_its_caches(
         assert client.disk.tokens == len(prompt) // 64 * 64
 
 
-async def test_window_pages_are_read_with_the_pages(folder: Path, tmp_path: Path) -> None:
+async def test_window_pages_of_a_mixed_model_are_restored_from_disk_with_its_kv_pages(
+    folder: Path, tmp_path: Path
+) -> None:
     """The layers with a window have fewer pages than the other layers, so their parts are records of their own."""
     tiny_model(tmp_path / "mixed", **MIXED)
     async with engine(tmp_path / "mixed", kv_cache_mb=16) as client:
@@ -208,7 +214,7 @@ async def test_window_pages_are_read_with_the_pages(folder: Path, tmp_path: Path
         assert client.disk.tokens == PAGES * 64
 
 
-async def test_beginning_of_a_prompt_that_exceeds_the_limit_is_saved(folder: Path, tmp_path: Path) -> None:
+async def test_beginning_of_a_prompt_larger_than_the_disk_limit_is_saved(folder: Path, tmp_path: Path) -> None:
     """The pages of the prompt have 75 MB, more than a segment, and two segments are over the limit."""
     tiny_model(tmp_path / "wide", **WIDE)
     prompt = [*LONG, *LONG[:200]]
@@ -222,7 +228,7 @@ async def test_beginning_of_a_prompt_that_exceeds_the_limit_is_saved(folder: Pat
         assert 0 < cached < 600 // 64 * 64
 
 
-async def test_killed_engine_leaves_a_usable_store(folder: Path, tiny_gguf: Path) -> None:
+async def test_killed_engine_leaves_saved_prompts_that_the_next_engine_can_read(folder: Path, tiny_gguf: Path) -> None:
     async with engine(tiny_gguf) as client:
         computed = await answer(client)
         await eventually(lambda: saved(folder) >= PAGES)
@@ -250,7 +256,9 @@ def overwrite(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", daily([flip], [flip, Path.unlink, empty, overwrite]))
-async def test_damaged_files_change_no_answer(folder: Path, tiny_gguf: Path, damage: Callable[[Path], Any]) -> None:
+async def test_damaged_segment_files_change_no_answer(
+    folder: Path, tiny_gguf: Path, damage: Callable[[Path], Any]
+) -> None:
     async with engine(tiny_gguf) as client:
         computed = await answer(client)
     async with engine(tiny_gguf) as client:
@@ -262,7 +270,7 @@ async def test_damaged_files_change_no_answer(folder: Path, tiny_gguf: Path, dam
         assert cached < PAGES * 64
 
 
-async def test_prefix_keys_of_cached_prompts_are_reported_by_tier(folder: Path, tiny_gguf: Path) -> None:
+async def test_engine_reports_which_prefix_keys_are_cached_in_memory_and_on_disk(folder: Path, tiny_gguf: Path) -> None:
     first, second = "0123456789abcdef", "00000000000000ff"
     async with engine(tiny_gguf) as client:
         await answer(client, LONG * 2, prefix_key=first)
@@ -279,7 +287,7 @@ async def test_prefix_keys_of_cached_prompts_are_reported_by_tier(folder: Path, 
         assert client.prefixes == CachedPrefixes()
 
 
-async def test_cleared_prompts_are_computed_again_and_saved_again(folder: Path, smollm2_gguf: Path) -> None:
+async def test_prompts_cleared_from_the_cache_are_computed_and_saved_again(folder: Path, smollm2_gguf: Path) -> None:
     async with engine(smollm2_gguf, model_id="org/small") as client:
         computed = await answer(client)
         await eventually(lambda: saved(folder) >= PAGES)
@@ -296,7 +304,7 @@ async def test_cleared_prompts_are_computed_again_and_saved_again(folder: Path, 
         assert await answer(client) == (computed[0], PAGES * 64)
 
 
-async def test_cleared_snapshots_are_computed_again(folder: Path, tmp_path: Path) -> None:
+async def test_cleared_state_snapshots_are_computed_again(folder: Path, tmp_path: Path) -> None:
     tiny_model(tmp_path / "hybrid", **HYBRID)
     async with engine(tmp_path / "hybrid", snapshot_mb=8, kv_cache_mb=16, prefix_disk_mb=0) as client:
         computed = await answer(client)
@@ -305,7 +313,7 @@ async def test_cleared_snapshots_are_computed_again(folder: Path, tmp_path: Path
         assert await answer(client) == (computed[0], 0)
 
 
-async def test_two_engines_use_one_store(folder: Path, tiny_gguf: Path) -> None:
+async def test_two_engines_at_once_save_prompts_into_one_folder(folder: Path, tiny_gguf: Path) -> None:
     async with engine(tiny_gguf) as first, engine(tiny_gguf) as second:
         computed = await asyncio.gather(answer(first), answer(second))
         assert computed[0][0] == computed[1][0]  # a slow engine may read what the other one has saved
@@ -313,14 +321,14 @@ async def test_two_engines_use_one_store(folder: Path, tiny_gguf: Path) -> None:
         assert await answer(client) == (computed[0][0], PAGES * 64)
 
 
-async def test_folder_that_cannot_be_written_costs_no_answer(folder: Path, tiny_gguf: Path) -> None:
+async def test_requests_are_answered_if_the_folder_for_prompts_cannot_be_written(folder: Path, tiny_gguf: Path) -> None:
     folder.write_text("a file in place of the folder")
     async with engine(tiny_gguf) as client:
         assert await answer(client) == await answer(client, salt="b")
         assert (await answer(client))[1] == PAGES * 64  # from memory
 
 
-async def test_waiting_request_may_be_canceled(folder: Path, tiny_gguf: Path) -> None:
+async def test_request_that_waits_for_pages_from_disk_can_be_canceled(folder: Path, tiny_gguf: Path) -> None:
     async with engine(tiny_gguf) as client:
         computed = await answer(client)
     async with engine(tiny_gguf) as client:
@@ -334,7 +342,7 @@ async def test_waiting_request_may_be_canceled(folder: Path, tiny_gguf: Path) ->
         assert (await answer(client))[0] == computed[0]
 
 
-async def test_other_sequences_go_on_while_pages_are_read(folder: Path, tiny_gguf: Path) -> None:
+async def test_other_sequences_advance_while_pages_are_read_from_disk(folder: Path, tiny_gguf: Path) -> None:
     others = [[(5 + 3 * number) % 200 for number in range(20 + n)] for n in range(3)]
     async with engine(tiny_gguf) as client:
         expected = [(await answer(client, prompt))[0] for prompt in (LONG, *others)]
@@ -344,7 +352,9 @@ async def test_other_sequences_go_on_while_pages_are_read(folder: Path, tiny_ggu
         assert answers[-1][1] == PAGES * 64
 
 
-async def test_answers_stay_equal_through_kills_at_any_moment(folder: Path, smollm2_gguf: Path, tmp_path: Path) -> None:
+async def test_answers_stay_equal_if_engines_that_share_a_folder_are_killed_at_any_moment(
+    folder: Path, smollm2_gguf: Path, tmp_path: Path
+) -> None:
     """Four models share the folder, and the limit has room for little more than one segment."""
     draw = random.Random(5)
     prompts = [LONG, LONG[:300] + LONG[:90], LONG[:130] + [7] * 200]

@@ -136,7 +136,7 @@ def slow(folder: Path) -> PrefixDisk:
     return SlowDisk(folder, 1 << 30)
 
 
-def test_wait_for_a_slow_disk_counts_as_progress(
+def test_wait_for_a_slow_disk_sends_heartbeats(
     engine: Callable[..., Engine], slow_disk: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats: list[int] = []
@@ -150,7 +150,7 @@ def test_wait_for_a_slow_disk_counts_as_progress(
     assert node.memory.cached_pages(sequence) == 6
 
 
-def test_prompt_is_computed_if_the_disk_does_not_answer(
+def test_prompt_is_computed_if_the_disk_does_not_respond(
     engine: Callable[..., Engine], slow_disk: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefix_store, "_SILENT_SECS", 0.05)
@@ -167,7 +167,7 @@ def test_prompt_is_computed_if_the_disk_does_not_answer(
     assert node.moved() == [again]
 
 
-def test_disk_is_measured_without_the_time_of_the_loop(
+def test_measured_disk_speed_excludes_the_time_the_reader_waits_for_the_engine_loop(
     engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loop that takes few records at a time keeps the reader waiting."""
@@ -190,7 +190,7 @@ def test_disk_is_measured_without_the_time_of_the_loop(
     assert node.store.use.read_bytes == 6 * 4096 and node.store.use.read_ms == 0
 
 
-def test_slow_first_read_does_not_end_reading(engine: Callable[..., Engine]) -> None:
+def test_one_slow_first_read_does_not_disable_reading_for_ever(engine: Callable[..., Engine]) -> None:
     node = engine()
     node.store.learn(PAGE_SIZE, PAGE_SIZE * 1e-5)
     node.store._reader.bytes_per_sec = 1e3  # a disk that had to spin up
@@ -201,7 +201,7 @@ def test_slow_first_read_does_not_end_reading(engine: Callable[..., Engine]) -> 
     assert node.moved() == [sequence]
 
 
-def test_cost_of_reading_counts_the_bytes_of_snapshots(tmp_path: Path) -> None:
+def test_decision_to_read_from_disk_counts_the_bytes_of_state_snapshots(tmp_path: Path) -> None:
     states = StatePool(2, 4)
     node = Engine(tmp_path / "a", Caches(4096, 1 << 20), states)
     sequence = node.sequence()
@@ -220,13 +220,13 @@ def test_cost_of_reading_counts_the_bytes_of_snapshots(tmp_path: Path) -> None:
     node.store.close(0.0)
 
 
-def test_copies_of_large_snapshots_are_bounded_by_their_bytes(tmp_path: Path) -> None:
+def test_number_of_buffered_snapshot_copies_is_bounded_by_their_bytes(tmp_path: Path) -> None:
     store = Engine(tmp_path / "a", Caches(4096, 24 << 20), StatePool(2, 4)).store
     assert store._depth == 2 and store._reader.records.maxsize == 2
     store.close(0.0)
 
 
-def test_pages_of_a_failed_request_do_not_stay_on_disk(engine: Callable[..., Engine]) -> None:
+def test_pages_of_a_request_with_non_finite_values_are_removed_from_disk(engine: Callable[..., Engine]) -> None:
     node = engine()
     sequence = node.sequence()
     assert node.store.begin(sequence)

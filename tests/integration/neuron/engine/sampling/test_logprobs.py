@@ -10,7 +10,7 @@ from helexa.neuron.ops.reference.reference_ops import ReferenceOps
 OPS = ReferenceOps(torch.device("cpu"), torch.float32)
 
 
-def test_only_requested_rows_and_counts_are_returned() -> None:
+def test_log_probabilities_are_returned_only_for_requested_rows_and_counts() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 5.0, 1.0], [2.0, 1.0, 0.0], [4.0, 4.0, 9.0]])
     expected = torch.log_softmax(logits, dim=-1)
     logprobs = Logprobs(OPS, logits, {0: 2, 2: 0, 3: 1}, torch.tensor([0, 1, 1, NON_FINITE]))
@@ -24,7 +24,7 @@ def test_only_requested_rows_and_counts_are_returned() -> None:
     assert logprobs_by_row[2][1] == []
 
 
-def test_redrawn_token_has_its_own_logprob() -> None:
+def test_token_that_replaces_the_sampled_one_gets_its_own_log_probability() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 5.0, 1.0]])
     logprobs = Logprobs(OPS, logits, {0: 1, 1: 1}, torch.tensor([2, 1]))
     logprobs_by_row = logprobs.read([2, 0])

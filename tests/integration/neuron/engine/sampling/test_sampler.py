@@ -50,11 +50,11 @@ def frequencies(base: torch.Tensor, draws: int = 2000, **settings: object) -> di
     return {token: count / draws for token, count in counts.items()}
 
 
-def test_greedy_takes_the_largest_logit() -> None:
+def test_temperature_0_selects_the_token_with_the_largest_logit() -> None:
     assert sample(logits(t3=1.0, t4=2.0), [row(temperature=0.0)]) == [4]
 
 
-def test_sampling_follows_the_softmax() -> None:
+def test_sampled_token_frequencies_follow_the_softmax() -> None:
     shares = frequencies(logits(t3=0.0, t4=1.0986123))  # 1 : 3
     assert shares[4] == pytest.approx(0.75, abs=0.04)
     assert shares[3] == pytest.approx(0.25, abs=0.04)
@@ -78,13 +78,13 @@ def test_temperature_below_1_sharpens_the_distribution() -> None:
         ({"top_k": 3, "top_p": 0.6}, {1, 2}),
     ],
 )
-def test_truncation_allows_exactly_the_expected_tokens(settings: dict[str, float], allowed: set[int]) -> None:
+def test_top_k_top_p_and_min_p_allow_exactly_the_expected_tokens(settings: dict[str, float], allowed: set[int]) -> None:
     base = torch.tensor([0.5, 0.3, 0.12, 0.08]).log()
     values = {f"t{token}": float(value) for token, value in zip((1, 2, 3, 4), base, strict=True)}
     assert set(frequencies(logits(**values), 1500, **settings)) == allowed
 
 
-def test_nucleus_larger_than_the_candidates_is_exact() -> None:
+def test_top_p_is_exact_if_it_keeps_more_tokens_than_the_candidate_list() -> None:
     flat = torch.zeros(1, VOCABULARY)
     flat[0, 500:] = -30.0
     shares = frequencies(flat, 4000, top_p=0.9)
@@ -92,7 +92,7 @@ def test_nucleus_larger_than_the_candidates_is_exact() -> None:
     assert len(shares) > 300
 
 
-def test_repetition_penalty_covers_prompt_and_output_in_both_signs() -> None:
+def test_repetition_penalty_lowers_positive_and_negative_logits_of_prompt_and_output_tokens() -> None:
     base = logits(t3=2.0, t4=1.5)
     assert sample(base.clone(), [row(prompt=[3], temperature=0.0, repetition_penalty=2.0)]) == [4]
     assert sample(base.clone(), [row(output=[3], temperature=0.0, repetition_penalty=2.0)]) == [4]
@@ -101,7 +101,7 @@ def test_repetition_penalty_covers_prompt_and_output_in_both_signs() -> None:
     assert sample(negative, [row(prompt=[3], temperature=0.0, repetition_penalty=2.0)]) == [4]
 
 
-def test_frequency_and_presence_penalties_cover_the_output_only() -> None:
+def test_frequency_and_presence_penalties_apply_to_output_tokens_only() -> None:
     base = logits(t3=2.0, t4=1.5)
     greedy = {"temperature": 0.0}
     assert sample(base.clone(), [row(prompt=[3], **greedy, presence_penalty=1.0)]) == [3]
@@ -110,11 +110,11 @@ def test_frequency_and_presence_penalties_cover_the_output_only() -> None:
     assert sample(base.clone(), [row(output=[3, 3], **greedy, frequency_penalty=0.3)]) == [4]
 
 
-def test_logit_bias_moves_a_token() -> None:
+def test_logit_bias_raises_or_lowers_the_logit_of_a_token() -> None:
     assert sample(logits(t3=2.0, t4=1.5), [row(temperature=0.0, logit_bias={4: 1.0, 3: -0.1})]) == [4]
 
 
-def test_prior_output_in_the_prompt_counts_for_penalties() -> None:
+def test_output_penalties_count_earlier_output_that_is_part_of_the_prompt() -> None:
     base = logits(t3=1.0, t4=0.5)
     for penalty in ("presence_penalty", "frequency_penalty"):
         params = SamplingParams(temperature=0.0, **{penalty: 1.0})
@@ -131,7 +131,9 @@ def test_prior_output_in_the_prompt_counts_for_penalties() -> None:
         {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.4},
     ],
 )
-def test_row_after_drafts_samples_as_after_equal_output(settings: dict[str, float]) -> None:
+def test_token_sampled_after_drafts_equals_the_token_after_the_same_tokens_as_output(
+    settings: dict[str, float],
+) -> None:
     torch.manual_seed(0)
     output, drafts = [5, 6, 5], (7, 5, 9)
     sequence, _ = row(output=output, **settings)
@@ -145,7 +147,7 @@ def test_row_after_drafts_samples_as_after_equal_output(settings: dict[str, floa
     assert sample(base, rows) == expected
 
 
-def test_only_entries_that_sample_have_rows() -> None:
+def test_step_has_sampling_rows_only_for_sequences_that_sample_a_token() -> None:
     sequence, _ = row(prompt=[1, 2, 3])
     sequence.pages = [0]
     assert build_step([PlanEntry(sequence, 2)]).sampling is None
@@ -156,14 +158,16 @@ def test_only_entries_that_sample_have_rows() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 5}])
-def test_non_finite_logits_affect_only_their_row(value: float, settings: dict[str, float]) -> None:
+def test_row_with_non_finite_logits_is_reported_and_affects_no_other_row(
+    value: float, settings: dict[str, float]
+) -> None:
     finite = torch.randn(1, VOCABULARY)
     (expected,) = sample(finite.clone(), [row(**settings)])
     broken = torch.full((1, VOCABULARY), value)
     assert sample(torch.cat((broken, finite)), [row(**settings)] * 2) == [NON_FINITE, expected]
 
 
-def test_rows_of_one_batch_have_separate_settings() -> None:
+def test_rows_of_one_batch_are_sampled_with_their_own_settings() -> None:
     base = logits(t3=0.0, t4=1.0)
     rows = [
         row(temperature=0.0),
@@ -177,7 +181,7 @@ def test_rows_of_one_batch_have_separate_settings() -> None:
     assert together[:4] == [4, 4, 3, 3]
 
 
-def test_uniforms_depend_only_on_seed_and_position() -> None:
+def test_random_numbers_depend_only_on_seed_and_position_and_are_uniform() -> None:
     pairs = [(seed, position) for seed in range(60) for position in range(60)]
     seeds, positions = np.array(pairs).T
     seeds = seeds.astype(np.uint64)

@@ -18,7 +18,7 @@ TEXT = [7 * n % 101 for n in range(60)]  # no token twice
 NextToken = Callable[[list[int]], int]
 
 
-def test_draft_continues_the_last_match() -> None:
+def test_draft_continues_the_text_after_the_last_matching_ngram() -> None:
     tokens = [*TEXT, 200, *TEXT[10:15]]
     drafter = Drafter(tokens)
     assert drafter.draft(2) == tuple(TEXT[15:17])
@@ -29,23 +29,23 @@ def test_draft_continues_the_last_match() -> None:
     assert drafter.draft(3) == ()
 
 
-def test_longest_match_wins_then_the_latest() -> None:
+def test_draft_follows_the_longest_match_or_the_latest_of_equal_length() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 7, 8, 50, 9, 4, 5, 6, 7, 8, 51, 9, 9, 1, 2, 3, 4, 5, 6, 7, 8]
     assert Drafter(tokens).draft(1) == (50,)
     assert Drafter(tokens[8:]).draft(1) == (51,)
     assert Drafter([4, 5, 6, 7, 8, 50, 4, 5, 6, 7, 8, 51, 4, 5, 6, 7, 8]).draft(1) == (51,)
 
 
-def test_draft_beyond_the_text_repeats_the_match() -> None:
+def test_draft_longer_than_the_remaining_text_repeats_the_period() -> None:
     assert Drafter([9, 8, 1, 2, 3, 1, 2, 3, 1, 2, 3]).draft(4) == (1, 2, 3, 1)
 
 
 @pytest.mark.parametrize("length", range(12))
-def test_short_text_yields_no_draft(length: int) -> None:
+def test_text_without_a_match_of_enough_tokens_yields_no_draft(length: int) -> None:
     assert Drafter(TEXT[:length]).draft(5) == ()
 
 
-def test_incremental_index_equals_a_complete_one() -> None:
+def test_drafter_that_follows_a_growing_text_drafts_like_a_new_one() -> None:
     rng = random.Random(3)
     tokens: list[int] = []
     growing = Drafter(tokens)
@@ -54,7 +54,7 @@ def test_incremental_index_equals_a_complete_one() -> None:
         assert growing.draft(4) == Drafter(list(tokens)).draft(4)
 
 
-def test_index_built_in_parts_equals_a_complete_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ngram_index_built_in_parts_drafts_like_one_built_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(4)
     for part in (1, 2, 5, 64):
         for length in range(40):
@@ -69,7 +69,7 @@ def test_index_built_in_parts_equals_a_complete_one(monkeypatch: pytest.MonkeyPa
             assert parted.may_draft == Drafter(list(tokens)).may_draft
 
 
-def test_draft_reads_a_bounded_part_of_a_long_prompt_from_its_end() -> None:
+def test_first_draft_of_a_long_prompt_reads_only_a_bounded_part_at_its_end() -> None:
     reads: list[int] = []
 
     class Reading(list[int]):
@@ -85,7 +85,7 @@ def test_draft_reads_a_bounded_part_of_a_long_prompt_from_its_end() -> None:
     assert sum(reads) < 3 * ngrams_and_counts._MAX_OLDER
 
 
-def test_success_lengthens_drafts_and_failure_requires_longer_matches() -> None:
+def test_accepted_drafts_lengthen_the_next_and_rejected_ones_require_longer_matches() -> None:
     tokens = [*TEXT, *TEXT[:20]]
     drafter = Drafter(tokens)
     for expected in (4, 8, 10, 10):
@@ -170,12 +170,12 @@ def test_speculation_does_not_change_tokens(next_token: NextToken, pages: int) -
     assert drafted or next_token is inventing
 
 
-def test_repetition_takes_a_fraction_of_the_steps() -> None:
+def test_repetitive_output_takes_at_most_half_as_many_steps_as_tokens() -> None:
     _, _, steps, _ = run(copying(TEXT), [request()])
     assert steps <= 55 // 2
 
 
-def test_text_without_repetition_gets_few_drafts() -> None:
+def test_output_without_repetition_gets_few_drafts() -> None:
     _, _, steps, drafted = run(inventing, [request(max_tokens=500)])
     assert steps == 500
     assert drafted <= 8
@@ -194,14 +194,14 @@ def test_stop_token_within_a_draft_ends_the_output(stop: int) -> None:
 
 
 @pytest.mark.parametrize("context", range(64, 76))
-def test_drafts_fill_the_context_exactly(context: int) -> None:
+def test_output_with_drafts_ends_exactly_at_the_context_limit(context: int) -> None:
     tokens, ends, _, _ = run(copying(TEXT), [request()], context_length=context)
     assert (tokens[0], ends[0]) == (TEXT[: context - 60], "length")
     tokens, ends, _, _ = run(copying(TEXT), [request()], pages=context, page_size=1)
     assert (tokens[0], ends[0]) == (TEXT[: context - 60], "length")
 
 
-def test_batch_above_speculation_max_sequences_gets_no_drafts() -> None:
+def test_batch_of_more_than_speculation_max_sequences_gets_no_drafts() -> None:
     requests = [request(number) for number in range(5)]
     assert run(copying(TEXT), requests)[3] == 0
     assert run(copying(TEXT), requests, speculation_max_sequences=5)[3] > 0
@@ -213,7 +213,7 @@ def test_drafts_stay_within_max_step_tokens() -> None:
     assert tokens[0] == tokens[1]
 
 
-def test_drafts_do_not_preempt_sequences() -> None:
+def test_drafts_never_cause_the_preemption_of_a_sequence() -> None:
     scheduler = Scheduler(EngineOptions(), PagePool(34, 4))
     cache = SimulatedCache(scheduler, copying(TEXT))
     for number in range(2):

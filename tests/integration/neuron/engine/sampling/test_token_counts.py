@@ -35,7 +35,7 @@ class CountingList(list[int]):
 
 
 @pytest.mark.parametrize("start", [0, 5])
-def test_counts_equal_the_counts_of_a_growing_list(start: int) -> None:
+def test_token_counts_equal_a_recount_of_the_growing_token_list(start: int) -> None:
     chance = random.Random(1)
     tokens = chance.choices(range(2000), k=8)
     counted = TokenCounts(tokens, start)
@@ -50,7 +50,7 @@ def test_counts_equal_the_counts_of_a_growing_list(start: int) -> None:
         assert dict(zip(counted.distinct().tolist(), counted.counts().tolist(), strict=True)) == Counter(tokens[start:])
 
 
-def test_each_token_is_read_once() -> None:
+def test_token_counter_reads_each_token_of_a_growing_list_once() -> None:
     tokens = CountingList(range(1000))
     counted = TokenCounts(tokens)
     for token in range(100):
@@ -60,7 +60,7 @@ def test_each_token_is_read_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repetition_penalty"])
-def test_penalties_read_only_new_tokens_of_a_long_output(name: str) -> None:
+def test_penalties_of_a_step_read_only_the_new_tokens_of_a_long_output(name: str) -> None:
     penalized = sequence([1], SamplingParams(temperature=0, **{name: 1.5}))
     penalized.tokens = tokens = CountingList([1])
     penalized.token_counts, penalized.output_counts = TokenCounts(tokens), TokenCounts(tokens, 1)
@@ -73,7 +73,7 @@ def test_penalties_read_only_new_tokens_of_a_long_output(name: str) -> None:
     assert tokens.read < 50
 
 
-def test_penalties_of_each_draft_row_equal_those_of_the_whole_output() -> None:
+def test_penalties_of_a_draft_row_equal_those_after_the_same_tokens_as_output() -> None:
     chance = random.Random(2)
     params = SamplingParams(temperature=0.7, seed=3, frequency_penalty=0.3, presence_penalty=0.7)
     prompt = chance.choices(range(64), k=9)
@@ -91,7 +91,7 @@ def test_penalties_of_each_draft_row_equal_those_of_the_whole_output() -> None:
 
 
 @pytest.mark.parametrize(("last", "chosen"), [([5, 3], 4), ([3, 5], 3), ([3, NON_FINITE], 3)])
-def test_penalty_covers_a_token_still_on_the_device(last: list[int], chosen: int) -> None:
+def test_repetition_penalty_covers_a_token_that_is_not_yet_read_from_the_device(last: list[int], chosen: int) -> None:
     penalized = sequence([1])
     penalized.tokens.append(-1)
     logits = torch.full((2, 8), -50.0)
@@ -101,7 +101,7 @@ def test_penalty_covers_a_token_still_on_the_device(last: list[int], chosen: int
     assert Sampled(ops, logits, sampling, torch.tensor(last)).read() == [3, chosen]
 
 
-def test_repetition_penalty_allows_overlap() -> None:
+def test_sequence_with_a_repetition_penalty_can_be_planned_ahead() -> None:
     decoding = sequence([1, 2])
     decoding.computed = 1
     assert allows_planning_ahead([PlanEntry(decoding, 1)])

@@ -62,7 +62,7 @@ class Simulation:
 
 
 @pytest.mark.parametrize(("ratio", "sequences"), [(0.45, 1), (0.1, 1), (0.02, 1), (0.45, 4)])
-def test_drafts_that_are_never_accepted_cost_at_most_3_percent(ratio: float, sequences: int) -> None:
+def test_drafts_that_are_never_accepted_cost_at_most_3_percent_of_the_time(ratio: float, sequences: int) -> None:
     assert Simulation(ratio, sequences).run(600, acceptance=0.0) >= 0.97
 
 
@@ -70,7 +70,7 @@ def test_small_draft_model_that_never_helps_costs_at_most_3_percent_of_a_short_a
     assert Simulation(0.02).run(100, acceptance=0.0) >= 0.97
 
 
-def test_gate_rests_ever_longer_if_all_drafts_are_rejected() -> None:
+def test_draft_gate_doubles_its_pauses_while_all_drafts_are_rejected() -> None:
     simulation = Simulation(0.02)
     rests: list[int] = []
     for _ in range(3000):
@@ -86,19 +86,21 @@ def test_gate_rests_ever_longer_if_all_drafts_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("ratio", "acceptance", "gain"), [(0.45, 0.97, 1.2), (0.45, 0.89, 1.08), (0.1, 0.7, 1.25), (0.02, 0.9, 1.9)]
 )
-def test_drafts_gain_about_what_their_cost_and_acceptance_allow(ratio: float, acceptance: float, gain: float) -> None:
+def test_draft_gate_reaches_the_speedup_that_cost_and_acceptance_rate_allow(
+    ratio: float, acceptance: float, gain: float
+) -> None:
     simulation = Simulation(ratio)
     assert simulation.run(600, acceptance) >= gain
     assert simulation.gate.gain >= gain * 0.9
 
 
-def test_pair_that_loses_at_its_acceptance_stays_off() -> None:
+def test_draft_gate_stays_closed_if_drafts_cost_more_than_they_gain() -> None:
     simulation = Simulation(0.45)
     assert simulation.run(1000, acceptance=0.4) >= 0.97
     assert simulation.drafted < 120
 
 
-def test_gate_follows_a_change_of_the_text() -> None:
+def test_draft_gate_follows_a_change_of_the_acceptance_rate() -> None:
     simulation = Simulation(0.1)
     assert simulation.run(300, acceptance=0.8) > 1.2
     simulation.run(100, acceptance=0.0)
@@ -107,15 +109,15 @@ def test_gate_follows_a_change_of_the_text() -> None:
     assert simulation.run(300, acceptance=0.8) > 1.2
 
 
-def test_noise_of_other_processes_does_not_switch_a_large_gain_off() -> None:
+def test_noisy_step_times_do_not_close_the_draft_gate_if_the_gain_is_large() -> None:
     assert Simulation(0.1, noise=1.0).run(1000, acceptance=0.8) > 1.0
 
 
-def test_drafts_of_four_sequences_lose_nothing_where_rows_are_expensive() -> None:
+def test_drafts_for_four_sequences_cost_at_most_3_percent_if_rows_are_expensive() -> None:
     assert Simulation(0.1, sequences=4).run(400, acceptance=0.9) > 0.97
 
 
-def test_rejected_ngram_drafts_become_few_where_rows_are_expensive() -> None:
+def test_ngram_drafts_become_shorter_if_rejected_and_rows_are_expensive() -> None:
     gate, acceptance = DraftGate(), Acceptance(decay=0.8)
     assert gate.ngram_drafts(acceptance, 10, rows=1, sequences=1)[0] == 10  # durations are not known yet
     for rows in (1, 2, 4, 6, 8, 16):
@@ -129,7 +131,7 @@ def test_rejected_ngram_drafts_become_few_where_rows_are_expensive() -> None:
     assert gate.ngram_drafts(acceptance, 5, rows=1, sequences=1)[0] == 5
 
 
-def test_noise_of_two_rows_does_not_shorten_ngram_drafts() -> None:
+def test_noisy_time_of_two_row_steps_does_not_shorten_ngram_drafts() -> None:
     """A draft head tries single drafts: two rows are measured before the many rows of n-gram drafts."""
     gate, acceptance = DraftGate(0.03), Acceptance(0.9)
     for rows, duration in ((1, 1.0), (2, 1.15)):  # usually 1.06
@@ -149,7 +151,7 @@ def test_one_slow_step_does_not_shorten_ngram_drafts() -> None:
     assert gate.ngram_drafts(acceptance, 16, rows=1, sequences=1)[0] == 16
 
 
-def test_drafts_return_after_a_busy_time() -> None:
+def test_ngram_drafts_return_after_slow_steps_on_a_busy_machine() -> None:
     """While the gate avoids a number of rows, only the age of its durations shows that they may be outdated."""
     gate, acceptance = DraftGate(), Acceptance(0.9)
     acceptance.learn(16, 8)
@@ -163,7 +165,7 @@ def test_drafts_return_after_a_busy_time() -> None:
     assert gate.ngram_drafts(acceptance, 16, rows=1, sequences=1)[0] == 16
 
 
-def test_ngram_drafts_stop_if_each_row_costs_a_step() -> None:
+def test_ngram_drafts_stop_if_each_row_costs_as_much_as_a_step() -> None:
     gate, acceptance = DraftGate(), Acceptance(decay=0.8)
     for rows in (1, 2, 3, 4):
         gate.learn_step(rows, 0.036 * rows)

@@ -79,7 +79,7 @@ COSTS = [
 
 
 @pytest.mark.parametrize("cost", COSTS)
-def test_light_principal_latency_at_most_doubles_beside_63_clients(cost: dict[str, float]) -> None:
+def test_latency_of_one_client_at_most_doubles_beside_63_clients_of_another_principal(cost: dict[str, float]) -> None:
     beside_one = ClosedLoop({"heavy": 1, "light": 1}, **cost)
     beside_many = ClosedLoop({"heavy": 63, "light": 1}, **cost)
     beside_one.run(30)
@@ -88,14 +88,14 @@ def test_light_principal_latency_at_most_doubles_beside_63_clients(cost: dict[st
     assert len(beside_many.latencies["heavy"]) >= 63 / 8
 
 
-def test_cheap_rows_put_all_sequences_into_each_step() -> None:
+def test_all_sequences_run_in_each_step_if_rows_are_cheap() -> None:
     loop = ClosedLoop({"heavy": 63, "light": 1}, base=0.010, row=0.00001, token=0.00001)
     loop.run(5)
     steps = [sum(entry.sequence.decoding for entry in loop.step()) for _ in range(64)]
     assert median(steps) >= 50
 
 
-def test_single_principal_decodes_in_every_step() -> None:
+def test_all_sequences_of_a_single_principal_decode_in_every_step() -> None:
     cost = {"base": 0.010, "row": 0.002, "token": 0.001}
     loop = ClosedLoop({"heavy": 64}, **cost)
     for _ in range(300):
@@ -104,7 +104,7 @@ def test_single_principal_decodes_in_every_step() -> None:
 
 
 @pytest.mark.parametrize("cost", COSTS)
-def test_steps_grow_after_only_small_batches_were_measured(cost: dict[str, float]) -> None:
+def test_steps_grow_with_the_load_although_only_small_batches_were_measured(cost: dict[str, float]) -> None:
     """The step controller must not keep a batch small because it has measured only small batches."""
     loop = ClosedLoop({"heavy": 1}, **cost)
     for _ in range(40):
@@ -124,7 +124,7 @@ def test_most_step_sizes_are_multiples_of_eight() -> None:
     assert sum(size % 8 == 0 for size in sizes) >= 300
 
 
-def test_sequences_of_a_heavy_principal_take_turns() -> None:
+def test_sequences_of_a_principal_with_many_requests_take_turns() -> None:
     loop = ClosedLoop({"heavy": 40, "light": 2}, base=0.010, row=0.002, token=0.0001)
     loop.run(20)
     last: dict[Sequence, int] = {}
@@ -138,7 +138,7 @@ def test_sequences_of_a_heavy_principal_take_turns() -> None:
 
 
 @pytest.mark.parametrize("steps_before", [20, 400, 1000])
-def test_long_prompt_advances_after_many_equal_steps(steps_before: int) -> None:
+def test_long_prompt_advances_beside_decoding_after_any_number_of_equal_steps(steps_before: int) -> None:
     loop = ClosedLoop({}, base=0.010, row=0.00001, token=0.00001)
     for principal in ("heavy", "light"):
         loop.send(principal, max_tokens=5000)
@@ -150,14 +150,14 @@ def test_long_prompt_advances_after_many_equal_steps(steps_before: int) -> None:
     assert all(sequence.decoding for sequence in loop.scheduler.running)
 
 
-def test_equal_principals_share_every_step() -> None:
+def test_principals_with_equally_many_sequences_all_run_in_every_step() -> None:
     loop = ClosedLoop({"light": 3, "b": 3, "c": 3}, base=0.010, row=0.010, token=0.001)
     for _ in range(100):
         decoding = {sequence for sequence in loop.scheduler.running if sequence.decoding}
         assert decoding <= {entry.sequence for entry in loop.step()}
 
 
-def test_new_principal_prompt_goes_before_queued_prompts_of_another() -> None:
+def test_prompt_of_a_new_principal_runs_before_queued_prompts_of_a_busy_one() -> None:
     scheduler = Scheduler(EngineOptions(speculation=False, max_step_tokens=32), PagePool(2000, 16))
     for number in range(40):
         request = Generate(id=number, prompt=[5] * 30, max_tokens=9, sampling=SamplingParams(), salt="heavy")
@@ -209,7 +209,7 @@ def test_random_requests_of_several_principals_all_finish(seed: int, recurrent: 
     assert {number: len(tokens) for number, tokens in outputs.items()} == expected
 
 
-def test_least_recently_stepped_sequences_go_first() -> None:
+def test_sequences_that_have_waited_longest_run_in_the_next_step() -> None:
     controller = StepController(EngineOptions())
     sequences = [
         Sequence(Generate(id=n, prompt=[1], max_tokens=9, sampling=SamplingParams(), salt="ab"[n > 3]))

@@ -42,7 +42,7 @@ def record_plans(
 
 
 @pytest.mark.parametrize(("hybrid", "overlap"), [(False, True), (True, False)], ids=["attention", "hybrid"])
-def test_recorded_hour_replays_identically(
+def test_plan_log_of_a_simulated_hour_replays_identically(
     tmp_path: Path, hybrid: bool, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ):
     preemptions = Counter[bool]()
@@ -81,7 +81,7 @@ def test_recorded_hour_replays_identically(
     assert replay(path) == Replay(len(hour.plans))
 
 
-def test_log_contains_no_texts_or_account_names(tmp_path: Path):
+def test_plan_log_contains_no_texts_and_no_account_names(tmp_path: Path):
     path, _ = record_plans(tmp_path / "new folder", 200)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     content = path.read_bytes()
@@ -106,7 +106,7 @@ def quarter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, VirtualHour
         ("_MIN_HEAVY_TOKENS", 24),
     ],
 )
-def test_changed_constant_is_reported_at_the_first_differing_plan(
+def test_replay_with_a_changed_scheduler_constant_reports_the_first_different_plan(
     quarter: tuple[Path, VirtualHour], monkeypatch: pytest.MonkeyPatch, constant: str, value: float
 ):
     path, hour = quarter
@@ -125,7 +125,7 @@ def test_changed_constant_is_reported_at_the_first_differing_plan(
 
 
 @pytest.mark.parametrize("number", [2, 300])
-def test_altered_plan_is_reported(
+def test_replay_reports_a_plan_that_was_altered_in_the_log(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     path, _ = record_plans(tmp_path, 200)
@@ -137,7 +137,7 @@ def test_altered_plan_is_reported(
     assert [line.partition(":")[0] for line in lines[1:]] == ["recorded", "replayed"]
 
 
-def test_incomplete_last_record_is_ignored_and_invalid_files_rejected(
+def test_incomplete_last_record_of_a_plan_log_is_ignored_and_other_files_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     path, _ = record_plans(tmp_path, 100)
@@ -156,7 +156,9 @@ def test_incomplete_last_record_is_ignored_and_invalid_files_rejected(
         output_of(tmp_path / "missing", monkeypatch, capsys)
 
 
-def test_log_ends_at_its_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_plan_log_ends_at_its_size_limit_with_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     monkeypatch.setattr(recorded_scheduler, "_MAX_BYTES", 20_000)
     path, hour = record_plans(tmp_path, 100)
     assert 15_000 < path.stat().st_size < 20_000
@@ -166,7 +168,7 @@ def test_log_ends_at_its_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert messages[1:] == [f"the plan log ends path={path} reason=it has reached 20000 bytes"]
 
 
-def test_full_disk_ends_the_log_but_not_the_engine(
+def test_full_disk_ends_the_plan_log_but_not_the_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(recorded_scheduler.os, "O_EXCL", 0)
@@ -193,7 +195,7 @@ def test_fixed_step_timing_makes_plans_independent_of_measured_times():
 
 
 @pytest.mark.parametrize(("overlap", "timing"), [(False, "measured"), (True, "fixed")])
-async def test_log_of_a_real_engine_replays_identically(
+async def test_plan_log_of_a_real_engine_replays_identically(
     smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool, timing: str
 ):
     inject(monkeypatch, "error@token=1001,nan@token=1002", tmp_path)

@@ -171,7 +171,7 @@ def run_schedule(seed: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_random_schedule_keeps_states_pages_and_outputs(chunk: int) -> None:
+def test_states_pages_and_outputs_are_correct_in_random_schedules(chunk: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(chunk, SCHEDULES, CHUNKS):
         try:

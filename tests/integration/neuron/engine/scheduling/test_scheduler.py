@@ -37,7 +37,7 @@ def planned(scheduler: Scheduler) -> list[tuple[int, int]]:
     return [(entry.sequence.id, entry.count) for entry in scheduler.plan()]
 
 
-def test_decoding_goes_first_and_chunks_share_the_remaining_budget() -> None:
+def test_decode_rows_come_first_and_prompt_chunks_get_the_remaining_token_budget() -> None:
     scheduler = Scheduler(options(max_step_tokens=10), PagePool(100, 4))
     scheduler.add(sequence(1, 3))
     assert planned(scheduler) == [(1, 3)]
@@ -46,7 +46,7 @@ def test_decoding_goes_first_and_chunks_share_the_remaining_budget() -> None:
     assert planned(scheduler) == [(1, 1), (2, 9)]
 
 
-def test_image_larger_than_its_share_leaves_no_tokens_for_the_long_prompt() -> None:
+def test_image_computed_in_one_step_leaves_no_tokens_for_a_long_prompt() -> None:
     """The image must be computed in one step. The long prompt then waits for the next step."""
     scheduler = Scheduler(options(max_step_tokens=8), PagePool(100, 4), image_traits=ImageTraits(whole=True))
     scheduler.add(sequence(1, 30))
@@ -62,7 +62,7 @@ def test_prompt_longer_than_the_budget_is_chunked_and_samples_once() -> None:
     scheduler.check_idle()
 
 
-def test_chunked_prompt_reports_cached_tokens_once() -> None:
+def test_chunked_prompt_reports_its_cached_tokens_only_once() -> None:
     scheduler = Scheduler(options(max_step_tokens=10), PagePool(100, 4))
     outputs: list[list[tuple[bool, int, int]]] = []
     for number in (1, 2):
@@ -87,7 +87,7 @@ def test_stop_token_ends_the_sequence_and_frees_pages() -> None:
     assert pool.free == 10
 
 
-def test_newest_sequence_is_preempted_and_resumes_first() -> None:
+def test_newest_sequence_is_preempted_if_pages_run_out_and_resumes_first() -> None:
     scheduler = Scheduler(options(), PagePool(5, 4))
     scheduler.add(sequence(1, 7, max_tokens=9))
     scheduler.add(sequence(2, 7, max_tokens=9))
@@ -115,7 +115,7 @@ def test_cancel_frees_pages() -> None:
     assert pool.free == 10
 
 
-def test_rejections_have_a_reason() -> None:
+def test_rejected_request_gets_the_reason() -> None:
     scheduler = Scheduler(options(max_waiting=1), PagePool(2, 4))
     rejection = scheduler.add(sequence(1, 8))
     assert rejection is not None
@@ -127,14 +127,14 @@ def test_rejections_have_a_reason() -> None:
     assert str(rejection.error).startswith("overloaded")
 
 
-def test_sequence_ends_at_the_context_limit() -> None:
+def test_sequence_ends_with_finish_reason_length_at_the_context_limit() -> None:
     scheduler = Scheduler(options(context_length=8), PagePool(10, 4))
     scheduler.add(sequence(1, 6, max_tokens=50))
     assert step(scheduler) == {1: None}
     assert step(scheduler) == {1: "length"}
 
 
-def test_all_decoding_sequences_run_beyond_the_token_budget() -> None:
+def test_all_decoding_sequences_run_in_each_step_even_beyond_the_token_budget() -> None:
     scheduler = Scheduler(options(max_step_tokens=2, max_sequences=8), PagePool(100, 4))
     for number in range(5):
         scheduler.add(sequence(number, 1, max_tokens=50))
@@ -145,7 +145,7 @@ def test_all_decoding_sequences_run_beyond_the_token_budget() -> None:
         assert step(scheduler) == dict.fromkeys(range(5))
 
 
-def test_prompt_advances_beside_more_decode_rows_than_budget() -> None:
+def test_prompt_advances_although_decode_rows_exceed_the_token_budget() -> None:
     scheduler = Scheduler(options(max_step_tokens=2, max_sequences=8), PagePool(100, 4))
     for number in range(5):
         scheduler.add(sequence(number, 1, max_tokens=50))
@@ -157,7 +157,7 @@ def test_prompt_advances_beside_more_decode_rows_than_budget() -> None:
     assert step(scheduler) == dict.fromkeys([0, 1, 2, 3, 4, 9])
 
 
-def test_prefill_is_bounded_only_beside_decoding() -> None:
+def test_prompt_tokens_per_step_are_limited_only_while_other_sequences_decode() -> None:
     scheduler = Scheduler(options(max_step_tokens=100, max_prefill_beside_decode=8), PagePool(100, 4))
     scheduler.add(sequence(1, 60, max_tokens=4))
     assert planned(scheduler) == [(1, 60)]
@@ -169,7 +169,7 @@ def test_prefill_is_bounded_only_beside_decoding() -> None:
     assert planned(scheduler) == [(2, 16)], "the other sequence has ended"
 
 
-def test_prefill_bound_of_zero_means_no_bound() -> None:
+def test_max_prefill_beside_decode_of_0_means_no_limit() -> None:
     scheduler = Scheduler(options(max_step_tokens=100, max_prefill_beside_decode=0), PagePool(100, 4))
     scheduler.add(sequence(1, 5))
     step(scheduler)
@@ -200,7 +200,7 @@ def test_at_most_two_prompts_are_chunked_at_once() -> None:
     assert ended == [0, 1, 2, 3, 4]
 
 
-def test_pages_of_a_started_prompt_are_reserved() -> None:
+def test_pages_that_a_started_prompt_still_needs_are_reserved() -> None:
     scheduler = Scheduler(options(max_step_tokens=8), PagePool(10, 4))
     scheduler.add(sequence(1, 30, max_tokens=1))  # needs eight pages, holds two
     step(scheduler)
@@ -267,7 +267,7 @@ def scored(number: int, prompt: int, max_tokens: int = 0) -> Sequence:
     )
 
 
-def test_sequence_without_output_ends_with_its_prompt() -> None:
+def test_sequence_with_max_tokens_0_ends_after_its_prompt() -> None:
     pool = PagePool(100, 4)
     scheduler = Scheduler(options(max_step_tokens=10), pool)
     scheduler.add(sequence(1, 25, max_tokens=0))
@@ -275,7 +275,7 @@ def test_sequence_without_output_ends_with_its_prompt() -> None:
     assert pool.free == 100
 
 
-def test_non_finite_scores_fail_only_their_sequence() -> None:
+def test_non_finite_prompt_scores_fail_only_their_sequence() -> None:
     scheduler = Scheduler(options(), PagePool(100, 4))
     scheduler.add(scored(1, 3))
     scheduler.add(scored(2, 3, max_tokens=1))
@@ -289,7 +289,7 @@ def test_non_finite_scores_fail_only_their_sequence() -> None:
     scheduler.check_idle()
 
 
-def test_scored_prompt_does_not_use_cached_pages() -> None:
+def test_prompt_whose_tokens_are_scored_does_not_use_cached_pages() -> None:
     scheduler = Scheduler(options(), PagePool(100, 4))
     for number in (1, 2):
         scheduler.add(scored(number, 20))

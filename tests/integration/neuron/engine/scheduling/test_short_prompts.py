@@ -79,7 +79,7 @@ def seconds_alone(prompt: int, max_tokens: int) -> float:
     ("long", "short"),
     [([""], ""), (["a"], "b"), (["", ""], ""), (["a", "b"], "c"), (["a", "a", "a"], "a"), (["a", "b"], "a")],
 )
-def test_short_request_beside_long_prompts_waits_three_chunks(long: list[str], short: str) -> None:
+def test_short_request_waits_at_most_about_three_chunks_of_long_prompts(long: list[str], short: str) -> None:
     simulation = Simulation()
     for principal in long:
         simulation.send(0.0, LONG, 1, principal)
@@ -91,7 +91,7 @@ def test_short_request_beside_long_prompts_waits_three_chunks(long: list[str], s
     assert max(short_latencies) <= 4 * chunk + seconds_alone(SHORT, OUTPUT)
 
 
-def test_short_requests_delay_a_long_prompt_by_their_own_time() -> None:
+def test_short_requests_delay_a_long_prompt_only_by_their_own_computation() -> None:
     simulation = Simulation()
     long = simulation.send(0.0, LONG, 1)
     count = int(seconds_alone(LONG, 1) / 2)
@@ -110,7 +110,7 @@ def test_long_prompt_gets_half_of_each_step_beside_short_prompts() -> None:
     assert simulation.latencies[long] <= 2.2 * seconds_alone(LONG, 1)
 
 
-def test_second_long_prompt_follows_the_first() -> None:
+def test_second_long_prompt_finishes_after_the_first_despite_many_short_ones() -> None:
     simulation = Simulation()
     first, second = simulation.send(0.0, LONG, 1), simulation.send(0.0, LONG, 1)
     for number in range(200):
@@ -131,7 +131,7 @@ def test_prompt_with_cached_prefix_counts_as_short() -> None:
     assert simulation.latencies[turn] <= 3 * seconds_alone(LONG, 1) / (LONG / CHUNK)
 
 
-def test_equal_prompts_are_computed_one_after_another() -> None:
+def test_prompts_of_equal_length_are_computed_one_after_another() -> None:
     simulation = Simulation()
     numbers = [simulation.send(0.0, 2000, 1) for _ in range(5)]
     simulation.run()

@@ -40,26 +40,26 @@ def trained(most: int, decode: float, token: float, steps: int = 60) -> StepCont
     return controller
 
 
-def test_fast_tokens_are_limited_by_max_step_tokens() -> None:
+def test_prompt_tokens_per_step_are_limited_by_max_step_tokens_if_tokens_are_fast() -> None:
     controller = bounded(0.0009)
     assert controller.max_prompt_tokens == 512
     finish(controller, 512, 0.45)
     assert controller.max_prompt_tokens == 512
 
 
-def test_initial_limit_follows_the_given_token_seconds() -> None:
+def test_initial_prompt_tokens_per_step_follow_the_estimated_time_per_token() -> None:
     assert bounded(0.005).max_prompt_tokens == 64
     assert bounded().max_prompt_tokens == 512
     assert StepController(EngineOptions()).max_prompt_tokens == 512
 
 
-def test_measured_step_replaces_the_initial_estimate() -> None:
+def test_measured_step_time_replaces_the_initial_estimate() -> None:
     controller = bounded(0.005)
     finish(controller, 64, 0.032)
     assert controller.max_prompt_tokens == 512
 
 
-def test_slow_step_shrinks_the_next_four_steps() -> None:
+def test_one_slow_step_shrinks_the_next_four_steps() -> None:
     controller = bounded()
     finish(controller, 512, 5.0)
     assert controller.max_prompt_tokens == 32
@@ -70,7 +70,7 @@ def test_slow_step_shrinks_the_next_four_steps() -> None:
     assert controller.max_prompt_tokens == 512
 
 
-def test_short_steps_do_not_shrink_the_next_steps() -> None:
+def test_slow_steps_of_few_tokens_do_not_shrink_the_next_steps() -> None:
     controller = bounded()
     finish(controller, 512, 0.25)
     for _ in range(4):
@@ -79,13 +79,13 @@ def test_short_steps_do_not_shrink_the_next_steps() -> None:
 
 
 @pytest.mark.parametrize(("most", "tokens"), [(512, 16), (4, 4)])
-def test_sixteen_tokens_are_always_allowed(most: int, tokens: int) -> None:
+def test_at_least_16_prompt_tokens_per_step_are_allowed_however_slow_they_are(most: int, tokens: int) -> None:
     controller = bounded(most=most)
     finish(controller, 1, 1e6)
     assert controller.max_prompt_tokens == tokens
 
 
-def test_step_size_is_stable_at_varying_speed() -> None:
+def test_step_size_stays_the_same_if_the_speed_varies_a_little() -> None:
     draw = random.Random(1)
     controller = bounded(0.005)
     sizes = set()
@@ -96,7 +96,7 @@ def test_step_size_is_stable_at_varying_speed() -> None:
 
 
 @pytest.mark.parametrize(("token_seconds", "tokens"), [(1e-4, 512), (0.002, 128), (0.01, 32), (0.1, 32), (1.0, 16)])
-def test_step_with_many_tokens_is_short(token_seconds: float, tokens: int) -> None:
+def test_prompt_tokens_per_step_shrink_so_that_a_step_stays_short(token_seconds: float, tokens: int) -> None:
     controller = bounded(limit=160.0)
     finish(controller, 512, 512 * token_seconds)
     assert controller.max_prompt_tokens == tokens
@@ -129,17 +129,17 @@ def test_step_sizes_do_not_change_the_tokens(smollm2_gguf: Path) -> None:
     assert outputs(0.0) == outputs(0.005) == outputs(10.0)
 
 
-def test_mixed_step_takes_twice_as_long_as_a_decode_step() -> None:
+def test_step_with_prompt_tokens_takes_at_most_twice_as_long_as_a_decode_step() -> None:
     assert mixed(trained(most=128, decode=0.010, token=0.0005)) == 24  # rounded so that a step has 8 n rows
 
 
-def test_prompt_tokens_of_mixed_steps_have_a_minimum_and_maximum() -> None:
+def test_prompt_tokens_beside_decoding_stay_between_8_and_max_step_tokens() -> None:
     assert mixed(trained(most=128, decode=0.010, token=0.1)) == 8
     assert mixed(trained(most=128, decode=0.010, token=1e-6)) == 128
     assert mixed(trained(most=4, decode=0.010, token=0.1)) == 4
 
 
-def test_prompt_token_cost_follows_the_depth_of_a_prompt() -> None:
+def test_prompt_tokens_beside_decoding_shrink_if_tokens_deep_in_a_prompt_are_slower() -> None:
     controller = trained(most=128, decode=0.010, token=0.0003)
     shallow = mixed(controller)
     for _ in range(30):
@@ -147,7 +147,7 @@ def test_prompt_token_cost_follows_the_depth_of_a_prompt() -> None:
     assert mixed(controller) < shallow / 2
 
 
-def test_some_steps_have_no_prompt_tokens_to_measure_decoding() -> None:
+def test_a_few_steps_omit_prompt_tokens_to_measure_the_time_of_decoding() -> None:
     controller = trained(most=128, decode=0.010, token=0.0005)
     tokens: list[int] = []
     for _ in range(200):  # decode steps now take four times as long
@@ -157,7 +157,7 @@ def test_some_steps_have_no_prompt_tokens_to_measure_decoding() -> None:
     assert tokens[-1] > 2 * tokens[0]
 
 
-def test_mixed_step_limit_follows_a_step_of_all_sequences() -> None:
+def test_prompt_tokens_beside_decoding_follow_the_time_of_a_step_of_all_sequences() -> None:
     controller = StepController(EngineOptions(max_prefill_beside_decode=512))
     for rows in (1, 2, 4, 8) * 20:
         finish(controller, 0, 0.010 + rows * 0.001, rows)
@@ -166,14 +166,14 @@ def test_mixed_step_limit_follows_a_step_of_all_sequences() -> None:
     assert mixed(controller, 8, 32) == pytest.approx((2 * 0.042 - 0.018) / 0.0005, abs=4)
 
 
-def test_mixed_step_limit_starts_at_32_prompt_tokens() -> None:
+def test_limit_of_prompt_tokens_beside_decoding_starts_at_32() -> None:
     controller = StepController(EngineOptions())
     assert mixed(controller) == 32
     finish(controller, 16, 1.0, ROWS)  # no decode-only step was measured
     assert mixed(controller) == 32
 
 
-def test_step_without_decode_rows_is_full() -> None:
+def test_step_without_decoding_sequences_uses_the_full_token_budget() -> None:
     assert StepController(EngineOptions()).prompt_tokens(0, 0, 5, StepLimits()) == 512
     assert StepController(EngineOptions(max_prefill_beside_decode=0)).prompt_tokens(9, 9, 9, StepLimits()) == 503
 

@@ -5,7 +5,7 @@ import pytest
 from helexa.neuron.engine.scheduling.step_controller import StepCost
 
 
-def test_row_cost_is_known_after_steps_of_different_sizes() -> None:
+def test_cost_of_a_row_is_estimated_after_steps_of_different_sizes() -> None:
     cost = StepCost()
     assert cost.decode(2) is None
     for _ in range(10):
@@ -18,7 +18,7 @@ def test_row_cost_is_known_after_steps_of_different_sizes() -> None:
     assert cost.rows(0.030) == pytest.approx(10)
 
 
-def test_outlier_counts_as_three_times_the_expected_seconds() -> None:
+def test_step_time_outlier_counts_as_at_most_three_times_the_expected_seconds() -> None:
     cost = StepCost()
     for rows in (64, 4) * 5:
         cost.learn(rows, 0, 0.010 + 0.002 * rows)
@@ -26,14 +26,14 @@ def test_outlier_counts_as_three_times_the_expected_seconds() -> None:
     assert (cost.decode(4) or 0) < 3 * 0.018
 
 
-def test_free_rows_have_no_limit() -> None:
+def test_number_of_rows_is_unlimited_if_rows_add_no_time() -> None:
     cost = StepCost()
     for rows in (64, 4) * 5:
         cost.learn(rows, 0, 0.010)
     assert cost.rows(0.020) == float("inf")
 
 
-def test_prompt_token_cost_is_the_time_added_to_a_decode_step() -> None:
+def test_cost_of_a_prompt_token_is_the_time_it_adds_to_a_decode_step() -> None:
     cost = StepCost()
     cost.learn(8, 16, 1.0)  # no decode-only step was measured yet
     assert cost.token is None
@@ -44,7 +44,7 @@ def test_prompt_token_cost_is_the_time_added_to_a_decode_step() -> None:
     assert cost.token == pytest.approx(0.75 * 0.0005)
 
 
-def test_worst_of_the_last_four_large_steps_counts() -> None:
+def test_slowest_of_the_last_four_large_steps_sets_the_worst_time_per_token() -> None:
     cost = StepCost(token_seconds=0.5)
     assert cost.worst_token == 0.5
     cost.learn_worst(100, 1.0)

@@ -121,7 +121,7 @@ def test_number_of_looked_up_pages_is_independent_of_the_lengths_of_waiting_prom
     assert lookups[8192] <= lookups[256] + 100, lookups
 
 
-def test_step_hashes_only_the_pages_that_decide_the_order_of_waiting_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_hashes_few_pages_of_waiting_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = 0
 
     def counting(*args: bytes, digest_size: int) -> object:
@@ -136,7 +136,9 @@ def test_step_hashes_only_the_pages_that_decide_the_order_of_waiting_prompts(mon
     assert hashes < 100
 
 
-def test_long_cached_prompts_are_found_within_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_waiting_prompt_that_is_cached_is_found_and_preferred_within_some_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("helexa.neuron.engine.scheduling.sequence_memory._MAX_NEW_MATCHES", 16)
     scheduler = scheduler_with(100_000, max_sequences=64)
     prefix = prompt_of(98, 2048)
@@ -184,7 +186,7 @@ def test_number_of_comparisons_is_not_quadratic_in_the_running_sequences() -> No
     assert ComparedSequence.comparisons < 256
 
 
-def test_start_of_many_sequences_sums_the_memory_of_running_sequences_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_running_sequences_is_summed_once_if_many_sequences_start(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = Memory._needed
     calls = 0
 
