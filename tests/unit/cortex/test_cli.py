@@ -37,7 +37,7 @@ async def is_ok(client: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-async def test_served_model_is_in_status(config: Path) -> None:
+async def test_status_command_lists_served_models(config: Path) -> None:
     async with serving(config) as (process, url, metrics_url), aiohttp.ClientSession(headers=JSON_HEADERS) as client:
         await eventually(lambda: is_ok(client, url))
         async with client.post(f"{url}/v1/chat/completions", json={"model": "small"}) as response:
@@ -53,7 +53,7 @@ async def test_served_model_is_in_status(config: Path) -> None:
         assert await process.wait() == 0
 
 
-async def test_admin_commands_and_keys_on_a_running_gateway(config: Path) -> None:
+async def test_admin_commands_change_nodes_and_keys_of_a_running_gateway(config: Path) -> None:
     async with (
         serving(config, CORTEX_ENTITLEMENTS__REQUIRE_AUTH="true") as (_, url, _),
         aiohttp.ClientSession(headers=JSON_HEADERS) as client,
@@ -130,7 +130,7 @@ async def test_sigterm_ends_streams_with_an_error_and_exits_with_code_0(config: 
 
 
 @pytest.mark.parametrize("finishes", [True, False])
-async def test_drain_finishes_running_streams_unless_a_second_signal_ends_them(
+async def test_sigterm_lets_running_streams_finish_unless_a_second_signal_follows(
     config: Path, node: FakeNode, finishes: bool
 ) -> None:
     node.speak = fake_node.never_end
@@ -165,7 +165,7 @@ async def test_drain_finishes_running_streams_unless_a_second_signal_ends_them(
     await eventually(lambda: node.speaking == 0)
 
 
-async def test_config_error_prints_one_line(config: Path, tmp_path: Path) -> None:
+async def test_gateway_prints_a_configuration_error_in_one_line(config: Path, tmp_path: Path) -> None:
     code, out, err = await run("serve", cwd=Path("/"))
     assert (code, out, err.partition(";")[0]) == (78, "", "cortex: cortex.toml: no such file")
     code, _, err = await run("serve", "-c", str(config), "--insecure", "--listen", "a..b:1")
@@ -178,7 +178,7 @@ async def test_config_error_prints_one_line(config: Path, tmp_path: Path) -> Non
     assert "models.toml" in err
 
 
-async def test_listening_on_a_network_requires_keys_or_insecure(config: Path) -> None:
+async def test_listening_on_a_network_address_requires_keys_or_option_insecure(config: Path) -> None:
     code, out, err = await run("serve", "-c", str(config), "--listen", "0.0.0.0:0")
     assert (code, out, err.count("\n")) == (78, "", 1)
     for remedy in ("127.0.0.1", "entitlements.require_auth", "--insecure"):
@@ -193,7 +193,7 @@ async def test_listening_on_a_network_requires_keys_or_insecure(config: Path) ->
             assert await process.wait() == 0
 
 
-async def test_status_of_unreachable_gateway_exits_with_code_3() -> None:
+async def test_status_command_exits_with_code_3_if_the_gateway_is_unreachable() -> None:
     port = free_port()
     code, out, err = await run("status", "--endpoint", f"http://127.0.0.1:{port}")
     assert (code, out, err.count("\n")) == (3, "", 1)
@@ -202,7 +202,7 @@ async def test_status_of_unreachable_gateway_exits_with_code_3() -> None:
 @pytest.mark.parametrize(
     "response_bytes", [b"SSH-2.0-x\r\n", b"HTTP/1.0 200 OK\r\n\r\n{}", b'HTTP/1.0 200 OK\r\n\r\n{"data":[{"id":"m"}]}']
 )
-async def test_status_of_another_server_prints_one_line(response_bytes: bytes) -> None:
+async def test_status_command_on_a_server_that_is_no_gateway_prints_one_line(response_bytes: bytes) -> None:
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         writer.write(response_bytes)
@@ -215,7 +215,7 @@ async def test_status_of_another_server_prints_one_line(response_bytes: bytes) -
     assert err.startswith("cortex: http://127.0.0.1")
 
 
-async def test_status_ignores_http_proxy(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_command_ignores_the_http_proxy_variable(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     async with serving(config) as (_, url, _metrics_url):
@@ -223,7 +223,7 @@ async def test_status_ignores_http_proxy(config: Path, monkeypatch: pytest.Monke
     assert (code, err) == (0, "")
 
 
-async def test_help_loads_no_server() -> None:
+async def test_option_help_of_the_gateway_imports_no_server_packages() -> None:
     heavy = {"aiohttp", "pydantic", "starlette", "httptools"}
     script = f"import sys, helexa.cortex.cli; print(sorted({heavy} & set(sys.modules)))"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=PIPE)

@@ -59,7 +59,7 @@ def parse_or_none(body: bytes) -> ClientRequest | None:
 @example([("x", {"model": "a"})], "a", [("y", '"model":"a"')], "b", ["", " "], True)
 @example([("x", '"model":"a"')], "é", [], "b", ["", ""], False)
 @example([("model", 1)], "\\", [("mod", '{"model":"\\')], '"', ["", ""], True)
-def test_only_the_model_name_is_replaced_in_any_body(
+def test_replacing_the_model_changes_nothing_else_in_any_request_body(
     prefix_members: list[tuple[str, Any]],
     model: str,
     suffix_members: list[tuple[str, Any]],
@@ -102,7 +102,7 @@ def test_only_the_model_name_is_replaced_in_any_body(
 @example(b'{"model":"a\\u0000"}')
 @example(b"\x00")
 @example(b"")
-def test_any_bytes_are_parsed_or_rejected(body: bytes) -> None:
+def test_any_bytes_as_request_body_are_parsed_or_rejected(body: bytes) -> None:
     request = parse_or_none(body)
     if request is not None:
         renamed = request.body_for("Org/M")
@@ -115,12 +115,12 @@ def test_half_of_a_surrogate_pair_reaches_the_node_as_a_replacement_character() 
 
 
 @given(TREES)
-def test_any_json_is_parsed_or_rejected(value: Any) -> None:
+def test_any_json_as_request_body_is_parsed_or_rejected(value: Any) -> None:
     parse_or_none(json.dumps(value).encode())
 
 
 @given(st.dictionaries(st.sampled_from(["max_tokens", "max_completion_tokens", "max_output_tokens", "n"]), TREES))
-def test_limits_are_positive_integers(limits: dict[str, Any]) -> None:
+def test_token_limits_of_a_request_must_be_positive_integers(limits: dict[str, Any]) -> None:
     request = parse_or_none(json.dumps({"model": "a", **limits}).encode())
     honored = [limits.get(name) for name in ("max_tokens", "max_completion_tokens", "n")]
     fine = all(value is None or (type(value) is int and value > 0) for value in honored)
@@ -131,13 +131,13 @@ def test_limits_are_positive_integers(limits: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("body", [b'{"model":"a"}', b'{"stream":true,"max_tokens":5,"model":"a"}'])
-def test_other_bytes_of_the_body_are_unchanged(body: bytes) -> None:
+def test_replacing_the_model_keeps_all_other_bytes_of_the_body(body: bytes) -> None:
     request = parse_request(PATH, [], body)
     assert request.body_for("Org/M") == body.replace(b'"a"', b'"Org/M"')
 
 
 @pytest.mark.parametrize("value", [b"1e999", b"[" * 500 + b"]" * 500])
-def test_values_that_few_parsers_accept_are_forwarded(value: bytes) -> None:
+def test_json_values_that_few_parsers_accept_are_forwarded(value: bytes) -> None:
     request = parse_request(PATH, [], b'{"m\\u006fdel":"a","x":%s}' % value)
     assert request.body_for("a") is request.body
     assert request.body_for("Org/M") == b'{"x":%s,"model":"Org/M"}' % value
@@ -161,7 +161,7 @@ def test_duplicate_model_field_is_rejected(body: bytes) -> None:
 @pytest.mark.parametrize(
     "body", [b'{"model":"a","Model":"b"}', b'{"MODEL":"b","model":"a"}', b'{"model":"a","mode\\u004c":null}']
 )
-def test_other_case_of_model_is_rejected_for_third_party_backends(body: bytes) -> None:
+def test_field_model_in_other_letter_case_is_rejected_for_third_party_backends(body: bytes) -> None:
     request = parse_request(PATH, [], body)
     assert request.body_for("a") is body  # helexa's nodes accept only the lower-case field
     with pytest.raises(ApiError, match="'model' must be written in lower case") as caught:
@@ -169,5 +169,5 @@ def test_other_case_of_model_is_rejected_for_third_party_backends(body: bytes) -
     assert (caught.value.status, caught.value.param) == (400, "model")
 
 
-def test_nested_model_fields_are_accepted() -> None:
+def test_nested_fields_named_model_are_accepted() -> None:
     parse_request(PATH, [], b'{"model":"a","x":{"model":"b","Model":"c","y":"\\"model\\":"}}')

@@ -22,7 +22,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_example_files_are_valid() -> None:
+def test_example_configuration_and_catalog_are_valid() -> None:
     config = load(DOCS / "cortex.example.toml")
     assert [neuron.name for neuron in config.neurons] == ["beast", "attic"]
     models = catalog.load(DOCS / "models.example.toml")
@@ -33,7 +33,7 @@ def test_example_files_are_valid() -> None:
     assert misfit(large, sockets.model_copy(update={"max_tensor_parallel": 1})) is not None
 
 
-def test_missing_file_gives_the_documented_defaults() -> None:
+def test_missing_configuration_file_gives_the_documented_defaults() -> None:
     config = load(None)
     assert config.gateway.listen == Address("127.0.0.1", 31313)
     assert config.gateway.metrics_listen == Address("127.0.0.1", 31314)
@@ -42,7 +42,9 @@ def test_missing_file_gives_the_documented_defaults() -> None:
     assert config.models_config == Path("/etc/cortex/models.toml")
 
 
-def test_node_keys_come_from_the_file_a_key_file_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_a_node_is_read_from_the_configuration_a_key_file_or_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BEAST_KEY", "key-3")
     write(tmp_path / "attic.key", "key-2\n")
     settings = {"a": 'bearer = "key-1"', "b": 'bearer_file = "attic.key"', "c": 'bearer_env = "BEAST_KEY"', "d": ""}
@@ -62,13 +64,13 @@ def test_node_keys_come_from_the_file_a_key_file_or_a_variable(tmp_path: Path, m
         ('bearer = "two\\r\\nlines"', "printable ASCII"),
     ],
 )
-def test_invalid_node_key_is_an_error(tmp_path: Path, line: str, message: str) -> None:
+def test_invalid_key_of_a_node_is_a_configuration_error(tmp_path: Path, line: str, message: str) -> None:
     path = write(tmp_path / "cortex.toml", f'[[neurons]]\nname = "n"\nendpoint = "http://h:1"\n{line}\n')
     with pytest.raises(ConfigError, match=message):
         load(path)
 
 
-def test_environment_variables_override_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_override_the_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "cortex.toml", '[gateway]\nlisten = "127.0.0.1:1"\nmax_body_mb = 2\n')
     monkeypatch.setenv("CORTEX_GATEWAY__LISTEN", "[::1]:2")
     node = '{name = "n", endpoint = "http://h:1/", allowed_hosts = ["GPU.lan", "[fe80::2]"]}'
@@ -110,7 +112,7 @@ def test_relative_catalog_path_is_relative_to_the_config_file(tmp_path: Path, mo
         ("[gateway", "cortex.toml"),
     ],
 )
-def test_config_errors_name_the_key(tmp_path: Path, text: str, message: str) -> None:
+def test_configuration_errors_name_the_key(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path / "cortex.toml", text))
     assert message in str(caught.value)
@@ -155,7 +157,7 @@ cost.cache_write = 0.0
 """
 
 
-def test_profile_with_every_field_is_read(tmp_path: Path) -> None:
+def test_catalog_entry_with_every_field_and_aliases_are_read(tmp_path: Path) -> None:
     models = catalog.load(write(tmp_path / "models.toml", FULL))
     profile = models.profile("Org/Name")
     assert profile is not None
@@ -180,7 +182,9 @@ def test_profile_with_every_field_is_read(tmp_path: Path) -> None:
         ({"id": "M", "source": "/models/m.gguf"}, "file:/models/m.gguf", 100),
     ],
 )
-def test_missing_profile_fields_are_derived(profile: dict[str, Any], source: str | None, residency: int) -> None:
+def test_missing_fields_of_a_catalog_entry_are_derived(
+    profile: dict[str, Any], source: str | None, residency: int
+) -> None:
     read = catalog.Profile.model_validate(profile)
     assert (read.full_source(), read.residency_priority) == (source, residency)
 
@@ -206,7 +210,9 @@ def test_catalog_errors_name_the_key(tmp_path: Path, text: str, message: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_missing_catalog_is_empty_and_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_catalog_file_gives_an_empty_catalog_and_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     models = catalog.load(tmp_path / "models.toml")
     assert models.models == []
     (record,) = caplog.records
@@ -214,12 +220,12 @@ def test_missing_catalog_is_empty_and_logs_a_warning(tmp_path: Path, caplog: pyt
     assert str(tmp_path / "models.toml") in record.message
 
 
-def test_unreadable_catalog_is_an_error(tmp_path: Path) -> None:
+def test_unreadable_catalog_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         catalog.load(tmp_path)
 
 
-def test_catalog_without_permission_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catalog_file_without_read_permission_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 

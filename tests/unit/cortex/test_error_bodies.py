@@ -38,11 +38,11 @@ def read(body: Any, status: int = 400) -> tuple[int, str | None, str]:
     ],
     ids=json.dumps,
 )
-def test_text_of_every_envelope_is_kept(body: Any) -> None:
+def test_message_in_each_known_error_format_of_backends_is_kept(body: Any) -> None:
     assert read(body) == (400, None, "no such voice")
 
 
-def test_places_of_invalid_fields_are_kept() -> None:
+def test_backend_error_about_invalid_fields_keeps_their_paths() -> None:
     detail = [
         {"loc": ["body", "messages", 0, "role"], "msg": "field required", "type": "missing"},
         {"loc": ["body", "model"], "msg": "field required", "type": "missing"},
@@ -51,7 +51,7 @@ def test_places_of_invalid_fields_are_kept() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"at /srv/x.py:7", b"[]", b'"x"', b"{}", b'{"error": {}}', b"[" * 9999])
-def test_body_without_text_is_replaced_by_the_status(body: bytes) -> None:
+def test_backend_error_body_without_a_message_is_replaced_by_its_status(body: bytes) -> None:
     for status in (400, 503):
         assert read(body, status) == (status, "upstream_error", f"upstream returned {status}")
     assert read_error(302, body).status == 502
@@ -110,7 +110,7 @@ TGI = (
         (400, {"type": "error", "error": {"type": "x", "message": "prompt is too long: 5000 tokens > 4096 maximum"}}),
     ],
 )
-def test_context_errors_of_all_servers_tell_clients_to_compact(status: int, body: Any) -> None:
+def test_context_length_errors_of_all_servers_get_the_code_that_makes_clients_compact(status: int, body: Any) -> None:
     data = json.dumps(body).encode()
     error = read_error(status, data)
     assert (error.status, error.code, error.extras) == (
@@ -133,7 +133,7 @@ def test_context_errors_of_all_servers_tell_clients_to_compact(status: int, body
         "only text is supported in this context",
     ],
 )
-def test_other_errors_do_not_tell_clients_to_compact(text: str) -> None:
+def test_other_backend_errors_do_not_get_the_code_that_makes_clients_compact(text: str) -> None:
     assert read({"error": text}) == (400, None, text)
     assert read({"error": "the context window exceeded our patience"}, 500)[1] is None
 
@@ -145,7 +145,9 @@ def answering(status: int, body: Any, **headers: str) -> Speak:
     return speak
 
 
-async def test_error_in_another_envelope_reaches_the_client_in_openai_format(cortex: Cortex, node: FakeNode) -> None:
+async def test_backend_error_in_another_format_reaches_the_client_in_openai_format(
+    cortex: Cortex, node: FakeNode
+) -> None:
     node.speak = answering(422, {"detail": "no such voice"})
     status, body = await cortex.ask()
     assert (status, body["error"]) == (
@@ -163,12 +165,14 @@ async def test_error_in_another_envelope_reaches_the_client_in_openai_format(cor
         )
 
 
-async def test_error_in_openai_format_is_forwarded_unchanged(cortex: Cortex, node: FakeNode) -> None:
+async def test_backend_error_in_openai_format_is_forwarded_unchanged(cortex: Cortex, node: FakeNode) -> None:
     node.speak = answering(400, {"error": OPENAI | {"voices": ["a"]}})
     assert await cortex.ask() == (400, {"error": OPENAI | {"voices": ["a"]}})
 
 
-async def test_claude_code_learns_that_the_prompt_of_a_backend_is_too_long(cortex: Cortex, node: FakeNode) -> None:
+async def test_backend_error_about_a_long_prompt_gets_the_wording_that_claude_code_parses(
+    cortex: Cortex, node: FakeNode
+) -> None:
     node.speak = answering(400, LLAMACPP)
     body = {"model": "Org/M", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
     async with cortex.client.post(f"{cortex.url}/v1/messages", json=body) as response:
@@ -186,7 +190,7 @@ async def test_claude_code_learns_that_the_prompt_of_a_backend_is_too_long(corte
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize"])
-async def test_rejected_key_of_the_gateway_is_not_an_error_of_the_client(
+async def test_backend_that_rejects_the_gateways_key_is_not_reported_as_a_client_error(
     cortex: Cortex,
     node: FakeNode,
     caplog: pytest.LogCaptureFixture,
@@ -222,5 +226,5 @@ async def test_rejected_key_of_the_gateway_is_not_an_error_of_the_client(
         (500, "the model was not found", False),
     ],
 )
-def test_errors_about_a_missing_model_are_recognized(status: int, text: str, gone: bool) -> None:
+def test_backend_errors_about_a_missing_model_are_recognized(status: int, text: str, gone: bool) -> None:
     assert says_model_is_gone(read_error(status, json.dumps({"error": text}).encode())) is gone

@@ -37,7 +37,7 @@ async def states(cortex: Cortex) -> dict[str, str]:
     return {entry["id"]: entry["state"] for entry in (await cortex.get("/v1/models"))["data"]}
 
 
-async def test_model_on_a_disk_is_listed_as_cold_and_loads_on_demand(stored: FakeNode) -> None:
+async def test_model_on_a_nodes_disk_is_listed_as_cold_and_loads_on_demand(stored: FakeNode) -> None:
     async with running_cortex(stored, settings=SERVING) as cortex:
         assert await states(cortex) == {"Org/A": "cold", "Org/B": "cold"}
         status, answer = await cortex.ask("Org/A")
@@ -48,7 +48,7 @@ async def test_model_on_a_disk_is_listed_as_cold_and_loads_on_demand(stored: Fak
         assert await states(cortex) == {"Org/A": "warm", "Org/B": "cold"}
 
 
-async def test_cold_model_evicts_another_if_memory_is_short(stored: FakeNode) -> None:
+async def test_model_on_a_nodes_disk_evicts_another_if_memory_is_short(stored: FakeNode) -> None:
     settings = SERVING | {"eviction": {"min_residency_secs": 0, "swap_wait_secs": 0}}
     async with running_cortex(stored, settings=settings) as cortex:
         assert (await cortex.ask("Org/A"))[0] == 200
@@ -58,7 +58,7 @@ async def test_cold_model_evicts_another_if_memory_is_short(stored: FakeNode) ->
 
 
 @pytest.mark.parametrize("name", ["a", "org/a", "A:latest", "huggingface:Org/A", "Org/A:Q4_K_M"])
-async def test_other_names_of_a_model_on_a_disk_resolve(stored: FakeNode, name: str) -> None:
+async def test_model_on_a_nodes_disk_is_found_under_its_other_names(stored: FakeNode, name: str) -> None:
     async with running_cortex(stored, settings=SERVING) as cortex:
         assert (await cortex.ask(name))[0] == 200
         assert [load["model_id"] for load in stored.loads] == ["Org/A"]
@@ -91,7 +91,7 @@ async def test_ambiguous_short_name_is_unknown(stored: FakeNode) -> None:
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_files_that_are_loaded_under_another_name_are_not_loaded_twice(stored: FakeNode) -> None:
+async def test_model_loaded_under_another_name_is_not_loaded_twice(stored: FakeNode) -> None:
     stored.holds("Org/A:Q4_K_M", granted_mb=4000)
     async with running_cortex(stored, settings=SERVING) as cortex:
         assert await states(cortex) == {"Org/A:Q4_K_M": "warm", "Org/B": "cold"}
@@ -99,7 +99,7 @@ async def test_files_that_are_loaded_under_another_name_are_not_loaded_twice(sto
         assert stored.loads == []
 
 
-async def test_allowed_models_of_a_key_hold_for_models_on_disks(stored: FakeNode) -> None:
+async def test_model_list_of_a_key_also_applies_to_models_on_nodes_disks(stored: FakeNode) -> None:
     async with running_cortex(stored, settings=SERVING) as cortex:
         cortex.client.headers["authorization"] = "Bearer only-a"
         assert await states(cortex) == {"Org/A": "cold"}
@@ -109,14 +109,14 @@ async def test_allowed_models_of_a_key_hold_for_models_on_disks(stored: FakeNode
         assert [load["model_id"] for load in stored.loads] == ["Org/A"]
 
 
-async def test_gateway_without_the_setting_serves_only_the_catalog(stored: FakeNode) -> None:
+async def test_gateway_without_local_models_serves_only_the_catalog(stored: FakeNode) -> None:
     async with running_cortex(stored, settings=NOT_SERVING, models=[{"id": "Org/B"}]) as cortex:
         assert await states(cortex) == {"Org/B": "cold"}
         assert (await cortex.ask("Org/A"))[0] == 404
         assert stored.loads == []
 
 
-async def test_administrator_loads_a_model_on_a_disk_of_any_gateway(stored: FakeNode) -> None:
+async def test_admin_can_load_a_model_on_a_nodes_disk_even_without_local_models(stored: FakeNode) -> None:
     async with running_cortex(stored, settings=NOT_SERVING, models=[{"id": "Org/B"}]) as cortex:
         status, answer = await post(cortex, "/api/models/load", {"model": "a"})
         assert (status, answer) == (200, {"model": "Org/A", "node": "n1", "status": "loaded"})
@@ -126,7 +126,7 @@ async def test_administrator_loads_a_model_on_a_disk_of_any_gateway(stored: Fake
         assert stored.unloads == ["Org/A"]
 
 
-async def test_model_that_was_just_stored_is_found_before_a_404(stored: FakeNode) -> None:
+async def test_model_just_stored_on_a_node_is_found_before_a_404(stored: FakeNode) -> None:
     async with running_cortex(stored, settings=SERVING, poll_interval_secs=3600) as cortex:
         stored.local.append({"id": "Org/New", "source": "huggingface:Org/New"})
         assert (await cortex.ask("Org/New"))[0] == 200
@@ -156,7 +156,7 @@ async def test_download_streams_its_progress_and_the_model_is_served(stored: Fak
         assert (await states(cortex))["Org/New"] == "cold"
 
 
-async def test_download_is_canceled_by_its_name(stored: FakeNode) -> None:
+async def test_download_is_canceled_by_the_name_of_its_model(stored: FakeNode) -> None:
     async with running_cortex(stored, settings=NOT_SERVING) as cortex:
         assert (await post(cortex, "/api/models/pull", {"model": "Org/New", "node": "n1"}))[0] == 202
         status, answer = await post(cortex, "/api/models/pull/cancel", {"model": "Org/New", "node": "n1"})
@@ -166,7 +166,7 @@ async def test_download_is_canceled_by_its_name(stored: FakeNode) -> None:
         assert (status, answer["error"]["code"]) == (404, "pull_not_found")
 
 
-async def test_downloads_need_the_key_of_an_admin(stored: FakeNode) -> None:
+async def test_downloads_need_an_admin_key(stored: FakeNode) -> None:
     async with running_cortex(stored, settings=NOT_SERVING) as cortex:
         for headers in ({}, {"Authorization": "Bearer only-a"}):
             status, _ = await post(cortex, "/api/models/pull", {"model": "Org/New"}, headers)
@@ -174,7 +174,7 @@ async def test_downloads_need_the_key_of_an_admin(stored: FakeNode) -> None:
         assert stored.pulls == []
 
 
-async def test_deleted_model_disappears_from_the_list(stored: FakeNode) -> None:
+async def test_model_deleted_from_a_disk_disappears_from_the_model_list(stored: FakeNode) -> None:
     async with running_cortex(stored, settings=SERVING) as cortex:
         del stored.local[0]
         stored.health["local_revision"] = "changed"
@@ -190,7 +190,7 @@ async def test_explanation_of_a_load_includes_models_that_requests_cannot_load(s
         assert (await post(cortex, "/api/models/load", {"model": "Org/A"}))[0] == 200
 
 
-async def test_size_of_a_catalog_model_is_asked_of_a_node_once_before_a_load(stored: FakeNode) -> None:
+async def test_node_is_asked_once_for_the_size_of_a_catalog_model_before_a_load(stored: FakeNode) -> None:
     stored.sizes_mb["Org/Huge"] = 64_000
     models = [{"id": "Org/Huge"}, {"id": "Org/Sized", "vram_mb": 1}]
     async with running_cortex(stored, settings=NOT_SERVING, models=models) as cortex:
@@ -205,7 +205,7 @@ async def test_size_of_a_catalog_model_is_asked_of_a_node_once_before_a_load(sto
         assert (stored.estimated, [load["model_id"] for load in stored.loads]) == (["Org/Huge"], ["Org/Sized"])
 
 
-async def test_memory_of_a_model_that_its_node_has_not_inspected_yet_is_asked_before_the_load(stored: FakeNode) -> None:
+async def test_node_is_asked_for_the_memory_of_a_newly_stored_model_before_its_load(stored: FakeNode) -> None:
     stored.stores("Org/New")
     stored.sizes_mb["Org/New"] = 8000
     settings = SERVING | {"eviction": {"min_residency_secs": 0, "swap_wait_secs": 0}}

@@ -30,13 +30,13 @@ NEW_KEY = {"account_id": "a", "key_id": "made"}
 KEYS = [{"key": "root", "account_id": "root", "role": "admin"}, {"key": "static", "account_id": "static"}]
 
 
-async def test_document_is_public_and_valid(cortex: Cortex) -> None:
+async def test_openapi_document_is_public_and_valid(cortex: Cortex) -> None:
     served = await cortex.get("/openapi.json")
     assert served == document()
     validate(served)
 
 
-def test_document_lists_exactly_the_routes() -> None:
+def test_openapi_document_lists_exactly_the_routes_of_the_gateway() -> None:
     routes = {
         (method.lower(), route.path.replace(":path}", "}"))
         for route in ROUTES
@@ -46,7 +46,7 @@ def test_document_lists_exactly_the_routes() -> None:
     assert documented == routes
 
 
-def test_operation_ids_are_unique() -> None:
+def test_operation_ids_of_the_openapi_document_are_unique() -> None:
     names = [
         operation["operationId"] for operations in document()["paths"].values() for operation in operations.values()
     ]
@@ -95,7 +95,7 @@ def narrowed(served: Any) -> Any:
     return served
 
 
-async def test_fuzzer_finds_no_deviation_from_the_document(node: FakeNode, tmp_path: Path) -> None:
+async def test_fuzzer_finds_no_deviation_from_the_openapi_document(node: FakeNode, tmp_path: Path) -> None:
     settings = {"entitlements": {"require_auth": True, "keys": KEYS}}
     async with FakeNode(name="n2").serving() as second:
         node.speak = respond
@@ -165,7 +165,7 @@ WRONG: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(("path", "kind", "body"), BODIES)
 @pytest.mark.parametrize("wrong", WRONG)
-def test_document_and_server_accept_the_same_bodies(
+def test_openapi_document_and_gateway_accept_the_same_request_bodies(
     path: str, kind: type[WireRequest], body: dict[str, Any], wrong: dict[str, Any]
 ) -> None:
     def accepted(fields: dict[str, Any]) -> bool:

@@ -52,7 +52,7 @@ LONGEST = MAX_BYTES_PER_TOKEN * 100
     ],
     ids=str.split("spaces image input_image texts tools ids"),
 )
-def test_prompt_that_may_fit_is_forwarded(fields: dict[str, Any]) -> None:
+def test_prompt_that_could_fit_the_context_is_forwarded(fields: dict[str, Any]) -> None:
     check_prompt(body(**fields), 100)
 
 
@@ -81,11 +81,11 @@ def test_prompt_too_long_for_any_tokenizer_is_rejected(fields: dict[str, Any]) -
     ("agent", "hint"),
     [(b"LiteLLM/1.0", b"retry"), (b"Agent Zero", b"limits"), (b"Zed/0.2", b"max_model_len"), (b"curl/8", None)],
 )
-def test_known_clients_get_advice(agent: bytes, hint: bytes | None) -> None:
+def test_known_clients_get_advice_about_too_long_prompts(agent: bytes, hint: bytes | None) -> None:
     hint_text = advice([(b"user-agent", agent)])
     assert hint_text is None if hint is None else hint in (hint_text or b"")
     assert advice([]) is None
 
 
-def test_body_with_nonstandard_json_is_forwarded() -> None:
+def test_body_with_nonstandard_json_is_not_rejected_by_the_prompt_check() -> None:
     check_prompt(b'{"messages":[{"content":"%b"}],"x":1e999}' % (b"x" * 2 * LONGEST), 100)

@@ -42,7 +42,9 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
-async def test_changes_are_applied_and_logged(files: Files, caplog: pytest.LogCaptureFixture) -> None:
+async def test_changed_settings_are_applied_and_logged_at_a_reload(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
     files.models.write_text(MODEL + 'quant = "q4k"\n[aliases]\nsmall = "Org/A"\n')
     files.config.write_text(files.config.read_text() + '[gateway]\nlisten = "127.0.0.1:9"\n[[neurons]]\nname = "n"\n')
     files.config.write_text(files.config.read_text() + 'endpoint = "http://n:1"\nbearer = "hush"\n')
@@ -71,7 +73,7 @@ async def test_changes_are_applied_and_logged(files: Files, caplog: pytest.LogCa
         ("config", 'models_config = "models.toml"\n[gateway]\ninsecure = true\n'),
     ],
 )
-async def test_invalid_files_change_nothing(
+async def test_reload_of_invalid_files_changes_nothing(
     files: Files, caplog: pytest.LogCaptureFixture, file: str, text: str
 ) -> None:
     path: Path = getattr(files, file)
@@ -85,7 +87,7 @@ async def test_invalid_files_change_nothing(
     assert len(files.applied) == 1
 
 
-async def test_missing_catalog_keeps_the_previous_one(files: Files) -> None:
+async def test_reload_with_a_missing_catalog_keeps_the_previous_one(files: Files) -> None:
     files.models.unlink()
     await files.reloader.reload()
     assert files.applied == []
@@ -102,7 +104,7 @@ KEYS = '[entitlements]\nrequire_auth = true\n[[entitlements.keys]]\nkey = "k"\na
         (KEYS + NODE, "all [[neurons]] are missing"),
     ],
 )
-async def test_cut_off_file_opens_nothing_and_drops_no_node(
+async def test_reload_of_a_truncated_file_neither_drops_required_keys_nor_nodes(
     files: Files, caplog: pytest.LogCaptureFixture, text: str, error: str
 ) -> None:
     text = files.config.read_text() + text
@@ -136,7 +138,7 @@ concurrency = 3
 """
 
 
-async def test_cut_off_file_lifts_no_limit_of_a_key(files: Files) -> None:
+async def test_reload_of_a_truncated_file_lifts_no_limit_of_a_key(files: Files) -> None:
     text = files.config.read_text() + NODE + KEYS + "".join(f"{name} = {value}\n" for name, value in LIMITS.items())
     text += '[[entitlements.keys]]\nkey = "k2"\naccount_id = "b"\nhard_cap = 1000\n'
     for size in (len(text), *range(len(text))):
@@ -150,7 +152,7 @@ async def test_cut_off_file_lifts_no_limit_of_a_key(files: Files) -> None:
             assert all(1 <= getattr(key, name) <= int(value) for name, value in LIMITS.items() if value.isdecimal())
 
 
-async def test_cut_off_file_lifts_no_limit_of_signed_in_users(files: Files) -> None:
+async def test_reload_of_a_truncated_file_lifts_no_limit_of_signed_in_users(files: Files) -> None:
     text = files.config.read_text() + NODE + KEYS + OIDC
     for size in (len(text), *range(text.index("issuer"), len(text))):
         files.config.write_text(text[:size])
@@ -162,7 +164,7 @@ async def test_cut_off_file_lifts_no_limit_of_signed_in_users(files: Files) -> N
 
 
 @pytest.mark.parametrize("limit", [name for name in LIMITS if name != "key_id"])
-async def test_limit_of_a_key_is_lifted_by_the_word_unlimited(
+async def test_reload_lifts_a_limit_of_a_key_only_if_it_is_set_to_unlimited(
     files: Files, caplog: pytest.LogCaptureFixture, limit: str
 ) -> None:
     start = files.config.read_text() + NODE + KEYS
@@ -174,7 +176,7 @@ async def test_limit_of_a_key_is_lifted_by_the_word_unlimited(
     assert f'lacks {limit}, which it had; to remove it, write {limit} = "unlimited"' in caplog.text
 
 
-async def test_new_key_at_the_end_of_an_incomplete_line_is_rejected(files: Files) -> None:
+async def test_reload_rejects_a_new_key_in_a_last_line_without_a_line_break(files: Files) -> None:
     start = files.config.read_text() + NODE + KEYS
     new = '[[entitlements.keys]]\nkey = "k2"\naccount_id = "b"'
     for text in ("", new, new + "\n"):
@@ -183,7 +185,9 @@ async def test_new_key_at_the_end_of_an_incomplete_line_is_rejected(files: Files
     assert [len(config.entitlements.keys) for config, _ in files.applied] == [1, 2]
 
 
-async def test_signal_reloads_files_that_have_not_changed(files: Files, caplog: pytest.LogCaptureFixture) -> None:
+async def test_reload_signal_rereads_files_that_have_not_changed(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     run = asyncio.create_task(files.reloader.run())
     files.reloader.request()
@@ -192,7 +196,7 @@ async def test_signal_reloads_files_that_have_not_changed(files: Files, caplog: 
     assert "configuration reloaded; nothing has changed" in caplog.text
 
 
-async def test_explicit_settings_open_a_gateway_and_remove_its_nodes(files: Files) -> None:
+async def test_reload_removes_nodes_and_required_keys_if_the_file_says_so_explicitly(files: Files) -> None:
     files.config.write_text(files.config.read_text() + NODE + KEYS)
     await files.reloader.reload()
     files.config.write_text('models_config = "models.toml"\nneurons = []\n[entitlements]\nrequire_auth = false\n')
@@ -202,7 +206,7 @@ async def test_explicit_settings_open_a_gateway_and_remove_its_nodes(files: File
 
 
 @pytest.mark.parametrize("key", ["key", "bearer"])
-def test_secrets_are_not_logged(key: str) -> None:
+def test_reload_logs_no_secrets(key: str) -> None:
     def config(secret: str) -> CortexConfig:
         sections: dict[str, Any] = {
             "key": {"entitlements": {"keys": [{"key": secret, "account_id": "a"}]}},

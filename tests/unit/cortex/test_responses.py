@@ -59,7 +59,7 @@ async def break_off(node: FakeNode, request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def test_stream_is_charged_by_the_usage_in_its_last_event(keyed: Cortex, node: FakeNode) -> None:
+async def test_responses_stream_is_charged_by_the_usage_in_its_last_event(keyed: Cortex, node: FakeNode) -> None:
     node.speak = end_in_two_chunks
     post_task = asyncio.create_task(post(keyed, stream=True))
     await eventually(lambda: node.speaking)
@@ -68,7 +68,7 @@ async def test_stream_is_charged_by_the_usage_in_its_last_event(keyed: Cortex, n
     assert await spent(keyed) == 8
 
 
-async def test_disconnected_client_is_charged_for_prompt_and_output(keyed: Cortex, node: FakeNode) -> None:
+async def test_client_that_disconnects_is_charged_for_prompt_and_output(keyed: Cortex, node: FakeNode) -> None:
     node.speak = end_in_two_chunks
     async with keyed.client.post(
         f"{keyed.url}/v1/responses", json=REQUEST | {"stream": True}, headers=HEADERS
@@ -98,7 +98,7 @@ async def test_broken_stream_ends_with_a_responses_error_event(keyed: Cortex, no
     assert await spent(keyed) == len(json.dumps(REQUEST | {"stream": True})) // 4 + 1
 
 
-async def test_failed_stream_increments_the_error_metric(keyed: Cortex, node: FakeNode) -> None:
+async def test_failed_responses_stream_increments_the_error_metric(keyed: Cortex, node: FakeNode) -> None:
     async def fail(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return await fake_node.begin(request, CREATED, event("response.failed", response=response()))
 
@@ -111,7 +111,9 @@ async def test_failed_stream_increments_the_error_metric(keyed: Cortex, node: Fa
     await eventually(counted)
 
 
-async def test_budget_reserves_every_choice_and_the_previous_response(keyed: Cortex, node: FakeNode) -> None:
+async def test_budget_reserves_tokens_for_every_choice_and_for_the_previous_response(
+    keyed: Cortex, node: FakeNode
+) -> None:
     node.models[0]["limit"] = {"context": 4000, "input": 3000, "output": 1000}
     await eventually(lambda: any(m.limit for n in keyed.gateway.fleet.view().nodes for m in n.models.values()))
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1000}
@@ -121,7 +123,7 @@ async def test_budget_reserves_every_choice_and_the_previous_response(keyed: Cor
     assert (await post(keyed))[0] == 200
 
 
-async def test_batch_of_embedding_texts_may_exceed_the_context_in_total(keyed: Cortex, node: FakeNode) -> None:
+async def test_texts_of_an_embedding_request_may_exceed_the_context_in_total(keyed: Cortex, node: FakeNode) -> None:
     node.models[0]["limit"] = {"context": 50}
     await eventually(lambda: any(m.limit for n in keyed.gateway.fleet.view().nodes for m in n.models.values()))
     assert (await post(keyed, "/v1/embeddings", input=["some words"] * 100))[0] == 200
@@ -150,7 +152,7 @@ async def request_stored(cortex: Cortex, method: str, id: str, key: str = "cappe
         return response.status, await response.json()
 
 
-async def test_conversation_continues_on_the_node_that_stores_it(nodes: list[FakeNode]) -> None:
+async def test_conversation_continues_on_the_node_that_stores_its_previous_response(nodes: list[FakeNode]) -> None:
     async with running_cortex(*nodes, settings=SETTINGS) as cortex:
         for _ in range(5):
             for node in nodes:
@@ -200,7 +202,7 @@ async def test_stored_response_is_requested_from_the_node_that_has_it(nodes: lis
         assert (await request_stored(cortex, method, "resp_n2abc"))[0] == 502
 
 
-async def test_input_items_are_requested_from_the_storing_node(nodes: list[FakeNode]) -> None:
+async def test_input_items_of_a_response_are_requested_from_the_node_that_stores_it(nodes: list[FakeNode]) -> None:
     async with running_cortex(*nodes, settings=SETTINGS) as cortex:
         status, body = await request_stored(cortex, "GET", "resp_n2abc/input_items?limit=2&after=msg_1")
         assert (status, body["by"]) == (200, "limit=2&after=msg_1")
@@ -210,7 +212,7 @@ async def test_input_items_are_requested_from_the_storing_node(nodes: list[FakeN
         assert (await request_stored(cortex, "GET", "resp_n2abc/input_items", "nobody"))[0] == 401
 
 
-async def test_compaction_is_reserved_and_charged_like_a_response(node: FakeNode, keyed: Cortex) -> None:
+async def test_compact_request_is_reserved_and_charged_like_a_response(node: FakeNode, keyed: Cortex) -> None:
     async def compact(node: FakeNode, request: web.Request) -> web.StreamResponse:
         usage = {"input_tokens": 30, "output_tokens": 12, "total_tokens": 42}
         return web.json_response({"id": "r", "object": "response.compaction", "output": [], "usage": usage})

@@ -30,7 +30,7 @@ def listed(*nodes: Node, **catalog: Any) -> dict[str, Any]:
     return {entry["id"]: entry for entry in entries}
 
 
-def test_model_entry_has_the_documented_shape() -> None:
+def test_entry_in_the_model_list_has_the_documented_fields() -> None:
     model = {
         "id": "Org/M",
         "capabilities": ["text", "vision"],
@@ -60,13 +60,13 @@ def test_model_entry_has_the_documented_shape() -> None:
     }
 
 
-def test_catalog_limits_apply_until_a_node_reports_its_own() -> None:
+def test_model_list_has_limits_of_the_catalog_until_a_node_reports_its_own() -> None:
     profile = {"id": "M", "limit": {"context": 9, "output": 4}}
     assert listed(node("n1"), models=[profile])["M"]["max_model_len"] == 9
     assert listed(node("n1", {"id": "M", "limit": {"context": 5}}), models=[profile])["M"]["limit"] == {"context": 5}
 
 
-def test_unknown_fields_are_absent() -> None:
+def test_unknown_facts_are_absent_from_the_model_list() -> None:
     cold = listed(node("n1"), models=[{"id": "M", "capabilities": ["text"]}])["M"]
     assert not {"limit", "cost", "max_model_len", "max_input_tokens", "max_output_tokens"} & set(cold)
     assert (cold["loaded"], cold["locations"], cold["capabilities"]) == (False, [], ["text"])
@@ -75,7 +75,7 @@ def test_unknown_fields_are_absent() -> None:
     assert not {"max_input_tokens", "max_output_tokens"} & set(partly)
 
 
-def test_entry_of_several_nodes_has_the_lowest_limit() -> None:
+def test_model_on_several_nodes_is_listed_with_the_lowest_limit() -> None:
     on_a = {"id": "M", "capabilities": ["text"], "limit": {"context": 9000, "output": 10}, "status": "recovering"}
     on_b = {"id": "M", "capabilities": ["vision", "text"], "limit": {"context": 4000}, "reasoning": True}
     entry = listed(node("a", on_a), node("b", on_b), node("c", healthy=False), models=[{"id": "M"}])["M"]
@@ -86,20 +86,20 @@ def test_entry_of_several_nodes_has_the_lowest_limit() -> None:
     assert entry["feasible_on"] == ["a", "b"]
 
 
-def test_activating_models_are_listed_as_loading() -> None:
+def test_models_that_a_node_loads_at_its_start_are_listed_as_loading() -> None:
     activation = {"activation": {"state": "pre_warming", "in_progress": "A", "pending": ["B"]}}
     entries = listed(node("n1", {"id": "A"}, health=Health.model_validate(activation)))
     assert [place["status"] for place in entries["A"]["locations"]] == ["loaded"]
     assert entries["B"]["locations"] == [{"node": "n1", "status": "loading", "vram_estimate_mb": None}]
 
 
-def test_alias_copies_its_model_and_dangling_alias_is_omitted() -> None:
+def test_alias_is_listed_like_its_model_and_an_alias_of_no_model_is_omitted() -> None:
     entries = listed(node("n1", {"id": "M"}), aliases={"m": "M", "hop": "m", "lost": "Nobody"})
     assert set(entries) == {"M", "m"}
     assert entries["m"] == entries["M"] | {"id": "m", "alias_of": "M"}
 
 
-def test_health_is_degraded_impaired_or_ok() -> None:
+def test_health_status_is_degraded_impaired_or_ok_depending_on_nodes_and_models() -> None:
     broken = {"id": "M", "servable": {"ok": False, "reason": "insufficient_vram", "detail": "1405 MiB free"}}
     assert fleet_health(FleetView((node("a", broken, healthy=False),))) == {
         "status": "degraded",
@@ -127,7 +127,7 @@ async def test_root_path_returns_health(cortex: Cortex) -> None:
     assert await cortex.get("/") == await cortex.get("/health") == {"status": "ok", "nodes": {"healthy": 1, "total": 1}}
 
 
-async def test_node_list_shows_all_known_fields() -> None:
+async def test_node_list_shows_all_known_facts_of_a_node() -> None:
     load = {"id": "Org/M", "in_flight": 2}
     health = {"devices": [{"index": 0, "vram_used_mb": 1, "vram_free_mb": 2}], "models": [load]}
     async with (
@@ -244,7 +244,7 @@ async def test_unknown_path_or_method_is_rejected_with_an_error_object(
         assert ("allow" in response.headers) is (status == 405)
 
 
-async def test_metrics_count_requests_and_tokens(cortex: Cortex) -> None:
+async def test_metrics_count_requests_and_tokens_per_model_and_node(cortex: Cortex) -> None:
     assert (await cortex.ask("small", stream=True))[0] == 200
     assert (await cortex.ask())[0] == 200
     async with cortex.client.get(cortex.metrics_url) as response:
@@ -264,7 +264,7 @@ async def test_metrics_count_requests_and_tokens(cortex: Cortex) -> None:
     assert await cortex.sample("cortex_tokens_per_second_count", **labels) == 2
 
 
-async def test_unknown_models_create_no_new_series(cortex: Cortex) -> None:
+async def test_requests_for_unknown_models_create_no_new_metric_series(cortex: Cortex) -> None:
     for name in ("one", "two", "three"):
         assert (await cortex.ask(name))[0] == 404
     async with cortex.client.get(cortex.metrics_url) as response:
@@ -273,7 +273,7 @@ async def test_unknown_models_create_no_new_series(cortex: Cortex) -> None:
     assert await cortex.sample("cortex_request_errors_total", model="unknown", node="none") == 3
 
 
-async def test_responses_on_one_connection_do_not_mix(cortex: Cortex) -> None:
+async def test_responses_to_requests_on_one_connection_do_not_mix(cortex: Cortex) -> None:
     async with aiohttp.ClientSession(headers=JSON_HEADERS, connector=aiohttp.TCPConnector(limit=1)) as client:
         for _ in range(3):
             async with client.post(f"{cortex.url}/v1/chat/completions", data=b'{"model":"Org/M"}') as response:

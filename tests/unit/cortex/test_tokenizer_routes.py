@@ -46,7 +46,7 @@ async def test_tokenizer_request_goes_to_the_node_with_the_model(node: FakeNode,
         assert (status, content["body"]["model"]) == (200, "Org/M")  # the only model
 
 
-async def test_third_party_backend_gets_no_identity(node: FakeNode) -> None:
+async def test_third_party_backend_gets_no_helexa_identity_headers(node: FakeNode) -> None:
     node.speak = echo
     settings = SETTINGS | {"neurons": [{"name": "n1", "endpoint": node.url, "kind": "openai"}]}
     async with running_cortex(node, settings=settings) as cortex:
@@ -54,7 +54,7 @@ async def test_third_party_backend_gets_no_identity(node: FakeNode) -> None:
     assert not [name for name in node.headers[-1] if name.lower().startswith("x-helexa-")]
 
 
-async def test_tokenizer_info_is_forwarded(node: FakeNode) -> None:
+async def test_tokenizer_info_of_the_node_is_forwarded(node: FakeNode) -> None:
     node.speak = echo
     async with running_cortex(node, settings=SETTINGS) as cortex:
         assert await ask(cortex, "/tokenizer_info", model="Org/M") == (200, {"body": None, "query": "model=Org/M"})
@@ -63,7 +63,7 @@ async def test_tokenizer_info_is_forwarded(node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/tokenizer_info"])
-async def test_keys_and_limits_apply_to_tokenizer_endpoints(node: FakeNode, path: str) -> None:
+async def test_api_keys_and_rate_limits_apply_to_tokenizer_endpoints(node: FakeNode, path: str) -> None:
     node.speak = echo
     async with running_cortex(node, settings=SETTINGS) as cortex:
         assert (await ask(cortex, path, None, model="Org/M"))[0] == 401
@@ -75,7 +75,7 @@ async def test_keys_and_limits_apply_to_tokenizer_endpoints(node: FakeNode, path
     assert bodies == 1
 
 
-async def test_broken_connection_is_502_and_node_errors_are_forwarded(node: FakeNode) -> None:
+async def test_tokenizer_request_with_a_broken_connection_is_502_and_node_errors_are_forwarded(node: FakeNode) -> None:
     async def refuse(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return web.json_response({"error": {"message": "no"}}, status=400)
 

@@ -34,7 +34,7 @@ class HeldApplication:
     [TWO, ConnectionLimits(total=100, per_address=2, rejected=2)],
     ids=["total", "per address"],
 )
-async def test_connections_over_the_limit_get_a_503_with_retry_after(limits: ConnectionLimits) -> None:
+async def test_connections_above_the_limit_get_a_503_with_retry_after(limits: ConnectionLimits) -> None:
     application = HeldApplication()
     async with listening(application, limits=limits) as (_, connect):
         busy = [await connect() for _ in range(2)]
@@ -52,7 +52,7 @@ async def test_connections_over_the_limit_get_a_503_with_retry_after(limits: Con
             assert (await reader.readuntil(END)).endswith(b"/a\r\n" + END)
 
 
-async def test_closed_connection_admits_another() -> None:
+async def test_closed_connection_no_longer_counts_for_the_connection_limit() -> None:
     application = HeldApplication()
     application.released.set()
     async with listening(application, limits=TWO, keep_alive_secs=1000) as (listener, connect):
@@ -65,7 +65,7 @@ async def test_closed_connection_admits_another() -> None:
     assert application.running == 10
 
 
-async def test_idle_connection_is_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connection_is_closed_to_make_room_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keep_alive, "EVICTABLE_SECS", 0.0)
     async with listening(hello, limits=TWO, keep_alive_secs=1000) as (_, connect):
         silent, used = await connect(), await connect()
@@ -77,7 +77,7 @@ async def test_idle_connection_is_closed_to_make_room(monkeypatch: pytest.Monkey
         assert await silent[0].read() == b""  # the longest idle connection
 
 
-async def test_request_that_the_server_has_not_read_in_time_is_answered() -> None:
+async def test_request_that_arrived_before_its_deadline_is_answered_although_read_late() -> None:
     """On a busy machine, a deadline may be over before the event loop reads a request that arrived in time."""
     application = HeldApplication()
     async with listening(application, limits=TWO, keep_alive_secs=1000) as (listener, connect):
@@ -98,7 +98,7 @@ async def test_request_that_the_server_has_not_read_in_time_is_answered() -> Non
         assert (await busy[0][0].readuntil(END)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_busy_connection_is_not_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_with_a_running_request_is_not_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keep_alive, "EVICTABLE_SECS", 0.0)
     application = HeldApplication()
     async with listening(application, limits=TWO) as (_, connect):
@@ -112,7 +112,7 @@ async def test_busy_connection_is_not_closed_to_make_room(monkeypatch: pytest.Mo
             await reader.readuntil(END)
 
 
-async def test_connections_wait_while_too_many_are_rejected() -> None:
+async def test_new_connections_wait_while_too_many_are_being_rejected() -> None:
     application = HeldApplication()
     async with listening(application, limits=TWO, keep_alive_secs=1000) as (listener, connect):
         busy = [await connect() for _ in range(2)]
@@ -128,7 +128,7 @@ async def test_connections_wait_while_too_many_are_rejected() -> None:
         application.released.set()
 
 
-async def test_connections_wait_while_no_descriptor_is_left(caplog: pytest.LogCaptureFixture) -> None:
+async def test_new_connections_wait_while_file_descriptors_run_out(caplog: pytest.LogCaptureFixture) -> None:
     async with listening(hello) as (_, connect):
         loop = asyncio.get_running_loop()
         with socket.socket() as client:
@@ -141,7 +141,7 @@ async def test_connections_wait_while_no_descriptor_is_left(caplog: pytest.LogCa
     assert [record.name for record in caplog.records if record.levelname != "INFO"] == ["helexa.http.acceptor"]
 
 
-def test_limits_leave_descriptors_for_other_purposes() -> None:
+def test_connection_limits_leave_file_descriptors_for_other_purposes() -> None:
     for descriptors in (256, 1024, 4096, 1 << 16):
         limits = ConnectionLimits.within(descriptors, each=2, other_descriptors=descriptors // 8)
         assert 2 * limits.total + limits.rejected + descriptors // 8 + 64 <= descriptors

@@ -42,7 +42,7 @@ async def response_size(streams: Streams, request: bytes) -> tuple[int, int]:
     return int(head.split()[1]), int(await streams[0].readexactly(length))
 
 
-async def test_declared_length_is_reserved_before_the_body_arrives() -> None:
+async def test_content_length_is_reserved_in_the_body_budget_before_the_body_arrives() -> None:
     bodies = BodyBudget(1000)
     async with listening(size_of_body, bodies=bodies, keep_alive_secs=1000) as (_, connect):
         first, second = await connect(), await connect()
@@ -58,7 +58,7 @@ async def test_declared_length_is_reserved_before_the_body_arrives() -> None:
         assert await response_size(second, HEAD % 500 + bytes(500)) == (200, 500)
 
 
-async def test_chunked_body_is_reserved_as_it_arrives() -> None:
+async def test_chunked_body_is_reserved_in_the_body_budget_as_it_arrives() -> None:
     bodies = BodyBudget(1000)
     async with listening(size_of_body, bodies=bodies, keep_alive_secs=1000) as (_, connect):
         first, second = await connect(), await connect()
@@ -73,7 +73,7 @@ async def test_chunked_body_is_reserved_as_it_arrives() -> None:
     assert bodies.reserved == 0
 
 
-async def test_bytes_are_released_when_the_client_disconnects() -> None:
+async def test_reserved_body_bytes_are_released_when_the_client_disconnects() -> None:
     bodies = BodyBudget(1000)
     async with listening(size_of_body, bodies=bodies) as (_, connect):
         _, writer = await connect()
@@ -83,7 +83,7 @@ async def test_bytes_are_released_when_the_client_disconnects() -> None:
         await eventually(lambda: bodies.reserved == 0)
 
 
-async def test_bytes_stay_reserved_until_the_application_returns() -> None:
+async def test_body_bytes_stay_reserved_until_the_application_returns() -> None:
     returns = asyncio.Event()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -99,7 +99,7 @@ async def test_bytes_stay_reserved_until_the_application_returns() -> None:
         await eventually(lambda: bodies.reserved == 0)
 
 
-def test_one_address_gets_half_of_the_budget() -> None:
+def test_one_client_address_gets_at_most_half_of_the_body_budget() -> None:
     bodies = BodyBudget(1000)
     bodies.reserve("a", 500)
     with pytest.raises(ApiError):
@@ -114,7 +114,7 @@ def test_one_address_gets_half_of_the_budget() -> None:
     bodies.reserve("a", 500)
 
 
-def test_minimum_rate_rises_with_the_size_of_a_body() -> None:
+def test_time_limit_of_a_body_upload_requires_a_higher_rate_for_larger_bodies() -> None:
     sizes = [0, 1, 1000, 10**5, 10**6, 5 * 10**6, 64 << 20, 1 << 30]
     secs = [body_secs(size) for size in sizes]
     assert secs == sorted(secs)
@@ -124,7 +124,7 @@ def test_minimum_rate_rises_with_the_size_of_a_body() -> None:
         assert body_secs(size) > size / 125_000  # an uplink of 1 Mbit/s
 
 
-async def test_body_below_the_minimum_rate_gets_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_body_uploaded_below_the_minimum_rate_gets_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_cycle, "BODY_SECS", 0.2)
     monkeypatch.setattr(request_cycle, "MAX_EXTRA_BODY_SECS", 0.01)
     async with listening(size_of_body) as (_, connect):

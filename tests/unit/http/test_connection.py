@@ -65,7 +65,7 @@ async def test_pipelined_responses_are_in_request_order() -> None:
             assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"/%s\r\n0\r\n\r\n" % number)
 
 
-async def test_pipelined_requests_are_bounded() -> None:
+async def test_number_of_pipelined_requests_is_bounded() -> None:
     released = asyncio.Event()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -85,7 +85,7 @@ async def test_pipelined_requests_are_bounded() -> None:
             assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"/%d\r\n0\r\n\r\n" % number)
 
 
-async def test_request_before_a_malformed_one_sees_a_disconnect() -> None:
+async def test_running_request_sees_a_disconnect_if_a_malformed_one_follows_it() -> None:
     received: list[str] = []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -97,7 +97,7 @@ async def test_request_before_a_malformed_one_sees_a_disconnect() -> None:
     assert received == ["http.disconnect"]
 
 
-async def test_reading_pauses_until_the_application_receives() -> None:
+async def test_reading_from_the_client_pauses_until_the_application_receives_the_body() -> None:
     reading = asyncio.Event()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -120,7 +120,7 @@ async def test_reading_pauses_until_the_application_receives() -> None:
         assert (await reader.read()).endswith(b"\r\n8\r\n%d\r\n0\r\n\r\n" % size)
 
 
-async def test_writing_pauses_until_the_client_reads() -> None:
+async def test_application_is_paused_in_sending_until_the_client_reads() -> None:
     size, written = 1 << 20, 0
     blocked = asyncio.Event()
 
@@ -146,7 +146,7 @@ UNREAD = b"POST /second HTTP/1.1\r\nHost: x\r\nContent-Length: 70000\r\n\r\n" + 
 @pytest.mark.parametrize(
     "waiting", [b"", GET % b"second", b"GET /second HTTP/1.1\r\nHost:", GET % b"more" * 17, UNREAD], ids=range(5)
 )
-async def test_disconnect_ends_the_running_request(waiting: bytes) -> None:
+async def test_disconnect_of_the_client_cancels_the_running_request(waiting: bytes) -> None:
     outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     begun = asyncio.Event()
 
@@ -173,7 +173,7 @@ async def test_disconnect_ends_the_running_request(waiting: bytes) -> None:
         assert await outcome == "http.disconnect 0"
 
 
-async def test_disconnect_is_received_while_waiting_for_the_body() -> None:
+async def test_application_that_waits_for_the_body_receives_a_disconnect() -> None:
     outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -214,7 +214,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("messages", FAULTS.values(), ids=FAULTS)
-async def test_invalid_messages_of_an_application_give_a_500(messages: list[dict[str, Any]]) -> None:
+async def test_invalid_asgi_messages_of_an_application_give_a_500(messages: list[dict[str, Any]]) -> None:
     head, content = await refuse_to(*messages)
     assert head.startswith(b"HTTP/1.1 500 ")
     assert b"connection: close" in head
@@ -230,7 +230,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("messages", BROKEN.values(), ids=BROKEN)
-async def test_broken_response_closes_the_connection(messages: list[dict[str, Any]]) -> None:
+async def test_response_that_the_application_breaks_off_closes_the_connection(messages: list[dict[str, Any]]) -> None:
     head, content = await refuse_to(*messages)
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert content in (b"abc", b"3\r\nabc\r\n")
@@ -247,7 +247,7 @@ async def test_default_keep_alive_outlasts_reverse_proxies() -> None:
         assert listener._service.keep_alive_secs > 60
 
 
-async def test_shutdown_waits_only_for_running_requests() -> None:
+async def test_shutdown_waits_only_for_connections_with_running_requests() -> None:
     started, released = asyncio.Event(), asyncio.Event()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:

@@ -87,7 +87,7 @@ async def test_slow_client_that_keeps_reading_is_served(monkeypatch: pytest.Monk
     assert size > SIZE
 
 
-async def test_half_closed_client_is_gone_despite_unsent_bytes() -> None:
+async def test_half_closed_client_counts_as_disconnected_despite_unsent_bytes() -> None:
     outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -108,7 +108,7 @@ async def test_half_closed_client_is_gone_despite_unsent_bytes() -> None:
             assert await outcome
 
 
-async def test_requests_from_one_read_are_bounded() -> None:
+async def test_number_of_requests_parsed_from_one_read_is_bounded() -> None:
     released = asyncio.Event()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -128,7 +128,7 @@ async def test_requests_from_one_read_are_bounded() -> None:
 LATE = b"POST /0 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (1 << 20)
 
 
-async def test_requests_after_an_unread_body_are_bounded() -> None:
+async def test_number_of_requests_parsed_after_an_unread_body_is_bounded() -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] != "/0":
             await asyncio.Event().wait()
@@ -143,7 +143,7 @@ async def test_requests_after_an_unread_body_are_bounded() -> None:
         assert len(only(listener)._cycles) < 500
 
 
-async def test_head_after_an_unread_body_is_limited() -> None:
+async def test_size_of_a_request_head_after_an_unread_body_is_limited() -> None:
     async with listening(hello) as (_, connect):
         reader, writer = await connect()
         writer.write(LATE)
@@ -153,7 +153,9 @@ async def test_head_after_an_unread_body_is_limited() -> None:
 
 
 @pytest.mark.parametrize("extra", [GET % b"b", b"what?\r\n\r\n", bytes(1 << 20)], ids=["request", "malformed", "1 MiB"])
-async def test_bytes_after_the_last_request_are_dropped(extra: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_after_a_request_with_connection_close_are_dropped(
+    extra: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data_received, size = ClientConnection.data_received, 0
     request = b"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" + extra  # the server closes HTTP/1.0 connections
 
@@ -176,7 +178,7 @@ async def test_bytes_after_the_last_request_are_dropped(extra: bytes, monkeypatc
 
 
 @pytest.mark.parametrize("header", [b"", b"x" * SIZE], ids=["body", "head"])
-async def test_client_still_sending_reads_the_error_response(header: bytes) -> None:
+async def test_client_that_is_still_sending_gets_the_error_response(header: bytes) -> None:
     def post() -> int:
         client = http.client.HTTPConnection(*connect.address)
         client.request("POST", "/", bytes(SIZE), {"connection": "close", "x-a": header})
@@ -189,7 +191,7 @@ async def test_client_still_sending_reads_the_error_response(header: bytes) -> N
         assert await asyncio.to_thread(post) == (431 if header else 413)
 
 
-async def test_draining_an_unread_body_ends_after_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reading_of_an_unwanted_body_ends_after_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "LINGER_SECS", 0.1)
     async with listening(refuse) as (_, connect):
         _, writer = await connect()
@@ -207,7 +209,9 @@ async def test_connection_accepted_during_shutdown_is_closed() -> None:
         assert await (await connect())[0].read() == b""
 
 
-async def test_slow_body_raises_timeout_in_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_body_that_arrives_too_slowly_raises_a_timeout_in_the_application(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(request_cycle, "BODY_SECS", 0.3)
     outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -228,7 +232,7 @@ async def test_slow_body_raises_timeout_in_the_application(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("request_", [b"", GET % b"a"], ids=["none", "one"])
-async def test_closed_connection_leaves_no_reference_cycle(request_: bytes) -> None:
+async def test_closed_connection_object_is_freed_without_the_garbage_collector(request_: bytes) -> None:
     async with listening(hello) as (listener, connect):
         reader, writer = await connect()
         writer.write(request_)
@@ -246,7 +250,7 @@ async def test_closed_connection_leaves_no_reference_cycle(request_: bytes) -> N
             gc.enable()
 
 
-async def test_trailer_connection_close_closes_the_connection() -> None:
+async def test_connection_close_in_a_trailer_closes_the_connection() -> None:
     head = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with listening(hello, keep_alive_secs=1000) as (_, connect):
         assert (await final_response(await connect(), head + b"0\r\nConnection: close\r\n\r\n"))[1].endswith(
@@ -269,7 +273,7 @@ async def test_response_without_headers_has_one_blank_line() -> None:
     assert remaining.startswith(b"HTTP/1.1 204 No Content\r\ndate: ")
 
 
-async def test_rejected_response_head_leaves_no_state() -> None:
+async def test_rejected_response_head_does_not_affect_the_next_response() -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         with pytest.raises(RuntimeError):
             await send(start((b"content-length", b"3"), (b"x-a", b"b\r\n")))
@@ -279,7 +283,7 @@ async def test_rejected_response_head_leaves_no_state() -> None:
         assert (await final_response(await connect(), CLOSE % b"a"))[1] == b"6\r\nhello \r\n2\r\n/a\r\n0\r\n\r\n"
 
 
-async def test_partial_head_times_out_before_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partial_request_head_times_out_before_the_keep_alive_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 0.1)
     async with listening(hello, keep_alive_secs=1000) as (_, connect):
         assert (await final_response(await connect(), GET % b"a" + b"GET / HT"))[1].endswith(b"0\r\n\r\n")
@@ -298,7 +302,7 @@ EXPECT = b"POST /a HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length
 
 
 @pytest.mark.parametrize("sent", [b"", b"12"], ids=["nothing", "part"])
-async def test_response_before_100_continue_closes_the_connection(sent: bytes) -> None:
+async def test_response_sent_before_100_continue_closes_the_connection(sent: bytes) -> None:
     async with listening(hello, keep_alive_secs=1000) as (_, connect):
         head, content = await final_response(await connect(), EXPECT + sent)
     assert b"\r\nconnection: close\r\n" in head
@@ -307,14 +311,14 @@ async def test_response_before_100_continue_closes_the_connection(sent: bytes) -
 
 
 @pytest.mark.parametrize("request_", [EXPECT + b"12345", EXPECT.replace(b"5", b"0")], ids=["all sent", "no body"])
-async def test_complete_body_keeps_the_connection_without_100_continue(request_: bytes) -> None:
+async def test_connection_stays_open_if_the_body_arrived_without_100_continue(request_: bytes) -> None:
     async with listening(hello, keep_alive_secs=1000) as (_, connect):
         head, content = await final_response(await connect(), request_ + CLOSE % b"b")
     assert b"connection: close" not in head
     assert content.count(b"HTTP/1.1 200 OK") == 1
 
 
-async def test_connection_stays_open_after_100_continue() -> None:
+async def test_connection_stays_open_after_a_request_with_100_continue() -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         while (await receive())["more_body"]:
             pass

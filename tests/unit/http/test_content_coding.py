@@ -47,7 +47,7 @@ def decoded(decoder: BodyDecoder, *parts: bytes) -> bytes:
 
 @pytest.mark.parametrize("name", ENCODERS)
 @given(data=st.binary(max_size=300), size=st.integers(1, 50))
-def test_body_is_decoded_from_parts_of_any_size(name: str, data: bytes, size: int) -> None:
+def test_compressed_body_is_decoded_from_parts_of_any_size(name: str, data: bytes, size: int) -> None:
     coding, encode = ENCODERS[name]
     encoded = encode(data)
     parts = [encoded[start : start + size] for start in range(0, len(encoded), size)]
@@ -55,13 +55,13 @@ def test_body_is_decoded_from_parts_of_any_size(name: str, data: bytes, size: in
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_large_body_is_decoded_in_pieces(name: str) -> None:
+def test_large_compressed_body_is_decoded_in_pieces(name: str) -> None:
     coding, encode = ENCODERS[name]
     assert decoded(BodyDecoder(coding), encode(bytes(5_000_000))) == bytes(5_000_000)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_body_a_little_larger_than_a_piece_is_complete(name: str) -> None:
+def test_body_slightly_larger_than_a_decoded_piece_is_complete(name: str) -> None:
     """A decoder may hold up to 258 bytes of output after it has consumed all input."""
     coding, encode = ENCODERS[name]
     for size in range(PIECE_BYTES, PIECE_BYTES + 300):
@@ -69,7 +69,7 @@ def test_body_a_little_larger_than_a_piece_is_complete(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_incomplete_and_invalid_bodies_are_400(name: str) -> None:
+def test_incomplete_or_invalid_compressed_bodies_are_400(name: str) -> None:
     coding, encode = ENCODERS[name]
     encoded = encode(b"hello world" * 100)
     for wrong in (encoded[:-1], encoded[:4], b"{}" * 50, encoded + b"{}garbage"):
@@ -88,7 +88,7 @@ def test_zstd_window_is_limited() -> None:
 
 
 @pytest.mark.parametrize("value", [b"br", b"gzip, gzip", b"identity", b"", b"\xff"])
-def test_other_encodings_are_not_decoded(value: bytes) -> None:
+def test_bodies_in_other_content_encodings_are_not_decoded(value: bytes) -> None:
     headers = [(b"content-encoding", value)]
     assert body_decoder(headers) == (None, headers)
     twice = [(b"content-encoding", b"gzip"), (b"content-encoding", b"gzip")]
@@ -129,7 +129,7 @@ async def test_application_receives_the_decoded_body(name: str) -> None:
         assert (await post(streams, encode(b"x" * 99)[:-3], coding))[0] == 400
 
 
-async def test_decoded_bytes_count_towards_the_memory_for_bodies() -> None:
+async def test_decoded_bytes_count_towards_the_body_budget() -> None:
     bodies = BodyBudget(20 << 20)
     async with listening(answer_body, bodies=bodies) as (_, connect):
         streams = await connect()

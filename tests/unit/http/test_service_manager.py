@@ -9,7 +9,7 @@ from helexa.http.process import notify
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_state_arrives_at_the_socket_of_the_service_manager(
+def test_ready_state_arrives_at_the_socket_of_the_service_manager(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool
 ) -> None:
     address = "@helexa-notify-test" if abstract else str(tmp_path / "notify")
@@ -22,7 +22,9 @@ def test_state_arrives_at_the_socket_of_the_service_manager(
 
 
 @pytest.mark.parametrize("address", [None, "", "relative", "/nowhere/notify"])
-def test_without_a_service_manager_nothing_happens(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
+def test_notification_without_a_service_manager_does_nothing(
+    monkeypatch: pytest.MonkeyPatch, address: str | None
+) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     if address is not None:
         monkeypatch.setenv("NOTIFY_SOCKET", address)

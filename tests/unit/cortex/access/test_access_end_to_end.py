@@ -39,7 +39,7 @@ def chat(cortex: Cortex, stream: bool = True, **headers: str) -> "aiohttp.client
         fake_node.die_before_the_first_byte,
     ],
 )
-async def test_ended_request_frees_its_concurrency_slot(
+async def test_request_that_has_ended_frees_the_concurrency_slot_of_its_key(
     limited: Cortex, node: FakeNode, speak: fake_node.Speak
 ) -> None:
     node.speak = speak
@@ -52,7 +52,7 @@ async def test_ended_request_frees_its_concurrency_slot(
             pass  # expected: the response broke off
 
 
-async def test_disconnect_frees_a_concurrency_slot(limited: Cortex, node: FakeNode) -> None:
+async def test_disconnect_of_a_client_frees_the_concurrency_slot_of_its_key(limited: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.never_end
     for _ in range(3):
         async with chat(limited) as first, chat(limited) as second:
@@ -75,7 +75,7 @@ async def test_disconnect_frees_a_concurrency_slot(limited: Cortex, node: FakeNo
         await eventually(lambda: limited.gateway.ledger.open == 0)
 
 
-async def test_concurrency_limit_holds_for_many_requests(limited: Cortex, node: FakeNode) -> None:
+async def test_concurrency_limit_of_a_key_holds_for_many_requests(limited: Cortex, node: FakeNode) -> None:
     highest = 0
 
     async def speak(node: FakeNode, request: object) -> fake_node.web.StreamResponse:
@@ -108,7 +108,7 @@ async def test_request_id_is_returned_in_the_response(limited: Cortex, node: Fak
     ("encoding", "status", "code"),
     [("br", 415, "unsupported_content_encoding"), ("gzip", 400, "invalid_content_encoding")],
 )
-async def test_bodies_in_an_unknown_or_false_encoding_are_rejected(
+async def test_request_bodies_in_an_unknown_or_false_content_encoding_are_rejected(
     limited: Cortex, node: FakeNode, encoding: str, status: int, code: str
 ) -> None:
     async with chat(limited, content_encoding=encoding) as response:
@@ -116,7 +116,7 @@ async def test_bodies_in_an_unknown_or_false_encoding_are_rejected(
     assert node.bodies == []
 
 
-async def test_preflight_needs_no_key(limited: Cortex, node: FakeNode) -> None:
+async def test_cors_preflight_needs_no_api_key(limited: Cortex, node: FakeNode) -> None:
     preflight = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
     async with limited.client.options(f"{limited.url}/v1/chat/completions", headers=preflight) as response:
         assert (response.status, response.headers["access-control-allow-origin"]) == (200, PAGE)
@@ -126,7 +126,7 @@ async def test_preflight_needs_no_key(limited: Cortex, node: FakeNode) -> None:
         assert (response.status, response.headers["access-control-allow-origin"]) == (200, PAGE)
 
 
-async def test_cors_headers_of_a_node_are_dropped(limited: Cortex, node: FakeNode) -> None:
+async def test_cors_headers_in_a_node_response_are_not_forwarded(limited: Cortex, node: FakeNode) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         cors_headers = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Credentials": "true"}
         return web.json_response({}, headers=cors_headers)
@@ -137,7 +137,7 @@ async def test_cors_headers_of_a_node_are_dropped(limited: Cortex, node: FakeNod
         assert not [name for name in response.headers if name.lower().startswith("access-control-allow")]
 
 
-async def test_preflight_is_rejected_by_default(cortex: Cortex) -> None:
+async def test_cors_preflight_is_rejected_by_default(cortex: Cortex) -> None:
     preflight = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
     async with cortex.client.options(f"{cortex.url}/v1/chat/completions", headers=preflight) as response:
         assert response.status == 403

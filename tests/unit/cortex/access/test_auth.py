@@ -79,7 +79,7 @@ MISSING = "missing API key; supply 'Authorization: Bearer <key>'"
         ),
     ],
 )
-def test_missing_or_unknown_key_is_rejected(headers: list[tuple[bytes, bytes]], message: str) -> None:
+def test_missing_or_unknown_api_key_is_rejected(headers: list[tuple[bytes, bytes]], message: str) -> None:
     assert error_of(new_authenticator(), headers) == (401, "invalid_api_key", "invalid_request_error", message)
     assert new_authenticator(require_auth=False).admit(headers) is None
 
@@ -96,12 +96,12 @@ def test_missing_or_unknown_key_is_rejected(headers: list[tuple[bytes, bytes]], 
         [(b"authorization", b"Basic eDp5"), (b"x-api-key", b"alice's")],
     ],
 )
-def test_known_key_returns_its_principal(require_auth: bool, headers: list[tuple[bytes, bytes]]) -> None:
+def test_known_api_key_returns_its_principal(require_auth: bool, headers: list[tuple[bytes, bytes]]) -> None:
     assert new_authenticator(require_auth=require_auth).admit(headers) is ALICE
 
 
 @pytest.mark.parametrize("require_auth", [True, False])
-def test_revoked_or_expired_key_is_rejected(require_auth: bool) -> None:
+def test_revoked_or_expired_api_key_is_rejected(require_auth: bool) -> None:
     authenticator = new_authenticator(require_auth=require_auth)
     assert error_of(authenticator, bearer(b"bob's"))[0::3] == (
         401,
@@ -115,14 +115,14 @@ def test_revoked_or_expired_key_is_rejected(require_auth: bool) -> None:
 
 
 @pytest.mark.parametrize("require_auth", [True, False])
-def test_two_different_keys_are_rejected(require_auth: bool) -> None:
+def test_request_with_two_different_api_keys_is_rejected(require_auth: bool) -> None:
     for headers in ([*bearer(b"alice's"), (b"x-api-key", b"root's")], [*bearer(b"alice's"), *bearer(b"other")]):
         status, code, _, message = error_of(new_authenticator(require_auth=require_auth), headers)
         assert (status, code) == (400, "conflicting_api_keys")
         assert "two different API keys" in message
 
 
-def test_key_for_another_server_is_ignored() -> None:
+def test_api_key_for_another_server_beside_a_known_one_is_ignored() -> None:
     """Anthropic's libraries send both keys that the environment has."""
     for mine, other in ((bearer(b"alice's"), b"sk-ant-1"), (bearer(b"sk-ant-oat"), b"alice's")):
         for headers in ([*mine, (b"x-api-key", other)], [(b"x-api-key", other), *mine]):
@@ -135,7 +135,7 @@ def test_key_for_another_server_is_ignored() -> None:
     assert error_of(new_authenticator(), revoked)[:2] == (400, "conflicting_api_keys")
 
 
-def test_replace_swaps_stored_keys_and_keeps_static_ones() -> None:
+def test_replace_exchanges_keys_from_the_database_and_keeps_configured_ones() -> None:
     authenticator = new_authenticator()
     assert authenticator.admit(bearer(b"root's")) == ROOT
     authenticator.replace([key(Principal("x", "x"), b"x's"), key(ROOT, b"alice's", revoked_at=1.0)])
@@ -144,13 +144,13 @@ def test_replace_swaps_stored_keys_and_keeps_static_ones() -> None:
     assert error_of(authenticator, bearer(b"root's"))[3] == INVALID
 
 
-def test_overlong_secrets_are_rejected() -> None:
+def test_api_keys_above_the_length_limit_are_rejected() -> None:
     endless = b"x" * (MAX_SECRET_BYTES + 1)
     assert Authenticator(False, [key(ALICE, endless)]).admit(bearer(endless)) is None
     assert Authenticator(False, [key(ALICE, endless[1:])]).admit(bearer(endless[1:])) is ALICE
 
 
-def test_admin_api_requires_an_admin_key() -> None:
+def test_admin_endpoints_require_an_admin_key() -> None:
     for require_auth in (True, False):
         authenticator = new_authenticator(require_auth=require_auth)
         assert authenticator.admit_admin(bearer(b"root's")) == ROOT
@@ -175,7 +175,7 @@ def test_key_with_a_model_list_may_use_only_these_models() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"authorization", b"x-api-key", b"accept"]), st.binary(max_size=40))))
-def test_arbitrary_headers_admit_no_principal(headers: list[tuple[bytes, bytes]]) -> None:
+def test_arbitrary_authorization_headers_admit_no_principal(headers: list[tuple[bytes, bytes]]) -> None:
     try:
         assert new_authenticator(require_auth=False).admit(headers) is None
     except ApiError as error:
@@ -183,12 +183,14 @@ def test_arbitrary_headers_admit_no_principal(headers: list[tuple[bytes, bytes]]
 
 
 @given(token, blanks, blanks, st.sampled_from([b"Bearer ", b"bearer ", b"BEARER  "]))
-def test_shown_secret_has_no_blanks(secret: bytes, leading: bytes, trailing: bytes, scheme: bytes) -> None:
+def test_spaces_around_the_key_in_authorization_headers_are_removed(
+    secret: bytes, leading: bytes, trailing: bytes, scheme: bytes
+) -> None:
     assert shown_secret([(b"x-api-key", leading + secret + trailing)]) == secret
     assert shown_secret([(b"authorization", leading + scheme + secret + trailing)]) == secret
 
 
-def test_new_secrets_are_random_and_never_printed(caplog: pytest.LogCaptureFixture) -> None:
+def test_new_api_keys_are_random_and_never_printed(caplog: pytest.LogCaptureFixture) -> None:
     secrets = {new_secret().get_secret_value() for _ in range(100)}
     assert len(secrets) == 100
     for secret in secrets:
@@ -207,7 +209,7 @@ def section(*keys: dict[str, Any]) -> EntitlementsSection:
     return EntitlementsSection.model_validate({"keys": keys})
 
 
-def test_static_keys_are_read_from_the_configuration() -> None:
+def test_api_keys_are_read_from_the_configuration() -> None:
     (stored_key,) = static_keys(
         section(
             {
@@ -239,7 +241,7 @@ def test_static_keys_are_read_from_the_configuration() -> None:
         ([{"key": "s3", "account_id": "a"}, {"key": "s4", "account_id": "a", "hard_cap": 1}], "has other values"),
     ],
 )
-def test_invalid_static_keys_are_rejected(keys: list[dict[str, Any]], message: str) -> None:
+def test_invalid_api_keys_in_the_configuration_are_rejected(keys: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         static_keys(section(*keys))
     assert message in str(caught.value)

@@ -31,7 +31,9 @@ PROXIES = ["127.0.0.1", "10.0.0.0/8", "fd00::/8"]
         ("", ["203.0.113.7"], ""),
     ],
 )
-def test_client_is_the_last_address_that_is_no_trusted_proxy(peer: str, headers: list[str], expected: str) -> None:
+def test_client_address_is_the_last_forwarded_address_that_is_no_trusted_proxy(
+    peer: str, headers: list[str], expected: str
+) -> None:
     proxies = TrustedProxies([ip_network(proxy) for proxy in PROXIES])
     scope = {
         "client": (peer, 1) if peer else None,
@@ -40,7 +42,7 @@ def test_client_is_the_last_address_that_is_no_trusted_proxy(peer: str, headers:
     assert proxies.client(scope) == expected
 
 
-def test_without_trusted_proxies_the_header_has_no_effect() -> None:
+def test_without_trusted_proxies_x_forwarded_for_has_no_effect() -> None:
     scope = {"client": ("127.0.0.1", 1), "headers": [(b"x-forwarded-for", b"203.0.113.7")]}
     assert TrustedProxies([]).client(scope) == "127.0.0.1"
 

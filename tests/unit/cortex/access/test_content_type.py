@@ -31,7 +31,7 @@ async def send(cortex: Cortex, path: str, content_type: str | None) -> tuple[int
 
 
 @pytest.mark.parametrize("path", ROUTES)
-async def test_body_of_another_content_type_is_415(cortex: Cortex, path: str) -> None:
+async def test_request_body_of_another_content_type_than_json_is_415(cortex: Cortex, path: str) -> None:
     del cortex.client.headers["content-type"]
     for content_type in ("text/plain", CURL, "multipart/form-data; boundary=x", "", None):
         status, answer = await send(cortex, path, content_type)

@@ -41,7 +41,7 @@ async def client_of(app: ASGIApp) -> AsyncIterator[tuple[aiohttp.ClientSession, 
 
 
 @pytest.mark.parametrize("origins", [[PAGE], [f"{PAGE}/", "https://other.example"], ["*"]])
-async def test_allowed_origin_gets_cors_headers(origins: list[str]) -> None:
+async def test_configured_origin_gets_cors_headers(origins: list[str]) -> None:
     application = RejectingApplication()
     allowed = "*" if origins == ["*"] else PAGE
     async with client_of(with_cors(application, origins)) as (client, url):

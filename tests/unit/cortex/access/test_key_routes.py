@@ -48,7 +48,7 @@ def admitted(api: Api, secret: str) -> Any:
     return api.cortex.gateway.authenticator.admit([(b"x-api-key", secret.encode())])
 
 
-async def test_key_is_created_changed_and_revoked(api: Api) -> None:
+async def test_api_key_is_created_changed_and_revoked_through_the_key_endpoints(api: Api) -> None:
     body = {
         "account_id": "bob",
         "key_id": "bob-1",
@@ -85,7 +85,7 @@ async def test_key_is_created_changed_and_revoked(api: Api) -> None:
     assert (await api("POST", body=body))[0] == 409
 
 
-async def test_keys_without_an_id_get_unique_ids(api: Api) -> None:
+async def test_api_keys_created_without_an_id_get_unique_ids(api: Api) -> None:
     created = [(await api("POST", body={"account_id": "bob"}))[1] for _ in range(3)]
     assert len({key["key_id"] for key in created}) == 3
     assert all(key["key_id"].startswith("bob-") for key in created)
@@ -101,7 +101,7 @@ async def test_key_list_shows_spent_tokens(api: Api) -> None:
     assert response["keys"][2]["spent"] == 9
 
 
-async def test_list_of_keys_requires_a_key_and_shows_a_user_the_own_account(api: Api) -> None:
+async def test_key_list_requires_a_key_and_shows_a_user_only_keys_of_the_same_account(api: Api) -> None:
     for secret in (None, "placeholder"):
         assert (await api("GET", "/api/keys", secret=secret))[0] == 401
     await api("POST", "/api/keys", {"account_id": "bob"})
@@ -110,7 +110,7 @@ async def test_list_of_keys_requires_a_key_and_shows_a_user_the_own_account(api:
     assert code == 200 and len(accounts) == 1 and "bob" not in accounts
 
 
-async def test_key_api_requires_an_admin_key(api: Api) -> None:
+async def test_endpoints_that_change_keys_require_an_admin_key(api: Api) -> None:
     _, created = await api("POST", body={"account_id": "bob", "role": "admin"})
     for method, path in (
         ("POST", "/api/keys"),
@@ -168,7 +168,7 @@ async def test_invalid_changes_are_rejected(api: Api) -> None:
     assert (await api("POST", body=b'{"account_id": "' + b"x" * (256 << 10) + b'"}'))[0] == 413
 
 
-async def test_reload_that_exposes_the_gateway_is_rejected(node: FakeNode) -> None:
+async def test_reload_that_would_open_the_gateway_to_the_network_without_keys_is_rejected(node: FakeNode) -> None:
     settings = {"gateway": {"listen": "0.0.0.0:1"}, "entitlements": {**ENTITLEMENTS, "require_auth": True}}
     async with running_cortex(node, settings=settings) as cortex:
         loopback = CortexConfig.model_validate(
@@ -186,7 +186,7 @@ async def test_reload_that_exposes_the_gateway_is_rejected(node: FakeNode) -> No
         assert (await Api(cortex)("GET", "/v1/models", secret=USER))[0] == 401
 
 
-async def test_405_lists_the_allowed_methods(api: Api) -> None:
+async def test_405_response_of_the_key_endpoints_lists_the_allowed_methods(api: Api) -> None:
     for path, methods in (("/api/keys", {"GET", "HEAD", "POST"}), ("/api/keys/alice", {"PATCH", "DELETE"})):
         async with api.cortex.client.put(api.cortex.url + path) as response:
             assert response.status == 405

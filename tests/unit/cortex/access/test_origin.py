@@ -20,14 +20,16 @@ async def chat(cortex: Cortex, **headers: str) -> tuple[int, str | None]:
 
 
 @pytest.mark.parametrize("origin", [FOREIGN, "null", "http://127.0.0.1:1", "http://localhost.evil.example", ""])
-async def test_foreign_origin_is_rejected(cortex: Cortex, node: FakeNode, origin: str) -> None:
+async def test_request_from_a_web_page_of_a_foreign_origin_is_rejected(
+    cortex: Cortex, node: FakeNode, origin: str
+) -> None:
     allowed = (200, None) if not origin else (403, "origin_not_allowed")
     assert await chat(cortex, origin=origin) == allowed
     assert len(node.bodies) == (not origin)
     assert await chat(cortex) == (200, None)
 
 
-async def test_own_origin_is_allowed(cortex: Cortex) -> None:
+async def test_request_from_a_web_page_of_the_gateways_own_origin_is_allowed(cortex: Cortex) -> None:
     assert await chat(cortex, origin=cortex.url) == (200, None)
     port = cortex.url.rpartition(":")[2]
     assert await chat(cortex, origin=f"http://LocalHost:{port}", host=f"localhost:{port}") == (200, None)
@@ -36,14 +38,14 @@ async def test_own_origin_is_allowed(cortex: Cortex) -> None:
 
 
 @pytest.mark.parametrize("origins", [[PAGE], [f"{PAGE}/"], ["*"]])
-async def test_configured_origins_are_allowed(node: FakeNode, origins: list[str]) -> None:
+async def test_requests_from_web_pages_of_configured_origins_are_allowed(node: FakeNode, origins: list[str]) -> None:
     async with running_cortex(node, settings={"gateway": {"cors_origins": origins}}) as cortex:
         assert await chat(cortex, origin=PAGE) == (200, None)
         expected = (200, None) if origins == ["*"] else (403, "origin_not_allowed")
         assert await chat(cortex, origin=FOREIGN) == expected
 
 
-async def test_valid_key_skips_origin_and_host_checks(node: FakeNode) -> None:
+async def test_request_with_a_valid_key_skips_origin_and_host_checks(node: FakeNode) -> None:
     async with running_cortex(node, settings={"entitlements": KEYS}) as cortex:
         assert await chat(cortex, origin=FOREIGN, authorization="Bearer mine") == (200, None)
         assert await chat(cortex, host="gw.example", **{"x-api-key": "mine"}) == (200, None)
@@ -52,7 +54,7 @@ async def test_valid_key_skips_origin_and_host_checks(node: FakeNode) -> None:
         assert await chat(cortex, origin=FOREIGN, **both) == (200, None)
 
 
-async def test_required_keys_replace_the_origin_check(node: FakeNode) -> None:
+async def test_gateway_that_requires_keys_does_not_check_origins(node: FakeNode) -> None:
     settings = {"entitlements": KEYS | {"require_auth": True}}
     async with running_cortex(node, settings=settings) as cortex:
         assert await chat(cortex, origin=FOREIGN, host="gw.example") == (401, "invalid_api_key")
@@ -66,7 +68,7 @@ async def test_required_keys_replace_the_origin_check(node: FakeNode) -> None:
         *("localhost.:9", "host.docker.internal:31313", "host.containers.internal", "node.localhost"),
     ],
 )
-async def test_loopback_host_names_are_allowed(node: FakeNode, host: str) -> None:
+async def test_host_headers_that_name_a_loopback_address_are_allowed(node: FakeNode, host: str) -> None:
     async with running_cortex(node, settings={"gateway": {"listen": "127.1.2.3:0"}}) as cortex:
         assert await chat(cortex, host=host) == (200, None)
 
@@ -78,14 +80,14 @@ async def test_loopback_host_names_are_allowed(node: FakeNode, host: str) -> Non
         *("internal", "host.docker.internal.evil.example"),
     ],
 )
-async def test_foreign_host_name_is_rejected(cortex: Cortex, node: FakeNode, host: str) -> None:
+async def test_foreign_host_header_is_rejected(cortex: Cortex, node: FakeNode, host: str) -> None:
     assert await chat(cortex, host=host) == (403, "host_not_allowed")
     assert await chat(cortex, host=host, origin=f"http://{host}") == (403, "host_not_allowed")
     assert node.bodies == []
 
 
 @pytest.mark.parametrize("gateway", [{"listen": "192.0.2.1:0"}, {}])
-async def test_insecure_gateway_allows_any_host_name(node: FakeNode, gateway: dict[str, Any]) -> None:
+async def test_insecure_gateway_allows_any_host_header(node: FakeNode, gateway: dict[str, Any]) -> None:
     async with running_cortex(node, settings={"gateway": gateway | {"insecure": True}}) as cortex:
         assert await chat(cortex, host="gw.example") == (200, None)
         assert await chat(cortex, host="gw.example", origin="http://gw.example") == (200, None)

@@ -42,7 +42,7 @@ def rejection(limiter: RateLimiter, principal: Principal, tokens: int = 1) -> Ap
     return error
 
 
-def test_requests_per_minute_are_limited() -> None:
+def test_requests_per_minute_of_a_key_are_limited() -> None:
     clock = Clock()
     limiter, key = RateLimiter(clock), Principal("a", "k", requests_per_minute=3)
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_requests_per_minute_are_limited() -> None:
     assert rejection(limiter, key).retry_after == 20
 
 
-def test_estimated_tokens_are_replaced_by_actual_ones() -> None:
+def test_token_limit_counts_actual_tokens_instead_of_the_estimate_after_a_request() -> None:
     clock = Clock()
     limiter, key = RateLimiter(clock), Principal("a", "k", tokens_per_minute=600)
     with admitted_request(limiter, key, 500) as permit:
@@ -72,7 +72,7 @@ def test_estimated_tokens_are_replaced_by_actual_ones() -> None:
     request(limiter, key, 100)
 
 
-def test_failed_request_costs_no_tokens() -> None:
+def test_failed_request_takes_no_tokens_from_the_limit() -> None:
     limiter, key = RateLimiter(Clock()), Principal("a", "k", tokens_per_minute=100)
     for _ in range(5):
         with pytest.raises(ZeroDivisionError), admitted_request(limiter, key, 100):
@@ -81,7 +81,7 @@ def test_failed_request_costs_no_tokens() -> None:
         rejection(limiter, key, 1)
 
 
-def test_request_above_the_limit_waits_for_an_empty_bucket() -> None:
+def test_request_larger_than_the_token_limit_is_admitted_when_the_bucket_is_empty() -> None:
     clock = Clock()
     limiter, key = RateLimiter(clock), Principal("a", "k", tokens_per_minute=100)
     request(limiter, key, 1000, actual=400)
@@ -92,7 +92,7 @@ def test_request_above_the_limit_waits_for_an_empty_bucket() -> None:
     request(limiter, key, 1000)
 
 
-def test_concurrent_requests_are_limited() -> None:
+def test_concurrent_requests_of_a_key_are_limited() -> None:
     limiter, key, other_key = (
         RateLimiter(Clock()),
         Principal("a", "k", concurrency=2),
@@ -108,7 +108,7 @@ def test_concurrent_requests_are_limited() -> None:
         rejection(limiter, key)
 
 
-def test_rejected_request_takes_nothing() -> None:
+def test_rejected_request_takes_nothing_from_any_limit() -> None:
     limiter = RateLimiter(Clock())
     key = Principal("a", "k", requests_per_minute=2, tokens_per_minute=10, concurrency=1)
     with admitted_request(limiter, key, 10):
@@ -118,7 +118,7 @@ def test_rejected_request_takes_nothing() -> None:
     assert "tokens a minute" not in str(rejection(limiter, key))
 
 
-def test_requests_count_before_their_tokens_are_known() -> None:
+def test_requests_count_for_request_limits_before_their_tokens_are_known() -> None:
     limiter, key = RateLimiter(Clock()), Principal("a", "k", requests_per_minute=2, tokens_per_minute=10, concurrency=1)
     with limiter.enter(key), pytest.raises(ApiError, match="1 requests at a time"):
         limiter.enter(key)
@@ -128,7 +128,7 @@ def test_requests_count_before_their_tokens_are_known() -> None:
         limiter.enter(key)
 
 
-def test_token_bucket_drains_while_the_body_is_read() -> None:
+def test_token_bucket_refills_while_the_request_body_is_read() -> None:
     clock = Clock()
     limiter, key = RateLimiter(clock), Principal("a", "k", tokens_per_minute=60)
     request(limiter, key, 60, actual=60)
@@ -137,7 +137,7 @@ def test_token_bucket_drains_while_the_body_is_read() -> None:
         permit.hold_tokens(10)
 
 
-def test_rejected_tokens_return_a_retry_after_that_covers_both_limits() -> None:
+def test_retry_after_of_a_rejection_by_tokens_also_covers_the_request_limit() -> None:
     clock = Clock()
     limiter, key = RateLimiter(clock), Principal("a", "k", requests_per_minute=2, tokens_per_minute=60)
     request(limiter, key, 60, actual=60)
@@ -148,7 +148,7 @@ def test_rejected_tokens_return_a_retry_after_that_covers_both_limits() -> None:
     request(limiter, key, 1)
 
 
-def test_changed_limits_apply_at_once() -> None:
+def test_changed_rate_limits_apply_at_once() -> None:
     clock = Clock()
     limiter = RateLimiter(clock)
     request(limiter, Principal("a", "k", requests_per_minute=1))
@@ -173,7 +173,7 @@ def test_rate_limit_headers_show_limit_and_remaining() -> None:
             assert permit.headers == []
 
 
-def test_only_idle_keys_are_forgotten() -> None:
+def test_rate_limiter_forgets_only_idle_keys() -> None:
     clock = Clock()
     limiter, running = RateLimiter(clock), Principal("a", "running", concurrency=1)
     with admitted_request(limiter, running, 1):
@@ -196,7 +196,9 @@ request_sizes = st.lists(st.tuples(st.floats(0, 90), st.integers(0, 300), st.int
 
 
 @given(request_sizes, st.integers(1, 20), st.integers(1, 500))
-def test_limits_hold_and_retry_after_suffices(request_sizes: list[tuple[float, int, int]], rpm: int, tpm: int) -> None:
+def test_rate_limits_hold_and_a_retry_after_the_stated_time_is_admitted(
+    request_sizes: list[tuple[float, int, int]], rpm: int, tpm: int
+) -> None:
     clock, admitted = Clock(), list[tuple[float, int]]()
     limiter, key = RateLimiter(clock), Principal("a", "k", requests_per_minute=rpm, tokens_per_minute=tpm)
     for pause, tokens, actual in request_sizes:

@@ -19,7 +19,9 @@ from cortex.running_gateway import Cortex, eventually, running_cortex
 from helexa.cortex.forwarding import relay
 
 
-async def test_node_error_keeps_its_status_and_retry_after(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_node_error_reaches_the_client_with_its_status_and_retry_after(
+    node: FakeNode, client: anthropic.AsyncAnthropic
+) -> None:
     node.speak = refuse
     for stream in (False, True):
         with pytest.raises(anthropic.APIStatusError) as refused:
@@ -77,7 +79,7 @@ async def test_invalid_request_is_rejected_by_the_gateway(
     ],
     ids=["dies", "ends early", "garbage", "error"],
 )
-async def test_failed_stream_ends_with_an_error_event(
+async def test_failed_messages_stream_ends_with_an_error_event(
     node: FakeNode, cortex: Cortex, client: anthropic.AsyncAnthropic, speak: Speak
 ) -> None:
     node.speak = speak
@@ -95,14 +97,18 @@ async def test_failed_stream_ends_with_an_error_event(
 @pytest.mark.parametrize(
     "speak", [die_within_json, responds("[]"), responds("oops"), responds({"choices": []}), streams(DONE)]
 )
-async def test_invalid_response_is_502(node: FakeNode, client: anthropic.AsyncAnthropic, speak: Speak) -> None:
+async def test_invalid_response_of_a_node_is_502(
+    node: FakeNode, client: anthropic.AsyncAnthropic, speak: Speak
+) -> None:
     node.speak = speak
     with pytest.raises(anthropic.APIStatusError) as failed:
         await client.messages.create(**ASK)
     assert (failed.value.status_code, error_type(failed.value)) == (502, "api_error")
 
 
-async def test_body_of_an_unknown_format_is_not_forwarded(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_error_body_of_an_unknown_format_is_not_forwarded_to_the_client(
+    node: FakeNode, client: anthropic.AsyncAnthropic
+) -> None:
     for body in ("at /srv/secret.py:7", ["/srv"], {"trace": "/srv"}):
         node.speak = responds(body, 500)
         with pytest.raises(anthropic.InternalServerError, match="upstream returned 500") as failed:
@@ -110,7 +116,7 @@ async def test_body_of_an_unknown_format_is_not_forwarded(node: FakeNode, client
         assert "srv" not in str(failed.value.body)
 
 
-async def test_disconnect_cancels_the_node_request(
+async def test_disconnect_of_the_client_cancels_the_request_at_the_node(
     node: FakeNode, cortex: Cortex, client: anthropic.AsyncAnthropic
 ) -> None:
     async def never_end(node: FakeNode, request: web.Request) -> web.StreamResponse:
@@ -134,7 +140,7 @@ async def cold(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 @pytest.mark.parametrize("rejection", [None, (500, "boom")])
-async def test_pings_are_sent_during_a_load(node: FakeNode, cold: Cortex, rejection: Any) -> None:
+async def test_client_gets_pings_while_its_model_is_loaded(node: FakeNode, cold: Cortex, rejection: Any) -> None:
     node.speak, node.load_error = streams(*STREAM), rejection
     node.may_load.clear()
     ask = ASK | {"model": "Org/Cold", "stream": True}

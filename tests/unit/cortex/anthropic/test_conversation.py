@@ -43,7 +43,7 @@ def test_billing_header_text_is_removed_from_the_system_prompt() -> None:
     assert messages({"role": "user", "content": line})[0]["content"] == line
 
 
-def test_tool_results_precede_the_user_text() -> None:
+def test_tool_results_of_a_user_message_precede_its_text() -> None:
     calls = assistant(text("a"), use("1", "f", x=[1, {"é": None}]), text("b"), use("2", "g"))
     results = user(text("so?"), result("2", [text("p"), text("q")]), result("1", "r"), text("well?"))
     assert messages(HI, calls, results)[1:] == [
@@ -61,7 +61,7 @@ def test_tool_results_precede_the_user_text() -> None:
     ]
 
 
-def test_consecutive_messages_of_one_role_are_one_turn() -> None:
+def test_consecutive_messages_of_one_role_become_one_message() -> None:
     calls = [assistant(use("1", "f")), assistant({"type": "thinking", "thinking": "hm"}, text("and"), use("2", "g"))]
     results = [user(result("1", "r"), text("so?")), user(result("2", "s")), {"role": "system", "content": "be brief"}]
     prompt, question, turn, *others = messages(
@@ -77,13 +77,13 @@ def test_consecutive_messages_of_one_role_are_one_turn() -> None:
     ]
 
 
-def test_error_in_a_combined_turn_names_its_message() -> None:
+def test_error_in_merged_messages_names_the_original_message() -> None:
     with pytest.raises(ApiError) as caught:
         messages(HI, user(text("a"), {"type": "tool_use", "id": "1", "name": "f", "input": {}}))
     assert caught.value.param == "messages.1.content.1"
 
 
-def test_tool_results_may_be_errors_images_or_empty() -> None:
+def test_tool_results_that_are_errors_images_or_empty_are_translated() -> None:
     (error, image, nothing) = messages(
         user(
             result("1", "late", is_error=True),
@@ -109,7 +109,7 @@ def test_images_and_documents_become_content_parts() -> None:
     assert messages(user(page)) == [{"role": "user", "content": "T\npage"}]
 
 
-def test_thinking_is_kept_and_unknown_blocks_become_json_text() -> None:
+def test_thinking_blocks_become_reasoning_and_unknown_blocks_become_json_text() -> None:
     thoughts = [{"type": "thinking", "thinking": thought, "signature": "x"} for thought in ("hm", "", "ah")]
     hidden = {"type": "redacted_thinking", "data": "zzz"}
     search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}, "cache_control": {}}
@@ -118,7 +118,7 @@ def test_thinking_is_kept_and_unknown_blocks_become_json_text() -> None:
     assert orjson.loads(turn["content"]) == {name: search[name] for name in ("type", "id", "name", "input")}
 
 
-def test_final_assistant_text_is_continued() -> None:
+def test_final_assistant_text_sets_continue_final_message() -> None:
     chat_request = chat(messages=[HI, {"role": "assistant", "content": "The answer is ("}])
     assert chat_request["chat_template_kwargs"]["continue_final_message"] is True
     assert chat_request["chat_template_kwargs"]["add_generation_prompt"] is False
@@ -147,7 +147,7 @@ HERMES = """
 {% if not enable_thinking %}<think></think>{% endif %}{% endif %}"""
 
 
-def test_claude_code_request_renders_completely() -> None:
+def test_recorded_claude_code_request_renders_completely_in_a_chat_template() -> None:
     chat_request = to_chat(REQUEST)
     prompt = ChatTemplate(HERMES).render(
         chat_request["messages"], tools=chat_request["tools"], **chat_request["chat_template_kwargs"]
@@ -204,7 +204,7 @@ def strings(value: Any) -> list[str]:
 
 
 @given(st.lists(TURNS, min_size=1, max_size=6))
-def test_no_text_or_tool_call_is_lost(turns: list[dict[str, Any]]) -> None:
+def test_translation_of_any_conversation_loses_no_text_and_no_tool_call(turns: list[dict[str, Any]]) -> None:
     chat_request = messages(*turns)
     blocks = [block for turn in turns if isinstance(turn["content"], list) for block in turn["content"]]
     prompt_text = "\0".join(strings(chat_request))
@@ -225,7 +225,7 @@ def test_no_text_or_tool_call_is_lost(turns: list[dict[str, Any]]) -> None:
 
 
 @given(st.lists(TURNS, min_size=1, max_size=6))
-def test_backend_gets_arguments_as_text(turns: list[dict[str, Any]]) -> None:
+def test_third_party_backend_gets_tool_call_arguments_as_text(turns: list[dict[str, Any]]) -> None:
     chat_request = chat(messages=turns)
     strict = orjson.loads(for_backend(orjson.dumps(chat_request), ()))
     for turn in strict["messages"]:

@@ -24,7 +24,7 @@ def request(**fields: object) -> CountRequest:
     return CountRequest.parse(json.dumps({"model": "m", "messages": [HI], **fields}).encode())
 
 
-def test_counted_prompt_equals_the_generated_prompt() -> None:
+def test_count_tokens_translates_the_prompt_like_a_messages_request() -> None:
     body = json.dumps(REQUEST).encode()
     tokenize_request, chat = json.loads(CountRequest.parse(body).body), json.loads(Translation.parse(body).body)
     for name in ("model", "messages", "tools", "chat_template_kwargs"):
@@ -32,13 +32,13 @@ def test_counted_prompt_equals_the_generated_prompt() -> None:
     TokenizeRequest.parse(CountRequest.parse(body).body)
 
 
-def test_final_assistant_text_is_counted_without_a_generation_prompt() -> None:
+def test_count_with_a_final_assistant_text_omits_the_generation_prompt() -> None:
     tokenize_request = json.loads(request(messages=[HI, {"role": "assistant", "content": "He"}]).body)
     assert (tokenize_request["add_generation_prompt"], tokenize_request["continue_final_message"]) == (False, True)
     assert tokenize_request["chat_template_kwargs"] == {"enable_thinking": False}
 
 
-async def test_count_is_estimated_without_a_node() -> None:
+async def test_token_count_is_estimated_if_no_node_counts() -> None:
     async def no_response(body: bytes) -> None:
         return None
 
@@ -53,11 +53,11 @@ async def test_count_is_estimated_without_a_node() -> None:
 @pytest.mark.parametrize(
     "node_reply", [(500, b'{"count": 1}'), (200, b""), (200, b"[]"), (200, b'{"count": true}'), (200, b'{"count": -1}')]
 )
-def test_invalid_count_response_is_none(node_reply: tuple[int, bytes]) -> None:
+def test_invalid_token_count_of_a_node_is_ignored(node_reply: tuple[int, bytes]) -> None:
     assert parse_count(*node_reply) is None
 
 
-def test_estimate_covers_every_part_of_a_prompt() -> None:
+def test_estimated_token_count_covers_every_part_of_a_prompt() -> None:
     tool = {"name": "f", "description": "x" * 400, "input_schema": {"type": "object"}}
     image = {"type": "image", "source": {"type": "base64", "data": "x" * 9_000_000}}
     use = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": "x" * 400}}
@@ -70,7 +70,7 @@ def test_estimate_covers_every_part_of_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"model": "m"}', b'{"model":"m","messages":"x"}'])
-def test_malformed_count_request_is_400(body: bytes) -> None:
+def test_malformed_count_tokens_request_is_400(body: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         CountRequest.parse(body)
     assert refused.value.status == 400
@@ -84,7 +84,7 @@ def test_half_of_a_surrogate_pair_in_a_request_is_replaced() -> None:
     assert CountRequest.parse(body).estimate > 0
 
 
-def test_json_of_any_depth_is_rejected_or_accepted() -> None:
+def test_deeply_nested_json_is_accepted_or_rejected_with_400() -> None:
     for depth in (10, 200, 1000, 100_000):
         nested = b"[" * depth + b"]" * depth
         for kind in (b"tool_use", b"unknown"):
@@ -98,7 +98,9 @@ def test_json_of_any_depth_is_rejected_or_accepted() -> None:
                 assert depth < 1000
 
 
-async def test_prompt_that_a_node_rejects_has_no_count(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_count_tokens_fails_like_messages_for_a_prompt_that_the_node_rejects(
+    node: FakeNode, client: anthropic.AsyncAnthropic
+) -> None:
     error = {"type": "invalid_request_error", "code": "template_render_failed", "message": "no turn", "param": None}
     node.speak = responds({"error": error}, 422)
     with pytest.raises(anthropic.UnprocessableEntityError) as refused:
@@ -109,7 +111,9 @@ async def test_prompt_that_a_node_rejects_has_no_count(node: FakeNode, client: a
     assert errors[0]["error"] == errors[1]["error"]
 
 
-async def test_count_leaves_out_tools_that_the_choice_forbids(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_token_count_leaves_out_tools_if_tool_choice_is_none(
+    node: FakeNode, client: anthropic.AsyncAnthropic
+) -> None:
     node.speak = responds({"count": 1, "max_model_len": 4096, "tokens": [0]})
     await client.messages.count_tokens(model="small", messages=[HI], tools=TOOLS, tool_choice={"type": "none"})
     await client.messages.count_tokens(model="small", messages=[HI], tools=TOOLS, tool_choice={"type": "any"})

@@ -33,7 +33,7 @@ from helexa.cortex.upstream.error_responses import read_error
         (529, "overloaded_error"),
     ],
 )
-def test_error_type_follows_the_status(status: int, kind: str) -> None:
+def test_anthropic_error_type_follows_the_status(status: int, kind: str) -> None:
     assert to_anthropic_error(ApiError(status, "any", "text"), "req_1") == {
         "type": "error",
         "error": {"type": kind, "message": "text"},
@@ -41,7 +41,7 @@ def test_error_type_follows_the_status(status: int, kind: str) -> None:
     }
 
 
-def test_retry_headers_follow_the_error() -> None:
+def test_headers_tell_anthropic_clients_when_or_whether_to_retry() -> None:
     assert error_headers(overloaded("full", 7)) == {"Retry-After": "7"}
     spent = ApiError(429, "insufficient_quota", "spent", type="insufficient_quota")
     assert error_headers(spent) == {"x-should-retry": "false"}
@@ -94,7 +94,7 @@ def envelope(**fields: Any) -> bytes:
     return json.dumps({"error": {"message": "m", "type": "api_error", "code": "c", "param": None, **fields}}).encode()
 
 
-def test_helexa_error_keeps_its_text_and_code() -> None:
+def test_error_of_a_helexa_node_keeps_its_text_and_code() -> None:
     error = read_error(422, envelope(code="template_render_failed"), 5)
     assert (error.status, error.code, str(error), error.retry_after) == (422, "template_render_failed", "m", 5)
     assert str(read_error(500, envelope(code=None))) == "m"
@@ -103,7 +103,7 @@ def test_helexa_error_keeps_its_text_and_code() -> None:
     assert message(read_error(400, sizes)) == "prompt is too long: 9 tokens > 5 maximum"
 
 
-def test_backend_message_about_a_long_prompt_is_recognized() -> None:
+def test_error_message_of_other_servers_about_a_long_prompt_is_recognized() -> None:
     body = {"error": {"message": VLLM + "5000 tokens (4999 in the messages, 1 in the completion).", "code": 400}}
     assert message(read_error(400, json.dumps(body).encode())) == "prompt is too long: 4999 tokens > 4096 maximum"
 
@@ -119,7 +119,7 @@ JSON = st.recursive(
 
 
 @given(st.integers(100, 999), st.binary(max_size=30) | JSON.map(lambda value: json.dumps(value).encode()), JSON)
-def test_any_node_error_becomes_an_api_error(status: int, body: bytes, value: Any) -> None:
+def test_any_error_body_of_a_node_becomes_an_api_error(status: int, body: bytes, value: Any) -> None:
     for error in (read_error(status, body), streamed_error(value)):
         assert 400 <= error.status < 600
         assert isinstance(message(error), str)

@@ -20,7 +20,9 @@ from cortex.fake_node import FakeNode, die_within_json
 from cortex.running_gateway import Cortex
 
 
-async def test_non_streaming_message_is_translated_both_ways(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_request_and_response_of_a_message_are_translated(
+    node: FakeNode, client: anthropic.AsyncAnthropic
+) -> None:
     node.speak = responds(COMPLETION)
     message = await client.messages.create(**ASK, tools=TOOLS)
     assert [block.to_dict() for block in message.content] == CONTENT
@@ -53,7 +55,7 @@ async def test_each_content_block_starts_and_stops(node: FakeNode, client: anthr
     assert events.count("content_block_start") == events.count("content_block_stop") == 4
 
 
-async def test_stream_has_pings_and_ordered_events(node: FakeNode, cortex: Cortex) -> None:
+async def test_messages_stream_has_pings_and_events_in_anthropics_order(node: FakeNode, cortex: Cortex) -> None:
     node.speak = streams(*STREAM)
     async with cortex.client.post(f"{cortex.url}/v1/messages", json=ASK | {"stream": True}) as response:
         assert response.content_type == "text/event-stream"
@@ -105,7 +107,7 @@ async def test_stop_sequence_is_reported(node: FakeNode, client: anthropic.Async
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
 
 
-async def test_claude_code_request_is_served(node: FakeNode, cortex: Cortex) -> None:
+async def test_recorded_claude_code_request_is_answered(node: FakeNode, cortex: Cortex) -> None:
     node.speak = streams(*STREAM)
     url = f"{cortex.url}/v1/messages?beta=true"
     async with cortex.client.post(url, json=REQUEST, headers={"anthropic-version": "2023-06-01"}) as response:
@@ -118,7 +120,7 @@ async def test_claude_code_request_is_served(node: FakeNode, cortex: Cortex) -> 
 # Counting
 
 
-async def test_tokens_are_counted_by_the_node(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_count_tokens_is_answered_by_the_node(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
     node.speak = responds({"count": 123, "max_model_len": 4096, "tokens": list(range(123))})
     count = await client.messages.count_tokens(model="small", messages=HI, tools=TOOLS, system="s")
     assert count.input_tokens == 123
@@ -129,19 +131,23 @@ async def test_tokens_are_counted_by_the_node(node: FakeNode, client: anthropic.
     assert len(chat_request["tools"]) == 2
 
 
-async def test_tokens_are_estimated_if_the_node_cannot_count(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_count_tokens_is_estimated_if_the_node_cannot_count(
+    node: FakeNode, client: anthropic.AsyncAnthropic
+) -> None:
     messages: Any = [{"role": "user", "content": "x" * 392}]
     for speak in (responds("{}", 404), responds("oops"), responds({"count": "many"}), die_within_json):
         node.speak = speak
         assert (await client.messages.count_tokens(model="small", messages=messages)).input_tokens == 100
 
 
-async def test_invalid_count_request_has_the_same_error(client: anthropic.AsyncAnthropic) -> None:
+async def test_invalid_count_tokens_request_gets_the_error_of_messages(client: anthropic.AsyncAnthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.role"):
         await client.messages.count_tokens(model="small", messages=[{"role": "robot", "content": "x"}])  # type: ignore[typeddict-item]
 
 
-async def test_prompt_counts_are_requested_for_streams(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_gateway_requests_prompt_counts_from_the_node_for_a_messages_stream(
+    node: FakeNode, client: anthropic.AsyncAnthropic
+) -> None:
     node.speak = streams(*STREAM)
     async with client.messages.stream(**ASK) as stream:
         await stream.get_final_message()
@@ -151,7 +157,7 @@ async def test_prompt_counts_are_requested_for_streams(node: FakeNode, client: a
 MODELS = ["Org/M", "small"]
 
 
-async def test_models_are_listed_in_pages(client: anthropic.AsyncAnthropic) -> None:
+async def test_anthropic_client_lists_models_in_pages(client: anthropic.AsyncAnthropic) -> None:
     page = await client.models.list(limit=1)
     (model,) = page.data
     TypeAdapter(ModelInfo).validate_python(model.to_dict())
@@ -171,14 +177,14 @@ async def test_models_are_listed_in_pages(client: anthropic.AsyncAnthropic) -> N
         ({"after_id": "small", "before_id": "small"}, "before_id: excludes"),
     ],
 )
-async def test_invalid_page_parameter_is_rejected(
+async def test_invalid_page_parameter_of_the_model_list_is_rejected(
     client: anthropic.AsyncAnthropic, query: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(anthropic.BadRequestError, match=message):
         await client.models.list(**query)
 
 
-async def test_model_list_format_follows_the_version_header(cortex: Cortex) -> None:
+async def test_model_list_has_anthropics_format_if_the_anthropic_version_header_is_sent(cortex: Cortex) -> None:
     assert (await cortex.get("/v1/models"))["object"] == "list"
     async with cortex.client.get(f"{cortex.url}/v1/models", headers={"anthropic-version": "2023-06-01"}) as response:
         assert (await response.json()).keys() == {"data", "has_more", "first_id", "last_id"}

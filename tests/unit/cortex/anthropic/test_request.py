@@ -11,7 +11,7 @@ from helexa.cortex.anthropic.message_and_errors import to_anthropic_error
 from helexa.cortex.anthropic.to_chat_and_token_count import to_chat
 
 
-def test_plain_request_is_translated() -> None:
+def test_messages_request_is_translated_to_a_chat_request() -> None:
     assert to_chat(ASK) == {
         "model": "m",
         "max_tokens": 9,
@@ -23,7 +23,7 @@ def test_plain_request_is_translated() -> None:
 # Tools
 
 
-def test_tools_become_functions() -> None:
+def test_anthropic_tools_become_functions() -> None:
     plain, bare = {"type": "function", "function": {"name": "h"}}, {"name": "b"}
     assert chat(tools=[BASH, READ, plain, bare])["tools"] == [
         {
@@ -67,7 +67,7 @@ def test_tool_choice_without_tools_is_omitted() -> None:
 # Other parameters
 
 
-def test_parameters_are_translated() -> None:
+def test_parameters_of_a_messages_request_are_translated() -> None:
     chat_request = chat(
         stream=True,
         temperature=0.5,
@@ -110,11 +110,11 @@ def test_parameters_are_translated() -> None:
         ({"type": "enabled", "budget_tokens": 1024}, {"enable_thinking": True, "thinking_budget": 1024}),
     ],
 )
-def test_thinking_becomes_template_variables(thinking: Any, expected: dict[str, Any]) -> None:
+def test_field_thinking_becomes_chat_template_variables(thinking: Any, expected: dict[str, Any]) -> None:
     assert chat(thinking=thinking)["chat_template_kwargs"] == expected
 
 
-def test_disabled_thinking_has_no_effort() -> None:
+def test_effort_is_not_sent_if_thinking_is_disabled() -> None:
     """Claude Code disables the thinking of its subagents, but sends the effort of its main agent."""
     effort = {"output_config": {"effort": "high"}}
     assert "reasoning_effort" not in chat(thinking={"type": "disabled"}, **effort)
@@ -122,7 +122,7 @@ def test_disabled_thinking_has_no_effort() -> None:
     assert chat(**effort)["reasoning_effort"] == "high"
 
 
-def test_explicit_template_variables_are_forwarded() -> None:
+def test_chat_template_kwargs_of_a_messages_request_are_forwarded() -> None:
     variables = {"enable_thinking": True, "custom": 1}
     assert chat(chat_template_kwargs=variables)["chat_template_kwargs"] == variables
 
@@ -200,11 +200,11 @@ def test_request_without_a_model_is_rejected() -> None:
 # Threads, which the tool runners of Anthropic's client libraries use
 
 
-def test_new_thread_is_accepted() -> None:
+def test_field_thread_of_type_create_is_accepted() -> None:
     assert chat(thread={"type": "create"}) == chat(thread=None) == to_chat(ASK)
 
 
-def test_continued_thread_is_not_found() -> None:
+def test_field_thread_of_type_continue_is_404_thread_not_found() -> None:
     with pytest.raises(ApiError) as caught:
         to_chat({"thread": {"type": "continue", "previous_message_id": "msg_1"}, "messages": []})
     assert (caught.value.status, caught.value.code) == (404, "thread_not_found")
@@ -213,7 +213,7 @@ def test_continued_thread_is_not_found() -> None:
 
 
 @pytest.mark.parametrize("thread", [{}, {"type": "fork"}, "create"])
-def test_thread_of_unknown_type_is_rejected(thread: Any) -> None:
+def test_field_thread_of_unknown_type_is_rejected(thread: Any) -> None:
     with pytest.raises(ApiError) as caught:
         chat(thread=thread)
     assert caught.value.param == "thread.type"

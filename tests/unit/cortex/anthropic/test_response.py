@@ -32,7 +32,7 @@ def translated(message: Any, reason: Any = "stop", **fields: Any) -> dict[str, A
     return message
 
 
-def test_completion_becomes_a_message() -> None:
+def test_chat_completion_becomes_an_anthropic_message() -> None:
     completion = {
         "content": "Hello",
         "reasoning_content": "Hm",
@@ -63,7 +63,7 @@ def test_completion_becomes_a_message() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["ls -l", '{"a": ', "[1]", "null", '"x"', "{} {}"])
-def test_invalid_tool_call_becomes_text(arguments: str) -> None:
+def test_tool_call_with_invalid_arguments_becomes_text(arguments: str) -> None:
     message = translated({"content": None, "tool_calls": [call("Bash", arguments)]}, "tool_calls")
     (block,) = message["content"]
     assert orjson.loads(block["text"]) == {"name": "Bash", "arguments": arguments}
@@ -92,7 +92,7 @@ def test_tool_call_keeps_integers_of_more_than_64_bits(number: int) -> None:
     assert json.loads(as_json(message))["content"][0]["input"] == {"n": number}
 
 
-def test_finish_reason_becomes_a_stop_reason() -> None:
+def test_finish_reason_of_a_completion_becomes_a_stop_reason() -> None:
     completion = {"content": "x"}
     assert translated(completion, "length")["stop_reason"] == "max_tokens"
     assert translated({"tool_calls": [call("f", "{}")]}, "stop")["stop_reason"] == "tool_use"
@@ -104,7 +104,7 @@ def test_finish_reason_becomes_a_stop_reason() -> None:
 @pytest.mark.parametrize(
     "completion", [{}, {"choices": []}, {"choices": [{}]}, {"choices": [5]}, {"choices": {"a": 1}}]
 )
-def test_completion_without_a_message_is_502(completion: Any) -> None:
+def test_chat_completion_without_a_message_is_502(completion: Any) -> None:
     with pytest.raises(ApiError) as refused:
         to_message(completion, "m", message_id="msg_1")
     assert (refused.value.status, refused.value.code) == (502, "upstream_malformed_response")
@@ -147,7 +147,7 @@ VALUES = st.recursive(
 
 
 @given(st.fixed_dictionaries({"message": st.dictionaries(st.sampled_from(NAMES), VALUES)}, optional={"usage": JSON}))
-def test_any_completion_becomes_a_message_or_an_error(choice: dict[str, Any]) -> None:
+def test_any_chat_completion_becomes_a_message_or_an_error(choice: dict[str, Any]) -> None:
     try:
         message = to_message({"choices": [choice], "usage": choice.get("usage")}, "m", message_id="msg_1")
     except ApiError as error:

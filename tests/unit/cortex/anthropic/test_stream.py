@@ -58,7 +58,7 @@ def test_text_stream_has_anthropics_events() -> None:
     )
 
 
-def test_client_accumulates_the_message() -> None:
+def test_anthropic_client_accumulates_the_message_from_the_stream() -> None:
     message = sse_events.message(
         translated(ROLE, text_chunk("Hel"), text_chunk("lo é"), finish(), usage(7, 2, **CACHED), DONE)
     )
@@ -68,7 +68,7 @@ def test_client_accumulates_the_message() -> None:
     assert (counts.input_tokens, counts.cache_read_input_tokens, counts.output_tokens) == (4, 3, 2)
 
 
-def test_each_chunk_is_translated_at_once() -> None:
+def test_each_chunk_of_the_node_is_translated_at_once() -> None:
     stream = MessageStream("small", "msg_1")
     assert stream.feed(ROLE) == b""
     first = stream.feed(text_chunk("a"))
@@ -95,7 +95,7 @@ COUNTS = event({"choices": [], "helexa_prompt": {"prompt_tokens": 7, "cached_tok
 
 
 @pytest.mark.parametrize("chunks_before", [[], [ROLE], [KEEP_ALIVE, ROLE, KEEP_ALIVE]])
-def test_first_event_has_the_final_prompt_counts(chunks_before: list[bytes]) -> None:
+def test_message_start_has_the_same_prompt_counts_as_the_last_event(chunks_before: list[bytes]) -> None:
     stream = MessageStream("small", "msg_1", input_tokens=11)
     assert b"message_start" not in b"".join(map(stream.feed, chunks_before))
     sent = stream.feed(COUNTS)
@@ -109,13 +109,13 @@ def test_first_event_has_the_final_prompt_counts(chunks_before: list[bytes]) -> 
     assert sse_events.message(sent).usage.output_tokens == 2
 
 
-def test_usage_in_the_first_chunk_of_a_third_party_backend_counts_the_prompt() -> None:
+def test_usage_in_the_first_chunk_of_a_backend_gives_the_prompt_tokens_of_message_start() -> None:
     first = event({"choices": [{"index": 0, "delta": {"content": "x"}}], "usage": {"prompt_tokens": 9}})
     start: Any = sse_events.parsed(translated(ROLE, first, finish(), usage(9, 1), DONE))[0]
     assert (start["message"]["usage"]["input_tokens"], start["message"]["usage"]["output_tokens"]) == (9, 0)
 
 
-def test_thinking_has_a_separate_block() -> None:
+def test_reasoning_is_streamed_as_a_separate_thinking_block() -> None:
     for name in ("reasoning_content", "reasoning"):
         deltas = [delta(**{name: text}) for text in ("Hm", ", yes")]
         message = sse_events.message(translated(ROLE, *deltas, text_chunk("Yes"), finish(), DONE))
@@ -154,29 +154,29 @@ def tool_uses(stream: bytes) -> list[tuple[str, str, Any]]:
     ],
     ids=["in order", "at once", "mixed", "no index", "one index", "whole", "objects", "late"],
 )
-def test_parallel_tool_calls_become_two_tool_uses(sent: list[bytes]) -> None:
+def test_interleaved_parallel_tool_calls_become_two_tool_use_blocks(sent: list[bytes]) -> None:
     assert tool_uses(translated(ROLE, text_chunk("Let me see."), *sent, finish("tool_calls"), DONE)) == [FIRST, SECOND]
 
 
-def test_call_finished_with_stop_is_a_call() -> None:
+def test_tool_call_is_kept_although_the_finish_reason_is_stop() -> None:
     assert tool_uses(
         translated(*[calls(call_delta_) for call_delta_ in call_deltas(0, FIRST)], finish("stop"), DONE)
     ) == [FIRST]
 
 
-def test_call_without_arguments_has_empty_input() -> None:
+def test_tool_call_without_arguments_has_empty_input() -> None:
     sent = [calls(call_delta(0, "", name="now", id="1")), calls(call_delta(1, " ", name="here"))]
     first, second = tool_uses(translated(*sent, finish("tool_calls"), DONE))
     assert first == ("1", "now", {})
     assert second[0].startswith("toolu_") and second[1:] == ("here", {})
 
 
-def test_ids_of_calls_without_an_id_are_unique_over_answers() -> None:
+def test_tool_calls_without_an_id_get_ids_that_are_unique_over_answers() -> None:
     answer = (calls(call_delta(0, "{}", name="now")), finish("tool_calls"), DONE)
     assert len({tool_uses(translated(*answer))[0][0] for _ in range(3)}) == 3
 
 
-def test_call_with_invalid_arguments_becomes_text() -> None:
+def test_tool_call_with_invalid_arguments_becomes_text() -> None:
     garbage = calls(call_delta(0, "ls -l", name="Bash", id="1"))
     message = sse_events.message(translated(text_chunk("So:"), garbage, finish("tool_calls"), DONE))
     assert [block.type for block in message.content] == ["text", "text"]
@@ -184,7 +184,7 @@ def test_call_with_invalid_arguments_becomes_text() -> None:
     assert message.stop_reason == "end_turn"
 
 
-def test_arguments_that_are_encoded_twice_are_decoded() -> None:
+def test_tool_arguments_that_are_json_encoded_twice_are_decoded() -> None:
     pieces = json.dumps('{"command": "ls"}').partition("ls")
     sent = [calls(call_delta(0, piece, name="Bash" if piece is pieces[0] else None)) for piece in pieces]
     ((_, name, tool_input),) = tool_uses(translated(*sent, finish("tool_calls"), DONE))
@@ -192,7 +192,7 @@ def test_arguments_that_are_encoded_twice_are_decoded() -> None:
 
 
 @pytest.mark.parametrize("reason", ["stop", "tool_calls"])
-def test_truncated_call_is_kept_before_buffered_content(reason: str) -> None:
+def test_truncated_tool_call_is_sent_before_the_buffered_content(reason: str) -> None:
     broken = calls(call_delta(0, '{"command": "l', name="Bash", id="1"))
     stream = translated(
         *[calls(call_delta_) for call_delta_ in call_deltas(7, SECOND)], broken, text_chunk("So."), finish(reason), DONE
@@ -204,19 +204,19 @@ def test_truncated_call_is_kept_before_buffered_content(reason: str) -> None:
     assert message.stop_reason == "end_turn"  # the client must not run the truncated call
 
 
-def test_second_truncated_call_becomes_text() -> None:
+def test_second_truncated_tool_call_becomes_text() -> None:
     first, second = calls(call_delta(0, '{"a": ', name="f", id="1")), calls(call_delta(1, '{"b": ', name="g", id="2"))
     content = sse_events.message(translated(first, second, finish(), DONE)).content
     assert [block.type for block in content] == ["tool_use", "text"]
     assert content[1].to_dict()["text"] == '{"name":"g","arguments":"{\\"b\\": "}'
 
 
-def test_call_continued_after_its_end_is_an_error() -> None:
+def test_tool_call_that_continues_after_its_end_is_an_error() -> None:
     chunks = [calls(call_delta(0, "{}", name="f", id="1")), text_chunk("x"), calls(call_delta(0, "{}"))]
     assert sse_events.failure(translated(*chunks, finish("tool_calls"), DONE))["type"] == "api_error"
 
 
-def test_call_cut_off_by_length_has_stop_reason_max_tokens() -> None:
+def test_tool_call_cut_off_by_length_has_stop_reason_max_tokens() -> None:
     message = sse_events.message(
         translated(calls(call_delta(0, '{"command": "l', name="Bash", id="1")), finish("length"), DONE)
     )
@@ -224,7 +224,7 @@ def test_call_cut_off_by_length_has_stop_reason_max_tokens() -> None:
     assert message.content[0].type == "tool_use"
 
 
-def test_text_after_a_call_starts_is_sent_after_the_call() -> None:
+def test_text_that_arrives_within_a_tool_call_is_sent_after_the_call() -> None:
     stream = translated(
         calls(call_delta(0, '{"a"', name="f", id="1")),
         text_chunk("between"),
@@ -263,7 +263,7 @@ def test_finish_reason_becomes_a_stop_reason_in_a_stream(
     assert (message.stop_reason, message.stop_sequence) == expected
 
 
-def test_numeric_timings_are_forwarded() -> None:
+def test_only_numeric_timings_of_a_node_are_forwarded() -> None:
     deep: Any = {}
     for _ in range(300):
         deep = {"a": deep}
@@ -272,7 +272,7 @@ def test_numeric_timings_are_forwarded() -> None:
     assert ending["usage"]["helexa_timing"] == {"prefill_ms": 41, "decode_ms": 3.5}
 
 
-def test_reason_of_a_cache_miss_is_forwarded() -> None:
+def test_reason_of_a_cache_miss_is_forwarded_in_the_usage() -> None:
     miss = {"reason": "changed", "position": 700, "message": 1, "role": "user", "odd": {}}
     ending: Any = sse_events.parsed(translated(text_chunk("x"), finish(), usage(7, 2, helexa_cache_miss=miss), DONE))[
         -2
@@ -281,17 +281,17 @@ def test_reason_of_a_cache_miss_is_forwarded() -> None:
     assert ending["usage"]["helexa_cache_miss"] == miss
 
 
-def test_missing_usage_is_counted_by_the_gateway() -> None:
+def test_missing_usage_of_a_stream_is_counted_by_the_gateway() -> None:
     message = sse_events.message(translated(text_chunk("a"), text_chunk("b"), finish(), DONE))
     assert (message.usage.input_tokens, message.usage.output_tokens) == (11, 2)
 
 
-def test_counts_of_zero_are_estimated() -> None:
+def test_token_counts_of_zero_from_a_backend_are_replaced_by_estimates() -> None:
     message = sse_events.message(translated(text_chunk("a"), text_chunk("b"), finish(), usage(0, 0), DONE))
     assert (message.usage.input_tokens, message.usage.output_tokens) == (11, 2)
 
 
-def test_stream_may_end_without_done() -> None:
+def test_chat_stream_that_ends_without_done_is_complete() -> None:
     assert sse_events.message(translated(text_chunk("a"), finish(), usage(1, 1))).stop_reason == "end_turn"
 
 
@@ -315,7 +315,7 @@ ENVELOPE = {"message": "the engine died", "type": "api_error", "code": None, "pa
         ({"code": 500}, {"type": "api_error", "message": "upstream returned 500"}),
     ],
 )
-def test_error_chunk_ends_the_stream(error: Any, expected: dict[str, Any]) -> None:
+def test_error_chunk_of_the_node_ends_the_stream_with_an_error_event(error: Any, expected: dict[str, Any]) -> None:
     stream = translated(text_chunk("a"), event({"error": error}), text_chunk("b"), finish(), DONE)
     assert sse_events.failure(stream) == expected
     assert b'"text":"a"' in stream and b'"text":"b"' not in stream
@@ -345,26 +345,26 @@ def test_truncated_or_malformed_stream_is_an_error(chunks: list[bytes]) -> None:
     assert stream.failure is not None and stream.failure.code == "upstream_malformed_response"
 
 
-def test_gateway_error_is_the_last_event() -> None:
+def test_error_of_the_gateway_is_the_last_event_of_the_stream() -> None:
     stream = MessageStream("small", "msg_1")
     sent = stream.feed(text_chunk("a")) + stream.fail(ApiError(529, None, "full")) + stream.finish()
     assert sse_events.failure(sent) == {"type": "overloaded_error", "message": "full"}
 
 
-def test_empty_call_delta_is_ignored() -> None:
+def test_tool_call_delta_without_contents_is_ignored() -> None:
     empty = [calls({"index": 0}), calls({"index": 0, "function": None}), calls({"index": 1, "function": {}})]
     (block,) = sse_events.message(translated(*empty, text_chunk("x"), finish(), DONE)).content
     assert block.to_dict()["text"] == "x"
 
 
-def test_too_deeply_nested_arguments_are_malformed() -> None:
+def test_tool_arguments_nested_too_deeply_are_an_error() -> None:
     arguments: Any = {}
     for _ in range(300):
         arguments = {"a": arguments}
     assert "ecursion" in sse_events.failure(translated(calls(call_delta(0, arguments, name="f"))))["message"]
 
 
-def test_buffered_content_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_buffered_during_tool_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "MAX_BUFFERED_CHARS", 10_000)
     unfinished = calls(call_delta(0, '{"a": "', name="f", id="1"))
     assert (

@@ -35,14 +35,14 @@ STREAM += [usage(7, 2, **CACHED), DONE]
 
 
 @given(st.data(), st.sampled_from([b"\n", b"\r\n", b"\r"]))
-def test_events_do_not_depend_on_chunk_boundaries(data: st.DataObject, newline: bytes) -> None:
+def test_events_of_a_messages_stream_do_not_depend_on_chunk_boundaries(data: st.DataObject, newline: bytes) -> None:
     raw = b"".join(STREAM).replace(b"\n", newline)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
     chunks = [raw[start:end] for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
     assert translated(*chunks) == translated(*STREAM)
 
 
-def test_events_are_the_same_byte_by_byte() -> None:
+def test_events_are_the_same_if_the_node_stream_is_read_byte_by_byte() -> None:
     raw = b"".join(STREAM)
     assert translated(*[raw[at : at + 1] for at in range(len(raw))]) == translated(*STREAM)
 
@@ -86,7 +86,7 @@ CHUNKS = st.one_of(
 
 
 @given(st.lists(CHUNKS, max_size=12))
-def test_any_chunks_become_a_message_or_an_error(chunks: list[bytes]) -> None:
+def test_any_chunks_of_a_node_become_a_message_or_an_error(chunks: list[bytes]) -> None:
     stream = MessageStream("small", "msg_1")
     sent = b"".join([stream.feed(chunk) for chunk in chunks]) + stream.finish()
     events = sse_events.parsed(sent)
@@ -100,7 +100,7 @@ CONTENT = st.lists(st.tuples(st.sampled_from(["text", "thinking"]), st.text(min_
 
 
 @given(CONTENT, st.lists(st.dictionaries(st.text(max_size=3), JSON, max_size=3), max_size=3), st.randoms())
-def test_no_text_or_call_of_a_node_is_lost(contents: Any, arguments: list[Any], random: Any) -> None:
+def test_no_text_and_no_tool_call_of_a_node_stream_is_lost(contents: Any, arguments: list[Any], random: Any) -> None:
     chunks = [text_chunk(text) if kind == "text" else thinking_chunk(text) for kind, text in contents]
     remaining_calls = [call_deltas(index, (f"c{index}", "f", value), 2) for index, value in enumerate(arguments)]
     while remaining_calls:  # interleave the deltas of all calls, each call's deltas in order

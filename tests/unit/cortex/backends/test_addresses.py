@@ -28,7 +28,7 @@ ASK: dict[str, Any] = {"model": "Org/M", "max_tokens": 9, "messages": [{"role": 
         ("http://v1", "http://v1"),
     ],
 )
-def test_endpoint_of_a_node_may_end_in_the_path_of_the_api(endpoint: str, base: str) -> None:
+def test_node_endpoint_may_end_in_the_api_path(endpoint: str, base: str) -> None:
     assert without_api_path(base_url(endpoint)) == base
     assert NeuronSection(name="n", endpoint=endpoint).endpoint == base
 
@@ -45,14 +45,14 @@ def test_endpoint_of_a_node_may_end_in_the_path_of_the_api(endpoint: str, base: 
         "/v1/v1/messages/count_tokens",
     ],
 )
-async def test_wrong_base_url_of_a_client_is_accepted(cortex: Cortex, path: str) -> None:
+async def test_request_paths_from_common_wrong_base_urls_are_accepted(cortex: Cortex, path: str) -> None:
     body = ASK if "messages" in path else ASK | {"input": "Hi"}
     async with cortex.client.post(cortex.url + path, data=json.dumps(body)) as response:
         assert response.status in (200, 502), await response.text()  # the fake node answers no Messages stream
 
 
 @pytest.mark.parametrize("path", ["/v1/models/", "/v1/v1/models", "/models"])
-async def test_models_are_listed_at_other_spellings_of_the_path(cortex: Cortex, path: str) -> None:
+async def test_model_list_is_served_at_paths_from_common_wrong_base_urls(cortex: Cortex, path: str) -> None:
     assert [entry["id"] for entry in (await cortex.get(path))["data"]] == ["Org/M", "small"]
 
 
@@ -67,17 +67,17 @@ async def test_models_are_listed_at_other_spellings_of_the_path(cortex: Cortex, 
         "/v1/nodes",
     ],
 )
-async def test_other_paths_stay_unknown(cortex: Cortex, path: str) -> None:
+async def test_other_misspelled_paths_are_404(cortex: Cortex, path: str) -> None:
     async with cortex.client.post(cortex.url + path, data=json.dumps(ASK)) as response:
         assert response.status == 404
 
 
-async def test_doubled_slash_is_answered_with_the_fix(cortex: Cortex) -> None:
+async def test_path_with_a_doubled_slash_gets_an_error_that_names_the_fix(cortex: Cortex) -> None:
     async with cortex.client.post(f"{cortex.url}//v1/messages", data=json.dumps(ASK)) as response:
         assert "must not end in a slash" in (await response.json())["error"]["message"]
 
 
-async def test_model_of_ollama_needs_no_tag() -> None:
+async def test_model_of_an_ollama_backend_is_found_without_its_tag_latest() -> None:
     async with FakeNode().holds("qwen3:latest").serving() as node:
         settings = {"neurons": [{"name": "n1", "endpoint": f"{node.url}/v1", "kind": "openai"}]}
         async with running_cortex(node, settings=settings) as cortex:

@@ -57,12 +57,14 @@ def shown(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", COUNTED, ids=shown)
-async def test_prompt_and_answer_of_a_stream_are_charged(cortex: Cortex, name: str) -> None:
+async def test_prompt_and_answer_tokens_of_a_backend_stream_are_charged(cortex: Cortex, name: str) -> None:
     check(QUIRKS[name], await charge(cortex, name, {"stream": True}))
 
 
 @pytest.mark.parametrize("name", WHOLE, ids=shown)
-async def test_prompt_and_answer_of_a_whole_answer_are_charged(cortex: Cortex, name: str) -> None:
+async def test_prompt_and_answer_tokens_of_a_non_streaming_backend_answer_are_charged(
+    cortex: Cortex, name: str
+) -> None:
     check(QUIRKS[name], await charge(cortex, name, {}))
 
 
@@ -86,7 +88,9 @@ RESPONSE_COUNTS: dict[str, Any] = {
     ],
     ids=["DeepSeek", "Moonshot", "other details", "Responses", "OpenAI", "too many"],
 )
-async def test_cached_tokens_have_the_names_of_the_clients_api(usage: dict[str, Any], cached: int) -> None:
+async def test_cached_tokens_under_any_backends_name_get_the_name_of_the_clients_api(
+    usage: dict[str, Any], cached: int
+) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return web.json_response({"id": "c1", "choices": [CHOICE], "usage": usage})
 

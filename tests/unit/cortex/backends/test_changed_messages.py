@@ -83,7 +83,7 @@ TEMPERATURE += " supported. `top_p` is deprecated for this model."
     ],
     ids=["DeepSeek's reasoning", "DeepSeek's content", "content in a template", "effort of OpenAI", "temperature"],
 )
-async def test_backend_gets_the_form_that_it_accepts(
+async def test_request_is_repeated_in_the_message_form_that_the_backend_accepts(
     path: str, accepts: Callable[[dict[str, Any]], bool], text: str, status: int
 ) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
@@ -104,7 +104,7 @@ async def test_backend_gets_the_form_that_it_accepts(
     assert (shown if isinstance(shown, str) else "\n".join(part["text"] for part in shown)) == "Hi\nthere"
 
 
-async def test_effort_that_a_chat_client_sets_is_not_changed() -> None:
+async def test_reasoning_effort_set_by_a_chat_client_is_not_changed() -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return web.json_response({"error": {"message": EFFORT, "type": "invalid_request_error"}}, status=400)
 
@@ -118,13 +118,13 @@ async def test_effort_that_a_chat_client_sets_is_not_changed() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": []}])
-def test_choice_of_tools_without_tools_is_omitted(fields: dict[str, Any]) -> None:
+def test_tool_choice_without_tools_is_omitted(fields: dict[str, Any]) -> None:
     """Codex always sends `tool_choice`, also in a request without tools, which vLLM rejects."""
     body = {"messages": [], "tool_choice": "auto", "parallel_tool_calls": True} | fields
     assert orjson.loads(for_backend(orjson.dumps(body), ())) == {"messages": []}
 
 
-def test_reasoning_of_each_message_differs() -> None:
+def test_reasoning_added_to_assistant_messages_differs_for_each_message() -> None:
     calls = [{"role": "assistant", "tool_calls": [CALL | {"id": id}]} for id in ("a", "b")]
     kept = {"role": "assistant", "content": "x", "reasoning_content": "Hm"}
     body = orjson.dumps({"messages": [*calls, kept, {"role": "assistant", "content": "y"}]})
@@ -132,7 +132,7 @@ def test_reasoning_of_each_message_differs() -> None:
     assert [message["reasoning_content"] for message in sent] == ["a", "b", "Hm", " "]
 
 
-def test_content_with_images_stays() -> None:
+def test_message_content_with_images_is_not_merged_into_text() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:"}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, image]}, {"role": "user", "content": []}]
     body = orjson.dumps({"messages": messages})
@@ -148,11 +148,11 @@ def test_content_with_images_stays() -> None:
         "messages with tool_calls must include reasoning_content",
     ],
 )
-def test_errors_of_reasoning_are_recognized(text: str) -> None:
+def test_backend_errors_about_missing_reasoning_are_recognized(text: str) -> None:
     assert requires_reasoning(orjson.dumps({"message": text}))
 
 
-def test_other_errors_are_not_recognized() -> None:
+def test_other_backend_errors_do_not_change_the_messages() -> None:
     error = b'{"loc": ["body", "messages", 1, "reasoning_content"], "msg": "Extra inputs are not permitted"}'
     assert not requires_reasoning(error)
     assert not refuses_parts(b"max_tokens: invalid type: string, expected an integer")

@@ -98,7 +98,9 @@ def request_body(path: str, name: str, *, stream: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
 @pytest.mark.parametrize("name", [LONG, DOTTED])
-async def test_client_gets_its_own_name_of_a_function(path: str, name: str, stream: bool) -> None:
+async def test_client_gets_its_own_function_name_if_the_backend_needs_a_shorter_one(
+    path: str, name: str, stream: bool
+) -> None:
     body, answer = request_body(path, name, stream=stream), ""
     async with FakeNode(speak=openai).holds("Org/M").serving() as backend:
         settings: dict[str, Any] = {"neurons": [{"name": "n1", "endpoint": backend.url, "kind": "openai"}]}
@@ -138,7 +140,7 @@ async def native(node: FakeNode, request: web.Request) -> web.StreamResponse:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", [LONG, DOTTED, 'say "hi"'])
-async def test_client_of_a_native_responses_backend_gets_its_own_name(name: str, stream: bool) -> None:
+async def test_client_gets_its_own_function_name_from_a_native_responses_backend(name: str, stream: bool) -> None:
     body = request_body("/v1/responses", name, stream=stream) | {"tool_choice": {"type": "function", "name": name}}
     answer = ""
     async with FakeNode(speak=native).holds("Org/M").serving() as backend:
@@ -158,7 +160,7 @@ async def test_client_of_a_native_responses_backend_gets_its_own_name(name: str,
     assert sent["input"][0] == {"role": "user", "content": "Hi"}
 
 
-def test_only_names_of_functions_change() -> None:
+def test_shortening_of_function_names_changes_no_other_names() -> None:
     body = orjson.dumps(request_body("/v1/chat/completions", DOTTED, stream=False))
     changed, originals = with_short_names(body)
     ((short, name),) = originals.items()
@@ -168,23 +170,23 @@ def test_only_names_of_functions_change() -> None:
 
 
 @pytest.mark.parametrize("name", ["1st", "é" * 80, LONG, LONG + "2", "a b", "-x", '"' * 3])
-def test_short_names_are_valid_and_differ(name: str) -> None:
+def test_shortened_function_names_are_valid_and_distinct(name: str) -> None:
     tools = [{"type": "function", "function": {"name": name}}, {"type": "function", "function": {"name": LONG + "3"}}]
     _, originals = with_short_names(orjson.dumps({"tools": tools}))
     assert set(originals.values()) == {name, LONG + "3"}
     assert all(re.fullmatch("[A-Za-z_][A-Za-z0-9_-]{0,63}", short) for short in originals)
 
 
-def test_valid_names_leave_the_request_unchanged() -> None:
+def test_request_with_valid_function_names_is_unchanged() -> None:
     body = orjson.dumps({"tools": [{"type": "function", "function": {"name": "read_file"}}]})
     assert with_short_names(body) == (body, {})
 
 
 @pytest.mark.parametrize("text", ERRORS)
-def test_errors_of_names_are_recognized(text: str) -> None:
+def test_backend_errors_about_function_names_are_recognized(text: str) -> None:
     assert refuses_names(orjson.dumps({"message": text}))
 
 
-def test_other_errors_are_not_errors_of_names() -> None:
+def test_other_backend_errors_are_not_taken_for_errors_about_function_names() -> None:
     assert not refuses_names(b'{"message": "This model\'s maximum context length is 8192 tokens."}')
     assert not refuses_names(b'{"message": "The model name is unknown."}')

@@ -38,7 +38,9 @@ async def events(cortex: Cortex) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [RESPONSE_STREAM, UNNAMED, [RESPONSE_STREAM[1].replace(b"\n", b"\r\n")]])
-async def test_complete_stream_is_forwarded(gateway: Cortex, backend: FakeNode, stream: list[bytes]) -> None:
+async def test_complete_stream_of_a_native_responses_backend_is_forwarded(
+    gateway: Cortex, backend: FakeNode, stream: list[bytes]
+) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return await begin(request, *stream)
 
@@ -55,7 +57,7 @@ async def test_complete_stream_is_forwarded(gateway: Cortex, backend: FakeNode, 
         ([], ["upstream_malformed_response"]),
     ],
 )
-async def test_truncated_stream_ends_with_an_error(
+async def test_truncated_stream_of_a_native_responses_backend_ends_with_an_error(
     gateway: Cortex, backend: FakeNode, stream: list[bytes], expected: list[str]
 ) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
@@ -72,7 +74,7 @@ ERROR = b'data: {"error": {"message": "the model crashed", "type": "server_error
     "stream",
     [[ERROR], [RESPONSE_STREAM[0], ERROR], [RESPONSE_STREAM[0] + ERROR], [RESPONSE_STREAM[0], ERROR[:40], ERROR[40:]]],
 )
-async def test_error_without_a_type_becomes_an_error_event(
+async def test_error_event_without_a_type_becomes_a_valid_error_event(
     gateway: Cortex, backend: FakeNode, stream: list[bytes]
 ) -> None:
     """LiteLLM sends such errors, and clients report a missing field `type` instead of the message."""
@@ -92,7 +94,7 @@ async def test_error_without_a_type_becomes_an_error_event(
 
 
 @pytest.mark.parametrize("headers", [{"content-type": "text/plain"}, {"content-type": "Application/JSON"}])
-async def test_whole_response_may_have_another_content_type(
+async def test_non_streaming_response_of_a_backend_may_have_another_content_type(
     gateway: Cortex, backend: FakeNode, headers: dict[str, str]
 ) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:

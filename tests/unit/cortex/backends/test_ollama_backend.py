@@ -65,7 +65,7 @@ class Ollama:
         )
 
 
-async def test_thinking_on_ollama_follows_the_request() -> None:
+async def test_ollama_backend_gets_the_reasoning_effort_that_the_request_implies() -> None:
     ollama = Ollama()
     async with ollama.serving() as url:
         settings = {"neurons": [{"name": "n1", "endpoint": url, "kind": "openai"}]}

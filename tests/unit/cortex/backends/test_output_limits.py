@@ -52,7 +52,7 @@ OPENAI = (
     ],
     ids=["vLLM", "OpenAI", "vLLM before 0.9", "DeepSeek", "Groq", "Anthropic", "o-series and Doubao"],
 )
-async def test_output_limit_above_the_model_is_lowered(text: str) -> None:
+async def test_output_limit_above_that_of_the_backend_model_is_lowered(text: str) -> None:
     """Claude Code sends 32,000 for each model that it does not know, and the Messages API requires a limit."""
 
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
@@ -94,7 +94,7 @@ def limits_sent(backend: FakeNode) -> list[int | None]:
     return limits
 
 
-async def test_vllm_gets_no_limit_if_it_has_not_counted_the_prompt() -> None:
+async def test_request_to_vllm_is_repeated_without_an_output_limit_that_exceeds_the_context() -> None:
     """Without a limit, vLLM generates as many tokens as the prompt leaves."""
     async with gateway(vllm(32768, 25_000)) as (cortex, backend):
         assert (await post(cortex, "/v1/messages", max_tokens=32000, messages=MESSAGES))[0] == 200
@@ -104,7 +104,7 @@ async def test_vllm_gets_no_limit_if_it_has_not_counted_the_prompt() -> None:
             assert limits_sent(backend) == sent
 
 
-async def test_prompt_that_is_too_long_for_vllm_is_sent_twice() -> None:
+async def test_prompt_that_is_too_long_for_vllm_is_sent_twice_and_then_rejected() -> None:
     async with gateway(vllm(32768, 40_000)) as (cortex, backend):
         status, message = await post(cortex, "/v1/messages", max_tokens=32000, messages=MESSAGES)
     assert limits_sent(backend) == [32000, None]
@@ -112,7 +112,7 @@ async def test_prompt_that_is_too_long_for_vllm_is_sent_twice() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
-async def test_output_limit_of_the_model_is_remembered(path: str) -> None:
+async def test_output_limit_learned_from_a_backend_error_is_remembered(path: str) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         if request.path != "/v1/chat/completions":
             return web.json_response({"detail": "Not Found"}, status=404)
@@ -130,7 +130,7 @@ async def test_output_limit_of_the_model_is_remembered(path: str) -> None:
         assert limits_sent(backend) == [15309]
 
 
-async def test_prompt_above_the_context_is_not_sent_again() -> None:
+async def test_prompt_that_the_backend_reports_as_above_the_context_is_not_sent_again() -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         text = VLLM.replace("17459", "40000")
         return web.json_response({"error": {"message": text, "type": "BadRequestError", "code": 400}}, status=400)

@@ -100,7 +100,9 @@ def check_counts(answer: Answer, path: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "quirk"), QUIRKS.items(), ids=map(str, QUIRKS.values()))
-async def test_clients_see_the_answer_of_the_backend(cortex: Cortex, name: str, quirk: Quirk) -> None:
+async def test_clients_of_each_api_read_the_recorded_answers_of_other_servers(
+    cortex: Cortex, name: str, quirk: Quirk
+) -> None:
     if quirk.stream:
         await check_stream(
             cortex, name, quirk, CHAT, clients.chat_stream_with_usage, stream_options={"include_usage": True}

@@ -88,7 +88,7 @@ async def post(cortex: Cortex, path: str, **fields: Any) -> tuple[int, Any]:
         return response.status, await response.json()
 
 
-async def test_messages_omits_fields_that_the_backend_refused(backend: FakeNode) -> None:
+async def test_messages_request_is_repeated_without_fields_that_the_backend_rejected(backend: FakeNode) -> None:
     async with gateway(backend) as cortex:
         fields = {"max_tokens": 9, "messages": THINKING, "metadata": {"user_id": "u"}}
         status, message = await post(cortex, "/v1/messages", **fields)
@@ -102,7 +102,7 @@ async def test_messages_omits_fields_that_the_backend_refused(backend: FakeNode)
     assert [message["content"] for message in sent["messages"]] == ["Hi", "Hello", "Again"]
 
 
-async def test_sampling_that_the_backend_lacks_is_omitted(backend: FakeNode) -> None:
+async def test_sampling_parameters_that_the_backend_rejects_are_omitted(backend: FakeNode) -> None:
     async with gateway(backend) as cortex:
         message = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "top_k": 40}
         assert (await post(cortex, "/v1/messages", **message))[0] == 200
@@ -121,7 +121,9 @@ async def anthropic(node: FakeNode, request: web.Request) -> web.StreamResponse:
     return web.json_response({"id": "c1", "choices": [CHOICE], "usage": USAGE})
 
 
-async def test_only_one_of_two_sampling_parameters_is_omitted(backend: FakeNode) -> None:
+async def test_only_one_of_temperature_and_top_p_is_omitted_if_the_backend_rejects_both_together(
+    backend: FakeNode,
+) -> None:
     backend.speak = anthropic
     message = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
     sampling = [
@@ -137,7 +139,7 @@ async def test_only_one_of_two_sampling_parameters_is_omitted(backend: FakeNode)
     assert len(backend.bodies) == 4, "the gateway learns from one refusal"
 
 
-async def test_output_limit_has_the_name_that_the_backend_accepts(backend: FakeNode) -> None:
+async def test_output_limit_is_sent_under_the_name_that_the_backend_accepts(backend: FakeNode) -> None:
     backend.speak = reasoning_model
     async with gateway(backend) as cortex:
         status, _ = await post(cortex, "/v1/messages", max_tokens=9, messages=THINKING)
@@ -145,7 +147,7 @@ async def test_output_limit_has_the_name_that_the_backend_accepts(backend: FakeN
     assert orjson.loads(backend.bodies[-1])["max_completion_tokens"] == 9
 
 
-async def test_backend_gets_no_billing_line_of_claude_code(backend: FakeNode) -> None:
+async def test_billing_line_of_claude_code_is_not_sent_to_a_backend(backend: FakeNode) -> None:
     """The line differs in every request, so that no backend would find the prompt in its prefix cache."""
     line = "x-anthropic-billing-header: cc_version=2.1; cch=%s;"
     text = {"type": "text", "text": "Be brief."}
@@ -176,13 +178,13 @@ async def test_backend_gets_no_billing_line_of_claude_code(backend: FakeNode) ->
         (b"top_k must be -1 (disable), or at least 1, got 0", set()),
     ],
 )
-def test_only_named_fields_of_the_request_are_refused(error: bytes, refused: set[str]) -> None:
+def test_backend_error_rejects_only_the_fields_that_it_names(error: bytes, refused: set[str]) -> None:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9000, "top_k": 0}
     body["chat_template_kwargs"] = {"a": 1}
     assert refused_fields(orjson.dumps(body), error) == refused
 
 
-async def test_refused_request_is_not_repeated_for_ever(backend: FakeNode) -> None:
+async def test_request_that_the_backend_always_rejects_is_repeated_a_limited_number_of_times(backend: FakeNode) -> None:
     backend.speak = always_refuse
     async with gateway(backend) as cortex:
         fields = {"max_tokens": 9, "messages": THINKING, "metadata": {"user_id": "u"}}
@@ -195,7 +197,7 @@ async def test_refused_request_is_not_repeated_for_ever(backend: FakeNode) -> No
     assert b"chat_template_kwargs" in backend.bodies[attempts]  # a failed attempt teaches nothing
 
 
-async def test_fields_of_a_chat_client_are_not_omitted(backend: FakeNode) -> None:
+async def test_fields_set_by_a_chat_client_are_never_omitted(backend: FakeNode) -> None:
     async with gateway(backend) as cortex:
         status, body = await post(
             cortex, "/v1/chat/completions", messages=[{"role": "user", "content": "Hi"}], user="u"
@@ -212,7 +214,7 @@ async def without_stream_options(node: FakeNode, request: web.Request) -> web.St
     )
 
 
-async def test_stream_is_charged_by_an_estimate_if_the_backend_refuses_to_count(backend: FakeNode) -> None:
+async def test_stream_is_charged_by_an_estimate_if_the_backend_rejects_stream_options(backend: FakeNode) -> None:
     backend.speak = without_stream_options
     keys = [{"key": "capped", "account_id": "acme", "key_id": "capped", "hard_cap": 100_000}]
     async with gateway(backend, entitlements={"keys": keys, "require_auth": True}) as cortex:
@@ -225,7 +227,7 @@ async def test_stream_is_charged_by_an_estimate_if_the_backend_refuses_to_count(
     assert [b"stream_options" in body for body in backend.bodies] == [True, False]
 
 
-async def test_responses_are_answered_through_chat_completions(backend: FakeNode) -> None:
+async def test_responses_request_to_a_backend_without_this_api_is_sent_as_a_chat_request(backend: FakeNode) -> None:
     async with gateway(backend) as cortex:
         status, response = await post(cortex, "/v1/responses", input="Hi", max_output_tokens=9)
         assert (status, response["object"], response["status"]) == (200, "response", "completed")
@@ -268,7 +270,7 @@ async def test_tools_of_codex_reach_a_backend_that_knows_only_functions(backend:
         assert (status, "must be 'function'" in error["error"]["message"]) == (400, True)
 
 
-async def test_backend_that_refuses_items_with_tools_gets_a_chat_request(backend: FakeNode) -> None:
+async def test_backend_that_rejects_items_with_tools_gets_a_chat_request(backend: FakeNode) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         if request.path == "/v1/responses":
             error = {"message": "Unsupported Responses API input item type: 'additional_tools'", "code": None}
@@ -297,7 +299,7 @@ async def test_backend_that_refuses_items_with_tools_gets_a_chat_request(backend
         ({"type": "file_search", "vector_store_ids": []}, "Unsupported tool type: use 'function' or 'file_search'"),
     ],
 )
-async def test_refused_tool_that_no_chat_request_replaces_is_an_error(
+async def test_rejected_tool_that_a_chat_request_cannot_express_is_an_error(
     backend: FakeNode, tool: dict[str, Any], text: str
 ) -> None:
     """Otherwise one malformed request would take the web search from all later ones."""
@@ -325,12 +327,12 @@ async def test_refused_tool_that_no_chat_request_replaces_is_an_error(
         (b"this model does not support tools", False),
     ],
 )
-def test_error_about_tools_may_refuse_their_type(error: bytes, refused: bool) -> None:
+def test_backend_errors_that_reject_a_tool_type_are_recognized(error: bytes, refused: bool) -> None:
     assert refuses_tool_types(error) is refused
 
 
 @pytest.mark.parametrize("fields", [{"previous_response_id": "resp_1"}, {"store": True}])
-async def test_stored_response_of_a_backend_without_responses_is_an_error(
+async def test_request_for_a_stored_response_of_a_backend_without_responses_is_an_error(
     backend: FakeNode, fields: dict[str, Any]
 ) -> None:
     async with gateway(backend) as cortex:
@@ -338,7 +340,7 @@ async def test_stored_response_of_a_backend_without_responses_is_an_error(
     assert (status, body["error"]["code"], body["error"]["param"]) == (400, "unsupported_parameter", next(iter(fields)))
 
 
-def test_images_in_tool_messages_move_to_a_user_message() -> None:
+def test_images_in_tool_messages_are_moved_to_a_user_message() -> None:
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
     text = {"type": "text", "text": "seen"}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
@@ -359,7 +361,7 @@ def test_images_in_tool_messages_move_to_a_user_message() -> None:
     assert len(sent) == 5
 
 
-def test_functions_without_parameters_have_an_empty_object_of_them() -> None:
+def test_functions_without_parameters_are_sent_with_an_empty_object_schema() -> None:
     empty = {"type": "object", "properties": {}}
     some = {"properties": {"a": {"type": "integer"}}}
     given: list[Any] = [None, {}, {"type": "object"}, some]
@@ -370,7 +372,7 @@ def test_functions_without_parameters_have_an_empty_object_of_them() -> None:
     assert [tool["function"]["parameters"] for tool in sent["tools"]] == expected
 
 
-def test_beginning_of_the_answer_is_continued_by_vllm() -> None:
+def test_continue_final_message_is_sent_to_vllm_as_a_request_field() -> None:
     variables = {"enable_thinking": False, "add_generation_prompt": False, "continue_final_message": True}
     chat = {"model": "m", "messages": [{"role": "assistant", "content": "{"}], "chat_template_kwargs": variables}
     sent = orjson.loads(for_backend(orjson.dumps(chat), ()))
@@ -378,14 +380,14 @@ def test_beginning_of_the_answer_is_continued_by_vllm() -> None:
     assert sent["chat_template_kwargs"] == {"enable_thinking": False}
 
 
-def test_requests_that_overlap_add_to_the_knowledge_about_a_backend() -> None:
+def test_what_two_overlapping_requests_learn_about_a_backend_is_combined() -> None:
     known = BackendKnowledge()
     known.add("http://b", "m", Knowledge(refused=frozenset({"user"})))
     known.add("http://b", "m", Knowledge(alternates=True))  # this request began before the first one ended
     assert known.of("http://b", "m") == Knowledge(refused=frozenset({"user"}), alternates=True)
 
 
-def test_knowledge_about_a_backend_is_forgotten_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_gateway_learned_about_a_backend_is_forgotten_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     known = BackendKnowledge()
     known.add("http://b", "m", Knowledge(alternates=True))
     later = time.monotonic() + KNOWLEDGE_SECS + 1

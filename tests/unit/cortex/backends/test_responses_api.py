@@ -64,14 +64,14 @@ CALLS = [
 ]
 
 
-async def test_interleaved_calls_become_items_in_sequence() -> None:
+async def test_interleaved_tool_calls_become_response_items_one_after_the_other() -> None:
     body, estimates = await converted(*CALLS, stream=True)
     answer = clients.response_stream(body)
     assert answer.calls == [("f", {"a": 1}), ("g", {"b": 2})]
     assert (answer.ids, answer.usage, estimates) == (["c0", "c1"], (7, 2), 0)
 
 
-async def test_text_after_an_incomplete_call_is_not_lost() -> None:
+async def test_text_after_an_incomplete_tool_call_is_not_lost() -> None:
     pieces = [call(0, "f", '{"a":', "c0"), delta(content="Well"), finish(), DONE]
     body, _ = await converted(*pieces, stream=True)
     events = [json.loads(line[6:]) for line in body.decode().split("\n") if line.startswith("data: ")]
@@ -83,14 +83,14 @@ async def test_text_after_an_incomplete_call_is_not_lost() -> None:
     assert items[1]["content"][0]["text"] == "Well"
 
 
-async def test_text_between_the_pieces_of_a_call_follows_the_call() -> None:
+async def test_text_between_the_pieces_of_a_tool_call_follows_the_call() -> None:
     begun = (call(0, "f", '{"a": 1', "c0"), delta(content="Wait."), delta(reasoning_content="Hm."))
     body, _ = await converted(*begun, call(0, None, "}"), finish("tool_calls"), DONE, stream=True)
     answer = clients.response_stream(body)
     assert (answer.calls, answer.text, answer.reasoning) == ([("f", {"a": 1})], "Wait.", "Hm.")
 
 
-async def test_call_that_goes_on_after_its_end_is_an_error_and_begins_no_call_without_a_name() -> None:
+async def test_tool_call_that_continues_after_its_end_is_an_error() -> None:
     whole = (call(0, "f", '{"a": 1}', "c0"), delta(content="Wait."))
     body, _ = await converted(*whole, call(0, None, " "), finish("tool_calls"), DONE, stream=True)
     assert clients.response_stream(body).ids == ["c0"]
@@ -99,7 +99,7 @@ async def test_call_that_goes_on_after_its_end_is_an_error_and_begins_no_call_wi
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_missing_counts_are_estimated_and_reported(streamed: bool) -> None:
+async def test_missing_token_counts_of_a_backend_are_estimated_and_reported(streamed: bool) -> None:
     stream = [delta(content="Hel"), delta(content="lo"), finish("length"), DONE]
     pieces = stream if streamed else [completion({"content": "Hello"}, "length")]
     body, estimates = await converted(*pieces, stream=streamed)
@@ -120,7 +120,7 @@ async def test_keep_alives_are_forwarded_before_the_first_event() -> None:
     assert body.startswith(b":\n\nevent: response.created\n")
 
 
-async def test_waiting_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_that_waits_for_an_incomplete_tool_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses_api, "MAX_WAITING_CHARS", 100)
     pieces = [call(0, "f", "{", "c0"), call(1, "g", "x" * 101, "c1")]
     with pytest.raises(ApiError, match="waits for an incomplete tool call"):
@@ -133,7 +133,7 @@ def backend_answer(chunks: list[Any]) -> BackendAnswer:
 
 
 @given(st.lists(CHUNK, max_size=4))
-async def test_any_events_become_a_response_or_an_error(chunks: list[Any]) -> None:
+async def test_any_events_of_a_backend_become_a_response_or_an_error(chunks: list[Any]) -> None:
     request = ResponsesRequest.parse(b'{"model": "m", "input": "Hi", "stream": true}')
     answer = ResponsesAnswer(backend_answer(chunks), request, model="m", input_tokens=5, on_estimate=lambda: None)
     body = b""
@@ -147,7 +147,7 @@ async def test_any_events_become_a_response_or_an_error(chunks: list[Any]) -> No
 
 
 @given(st.lists(CHUNK, max_size=4))
-async def test_any_events_become_a_message_or_an_error(chunks: list[Any]) -> None:
+async def test_any_events_of_a_backend_become_a_message_or_an_error(chunks: list[Any]) -> None:
     answer, stream, sent = backend_answer(chunks), MessageStream("m", "msg_1"), b""
     try:
         while data := await answer.chunk():

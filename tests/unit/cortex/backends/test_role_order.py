@@ -87,7 +87,7 @@ def words(value: Any) -> list[str]:
     return re.findall(r"(?:Sys|User|Ans|Res|Use)[A-Z]\w*", orjson.dumps(value).decode())
 
 
-async def test_chat_is_sent_again_without_loss_and_remembered(backend: FakeNode) -> None:
+async def test_chat_is_repeated_in_the_role_order_that_the_backend_accepts_without_loss(backend: FakeNode) -> None:
     async with gateway(backend) as cortex:
         for messages in CHATS.values():
             assert await post(cortex, "/v1/chat/completions", messages=messages) == 200
@@ -95,7 +95,7 @@ async def test_chat_is_sent_again_without_loss_and_remembered(backend: FakeNode)
     assert len(backend.bodies) == len(CHATS) + 1, "the gateway learns the order from one refusal"
 
 
-async def test_other_models_of_the_backend_keep_their_order(backend: FakeNode) -> None:
+async def test_other_models_of_the_backend_get_messages_in_the_original_order(backend: FakeNode) -> None:
     messages = CHATS["reminder after results"]
     async with gateway(backend) as cortex:
         assert await post(cortex, "/v1/chat/completions", messages=messages) == 200
@@ -103,7 +103,7 @@ async def test_other_models_of_the_backend_keep_their_order(backend: FakeNode) -
     assert orjson.loads(backend.bodies[2])["messages"] == messages
 
 
-async def test_messages_of_claude_code_are_accepted(backend: FakeNode) -> None:
+async def test_messages_of_claude_code_are_reordered_for_a_strict_backend(backend: FakeNode) -> None:
     use = {"type": "tool_use", "id": "A", "name": "UseA", "input": {}}
     results = [{"type": "tool_result", "tool_use_id": "A", "content": "ResA"}, {"type": "text", "text": "UserThree"}]
     turns = [
@@ -119,7 +119,7 @@ async def test_messages_of_claude_code_are_accepted(backend: FakeNode) -> None:
     assert sent[-1]["content"] == "ResA\n\nUserThree"
 
 
-async def test_items_of_codex_are_accepted(backend: FakeNode) -> None:
+async def test_items_of_codex_are_reordered_for_a_strict_backend(backend: FakeNode) -> None:
     items = [
         {"type": "message", **user("UserOne")},
         {"type": "message", **user("UserTwo")},
@@ -133,29 +133,29 @@ async def test_items_of_codex_are_accepted(backend: FakeNode) -> None:
     assert words(sent) == ["SysText", "UserOne", "UserTwo", "UseA", "ResA", "UserThree"]
 
 
-async def test_order_that_cannot_be_mended_is_the_backends_error(backend: FakeNode) -> None:
+async def test_role_order_that_cannot_be_mended_returns_the_error_of_the_backend(backend: FakeNode) -> None:
     async with gateway(backend) as cortex:
         assert await post(cortex, "/v1/chat/completions", messages=[ANSWER, user("UserOne")]) == 500
     assert len(backend.bodies) == 2
 
 
 @pytest.mark.parametrize("text", ERRORS)
-def test_errors_of_order_are_recognized(text: str) -> None:
+def test_backend_errors_about_role_order_are_recognized(text: str) -> None:
     assert refuses_order(orjson.dumps({"error": {"message": text}}))
 
 
 @pytest.mark.parametrize("text", ["the server is overloaded; use an alternative model", "unexpected field 'role'"])
-def test_other_errors_are_not_errors_of_order(text: str) -> None:
+def test_other_backend_errors_are_not_taken_for_errors_about_role_order(text: str) -> None:
     assert not refuses_order(orjson.dumps({"error": {"message": text}}))
 
 
 @pytest.mark.parametrize("messages", [b"null", b'"Hi"', b"[1]", b"[[]]"])
-def test_malformed_messages_do_not_change(messages: bytes) -> None:
+def test_malformed_messages_are_not_reordered(messages: bytes) -> None:
     body = b'{"model":"m","messages":%b,"seed":12345678901234567890123}' % messages
     assert with_alternating_roles(body) == body
 
 
-def test_other_fields_keep_their_bytes() -> None:
+def test_reordering_of_messages_keeps_the_bytes_of_other_fields() -> None:
     body = b'{"seed":12345678901234567890123,"messages":[{"role":"user","content":"a"},{"role":"user","content":"b"}]}'
     changed = with_alternating_roles(body)
     assert b'"seed":12345678901234567890123' in changed

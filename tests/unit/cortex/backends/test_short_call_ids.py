@@ -59,7 +59,9 @@ def refusing(text: str, pattern: str) -> Any:
     ],
     ids=["Mistral", "OpenAI", "Anthropic"],
 )
-async def test_refused_ids_are_sent_in_mistrals_format(path: str, id: str, text: str, pattern: str) -> None:
+async def test_tool_call_ids_that_the_backend_rejects_are_sent_in_mistrals_format(
+    path: str, id: str, text: str, pattern: str
+) -> None:
     use = {"type": "tool_use", "id": id, "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": id, "content": "r"}
     messages: Any = turns(id)
@@ -76,7 +78,7 @@ async def test_refused_ids_are_sent_in_mistrals_format(path: str, id: str, text:
     assert ids_of(backend.bodies[1]) == ids_of(backend.bodies[2])
 
 
-def test_calls_and_results_keep_matching_ids() -> None:
+def test_shortened_ids_of_tool_calls_and_results_match() -> None:
     body = orjson.dumps({"messages": turns("toolu_1", "call00001", "toolu_2", 'a"}] é')})
     calls, results = ids_of(with_short_ids(body))
     assert calls == results[::-1]
@@ -85,10 +87,10 @@ def test_calls_and_results_keep_matching_ids() -> None:
 
 
 @pytest.mark.parametrize("text", ERRORS)
-def test_errors_of_ids_are_recognized(text: str) -> None:
+def test_backend_errors_about_tool_call_ids_are_recognized(text: str) -> None:
     assert refuses_ids(orjson.dumps({"message": text}))
 
 
-def test_other_errors_of_tool_calls_are_not_errors_of_ids() -> None:
+def test_other_backend_errors_about_tool_calls_are_not_taken_for_errors_about_ids() -> None:
     assert not refuses_ids(b'{"message": "Not the same number of function calls and responses"}')
     assert not refuses_ids(b'{"message": "tool call id call_1 was not found"}')

@@ -39,7 +39,7 @@ def without_new_ids(chunks: list[Any]) -> list[Any]:
 
 
 @given(st.sampled_from(STREAMS), st.lists(st.integers(1, 40), min_size=1, max_size=8))
-def test_sizes_of_reads_do_not_change_the_stream(quirk: Any, sizes: list[int]) -> None:
+def test_converted_backend_stream_does_not_depend_on_the_sizes_of_reads(quirk: Any, sizes: list[int]) -> None:
     stream = b"".join(quirk.stream)
     pieces, at = [], 0
     while at < len(stream):
@@ -53,7 +53,7 @@ def test_sizes_of_reads_do_not_change_the_stream(quirk: Any, sizes: list[int]) -
 
 
 @given(st.lists(CHUNK, max_size=4), st.booleans())
-def test_any_event_is_converted_or_an_error(chunks: list[Any], chat: bool) -> None:
+def test_any_event_of_a_backend_is_converted_or_an_error(chunks: list[Any], chat: bool) -> None:
     events = [b"data: " + json.dumps(value).encode() + b"\n\n" for value in chunks]
     sent, stream = converted(*events, DONE, chat=chat)
     assert stream.failure is not None or sent[-1] == "[DONE]"
@@ -71,7 +71,7 @@ def test_any_event_is_converted_or_an_error(chunks: list[Any], chat: bool) -> No
 
 
 @given(CHUNK, st.booleans())
-def test_any_whole_answer_is_converted_or_an_error(body: Any, chat: bool) -> None:
+def test_any_non_streaming_answer_of_a_backend_is_converted_or_an_error(body: Any, chat: bool) -> None:
     try:
         value = json.loads(convert_completion(json.dumps(body).encode(), lambda: Choice(lambda _id: False), chat=chat))
     except ApiError:
@@ -84,13 +84,13 @@ def test_any_whole_answer_is_converted_or_an_error(body: Any, chat: bool) -> Non
                 assert tool_call["id"] and isinstance(tool_call["function"]["arguments"], str)
 
 
-def test_well_formed_chunks_keep_their_bytes() -> None:
+def test_well_formed_chunks_of_a_backend_keep_their_bytes() -> None:
     pieces = [delta(role="assistant", content=""), delta(content="é"), finish(), DONE]
     stream = BackendStream(lambda: Choice(lambda _id: False), model="m", chat=True)
     assert b"".join([stream.feed(piece) for piece in pieces]) == b"".join(pieces)
 
 
-def test_text_is_returned_before_the_next_chunk_arrives() -> None:
+def test_text_of_a_backend_chunk_is_returned_before_the_next_chunk_arrives() -> None:
     stream = BackendStream(lambda: Choice(lambda _id: False), model="m", chat=True)
     assert stream.feed(delta(content="a")) == delta(content="a")
     assert stream.feed(finish()) == b""
@@ -114,17 +114,17 @@ def test_each_choice_has_its_own_finish_reason() -> None:
     assert ends == {0: "length", 1: "stop"}
 
 
-def test_choice_without_an_end_makes_the_stream_incomplete() -> None:
+def test_stream_with_a_choice_that_has_no_finish_reason_is_incomplete() -> None:
     _, stream = converted(delta(content="a"), chunk({"index": 1, "delta": {"content": "b"}}), finish(), DONE)
     assert stream.failure is not None and "finish reason" in str(stream.failure)
 
 
-def test_number_of_choices_is_bounded() -> None:
+def test_number_of_choices_in_a_backend_stream_is_bounded() -> None:
     _, stream = converted(*(chunk({"index": index, "delta": {}}) for index in range(MAX_CHOICES + 1)))
     assert stream.failure is not None and "choices" in str(stream.failure)
 
 
-def test_client_with_functions_gets_a_function_call() -> None:
+def test_client_that_sent_functions_gets_a_function_call() -> None:
     chunks, _ = converted(
         delta(function_call={"name": "f", "arguments": "{}"}), finish("function_call"), DONE, legacy=True
     )
@@ -132,7 +132,7 @@ def test_client_with_functions_gets_a_function_call() -> None:
     assert chunks[1]["choices"][0]["finish_reason"] == "function_call"
 
 
-def test_stream_of_a_text_completion_ends_and_counts_like_a_chat() -> None:
+def test_text_completion_stream_gets_a_finish_reason_and_usage_like_a_chat() -> None:
     texts = [chunk({"text": text, "finish_reason": None}, object="text_completion") for text in ("Hel", "lo")]
     last = chunk({"text": "", "finish_reason": "MAX_TOKENS"}, object="text_completion")
     counts = usage_chunk({"input_tokens": 7, "output_tokens": 2}, choices=None)
@@ -152,20 +152,20 @@ def test_unknown_fields_of_a_backend_are_kept(extra: dict[str, Any]) -> None:
     assert chunks[0]["choices"][0]["delta"]["annotations"] == [1]
 
 
-def test_reasoning_and_refusal_are_text() -> None:
+def test_reasoning_and_refusal_that_are_no_text_are_dropped() -> None:
     odd = delta(content="a", reasoning={"a": 1}, reasoning_content=[1], refusal=7, thinking="Hm")
     chunks, _ = converted(odd, finish(), DONE)
     assert chunks[0]["choices"][0]["delta"] == {"content": "a", "reasoning_content": "Hm"}
 
 
-def test_fields_of_a_tool_call_are_kept() -> None:
+def test_unknown_fields_of_a_tool_call_are_kept() -> None:
     signature = {"google": {"thought_signature": "x"}}
     first = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}, "extra_content": signature}
     chunks, _ = converted(delta(tool_calls=[first]), finish("tool_calls"), DONE)
     assert chunks[0]["choices"][0]["delta"]["tool_calls"][0]["extra_content"] == signature
 
 
-def test_interleaved_calls_stay_apart() -> None:
+def test_interleaved_tool_calls_of_a_backend_stay_apart() -> None:
     chunks, _ = converted(
         call(0, "f", '{"a":', "x"),
         call(1, "g", '{"b":', "y"),
@@ -180,12 +180,12 @@ def test_interleaved_calls_stay_apart() -> None:
     assert arguments == {0: '{"a":1}', 1: '{"b":2}'}
 
 
-def test_number_of_calls_is_bounded() -> None:
+def test_number_of_tool_calls_in_a_backend_stream_is_bounded() -> None:
     _, stream = converted(*(call(None, f"f{index}", "{}") for index in range(choices.MAX_CALLS + 1)), finish(), DONE)
     assert stream.failure is not None and "tool calls" in str(stream.failure)
 
 
-def test_comparison_of_a_call_with_later_deltas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_comparisons_of_a_tool_call_with_later_deltas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "MAX_CHECKS", 2)
     pieces = ['{"a": "', *["}"] * 20, '"}']
     chunks, stream = converted(*(call(0, "f", piece) for piece in pieces), finish("tool_calls"), DONE)
@@ -195,7 +195,7 @@ def test_comparison_of_a_call_with_later_deltas_is_bounded(monkeypatch: pytest.M
     assert "".join(value["function"]["arguments"] for value in deltas) == "".join(pieces)
 
 
-def test_lines_of_an_event_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_lines_of_a_backend_event_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "MAX_LINES", 3)
     _, stream = converted(b"data: {\n" * 4)
     assert stream.failure is not None and "lines" in str(stream.failure)

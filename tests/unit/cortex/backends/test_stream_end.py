@@ -16,7 +16,7 @@ async def late_end(node: FakeNode, request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def test_client_that_closes_after_done_has_not_disconnected() -> None:
+async def test_client_that_closes_after_done_is_not_recorded_as_disconnected() -> None:
     async with FakeNode(speak=late_end).holds("Org/M").serving() as backend:
         settings: dict[str, Any] = {"neurons": [{"name": "n1", "endpoint": backend.url, "kind": "openai"}]}
         async with running_cortex(backend, settings=settings) as cortex:
@@ -32,7 +32,7 @@ async def test_client_that_closes_after_done_has_not_disconnected() -> None:
             assert [(entry["status"], entry["client_gone"]) for entry in await row()] == [(200, False)]
 
 
-async def test_connection_is_used_again_after_a_late_end() -> None:
+async def test_backend_connection_is_reused_although_the_response_ends_after_done() -> None:
     async with FakeNode(speak=late_end).holds("Org/M").serving() as backend:
         backend.go_on.set()
         peers: set[Any] = set()

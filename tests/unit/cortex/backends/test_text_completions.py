@@ -18,7 +18,7 @@ def chunk(text: str | None, reason: str | None = None) -> bytes:
     return b"data: " + json.dumps(fields).encode() + b"\n\n"
 
 
-def test_null_text_of_a_chunk_is_empty_text() -> None:
+def test_null_text_of_a_backend_chunk_becomes_empty_text() -> None:
     stream = BackendStream(new_choice, model="m", chat=False)
     received = stream.feed(chunk("Hel") + chunk("lo") + chunk(None, "stop") + b"data: [DONE]\n\n")
     *events, done = received.decode().split("\n\n")[:-1]
@@ -27,6 +27,6 @@ def test_null_text_of_a_chunk_is_empty_text() -> None:
     assert (choices[-1]["finish_reason"], done) == ("stop", "data: [DONE]")
 
 
-def test_null_text_of_a_whole_completion_is_empty_text() -> None:
+def test_null_text_of_a_backend_completion_becomes_empty_text() -> None:
     body = json.dumps({"choices": [{"index": 0, "text": None, "finish_reason": "stop"}]}).encode()
     assert json.loads(convert_completion(body, new_choice, chat=False))["choices"][0]["text"] == ""

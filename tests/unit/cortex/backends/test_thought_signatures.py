@@ -78,7 +78,7 @@ def sent_calls(backend: FakeNode) -> list[Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_of_chat_completions_gets_the_signature_in_its_field(
+async def test_chat_client_gets_googles_thought_signature_in_its_field_and_returns_it(
     backend: FakeNode, cortex: Cortex, stream: bool
 ) -> None:
     ask = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream}
@@ -102,7 +102,7 @@ async def test_client_of_chat_completions_gets_the_signature_in_its_field(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_id_of_a_call_carries_the_signature_in_the_messages_api(
+async def test_tool_call_id_carries_googles_thought_signature_in_the_messages_api(
     backend: FakeNode, cortex: Cortex, stream: bool
 ) -> None:
     ask: dict[str, Any] = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
@@ -126,7 +126,7 @@ async def test_id_of_a_call_carries_the_signature_in_the_messages_api(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_id_of_a_call_carries_the_signature_in_the_responses_api(
+async def test_tool_call_id_carries_googles_thought_signature_in_the_responses_api(
     backend: FakeNode, cortex: Cortex, stream: bool
 ) -> None:
     ask: dict[str, Any] = {"input": [{"role": "user", "content": "Hi"}], "store": False, "stream": stream}
@@ -143,7 +143,7 @@ async def test_id_of_a_call_carries_the_signature_in_the_responses_api(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-async def test_call_without_a_signature_gets_one_that_google_accepts(
+async def test_tool_call_without_a_thought_signature_gets_one_that_google_accepts(
     backend: FakeNode, cortex: Cortex, path: str
 ) -> None:
     """Calls of another model, or of a client that returns only known fields, have no signature."""
@@ -165,7 +165,7 @@ async def test_call_without_a_signature_gets_one_that_google_accepts(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6144])
-def test_signature_is_the_same_after_a_round_trip(size: int) -> None:
+def test_thought_signature_is_the_same_after_a_round_trip_through_an_id(size: int) -> None:
     signature = base64.b64encode(b"\xfb\xff" * (size // 2) + b"\xff" * (size % 2)).decode()
     calls = ToolCalls(lambda _id: False, Changes(signed_ids=True))
     extra = {"google": {"thought_signature": signature}}
@@ -175,7 +175,7 @@ def test_signature_is_the_same_after_a_round_trip(size: int) -> None:
 
 
 @pytest.mark.parametrize("signature", ["", "a b", "abc-_===", "A" * 8196, 7, None])
-def test_id_carries_no_signature_that_is_too_long_or_not_base64(signature: Any) -> None:
+def test_tool_call_id_carries_no_signature_that_is_too_long_or_not_base64(signature: Any) -> None:
     calls = ToolCalls(lambda _id: False, Changes(signed_ids=True))
     extra = {"google": {"thought_signature": signature}}
     (call,) = calls.read([{"id": "a", "function": {"name": "f"}, "extra_content": extra}], whole=True)
@@ -193,5 +193,5 @@ def test_id_carries_no_signature_that_is_too_long_or_not_base64(signature: Any) 
         "_thought_signature_QUJD",
     ],
 )
-def test_id_that_names_a_function_about_signatures_stays(id: str) -> None:
+def test_tool_call_id_of_a_function_named_like_a_signature_is_unchanged(id: str) -> None:
     assert split_signature(id) == (id, None)

@@ -11,7 +11,7 @@ from cortex.budgets.budget_attack import CHAT, COMPLETIONS, KEYS, RESPONSES, att
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_random_requests_stay_within_the_cap(tmp_path: Path, seed: int) -> None:
+async def test_random_requests_of_a_key_stay_within_its_cap(tmp_path: Path, seed: int) -> None:
     attack = await random_attack(tmp_path, seed, requests=160)
     assert attack.statuses[200] > 10
     assert attack.statuses[400] > 10
@@ -40,7 +40,9 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_reservation_covers_the_tokens_a_node_may_use(tmp_path: Path, case: str, stream: bool) -> None:
+async def test_budget_reservation_covers_all_tokens_that_a_node_may_use(
+    tmp_path: Path, case: str, stream: bool
+) -> None:
     path, body = CASES[case]
     async with attacking(tmp_path) as attack:
         for key in ("k0", "k2", "k5", "k7"):
@@ -58,7 +60,7 @@ async def test_numbers_of_wrong_type_are_rejected_before_reservation(tmp_path: P
 
 
 @pytest.mark.parametrize("model", ["Own/Large", "Box/Unknown"])
-async def test_parallel_requests_stay_within_the_cap(tmp_path: Path, model: str) -> None:
+async def test_parallel_requests_of_a_key_stay_within_its_cap(tmp_path: Path, model: str) -> None:
     async with attacking(tmp_path) as attack:
         body = json.dumps(chat(model=model)).encode()
         statuses = await asyncio.gather(*(attack.ask("k5", CHAT, body) for _ in range(30)))

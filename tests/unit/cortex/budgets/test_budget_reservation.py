@@ -51,7 +51,7 @@ def tokenizing(count: int) -> Any:
     return speak
 
 
-async def test_near_the_cap_the_node_counts_the_prompt(node: FakeNode) -> None:
+async def test_prompt_tokens_are_counted_by_the_node_if_the_estimate_exceeds_the_budget(node: FakeNode) -> None:
     node.speak = tokenizing(750)
     async with keyed(node) as cortex:
         assert (await post(cortex, "small", messages=LONG, max_tokens=1000))[0] == 200
@@ -61,13 +61,13 @@ async def test_near_the_cap_the_node_counts_the_prompt(node: FakeNode) -> None:
     assert [json.loads(body).get("max_tokens") for body in node.bodies] == [1000, 1000, 1200]
 
 
-async def test_output_above_the_budget_is_rejected_without_calling_a_node(node: FakeNode) -> None:
+async def test_request_for_more_output_than_the_budget_is_rejected_without_calling_a_node(node: FakeNode) -> None:
     async with keyed(node) as cortex:
         assert (await post(cortex, "small", max_tokens=CAP))[0] == 429
     assert node.bodies == []
 
 
-async def test_output_without_a_limit_is_limited_to_the_remaining_budget(node: FakeNode) -> None:
+async def test_request_without_an_output_limit_is_limited_to_the_remaining_budget(node: FakeNode) -> None:
     node.speak = tokenizing(36)
     async with keyed(node) as cortex:
         assert (await post(cortex, "small"))[0] == 200
@@ -81,7 +81,7 @@ TEXT = " ".join(["word"] * 5000)
 
 
 @pytest.mark.parametrize("cut", [None, 1000])
-async def test_output_without_usage_is_estimated_from_its_bytes(node: FakeNode, cut: int | None) -> None:
+async def test_streamed_output_without_usage_is_estimated_from_its_bytes(node: FakeNode, cut: int | None) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         stream = chunk(TEXT[:9]) + chunk(TEXT[9:]) + DONE
         return await begin(
@@ -96,7 +96,7 @@ async def test_output_without_usage_is_estimated_from_its_bytes(node: FakeNode, 
         assert await spent(cortex, "small") <= len(json.dumps(SHORT)) + 1200
 
 
-async def test_estimate_is_charged_before_the_client_has_the_end(
+async def test_estimated_usage_is_charged_before_the_client_gets_the_end_of_the_stream(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
@@ -121,7 +121,7 @@ async def test_estimate_is_charged_before_the_client_has_the_end(
         assert 5000 <= await spent(cortex, "large") <= 6600
 
 
-async def test_non_streaming_output_is_estimated_from_its_bytes(node: FakeNode) -> None:
+async def test_non_streaming_output_without_usage_is_estimated_from_its_bytes(node: FakeNode) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return web.json_response({"choices": [{"index": 0, "message": {"role": "assistant", "content": TEXT}}]})
 
@@ -131,7 +131,7 @@ async def test_non_streaming_output_is_estimated_from_its_bytes(node: FakeNode) 
         assert 5000 <= await spent(cortex, "large") <= 6600
 
 
-async def test_usage_above_the_reservation_is_charged_as_the_reservation(node: FakeNode) -> None:
+async def test_usage_reported_above_the_reservation_is_charged_only_up_to_it(node: FakeNode) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         usage = {"prompt_tokens": 100, "completion_tokens": 1 << 40}
         return web.json_response({"choices": [], "usage": usage})

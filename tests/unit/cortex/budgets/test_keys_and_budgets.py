@@ -71,7 +71,7 @@ async def newest(cortex: Cortex) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
-async def test_charge_is_in_the_ledger_when_the_response_ends(keyed: Cortex, path: str, stream: bool) -> None:
+async def test_charge_is_in_the_ledger_before_the_response_ends(keyed: Cortex, path: str, stream: bool) -> None:
     status, body, headers = await post(keyed, path, stream=stream)
     assert status == 200, body
     assert await spent(keyed, "capped") == (9, 0)
@@ -120,7 +120,9 @@ async def test_duplicate_model_fields_do_not_bypass_a_keys_model_list(node: Fake
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_request_above_the_cap_is_rejected_on_every_api(keyed: Cortex, node: FakeNode, path: str) -> None:
+async def test_request_above_the_cap_of_its_key_is_rejected_on_every_api(
+    keyed: Cortex, node: FakeNode, path: str
+) -> None:
     field = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     limit: dict[str, Any] = {"options": {"num_predict": 1000}} if path.startswith("/api/") else {field: 1000}
     status, body, headers = await post(keyed, path, **limit)
@@ -154,7 +156,7 @@ async def test_key_is_read_from_x_api_key_or_authorization(keyed: Cortex) -> Non
     assert (await spent(keyed, "free"))[0] == 18
 
 
-async def test_key_lists_and_uses_only_its_models(keyed: Cortex, node: FakeNode) -> None:
+async def test_api_key_with_a_model_list_can_list_and_use_only_these_models(keyed: Cortex, node: FakeNode) -> None:
     node.holds("Org/Other")
 
     async def listed(key: str) -> set[str]:
@@ -171,7 +173,7 @@ async def test_key_lists_and_uses_only_its_models(keyed: Cortex, node: FakeNode)
     assert (await post(keyed, "/v1/chat/completions", "other", model="Org/Other"))[0] == 200
 
 
-async def test_requests_per_minute_are_limited(keyed: Cortex) -> None:
+async def test_requests_per_minute_of_a_key_are_limited(keyed: Cortex) -> None:
     first, second = [await post(keyed, "/v1/chat/completions", "slow") for _ in range(2)]
     assert first[0] == 200
     assert first[2]["x-ratelimit-remaining-requests"] == "0"
@@ -179,7 +181,7 @@ async def test_requests_per_minute_are_limited(keyed: Cortex) -> None:
     assert 1 <= int(second[2]["retry-after"]) <= 60
 
 
-async def test_disconnected_client_is_charged_for_generated_tokens(keyed: Cortex, node: FakeNode) -> None:
+async def test_client_that_disconnects_is_charged_for_the_generated_tokens(keyed: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.never_end
     async with keyed.client.post(
         f"{keyed.url}/v1/chat/completions", json=CHAT | {"stream": True}, headers=bearer("capped")
@@ -195,7 +197,7 @@ async def test_disconnected_client_is_charged_for_generated_tokens(keyed: Cortex
     assert (row["client_gone"], row["status"], row["completion"]) == (True, 499, 1)
 
 
-async def test_broken_stream_is_charged_for_received_tokens(keyed: Cortex, node: FakeNode) -> None:
+async def test_broken_stream_is_charged_for_the_received_tokens(keyed: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.die_within_an_event
     await post(keyed, "/v1/chat/completions", stream=True)
     tokens, open_reservations = await spent(keyed, "capped")
@@ -203,13 +205,15 @@ async def test_broken_stream_is_charged_for_received_tokens(keyed: Cortex, node:
 
 
 @pytest.mark.parametrize("speak", [fake_node.refuse, fake_node.die_before_the_first_byte])
-async def test_request_without_a_response_costs_nothing(keyed: Cortex, node: FakeNode, speak: fake_node.Speak) -> None:
+async def test_request_that_got_no_response_is_not_charged(
+    keyed: Cortex, node: FakeNode, speak: fake_node.Speak
+) -> None:
     node.speak = speak
     assert (await post(keyed, "/v1/chat/completions"))[0] >= 500
     assert await spent(keyed, "capped") == (0, 0)
 
 
-async def test_concurrent_requests_stay_within_the_cap(keyed: Cortex) -> None:
+async def test_concurrent_requests_of_a_key_stay_within_its_cap(keyed: Cortex) -> None:
     responses = await asyncio.gather(*(post(keyed, "/v1/chat/completions") for _ in range(60)))
     served = [status for status, _, _ in responses].count(200)
     assert {status for status, _, _ in responses} <= {200, 429}
@@ -218,7 +222,7 @@ async def test_concurrent_requests_stay_within_the_cap(keyed: Cortex) -> None:
     assert 0 < tokens <= 1000
 
 
-async def test_gateway_replaces_identity_headers_of_clients(keyed: Cortex, node: FakeNode) -> None:
+async def test_identity_headers_sent_by_clients_are_replaced_by_the_gateway(keyed: Cortex, node: FakeNode) -> None:
     claimed = {"x-helexa-account-id": "boss", "x-request-id": "mine-1"} | bearer("free")
     async with keyed.client.post(f"{keyed.url}/v1/chat/completions", json=CHAT, headers=claimed) as response:
         assert response.headers["x-request-id"] == "mine-1"
@@ -244,7 +248,7 @@ async def test_prompt_above_the_context_limit_is_400(keyed: Cortex, node: FakeNo
     await eventually(refused)
 
 
-async def test_fleet_endpoints_require_an_admin_key(keyed: Cortex) -> None:
+async def test_endpoints_about_the_fleet_require_an_admin_key(keyed: Cortex) -> None:
     for path in ("/api/nodes", "/api/events?topics=nodes", "/api/explain?model=small"):
         for key, status in (("free", 403), ("boss", 200)):
             async with keyed.client.get(keyed.url + path, headers=bearer(key)) as response:
@@ -255,7 +259,7 @@ async def test_fleet_endpoints_require_an_admin_key(keyed: Cortex) -> None:
         assert response.status == 403
 
 
-async def test_count_tokens_costs_nothing(keyed: Cortex, node: FakeNode) -> None:
+async def test_count_tokens_is_not_charged_to_the_budget(keyed: Cortex, node: FakeNode) -> None:
     async with keyed.client.post(
         f"{keyed.url}/v1/messages/count_tokens", json=MESSAGES, headers=bearer("capped")
     ) as response:
@@ -279,7 +283,7 @@ async def test_disconnect_cancels_the_node_request_on_every_api(
     assert keyed.gateway.fleet.view().in_flight == {}
 
 
-async def test_tool_arguments_are_text_for_backends_and_objects_for_neurons(node: FakeNode) -> None:
+async def test_tool_arguments_are_sent_as_text_to_backends_and_as_objects_to_helexa_nodes(node: FakeNode) -> None:
     use = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "sky"}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "blue"}
     messages = [
@@ -306,7 +310,7 @@ async def test_tool_arguments_are_text_for_backends_and_objects_for_neurons(node
     assert arguments == {"Org/M": {"at": "sky"}, "Box/M": '{"at":"sky"}'}
 
 
-async def test_node_bearer_is_sent_with_every_call_to_the_node() -> None:
+async def test_configured_bearer_of_a_node_is_sent_with_every_request_to_the_node() -> None:
     async with FakeNode().serving() as node:
         neurons = [{"name": "n1", "endpoint": node.url, "bearer": "the-nodes"}]
         async with running_cortex(node, settings={"neurons": neurons}, models=[{"id": "Org/Cold"}]) as cortex:

@@ -41,7 +41,7 @@ def metered(*chunks: bytes, streamed: bool = True) -> ResponseMeter:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("kind", ["completed", "incomplete", "failed"])
-def test_usage_is_read_from_the_complete_last_event(kind: str, end: str) -> None:
+def test_usage_is_read_only_from_the_complete_last_event(kind: str, end: str) -> None:
     stream = CREATED + TEXT + event(f"response.{kind}", response=response(USAGE), end=end)
     for cut in range(len(stream)):
         meter = metered(stream[:cut])
@@ -52,7 +52,7 @@ def test_usage_is_read_from_the_complete_last_event(kind: str, end: str) -> None
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 100_000])
-def test_repeated_request_fields_are_not_counted_as_usage(size: int) -> None:
+def test_request_fields_that_a_response_repeats_are_not_read_as_usage(size: int) -> None:
     stream = b"".join([CREATED, ADDED, TEXT, CALL])
     meter = metered(*(stream[at : at + size] for at in range(0, len(stream), size)))
     assert (meter.usage(), meter.produced, meter.ended(size), meter.failed()) == (None, 2, False, False)
@@ -60,7 +60,7 @@ def test_repeated_request_fields_are_not_counted_as_usage(size: int) -> None:
     assert (meter.usage(), meter.ended(9)) == (None, True)
 
 
-def test_each_delta_counts_as_a_token() -> None:
+def test_each_delta_event_counts_as_a_token() -> None:
     meter = metered(CREATED, ADDED, TEXT + CALL, TEXT)
     assert (meter.first_at, meter.last_at, meter.produced) == (3.0, 4.0, 3)
     assert metered(CREATED, ADDED).first_at is None
@@ -81,13 +81,13 @@ def test_malformed_last_event_has_no_usage(data: bytes) -> None:
     assert metered(b"event: response.completed\ndata: " + data + b"\n\n").usage() is None
 
 
-def test_failed_and_error_events_set_failed() -> None:
+def test_failed_and_error_events_mark_the_response_as_failed() -> None:
     assert metered(CREATED, event("error", message="gone")).failed()
     assert metered(CREATED, event("response.failed", response=response())).failed()
     assert not metered(CREATED, COMPLETED).failed()
 
 
-def test_overlong_events_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlong_events_of_a_responses_stream_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meter_module, "MAX_BUFFERED_BYTES", 1000)
     filling = b"event: response.completed\ndata: {}\n" * 40
     long = [b"data: " + filling, *[filling] * 40, b"\n"]
@@ -100,7 +100,7 @@ def test_overlong_events_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert metered(*[b"x" * 100] * 30, json.dumps(response(USAGE)).encode(), streamed=False).usage() is None
 
 
-def test_buffer_is_bounded() -> None:
+def test_buffer_of_the_response_meter_is_bounded() -> None:
     for streamed in (True, False):
         meter = ResponseMeter(streamed=streamed)
         for _ in range(200):

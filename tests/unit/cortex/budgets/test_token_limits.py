@@ -59,7 +59,9 @@ def output_of(path: str, output: int = 10, **fields: Any) -> int:
         (IMAGES, {"prompt": "x", "n": 2}, 2 * 8192),
     ],
 )
-def test_output_follows_the_fields_that_the_api_supports(path: str, fields: dict[str, Any], tokens: int) -> None:
+def test_reserved_output_follows_the_limit_fields_that_the_api_supports(
+    path: str, fields: dict[str, Any], tokens: int
+) -> None:
     assert output_of(path, **fields) == tokens
 
 
@@ -87,13 +89,13 @@ def test_number_of_wrong_type_or_sign_is_rejected_with_its_name(path: str, name:
     assert (caught.value.status, caught.value.param) == expected
 
 
-def test_too_many_choices_are_rejected() -> None:
+def test_request_for_too_many_choices_is_rejected() -> None:
     assert output_of(CHAT, n=128) == 1280
     with pytest.raises(ApiError, match="n: must be at least 1 and at most 128"):
         ask(n=129)
 
 
-def test_context_limit_bounds_the_reservation() -> None:
+def test_context_limit_of_the_model_bounds_the_reservation() -> None:
     def reserved(output: int, context: int | None, **fields: Any) -> int:
         return ask(**fields).spending.most_tokens(output, context)
 
@@ -109,7 +111,7 @@ def test_context_limit_bounds_the_reservation() -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, IMAGES])
-def test_images_add_nothing_to_a_prompt_that_fills_the_context(path: str) -> None:
+def test_images_add_nothing_to_the_reservation_of_a_prompt_that_fills_the_context(path: str) -> None:
     fields = {"input": ["x" * 3000] * 2} if path == EMBEDDINGS else {"prompt": "x" * 3000}
     spending = ask(path, **fields).spending
     with_image = replace(spending, prompt=spending.prompt + IMAGE_TOKENS)
@@ -118,7 +120,7 @@ def test_images_add_nothing_to_a_prompt_that_fills_the_context(path: str) -> Non
         assert spending.fills(context) == same == (context == 2000 and path != IMAGES)
 
 
-def test_image_tokens_do_not_depend_on_the_url() -> None:
+def test_reserved_image_tokens_do_not_depend_on_the_url() -> None:
     image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     with_image, without = ask(messages=[{"content": [image]}]), ask(messages=[{"content": []}])
     assert media_tokens(with_image.body) - media_tokens(without.body) == IMAGE_TOKENS
@@ -137,12 +139,12 @@ def test_image_tokens_do_not_depend_on_the_url() -> None:
         (b'{"type":"text","my_image_url":"u","image_url_of":"u"}', 0),
     ],
 )
-def test_images_are_counted_by_type_or_url_field(parts: bytes, count: int) -> None:
+def test_images_in_a_request_are_counted_by_type_or_url_field(parts: bytes, count: int) -> None:
     body = b'{"model":"a","messages":[{"role":"user","content":[%s]}]}' % parts
     assert media_tokens(body) == count * IMAGE_TOKENS
 
 
-def test_stored_conversation_reserves_the_context() -> None:
+def test_request_with_previous_response_id_reserves_the_whole_context() -> None:
     spending = ask(RESPONSES, input="x", max_output_tokens=10, previous_response_id="resp_1").spending
     assert spending.most_tokens(10, 1000) == 1000
     assert spending.most_tokens(10, None) == UNKNOWN_CONTEXT + 10
@@ -160,25 +162,25 @@ def test_stored_conversation_reserves_the_context() -> None:
         ("x", "resp_"),
     ],
 )
-def test_references_to_stored_items_reserve_the_context(item: Any, stored: str | None) -> None:
+def test_request_that_references_stored_items_reserves_the_whole_context(item: Any, stored: str | None) -> None:
     """A reference is short, but the item may be long."""
     spending = ask(RESPONSES, input=[{"role": "user", "content": "x"}, item], max_output_tokens=10).spending
     assert (spending.stored, spending.continues) == (stored, stored is not None)
     assert (spending.most_tokens(10, None) > UNKNOWN_CONTEXT) == (stored is not None)
 
 
-def test_escapes_hide_no_reference() -> None:
+def test_item_reference_written_with_json_escapes_is_found() -> None:
     body = b'{"model":"a","max_output_tokens":10,"input":[{"type":"item_\\u0072eference","\\u0069d":"msg_abc_0"}]}'
     assert parse_request(RESPONSES, [], body).previous == "resp_abc"
 
 
-def test_large_numbers_hide_no_reference() -> None:
+def test_item_reference_beside_a_number_too_large_for_json_is_found() -> None:
     hidden = b'{"role":"user","content":"x","id":1e999},{"type":"item_reference","id":"msg_abc_0"}'
     body = b'{"model":"a","max_output_tokens":10,"input":[%b]}' % hidden
     assert parse_request(RESPONSES, [], body).spending.continues
 
 
-def test_rate_limits_use_an_estimate() -> None:
+def test_rate_limits_use_an_estimate_of_the_tokens_of_a_request() -> None:
     def estimate(limit: Limit | None, path: str = CHAT, **fields: Any) -> int:
         request = ask(path, **fields)
         return request.tokens(limit) - request.prompt_estimate
@@ -195,7 +197,7 @@ def enforced(request: ClientRequest, output: int, kind: str) -> Any:
     return json.loads(replace(request, enforced=output, metered=True).body_for("Org/M", kind))
 
 
-def test_reserved_limit_is_added_unless_the_body_states_it() -> None:
+def test_reserved_output_limit_is_added_to_the_body_unless_the_body_states_it() -> None:
     body = b'{"max_tokens": 7,  "model":"Org/M"}'
     stated = parse_request(CHAT, [], body)
     assert replace(stated, enforced=7).body_for("Org/M") == body
@@ -211,14 +213,14 @@ def test_reserved_limit_is_added_unless_the_body_states_it() -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_third_party_backend_gets_no_limit_of_minus_one(path: str, name: str) -> None:
+def test_third_party_backend_does_not_get_max_tokens_of_minus_one(path: str, name: str) -> None:
     request = ask(path, prompt="x", **{name: -1})
     assert json.loads(request.body_for("Org/M", "openai")) == {"model": "Org/M", "prompt": "x"}
     assert json.loads(request.body_for("Org/M"))[name] == -1
     assert enforced(request, 9, "openai") == {"model": "Org/M", "prompt": "x", "max_tokens": 9}
 
 
-def test_third_party_backend_gets_unique_fields_and_one_limit() -> None:
+def test_third_party_backend_gets_no_duplicate_fields_and_one_output_limit() -> None:
     body = (
         b'{"model":"a","max_tokens":1,"max_completion_tokens":1,"max_tokens":100000,"Max_Tokens":5,"n_predict":9,'
         b'"N":7,"max_to\\u212aens":8,"best_of":3,"temperature":1.0,"options":{"num_predict":8},"messages":[{"x":1.50}]}'
@@ -239,7 +241,7 @@ def test_third_party_backend_gets_unique_fields_and_one_limit() -> None:
     assert enforced(response, 4, "openai") == {"model": "Org/M", "input": "x", "max_output_tokens": 4}
 
 
-def test_third_party_backend_gets_unique_fields_without_a_budget() -> None:
+def test_without_a_budget_third_party_backend_gets_no_duplicate_fields() -> None:
     body = b'{"model":"a", "max_tokens":1,"max_tokens":2,"x":1.50,"Stream":true,"n_predict":3}'
     request = parse_request(CHAT, [], body)
     assert request.body_for("Org/M", "openai") == b'{"model":"Org/M","max_tokens":2,"x":1.50,"n_predict":3}'

@@ -28,32 +28,32 @@ def filtered(stream: bytes, size: int) -> bytes:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 300, 100_000])
 @pytest.mark.parametrize("ending", [b"\n\n", CRLF])
-def test_only_the_usage_chunk_is_removed_at_any_read_size(size: int, ending: bytes) -> None:
+def test_usage_filter_removes_only_the_usage_chunk_at_any_read_size(size: int, ending: bytes) -> None:
     stream = b"".join([*FORWARDED, FINAL, DONE]).replace(b"\n\n", ending)
     assert filtered(stream, size) == b"".join([*FORWARDED, DONE]).replace(b"\n\n", ending)
     assert filtered(stream[:-2], size) == b"".join([*FORWARDED, DONE]).replace(b"\n\n", ending)[:-2]
 
 
 @pytest.mark.parametrize("cut", range(1, len(FINAL + DONE)))
-def test_usage_chunk_split_across_two_reads_is_removed(cut: int) -> None:
+def test_usage_chunk_split_across_two_reads_is_removed_from_the_stream(cut: int) -> None:
     usage_filter, stream = UsageFilter(), FINAL + DONE
     assert usage_filter.feed(ROLE) == ROLE
     assert usage_filter.feed(stream[:cut]) + usage_filter.feed(stream[cut:]) == DONE
 
 
 @pytest.mark.parametrize("choices", [{"choices": []}, {"choices": None}, {}])
-def test_usage_chunk_may_have_no_list_of_choices(choices: dict[str, Any]) -> None:
+def test_usage_chunk_without_a_list_of_choices_is_removed(choices: dict[str, Any]) -> None:
     sent = b"data: " + json.dumps({"id": "c1", "usage": USAGE} | choices).encode() + b"\n\n"
     assert UsageFilter().feed(ROLE + sent + DONE) == ROLE + DONE
 
 
-def test_done_marker_is_forwarded_at_once() -> None:
+def test_done_marker_is_forwarded_without_waiting_for_more_data() -> None:
     usage_filter = UsageFilter()
     assert usage_filter.feed(FINAL + b"data: [DONE]") == b"data: [DONE]"
     assert usage_filter.feed(b"\n\n") == b"\n\n"
 
 
-def test_long_event_is_not_buffered() -> None:
+def test_long_event_is_forwarded_without_buffering() -> None:
     usage_filter, long = UsageFilter(), chunk("x" * MAX_BUFFERED_BYTES * 2)
     passed = [usage_filter.feed(long[at : at + 1000]) for at in range(0, len(long), 1000)]
     assert b"".join(passed) == long
@@ -70,13 +70,15 @@ async def choices_of(cortex: Cortex, **fields: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}])
-async def test_every_chunk_has_a_choice(cortex: Cortex, node: FakeNode, options: dict[str, Any]) -> None:
+async def test_every_chunk_has_a_choice_if_the_client_requested_no_usage(
+    cortex: Cortex, node: FakeNode, options: dict[str, Any]
+) -> None:
     choices = await choices_of(cortex, **options)
     assert "".join(choice.delta.content or "" for choice in choices) == "Hello é"
     assert node.headers[0]["x-helexa-include-usage"] == "1"
 
 
-async def test_removed_usage_is_charged(node: FakeNode) -> None:
+async def test_usage_removed_from_the_stream_is_charged(node: FakeNode) -> None:
     keys = [{"key": "capped", "account_id": "acme", "key_id": "capped", "hard_cap": 100_000}]
     async with running_cortex(node, settings={"entitlements": {"keys": keys}}) as cortex:
         assert len(await choices_of(cortex)) == 3

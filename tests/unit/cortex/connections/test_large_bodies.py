@@ -59,7 +59,7 @@ def message_body(**fields: Any) -> bytes:
     ],
 )
 @pytest.mark.parametrize("parse", [Translation.parse, CountRequest.parse])
-def test_too_many_messages_tools_or_blocks_are_rejected(
+def test_request_with_too_many_messages_tools_or_blocks_is_rejected(
     parse: Callable[[bytes], Any], fields: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ApiError) as rejected:
@@ -67,7 +67,7 @@ def test_too_many_messages_tools_or_blocks_are_rejected(
     assert (rejected.value.status, rejected.value.code, str(rejected.value)) == (400, "invalid_anthropic_body", problem)
 
 
-def test_objects_and_arrays_are_counted_outside_of_strings() -> None:
+def test_json_objects_and_arrays_of_a_body_are_counted_outside_of_strings() -> None:
     check_containers(b'["%b"]' % (b'[{\\"' * MAX_CONTAINERS))
     check_containers(b'["\\\\",%b{}]' % (b"{}," * (MAX_CONTAINERS - 2)))
     check_containers(b"{" * 10 + b'"' + b"[" * MAX_CONTAINERS)  # not JSON: the parser rejects it
@@ -86,7 +86,7 @@ def test_objects_and_arrays_are_counted_outside_of_strings() -> None:
         (b'"' + b"x" * (5 << 20) + b'"', True),
     ],
 )
-def test_body_is_large_by_values_or_bytes(body: bytes, large: bool) -> None:
+def test_body_counts_as_large_by_its_number_of_values_or_bytes(body: bytes, large: bool) -> None:
     assert is_large(body) is large
 
 
@@ -140,7 +140,7 @@ async def post(cortex: Cortex, path: str, body: bytes, **headers: str) -> tuple[
         ("/v1/embeddings", "input"),
     ],
 )
-async def test_large_body_is_parsed_in_a_worker_process(
+async def test_large_request_body_is_parsed_in_a_worker_process(
     two_nodes: tuple[Cortex, list[FakeNode]], path: str, field: str
 ) -> None:
     cortex, nodes = two_nodes
@@ -168,7 +168,7 @@ async def test_large_prompt_is_checked_in_a_worker_process(node: FakeNode) -> No
 
 
 @pytest.mark.usefixtures("small_only")
-async def test_large_count_request_is_translated_in_a_worker_process(cortex: Cortex, node: FakeNode) -> None:
+async def test_large_count_tokens_request_is_translated_in_a_worker_process(cortex: Cortex, node: FakeNode) -> None:
     node.speak = tokenize
     status, response = await post(cortex, "/v1/messages/count_tokens", message_body(messages=MANY))
     assert (status, response) == (200, {"input_tokens": 3})
@@ -211,7 +211,7 @@ async def test_count_tokens_of_an_unknown_model_is_503_while_no_node_is_up(node:
     assert (status, response["type"], response["error"]["type"]) == (503, "error", "overloaded_error")
 
 
-async def test_count_tokens_is_rejected_after_the_budget_is_spent(node: FakeNode) -> None:
+async def test_large_count_tokens_request_is_rejected_if_the_budget_is_spent(node: FakeNode) -> None:
     settings = {"entitlements": {"keys": [{"key": "capped", "account_id": "acme", "hard_cap": 100}]}}
     async with running_cortex(node, settings=settings) as cortex:
         node.speak = tokenize
@@ -234,7 +234,7 @@ async def workers() -> AsyncIterator[BodyWorkers]:
     await workers.close()
 
 
-async def test_worker_errors_equal_local_errors(workers: BodyWorkers) -> None:
+async def test_error_raised_in_a_worker_process_equals_the_error_raised_locally(workers: BodyWorkers) -> None:
     body = json.dumps({"messages": MANY}).encode()
     with pytest.raises(ApiError) as local:
         check_prompt(body, 10)
@@ -244,7 +244,7 @@ async def test_worker_errors_equal_local_errors(workers: BodyWorkers) -> None:
     assert str(remote.value) == str(local.value)
 
 
-async def test_worker_that_dies_is_503_and_is_replaced(workers: BodyWorkers) -> None:
+async def test_request_whose_worker_process_dies_is_503_and_the_worker_is_replaced(workers: BodyWorkers) -> None:
     assert await workers.run(os.getpid) != os.getpid()
     with pytest.raises(ApiError) as lost:
         await workers.run(os._exit, 1)
@@ -252,7 +252,7 @@ async def test_worker_that_dies_is_503_and_is_replaced(workers: BodyWorkers) -> 
     assert await workers.run(os.getpid) != os.getpid()
 
 
-async def test_worker_that_dies_while_another_one_starts_is_503(
+async def test_request_is_503_if_its_worker_process_dies_while_another_starts(
     workers: BodyWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await workers.run(os.getpid) != os.getpid()
@@ -267,7 +267,7 @@ async def test_worker_that_dies_while_another_one_starts_is_503(
     assert await workers.run(os.getpid) != os.getpid()
 
 
-async def test_close_does_not_wait_for_a_busy_worker() -> None:
+async def test_close_does_not_wait_for_a_busy_worker_process() -> None:
     workers = BodyWorkers()
     job = asyncio.create_task(workers.run(time.sleep, 60))
     await eventually(lambda: workers._pool is not None)
@@ -277,7 +277,9 @@ async def test_close_does_not_wait_for_a_busy_worker() -> None:
         await job
 
 
-async def test_waiting_bodies_are_bounded(workers: BodyWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_large_bodies_that_wait_for_a_worker_process_is_bounded(
+    workers: BodyWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(request_bodies, "MAX_WAITING", 1)
     for _ in range(request_bodies.PROCESSES):
         await workers._free.acquire()
@@ -303,7 +305,7 @@ if __name__ == "__main__":
 """
 
 
-async def test_workers_exit_when_the_gateway_is_killed(tmp_path: Path) -> None:
+async def test_worker_processes_exit_if_the_gateway_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     parent = await asyncio.create_subprocess_exec(sys.executable, str(script), stdout=asyncio.subprocess.PIPE)

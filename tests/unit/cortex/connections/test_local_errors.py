@@ -15,7 +15,7 @@ from helexa.cortex.fleet.poller import Poller
 FAILURES = RoutingSection().breaker_failures
 
 
-async def test_requests_without_a_descriptor_get_503_and_leave_the_breaker_closed(node: FakeNode) -> None:
+async def test_requests_are_503_and_leave_the_breaker_closed_if_file_descriptors_run_out(node: FakeNode) -> None:
     async with running_cortex(node, poll_interval_secs=3600) as cortex, connected(cortex) as (reader, writer):
         writer.write(GET % b"")
         assert (await read_response(reader))[0] == 200  # the connection is accepted
@@ -31,7 +31,9 @@ async def test_requests_without_a_descriptor_get_503_and_leave_the_breaker_close
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_polls_without_a_descriptor_do_not_count_as_missed(node: FakeNode, host: str) -> None:
+async def test_polls_that_fail_because_file_descriptors_run_out_do_not_count_as_missed(
+    node: FakeNode, host: str
+) -> None:
     fleet = Fleet([NeuronSection(name="node", endpoint=node.url.replace("127.0.0.1", host))], RoutingSection())
     async with open_client() as client:
         poller = Poller(fleet, client, 1.0)

@@ -101,7 +101,7 @@ NOT_FOUND = {
 }
 
 
-async def test_malformed_requests_are_rejected(cortex: Cortex, node: FakeNode) -> None:
+async def test_malformed_http_requests_are_rejected_and_not_forwarded(cortex: Cortex, node: FakeNode) -> None:
     for name, request in REJECTED.items():
         async with connected(cortex) as (reader, writer):
             writer.write(request)
@@ -115,7 +115,7 @@ async def test_malformed_requests_are_rejected(cortex: Cortex, node: FakeNode) -
     assert (await cortex.ask())[0] == 200
 
 
-async def test_unusual_valid_requests_are_served(cortex: Cortex, node: FakeNode) -> None:
+async def test_unusual_but_valid_http_requests_are_served(cortex: Cortex, node: FakeNode) -> None:
     for name, request in ACCEPTED.items():
         async with connected(cortex) as (reader, writer):
             node.bodies.clear()
@@ -130,7 +130,7 @@ async def test_unusual_valid_requests_are_served(cortex: Cortex, node: FakeNode)
             assert not node.headers[-1].keys() & {"x-trailer", "authorization", "upgrade", "http2-settings", "te"}, name
 
 
-async def test_unusual_paths_are_404(cortex: Cortex, node: FakeNode) -> None:
+async def test_unusual_request_paths_are_404(cortex: Cortex, node: FakeNode) -> None:
     for name, request in NOT_FOUND.items():
         async with connected(cortex) as (reader, writer):
             writer.write(request)
@@ -140,7 +140,7 @@ async def test_unusual_paths_are_404(cortex: Cortex, node: FakeNode) -> None:
     assert node.bodies == [BODY] * len(NOT_FOUND)
 
 
-async def test_node_gets_only_safe_headers(cortex: Cortex, node: FakeNode) -> None:
+async def test_request_forwarded_to_a_node_has_only_safe_headers(cortex: Cortex, node: FakeNode) -> None:
     odd = b"X!#$%&'*+-.^_`|~9"
     hostile = post(
         b"Content-Type: application/json",
@@ -173,7 +173,7 @@ async def test_node_gets_only_safe_headers(cortex: Cortex, node: FakeNode) -> No
     assert node.bodies == [BODY]
 
 
-async def test_pipelined_requests_are_kept_apart(cortex: Cortex, node: FakeNode) -> None:
+async def test_pipelined_requests_are_not_confused_with_body_contents(cortex: Cortex, node: FakeNode) -> None:
     """A request inside a JSON body, and requests after a body, are not confused with that body."""
     inner = b'{"model":"Org/M","x":%s}' % json.dumps(post().decode()).encode()
     outer = b"%s\r\nHost: localhost\r\n%s\r\nContent-Length: %d\r\n\r\n%s" % (LINE, JSON, len(inner), inner)
@@ -192,7 +192,7 @@ async def test_protocol_upgrades_are_ignored(cortex: Cortex) -> None:
             assert (await read_response(reader))[0] == 200
 
 
-async def test_100_continue_is_sent_unless_the_body_is_too_large(cortex: Cortex, node: FakeNode) -> None:
+async def test_response_100_continue_is_sent_unless_the_body_is_too_large(cortex: Cortex, node: FakeNode) -> None:
     async with connected(cortex) as (reader, writer):
         writer.write(post(b"Expect: 100-continue", body=b""))
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -205,7 +205,7 @@ async def test_100_continue_is_sent_unless_the_body_is_too_large(cortex: Cortex,
     assert node.bodies == [BODY]
 
 
-async def test_host_of_an_absolute_target_is_checked(cortex: Cortex, node: FakeNode) -> None:
+async def test_host_in_an_absolute_request_target_is_checked(cortex: Cortex, node: FakeNode) -> None:
     for line in (b"GET http://evil.example/health HTTP/1.1", b"GET HTTP://evil.example:80?a=b HTTP/1.1"):
         async with connected(cortex) as (reader, writer):
             writer.write(post(line=line, body=BODY))
@@ -221,7 +221,7 @@ EARLY = {
 
 
 @pytest.mark.parametrize("expected", EARLY)
-async def test_error_instead_of_100_continue_closes_the_connection(node: FakeNode, expected: int) -> None:
+async def test_error_response_sent_instead_of_100_continue_closes_the_connection(node: FakeNode, expected: int) -> None:
     settings = {"entitlements": {"require_auth": True, "keys": [{"key": "k", "account_id": "a"}]}}
     async with running_cortex(node, settings=settings) as cortex, connected(cortex) as (reader, writer):
         writer.write(EARLY[expected])
@@ -231,7 +231,7 @@ async def test_error_instead_of_100_continue_closes_the_connection(node: FakeNod
         assert await reader.read() == b""
 
 
-async def test_mutated_requests_reach_the_node_unchanged_or_not_at_all(
+async def test_randomly_mutated_requests_reach_the_node_unchanged_or_not_at_all(
     cortex: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replace, duplicate and drop random bytes of request heads.

@@ -26,7 +26,7 @@ async def ask(url: str) -> int:
         writer.close()
 
 
-async def test_connections_over_the_open_file_limit_are_served_or_get_503(node: FakeNode, tmp_path: Path) -> None:
+async def test_connections_above_the_limit_of_open_files_are_served_or_get_503(node: FakeNode, tmp_path: Path) -> None:
     received = asyncio.Event()
 
     async def hold(_: FakeNode, request: web.Request) -> web.StreamResponse:

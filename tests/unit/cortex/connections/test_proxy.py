@@ -29,7 +29,7 @@ async def post(cortex: Cortex, body: bytes, **headers: str) -> tuple[int, bytes,
         return response.status, await response.read(), response.headers
 
 
-async def test_stream_and_its_request_are_forwarded_unchanged(cortex: Cortex, node: FakeNode) -> None:
+async def test_streaming_request_and_response_are_forwarded_unchanged(cortex: Cortex, node: FakeNode) -> None:
     status, body, headers = await post(cortex, BODY)
     assert (status, body) == (200, b"".join(fake_node.STREAM))
     assert node.bodies == [BODY]
@@ -38,26 +38,26 @@ async def test_stream_and_its_request_are_forwarded_unchanged(cortex: Cortex, no
     assert headers["x-accel-buffering"] == "no"
 
 
-async def test_json_response_is_forwarded_unchanged(cortex: Cortex, node: FakeNode) -> None:
+async def test_json_response_of_the_node_is_forwarded_unchanged(cortex: Cortex, node: FakeNode) -> None:
     status, body, headers = await post(cortex, b'{"model":"Org/M","messages":[]}')
     assert (status, body) == (200, fake_node.COMPLETION)
     assert headers["content-length"] == str(len(fake_node.COMPLETION))
     assert "x-accel-buffering" not in headers
 
 
-async def test_escaped_alias_is_replaced(cortex: Cortex, node: FakeNode) -> None:
+async def test_model_alias_written_with_json_escapes_is_replaced(cortex: Cortex, node: FakeNode) -> None:
     await post(cortex, b'{"metadata":{"model":"small"},"model":"sm\\u0061ll"}')
     assert json.loads(node.bodies[0]) == {"metadata": {"model": "small"}, "model": "Org/M"}
 
 
-async def test_invalid_model_url_is_not_used(node: FakeNode) -> None:
+async def test_invalid_model_url_reported_by_a_node_is_not_used(node: FakeNode) -> None:
     node.endpoint = "http://a..b:1"
     async with running_cortex(node) as cortex:
         status, _ = await cortex.ask()
     assert status == 200
 
 
-async def test_stalled_request_body_is_408(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_body_that_stalls_is_408(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_cycle, "BODY_SECS", 0.05)
     host, port = cortex.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -83,7 +83,7 @@ async def test_error_within_a_stream_increments_the_error_metric(cortex: Cortex,
     await eventually(counted)
 
 
-async def test_events_are_forwarded_without_delay(cortex: Cortex, node: FakeNode) -> None:
+async def test_stream_events_are_forwarded_before_the_node_sends_the_next(cortex: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.never_end
     async with cortex.client.post(f"{cortex.url}/v1/chat/completions", data=BODY) as response:
         expected = fake_node.ROLE + fake_node.chunk("a")
@@ -97,13 +97,13 @@ async def test_only_the_model_name_changes_for_an_alias(cortex: Cortex, node: Fa
     assert node.bodies == [BODY]
 
 
-async def test_alias_is_replaced_only_in_the_model_field(cortex: Cortex, node: FakeNode) -> None:
+async def test_model_alias_is_replaced_only_in_the_model_field(cortex: Cortex, node: FakeNode) -> None:
     request = {"metadata": {"model": "small"}, "model": "small", "stream": False}
     await post(cortex, json.dumps(request).encode())
     assert json.loads(node.bodies[0]) == request | {"model": "Org/M"}
 
 
-async def test_identity_and_connection_headers_are_not_forwarded(cortex: Cortex, node: FakeNode) -> None:
+async def test_identity_and_connection_headers_of_clients_are_not_forwarded(cortex: Cortex, node: FakeNode) -> None:
     sent = {
         "Authorization": "Bearer secret",
         "X-Api-Key": "secret",
@@ -133,7 +133,7 @@ async def test_error_response_of_the_node_is_forwarded_with_retry_after(cortex: 
 
 
 @pytest.mark.parametrize(("code", "logged"), [("bad_word", "bad_word"), ("my secret prompt", "None")])
-async def test_text_of_an_error_response_is_forwarded_but_not_logged(
+async def test_error_text_of_a_node_is_forwarded_but_not_logged(
     cortex: Cortex, node: FakeNode, caplog: pytest.LogCaptureFixture, code: str, logged: str
 ) -> None:
     error = {"message": "the prompt 'my secret prompt' has a bad word", "type": "invalid_request_error", "code": code}
@@ -149,7 +149,7 @@ async def test_text_of_an_error_response_is_forwarded_but_not_logged(
     assert "my secret prompt" not in caplog.text
 
 
-async def test_stream_of_a_dying_node_ends_well_formed(cortex: Cortex, node: FakeNode) -> None:
+async def test_stream_of_a_node_that_dies_ends_well_formed_with_an_error(cortex: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.die_within_an_event
     status, body, _ = await post(cortex, BODY)
     assert status == 200
@@ -162,7 +162,7 @@ async def test_stream_of_a_dying_node_ends_well_formed(cortex: Cortex, node: Fak
     assert (await cortex.ask())[0] == 200
 
 
-async def test_node_that_dies_within_json_is_502(cortex: Cortex, node: FakeNode) -> None:
+async def test_node_that_dies_within_a_json_response_is_502(cortex: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.die_within_json
     status, body, _ = await post(cortex, BODY)
     assert (status, json.loads(body)["error"]["code"]) == (502, "upstream_connection_error")
@@ -185,7 +185,7 @@ async def test_node_that_dies_before_the_first_byte_is_502(cortex: Cortex, node:
     }
 
 
-async def test_failure_before_the_first_byte_is_retried_on_another_node() -> None:
+async def test_node_failure_before_the_first_byte_is_retried_on_another_node() -> None:
     async with (
         FakeNode("bad", speak=fake_node.die_before_the_first_byte).holds("Org/M").serving() as bad,
         FakeNode("good", health={"models": [{"id": "Org/M", "in_flight": 9}]}).holds("Org/M").serving() as good,
@@ -195,7 +195,7 @@ async def test_failure_before_the_first_byte_is_retried_on_another_node() -> Non
         assert (len(bad.bodies), len(good.bodies)) == (1, 1)
 
 
-async def test_unreachable_node_is_502(cortex: Cortex, node: FakeNode) -> None:
+async def test_request_to_an_unreachable_node_is_502(cortex: Cortex, node: FakeNode) -> None:
     node.endpoint = f"http://127.0.0.1:{free_port()}"
     node.models = [node.models[0] | {"id": "Org/Elsewhere"}]
     await eventually(lambda: _lists(cortex, "Org/Elsewhere"))

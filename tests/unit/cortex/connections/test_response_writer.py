@@ -39,7 +39,7 @@ STREAM = b'data: {"a":1}\n\n: ping\n\ndata: {"b":2}\r\n\r\ndata: [DONE]\n\n'
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, len(STREAM)])
-async def test_stream_arrives_unchanged_at_any_chunk_size(size: int) -> None:
+async def test_stream_of_a_node_is_written_unchanged_at_any_chunk_size(size: int) -> None:
     sent, reply = await streamed(*(STREAM[i : i + size] for i in range(0, len(STREAM), size)))
     await reply.finish()
     assert sent.body == STREAM
@@ -47,7 +47,7 @@ async def test_stream_arrives_unchanged_at_any_chunk_size(size: int) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, len(STREAM)))
-async def test_broken_stream_ends_well_formed_at_any_byte(cut: int) -> None:
+async def test_stream_that_breaks_at_any_byte_ends_well_formed(cut: int) -> None:
     sent, reply = await streamed(STREAM[:cut])
     await reply.abort(ERROR)
     assert sent.body.endswith(ENDING)
@@ -58,12 +58,12 @@ async def test_broken_stream_ends_well_formed_at_any_byte(cut: int) -> None:
         assert line in STREAM.splitlines()
 
 
-async def test_buffered_line_is_bounded() -> None:
+async def test_line_buffered_by_the_response_writer_is_bounded() -> None:
     sent, _ = await streamed(b"data: ", b"x" * MAX_BUFFERED_BYTES, b"y")
     assert len(sent.body) >= MAX_BUFFERED_BYTES
 
 
-async def test_broken_json_response_is_not_completed() -> None:
+async def test_json_response_that_breaks_off_is_not_completed() -> None:
     sent = Sent()
     reply = Reply(sent)
     await reply.start(200, [], streamed=False)
@@ -80,7 +80,7 @@ def metered(*chunks: bytes, is_stream: bool = True) -> Meter:
     return meter
 
 
-def test_first_token_is_the_first_non_empty_content() -> None:
+def test_time_to_first_token_ends_at_the_first_non_empty_content() -> None:
     role, text = b'data: {"delta":{"role":"assistant","content":""}}\n\n', b'data: {"delta":{"content":"x"}}\n\n'
     assert metered(b": ping\n\n", role, text, text).first_at == 2.0
     assert metered(role, b'data: {"delta":{"reasoning_content":"hm"}}\n\n').first_at == 1.0
@@ -88,13 +88,13 @@ def test_first_token_is_the_first_non_empty_content() -> None:
     assert metered(b'{"message":{"content":"x"}}', is_stream=False).first_at is None
 
 
-def test_last_usage_object_counts_even_if_split() -> None:
+def test_usage_is_read_from_the_last_usage_object_even_if_split_over_chunks() -> None:
     body = b'{"usage":null} {"usage": {"prompt_tokens":1}} {"usage" : {"prompt_tokens":5,"completion_tokens":3,'
     body += b'"prompt_tokens_details":{"cached_tokens":4}}} {"usage":null}'
     assert metered(*(body[i : i + 5] for i in range(0, len(body), 5))).usage() == Usage(5, 3, 4)
 
 
-def test_usage_after_long_text_is_read_from_a_bounded_tail() -> None:
+def test_usage_after_a_long_text_is_read_from_a_buffer_of_bounded_size() -> None:
     meter = metered(*[b"x" * 50_000] * 40, b'"usage":{"prompt_tokens":2,"completion_tokens":1}}')
     assert meter.usage() == Usage(2, 1, 0)
     assert len(meter._tail) < 100_000
@@ -112,11 +112,11 @@ def test_usage_after_long_text_is_read_from_a_bounded_tail() -> None:
         b'\\"usage\\":{"prompt_tokens":1}',
     ],
 )
-def test_invalid_usage_is_none(body: bytes) -> None:
+def test_invalid_usage_object_of_a_node_is_ignored(body: bytes) -> None:
     assert metered(body).usage() is None
 
 
-def test_invalid_token_counts_are_zero() -> None:
+def test_invalid_token_counts_in_a_usage_object_are_read_as_zero() -> None:
     body = b'"usage":{"prompt_tokens":-5,"completion_tokens":"7","prompt_tokens_details":null}'
     assert metered(body).usage() == Usage(0, 0, 0)
 
@@ -137,7 +137,7 @@ def test_model_name_is_replaced_in_the_request(body: bytes, renamed: bytes) -> N
     assert request.body_for("m") is body
 
 
-def test_tokens_per_second_excludes_the_load_and_prefill() -> None:
+def test_tokens_per_second_exclude_the_time_of_load_and_prefill() -> None:
     usage = b'"usage":{"prompt_tokens":1,"completion_tokens":6}'
     text = b'data: {"delta":{"content":"x"}}\n\n'
     streaming = RequestRecord(started=-10.0, waited=10.0, duration=20.0, meter=metered(text, text, text + usage))

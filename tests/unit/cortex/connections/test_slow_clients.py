@@ -15,7 +15,7 @@ from helexa.http import connection
 @pytest.mark.parametrize(
     "partial_head", [b"", b"\r\n", b"POST", LINE + b"\r\nHost: x\r\nX-A: b", post(b"X-A: b")[:-40]]
 )
-async def test_incomplete_head_closes_the_connection(
+async def test_request_head_that_stays_incomplete_closes_the_connection(
     cortex: Cortex, partial_head: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 0.05)
@@ -29,7 +29,9 @@ async def test_incomplete_head_closes_the_connection(
         assert await reader.read() == b""
 
 
-async def test_slow_empty_lines_close_the_connection(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_sends_only_empty_lines_slowly_is_disconnected(
+    cortex: Cortex, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 0.1)
     async with connected(cortex) as (reader, writer):
         closed = asyncio.ensure_future(reader.read())
@@ -39,7 +41,7 @@ async def test_slow_empty_lines_close_the_connection(cortex: Cortex, monkeypatch
         assert closed.exception() is not None or closed.result() == b""
 
 
-async def test_head_timeout_does_not_limit_the_request(
+async def test_timeout_of_the_request_head_does_not_limit_the_body_or_response(
     cortex: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 0.02)
@@ -81,7 +83,7 @@ async def test_client_that_reads_nothing_is_disconnected(
     assert not cortex.gateway.fleet.view().in_flight
 
 
-async def test_disconnect_cancels_pipelined_requests(cortex: Cortex, node: FakeNode) -> None:
+async def test_disconnect_of_a_client_cancels_its_pipelined_requests(cortex: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.never_end
     async with connected(cortex) as (reader, writer):
         writer.write(post() * 3)
@@ -92,7 +94,7 @@ async def test_disconnect_cancels_pipelined_requests(cortex: Cortex, node: FakeN
     assert node.bodies == [BODY]
 
 
-async def test_slow_reader_gets_the_complete_response(cortex: Cortex, node: FakeNode) -> None:
+async def test_client_that_reads_slowly_gets_the_complete_response(cortex: Cortex, node: FakeNode) -> None:
     chunks = [fake_node.chunk("a" * 100_000)] * 100
 
     async def speak(node: FakeNode, request: fake_node.web.Request) -> fake_node.web.StreamResponse:
@@ -129,7 +131,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("case", ENDLESS)
-async def test_endless_request_is_disconnected(
+async def test_client_that_sends_an_endless_head_or_body_is_disconnected(
     cortex: Cortex, node: FakeNode, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 0.3)

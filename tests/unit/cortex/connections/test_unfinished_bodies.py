@@ -26,7 +26,7 @@ def running_requests(cortex: Cortex) -> int:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_concurrency_limit_counts_a_request_with_incomplete_body(node: FakeNode, path: bytes) -> None:
+async def test_concurrency_limit_counts_a_request_whose_body_is_incomplete(node: FakeNode, path: bytes) -> None:
     async with running_cortex(node, settings=with_key(concurrency=1)) as cortex:
         async with connected(cortex) as (_, first), connected(cortex) as (reader, second):
             first.write(HEAD % (path, 100) + b"{")
@@ -40,7 +40,7 @@ async def test_concurrency_limit_counts_a_request_with_incomplete_body(node: Fak
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_requests_per_minute_count_a_request_without_its_body(node: FakeNode, path: bytes) -> None:
+async def test_requests_per_minute_count_a_request_before_its_body_arrives(node: FakeNode, path: bytes) -> None:
     async with running_cortex(node, settings=with_key(requests_per_minute=1)) as cortex:
         async with connected(cortex) as (_, first):
             first.write(HEAD % (path, 100) + b"{")
@@ -53,7 +53,7 @@ async def test_requests_per_minute_count_a_request_without_its_body(node: FakeNo
         assert "1 requests a minute" in json.loads(body)["error"]["message"]
 
 
-async def test_request_after_an_early_rejection_is_served(node: FakeNode) -> None:
+async def test_next_request_after_a_rejection_before_the_body_arrived_is_served(node: FakeNode) -> None:
     body = b'{"model":"Org/M","messages":[]}'
     async with (
         running_cortex(node, settings=with_key(concurrency=1)) as cortex,
@@ -71,7 +71,7 @@ async def test_request_after_an_early_rejection_is_served(node: FakeNode) -> Non
     assert node.bodies == [body]
 
 
-async def test_bodies_over_the_memory_budget_get_a_retryable_503(node: FakeNode) -> None:
+async def test_request_bodies_above_the_memory_budget_get_a_retryable_503(node: FakeNode) -> None:
     settings = with_key() | {"gateway": {"max_body_mb": 1, "max_body_memory_mb": 4}}
     size = 1 << 20
     async with AsyncExitStack() as stack:

@@ -113,7 +113,7 @@ async def read(response_bytes: UpstreamResponse) -> bytes:
 @pytest.mark.parametrize(
     "response_bytes", [OK, CHUNKED, *(b"HTTP/1.1 %d\r\nx-early: 1\r\n\r\n" % n * 3 + OK for n in (100, 102))]
 )
-async def test_split_response_arrives_and_the_connection_is_reused(
+async def test_response_sent_in_pieces_arrives_and_its_connection_is_reused(
     client: Upstream, response_bytes: bytes, write_size: int
 ) -> None:
     async with Server(response_bytes, response_bytes, write_size=write_size).serving() as server:
@@ -128,12 +128,12 @@ async def test_split_response_arrives_and_the_connection_is_reused(
         assert server.requests == [expected] * 2
 
 
-async def test_body_without_a_length_ends_with_the_connection(client: Upstream) -> None:
+async def test_response_body_without_a_length_ends_with_the_connection(client: Upstream) -> None:
     async with Server(b"HTTP/1.1 200 OK\r\n\r\nhello", close=True).serving() as server:
         assert await read(await ask(client, server)) == b"hello"
 
 
-async def test_large_request_body_is_sent_completely(client: Upstream) -> None:
+async def test_large_request_body_is_sent_completely_to_the_node(client: Upstream) -> None:
     body = bytes(range(256)) * (8 << 10)
     async with Server(OK).serving() as server:
         assert await read(await ask(client, server, body)) == b"hello"
@@ -147,7 +147,7 @@ async def test_refused_connection_raises_connect_error(client: Upstream) -> None
         await ask(client, server)
 
 
-async def test_connection_is_made_although_this_process_had_no_core_for_a_while() -> None:
+async def test_connection_succeeds_although_the_gateway_process_was_paused_past_the_timeout() -> None:
     client = Upstream(connect_timeout_secs=0.3)
     async with Server(OK).serving() as server:
         asking = asyncio.create_task(ask(client, server))
@@ -172,7 +172,7 @@ async def test_connection_is_made_although_this_process_had_no_core_for_a_while(
         b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * (40 << 10) + b"\r\n",
     ],
 )
-async def test_invalid_response_head_raises_broken_off(client: Upstream, response_bytes: bytes) -> None:
+async def test_invalid_response_head_raises_incomplete_response_error(client: Upstream, response_bytes: bytes) -> None:
     async with Server(response_bytes, close=True).serving() as server:
         with pytest.raises(IncompleteResponseError):
             await ask(client, server)
@@ -186,7 +186,9 @@ async def test_invalid_response_head_raises_broken_off(client: Upstream, respons
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n",
     ],
 )
-async def test_truncated_body_raises_broken_off(client: Upstream, response_bytes: bytes) -> None:
+async def test_truncated_response_body_raises_incomplete_response_error(
+    client: Upstream, response_bytes: bytes
+) -> None:
     async with Server(response_bytes, close=True).serving() as server:
         response = await ask(client, server)
         with pytest.raises(IncompleteResponseError):
@@ -194,7 +196,7 @@ async def test_truncated_body_raises_broken_off(client: Upstream, response_bytes
         response.close()
 
 
-async def test_idle_timeout_raises_silent(client: Upstream) -> None:
+async def test_response_that_stalls_raises_read_timeout_error(client: Upstream) -> None:
     client.timeouts.idle_secs = 0.5
     async with Server(b"").serving() as server:
         with pytest.raises(ReadTimeoutError):
@@ -206,7 +208,7 @@ async def test_idle_timeout_raises_silent(client: Upstream) -> None:
             await response.chunk()
 
 
-async def test_body_without_a_length_is_incomplete_after_a_timeout(client: Upstream) -> None:
+async def test_response_body_without_a_length_is_incomplete_after_a_read_timeout(client: Upstream) -> None:
     """The timeout expires while the reader handles the bytes that arrived before."""
     async with Server(b"HTTP/1.1 200 OK\r\n\r\nhello").serving() as server:
         response = await ask(client, server)
@@ -220,7 +222,7 @@ async def test_body_without_a_length_is_incomplete_after_a_timeout(client: Upstr
         assert not response.complete
 
 
-async def test_shorter_answer_timeout_applies_to_a_reused_connection(client: Upstream) -> None:
+async def test_lowered_response_timeout_applies_to_a_reused_connection(client: Upstream) -> None:
     async with Server(OK, b"").serving() as server, asyncio.timeout(60):
         assert await read(await ask(client, server)) == b"hello"
         client.timeouts.answer_secs = 0.05
@@ -229,7 +231,7 @@ async def test_shorter_answer_timeout_applies_to_a_reused_connection(client: Ups
         assert server.connections == 1
 
 
-async def test_tcp_keepalive_probes_idle_connections(client: Upstream) -> None:
+async def test_idle_connections_send_tcp_keepalive_probes(client: Upstream) -> None:
     async with Server(OK).serving() as server:
         response = await ask(client, server)
         port = int(server.url.split(":")[2].split("/")[0])
@@ -257,7 +259,7 @@ async def test_pooled_connection_closed_by_the_server_is_replaced(
 
 
 @pytest.mark.parametrize(("method", "repeatable"), [(b"GET", False), (b"POST", True)])
-async def test_repeatable_request_is_resent_after_a_pooled_connection_ends(
+async def test_repeatable_request_is_resent_if_its_pooled_connection_was_closed(
     client: Upstream, method: bytes, repeatable: bool
 ) -> None:
     async with Server(OK, OK, unanswered=2).serving() as server:
@@ -266,7 +268,7 @@ async def test_repeatable_request_is_resent_after_a_pooled_connection_ends(
         assert (len(server.requests), server.connections) == (3, 2)
 
 
-async def test_post_is_not_resent_after_a_pooled_connection_ends(client: Upstream) -> None:
+async def test_post_that_is_not_repeatable_is_not_resent_if_its_pooled_connection_was_closed(client: Upstream) -> None:
     """The server has read the request, and may have begun to work on it."""
     async with Server(OK, OK, unanswered=2).serving() as server:
         assert await read(await ask(client, server)) == b"hello"
@@ -287,7 +289,9 @@ def answer_once(server: socket.socket) -> socket.socket:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell which bytes were acknowledged")
 @pytest.mark.parametrize("closed", ["before the request", "before it is read"])
-async def test_request_is_resent_if_the_server_closed_the_idle_connection_unread(client: Upstream, closed: str) -> None:
+async def test_request_is_resent_if_the_server_closed_the_connection_without_reading_it(
+    client: Upstream, closed: str
+) -> None:
     def close_after_the_next_request(connection: socket.socket) -> None:
         connection.recv(1, socket.MSG_PEEK)
         connection.close()
@@ -308,7 +312,7 @@ async def test_request_is_resent_if_the_server_closed_the_idle_connection_unread
             await closing
 
 
-async def test_certificate_of_the_configured_authority_is_trusted(tmp_path: Path) -> None:
+async def test_server_certificate_of_the_configured_authority_is_trusted(tmp_path: Path) -> None:
     certificate, key = tmp_path / "ca.pem", tmp_path / "key.pem"
     create = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     names = ["-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
@@ -338,7 +342,7 @@ async def test_certificate_of_the_configured_authority_is_trusted(tmp_path: Path
 
 
 @pytest.mark.parametrize(("text", "error"), [(None, "cannot be read"), ("nothing", "contains no PEM certificate")])
-def test_unusable_file_of_authorities_is_a_configuration_error(tmp_path: Path, text: str | None, error: str) -> None:
+def test_unusable_ca_file_is_a_configuration_error(tmp_path: Path, text: str | None, error: str) -> None:
     if text is not None:
         (tmp_path / "ca.pem").write_text(text)
     (tmp_path / "cortex.toml").write_text('[gateway]\nca_file = "ca.pem"\n')
@@ -347,7 +351,7 @@ def test_unusable_file_of_authorities_is_a_configuration_error(tmp_path: Path, t
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not report that a connection was closed")
-async def test_connection_closed_unseen_by_the_event_loop_is_not_used(
+async def test_connection_whose_end_the_event_loop_has_not_seen_yet_is_not_reused(
     client: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upstream_client, "UNCHECKED_SECS", 0.0)
@@ -359,14 +363,14 @@ async def test_connection_closed_unseen_by_the_event_loop_is_not_used(
             (await serving).close()  # the event loop runs next when the next request is written
 
 
-async def test_unrequested_bytes_close_the_connection(client: Upstream) -> None:
+async def test_connection_with_unrequested_bytes_is_not_reused(client: Upstream) -> None:
     async with Server(OK + OK, OK).serving() as server:
         for _ in range(2):
             assert await read(await ask(client, server)) == b"hello"
         assert server.connections == 2
 
 
-async def test_response_closed_early_closes_the_connection(client: Upstream) -> None:
+async def test_closing_a_response_early_closes_its_connection(client: Upstream) -> None:
     async with Server(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello").serving() as server:
         response = await ask(client, server)
         assert await response.chunk() == b"hello"
@@ -374,7 +378,7 @@ async def test_response_closed_early_closes_the_connection(client: Upstream) -> 
         await eventually(lambda: server.open == 0)
 
 
-async def test_cancelled_request_closes_the_connection(client: Upstream) -> None:
+async def test_canceled_request_closes_its_connection(client: Upstream) -> None:
     async with Server(b"").serving() as server:
         ask_task = asyncio.create_task(ask(client, server))
         await eventually(lambda: server.requests)
@@ -383,7 +387,7 @@ async def test_cancelled_request_closes_the_connection(client: Upstream) -> None
         await eventually(lambda: server.open == 0)
 
 
-async def test_unread_body_is_not_buffered(client: Upstream) -> None:
+async def test_response_body_that_is_not_read_is_not_buffered(client: Upstream) -> None:
     size = 24 << 20
     sent = 0
 
@@ -410,7 +414,7 @@ async def test_unread_body_is_not_buffered(client: Upstream) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(body=st.binary(max_size=300), size=st.integers(1, 50), chunked=st.booleans())
-def test_any_body_arrives_at_any_chunk_size(body: bytes, size: int, chunked: bool) -> None:
+def test_any_response_body_arrives_at_any_chunk_size(body: bytes, size: int, chunked: bool) -> None:
     if chunked:
         chunks = [body[i : i + size] for i in range(0, len(body), size)]
         coded = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in chunks) + b"0\r\n\r\n"
@@ -439,6 +443,6 @@ def test_any_body_arrives_at_any_chunk_size(body: bytes, size: int, chunked: boo
         ("http://[::1]:2/x", "[::1]:2", "/x"),
     ],
 )
-def test_base_url_is_split_into_authority_and_path(url: str, authority: str, path: str) -> None:
+def test_base_url_of_a_node_is_split_into_authority_and_path(url: str, authority: str, path: str) -> None:
     origin, prefix = parse_base(url)
     assert (origin.authority, prefix) == (authority, path)

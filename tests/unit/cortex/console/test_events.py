@@ -63,7 +63,7 @@ async def ask(cortex: Cortex, key: str, model: str = "Org/M") -> None:
         await response.read()
 
 
-async def test_first_events_are_the_whole_state_and_later_ones_the_changes(keyed: Cortex) -> None:
+async def test_event_stream_sends_the_whole_state_first_and_then_changes(keyed: Cortex) -> None:
     async with following(keyed, "nodes") as events:
         assert await events.next("names") == ["n1"]
         assert not (await events.next("node"))["cordoned"]
@@ -71,7 +71,7 @@ async def test_first_events_are_the_whole_state_and_later_ones_the_changes(keyed
         assert (await events.next("node"))["cordoned"]
 
 
-async def test_node_that_goes_down_is_sent_with_the_reason(keyed: Cortex, node: FakeNode) -> None:
+async def test_event_stream_sends_a_node_that_goes_down_with_the_reason(keyed: Cortex, node: FakeNode) -> None:
     async with following(keyed, "nodes") as events:
         await events.next("node")
         node.down = True
@@ -81,7 +81,7 @@ async def test_node_that_goes_down_is_sent_with_the_reason(keyed: Cortex, node: 
             entry = await events.next("node")
 
 
-async def test_failed_load_is_sent_with_the_reason(keyed: Cortex, node: FakeNode) -> None:
+async def test_event_stream_sends_a_failed_load_with_the_reason(keyed: Cortex, node: FakeNode) -> None:
     node.load_error = (400, {"error": "no such file"})
     async with following(keyed, "nodes") as events:
         await ask(keyed, "a", "Org/New")
@@ -92,14 +92,14 @@ async def test_failed_load_is_sent_with_the_reason(keyed: Cortex, node: FakeNode
         assert failure["model"] == "Org/New" and "no such file" in failure["message"] and not failure["temporary"]
 
 
-async def test_removed_node_is_missing_in_the_names(keyed: Cortex) -> None:
+async def test_event_stream_sends_the_node_names_without_a_removed_node(keyed: Cortex) -> None:
     async with following(keyed, "nodes") as events:
         await events.next("node")
         keyed.gateway.fleet.configure([])
         assert await events.next("names") == []
 
 
-async def test_finished_requests_are_sent_to_admins_and_to_their_account(keyed: Cortex) -> None:
+async def test_event_stream_sends_finished_requests_to_admins_and_to_their_account(keyed: Cortex) -> None:
     async with following(keyed, "activity") as all_events, following(keyed, "activity", "a") as own_events:
         await eventually(lambda: len(node_watchers(keyed)) == 2)
         await ask(keyed, "b")
@@ -113,7 +113,7 @@ def node_watchers(cortex: Cortex) -> range:
     return range(cortex.gateway.poller._watchers)
 
 
-async def test_models_are_those_that_the_key_may_use(keyed: Cortex) -> None:
+async def test_event_stream_sends_only_models_that_the_key_may_use(keyed: Cortex) -> None:
     async with following(keyed, "models", "a") as events:
         models = await events.next("models")
         assert {model["id"]: model["state"] for model in models} == {"Org/New": "cold", "Org/M": "warm"}
@@ -132,13 +132,15 @@ async def test_models_are_those_that_the_key_may_use(keyed: Cortex) -> None:
         ("", "a", 400),
     ],
 )
-async def test_unknown_and_forbidden_topics_are_rejected(keyed: Cortex, topics: str, key: str, status: int) -> None:
+async def test_unknown_and_forbidden_event_topics_are_rejected(
+    keyed: Cortex, topics: str, key: str, status: int
+) -> None:
     headers = {"authorization": f"Bearer {key}"}
     async with keyed.client.get(f"{keyed.url}/api/events?topics={topics}", headers=headers) as response:
         assert response.status == status
 
 
-async def test_stream_ends_when_its_key_is_revoked(keyed: Cortex) -> None:
+async def test_event_stream_ends_if_its_key_is_revoked(keyed: Cortex) -> None:
     headers = {"authorization": "Bearer root"}
     async with keyed.client.post(f"{keyed.url}/api/keys", json={"account_id": "dora"}, headers=headers) as response:
         made = await response.json()
@@ -159,7 +161,7 @@ async def test_nodes_are_polled_often_only_while_a_client_watches(node: FakeNode
         await eventually(lambda: not node_watchers(cortex))
 
 
-async def test_number_of_watching_clients_is_limited(keyed: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_event_stream_clients_is_limited(keyed: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console_events, "MAX_WATCHERS", 1)
     async with following(keyed, "activity") as events:
         await ask(keyed, "a")
@@ -169,7 +171,7 @@ async def test_number_of_watching_clients_is_limited(keyed: Cortex, monkeypatch:
             assert response.status == 503 and "retry-after" in response.headers
 
 
-async def test_client_that_missed_requests_is_told_how_many(
+async def test_client_too_slow_for_the_event_stream_gets_the_number_of_dropped_requests(
     keyed: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with following(keyed, "activity") as events:
@@ -189,7 +191,7 @@ async def activity_of(cortex: Cortex, number: int) -> Any:
     return Activity(str(number), 0, "/v1/chat/completions", "Org/M", 200, 1.0)
 
 
-async def test_log_lines_are_sent_to_admins_without_secrets(keyed: Cortex) -> None:
+async def test_event_stream_sends_log_lines_to_admins_without_secrets(keyed: Cortex) -> None:
     log = logging.getLogger("helexa.cortex.test")
     log.warning("before: %s", "postgresql://me:hunter2@host/db")
     async with following(keyed, "log") as events:
@@ -203,12 +205,12 @@ async def test_log_lines_are_sent_to_admins_without_secrets(keyed: Cortex) -> No
         assert after["message"] == (r"after\nlevel=INFO forged: Bearer [hidden], [hidden], api_key=[hidden], [hidden]")
 
 
-async def test_log_needs_an_admin_even_if_the_gateway_requires_no_keys(cortex: Cortex) -> None:
+async def test_event_topic_log_needs_an_admin_key_even_if_the_gateway_requires_no_keys(cortex: Cortex) -> None:
     async with cortex.client.get(f"{cortex.url}/api/events?topics=log") as response:
         assert response.status == 403
 
 
-async def test_log_is_bounded_and_tells_how_many_lines_are_missing(keyed: Cortex) -> None:
+async def test_log_sent_to_a_client_is_bounded_and_states_the_number_of_missing_lines(keyed: Cortex) -> None:
     lines = keyed.gateway.log_lines
     async with following(keyed, "log") as events:
         logging.getLogger("helexa.test").warning("first")
@@ -221,7 +223,7 @@ async def test_log_is_bounded_and_tells_how_many_lines_are_missing(keyed: Cortex
         assert first.startswith("line ") and 2 <= int(first.split()[1]) <= dropped
 
 
-async def test_stream_ends_before_the_gateway_stops(node: FakeNode) -> None:
+async def test_event_stream_ends_with_an_event_before_the_gateway_stops(node: FakeNode) -> None:
     async with aiohttp.ClientSession() as client, AsyncExitStack() as stack:
         cortex = await stack.enter_async_context(running_cortex(node))
         async with client.get(f"{cortex.url}/api/events") as response:

@@ -48,7 +48,7 @@ async def unload(cortex: Cortex, model: str, node: str) -> tuple[int, Any]:
     return await post(cortex, "/api/models/unload", {"model": model, "node": node})
 
 
-async def test_model_is_loaded_on_the_chosen_node(pair: Cortex, first: FakeNode, second: FakeNode) -> None:
+async def test_load_by_an_admin_uses_the_chosen_node(pair: Cortex, first: FakeNode, second: FakeNode) -> None:
     assert await load(pair, "a", "n2") == (200, {"model": "Org/A", "node": "n2", "status": "loaded"})
     assert [spec["model_id"] for spec in second.loads] == ["Org/A"] and first.loads == []
     assert (await load(pair, "Org/A", "n1"))[0] == 200
@@ -57,13 +57,15 @@ async def test_model_is_loaded_on_the_chosen_node(pair: Cortex, first: FakeNode,
     assert len(first.loads) + len(second.loads) == 2  # it is warm already
 
 
-async def test_load_evicts_an_idle_model(pair: Cortex, first: FakeNode) -> None:
+async def test_load_by_an_admin_evicts_an_idle_model(pair: Cortex, first: FakeNode) -> None:
     await load(pair, "Org/A", "n1")
     assert (await load(pair, "Org/B", "n1"))[0] == 200
     assert first.unloads == ["Org/A"]
 
 
-async def test_failed_load_returns_the_reason_and_can_be_repeated_at_once(pair: Cortex, first: FakeNode) -> None:
+async def test_failed_load_by_an_admin_returns_the_reason_and_can_be_repeated_at_once(
+    pair: Cortex, first: FakeNode
+) -> None:
     first.load_error = (400, {"error": "the file is truncated"})
     status, body = await load(pair, "Org/A", "n1")
     assert status == 503 and "the file is truncated" in body["error"]["message"]
@@ -74,7 +76,7 @@ async def test_failed_load_returns_the_reason_and_can_be_repeated_at_once(pair: 
     assert (await load(pair, "Org/A", "n1"))[0] == 200
 
 
-async def test_client_requests_try_other_nodes_than_the_administrators(
+async def test_client_request_loads_on_another_node_if_the_load_by_an_admin_fails(
     pair: Cortex, first: FakeNode, second: FakeNode
 ) -> None:
     first.may_load.clear()
@@ -89,7 +91,7 @@ async def test_client_requests_try_other_nodes_than_the_administrators(
     assert len(second.loads) == 1
 
 
-async def test_wait_is_limited_and_the_load_continues(pair: Cortex, first: FakeNode) -> None:
+async def test_wait_for_a_load_by_an_admin_is_limited_and_the_load_continues(pair: Cortex, first: FakeNode) -> None:
     first.may_load.clear()
     status, body = await load(pair, "Org/A", "n1", "?wait_secs=0")
     assert status == 503 and "still loading" in body["error"]["message"]
@@ -101,7 +103,7 @@ async def test_wait_is_limited_and_the_load_continues(pair: Cortex, first: FakeN
     await eventually(is_warm)
 
 
-async def test_unload_waits_for_running_requests(pair: Cortex, first: FakeNode) -> None:
+async def test_unload_by_an_admin_waits_for_running_requests(pair: Cortex, first: FakeNode) -> None:
     await load(pair, "Org/A", "n1")
     first.speak = never_end
     running = asyncio.create_task(pair.ask("Org/A", stream=True))
@@ -155,9 +157,7 @@ async def test_prefix_cache_is_cleared_on_the_nodes_that_have_the_model(
     assert (await clear(pair, "a/prefix-cache?node=no"))[0] == 404
 
 
-async def test_cleared_prompts_of_a_sleeping_model_are_no_reason_to_choose_its_node(
-    pair: Cortex, first: FakeNode
-) -> None:
+async def test_cleared_prompts_of_a_sleeping_model_no_longer_count_for_placement(pair: Cortex, first: FakeNode) -> None:
     async def verdict() -> str:
         async with pair.client.get(f"{pair.url}/api/explain?model=Org/A&node=n1", headers=ADMIN) as response:
             return (await response.json())["candidates"][0]["verdict"]
@@ -178,7 +178,7 @@ async def test_cleared_prompts_of_a_sleeping_model_are_no_reason_to_choose_its_n
     assert "saved beginnings" not in await verdict()
 
 
-async def test_only_admins_load_and_unload(pair: Cortex, first: FakeNode) -> None:
+async def test_only_admins_can_load_and_unload_models(pair: Cortex, first: FakeNode) -> None:
     body = {"model": "Org/A", "node": "n1"}
     for path in ("/api/models/load", "/api/models/unload"):
         assert (await post(pair, path, body, "a"))[0] == 403
@@ -187,7 +187,7 @@ async def test_only_admins_load_and_unload(pair: Cortex, first: FakeNode) -> Non
     assert first.loads == []
 
 
-async def test_third_party_backend_and_down_node_are_rejected(first: FakeNode) -> None:
+async def test_load_on_a_third_party_backend_or_a_down_node_is_rejected(first: FakeNode) -> None:
     async with FakeNode(name="third").serving() as third, FakeNode(name="gone").serving() as gone:
         gone.down = True
         neurons = [{"name": node.name, "endpoint": node.url} for node in (third, gone)]
@@ -201,7 +201,7 @@ async def test_third_party_backend_and_down_node_are_rejected(first: FakeNode) -
             assert "/models answered HTTP 500" in body["error"]["message"]
 
 
-async def test_dry_run_may_name_a_node_or_exclude_one(pair: Cortex) -> None:
+async def test_dry_run_of_a_load_can_name_a_node_or_exclude_one(pair: Cortex) -> None:
     await load(pair, "Org/A", "n1")
 
     async def explain(query: str) -> Any:

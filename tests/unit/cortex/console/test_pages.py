@@ -25,7 +25,7 @@ async def disabled(node: FakeNode) -> AsyncIterator[Cortex]:
         yield cortex
 
 
-async def test_root_is_html_for_browsers_and_json_for_others(cortex: Cortex) -> None:
+async def test_root_path_is_html_for_browsers_and_json_for_others(cortex: Cortex) -> None:
     async with cortex.client.get(cortex.url, headers=HTML) as response:
         assert response.content_type == "text/html"
     for headers in ({}, {"accept": "application/json"}, {"accept": "*/*"}):
@@ -33,14 +33,14 @@ async def test_root_is_html_for_browsers_and_json_for_others(cortex: Cortex) -> 
             assert (await response.json())["status"] == "ok"
 
 
-async def test_disabled_console_serves_json_and_no_files(disabled: Cortex) -> None:
+async def test_disabled_console_serves_json_at_the_root_path_and_no_files(disabled: Cortex) -> None:
     async with disabled.client.get(disabled.url, headers=HTML) as response:
         assert (await response.json())["status"] == "ok"
     async with disabled.client.get(f"{disabled.url}{PATH}/{ASSETS.digest}/main.js") as response:
         assert response.status == 404
 
 
-async def test_policy_allows_only_own_scripts_and_the_import_map(cortex: Cortex) -> None:
+async def test_content_security_policy_allows_only_own_scripts_and_the_import_map(cortex: Cortex) -> None:
     async with cortex.client.get(cortex.url, headers=HTML) as response:
         page, policy = await response.text(), response.headers["content-security-policy"]
         assert response.headers["x-content-type-options"] == "nosniff"
@@ -52,7 +52,7 @@ async def test_policy_allows_only_own_scripts_and_the_import_map(cortex: Cortex)
     assert re.findall(r"https?://", page) == []
 
 
-async def test_files_are_cached_only_under_the_hash_of_their_content(cortex: Cortex) -> None:
+async def test_console_files_are_cached_only_under_the_hash_of_their_content(cortex: Cortex) -> None:
     async with cortex.client.get(f"{cortex.url}{PATH}/{ASSETS.digest}/main.js") as response:
         assert response.status == 200 and "immutable" in response.headers["cache-control"]
         assert response.content_type == "text/javascript"
@@ -63,21 +63,21 @@ async def test_files_are_cached_only_under_the_hash_of_their_content(cortex: Cor
             assert response.status == 404
 
 
-async def test_every_file_that_the_page_names_exists(cortex: Cortex) -> None:
+async def test_every_file_that_the_console_page_names_exists(cortex: Cortex) -> None:
     async with cortex.client.get(cortex.url, headers=HTML) as response:
         page = await response.text()
     names = re.findall(rf"{PATH}/{ASSETS.digest}/([\w./-]+)", page)
     assert {"main.js", "console.css", "base.css", "theme.js"} <= {*names} <= {*ASSETS.files}
 
 
-def test_scripts_import_only_files_that_exist() -> None:
+def test_console_scripts_import_only_files_that_exist() -> None:
     for name, content in ASSETS.files.items():
         if name.endswith(".js") and "/" not in name:
             for imported in re.findall(r"(?:from|import|import\()\s*\"\./([\w./]+)\"", content.decode()):
                 assert imported in ASSETS.files, (name, imported)
 
 
-def test_vendored_files_match_their_hashes() -> None:
+def test_vendored_console_files_match_their_hashes() -> None:
     folder = Path(str(STATIC / "vendor"))
     packages = tomllib.loads((folder / "vendor.toml").read_text())["package"]
     listed = {name: file["sha256"] for package in packages for name, file in package["files"].items()}
@@ -87,7 +87,7 @@ def test_vendored_files_match_their_hashes() -> None:
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == sha256
 
 
-def test_settings_of_clients_are_those_of_the_documentation() -> None:
+def test_client_settings_shown_by_the_console_are_documented() -> None:
     """Every variable and setting that the view `connect` shows is explained in docs/clients.md."""
     script = (STATIC / "connect.js").read_text()
     documented = (DOCS / "clients.md").read_text()

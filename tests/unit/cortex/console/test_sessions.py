@@ -59,7 +59,7 @@ async def client(keyed: Cortex) -> Client:
     return Client(keyed)
 
 
-async def test_cookie_is_hidden_from_scripts_and_other_sites(client: Client) -> None:
+async def test_session_cookie_is_hidden_from_scripts_and_other_sites(client: Client) -> None:
     await client.sign_in()
     flags = {flag.strip().lower() for flag in client.set_cookie.split(";")[1:]}
     assert {"httponly", "samesite=strict", "path=/"} <= flags and "secure" not in flags
@@ -69,7 +69,7 @@ async def test_cookie_is_hidden_from_scripts_and_other_sites(client: Client) -> 
     assert "secure" in client.set_cookie.lower()
 
 
-async def test_session_needs_cookie_and_csrf_token(client: Client) -> None:
+async def test_request_of_a_session_needs_cookie_and_csrf_token(client: Client) -> None:
     await client.sign_in()
     assert (await client("GET", "/api/nodes"))[0] == 200
     cookie, csrf = client.cookie, client.csrf
@@ -90,7 +90,7 @@ async def test_session_needs_cookie_and_csrf_token(client: Client) -> None:
         {"sec-fetch-site": "same-site"},
     ],
 )
-async def test_page_of_another_origin_has_no_session(client: Client, headers: dict[str, str]) -> None:
+async def test_web_page_of_another_origin_cannot_use_the_session(client: Client, headers: dict[str, str]) -> None:
     await client.sign_in()
     client.headers = headers
     assert (await client("POST", "/api/nodes/n1/cordon"))[0] == 401
@@ -99,7 +99,7 @@ async def test_page_of_another_origin_has_no_session(client: Client, headers: di
     assert (await client("POST", "/api/session", {"key": ADMIN}))[0] == 403
 
 
-async def test_session_shows_its_account_and_ends_at_sign_out(client: Client) -> None:
+async def test_console_session_shows_its_account_and_ends_at_sign_out(client: Client) -> None:
     await client.sign_in(USER)
     _, session = await client("GET", "/api/session")
     assert (session["account_id"], session["role"]) == ("alice", "user")
@@ -110,7 +110,7 @@ async def test_session_shows_its_account_and_ends_at_sign_out(client: Client) ->
     assert (await client("DELETE", "/api/session"))[0] == 401
 
 
-async def test_new_sign_in_ends_the_old_session(client: Client) -> None:
+async def test_new_sign_in_of_a_browser_ends_its_old_session(client: Client) -> None:
     await client.sign_in(USER)
     old = Client(client.cortex, client.cookie, client.csrf)
     await client.sign_in(ADMIN)
@@ -126,7 +126,7 @@ async def test_requests_of_a_session_are_charged_to_its_key(client: Client) -> N
     assert [(key["account_id"], key["spent"]) for key in keys["keys"]] == [("alice", 9)]
 
 
-async def test_cookie_and_csrf_token_never_reach_a_node(client: Client, node: FakeNode) -> None:
+async def test_session_cookie_and_csrf_token_are_not_forwarded_to_a_node(client: Client, node: FakeNode) -> None:
     await client.sign_in(USER)
     body = {"model": "Org/M", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
     assert (await client("POST", "/v1/chat/completions", body))[0] == 200
@@ -134,7 +134,7 @@ async def test_cookie_and_csrf_token_never_reach_a_node(client: Client, node: Fa
     assert client.cookie not in str(node.headers) and client.csrf not in str(node.headers)
 
 
-async def test_revoked_key_ends_its_sessions(client: Client) -> None:
+async def test_revoking_a_key_ends_its_console_sessions(client: Client) -> None:
     await client.sign_in()
     _, made = await client("POST", "/api/keys", {"account_id": "dora"})
     dora = Client(client.cortex)
@@ -148,17 +148,17 @@ async def test_revoked_key_ends_its_sessions(client: Client) -> None:
 
 
 @pytest.mark.parametrize("key", ["unknown", "x" * 512, " "])
-async def test_unknown_key_cannot_sign_in(client: Client, key: str) -> None:
+async def test_sign_in_with_an_unknown_key_is_rejected(client: Client, key: str) -> None:
     assert (await client("POST", "/api/session", {"key": key}))[0] == 401
     assert client.set_cookie == ""
 
 
 @pytest.mark.parametrize("body", [{}, {"key": ""}, {"key": "x" * 513}, {"key": 1}, {"key": "a", "b": 1}, []])
-async def test_malformed_sign_in_is_400(client: Client, body: Any) -> None:
+async def test_malformed_sign_in_request_is_400(client: Client, body: Any) -> None:
     assert (await client("POST", "/api/session", body))[0] == 400
 
 
-async def test_disabled_console_has_no_sessions(node: FakeNode) -> None:
+async def test_sign_in_to_a_disabled_console_is_rejected(node: FakeNode) -> None:
     settings = {"entitlements": {"require_auth": True, "keys": KEYS}, "console": {"enabled": False}}
     async with running_cortex(node, settings=settings) as cortex:
         status, body = await Client(cortex)("POST", "/api/session", {"key": ADMIN})
@@ -169,7 +169,7 @@ def headers_of(token: str, csrf: str) -> Headers:
     return [(b"cookie", f"{COOKIE}={token}".encode()), (CSRF_HEADER.encode(), csrf.encode())]
 
 
-def test_session_expires() -> None:
+def test_console_session_expires() -> None:
     now = 1000.0
     store = Sessions(lambda: now)
     token, session = store.start(DIGEST, 60)
@@ -179,7 +179,7 @@ def test_session_expires() -> None:
     assert store.of_cookie(headers_of(token, session.csrf)) is None
 
 
-def test_number_of_sessions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_console_sessions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "MAX_SESSIONS", 5)
     monkeypatch.setattr(console, "MAX_SESSIONS_PER_CREDENTIAL", 2)
     store = Sessions()
@@ -190,7 +190,7 @@ def test_number_of_sessions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(store) == 5
 
 
-def test_stored_sessions_do_not_contain_the_cookie() -> None:
+def test_stored_sessions_do_not_contain_the_cookie_value() -> None:
     store = Sessions()
     token, _ = store.start(DIGEST, 60)
     assert token not in repr(store.__dict__)

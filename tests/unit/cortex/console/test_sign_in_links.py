@@ -52,32 +52,32 @@ def rejected(links: SignInLinks, token: str) -> str:
     return caught.value.code
 
 
-def test_link_works_once(clock: Clock) -> None:
+def test_sign_in_link_works_once(clock: Clock) -> None:
     links, token = SignInLinks(clock), token_of(clock=clock)
     assert links.redeem(token, STATIC) == STATIC[0].digest
     assert rejected(links, token) == "invalid_sign_in_link"
     assert links.redeem(token_of(clock=clock), STATIC) == STATIC[0].digest
 
 
-def test_link_expires(clock: Clock) -> None:
+def test_sign_in_link_expires(clock: Clock) -> None:
     links, token = SignInLinks(clock), token_of(clock=clock)
     clock.now += LIFETIME_SECS
     assert rejected(links, token) == "invalid_sign_in_link"
 
 
-def test_link_does_not_survive_a_restart_of_the_gateway(clock: Clock) -> None:
+def test_sign_in_link_does_not_survive_a_restart_of_the_gateway(clock: Clock) -> None:
     """A new process does not know which links were used."""
     token = token_of(clock=clock)
     clock.now += 1
     assert rejected(SignInLinks(clock), token) == "invalid_sign_in_link"
 
 
-def test_link_with_a_later_expiry_is_rejected(clock: Clock) -> None:
+def test_sign_in_link_with_an_expiry_too_far_in_the_future_is_rejected(clock: Clock) -> None:
     links = SignInLinks(clock)
     assert rejected(links, token_of(clock=lambda: clock.now + 3600)) == "invalid_sign_in_link"
 
 
-def test_malformed_and_foreign_tokens_are_rejected(clock: Clock) -> None:
+def test_malformed_and_foreign_sign_in_tokens_are_rejected(clock: Clock) -> None:
     links, token = SignInLinks(clock), token_of(clock=clock)
     content = base64.urlsafe_b64decode(token)
     flipped = [content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] for at in range(len(content))]
@@ -87,7 +87,9 @@ def test_malformed_and_foreign_tokens_are_rejected(clock: Clock) -> None:
     assert links.redeem(token, STATIC)
 
 
-def test_number_of_links_is_limited_until_they_expire(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_used_sign_in_links_is_limited_until_they_expire(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sign_in_links, "MAX_LINKS", 2)
     links = SignInLinks(clock)
     for _ in range(2):
@@ -97,7 +99,7 @@ def test_number_of_links_is_limited_until_they_expire(clock: Clock, monkeypatch:
     assert links.redeem(token_of(clock=clock), STATIC)
 
 
-async def test_link_allows_changes_on_a_gateway_without_required_keys(laptop: Cortex) -> None:
+async def test_sign_in_link_allows_changes_on_a_gateway_without_required_keys(laptop: Cortex) -> None:
     client = Client(laptop)
     assert (await client("POST", "/api/nodes/n1/cordon"))[0] == 401
     status, session = await client("POST", "/api/session", {"link": token_of()})
@@ -121,7 +123,7 @@ async def test_link_allows_changes_on_a_gateway_without_required_keys(laptop: Co
         ({"forwarded": "for=203.0.113.9"}, "sign_in_link_not_local"),
     ],
 )
-async def test_link_from_elsewhere_is_rejected_and_not_used_up(
+async def test_sign_in_link_opened_from_elsewhere_is_rejected_and_not_used_up(
     laptop: Cortex, headers: dict[str, str], code: str
 ) -> None:
     client, token = Client(laptop, headers=headers), token_of()
@@ -130,11 +132,11 @@ async def test_link_from_elsewhere_is_rejected_and_not_used_up(
     assert (await Client(laptop)("POST", "/api/session", {"link": token}))[0] == 200
 
 
-async def test_user_s_key_makes_no_link(laptop: Cortex) -> None:
+async def test_sign_in_link_made_with_a_key_that_is_no_admins_is_rejected(laptop: Cortex) -> None:
     assert (await Client(laptop)("POST", "/api/session", {"link": token_of(USER)}))[0] == 401
 
 
-async def test_path_of_the_configuration_is_not_shown_to_remote_clients(node: FakeNode, tmp_path: Any) -> None:
+async def test_path_of_the_configuration_file_is_not_shown_to_remote_clients(node: FakeNode, tmp_path: Any) -> None:
     path = tmp_path / "cortex.toml"
     path.write_text(
         f'[ledger]\nurl = "sqlite:{tmp_path}/cortex.db"\n[[neurons]]\nname = "n1"\nendpoint = "{node.url}"\n'
@@ -163,7 +165,9 @@ async def test_path_of_the_configuration_is_not_shown_to_remote_clients(node: Fa
         ("127.0.0.1", "127.0.0.1", "", False),
     ],
 )
-def test_only_direct_requests_of_this_machine_are_local(client: str, server: str, host: str, is_local: bool) -> None:
+def test_only_direct_requests_from_this_machine_count_as_local(
+    client: str, server: str, host: str, is_local: bool
+) -> None:
     scope = {"client": (client, 5), "server": (server, 31313), "headers": [(b"host", host.encode())]}
     assert is_from_this_machine(scope) is is_local
     assert not is_from_this_machine(scope | {"client": None})

@@ -45,7 +45,7 @@ async def usage(cortex: Cortex, query: str = "", key: str = "root") -> tuple[int
         return response.status, await response.json() if is_json else await response.text()
 
 
-async def test_charges_are_summed_by_day_key_and_model(used: Cortex) -> None:
+async def test_usage_report_sums_charges_by_day_key_and_model(used: Cortex) -> None:
     _, report = await usage(used)
     rows = [
         (row["account_id"], row["key_id"], row["model"], row["requests"], row["charged"]) for row in report["usage"]
@@ -66,12 +66,14 @@ async def test_charges_are_summed_by_day_key_and_model(used: Cortex) -> None:
         ("model", [("Org/M", 3), ("Org/Other", 1)]),
     ],
 )
-async def test_grouping_adds_up_the_other_names(used: Cortex, by: str, expected: list[tuple[str, int]]) -> None:
+async def test_usage_report_grouped_by_one_column_sums_over_the_others(
+    used: Cortex, by: str, expected: list[tuple[str, int]]
+) -> None:
     _, report = await usage(used, f"?by={by}&days=1")
     assert [(row[by], row["requests"]) for row in report["usage"]] == expected
 
 
-async def test_filters_restrict_the_total(used: Cortex) -> None:
+async def test_filters_of_the_usage_report_restrict_the_total(used: Cortex) -> None:
     _, report = await usage(used, "?by=&account_id=alice&model=Org/M")
     sums = {"requests": 2, "prompt": 14, "completion": 4, "cached": 6, "charged": 2 * TOKENS, "estimated": 0}
     assert report["usage"] == [sums | {"cost": 2 * COST, "unpriced": 0}]
@@ -79,7 +81,7 @@ async def test_filters_restrict_the_total(used: Cortex) -> None:
     assert nothing["usage"] == []
 
 
-async def test_cost_is_that_of_the_models_with_a_price(used: Cortex) -> None:
+async def test_usage_report_has_costs_for_models_with_a_price_and_none_for_others(used: Cortex) -> None:
     _, report = await usage(used, "?by=account_id")
     costs = {row["account_id"]: (row["cost"], row["unpriced"]) for row in report["usage"]}
     assert costs == {"alice": (pytest.approx(2 * COST), 1), "bob": (pytest.approx(COST), 0)}
@@ -90,7 +92,7 @@ async def test_cost_is_that_of_the_models_with_a_price(used: Cortex) -> None:
     }
 
 
-async def test_usage_by_hour_names_the_hours_of_the_requests(used: Cortex) -> None:
+async def test_usage_report_by_hour_names_the_hours_of_the_requests(used: Cortex) -> None:
     _, report = await usage(used, "?by=hour&days=2")
     hours = [datetime.fromisoformat(row["hour"]) for row in report["usage"]]
     assert all(abs(time.time() - hour.timestamp()) < 7200 and hour.minute == 0 for hour in hours)
@@ -98,12 +100,12 @@ async def test_usage_by_hour_names_the_hours_of_the_requests(used: Cortex) -> No
 
 
 @pytest.mark.parametrize("cost", [{"input": -1.0, "output": 1.0}, {"input": 1.0}, {"input": "inf", "output": 1.0}])
-def test_catalog_rejects_invalid_prices(cost: dict[str, Any]) -> None:
+def test_model_catalog_rejects_invalid_prices(cost: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Catalog.model_validate({"models": [{"id": "Org/M", "cost": cost}]})
 
 
-async def test_user_gets_only_the_own_account(used: Cortex) -> None:
+async def test_user_gets_only_the_usage_of_their_own_account(used: Cortex) -> None:
     _, report = await usage(used, key="b")
     assert {row["account_id"] for row in report["usage"]} == {"bob"}
     assert (await usage(used, "?account_id=alice", key="b"))[0] == 403
@@ -111,7 +113,7 @@ async def test_user_gets_only_the_own_account(used: Cortex) -> None:
     assert (await usage(used, key="unknown"))[0] == 401
 
 
-async def test_csv_has_the_same_rows_and_no_formulas(used: Cortex) -> None:
+async def test_csv_usage_report_has_the_same_rows_as_json_and_no_formulas(used: Cortex) -> None:
     _, text = await usage(used, "?format=csv")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["key_id"] for row in rows] == ["'=alice(1)", "'=alice(1)", "alice-2", "bob"]
@@ -119,5 +121,5 @@ async def test_csv_has_the_same_rows_and_no_formulas(used: Cortex) -> None:
 
 
 @pytest.mark.parametrize("query", ["?days=0", "?days=367", "?days=x", "?by=node", "?by=day,day", "?format=xml"])
-async def test_invalid_parameters_are_400(used: Cortex, query: str) -> None:
+async def test_invalid_parameters_of_the_usage_report_are_400(used: Cortex, query: str) -> None:
     assert (await usage(used, query))[0] == 400

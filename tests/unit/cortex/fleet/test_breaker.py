@@ -23,13 +23,13 @@ def failed(times: int, now: float = 0.0, breaker: Breaker | None = None) -> Brea
     return breaker
 
 
-def test_consecutive_faults_open_the_breaker() -> None:
+def test_breaker_opens_after_the_configured_number_of_consecutive_failures() -> None:
     assert failed(2).state(0) == "closed"
     assert failed(3).state(0) == "open"
     assert failed(2, breaker=failed(2).ok(0)).state(0) == "closed"
 
 
-def test_one_probe_is_admitted_after_the_reset_time() -> None:
+def test_open_breaker_admits_one_probe_after_the_reset_time() -> None:
     breaker = failed(3)
     assert breaker.state(RESET - 0.01) == "open"
     assert breaker.state(RESET) == "half-open"
@@ -38,7 +38,7 @@ def test_one_probe_is_admitted_after_the_reset_time() -> None:
     assert not breaker.began(RESET - 0.01).probing
 
 
-def test_probe_closes_or_reopens_the_breaker() -> None:
+def test_result_of_the_probe_closes_or_reopens_the_breaker() -> None:
     probing = failed(3).began(RESET)
     assert probing.ok(RESET).state(RESET) == "closed"
     again = probing.failed(RESET, 3, RESET)
@@ -47,13 +47,13 @@ def test_probe_closes_or_reopens_the_breaker() -> None:
     assert probing.ended().state(RESET) == "half-open"  # the probe's client disconnected: no result
 
 
-def test_late_results_do_not_change_an_open_breaker() -> None:
+def test_results_of_earlier_requests_do_not_change_an_open_breaker() -> None:
     opened = failed(3)
     assert opened.ok(1.0).state(1.0) == "open"
     assert failed(5, 1.0, opened).state(RESET) == "half-open"
 
 
-def test_pair_cools_down_after_an_error_or_busy_response() -> None:
+def test_other_nodes_are_preferred_for_a_while_after_an_error_or_busy_response() -> None:
     breakers = Breakers(3, RESET)
     breakers.failed(PAIR, 0.0)
     assert (breakers.cooling_down(COOLDOWN_SECS / 2), breakers.changes_at(COOLDOWN_SECS / 2)) == ({PAIR}, COOLDOWN_SECS)
@@ -69,7 +69,7 @@ moves = st.lists(st.tuples(st.sampled_from(["ok", "fault", "began", "ended", "bu
 
 
 @given(moves, st.integers(1, 5))
-def test_any_events_admit_one_probe_at_a_time_and_recover(events: Any, failures: int) -> None:
+def test_breaker_admits_one_probe_at_a_time_and_recovers_after_any_events(events: Any, failures: int) -> None:
     breakers, now, probes = Breakers(failures, RESET), 0.0, 0
     consecutive_faults = 0
     for move, secs in events:
@@ -116,7 +116,7 @@ def fleet_with(clock: Clock, **settings: Any) -> Fleet:
     return fleet
 
 
-def test_fleet_view_follows_the_breakers() -> None:
+def test_open_breakers_are_visible_in_the_fleet_view() -> None:
     clock = Clock()
     fleet = fleet_with(clock, breaker_failures=2, breaker_reset_secs=RESET)
     fleet.transport_failed("n1", "M")
@@ -135,7 +135,7 @@ def test_fleet_view_follows_the_breakers() -> None:
     assert fleet.view().open == frozenset()  # closed: two faults are needed again
 
 
-def test_busy_time_is_bounded() -> None:
+def test_time_for_which_a_busy_response_lowers_preference_is_bounded() -> None:
     clock = Clock()
     fleet = fleet_with(clock)
     fleet.busy("n1", "M", 1e9)
@@ -157,7 +157,7 @@ def test_breakers_of_removed_models_and_nodes_are_deleted() -> None:
     assert fleet.view().open == frozenset()
 
 
-def test_breaker_resets_when_a_node_comes_back_up() -> None:
+def test_breaker_of_a_node_resets_when_the_node_comes_back_up() -> None:
     clock = Clock()
     fleet = fleet_with(clock, breaker_failures=1)
     fleet.transport_failed("n1", "M")
@@ -191,7 +191,7 @@ def test_failures_of_one_client_open_the_breaker_for_all_if_polls_fail_too() -> 
     assert ("n1", "M", ANY) in fleet.view().open
 
 
-def test_each_client_gets_a_probe() -> None:
+def test_breaker_of_one_client_admits_a_probe_of_this_client() -> None:
     clock = Clock()
     fleet = fleet_with(clock, breaker_failures=1, breaker_reset_secs=RESET)
     fleet.transport_failed("n1", "M", "eve")
@@ -203,7 +203,7 @@ def test_each_client_gets_a_probe() -> None:
         assert not fleet.view().open
 
 
-def test_number_of_breakers_is_bounded() -> None:
+def test_number_of_stored_breakers_is_bounded() -> None:
     breakers = Breakers(1, RESET)
     breakers.failed(("other node", "M"), 0.0)
     for number in range(3 * MAX_BREAKERS):

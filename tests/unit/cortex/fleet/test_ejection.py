@@ -12,7 +12,7 @@ ALL = (PAIR, Requester(ANY, "/chat"))
 LONGEST = FIRST_EJECTION_SECS * 2 ** (MAX_STRIKES - 1)
 
 
-def test_first_strike_ejects_the_pair_for_its_client_and_path_only() -> None:
+def test_first_bad_response_ejects_node_and_model_only_for_its_client_and_path() -> None:
     ejections = Ejections()
     assert not ejections.struck(PAIR, ANN, 0.0)
     assert ejections.ejected(0.0) == {(PAIR, ANN)}
@@ -20,14 +20,14 @@ def test_first_strike_ejects_the_pair_for_its_client_and_path_only() -> None:
     assert ejections.ejected(FIRST_EJECTION_SECS) == frozenset()
 
 
-def test_strikes_of_two_clients_eject_the_pair_for_all() -> None:
+def test_bad_responses_to_two_clients_eject_node_and_model_for_all_clients() -> None:
     ejections = Ejections()
     ejections.struck(PAIR, ANN, 0.0)
     assert ejections.struck(PAIR, BOB, 0.0)
     assert ALL in ejections.ejected(0.0)
 
 
-def test_good_response_to_another_client_withdraws_the_accusation() -> None:
+def test_good_response_to_another_client_prevents_an_ejection_for_all() -> None:
     ejections = Ejections()
     for now in range(100):
         ejections.struck(PAIR, ANN, float(now))
@@ -36,7 +36,7 @@ def test_good_response_to_another_client_withdraws_the_accusation() -> None:
     assert (PAIR, ANN) in ejections.ejected(99.0)
 
 
-def test_ejected_pair_gets_one_trial_at_a_time() -> None:
+def test_ejected_node_gets_one_trial_request_at_a_time() -> None:
     ejections = Ejections()
     ejections.struck(PAIR, ANN, 0.0)
     assert ejections.began(PAIR, ANN, 0.5) == ()  # ejected: forced, because no other node can serve
@@ -47,7 +47,7 @@ def test_ejected_pair_gets_one_trial_at_a_time() -> None:
     assert not ejections.ejected(1.0)  # the trial had no result: another one is allowed
 
 
-def test_failed_trials_double_the_ejection_and_good_ones_take_strikes_back() -> None:
+def test_failed_trial_doubles_the_ejection_time_and_successful_ones_end_it() -> None:
     ejections, now = Ejections(), 0.0
     for expected in (1, 2, 4, 8, 16, 32, 32):
         trial = ejections.began(PAIR, ANN, now)
@@ -62,7 +62,7 @@ def test_failed_trials_double_the_ejection_and_good_ones_take_strikes_back() -> 
     assert not ejections.began(PAIR, ANN, now) and not ejections.served(PAIR, ANN)
 
 
-def test_pair_that_rejects_all_requests_to_a_path_is_suspect() -> None:
+def test_node_that_rejects_all_requests_of_a_path_is_suspected() -> None:
     ejections = Ejections()
     assert [ejections.rejected(PAIR, "/chat") for _ in range(4)] == [False, False, True, True]
     assert not ejections.rejected(PAIR, "/else")
@@ -72,7 +72,7 @@ def test_pair_that_rejects_all_requests_to_a_path_is_suspect() -> None:
     assert not ejections
 
 
-def test_number_of_ejections_is_bounded() -> None:
+def test_number_of_stored_ejections_is_bounded() -> None:
     ejections = Ejections()
     for client in ("ann", "bob"):
         ejections.struck(("other node", "M"), Requester(client, "/chat"), 0.0)
@@ -86,7 +86,7 @@ moves = st.lists(st.tuples(st.sampled_from(["began", "ended", "struck", "served"
 
 
 @given(moves)
-def test_any_events_allow_one_trial_at_a_time_and_end(events: list[tuple[str, float]]) -> None:
+def test_ejection_allows_one_trial_at_a_time_and_ends_after_any_events(events: list[tuple[str, float]]) -> None:
     ejection, now, trials = Ejection(), 0.0, 0
     for move, secs in events:
         if move == "wait":

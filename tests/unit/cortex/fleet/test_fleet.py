@@ -47,7 +47,7 @@ def test_three_missed_polls_mark_a_node_down(fleet: Fleet) -> None:
     assert fleet.node("n1").healthy
 
 
-def test_busy_node_is_not_down_until_its_last_sign_of_life_is_too_old(fleet: Fleet) -> None:
+def test_node_that_misses_polls_is_down_only_when_its_last_sign_of_life_is_too_old(fleet: Fleet) -> None:
     fleet.answered("n1", report(M), 100.0)
     for _ in range(9):
         fleet.missed("n1", "slow", alive_since=99.0)
@@ -62,7 +62,7 @@ class Response:
     last_received_at = 0.0
 
 
-def test_bytes_of_a_response_are_a_sign_of_life() -> None:
+def test_bytes_of_a_response_count_as_a_sign_of_life_of_a_node() -> None:
     now = 1000.0
     fleet = Fleet([NeuronSection(name="n1", endpoint="http://n1")], clock=lambda: now)
     assert not fleet.is_answering("n1")
@@ -82,12 +82,12 @@ def test_bytes_of_a_response_are_a_sign_of_life() -> None:
     assert fleet.heard_at("n1") == 1200.0
 
 
-def test_new_node_is_unhealthy_after_a_missed_poll(fleet: Fleet) -> None:
+def test_new_node_is_unhealthy_after_one_missed_poll(fleet: Fleet) -> None:
     fleet.missed("n1", "refused")
     assert not fleet.node("n1").healthy
 
 
-def test_models_that_are_no_longer_reported_are_removed(fleet: Fleet) -> None:
+def test_models_that_a_node_no_longer_reports_are_removed(fleet: Fleet) -> None:
     fleet.answered("n1", report(M), 0.0)
     fleet.answered("n1", report(), 0.0)
     assert fleet.node("n1").models == {}
@@ -103,7 +103,7 @@ def test_report_older_than_a_load_does_not_remove_the_model(fleet: Fleet) -> Non
     assert fleet.node("n1").models == {}
 
 
-def test_report_from_during_a_load_is_ignored_after_it(fleet: Fleet) -> None:
+def test_report_made_during_a_load_is_ignored_after_the_load(fleet: Fleet) -> None:
     loading = ModelInfo(id="M", status="loading")
     now = time.monotonic()
     fleet.answered("n1", report(health=Health()), now)
@@ -120,14 +120,14 @@ def test_report_from_during_a_load_is_ignored_after_it(fleet: Fleet) -> None:
     assert elsewhere.view().loaded_at == {("n1", "M"): 3.0}
 
 
-def test_fields_missing_from_a_report_are_kept(fleet: Fleet) -> None:
+def test_facts_missing_in_a_later_report_of_a_node_are_kept(fleet: Fleet) -> None:
     discovery, health = Discovery(hostname="h", os="Linux"), Health(uptime_secs=3)
     fleet.answered("n1", report(discovery=discovery, health=health), 0.0)
     fleet.answered("n1", report(), 0.0)
     assert (fleet.node("n1").discovery, fleet.node("n1").health) == (discovery, health)
 
 
-def test_own_requests_are_not_counted_twice(fleet: Fleet) -> None:
+def test_requests_of_this_gateway_are_not_counted_twice_in_the_load_of_a_node(fleet: Fleet) -> None:
     busy = Health.model_validate({"models": [{"id": "M", "in_flight": 2, "queue_depth": 1}]})
     with fleet.request("n1", "M"), fleet.request("n1", "M"):
         fleet.answered("n1", report(M, health=busy), 0.0)
@@ -138,13 +138,13 @@ def test_own_requests_are_not_counted_twice(fleet: Fleet) -> None:
     assert view.in_flight == {}
 
 
-def test_failed_request_is_no_longer_counted(fleet: Fleet) -> None:
+def test_failed_request_is_no_longer_counted_as_running(fleet: Fleet) -> None:
     with pytest.raises(RuntimeError), fleet.request("n1", "M"):
         raise RuntimeError
     assert fleet.view().in_flight == {}
 
 
-def test_view_is_immutable(fleet: Fleet) -> None:
+def test_fleet_view_does_not_change_after_it_was_taken(fleet: Fleet) -> None:
     view = fleet.view()
     fleet.answered("n1", report(M), 0.0)
     with fleet.request("n1", "M"), fleet.load("n1", "M"):
@@ -164,7 +164,7 @@ def test_view_is_immutable(fleet: Fleet) -> None:
         ("http://[fe80::2]:9000", "http://[fe80::2]:9000"),
     ],
 )
-def test_loopback_address_is_replaced_by_the_configured_host(reported_url: str, reachable: str) -> None:
+def test_loopback_address_in_a_model_url_is_replaced_by_the_host_of_the_node(reported_url: str, reachable: str) -> None:
     assert reachable_url(reported_url, "http://far:13131", {"listed", "fe80::2"}) == reachable
 
 
@@ -182,12 +182,16 @@ def test_loopback_address_is_replaced_by_the_configured_host(reported_url: str, 
         ("http://far:13131", "http://localhost:99999", "not an http URL"),
     ],
 )
-def test_disallowed_address_of_a_model_is_rejected(endpoint: str, reported_url: str, problem: str) -> None:
+def test_model_url_with_a_host_that_is_not_the_nodes_is_rejected(
+    endpoint: str, reported_url: str, problem: str
+) -> None:
     with pytest.raises(ValueError, match=problem):
         reachable_url(reported_url, endpoint)
 
 
-async def test_bearer_and_prompts_go_only_to_allowed_hosts(node: FakeNode, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bearer_and_prompts_are_sent_only_to_allowed_hosts(
+    node: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
     async with FakeNode("other").holds("Org/M").serving() as other_host:
         node.endpoint = other_host.url.replace("127.0.0.1", "127.0.0.2")
         section: dict[str, Any] = {"name": "n1", "endpoint": node.url, "bearer": "s3cret"}
@@ -200,7 +204,7 @@ async def test_bearer_and_prompts_go_only_to_allowed_hosts(node: FakeNode, caplo
             assert cortex.gateway.fleet.node("n1").url("Org/M") == node.endpoint
 
 
-async def test_changed_allowed_hosts_apply_at_once() -> None:
+async def test_changed_setting_allowed_hosts_applies_at_once() -> None:
     async with FakeNode("a", endpoint="http://far:1").holds("A").serving() as a, open_client() as client:
         fleet = Fleet([neuron("n", a.url)])
         poller = Poller(fleet, client, 1.0)
@@ -210,7 +214,7 @@ async def test_changed_allowed_hosts_apply_at_once() -> None:
             assert fleet.node("n").url("A") == url and fleet.node("n").healthy
 
 
-async def test_url_of_a_loading_model_is_not_requested(node: FakeNode) -> None:
+async def test_url_of_a_loading_model_is_not_requested_from_the_node(node: FakeNode) -> None:
     node.models[0]["status"] = "loading"
     node.endpoint = f"{node.url}/base"
     async with open_client() as client:
@@ -223,7 +227,7 @@ async def test_url_of_a_loading_model_is_not_requested(node: FakeNode) -> None:
         assert fleet.node("n").url("Org/M") == node.endpoint
 
 
-async def test_silent_node_does_not_delay_other_polls() -> None:
+async def test_node_that_does_not_respond_does_not_delay_polls_of_others() -> None:
     async with FakeNode("silent").serving() as silent, FakeNode("quick").holds("Org/M").serving() as quick:
         silent.may_answer_polls.clear()
         async with running_cortex(silent, quick, ready=False) as cortex:
@@ -255,7 +259,7 @@ async def test_node_that_is_down_gets_no_requests_until_it_is_up(node: FakeNode)
         assert (await cortex.ask())[0] == 200
 
 
-async def test_discovery_and_model_urls_are_requested_once(node: FakeNode) -> None:
+async def test_discovery_and_model_urls_of_a_node_are_requested_once(node: FakeNode) -> None:
     async with running_cortex(node) as cortex:
         await eventually(lambda: node.polled_paths.count("/models") > 4)
         assert (await cortex.ask())[0] == 200
@@ -263,7 +267,7 @@ async def test_discovery_and_model_urls_are_requested_once(node: FakeNode) -> No
     assert node.polled_paths.count("/models/Org%2FM/endpoint") == 1
 
 
-async def test_invalid_model_entry_is_skipped(node: FakeNode) -> None:
+async def test_invalid_model_entry_in_a_node_report_is_skipped(node: FakeNode) -> None:
     node.models += [{"id": "Org/Odd", "status": "meditating"}, {"no": "id"}]
     async with running_cortex(node) as cortex:
         assert [entry["id"] for entry in (await cortex.get("/v1/models"))["data"]] == ["Org/M"]
@@ -287,7 +291,7 @@ def neuron(name: str, endpoint: str = "http://n", **fields: Any) -> NeuronSectio
     return NeuronSection.model_validate({"name": name, "endpoint": endpoint, **fields})
 
 
-def test_view_is_the_same_object_until_a_change(fleet: Fleet) -> None:
+def test_fleet_view_is_the_same_object_until_the_fleet_changes(fleet: Fleet) -> None:
     view = fleet.view()
     assert fleet.view() is view
     with fleet.request("n1", "M"):
@@ -313,13 +317,13 @@ def test_view_is_the_same_object_until_a_change(fleet: Fleet) -> None:
         assert fleet.view().loading | fleet.view().draining == frozenset()
 
 
-def test_mappings_of_a_view_are_read_only(fleet: Fleet) -> None:
+def test_mappings_in_a_fleet_view_are_read_only(fleet: Fleet) -> None:
     for live in (fleet.view().in_flight, fleet.view().used_at, fleet.view().loaded_at):
         with pytest.raises(TypeError):
             live["n1", "M"] = 1  # type: ignore[index]
 
 
-def test_reconfiguration_keeps_the_state_of_remaining_nodes() -> None:
+def test_reload_of_the_configuration_keeps_the_state_of_remaining_nodes() -> None:
     fleet = Fleet([neuron("stays"), neuron("moves"), neuron("goes")])
     for name in ("stays", "moves", "goes"):
         fleet.answered(name, report(M), 0.0)
@@ -343,7 +347,7 @@ def test_reconfiguration_keeps_the_state_of_remaining_nodes() -> None:
         fleet.cordon("goes", True)
 
 
-def test_manual_cordon_survives_an_unrelated_reload() -> None:
+def test_node_cordoned_by_an_admin_stays_cordoned_after_an_unrelated_reload() -> None:
     fleet = Fleet([neuron("a"), neuron("b", cordoned=True)])
 
     def cordoned() -> list[bool]:
@@ -359,7 +363,7 @@ def test_manual_cordon_survives_an_unrelated_reload() -> None:
     assert cordoned() == [False, True]
 
 
-def test_missed_poll_keeps_load_and_url(fleet: Fleet) -> None:
+def test_missed_poll_keeps_the_load_and_model_url_of_a_node_for_a_while(fleet: Fleet) -> None:
     busy = Health.model_validate({"models": [{"id": "M", "in_flight": 7}]})
     fleet.answered("n1", report(M, health=busy, urls={"M": "http://n1:9"}), 0.0)
     for load in (7, 7, 0):
@@ -384,7 +388,7 @@ async def test_model_urls_are_requested_again_after_a_missed_poll() -> None:
         assert a.polled_paths.count("/discovery") == 2
 
 
-async def test_emptied_waits_for_all_requests_of_a_node(fleet: Fleet) -> None:
+async def test_emptied_returns_when_all_requests_of_a_node_have_ended(fleet: Fleet) -> None:
     await fleet.emptied("n1")
     with fleet.request("n1", "M"):
         waits = [asyncio.create_task(fleet.emptied("n1")) for _ in range(2)]
@@ -395,7 +399,7 @@ async def test_emptied_waits_for_all_requests_of_a_node(fleet: Fleet) -> None:
     await asyncio.gather(*waits)
 
 
-def test_poll_pause_of_a_down_node_grows_to_a_limit() -> None:
+def test_pause_between_polls_of_a_down_node_grows_to_a_limit() -> None:
     node = Node("n", "http://n", healthy=True)
     assert pause_secs(node, 10.0, 0.5) == 10.0
     assert pause_secs(replace(node, misses=1), 10.0, 0.5) == 1.0
@@ -420,7 +424,7 @@ async def polled(*neurons: NeuronSection) -> AsyncIterator[Fleet]:
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("poll ")]
 
 
-async def test_poller_follows_the_configuration() -> None:
+async def test_poller_follows_changes_of_the_configured_nodes() -> None:
     async with (
         FakeNode("a").holds("A").serving() as a,
         FakeNode("b").holds("B").serving() as b,
@@ -445,7 +449,7 @@ async def test_poller_follows_the_configuration() -> None:
         await eventually(lambda: not any(task.get_name() in ("poll n", "poll m") for task in asyncio.all_tasks()))
 
 
-async def test_exception_for_one_node_does_not_stop_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unexpected_exception_for_one_node_does_not_stop_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeNode("a").holds("A").serving() as a, polled(neuron("bad\n", a.url), neuron("n", a.url)) as fleet:
         answered = fleet.answered
 
@@ -458,7 +462,7 @@ async def test_exception_for_one_node_does_not_stop_polling(monkeypatch: pytest.
         await eventually(lambda: fleet.node("bad\n").misses > 3 and fleet.node("n").healthy)
 
 
-async def test_hanging_nodes_do_not_delay_polls_of_others() -> None:
+async def test_nodes_that_hang_do_not_delay_polls_of_others() -> None:
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(FakeNode(f"n{i}").holds("M").serving()) for i in range(5)]
         for hung in nodes[:3]:
@@ -480,7 +484,7 @@ async def test_number_of_models_per_node_is_bounded() -> None:
         assert len(fleet.node("n").models) == MAX_MODELS
 
 
-async def test_bearer_is_sent_with_every_poll(node: FakeNode) -> None:
+async def test_bearer_of_a_node_is_sent_with_every_poll(node: FakeNode) -> None:
     async with polled(neuron("n", node.url, bearer="s3cret")) as fleet:
         await eventually(lambda: fleet.node("n").healthy)
     assert {"/models", "/health", "/discovery", "/models/Org%2FM/endpoint"} <= set(node.polled_paths)
@@ -489,7 +493,7 @@ async def test_bearer_is_sent_with_every_poll(node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize("down", [False, True])
-async def test_poll_of_a_replaced_endpoint_is_ignored(down: bool) -> None:
+async def test_result_of_a_poll_of_a_replaced_endpoint_is_ignored(down: bool) -> None:
     async with FakeNode("a", down=down).holds("A").serving() as a, open_client() as client:
         fleet = Fleet([neuron("n", a.url)])
         a.may_answer_polls.clear()

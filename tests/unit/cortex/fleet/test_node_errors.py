@@ -17,7 +17,7 @@ async def failure(endpoint: str) -> str:
     return str(error.value)
 
 
-async def test_refused_connection_and_unknown_host_are_named() -> None:
+async def test_poll_error_names_a_refused_connection_or_an_unknown_host() -> None:
     for host in ("127.0.0.1", "localhost"):  # localhost has two addresses on many machines
         url = f"http://{host}:{free_port()}"
         assert await failure(url) == f"connection refused at {url}"
@@ -39,7 +39,7 @@ async def test_refused_connection_and_unknown_host_are_named() -> None:
         ),
     ],
 )
-async def test_other_servers_are_named(answer: bytes, scheme: str, message: str) -> None:
+async def test_poll_error_names_a_server_that_is_no_node(answer: bytes, scheme: str, message: str) -> None:
     async def serve(reader: StreamReader, writer: StreamWriter) -> None:
         await reader.read(1)
         writer.write(answer)

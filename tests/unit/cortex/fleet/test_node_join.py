@@ -68,7 +68,7 @@ async def test_joined_node_serves_requests(gateway: Cortex, joining: FakeNode) -
     assert await gateway.sample("cortex_node_joins_total", outcome="joined") == 1
 
 
-async def test_token_works_once(gateway: Cortex, joining: FakeNode) -> None:
+async def test_join_token_works_once(gateway: Cortex, joining: FakeNode) -> None:
     token = await invite(gateway)
     outcomes = await asyncio.gather(*(join(gateway, token, joining.url, f"n{number}") for number in range(4)))
     statuses = sorted(status for status, _ in outcomes)
@@ -78,7 +78,7 @@ async def test_token_works_once(gateway: Cortex, joining: FakeNode) -> None:
     assert (await join(gateway, token, joining.url))[1]["error"]["code"] == "invalid_invitation"
 
 
-async def test_failed_attempt_does_not_use_up_the_token(gateway: Cortex, joining: FakeNode) -> None:
+async def test_failed_join_does_not_use_up_the_token(gateway: Cortex, joining: FakeNode) -> None:
     token = await invite(gateway)
     status, body = await join(gateway, token, f"http://127.0.0.1:{free_port()}")
     assert (status, body["error"]["code"]) == (422, "node_not_verified")
@@ -87,7 +87,9 @@ async def test_failed_attempt_does_not_use_up_the_token(gateway: Cortex, joining
 
 
 @pytest.mark.parametrize("key", ["another-key", None])
-async def test_node_must_require_the_announced_key(gateway: Cortex, joining: FakeNode, key: str | None) -> None:
+async def test_node_that_does_not_require_the_key_it_announced_cannot_join(
+    gateway: Cortex, joining: FakeNode, key: str | None
+) -> None:
     joining.key = key
     status, body = await join(gateway, await invite(gateway), joining.url)
     assert (status, body["error"]["code"]) == (422, "node_not_verified")
@@ -96,13 +98,13 @@ async def test_node_must_require_the_announced_key(gateway: Cortex, joining: Fak
     assert await names(gateway) == []
 
 
-async def test_expired_invitation_is_rejected(gateway: Cortex, joining: FakeNode) -> None:
+async def test_join_with_an_expired_invitation_is_rejected(gateway: Cortex, joining: FakeNode) -> None:
     store = gateway.gateway.node_store
     _, token = await store.invite(-1.0)
     assert (await join(gateway, token.get_secret_value(), joining.url))[0] == 403
 
 
-async def test_invitation_may_name_the_node(gateway: Cortex, joining: FakeNode) -> None:
+async def test_invitation_can_determine_the_name_of_the_node(gateway: Cortex, joining: FakeNode) -> None:
     token = await invite(gateway, name="beast")
     status, body = await join(gateway, token, joining.url)
     assert (status, body["error"]["code"]) == (403, "name_not_allowed")
@@ -110,11 +112,11 @@ async def test_invitation_may_name_the_node(gateway: Cortex, joining: FakeNode) 
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a/b", "../x", "a b", "x" * 64, "é"])
-async def test_unusable_name_is_rejected(gateway: Cortex, joining: FakeNode, name: str) -> None:
+async def test_join_with_an_unusable_node_name_is_rejected(gateway: Cortex, joining: FakeNode, name: str) -> None:
     assert (await join(gateway, await invite(gateway), joining.url, name))[0] == 400
 
 
-async def test_name_and_address_of_a_configured_node_cannot_be_taken(joining: FakeNode) -> None:
+async def test_join_with_the_name_or_address_of_a_configured_node_is_rejected(joining: FakeNode) -> None:
     async with FakeNode(name="n1").serving() as configured, running_cortex(configured, settings=SETTINGS) as cortex:
         token = await invite(cortex)
         for name, url in (("n1", joining.url), ("new", configured.url)):
@@ -126,7 +128,9 @@ async def test_name_and_address_of_a_configured_node_cannot_be_taken(joining: Fa
 
 
 @pytest.mark.parametrize("name", ["new", "renamed"])
-async def test_node_that_is_also_configured_is_there_once(gateway: Cortex, joining: FakeNode, name: str) -> None:
+async def test_joined_node_that_is_also_configured_is_listed_once(
+    gateway: Cortex, joining: FakeNode, name: str
+) -> None:
     """The administrator writes a node that joined into cortex.toml, with its name or another one."""
     await join(gateway, await invite(gateway), joining.url)
     section = NeuronSection(name=name, endpoint=joining.url, bearer=SecretStr(KEY))
@@ -138,7 +142,7 @@ async def test_node_that_is_also_configured_is_there_once(gateway: Cortex, joini
     assert (await send(gateway, "DELETE", f"/api/nodes/{name}", **ROOT))[1]["error"]["code"] == "static_node"
 
 
-async def test_removed_node_gets_no_requests(gateway: Cortex, joining: FakeNode) -> None:
+async def test_joined_node_that_was_removed_gets_no_requests(gateway: Cortex, joining: FakeNode) -> None:
     await join(gateway, await invite(gateway), joining.url)
     assert (await send(gateway, "DELETE", "/api/nodes/new", authorization="Bearer user"))[0] == 403
     assert await send(gateway, "DELETE", "/api/nodes/new", **ROOT) == (200, {"name": "new", "removed": True})
@@ -158,7 +162,7 @@ async def test_joined_node_survives_a_restart_and_reload_of_the_gateway(joining:
         assert cortex.gateway.fleet.bearer("new") == KEY
 
 
-async def test_gateways_of_one_database_learn_of_each_others_nodes(gateway: Cortex, joining: FakeNode) -> None:
+async def test_gateways_of_one_database_see_nodes_that_joined_at_another(gateway: Cortex, joining: FakeNode) -> None:
     """The command line and other gateways change the database without this gateway."""
     store = gateway.gateway.node_store
     invitation, _ = await store.invite(60)
@@ -168,7 +172,9 @@ async def test_gateways_of_one_database_learn_of_each_others_nodes(gateway: Cort
     await eventually(lambda: not gateway.gateway.fleet.view().nodes)
 
 
-async def test_wrong_tokens_are_limited(gateway: Cortex, joining: FakeNode, caplog: pytest.LogCaptureFixture) -> None:
+async def test_joins_with_wrong_tokens_are_limited_and_counted(
+    gateway: Cortex, joining: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(ATTEMPTS_PER_MINUTE):
         assert (await join(gateway, "hlxjoin_wrong", joining.url))[0] == 403
     assert (await join(gateway, await invite(gateway), joining.url))[0] == 429
@@ -178,7 +184,7 @@ async def test_wrong_tokens_are_limited(gateway: Cortex, joining: FakeNode, capl
     assert joining.polled_paths == []
 
 
-def test_limit_of_attempts_drains_and_counts_networks() -> None:
+def test_limit_of_failed_joins_refills_with_time_and_counts_by_network() -> None:
     now = [0.0]
     attempts = FailedAttempts(lambda: now[0])
     for number in range(ATTEMPTS_PER_MINUTE):
@@ -194,7 +200,7 @@ def test_limit_of_attempts_drains_and_counts_networks() -> None:
     assert len(attempts._failures) == 4096
 
 
-async def test_request_through_an_unknown_proxy_is_rejected(gateway: Cortex, joining: FakeNode) -> None:
+async def test_join_through_an_unknown_proxy_is_rejected(gateway: Cortex, joining: FakeNode) -> None:
     """Otherwise all nodes would seem to join from the proxy, and could announce the addresses of the proxy's host."""
     body = {"token": await invite(gateway), "name": "new", "url": joining.url, "key": KEY}
     headers = {"x-forwarded-for": "10.0.0.5"}
@@ -204,7 +210,9 @@ async def test_request_through_an_unknown_proxy_is_rejected(gateway: Cortex, joi
 
 
 @pytest.mark.parametrize(("client", "status"), [("127.0.0.1", 201), ("10.0.0.5", 400)])
-async def test_trusted_proxy_tells_the_address_of_the_node(joining: FakeNode, client: str, status: int) -> None:
+async def test_address_of_a_joining_node_is_read_from_a_trusted_proxy(
+    joining: FakeNode, client: str, status: int
+) -> None:
     settings = SETTINGS | {"gateway": {"trusted_proxies": ["127.0.0.1"]}}
     async with running_cortex(settings=settings) as cortex:
         body = {"token": await invite(cortex), "name": "new", "url": joining.url, "key": KEY}
@@ -212,7 +220,9 @@ async def test_trusted_proxy_tells_the_address_of_the_node(joining: FakeNode, cl
         assert (await send(cortex, "POST", "/api/join", body, **headers))[0] == status
 
 
-async def test_secrets_are_not_logged(gateway: Cortex, joining: FakeNode, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tokens_and_keys_of_joining_nodes_are_not_logged(
+    gateway: Cortex, joining: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(0):
         token = await invite(gateway)
         await join(gateway, token, f"http://127.0.0.1:{free_port()}")
@@ -246,7 +256,7 @@ def invitation(*networks: str) -> Invitation:
         ("http://no-such-host.invalid:13131", "10.0.0.5", [], "does not know this host"),
     ],
 )
-async def test_gateway_connects_only_to_the_machine_that_joins(
+async def test_gateway_connects_only_to_the_address_from_which_a_node_joins(
     url: str, client: str, networks: list[str], problem: str | None
 ) -> None:
     if problem is not None:

@@ -63,7 +63,7 @@ async def api() -> AsyncIterator[Api]:
         yield api
 
 
-async def test_node_is_cordoned_and_uncordoned(api: Api) -> None:
+async def test_node_is_cordoned_and_uncordoned_through_the_api(api: Api) -> None:
     state = {"name": "n1", "cordoned": True, "in_flight": 0, "loading": 0}
     assert await api.post("n1/cordon") == (200, state)
     assert api.fleet.node("n1").cordoned
@@ -72,7 +72,7 @@ async def test_node_is_cordoned_and_uncordoned(api: Api) -> None:
     assert not api.fleet.node("n1").cordoned
 
 
-async def test_drain_responds_when_the_node_is_empty(api: Api) -> None:
+async def test_drain_request_responds_when_the_node_has_no_more_requests(api: Api) -> None:
     with api.fleet.request("n1", "M"):
         with api.fleet.load("n1", "Other"):
             drain = asyncio.create_task(api.post("n1/drain"))
@@ -85,7 +85,7 @@ async def test_drain_responds_when_the_node_is_empty(api: Api) -> None:
     assert await drain == (200, {"name": "n1", "cordoned": True, "in_flight": 0, "loading": 0})
 
 
-async def test_down_node_has_no_memory_and_no_speed(api: Api) -> None:
+async def test_entry_of_a_down_node_has_no_memory_and_no_speed(api: Api) -> None:
     load = ModelLoad(id="M", tok_s_decode=5.0)
     health = Health(memory_free_mb=100, memory_total_mb=200, models=[load])
     api.fleet.answered("n1", Report(models={"M": ModelInfo(id="M")}, health=health), 0.0)
@@ -98,7 +98,7 @@ async def test_down_node_has_no_memory_and_no_speed(api: Api) -> None:
     assert not {"memory_free_mb", "load", "devices"} & node.keys()
 
 
-async def test_node_list_shows_activity_and_no_secret(api: Api) -> None:
+async def test_node_list_shows_running_requests_and_no_secret(api: Api) -> None:
     for _ in range(3):
         api.fleet.transport_failed("n1", "M")
     with api.fleet.request("n1", "M"), api.fleet.load("n1", "New"), api.fleet.drain("n1", "Old"):
@@ -122,13 +122,13 @@ async def test_node_list_shows_activity_and_no_secret(api: Api) -> None:
 
 
 @pytest.mark.parametrize("verb", ["cordon", "uncordon", "drain"])
-async def test_unknown_node_is_404(api: Api, verb: str) -> None:
+async def test_request_for_an_unknown_node_is_404(api: Api, verb: str) -> None:
     status, body = await api.post(f"nobody/{verb}")
     assert (status, body["error"]["code"]) == (404, "node_not_found")
 
 
 @pytest.mark.parametrize("text", ["-1", "601", "9" * 400, "x", "1.5", ""])
-async def test_invalid_wait_secs_is_rejected_without_a_cordon(api: Api, text: str) -> None:
+async def test_drain_with_invalid_wait_secs_is_rejected_and_does_not_cordon_the_node(api: Api, text: str) -> None:
     status, body = await api.post(f"n1/drain?wait_secs={text}")
     assert (status, body["error"]["param"]) == (400, "wait_secs")
     assert not api.fleet.node("n1").cordoned

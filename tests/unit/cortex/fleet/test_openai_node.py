@@ -88,7 +88,7 @@ def context(info: ModelInfo) -> int | None:
     return info.limit.context if info.limit else None
 
 
-async def test_vllm_reports_context_limit_and_load() -> None:
+async def test_context_limit_and_load_are_read_from_vllm() -> None:
     entry = {"id": "Qwen/Qwen3-8B", "owned_by": "vllm", "max_model_len": 40960}
     server = Server({"/v1/models": listing(entry), "/metrics": VLLM_METRICS})
     async with watched(server) as (fleet, poller):
@@ -100,7 +100,7 @@ async def test_vllm_reports_context_limit_and_load() -> None:
         assert node.url("Qwen/Qwen3-8B") == server.url
 
 
-async def test_load_of_vllm_is_polled_during_its_answers_but_not_its_models() -> None:
+async def test_during_requests_to_vllm_its_load_is_polled_but_not_its_model_list() -> None:
     entry = {"id": "Qwen/Qwen3-8B", "owned_by": "vllm", "max_model_len": 40960}
     server = Server({"/v1/models": listing(entry), "/metrics": ""})
     async with watched(server) as (fleet, poller):
@@ -117,7 +117,7 @@ async def test_load_of_vllm_is_polled_during_its_answers_but_not_its_models() ->
         await asyncio.gather(polling, return_exceptions=True)
 
 
-async def test_llama_cpp_reports_the_context_of_a_slot() -> None:
+async def test_context_limit_of_a_slot_is_read_from_llama_cpp() -> None:
     entry = {"id": "model.gguf", "owned_by": "llamacpp", "meta": {"n_ctx_train": 131072, "n_vocab": 5}}
     props = {"default_generation_settings": {"n_ctx": 8192}, "total_slots": 4, "modalities": {"vision": True}}
     infos = await models(Server({"/v1/models": listing(entry), "/props": props}))
@@ -126,7 +126,7 @@ async def test_llama_cpp_reports_the_context_of_a_slot() -> None:
     assert context(without_props["model.gguf"]) == 131072
 
 
-async def test_ollama_reports_capabilities_and_actual_context() -> None:
+async def test_capabilities_and_actual_context_are_read_from_ollama() -> None:
     def show(request: dict[str, str]) -> dict[str, Any]:
         vision = request["model"] == "gemma3:4b"
         return {
@@ -157,7 +157,7 @@ async def test_ollama_reports_capabilities_and_actual_context() -> None:
         assert "/api/v0/models" not in server.polled_paths
 
 
-async def test_lm_studio_reports_the_loaded_context() -> None:
+async def test_context_of_the_loaded_model_is_read_from_lm_studio() -> None:
     studio = [
         {"id": "llama", "type": "llm", "state": "loaded", "max_context_length": 131072, "loaded_context_length": 4096},
         {"id": "nomic", "type": "embeddings", "state": "not-loaded", "max_context_length": 2048},
@@ -173,7 +173,7 @@ async def test_lm_studio_reports_the_loaded_context() -> None:
         assert server.polled_paths.count("/api/ps") == 1
 
 
-async def test_unknown_server_is_identified_once() -> None:
+async def test_kind_of_a_third_party_server_is_identified_once() -> None:
     server = Server({"/v1/models": listing({"id": "gpt"}, {"id": "other"})})
     async with watched(server) as (fleet, poller):
         for _ in range(3):
@@ -184,13 +184,13 @@ async def test_unknown_server_is_identified_once() -> None:
 
 
 @pytest.mark.parametrize("body", ["", "null", "[]", "{}", '{"data": 7}', '{"data": ["a"]}', "<html>"])
-async def test_malformed_model_list_is_a_missed_poll(body: str) -> None:
+async def test_malformed_model_list_counts_as_a_missed_poll(body: str) -> None:
     async with watched(Server({"/v1/models": body})) as (fleet, poller):
         await poller.poll("box")
         assert (fleet.node("box").healthy, fleet.node("box").misses) == (False, 1)
 
 
-async def test_invalid_fields_are_ignored() -> None:
+async def test_invalid_fields_in_a_model_list_are_ignored() -> None:
     entries = [{"id": 7}, {"owned_by": "x"}, {"id": "ok", "max_model_len": -5}, {"id": "odd", "max_model_len": "many"}]
     infos = await models(Server({"/v1/models": listing(*entries), "/metrics": "nonsense \xff{"}))
     assert {name: context(info) for name, info in infos.items()} == {"ok": None}
@@ -204,7 +204,7 @@ async def test_models_with_unprintable_or_very_long_ids_are_not_listed() -> None
     assert list(await models(Server({"/v1/models": listing(*entries)}))) == ["ok"]
 
 
-async def test_bearer_is_sent_to_the_node_and_not_shown() -> None:
+async def test_bearer_is_sent_to_the_backend_and_not_shown() -> None:
     server = Server({"/v1/models": listing({"id": "m"})}, key="s3cret")
     async with watched(server, bearer="s3cret") as (fleet, poller):
         await poller.poll("box")
@@ -218,7 +218,7 @@ async def test_bearer_is_sent_to_the_node_and_not_shown() -> None:
         assert not fleet.node("box").healthy
 
 
-async def test_models_of_a_backend_are_served_by_id_and_alias() -> None:
+async def test_models_of_a_third_party_backend_are_served_by_id_and_alias() -> None:
     def speak(request: dict[str, Any]) -> dict[str, Any]:
         assert request["model"] == "qwen3:8b"
         return json.loads(COMPLETION)

@@ -9,7 +9,7 @@ from helexa.cortex.image_fetcher import is_allowed, is_reachable
 
 
 @pytest.mark.parametrize("text", ["a.example.com", "*", "*.example.com", "A.example.com:8080", "*:99", "[::1]:80"])
-def test_pattern_is_valid(text: str) -> None:
+def test_valid_host_pattern_is_accepted_in_lower_case(text: str) -> None:
     assert host_pattern(text) == text.lower()
 
 
@@ -30,7 +30,7 @@ def test_pattern_is_valid(text: str) -> None:
         "a.com?x",
     ],
 )
-def test_pattern_is_invalid(text: str) -> None:
+def test_invalid_host_pattern_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not a host"):
         host_pattern(text)
 
@@ -53,7 +53,7 @@ def test_pattern_is_invalid(text: str) -> None:
         ("::1", 80, "*.1", False),
     ],
 )
-def test_host_is_allowed_by_pattern(host: str, port: int, pattern: str, *, allowed: bool) -> None:
+def test_host_is_allowed_if_a_pattern_matches(host: str, port: int, pattern: str, *, allowed: bool) -> None:
     assert is_allowed(host, port, {pattern}) == allowed
     assert not is_allowed(host, port, set())
 
@@ -77,11 +77,11 @@ def test_host_is_allowed_by_pattern(host: str, port: int, pattern: str, *, allow
         ),
     ],
 )
-def test_address_is_reachable_if_public(address: str, *, reachable: bool) -> None:
+def test_images_are_fetched_only_from_public_addresses_by_default(address: str, *, reachable: bool) -> None:
     assert is_reachable(ipaddress.ip_address(address)) == reachable
 
 
-def test_private_network_is_reachable_if_configured() -> None:
+def test_images_are_fetched_from_a_private_network_if_configured() -> None:
     networks = (ipaddress.ip_network("10.1.0.0/16"), ipaddress.ip_network("fd00::/8"))
     assert is_reachable(ipaddress.ip_address("10.1.2.3"), networks)
     assert is_reachable(ipaddress.ip_address("::ffff:10.1.2.3"), networks)

@@ -45,7 +45,7 @@ async def rejection(section: ImagesSection, url: str, bodies: BodyBudget | None 
     return rejected.value.code, str(rejected.value)
 
 
-async def test_image_becomes_a_data_url(server: ImageServer) -> None:
+async def test_fetched_image_becomes_a_data_url(server: ImageServer) -> None:
     assert await fetch(settings(server), server.url, f"{server.url}?size=2#part") == [PNG_URL] * 2
     headers = server.requests[0].headers
     assert headers["user-agent"] == "helexa"
@@ -58,7 +58,7 @@ async def test_image_becomes_a_data_url(server: ImageServer) -> None:
     "host",
     ["127.0.0.1", "localhost", "0x7f.1", "0.0.0.0", "[::ffff:127.0.0.1]", "[::1]", "[::]"],
 )
-async def test_private_address_is_never_contacted(server: ImageServer, host: str) -> None:
+async def test_image_url_of_a_private_address_is_never_requested(server: ImageServer, host: str) -> None:
     section = settings(server, allowed_hosts=[f"*:{server.port}", "*"], private_networks=[])
     code, message = await rejection(section, f"http://{host}:{server.port}/a.png")
     assert (code, server.requests) == ("invalid_image_url", [])
@@ -66,7 +66,7 @@ async def test_private_address_is_never_contacted(server: ImageServer, host: str
 
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433"])
-async def test_number_as_host_is_never_contacted(server: ImageServer, host: str) -> None:
+async def test_image_url_whose_host_is_a_number_is_never_requested(server: ImageServer, host: str) -> None:
     code, _ = await rejection(settings(server), f"http://{host}:{server.port}/a.png")
     assert (code, server.requests) == ("failed_to_download_image", [])
 
@@ -84,7 +84,7 @@ async def test_number_as_host_is_never_contacted(server: ImageServer, host: str)
         "http://127.0.0.1:99999/a.png",
     ],
 )
-async def test_other_hosts_and_credentials_are_rejected(server: ImageServer, url: str) -> None:
+async def test_image_urls_of_other_hosts_or_with_credentials_are_rejected(server: ImageServer, url: str) -> None:
     section = settings(server, allowed_hosts=[f"127.0.0.1:{server.port}"])
     code, _ = await rejection(section, url.format(port=server.port))
     assert (code, server.requests) == ("invalid_image_url", [])
@@ -110,26 +110,28 @@ def resolve(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
     return queries
 
 
-async def test_name_is_resolved_once(server: ImageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_host_name_of_an_image_url_is_resolved_once(server: ImageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     queries = resolve(monkeypatch, ["127.0.0.1"], ["10.0.0.1"])
     assert await fetch(settings(server), f"http://images.test:{server.port}/a.png") == [PNG_URL]
     assert queries == ["images.test"]
     assert server.requests[0].headers["host"] == f"images.test:{server.port}"
 
 
-async def test_next_address_of_a_name_is_tried_after_a_refused_connection(
+async def test_next_address_of_a_host_name_is_tried_after_a_refused_connection(
     server: ImageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolve(monkeypatch, ["127.0.0.9", "127.0.0.1"])  # the server listens on 127.0.0.1 only
     assert await fetch(settings(server), f"http://images.test:{server.port}/a.png") == [PNG_URL]
 
 
-async def test_other_letters_than_those_of_urls_are_escaped(server: ImageServer) -> None:
+async def test_characters_not_allowed_in_urls_are_percent_encoded(server: ImageServer) -> None:
     assert await fetch(settings(server), f"http://127.0.0.1:{server.port}/d/../ü b%2Fc.png?q=ä&r=1 2%#x") == [PNG_URL]
     assert server.requests[0].rel_url.raw_path_qs == "/%C3%BC%20b%2Fc.png?q=%C3%A4&r=1+2%25"
 
 
-async def test_every_address_of_a_name_must_be_public(server: ImageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_host_name_with_a_private_address_among_others_is_rejected(
+    server: ImageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     resolve(monkeypatch, ["127.0.0.1", "10.0.0.1"])
     code, _ = await rejection(settings(server), f"http://images.test:{server.port}/a.png")
     assert (code, server.requests) == ("invalid_image_url", [])
@@ -181,14 +183,14 @@ async def test_relative_redirect_is_followed(server: ImageServer) -> None:
     assert [request.path for request in server.requests] == ["/b/start", "/c.png"]
 
 
-async def test_redirects_are_limited(server: ImageServer) -> None:
+async def test_redirects_of_an_image_url_are_limited(server: ImageServer) -> None:
     server.respond = redirect("/start")
     code, message = await rejection(settings(server), f"http://127.0.0.1:{server.port}/start")
     assert (code, len(server.requests)) == ("failed_to_download_image", MAX_REDIRECTS + 1)
     assert message.endswith(f"redirects more than {MAX_REDIRECTS} times; send the last URL, or a data URL")
 
 
-async def test_large_file_is_not_read_to_its_end(server: ImageServer) -> None:
+async def test_image_above_the_size_limit_is_not_read_to_its_end(server: ImageServer) -> None:
     sent = 0
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -206,7 +208,7 @@ async def test_large_file_is_not_read_to_its_end(server: ImageServer) -> None:
     assert sent < 30 << 20  # the rest of 64 MiB was not sent, apart from the sockets' buffers
 
 
-async def test_stated_length_is_checked_before_the_file_is_read(server: ImageServer) -> None:
+async def test_content_length_above_the_size_limit_is_rejected_before_the_image_is_read(server: ImageServer) -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-length": str(2 << 20)})
         await response.prepare(request)
@@ -218,7 +220,7 @@ async def test_stated_length_is_checked_before_the_file_is_read(server: ImageSer
 
 
 @pytest.mark.parametrize("stage", ["head", "body"])
-async def test_slow_server_is_given_up(server: ImageServer, stage: str) -> None:
+async def test_fetch_from_a_slow_image_server_is_given_up(server: ImageServer, stage: str) -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         if stage == "body":
@@ -244,7 +246,7 @@ async def test_slow_server_is_given_up(server: ImageServer, stage: str) -> None:
         (lambda: web.Response(body=PNG, status=206), "failed_to_download_image"),
     ],
 )
-async def test_only_image_files_are_accepted(server: ImageServer, response: Any, code: str) -> None:
+async def test_fetched_files_that_are_no_images_are_rejected(server: ImageServer, response: Any, code: str) -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         return response()
 
@@ -252,7 +254,7 @@ async def test_only_image_files_are_accepted(server: ImageServer, response: Any,
     assert (await rejection(settings(server), server.url))[0] == code
 
 
-async def test_unreachable_server_is_an_error_of_the_request(server: ImageServer) -> None:
+async def test_unreachable_image_server_is_an_error_of_the_request(server: ImageServer) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -264,7 +266,7 @@ async def test_unreachable_server_is_an_error_of_the_request(server: ImageServer
     )
 
 
-async def test_memory_is_limited_and_released(server: ImageServer) -> None:
+async def test_memory_for_fetched_images_is_limited_and_released(server: ImageServer) -> None:
     bodies = BodyBudget(2 * len(PNG))
     assert (await rejection(settings(server), server.url, bodies))[0] == "rate_limit_exceeded"
     assert bodies.reserved == 0
@@ -273,14 +275,14 @@ async def test_memory_is_limited_and_released(server: ImageServer) -> None:
     assert bodies.reserved == 0
 
 
-async def test_too_many_waiting_images_are_rejected(server: ImageServer) -> None:
+async def test_too_many_images_that_wait_to_be_fetched_are_rejected(server: ImageServer) -> None:
     urls = {f"{server.url}?{number}": number for number in range(MAX_WAITING + 1)}
     with pytest.raises(ApiError) as rejected:
         await ImageFetcher(settings(server)).fetch(urls, FetchMemory(BodyBudget(), 1 << 20))
     assert (rejected.value.status, server.requests) == (503, [])
 
 
-async def test_first_failure_ends_the_other_fetches(server: ImageServer) -> None:
+async def test_first_failed_fetch_of_a_request_ends_its_other_fetches(server: ImageServer) -> None:
     waiting = asyncio.Event()
     ended = asyncio.Event()
 

@@ -24,7 +24,7 @@ LIMIT = 1000
         "data:image/png;base64," + base64.b64encode(bytes(LIMIT)).decode(),
     ],
 )
-def test_data_url_is_accepted(url: str) -> None:
+def test_valid_data_url_of_an_image_is_accepted(url: str) -> None:
     check_data_url(url, LIMIT)
 
 
@@ -51,7 +51,7 @@ def test_data_url_is_accepted(url: str) -> None:
         ("data:image/png;base64," + base64.b64encode(bytes(LIMIT + 1)).decode(), "image_too_large"),
     ],
 )
-def test_data_url_is_rejected(url: str, code: str) -> None:
+def test_invalid_data_url_of_an_image_is_rejected(url: str, code: str) -> None:
     with pytest.raises(ImageProblem) as rejected:
         check_data_url(url, LIMIT)
     assert rejected.value.code == code
@@ -59,7 +59,7 @@ def test_data_url_is_rejected(url: str, code: str) -> None:
 
 
 @given(st.text("Aa0+/=-\n ", max_size=12))
-def test_base64_is_accepted_if_it_is_valid(text: str) -> None:
+def test_valid_base64_in_a_data_url_is_accepted_and_invalid_rejected(text: str) -> None:
     is_valid = re.fullmatch("(?:[a-zA-Z0-9+/]{4})*(?:[a-zA-Z0-9+/]{2}==|[a-zA-Z0-9+/]{3}=)?", text) and text
     try:
         check_data_url(f"data:image/png;base64,{text}", LIMIT)
@@ -79,12 +79,12 @@ def test_base64_is_accepted_if_it_is_valid(text: str) -> None:
         (b"RIFF\x00\x00\x00\x00WEBPVP8 ", "image/webp"),
     ],
 )
-def test_media_type_is_that_of_the_contents(data: bytes, media_type: str) -> None:
+def test_media_type_of_an_image_follows_its_contents(data: bytes, media_type: str) -> None:
     assert to_data_url(data) == f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>", b"RIFF\x00\x00\x00\x00WAVE", b"\x89PN"])
-def test_other_files_are_no_images(data: bytes) -> None:
+def test_file_that_is_no_supported_image_is_rejected(data: bytes) -> None:
     with pytest.raises(ImageProblem) as rejected:
         to_data_url(data)
     assert rejected.value.code == "invalid_image_format"

@@ -66,7 +66,7 @@ def sent(node: FakeNode) -> Any:
     return json.loads(node.bodies[-1])
 
 
-async def test_chat_image_reaches_the_node_unchanged(cortex: Cortex, node: FakeNode) -> None:
+async def test_data_url_in_a_chat_request_reaches_the_node_unchanged(cortex: Cortex, node: FakeNode) -> None:
     async with openai_client(cortex) as client:
         messages = user(TEXT, image(detail="low"))
         answer = await client.chat.completions.create(model="Org/M", messages=messages)
@@ -81,7 +81,7 @@ async def test_chat_image_reaches_the_node_unchanged(cortex: Cortex, node: FakeN
     assert len(node.bodies) == 1
 
 
-async def test_chat_image_is_fetched_for_the_node(node: FakeNode, server: ImageServer) -> None:
+async def test_image_url_in_a_chat_request_is_fetched_for_the_node(node: FakeNode, server: ImageServer) -> None:
     async with running_cortex(node, settings=fetching(server)) as cortex, openai_client(cortex) as client:
         messages = user(image(server.url, detail="high"), TEXT, image(), image(server.url))
         stream = await client.chat.completions.create(model="Org/M", messages=messages, stream=True, seed=3)
@@ -95,7 +95,9 @@ async def test_chat_image_is_fetched_for_the_node(node: FakeNode, server: ImageS
         await eventually(lambda: not cortex.gateway.bodies.reserved)
 
 
-async def test_repeated_image_counts_each_time(node: FakeNode, server: ImageServer) -> None:
+async def test_image_repeated_in_a_request_counts_each_time_for_the_size_limit(
+    node: FakeNode, server: ImageServer
+) -> None:
     """One small request must not become a body above the limit."""
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -111,7 +113,7 @@ async def test_repeated_image_counts_each_time(node: FakeNode, server: ImageServ
     assert len(node.bodies) == 1
 
 
-async def test_images_of_the_responses_api_are_fetched(node: FakeNode, server: ImageServer) -> None:
+async def test_image_urls_in_a_responses_request_are_fetched(node: FakeNode, server: ImageServer) -> None:
     async with running_cortex(node, settings=fetching(server)) as cortex, openai_client(cortex) as client:
         picture = {"type": "input_image", "image_url": server.url, "detail": "original"}
         items: Any = [
@@ -132,7 +134,7 @@ async def test_images_of_the_responses_api_are_fetched(node: FakeNode, server: I
         assert (rejected.value.code, rejected.value.param) == ("unsupported_parameter", "input.0.content.0.file_id")
 
 
-async def test_images_of_the_messages_api_are_fetched(node: FakeNode, server: ImageServer) -> None:
+async def test_image_urls_in_a_messages_request_are_fetched(node: FakeNode, server: ImageServer) -> None:
     """Images in messages and in tool results, as base64 and as URLs."""
     async with running_cortex(node, settings=fetching(server)) as cortex, talking(cortex) as client:
         remote = {"type": "image", "source": {"type": "url", "url": server.url}}
@@ -160,7 +162,7 @@ async def test_images_of_the_messages_api_are_fetched(node: FakeNode, server: Im
     assert len(node.bodies) == 1
 
 
-async def test_token_counts_include_images(node: FakeNode, server: ImageServer) -> None:
+async def test_count_tokens_includes_images(node: FakeNode, server: ImageServer) -> None:
     async def count(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return web.json_response({"count": 300, "max_model_len": 4096, "tokens": []})
 
@@ -188,7 +190,9 @@ TEXT_ONLY = [
 
 
 @pytest.mark.parametrize(("report", "catalog"), TEXT_ONLY)
-async def test_text_model_rejects_images(report: dict[str, Any], catalog: dict[str, Any]) -> None:
+async def test_request_with_an_image_for_a_text_model_is_rejected(
+    report: dict[str, Any], catalog: dict[str, Any]
+) -> None:
     async with (
         FakeNode().holds("Org/M", **report).serving() as node,
         running_cortex(node, **catalog) as cortex,
@@ -227,7 +231,7 @@ async def test_cold_text_model_is_not_loaded_for_an_image() -> None:
         assert (status, len(node.loads)) == (200, 1)
 
 
-async def test_one_node_with_vision_is_enough(node: FakeNode) -> None:
+async def test_requests_with_images_go_only_to_the_node_whose_model_has_vision(node: FakeNode) -> None:
     async with (
         FakeNode("n2").holds("Org/M", capabilities=["text"]).serving() as other,
         running_cortex(node, other) as cortex,
@@ -239,7 +243,7 @@ async def test_one_node_with_vision_is_enough(node: FakeNode) -> None:
     assert other.bodies == []
 
 
-async def test_models_state_whether_they_see_images(node: FakeNode) -> None:
+async def test_model_list_states_whether_models_have_vision(node: FakeNode) -> None:
     models = [{"id": "Org/Text", "capabilities": ["text"]}, {"id": "Org/Unknown"}]
     async with running_cortex(node, models=models) as cortex, talking(cortex) as client:
         entries = {entry["id"]: entry for entry in (await cortex.get("/v1/models"))["data"]}
@@ -255,7 +259,7 @@ async def test_models_state_whether_they_see_images(node: FakeNode) -> None:
     assert sees == {"Org/M": True, "Org/Text": False, "Org/Unknown": None}
 
 
-async def test_third_party_backend_gets_data_urls(node: FakeNode, server: ImageServer) -> None:
+async def test_third_party_backend_gets_fetched_images_as_data_urls(node: FakeNode, server: ImageServer) -> None:
     neurons = [{"name": "n1", "endpoint": node.url, "kind": "openai"}]
     async with running_cortex(node, settings=fetching(server) | {"neurons": neurons}) as cortex:
         assert (await cortex.ask(messages=user(image(server.url))))[0] == 200
@@ -267,7 +271,7 @@ def keyed(**terms: Any) -> dict[str, Any]:
     return {"entitlements": {"require_auth": True, "keys": [key]}}
 
 
-async def test_budget_reserves_image_tokens_and_not_bytes(node: FakeNode) -> None:
+async def test_budget_reserves_estimated_image_tokens_instead_of_base64_bytes(node: FakeNode) -> None:
     """An image of 1.6 MB of base64 costs at most `IMAGE_TOKENS`, and is charged what the node reports."""
     reserved: list[int] = []
 
@@ -298,7 +302,7 @@ async def test_rate_limit_estimates_image_tokens(node: FakeNode) -> None:
     assert len(node.bodies) == 1
 
 
-async def test_large_body_is_checked_in_a_worker_process(node: FakeNode) -> None:
+async def test_large_body_with_images_is_checked_in_a_worker_process(node: FakeNode) -> None:
     settings = {"gateway": {"max_body_mb": 16}}
     huge = "data:image/png;base64," + base64.b64encode(bytes(4 << 20)).decode()
     async with running_cortex(node, settings=settings) as cortex, openai_client(cortex) as client:
@@ -311,7 +315,7 @@ async def test_large_body_is_checked_in_a_worker_process(node: FakeNode) -> None
         assert rejected.value.code == "invalid_base64_image"
 
 
-async def test_settings_are_reloaded(cortex: Cortex, server: ImageServer) -> None:
+async def test_settings_for_images_are_reloaded_without_a_restart(cortex: Cortex, server: ImageServer) -> None:
     gateway = cortex.gateway
     assert (await cortex.ask(messages=user(image(server.url))))[0] == 400
     images = gateway.config.images.model_validate(fetching(server)["images"])
@@ -319,7 +323,7 @@ async def test_settings_are_reloaded(cortex: Cortex, server: ImageServer) -> Non
     assert (await cortex.ask(messages=user(image(server.url))))[0] == 200
 
 
-async def test_disconnect_of_the_client_ends_the_fetch(node: FakeNode, server: ImageServer) -> None:
+async def test_disconnect_of_the_client_ends_the_fetch_of_its_image(node: FakeNode, server: ImageServer) -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def respond(request: web.Request) -> web.StreamResponse:

@@ -36,13 +36,13 @@ def exif(size: int) -> bytes:
     ],
     ids=["png", "gif", "jpeg", "progressive", "webp", "lossless", "extended"],
 )
-def test_estimate_follows_from_the_size(image: str) -> None:
+def test_estimated_tokens_of_an_image_follow_from_its_size(image: str) -> None:
     assert image_tokens(image) == image_tokens(image.replace("data:", "DATA:"), "high") == 300
     assert image_tokens(image, "low") == LOW_DETAIL_TOKENS
 
 
 @pytest.mark.parametrize(("size", "tokens"), [((1, 1), MIN_TOKENS), ((4000, 3000), MAX_TOKENS), ((1024, 768), 768)])
-def test_estimate_is_limited(size: tuple[int, int], tokens: int) -> None:
+def test_estimated_tokens_of_an_image_are_limited(size: tuple[int, int], tokens: int) -> None:
     assert image_tokens(url("png", size)) == tokens
     assert image_tokens(url("png", size), "low") == min(tokens, LOW_DETAIL_TOKENS)
 
@@ -61,6 +61,6 @@ def test_estimate_is_limited(size: tuple[int, int], tokens: int) -> None:
         "data:image/jpeg;base64,/9j/" + base64.b64encode(b"\xff\xe0\0\0" * 1000).decode(),
     ],
 )
-def test_unknown_size_has_a_typical_estimate(image: str) -> None:
+def test_image_of_unknown_size_has_a_typical_token_estimate(image: str) -> None:
     assert image_tokens(image) == TYPICAL_TOKENS
     assert image_tokens(image, "low") == LOW_DETAIL_TOKENS

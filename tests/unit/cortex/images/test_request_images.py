@@ -52,7 +52,7 @@ INPUT_IMAGE = {"type": "input_image", "image_url": PNG_URL, "detail": "original"
         (b"[]", 0),
     ],
 )
-def test_images_are_counted(body: bytes, count: int) -> None:
+def test_images_of_a_request_are_counted_in_each_api(body: bytes, count: int) -> None:
     assert count_images(body) == count
     assert check_images(body, NO_FETCHES).images == PromptImages(count, count * len(PNG_URL), count * MIN_TOKENS)
 
@@ -78,19 +78,19 @@ def test_images_are_counted(body: bytes, count: int) -> None:
         ),
     ],
 )
-def test_invalid_image_is_rejected(body: bytes, code: str, param: str) -> None:
+def test_request_with_an_invalid_image_is_rejected(body: bytes, code: str, param: str) -> None:
     with pytest.raises(ApiError) as rejected:
         check_images(body, NO_FETCHES)
     assert (rejected.value.status, rejected.value.code, rejected.value.param) == (400, code, param)
 
 
-def test_message_names_the_image_and_not_its_url() -> None:
+def test_error_names_the_number_of_the_image_and_not_its_url() -> None:
     with pytest.raises(ApiError, match=r"^image 2 of the request is at an http\(s\) URL") as rejected:
         check_images(chat(image(), image(REMOTE)), NO_FETCHES)
     assert "secret" not in str(rejected.value)
 
 
-def test_remote_urls_are_replaced_everywhere() -> None:
+def test_image_urls_are_replaced_everywhere_in_the_conversation() -> None:
     body = responses(
         {"role": "user", "content": [{"type": "input_image", "image_url": REMOTE}, INPUT_IMAGE]},
         CALL_OUTPUT | {"output": [{"type": "input_image", "image_url": REMOTE}]},
@@ -102,7 +102,7 @@ def test_remote_urls_are_replaced_everywhere() -> None:
     assert json.loads(replace_urls(chat_body, {REMOTE: PNG_URL})) == json.loads(chat(image(detail="high"), TEXT))
 
 
-def test_fields_outside_the_conversation_are_unchanged() -> None:
+def test_replacing_image_urls_leaves_fields_outside_the_conversation_unchanged() -> None:
     body = chat(image(REMOTE))[:-1] + b', "seed": 123456789012345678901234567890, "x": 1.10}'
     assert b'"seed":123456789012345678901234567890,"x":1.10' in replace_urls(body, {REMOTE: "data:new"})
 
@@ -120,7 +120,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["messages", "input"]), st.lists(values, max_size=3) | values))
-def test_any_body_is_accepted_or_rejected_with_400(content: dict[str, Any]) -> None:
+def test_check_for_images_accepts_any_body_or_rejects_it_with_400(content: dict[str, Any]) -> None:
     body = json.dumps(content).encode()
     try:
         checked = check_images(body, LIMITS)

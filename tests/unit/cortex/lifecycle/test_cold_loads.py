@@ -18,7 +18,7 @@ async def cold(node: FakeNode) -> Any:
         yield cortex
 
 
-async def test_concurrent_requests_load_a_cold_model_once(cold: Any, node: FakeNode) -> None:
+async def test_concurrent_requests_for_a_cold_model_load_it_once(cold: Any, node: FakeNode) -> None:
     node.may_load.clear()
     ask_tasks = [asyncio.create_task(cold.ask(model)) for model in ["Org/Cold", "cold"] * 5]
     await eventually(lambda: node.loads)
@@ -33,7 +33,7 @@ async def test_concurrent_requests_load_a_cold_model_once(cold: Any, node: FakeN
     assert await cold.sample("cortex_cold_starts_total", model="Org/Cold", node="n1") == 1
 
 
-async def test_concurrent_requests_load_a_cold_model_on_one_node() -> None:
+async def test_concurrent_requests_for_a_cold_model_load_it_on_one_node() -> None:
     async with (
         FakeNode("a").serving() as a,
         FakeNode("b").serving() as b,
@@ -58,7 +58,7 @@ async def test_loaded_model_is_served_before_the_next_poll(
     node.may_answer_polls.set()
 
 
-async def test_already_loaded_response_is_a_success(cold: Any, node: FakeNode) -> None:
+async def test_response_already_loaded_of_a_node_counts_as_success(cold: Any, node: FakeNode) -> None:
     node.load_error = (400, {"error": "model 'Org/Cold' is already loaded"})
     assert (await cold.ask("cold"))[0] == 200
 
@@ -72,7 +72,7 @@ async def test_already_loaded_response_is_a_success(cold: Any, node: FakeNode) -
         (500, "boom", "the node answered HTTP 500", "5"),
     ],
 )
-async def test_failed_load_reports_its_reason(
+async def test_failed_load_reports_the_reason_to_the_client(
     cold: Any, node: FakeNode, status: int, body: Any, reason: str, retry_after: str | None
 ) -> None:
     node.load_error = (status, body)
@@ -85,7 +85,7 @@ async def test_failed_load_reports_its_reason(
     assert await cold.sample("cortex_request_errors_total", model="Org/Cold", node="none") == 1
 
 
-async def test_load_continues_after_its_client_disconnects(cold: Any, node: FakeNode) -> None:
+async def test_load_continues_after_the_requesting_client_disconnects(cold: Any, node: FakeNode) -> None:
     node.may_load.clear()
     ask_tasks = asyncio.create_task(cold.ask("Org/Cold"))
     await eventually(lambda: node.loads)
@@ -114,7 +114,7 @@ FULL: dict[str, Any] = {"models": [{"id": model, "vram_mb": 6000} for model in (
 SWIFT = {"eviction": {"min_residency_secs": 0, "swap_wait_secs": 0}}
 
 
-async def test_stream_ends_before_its_model_is_evicted() -> None:
+async def test_running_stream_ends_before_its_model_is_evicted() -> None:
     node = FakeNode().holds("A").with_accelerator(8000, {"A": 6000, "B": 6000})
     async with node.serving(), running_cortex(node, settings=SWIFT, **FULL) as cortex:
         node.speak = never_end
@@ -132,7 +132,7 @@ async def test_stream_ends_before_its_model_is_evicted() -> None:
         assert not cortex.gateway.fleet.view().in_flight
 
 
-async def test_explain_does_not_load_or_unload() -> None:
+async def test_explain_endpoint_does_not_load_or_unload_models() -> None:
     node = FakeNode().holds("A").with_accelerator(8000, {"A": 6000, "B": 6000})
     async with node.serving(), running_cortex(node, settings=SWIFT, aliases={"b": "B"}, **FULL) as cortex:
         explanation = await cortex.get("/api/explain?model=b")

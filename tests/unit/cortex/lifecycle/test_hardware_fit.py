@@ -35,7 +35,9 @@ def profile(count: int, floor: int | None = None) -> Profile:
         (facts("A24", "B24"), profile(2), [DevicePool((0, 1), 2)]),  # an old node
     ],
 )
-def test_pools_of_devices_that_can_hold_the_model(node: Discovery, needed: Profile, pools: list[DevicePool]) -> None:
+def test_device_pools_are_the_groups_of_devices_that_can_hold_the_model(
+    node: Discovery, needed: Profile, pools: list[DevicePool]
+) -> None:
     assert device_pools(needed, node) == pools
     assert misfit(needed, node) is None
 
@@ -57,6 +59,6 @@ def test_pools_of_devices_that_can_hold_the_model(node: Discovery, needed: Profi
         (facts("A24"), profile(2), "needs 2 devices; the node has 1"),
     ],
 )
-def test_reason_why_a_node_cannot_hold_the_model(node: Discovery, needed: Profile, reason: str) -> None:
+def test_misfit_is_the_reason_why_a_node_cannot_hold_the_model(node: Discovery, needed: Profile, reason: str) -> None:
     assert misfit(needed, node) == reason
     assert device_pools(needed, node) == []

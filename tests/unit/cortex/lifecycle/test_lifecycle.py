@@ -24,7 +24,7 @@ async def polled_again(node: FakeNode) -> None:
     await eventually(lambda: node.polled_paths.count("/models") >= polls + 5)
 
 
-async def test_concurrent_requests_load_once_and_models_load_in_parallel() -> None:
+async def test_concurrent_requests_load_a_model_once_and_different_models_load_in_parallel() -> None:
     async with one_card(total_mb=16000) as node, stage(node) as s:
         node.may_load.clear()
         ask_tasks = [s.ask("A") for _ in range(10)] + [s.ask("C")]
@@ -67,7 +67,7 @@ async def test_model_of_higher_rank_is_not_evicted() -> None:
         assert s.settled()
 
 
-async def test_busy_model_is_drained_before_eviction() -> None:
+async def test_busy_model_is_drained_before_it_is_evicted() -> None:
     async with one_card("A") as node, stage(node) as s:
         with s.fleet.request("n1", "A"):
             ask_b = s.ask("B")
@@ -80,7 +80,7 @@ async def test_busy_model_is_drained_before_eviction() -> None:
         assert node.unloads == ["A", "B"]
 
 
-async def test_busy_model_is_not_drained_within_swap_wait() -> None:
+async def test_busy_model_is_not_drained_before_swap_wait_has_passed() -> None:
     async with one_card("A") as node, stage(node, swap_wait_secs=60) as s:
         with s.fleet.request("n1", "A"):
             ask_b = s.ask("B")
@@ -94,7 +94,7 @@ async def test_busy_model_is_not_drained_within_swap_wait() -> None:
         assert node.unloads == []
 
 
-async def test_model_in_use_by_another_gateway_is_not_evicted() -> None:
+async def test_model_with_requests_of_another_gateway_is_not_evicted() -> None:
     async with one_card("A") as node, stage(node, poll_secs=60) as s:
         node.health["models"] = [{"id": "A", "in_flight": 1}]
         ask_b = s.ask("B")
@@ -106,7 +106,7 @@ async def test_model_in_use_by_another_gateway_is_not_evicted() -> None:
         assert node.unloads == ["A"]
 
 
-async def test_cancelled_wait_ends_the_drain() -> None:
+async def test_drain_for_an_eviction_ends_if_the_waiting_request_is_canceled() -> None:
     async with one_card("A") as node, stage(node) as s:
         with s.fleet.request("n1", "A"):
             ask_b = s.ask("B")
@@ -118,7 +118,7 @@ async def test_cancelled_wait_ends_the_drain() -> None:
         assert (await s.ask("A")).node == "n1"
 
 
-async def test_load_continues_after_all_waiters_cancel() -> None:
+async def test_load_continues_after_all_waiting_requests_are_canceled() -> None:
     async with one_card() as node, stage(node) as s:
         node.may_load.clear()
         ask_tasks = [s.ask("A") for _ in range(3)]
@@ -161,7 +161,7 @@ async def test_idle_model_is_evicted_within_the_memory_limit_of_a_node(stated: b
             await eventually(lambda model=model: s.fleet.node("n1").models[model].granted_mb == sizes[model])
 
 
-async def test_rejected_load_that_the_node_has_reported_is_planned_again() -> None:
+async def test_load_rejected_for_lack_of_memory_is_planned_again_with_an_eviction() -> None:
     models = [{"id": "A"}, {"id": "B"}]
     async with (
         FakeNode().with_memory_limit(1000, {"A": 700, "B": 600}).serving() as node,
@@ -177,7 +177,7 @@ async def test_rejected_load_that_the_node_has_reported_is_planned_again() -> No
         assert (node.unloads, len(node.loads)) == (["B"], 3)
 
 
-async def test_model_beyond_the_memory_limit_is_rejected_for_good() -> None:
+async def test_model_larger_than_the_memory_limit_of_the_node_is_rejected_without_retry_after() -> None:
     models = [{"id": "A"}, {"id": "B"}]
     async with (
         FakeNode().with_memory_limit(1000, {"A": 1001, "B": 600}).serving() as node,
@@ -207,7 +207,7 @@ async def test_permanent_load_failure_has_no_retry_after() -> None:
         assert str(error) == "model 'A' could not be loaded on node 'n1': quant_not_found"
 
 
-async def test_waiters_fail_when_the_loading_node_goes_down() -> None:
+async def test_waiting_requests_fail_if_the_node_that_loads_goes_down() -> None:
     async with one_card() as node, stage(node) as s:
         node.may_load.clear()
         ask_tasks = [s.ask("A") for _ in range(3)]
@@ -220,7 +220,7 @@ async def test_waiters_fail_when_the_loading_node_goes_down() -> None:
         node.may_load.set()
 
 
-async def test_load_without_progress_times_out() -> None:
+async def test_load_that_makes_no_progress_times_out() -> None:
     async with one_card() as node, stage(node, gateway={"load_timeout_secs": 1}) as s:
         node.may_load.clear()
         error = await s.refused("A")
@@ -238,7 +238,7 @@ async def test_load_without_progress_times_out() -> None:
         assert (await moving).node == "n1"
 
 
-async def test_long_wait_ends_with_retry_after() -> None:
+async def test_wait_for_a_model_that_takes_too_long_ends_with_retry_after() -> None:
     async with one_card() as node, stage(node, gateway={"load_wait_secs": 0.2}) as s:
         node.may_load.clear()
         error = await s.refused("A")
@@ -248,7 +248,7 @@ async def test_long_wait_ends_with_retry_after() -> None:
         await eventually(lambda: "A" in s.holds("n1"))
 
 
-async def test_wait_longer_than_the_limit_is_rejected_at_once() -> None:
+async def test_request_whose_expected_wait_exceeds_the_limit_is_rejected_at_once() -> None:
     async with one_card() as node, stage(node, gateway={"load_wait_secs": 2}) as s:
         node.may_load.clear()
         ask_b = s.ask("A")
@@ -267,7 +267,7 @@ async def test_wait_longer_than_the_limit_is_rejected_at_once() -> None:
         await ask_b
 
 
-async def test_many_unloads_on_a_node_log_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_many_evictions_on_a_node_log_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with one_card("A") as node, stage(node, defrag_after_cycles=2) as s:
         await s.ask("B")
         assert "has unloaded many models" not in caplog.text
@@ -284,7 +284,7 @@ async def test_idle_models_are_unloaded_unless_pinned() -> None:
         assert sorted(s.evicted) == [("A", "n1"), ("C", "n1")]
 
 
-async def test_rejected_unload_is_not_repeated_at_once() -> None:
+async def test_unload_that_the_node_rejects_is_not_repeated_at_once() -> None:
     async with one_card("A") as node, stage(node, idle_ttl_secs=0.1) as s:
         node.unload_error = (500, {"error": "busy"})
         await eventually(lambda: node.unloads)
@@ -293,7 +293,7 @@ async def test_rejected_unload_is_not_repeated_at_once() -> None:
         assert not s.fleet.view().draining
 
 
-async def test_rejected_eviction_fails_the_waiting_request() -> None:
+async def test_eviction_that_the_node_rejects_fails_the_waiting_request() -> None:
     async with one_card("A") as node, stage(node) as s:
         node.unload_error = (500, {"error": "busy"})
         assert str(await s.refused("B")) == "model 'B' could not be loaded on node 'n1': busy"
@@ -314,7 +314,7 @@ async def test_waiting_request_uses_a_model_that_appears_on_another_node() -> No
         assert node.unloads == [] and other_node.loads == []
 
 
-async def test_returned_model_serves_its_waiters_before_eviction() -> None:
+async def test_model_of_a_node_that_came_back_serves_waiting_requests_before_its_eviction() -> None:
     a = FakeNode("a").with_accelerator(7500, SIZES).holds("C")
     b = FakeNode("b").with_accelerator(7500, SIZES).holds("B")
     async with a.serving(), b.serving(), stage(a, b, swap_wait_secs=60) as s:
@@ -329,7 +329,7 @@ async def test_returned_model_serves_its_waiters_before_eviction() -> None:
             assert (await second).node == "b"
 
 
-async def test_memory_is_reserved_when_a_load_starts() -> None:
+async def test_memory_of_a_running_load_is_not_given_to_another() -> None:
     async with one_card(total_mb=10000) as node, stage(node, swap_wait_secs=60) as s:
         node.may_load.clear()
         first = s.ask("A")
@@ -342,7 +342,7 @@ async def test_memory_is_reserved_when_a_load_starts() -> None:
         second.cancel()
 
 
-async def test_number_of_waiting_requests_is_bounded() -> None:
+async def test_number_of_requests_that_wait_for_loads_is_bounded() -> None:
     async with one_card() as node, stage(node) as s:
         node.may_load.clear()
         ask_tasks = [s.ask("A") for _ in range(256)]

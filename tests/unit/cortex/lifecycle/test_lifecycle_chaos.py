@@ -52,7 +52,9 @@ async def pulse(pauses: list[float]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_random_events_keep_memory_and_state_consistent(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_random_events_memory_estimates_and_model_states_are_consistent(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("helexa.cortex.lifecycle.evictor.LEAST_RESIDENCY_SECS", RESIDENCY_SECS)
     rng = random.Random(seed)
     async with AsyncExitStack() as stack:

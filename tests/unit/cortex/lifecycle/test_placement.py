@@ -81,7 +81,7 @@ def test_free_node_is_preferred_to_an_eviction() -> None:
     assert isinstance(decision, ColdPlacement) and (decision.node, decision.evict) == ("b", ())
 
 
-def test_cheapest_eviction_decides_between_full_nodes() -> None:
+def test_model_is_placed_on_the_full_node_whose_eviction_is_cheapest() -> None:
     used = {("a", "A"): NOW - 100, ("b", "B"): NOW - 900}
     full = snapshot_of(node("a", "A"), node("b", "B"), known=catalog(A=20000, B=20000, N=20000), used_at=used)
     decision = place(full, "N")
@@ -91,7 +91,7 @@ def test_cheapest_eviction_decides_between_full_nodes() -> None:
     assert isinstance(decision, ColdPlacement) and (decision.node, decision.evict) == ("a", ("A",))
 
 
-def test_unused_model_is_evicted_first() -> None:
+def test_model_that_was_never_used_is_evicted_first() -> None:
     known = catalog(X=8000, Y=8000, Z=8000, N=7000)
     host = node("a", "X", "Y", "Z")
     times = {("a", "X"): NOW - 50, ("a", "Y"): NOW - 500}
@@ -102,7 +102,7 @@ def test_unused_model_is_evicted_first() -> None:
     assert victims(snapshot_of(host, known=known, used_at=times), host, profile, NOW) == ["Y"]
 
 
-def test_evictions_that_are_not_needed_are_dropped() -> None:
+def test_smaller_models_are_not_evicted_if_a_larger_one_suffices() -> None:
     known = catalog(small=2000, large=20000, N=20000)
     host = node("a", "small", "large")
     profile = known.profile("N")
@@ -132,7 +132,7 @@ def test_model_evicts_only_models_of_equal_or_lower_rank() -> None:
     assert (caught.value.status, caught.value.retry_after) == (503, 30)
 
 
-def test_busy_model_stays_until_swap_wait_has_passed() -> None:
+def test_busy_model_is_not_evicted_until_swap_wait_has_passed() -> None:
     busy = snapshot_of(node("a", "A"), in_flight={("a", "A"): 1})
     delayed = place(busy, "B", since=NOW - 4)
     assert delayed == DelayedPlacement("B", "a", ("A",), NOW + 6)
@@ -141,13 +141,13 @@ def test_busy_model_stays_until_swap_wait_has_passed() -> None:
     assert isinstance(place(other_requests, "B", since=NOW), DelayedPlacement)
 
 
-def test_new_model_stays_for_min_residency() -> None:
+def test_newly_loaded_model_is_not_evicted_before_min_residency() -> None:
     settings = EvictionSection(min_residency_secs=30, swap_wait_secs=10)
     young = snapshot_of(node("a", "A"), settings=settings, loaded_at={("a", "A"): NOW - 5})
     assert place(young, "B", since=NOW - 500) == DelayedPlacement("B", "a", ("A",), NOW + 25)
 
 
-def test_returned_model_stays_briefly_for_its_waiters() -> None:
+def test_model_of_a_node_that_came_back_is_not_evicted_for_a_moment() -> None:
     back = snapshot_of(node("a", "A"), awaited={("a", "A"): NOW - 0.25})  # loaded long before, but unreachable
     assert place(back, "B", since=NOW - 500) == DelayedPlacement("B", "a", ("A",), NOW + 0.75)
     forgetful = EvictionSection(idle_ttl_secs=60)
@@ -155,43 +155,43 @@ def test_returned_model_stays_briefly_for_its_waiters() -> None:
     assert expired_models(replace(back, settings=forgetful, awaited={})) == [("a", "A")]
 
 
-def test_model_is_idle_after_half_its_load_time() -> None:
+def test_model_can_be_evicted_if_unused_for_half_of_its_load_time() -> None:
     resting = snapshot_of(node("a", "A"), used_at={("a", "A"): NOW - 4}, load_secs={("a", "A"): 10.0})
     assert place(resting, "B", since=NOW) == DelayedPlacement("B", "a", ("A",), NOW + 1)
     assert isinstance(place(replace(resting, now=NOW + 1), "B", since=NOW), ColdPlacement)
 
 
-def test_draining_model_is_not_loaded_again_until_unloaded() -> None:
+def test_model_that_drains_is_not_loaded_again_until_it_is_unloaded() -> None:
     # with memory for two copies
     leaving = snapshot_of(node("a", "A", gpus=[48000]), draining=frozenset({("a", "A")}))
     assert place(leaving, "A", since=NOW - 500) == DelayedPlacement("A", "a", (), inf)
 
 
-def test_freshly_loaded_model_counts_as_used() -> None:
+def test_freshly_loaded_model_counts_as_recently_used() -> None:
     came = snapshot_of(node("a", "A"), loaded_at={("a", "A"): NOW - 2}, load_secs={("a", "A"): 10.0})
     assert place(came, "B", since=NOW) == DelayedPlacement("B", "a", ("A",), NOW + 3)
 
 
-def test_memory_reserved_by_a_load_is_not_used_by_another() -> None:
+def test_memory_reserved_by_a_load_is_not_used_for_another() -> None:
     running = snapshot_of(node("a"), loading=frozenset({("a", "A")}), reserved={"a": {0: 20000}})
     assert place(running, "B", since=NOW - 500) == DelayedPlacement("B", "a", ("A",), inf)
 
 
-def test_claimed_node_is_not_chosen() -> None:
+def test_node_reserved_for_a_model_that_has_waited_longer_is_not_chosen() -> None:
     two = snapshot_of(node("a"), node("b", gpus=[22000]))
     assert isinstance(place(two, "B", claimed={"a"}), ColdPlacement)
     assert isinstance(place(two, "B", claimed={"a", "b"}), DelayedPlacement)
 
 
 @pytest.mark.parametrize("fields", [{"cordoned": True}, {"kind": "openai"}])
-def test_cordoned_nodes_and_third_party_backends_load_nothing(fields: Any) -> None:
+def test_no_model_is_placed_on_cordoned_nodes_or_third_party_backends(fields: Any) -> None:
     decision = place(snapshot_of(node("a", **fields), node("b", "A")), "B")
     assert isinstance(decision, ColdPlacement) and decision.node == "b"
     with pytest.raises(ApiError):
         place(snapshot_of(node("a", **fields)), "B")
 
 
-def test_model_is_placed_and_evicts_on_one_device() -> None:
+def test_model_for_one_device_evicts_only_models_of_that_device() -> None:
     two = node("a", gpus=[24000, 24000], free=[4000, 21000])
     decision = place(snapshot_of(two), "A")
     assert isinstance(decision, ColdPlacement) and decision.spec.devices == [1]
@@ -213,7 +213,7 @@ def test_multi_device_model_needs_memory_on_each_device() -> None:
         place(snapshot_of(narrow, known=known), "wide")
 
 
-def test_oversized_model_is_tried_if_it_fits_nowhere() -> None:
+def test_model_larger_than_every_node_is_tried_on_the_emptiest() -> None:
     small, large = node("a", gpus=[10000], free=[9000]), node("b", "B", gpus=[24000], free=[2000])
     decision = place(snapshot_of(small), "A")
     assert isinstance(decision, ColdPlacement) and decision.node == "a"
@@ -267,7 +267,7 @@ def test_model_is_divided_among_devices_of_one_kind(kinds: str, free: list[int],
     assert isinstance(decision, ColdPlacement) and decision.spec.devices == chosen
 
 
-def test_unknown_model_size_is_the_last_reported_one() -> None:
+def test_size_of_a_model_without_vram_mb_is_the_last_reported_one() -> None:
     known, history = catalog(A=20000, N={}), LoadHistory()
     blind = snapshot_of(node("a", "A"), known=known, sizes_mb=history.sizes_mb)
     assert isinstance(decision := place(blind, "N"), ColdPlacement) and decision.evict == ()
@@ -275,7 +275,7 @@ def test_unknown_model_size_is_the_last_reported_one() -> None:
     assert isinstance(decision := place(blind, "N"), ColdPlacement) and decision.evict == ("A",)
 
 
-def test_node_with_a_failed_load_is_skipped_during_back_off() -> None:
+def test_node_with_a_failed_load_is_skipped_until_its_back_off_ends() -> None:
     failure = Failure("out of memory", temporary=True, times=1, retry_at=NOW + 3.2)
     failing = snapshot_of(node("a"), node("b"), failures={("a", "A"): failure})
     decision = place(failing, "A")
@@ -287,7 +287,7 @@ def test_node_with_a_failed_load_is_skipped_during_back_off() -> None:
     assert isinstance(place(replace(single_node, now=NOW + 4), "A"), ColdPlacement)
 
 
-def test_load_failure_overrides_an_outdated_loading_status() -> None:
+def test_known_load_failure_overrides_an_outdated_status_loading() -> None:
     failure = Failure("out of memory", temporary=True, times=1, retry_at=NOW + 3.2)
     outdated = replace(node("a"), models={"A": ModelInfo(id="A", status="loading")})
     with pytest.raises(ApiError, match="out of memory"):
@@ -296,7 +296,7 @@ def test_load_failure_overrides_an_outdated_loading_status() -> None:
     assert isinstance(decision, ColdPlacement) and decision.node == "b"
 
 
-def test_back_off_grows_to_a_limit_and_resets_after_a_load() -> None:
+def test_back_off_after_failed_loads_grows_to_a_limit_and_resets_after_a_success() -> None:
     history, pair = LoadHistory(), ("a", "A")
     waits = [history.failed(pair, "no", 0.0, temporary=True).retry_at for _ in range(12)]
     assert waits[:4] == [5, 10, 20, 40] and waits[-1] == MAX_BACKOFF_SECS
@@ -324,7 +324,7 @@ def test_idle_models_expire_unless_pinned_busy_or_new() -> None:
     assert expired_models(replace(idle, began=0.0, settings=EvictionSection())) == []
 
 
-def test_time_that_a_client_has_set_replaces_the_idle_time_of_a_model() -> None:
+def test_keep_alive_set_by_a_client_replaces_the_idle_time_of_a_model() -> None:
     known = catalog(A=1, B=1, C=1, P={"vram_mb": 1, "pinned_on": ["a"]})
     keep_secs = {"A": inf, "B": 5.0, "C": 0.0, "P": 0.0, "unknown": 0.0, "other": 5.0}
     idle = snapshot_of(
@@ -343,7 +343,7 @@ def _readings(*free: int) -> dict[str, Any]:
     return {"devices": [{"index": i, "vram_used_mb": 0, "vram_free_mb": mb} for i, mb in enumerate(free)]}
 
 
-def test_reservation_ends_with_a_later_memory_reading() -> None:
+def test_memory_reservation_of_a_load_ends_with_a_later_memory_reading() -> None:
     memory, host = MemoryEstimator(), node("a", free=[20000])
 
     def reads(free: int, at: float) -> int:
@@ -364,7 +364,7 @@ def test_reservation_ends_with_a_later_memory_reading() -> None:
     assert memory.expected_free() == {}
 
 
-def test_memory_of_victims_is_not_free_until_they_are_unloaded() -> None:
+def test_memory_of_models_to_be_evicted_is_not_free_until_they_are_unloaded() -> None:
     assert additional_mb({0: 8000}, [{0: 5000}, {0: 2000}]) == {0: 1000}
     assert additional_mb({0: 8000}, [{0: 20000}]) == {0: 0}
     memory, host = MemoryEstimator(), node("a", free=[1000])
@@ -376,7 +376,7 @@ def _order(*wanted: Queued, now: FleetSnapshot) -> list[str]:
     return [verdict.queued.model for verdict in decide(wanted, lambda: now, lambda queued, cold: None)]
 
 
-def test_queue_order_is_overdue_then_priority_then_age() -> None:
+def test_waiting_models_are_ordered_by_overdue_then_priority_then_age() -> None:
     now = snapshot_of(node("a", gpus=[96000]))
     assert _order(Queued("A", NOW - 1), Queued("B", NOW - 2), Queued("C", NOW - 3, 5), now=now) == [
         "C",
@@ -440,7 +440,9 @@ def snapshots(draw: st.DrawFn) -> FleetSnapshot:
 
 
 @given(snapshots(), ids, st.floats(0, NOW))
-def test_any_decision_is_allowed_and_minimal(snapshot: FleetSnapshot, model: str, since: float) -> None:
+def test_any_placement_evicts_only_allowed_models_and_as_few_as_needed(
+    snapshot: FleetSnapshot, model: str, since: float
+) -> None:
     """Every victim may be evicted, the victims are as few as needed, and the model fits afterwards."""
     wanted = not any(model in node.models for node in snapshot.view.nodes)
     if not wanted:
@@ -470,7 +472,7 @@ def test_any_decision_is_allowed_and_minimal(snapshot: FleetSnapshot, model: str
         assert free + sum(gained) - min(gained) < need
 
 
-def test_explanation_has_a_verdict_per_node() -> None:
+def test_explanation_of_a_placement_has_a_verdict_for_each_node() -> None:
     nodes = [
         node("beast", "X", gpus=[9000], free=[2300]),
         node("down", healthy=False),
@@ -493,7 +495,7 @@ def test_explanation_has_a_verdict_per_node() -> None:
     }
 
 
-def test_explanation_tells_warm_waiting_and_unknown_models_apart() -> None:
+def test_explanation_of_a_placement_distinguishes_warm_waiting_and_unknown_models() -> None:
     busy = snapshot_of(node("a", "A"), in_flight={("a", "A"): 2})
     warm = explain(busy, "A")
     assert (warm.decision, warm.node, warm.reason) == ("warm", "a", "warm: a has 2 in flight")
@@ -525,7 +527,7 @@ def on_disk(*nodes: Node, serves: bool = True, names: Sequence[str] = (), **size
     return FleetView(with_models, local=LocalIndex({node.name: models for node in nodes}), serves_local=serves)
 
 
-def test_model_larger_than_the_free_memory_of_an_empty_cpu_node_is_refused() -> None:
+def test_model_larger_than_the_free_memory_of_an_empty_cpu_node_is_rejected() -> None:
     known = catalog(big={}, unknown={})
     snapshot = snapshot_of(cpu_node("a", free=11_264), known=known, estimates_mb={"big": 63_000})
     with pytest.raises(ApiError, match=r"it needs 61\.5 GB; a has 11\.0 GB free") as refused:
@@ -538,7 +540,7 @@ def test_model_larger_than_the_free_memory_of_an_empty_cpu_node_is_refused() -> 
     assert unsure.candidates[0].verdict == "needs an unknown amount of memory, 11.0 GB free"
 
 
-def test_estimate_slightly_above_the_free_memory_is_tried_on_an_empty_node() -> None:
+def test_model_estimated_slightly_above_the_free_memory_is_tried_on_an_empty_node() -> None:
     snapshot = snapshot_of(cpu_node("a", free=10_000), known=catalog(m={}), estimates_mb={"m": 11_000})
     assert isinstance(place(snapshot, "m"), ColdPlacement)
 
@@ -556,7 +558,7 @@ def test_model_on_a_disk_is_placed_by_the_estimate_from_its_headers() -> None:
     }
 
 
-def test_files_on_a_disk_give_the_memory_of_a_catalog_entry_without_vram_mb() -> None:
+def test_memory_of_a_catalog_model_without_vram_mb_is_estimated_from_its_files() -> None:
     view = on_disk(cpu_node("a", free=9000), serves=False, M=15_000, names=["pypi:m"])
     known = catalog(renamed={"source": "pypi:m"}, stated={"source": "pypi:m", "vram_mb": 5000})
     snapshot = FleetSnapshot(view, known, NOW, settings=FAST)
@@ -601,7 +603,7 @@ def test_node_that_has_saved_the_waiting_prompt_is_preferred() -> None:
     assert chosen(node("a"), node("b")) == "a"  # cleared
 
 
-def test_prompts_that_a_node_has_deleted_are_forgotten_until_its_next_report() -> None:
+def test_saved_prompts_that_were_cleared_are_forgotten_until_the_nodes_next_report() -> None:
     history, pair = LoadHistory(), ("a", "A")
 
     def view() -> FleetView:
@@ -622,7 +624,7 @@ def test_cpu_node_has_the_memory_that_it_reports_as_grantable_and_not_its_total(
     assert snapshot_of(promised).free(promised) == {-1: 4000}
 
 
-def test_memory_of_two_nodes_on_one_machine_is_not_promised_twice() -> None:
+def test_free_memory_of_a_machine_with_two_nodes_is_counted_once() -> None:
     first = cpu_node("a", free=10_000, grantable=4000, machine="m1")
     second = cpu_node("b", free=10_000, grantable=10_000, machine="m1")
     elsewhere = cpu_node("c", free=10_000, grantable=10_000, machine="m2")

@@ -48,7 +48,7 @@ def test_sleeping_model_wakes_on_its_node_rather_than_loads_on_another_one() -> 
     assert (placed(full).node, placed(full).evict) == ("b", ("B",))
 
 
-def test_sleeping_model_outside_the_catalog_wakes_on_its_node_only() -> None:
+def test_sleeping_model_that_is_not_in_the_catalog_wakes_only_on_its_node() -> None:
     empty, sleeper = node("a", free=[24000]), asleep(node("b", free=[23000]), "own")
     assert placed(empty, sleeper, model="own", known=NOTHING).node == "b"
     full = asleep(node("b", "B", free=[3000]), "own")
@@ -62,14 +62,14 @@ def test_sleeping_model_does_not_evict_a_model_of_a_higher_rank() -> None:
     assert explain(snapshot_of(full), "A").decision == "refuse"
 
 
-def test_pinned_models_sleep_only_if_the_catalog_says_so() -> None:
+def test_load_request_lets_a_pinned_model_sleep_only_if_the_catalog_says_so() -> None:
     idle_secs = {"A": None, "P": 0.0, "Q": 60.0}
     known = catalog(A={}, P={"pinned_on": ["a"]}, Q={"pinned_on": ["a"], "idle_unload_secs": 60})
     assert {profile.id: load_spec(profile, ()).idle_unload_secs for profile in known.models} == idle_secs
     assert load_spec(Profile(id="R", idle_unload_secs=0), ()).idle_unload_secs == 0
 
 
-def test_explanation_and_list_name_the_sleeping_model() -> None:
+def test_explanation_and_model_list_show_a_sleeping_model_as_sleeping() -> None:
     snapshot = snapshot_of(asleep(node("a"), "A"), node("b", "B"))
     explanation = explain(snapshot, "A")
     assert (explanation.decision, explanation.node, explanation.reason) == ("load", "a", "wakes into free memory")
@@ -105,7 +105,7 @@ async def test_sleeping_model_is_unloaded_on_request() -> None:
             assert one.unloads == ["A"] and one.models == []
 
 
-async def test_node_without_memory_for_a_wake_gets_a_load_request_and_the_client_no_error() -> None:
+async def test_request_for_a_model_that_cannot_wake_is_served_after_a_load_request() -> None:
     """The gateway believes that the model is loaded; the node has put it to sleep since the last poll."""
 
     async def speak(one: FakeNode, request: web.Request) -> web.StreamResponse:
@@ -119,7 +119,7 @@ async def test_node_without_memory_for_a_wake_gets_a_load_request_and_the_client
         assert (status, [load["model_id"] for load in one.loads]) == (200, ["Org/M"]), answer
 
 
-async def test_gateway_that_keeps_a_model_for_a_client_lets_its_node_not_put_it_to_sleep() -> None:
+async def test_keep_alive_of_a_client_at_the_gateway_turns_off_sleep_at_the_node() -> None:
     async with FakeNode("n1").holds("A", "B").serving() as one, stage(one) as running:
         for secs in (60, -1, 60):
             running.lifecycle.keep("A", secs)
@@ -129,7 +129,7 @@ async def test_gateway_that_keeps_a_model_for_a_client_lets_its_node_not_put_it_
 
 
 @pytest.mark.parametrize("can_sleep", [True, False])
-async def test_evicted_model_outside_the_catalog_sleeps_and_answers_later(can_sleep: bool) -> None:
+async def test_evicted_model_that_is_not_in_the_catalog_sleeps_if_it_can_and_wakes_later(can_sleep: bool) -> None:
     sizes = {"A": 6000, "own": 7000}
     async with FakeNode("n1", can_sleep=can_sleep).with_memory_limit(9000, sizes).serving() as one:
         one.holds("own", granted_mb=7000)
@@ -141,7 +141,7 @@ async def test_evicted_model_outside_the_catalog_sleeps_and_answers_later(can_sl
                 assert (await running.ask("own")).node == "n1" and one.unloads == ["A"]
 
 
-def test_report_that_is_older_than_the_sleep_or_the_wake_does_not_undo_it() -> None:
+def test_node_report_older_than_a_sleep_or_wake_does_not_undo_it() -> None:
     now = 10.0
     fleet = Fleet([NeuronSection(name="n1", endpoint="http://n1")], clock=lambda: now)
 

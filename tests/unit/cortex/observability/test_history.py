@@ -35,7 +35,7 @@ def series(history: History, by: By) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in history.report(by, MAX_NAMES)["series"]}
 
 
-def test_tokens_are_spread_over_the_time_of_their_generation() -> None:
+def test_tokens_of_a_request_are_spread_over_the_time_of_their_generation() -> None:
     history, clock = history_of()
     clock.now += 44
     history.observe(finished(secs=40, tokens=400, ttft_ms=10_000))
@@ -45,7 +45,7 @@ def test_tokens_are_spread_over_the_time_of_their_generation() -> None:
     assert fleet["first_token_ms"][-4:] == [None, None, 10_000, None]
 
 
-def test_values_before_the_start_are_unknown_and_the_current_interval_is_not_reported() -> None:
+def test_history_reports_only_complete_intervals_since_the_start() -> None:
     history, clock = history_of()
     history.observe(finished(secs=1, tokens=30, ttft_ms=0))
     report = history.report("fleet", 1)
@@ -54,7 +54,7 @@ def test_values_before_the_start_are_unknown_and_the_current_interval_is_not_rep
     assert series(history, "fleet")[""]["tokens_per_second"][-2:] == [None, 2.0]
 
 
-def test_requests_of_pairs_add_up_per_node_and_per_model() -> None:
+def test_history_sums_requests_per_node_and_per_model() -> None:
     history, clock = history_of()
     for node, model in (("n1", "M"), ("n1", "N"), ("n2", "N")):
         history.observe(finished(secs=1, tokens=15, ttft_ms=100, node=node, model=model))
@@ -63,7 +63,7 @@ def test_requests_of_pairs_add_up_per_node_and_per_model() -> None:
     assert {name: one["tokens_per_second"][-1] for name, one in series(history, "model").items()} == {"M": 1, "N": 2}
 
 
-def test_samples_keep_the_longest_queue_and_the_memory_of_accelerators_or_host() -> None:
+def test_history_keeps_the_longest_queue_and_the_memory_of_gpus_or_host() -> None:
     gpu = DeviceHealth(index=0, vram_used_mb=1000, vram_free_mb=3000)
     loads = [ModelLoad(id="M", in_flight=2, queue_depth=3)]
     first = Node("n1", "http://n1", healthy=True, health=Health(devices=[gpu], models=loads))
@@ -81,7 +81,7 @@ def test_samples_keep_the_longest_queue_and_the_memory_of_accelerators_or_host()
     assert fleet["memory_used_mb"][-2] is None
 
 
-def test_values_older_than_an_hour_are_forgotten() -> None:
+def test_history_values_older_than_an_hour_are_forgotten() -> None:
     history, clock = history_of(
         Node("n1", "http://n1", healthy=True, health=Health(memory_total_mb=8, memory_free_mb=6))
     )
@@ -96,7 +96,7 @@ def test_values_older_than_an_hour_are_forgotten() -> None:
     assert set(series(history, "fleet")[""]["tokens_per_second"]) == {0.0}
 
 
-def test_names_after_the_limit_are_summed_up() -> None:
+def test_history_sums_up_the_names_above_the_requested_limit() -> None:
     history, clock = history_of()
     for number in range(4):
         history.observe(finished(secs=1, tokens=15 * (number + 1), ttft_ms=100 * number, model=f"m{number}"))
@@ -106,7 +106,7 @@ def test_names_after_the_limit_are_summed_up() -> None:
     assert (others["tokens_per_second"][-1], others["first_token_ms"][-1]) == (3.0, 50.0)
 
 
-def test_number_of_names_is_bounded_and_idle_names_make_room() -> None:
+def test_number_of_names_in_the_history_is_bounded_and_idle_names_are_dropped() -> None:
     history, clock = history_of()
     for number in range(MAX_NAMES + 5):
         history.observe(finished(secs=1, tokens=15, ttft_ms=0, model=f"m{number}"))
@@ -118,7 +118,7 @@ def test_number_of_names_is_bounded_and_idle_names_make_room() -> None:
     assert [*series(history, "model")] == ["new"]
 
 
-async def test_route_returns_the_samples_of_a_running_gateway(cortex: Cortex, node: FakeNode) -> None:
+async def test_history_endpoint_returns_the_samples_of_a_running_gateway(cortex: Cortex, node: FakeNode) -> None:
     await cortex.ask()
     report = await cortex.get("/api/history?by=node")
     assert report["interval_secs"] == INTERVAL_SECS
@@ -129,7 +129,7 @@ async def test_route_returns_the_samples_of_a_running_gateway(cortex: Cortex, no
             assert response.status == 400
 
 
-def test_memory_of_two_nodes_on_one_machine_counts_once() -> None:
+def test_history_counts_the_memory_of_two_nodes_on_one_machine_once() -> None:
     health = Health(memory_free_mb=1000, memory_total_mb=4000)
 
     def on(name: str, machine: str) -> Node:

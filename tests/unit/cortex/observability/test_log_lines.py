@@ -13,7 +13,7 @@ def record(message: str, *arguments: object) -> logging.LogRecord:
     return logging.LogRecord("helexa.test", logging.INFO, "file", 1, message, arguments, None)
 
 
-def test_wrong_log_call_does_not_fail_its_caller(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_call_with_wrong_arguments_raises_nothing_in_its_caller(capsys: pytest.CaptureFixture[str]) -> None:
     lines = LogLines(lambda: ())
     lines.handle(record("%d", "x"))
     lines.handle(record("good"))
@@ -21,7 +21,7 @@ def test_wrong_log_call_does_not_fail_its_caller(capsys: pytest.CaptureFixture[s
     assert "Logging error" in capsys.readouterr().err
 
 
-def test_long_word_is_searched_for_secrets_in_linear_time() -> None:
+def test_long_log_line_is_searched_for_secrets_in_linear_time() -> None:
     """A quadratic search of 300,000 characters would take half an hour."""
     lines = LogLines(lambda: ())
     lines.handle(record("x" * 300_000 + " my_password=hunter22"))

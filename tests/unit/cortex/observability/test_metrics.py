@@ -19,7 +19,7 @@ LOAD = {
 DEVICE = {"index": 1, "vram_used_mb": 900, "vram_free_mb": 100, "utilization_pct": 50, "temp_c": 60}
 
 
-async def test_scrape_reports_the_nodes_load_and_devices(node: FakeNode) -> None:
+async def test_metrics_report_the_load_and_devices_of_each_node(node: FakeNode) -> None:
     node.health = {"devices": [DEVICE], "models": [LOAD]}
     labels_text = 'node="n1",model="Org/M"'
     wanted = {
@@ -77,7 +77,7 @@ async def read_samples(cortex: Cortex, wanted: dict[tuple[str, str], float]) -> 
     return samples
 
 
-async def test_histograms_have_buckets_and_include_gateway_overhead(cortex: Cortex) -> None:
+async def test_metrics_have_histograms_with_buckets_and_the_gateway_overhead(cortex: Cortex) -> None:
     await cortex.ask(stream=True)
     async with cortex.client.get(cortex.metrics_url) as response:
         text = await response.text()
@@ -86,7 +86,7 @@ async def test_histograms_have_buckets_and_include_gateway_overhead(cortex: Cort
         assert f'cortex_{name}_count{{model="Org/M",node="n1"}} 1.0' in text or f"cortex_{name}_count 1.0" in text
 
 
-async def test_unknown_models_share_one_label(cortex: Cortex) -> None:
+async def test_metrics_of_unknown_models_share_one_label(cortex: Cortex) -> None:
     for number in range(20):
         await cortex.ask(f"nobody/{number}")
     async with cortex.client.get(cortex.metrics_url) as response:
@@ -95,7 +95,7 @@ async def test_unknown_models_share_one_label(cortex: Cortex) -> None:
     assert 'cortex_requests_total{model="unknown",node="none"} 20.0' in text
 
 
-def test_activity_shows_the_requested_name_of_an_unknown_model() -> None:
+def test_activity_log_shows_the_requested_name_of_an_unknown_model() -> None:
     assert RequestRecord(name="nobody/1").activity().model == "nobody/1"
     assert RequestRecord(name="nobody/1").activity().alias is None
     assert RequestRecord(name="n" * 5000).activity().model == "n" * 200
@@ -104,7 +104,7 @@ def test_activity_shows_the_requested_name_of_an_unknown_model() -> None:
     assert (record.model, record.alias) == ("Org/M", "small")
 
 
-async def test_scrape_needs_no_key(node: FakeNode) -> None:
+async def test_metrics_endpoint_needs_no_key(node: FakeNode) -> None:
     async with (
         running_cortex(node, ready=False, settings={"entitlements": {"require_auth": True}}) as cortex,
         aiohttp.ClientSession(headers=JSON_HEADERS) as client,

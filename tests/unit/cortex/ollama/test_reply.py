@@ -48,7 +48,7 @@ def joined(parts: list[dict[str, Any]], name: str) -> str:
     return "".join(part["message"].get(name, "") for part in parts)
 
 
-def test_stream_has_text_thinking_and_whole_tool_calls() -> None:
+def test_ollama_stream_has_text_thinking_and_complete_tool_calls() -> None:
     parts = streamed(*STREAM)
     assert (joined(parts, "thinking"), joined(parts, "content")) == ("They greet.", "Hello é")
     assert [part["message"]["tool_calls"] for part in parts if "tool_calls" in part["message"]] == [CALLS]
@@ -59,7 +59,7 @@ def test_stream_has_text_thinking_and_whole_tool_calls() -> None:
 
 
 @given(st.lists(st.integers(0, 400), max_size=12))
-def test_stream_is_the_same_for_all_chunk_sizes(cuts: list[int]) -> None:
+def test_ollama_stream_is_the_same_for_all_chunk_sizes_of_the_node(cuts: list[int]) -> None:
     data = b"".join(STREAM)
     places = sorted({0, len(data), *(cut * len(data) // 400 for cut in cuts)})
     chunks = [data[start:end] for start, end in itertools.pairwise(places)]
@@ -70,7 +70,7 @@ def test_stream_is_the_same_for_all_chunk_sizes(cuts: list[int]) -> None:
     assert content(streamed(*chunks)) == content(streamed(*STREAM))
 
 
-def test_complete_answer_equals_the_stream() -> None:
+def test_complete_ollama_answer_equals_the_stream() -> None:
     answer = complete_answer(Answer(CHAT, record()), COMPLETION)
     assert answer["message"] == {
         "role": "assistant",
@@ -81,13 +81,13 @@ def test_complete_answer_equals_the_stream() -> None:
     assert (answer["done"], answer["done_reason"], answer["eval_count"]) == (True, "stop", 9)
 
 
-def test_generate_reply_has_its_text_in_response_beside_thinking() -> None:
+def test_generate_answer_has_its_text_in_response_and_reasoning_in_thinking() -> None:
     parts = streamed(delta(reasoning_content="Hm"), text_chunk("Yes"), finish("length"), DONE, translation=GENERATE)
     assert [(part["response"], part.get("thinking")) for part in parts] == [("", "Hm"), ("Yes", None), ("", None)]
     assert parts[-1]["done_reason"] == "length"
 
 
-def test_text_completions_become_responses() -> None:
+def test_text_completion_becomes_the_field_response_of_a_generate_answer() -> None:
     def text(value: str, reason: str | None = None) -> bytes:
         return event({"choices": [{"index": 0, "text": value, "finish_reason": reason}]})
 
@@ -100,13 +100,13 @@ def test_text_completions_become_responses() -> None:
     assert (answer["response"], answer["logprobs"][0]) == ("ab", {"token": "a", "logprob": -0.5, "top_logprobs": top})
 
 
-def test_log_probabilities_of_a_chat_are_a_flat_list() -> None:
+def test_log_probabilities_of_an_ollama_chat_are_a_flat_list() -> None:
     entry = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [{"token": "a", "logprob": -0.5}]}
     chunk = event({"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [entry]}}]})
     assert streamed(chunk, finish(), DONE)[0]["logprobs"] == [entry]
 
 
-def test_durations_are_those_that_the_node_measured() -> None:
+def test_durations_in_an_ollama_answer_are_those_measured_by_the_node() -> None:
     timing = {"prefill_ms": 30, "decode_ms": 50, "prefill_tokens": 4}
     last = streamed(text_chunk("a"), finish(), usage(7, 2, helexa_timing=timing), DONE)[-1]
     assert (last["prompt_eval_duration"], last["eval_duration"]) == (30_000_000, 50_000_000)
@@ -114,7 +114,7 @@ def test_durations_are_those_that_the_node_measured() -> None:
     assert last["total_duration"] > 0
 
 
-def test_durations_of_other_nodes_are_measured_by_the_gateway() -> None:
+def test_durations_are_measured_by_the_gateway_if_the_node_reports_none() -> None:
     meter = Meter(streamed=True)
     meter.first_at = 2.0
     stream = new_stream(started=1.0, waited=0.5, meter=meter)
@@ -129,7 +129,7 @@ def test_half_of_a_surrogate_pair_in_arguments_is_replaced() -> None:
     assert call["function"]["arguments"] == {"p": "\ufffd x"}
 
 
-def test_incomplete_tool_call_becomes_text() -> None:
+def test_incomplete_tool_call_becomes_text_of_the_ollama_answer() -> None:
     cut = streamed(calls(call_delta(0, '{"a":', name="f", id="c")), finish("length"), DONE)
     assert json.loads(joined(cut, "content")) == {"name": "f", "arguments": '{"a":'}
     assert (cut[-1]["done_reason"], "tool_calls" in cut[0]["message"]) == ("length", False)
@@ -149,7 +149,7 @@ def test_incomplete_tool_call_becomes_text() -> None:
         ([calls(*(call_delta(index, "", name="f") for index in range(600)))], "too many"),
     ],
 )
-def test_stream_that_fails_ends_with_one_error_line(chunks: list[bytes], message: str) -> None:
+def test_ollama_stream_that_fails_ends_with_one_error_line(chunks: list[bytes], message: str) -> None:
     stream = new_stream()
     parts = lines(b"".join([*map(stream.feed, chunks), stream.finish(), stream.fail(overloaded("later", 1))]))
     assert list(parts[-1]) == ["error"] and message in parts[-1]["error"]
@@ -158,7 +158,7 @@ def test_stream_that_fails_ends_with_one_error_line(chunks: list[bytes], message
 
 
 @pytest.mark.parametrize("completion", [{}, {"choices": []}, {"choices": [1]}, {"choices": [{"message": {}}]}])
-def test_malformed_completion_is_a_502(completion: Any) -> None:
+def test_malformed_completion_of_a_node_is_a_502(completion: Any) -> None:
     with pytest.raises(ApiError) as caught:
         complete_answer(Answer(CHAT, record()), completion)
     assert caught.value.status == 502
@@ -171,7 +171,7 @@ def embedded(api: str, dimensions: int | None = None) -> Any:
     return json.loads(embeddings_answer(translation, record(), body))
 
 
-def test_embeddings_keep_their_order_and_values() -> None:
+def test_embeddings_in_an_ollama_answer_keep_their_order_and_values() -> None:
     answer = embedded("/api/embed")
     assert (answer["embeddings"], answer["prompt_eval_count"]) == ([[3.0, 4.0, 12.0], [0.6, 0.8]], 5)
     assert embedded("/api/embeddings") == {"embedding": [3.0, 4.0, 12.0]}

@@ -53,7 +53,9 @@ async def tags(cortex: Cortex, key: str = "") -> list[dict[str, Any]]:
         return (await response.json())["models"]
 
 
-async def test_chat_is_a_stream_of_json_lines(node: FakeNode, cortex: Cortex, plain: aiohttp.ClientSession) -> None:
+async def test_api_chat_is_answered_with_a_stream_of_json_lines(
+    node: FakeNode, cortex: Cortex, plain: aiohttp.ClientSession
+) -> None:
     node.speak = streams(*STREAM)
     body = json.dumps({"model": "small:latest", "messages": HI, "options": {"num_ctx": 1, "top_k": 3}})
     async with plain.post(f"{cortex.url}/api/chat", data=body) as response:
@@ -66,13 +68,17 @@ async def test_chat_is_a_stream_of_json_lines(node: FakeNode, cortex: Cortex, pl
     assert (sent["model"], sent["top_k"], sent["stream_options"]) == ("Org/M", 3, {"include_usage": True})
 
 
-async def test_web_page_must_send_json(cortex: Cortex, plain: aiohttp.ClientSession) -> None:
+async def test_request_of_a_web_page_without_json_content_type_is_415(
+    cortex: Cortex, plain: aiohttp.ClientSession
+) -> None:
     for headers, status in (({"origin": cortex.url}, 415), ({"sec-fetch-site": "cross-site"}, 415), ({}, 200)):
         async with plain.post(f"{cortex.url}/api/show", data=b'{"model": "small"}', headers=headers) as response:
             assert response.status == status
 
 
-async def test_generate_and_embed_reach_their_paths_on_the_node(node: FakeNode, cortex: Cortex) -> None:
+async def test_api_generate_and_api_embed_reach_the_fitting_endpoints_of_the_node(
+    node: FakeNode, cortex: Cortex
+) -> None:
     paths: list[str] = []
 
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
@@ -109,7 +115,7 @@ async def test_generate_and_embed_reach_their_paths_on_the_node(node: FakeNode, 
         ("/api/blobs/sha256:0", {}, 501, "model files"),
     ],
 )
-async def test_errors_are_one_text(
+async def test_errors_in_the_ollama_api_are_an_object_with_one_text(
     cortex: Cortex, path: str, fields: dict[str, Any], status: int, message: str
 ) -> None:
     answered, body = await post(cortex, path, **fields)
@@ -117,26 +123,26 @@ async def test_errors_are_one_text(
     assert message in body["error"]
 
 
-async def test_deletion_is_rejected_with_what_to_do(cortex: Cortex) -> None:
+async def test_api_delete_is_501_and_names_helexa_rm(cortex: Cortex) -> None:
     async with cortex.client.delete(f"{cortex.url}/api/delete", json={"model": "small"}) as response:
         assert response.status == 501
         assert "helexa rm" in (await response.json())["error"]
 
 
-async def test_stream_that_breaks_ends_with_an_error_line(node: FakeNode, cortex: Cortex) -> None:
+async def test_ollama_stream_that_breaks_ends_with_an_error_line(node: FakeNode, cortex: Cortex) -> None:
     node.speak = fake_node.die_within_an_event
     status, last = await post(cortex, "/api/chat", messages=HI)
     assert (status, list(last)) == (200, ["error"])
     assert "ended before it was complete" in last["error"]
 
 
-async def test_rejection_of_a_foreign_page_is_one_text(cortex: Cortex) -> None:
+async def test_rejection_of_a_foreign_web_page_is_an_object_with_one_text(cortex: Cortex) -> None:
     async with cortex.client.get(f"{cortex.url}/api/tags", headers={"origin": "http://evil"}) as response:
         assert response.status == 403
         assert "origin is not allowed" in (await response.json())["error"]
 
 
-async def test_empty_request_loads_a_cold_model_and_keeps_the_client_waiting(node: FakeNode) -> None:
+async def test_request_without_a_prompt_loads_a_cold_model_and_responds_after_the_load(node: FakeNode) -> None:
     async with running_cortex(node, models=[{"id": "Org/Cold"}]) as cortex:
         status, answer = await post(cortex, "/api/generate", model="Org/Cold")
         assert (status, answer["done"], answer["done_reason"]) == (200, True, "load")
@@ -155,7 +161,7 @@ async def test_keep_alive_of_0_unloads_the_model(node: FakeNode, cortex: Cortex)
     assert (await cortex.get("/api/ps")) == {"models": []}
 
 
-async def test_keep_alive_of_a_model_that_no_node_has_is_forgotten(node: FakeNode, cortex: Cortex) -> None:
+async def test_keep_alive_is_forgotten_when_no_node_has_the_model(node: FakeNode, cortex: Cortex) -> None:
     lifecycle = cortex.gateway.lifecycle
     lifecycle.keep("Org/Cold", 0)
     assert lifecycle.snapshot().keep_secs == {}
@@ -171,7 +177,7 @@ async def test_model_is_unloaded_after_the_answer_if_keep_alive_is_0(node: FakeN
     await eventually(lambda: node.unloads == ["Org/M"])
 
 
-async def test_keys_of_users_do_not_unload_models(node: FakeNode, keyed: Cortex) -> None:
+async def test_keep_alive_of_a_key_that_is_no_admins_is_ignored(node: FakeNode, keyed: Cortex) -> None:
     status, body = await post(keyed, "/api/generate", "user", keep_alive=0)
     assert (status, "admin's API key" in body["error"]) == (403, True)
     headers = {"authorization": "Bearer user"}
@@ -183,13 +189,13 @@ async def test_keys_of_users_do_not_unload_models(node: FakeNode, keyed: Cortex)
     await eventually(lambda: node.unloads == ["Org/M"])
 
 
-async def test_pinned_model_is_not_unloaded(node: FakeNode) -> None:
+async def test_keep_alive_of_0_does_not_unload_a_pinned_model(node: FakeNode) -> None:
     async with running_cortex(node, models=[{"id": "Org/M", "pinned_on": ["n1"]}]) as cortex:
         status, body = await post(cortex, "/api/generate", keep_alive=0)
         assert (status, "pinned" in body["error"]) == (409, True)
 
 
-async def test_third_party_backend_unloads_its_models_itself(node: FakeNode) -> None:
+async def test_unloading_a_model_of_a_third_party_backend_is_rejected(node: FakeNode) -> None:
     neurons = [{"name": "n1", "endpoint": node.url, "kind": "openai"}]
     async with running_cortex(node, settings={"neurons": neurons}) as cortex:
         status, body = await post(cortex, "/api/generate", keep_alive=0)
@@ -197,7 +203,7 @@ async def test_third_party_backend_unloads_its_models_itself(node: FakeNode) -> 
         assert (await post(cortex, "/api/chat", messages=HI, stream=False))[1]["done_reason"] == "stop"
 
 
-async def test_key_lists_and_shows_only_its_models(keyed: Cortex) -> None:
+async def test_api_key_with_a_model_list_lists_and_shows_only_these_models(keyed: Cortex) -> None:
     assert [model["name"] for model in await tags(keyed, "user")] == ["Org/M"]
     assert {model["name"] for model in await tags(keyed, "boss")} == {"Org/M", "Org/Cold"}
     assert (await post(keyed, "/api/show", "user", model="Org/Cold"))[0] == 404
@@ -208,7 +214,7 @@ async def test_key_lists_and_shows_only_its_models(keyed: Cortex) -> None:
             assert (response.status, list(await response.json())) == (401, ["error"])
 
 
-async def test_models_have_what_the_nodes_report(node: FakeNode) -> None:
+async def test_api_tags_show_and_ps_contain_the_facts_that_nodes_report(node: FakeNode) -> None:
     node.models[0] |= {"limit": {"context": 4096}, "tool_call": True, "capabilities": ["text", "vision"]}
     node.models[0] |= {"quant": "q8_0", "vram_used_mb": 3, "devices": [0]}
     async with running_cortex(node, aliases={"small": "Org/M"}) as cortex:
@@ -224,7 +230,7 @@ async def test_models_have_what_the_nodes_report(node: FakeNode) -> None:
         assert (running["size_vram"], running["context_length"]) == (3 << 20, 4096)
 
 
-async def test_cold_model_has_what_its_files_say(node: FakeNode) -> None:
+async def test_api_show_of_a_cold_model_contains_the_facts_of_its_files(node: FakeNode) -> None:
     files: dict[str, Any] = {"form": "Q4_K_M", "size_bytes": 5000, "architecture": "qwen3", "parameters": 7_615_616_512}
     files |= {"capabilities": ["text", "vision"], "tool_call": True, "reasoning": True}
     node.stores("Org/Cold", **files, context=4096, modified=1_700_000_000)
@@ -263,7 +269,7 @@ async def pulled(cortex: Cortex, node: FakeNode, model: str, **ending: Any) -> l
 
 
 @pytest.mark.usefixtures("quick")
-async def test_pull_reports_the_progress_of_the_download(node: FakeNode) -> None:
+async def test_api_pull_reports_the_progress_of_the_download(node: FakeNode) -> None:
     node.stores("Org/Old")
     async with running_cortex(node, settings={"ollama": {"anyone_pulls": True}}) as cortex:
         lines = await pulled(cortex, node, "Org/New:latest", status="done", done=20)
@@ -278,7 +284,7 @@ async def test_pull_reports_the_progress_of_the_download(node: FakeNode) -> None
 
 
 @pytest.mark.usefixtures("quick")
-async def test_pull_without_a_stream_ends_with_the_download(node: FakeNode) -> None:
+async def test_api_pull_without_a_stream_responds_after_the_download(node: FakeNode) -> None:
     node.stores("Org/Old")
     async with running_cortex(node, settings={"ollama": {"anyone_pulls": True}}) as cortex:
         for model, status, ending in (("Org/A", 200, {"status": "done"}), ("Org/B", 502, {"status": "canceled"})):
@@ -288,7 +294,7 @@ async def test_pull_without_a_stream_ends_with_the_download(node: FakeNode) -> N
             assert (await asked)[0] == status
 
 
-async def test_pull_needs_an_admin_unless_a_node_has_the_model(node: FakeNode, keyed: Cortex) -> None:
+async def test_api_pull_needs_an_admin_key_unless_a_node_has_the_model(node: FakeNode, keyed: Cortex) -> None:
     node.stores("Org/Old")
     for key, status in (("user", 403), (None, 401)):
         answered, body = await post(keyed, "/api/pull", key, model="Org/New")
@@ -310,7 +316,7 @@ async def test_short_name_of_a_downloaded_model_works_in_requests(node: FakeNode
         assert [load["model_id"] for load in node.loads] == ["Qwen/Qwen3-0.6B-GGUF"]
 
 
-async def test_api_can_be_disabled(node: FakeNode) -> None:
+async def test_ollama_api_can_be_disabled(node: FakeNode) -> None:
     async with running_cortex(node, settings={"ollama": {"enabled": False}}) as cortex:
         for path in ("/api/chat", "/api/show", "/api/create"):
             status, body = await post(cortex, path, messages=HI)
@@ -318,7 +324,7 @@ async def test_api_can_be_disabled(node: FakeNode) -> None:
         assert "disabled" in (await cortex.get("/api/version"))["error"]
 
 
-async def test_page_of_an_allowed_origin_may_use_every_path(node: FakeNode) -> None:
+async def test_web_page_of_an_allowed_origin_can_use_every_ollama_path(node: FakeNode) -> None:
     origin = {"origin": "https://ui.example"}
     async with running_cortex(node, settings={"gateway": {"cors_origins": ["https://ui.example"]}}) as cortex:
         for path in ("/api/tags", "/api/ps", "/api/version"):
@@ -329,7 +335,7 @@ async def test_page_of_an_allowed_origin_may_use_every_path(node: FakeNode) -> N
             assert (response.status, response.headers["access-control-allow-origin"]) == (200, "https://ui.example")
 
 
-async def test_address_of_ollama_answers_like_ollama(node: FakeNode, cortex: Cortex) -> None:
+async def test_second_address_for_ollama_clients_answers_like_ollama(node: FakeNode, cortex: Cortex) -> None:
     app = OllamaAddress(create_app(cortex.gateway))
     async with listening(Listener(app)) as url, cortex.client.get(url, headers={"accept": "text/html"}) as response:
         assert (response.status, await response.text()) == (200, "Ollama is running")
@@ -340,13 +346,15 @@ async def test_address_of_ollama_answers_like_ollama(node: FakeNode, cortex: Cor
         assert (int(major), int(minor)) >= (0, 6)  # Copilot accepts no older version
 
 
-def test_second_address_that_others_reach_needs_keys() -> None:
+def test_second_address_on_the_network_without_keys_is_a_configuration_error() -> None:
     config = CortexConfig.model_validate({"ollama": {"listen": "0.0.0.0:11434"}})
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0:11434 is reachable"):
         check_exposure(config)
 
 
-async def test_load_in_a_stream_sends_parts_without_text(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streaming_request_gets_parts_without_text_while_its_model_loads(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("helexa.cortex.forwarding.relay.KEEP_ALIVE_AFTER_SECS", 0.01)
     node.may_load.clear()
     node.speak = streams(*STREAM)
@@ -360,7 +368,7 @@ async def test_load_in_a_stream_sends_parts_without_text(node: FakeNode, monkeyp
     assert "".join(part["message"]["content"] for part in rest) == "Hello é"
 
 
-async def test_large_conversation_is_translated_in_a_worker_process(node: FakeNode, cortex: Cortex) -> None:
+async def test_large_ollama_conversation_is_translated_in_a_worker_process(node: FakeNode, cortex: Cortex) -> None:
     messages = [{"role": "user", "content": "Hi"}] * 12_000
     status, answer = await post(cortex, "/api/chat", messages=messages, stream=False)
     assert (status, answer["message"]["content"]) == (200, "Hello")

@@ -35,7 +35,7 @@ def rejected(api: str, **fields: Any) -> str:
     return str(caught.value)
 
 
-def test_chat_is_streamed_unless_the_client_says_no() -> None:
+def test_ollama_chat_is_streamed_unless_stream_is_false() -> None:
     assert chat() == {
         "model": "m",
         "messages": HI,
@@ -45,7 +45,7 @@ def test_chat_is_streamed_unless_the_client_says_no() -> None:
     assert chat(stream=False) == {"model": "m", "messages": HI}
 
 
-def test_options_become_sampling_fields_and_the_others_are_named() -> None:
+def test_ollama_options_become_sampling_fields_and_unsupported_ones_are_reported() -> None:
     options = {"num_predict": 9.0, "temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0, "seed": 7}
     options |= {"stop": ["\n"], "repeat_penalty": 1.1, "presence_penalty": 1, "frequency_penalty": 0.5}
     body = chat(stream=False, options=options)
@@ -57,7 +57,7 @@ def test_options_become_sampling_fields_and_the_others_are_named() -> None:
     assert translation.ignored == ["mirostat", "num_ctx"]
 
 
-def test_values_that_mean_no_limit_and_no_seed_are_left_out() -> None:
+def test_ollama_options_that_mean_no_limit_or_no_seed_are_omitted() -> None:
     for options in ({"num_predict": -1}, {"num_predict": -2}, {"seed": -1}, {"repeat_penalty": 2, "repeat_last_n": 0}):
         assert chat(stream=False, options=options) == {"model": "m", "messages": HI}
 
@@ -66,11 +66,11 @@ def test_values_that_mean_no_limit_and_no_seed_are_left_out() -> None:
     ("value", "secs"),
     [(0, 0), ("0", 0), (-1, -1), ("-1", -1), (300, 300), ("5m", 300), ("1h30m", 5400), ("300ms", 0.3), ("-1m", -60)],
 )
-def test_keep_alive_is_seconds_or_a_duration(value: Any, secs: float) -> None:
+def test_keep_alive_may_be_seconds_or_a_duration(value: Any, secs: float) -> None:
     assert parsed("/api/chat", keep_alive=value).keep_alive == pytest.approx(secs)
 
 
-def test_images_become_data_urls_of_their_format() -> None:
+def test_ollama_images_become_data_urls_of_their_format() -> None:
     parts = chat(messages=[{"role": "user", "content": "What?", "images": [PNG, JPEG]}])["messages"][0]["content"]
     assert parts[0] == {"type": "text", "text": "What?"}
     urls = [part["image_url"]["url"] for part in parts[1:]]
@@ -82,7 +82,7 @@ def call(name: str, arguments: Any, **fields: Any) -> dict[str, Any]:
     return {"function": {"name": name, "arguments": arguments}, **fields}
 
 
-def test_tool_results_refer_to_the_call_of_their_function() -> None:
+def test_tool_results_refer_to_the_tool_call_of_their_function() -> None:
     messages = [
         *HI,
         {"role": "assistant", "tool_calls": [call("a", {"x": 1}), call("b", '{"y": 2}'), call("a", None, id="third")]},
@@ -114,24 +114,24 @@ def test_integers_of_any_size_reach_the_node_exactly() -> None:
         ("max", {"enable_thinking": True, "reasoning_effort": "high"}),
     ],
 )
-def test_think_becomes_variables_of_the_chat_template(think: Any, variables: dict[str, Any]) -> None:
+def test_field_think_becomes_chat_template_variables(think: Any, variables: dict[str, Any]) -> None:
     for body in (chat(think=think), generated(think=think)):
         assert body["chat_template_kwargs"] == variables
         assert body.get("reasoning_effort") == variables.get("reasoning_effort")
 
 
-def test_thinking_of_earlier_answers_is_kept() -> None:
+def test_thinking_of_earlier_answers_becomes_reasoning_content() -> None:
     answer = {"role": "assistant", "content": "Yes", "thinking": "Hm"}
     assert chat(messages=[*HI, answer, *HI])["messages"][1]["reasoning_content"] == "Hm"
 
 
-def test_text_of_the_assistant_at_the_end_is_continued() -> None:
+def test_final_assistant_text_sets_continue_final_message() -> None:
     body = chat(messages=[*HI, {"role": "assistant", "content": "Once"}])
     assert body["chat_template_kwargs"] == {"add_generation_prompt": False, "continue_final_message": True}
     assert "chat_template_kwargs" not in chat(messages=[*HI, {"role": "assistant", "content": ""}])
 
 
-def test_format_is_json_or_a_schema() -> None:
+def test_field_format_may_be_json_or_a_schema() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     assert chat(format="json")["response_format"] == {"type": "json_object"}
     assert chat(format=schema)["response_format"]["json_schema"]["schema"] == schema
@@ -148,7 +148,7 @@ def test_generate_uses_the_chat_template_unless_raw_or_with_a_suffix() -> None:
     assert generated(suffix="end", stream=False) == {"model": "m", "prompt": "Hi", "suffix": "end"}
 
 
-def test_log_probabilities_are_requested() -> None:
+def test_log_probabilities_are_requested_from_the_node_if_the_client_wants_them() -> None:
     assert chat(logprobs=True, top_logprobs=3) | {"logprobs": True, "top_logprobs": 3} == chat(
         logprobs=True, top_logprobs=3
     )
@@ -156,7 +156,7 @@ def test_log_probabilities_are_requested() -> None:
     assert generated(raw=True, logprobs=True, top_logprobs=2)["logprobs"] == 2
 
 
-def test_fields_that_the_gateway_cannot_honor_are_rejected_by_name() -> None:
+def test_ollama_fields_that_the_gateway_does_not_support_are_rejected_by_name() -> None:
     assert "'template'" in rejected("/api/generate", prompt="Hi", template="{{ .Prompt }}")
     assert "'context'" in rejected("/api/generate", prompt="Hi", context=[1, 2])
     assert "'system'" in rejected("/api/generate", prompt="Hi", raw=True, system="x")
@@ -175,13 +175,13 @@ def test_fields_that_the_gateway_cannot_honor_are_rejected_by_name() -> None:
         ("/api/embeddings", {"prompt": ""}),
     ],
 )
-def test_request_without_a_prompt_only_loads_or_unloads(api: str, fields: dict[str, Any]) -> None:
+def test_ollama_request_without_a_prompt_only_loads_or_unloads(api: str, fields: dict[str, Any]) -> None:
     assert parsed(api, **fields).body == b""
     assert not parsed(api, **fields).unloads
     assert parsed(api, **fields, keep_alive=0).unloads
 
 
-def test_texts_to_embed_become_a_list() -> None:
+def test_input_of_api_embed_becomes_a_list_of_texts() -> None:
     assert json.loads(parsed("/api/embed", input="a").body)["input"] == ["a"]
     assert json.loads(parsed("/api/embed", input=["a", "b"]).body)["input"] == ["a", "b"]
     assert json.loads(parsed("/api/embeddings", prompt="a").body)["input"] == ["a"]
@@ -212,7 +212,7 @@ EXAMPLE_OF_OLLAMA: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("body", [ZED, HOME_ASSISTANT, OPEN_WEBUI, EXAMPLE_OF_OLLAMA])
-def test_requests_of_well_known_clients_become_valid_chat_requests(body: dict[str, Any]) -> None:
+def test_recorded_requests_of_ollama_clients_become_valid_chat_requests(body: dict[str, Any]) -> None:
     request = ChatRequest.from_value(chat(**body))
     assert request.messages[0].content
     assert request.includes_usage
@@ -243,7 +243,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("api", FIELDS)
-def test_any_value_of_any_field_is_translated_or_a_400(api: str) -> None:
+def test_any_value_of_any_ollama_field_is_translated_or_a_400(api: str) -> None:
     base: dict[str, Any] = {"messages": HI, "prompt": "Hi", "input": "Hi", "raw": False}
     statuses = set[int]()
     for field, value in itertools.product(FIELDS[api], VALUES):
@@ -259,7 +259,7 @@ def test_any_value_of_any_field_is_translated_or_a_400(api: str) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{", b'"x"', b"{}", b'{"model": 1}', b'{"model": "\xff"}'])
 @pytest.mark.parametrize("api", FIELDS)
-def test_body_that_is_no_request_is_a_400(api: str, body: bytes) -> None:
+def test_body_that_is_no_valid_ollama_request_is_a_400(api: str, body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         Translation.parse(api, body)
     assert caught.value.status == 400

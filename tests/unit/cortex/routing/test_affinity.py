@@ -24,7 +24,7 @@ def chat(*texts: str, system: str = LONG, **members: Any) -> bytes:
     return body(messages=[{"role": "system", "content": system}, *turns], **members)
 
 
-def test_all_turns_of_a_conversation_have_the_same_key() -> None:
+def test_all_turns_of_a_conversation_have_the_same_affinity_key() -> None:
     first = affinity_key(chat("Hi"))
     assert first is not None and len(first) == KEY_BYTES
     assert affinity_key(chat("Hi", "Hello", "And now?")) == first
@@ -32,12 +32,12 @@ def test_all_turns_of_a_conversation_have_the_same_key() -> None:
     assert affinity_key(chat("Hi", temperature=1, stream=True)) == first
 
 
-def test_conversations_with_one_system_prompt_have_different_keys() -> None:
+def test_conversations_with_the_same_system_prompt_have_different_affinity_keys() -> None:
     keys = {affinity_key(chat(f"Question {i}")) for i in range(50)}
     assert len(keys) == 50 and None not in keys
 
 
-def test_short_prompt_has_no_key_until_the_conversation_grows() -> None:
+def test_short_prompt_has_no_affinity_key_until_the_conversation_grows() -> None:
     assert affinity_key(chat("Hi", system="Be brief.")) is None
     turns = ["Hi", "x" * 600, "y" * 600, "ok", "more"]
     grown = affinity_key(chat(*turns[:3], system="Be brief."))
@@ -46,7 +46,7 @@ def test_short_prompt_has_no_key_until_the_conversation_grows() -> None:
     assert affinity_key(chat("Hi", system="Be brief."), min_bytes=0) is not None
 
 
-def test_key_depends_on_tools_and_system_prompt() -> None:
+def test_affinity_key_depends_on_tools_and_system_prompt() -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": "x" * 2000}}]
     keys = {affinity_key(chat("Hi", system="s", tools=tools)), affinity_key(chat("Hi", system="t", tools=tools))}
     assert len(keys) == 2 and None not in keys
@@ -56,7 +56,7 @@ def test_key_depends_on_tools_and_system_prompt() -> None:
     assert affinity_key(body(**responses)) not in (None, affinity_key(body(**responses | {"input": "Ho"})))
 
 
-def test_moving_cache_control_does_not_change_the_key() -> None:
+def test_moving_cache_control_marks_does_not_change_the_affinity_key() -> None:
     def turn(text: str, **mark: Any) -> dict[str, Any]:
         return {"role": "user", "content": [{"type": "text", "text": text, **mark}]}
 
@@ -66,7 +66,7 @@ def test_moving_cache_control_does_not_change_the_key() -> None:
     assert first == affinity_key(body(system=LONG, messages=[turn("Hi"), turn("Ho", **mark)]))
 
 
-def test_session_id_takes_precedence_over_the_prompt() -> None:
+def test_session_id_header_takes_precedence_over_the_prompt_for_affinity() -> None:
     session = [(b"accept", b"*/*"), (b"x-session-id", b"s1")]
     by_header = affinity_key(chat("Hi"), session)
     assert by_header == affinity_key(chat("Quite another"), session) == affinity_key(b"not json", session)
@@ -80,13 +80,13 @@ def test_session_id_takes_precedence_over_the_prompt() -> None:
 
 
 @pytest.mark.parametrize("name", ["", 7, None, {"a": 1}, "x" * 513, "\ud800"])
-def test_invalid_session_id_falls_back_to_the_prompt(name: Any) -> None:
+def test_with_an_invalid_session_id_affinity_follows_the_prompt(name: Any) -> None:
     assert affinity_key(chat("Hi", metadata={"user_id": name})) in (affinity_key(chat("Hi")), None)
     assert affinity_key(chat("Hi"), [(b"x-session-id", b"")]) == affinity_key(chat("Hi"))
     assert affinity_key(chat("Hi"), [(b"x-session-id", b"x" * 513)]) == affinity_key(chat("Hi"))
 
 
-def test_growing_prompt_keeps_its_key() -> None:
+def test_text_completion_prompt_that_grows_keeps_its_affinity_key() -> None:
     prompt = LONG * 2
     key = affinity_key(body(prompt=prompt))
     assert key is not None and key == affinity_key(body(prompt=prompt + "more"))
@@ -94,7 +94,7 @@ def test_growing_prompt_keeps_its_key() -> None:
     assert affinity_key(body(prompt=prompt), min_bytes=3000) == affinity_key(body(prompt=prompt + "x"), min_bytes=3000)
 
 
-def test_key_depends_on_both_ends_of_a_long_message() -> None:
+def test_affinity_key_depends_on_both_ends_of_a_long_message() -> None:
     text = "x" * 300_000
     keys = {affinity_key(chat(text)), affinity_key(chat("y" + text[1:])), affinity_key(chat(text[1:] + "y"))}
     assert len(keys) == 3
@@ -118,18 +118,18 @@ def test_key_depends_on_both_ends_of_a_long_message() -> None:
         b"\xff\xfe",
     ],
 )
-def test_malformed_body_has_no_key(raw: bytes) -> None:
+def test_malformed_body_has_no_affinity_key(raw: bytes) -> None:
     assert affinity_key(raw) is None
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_accepted(raw: bytes) -> None:
+def test_affinity_key_of_any_bytes_raises_no_error(raw: bytes) -> None:
     affinity_key(raw, [(b"x-session-id", raw)], "a", 0)
     affinity_key(b'{"messages": [' + raw + b"]}", min_bytes=0)
 
 
 @given(st.sets(st.text(min_size=1, max_size=8), min_size=1, max_size=12), st.text(min_size=1, max_size=8))
-def test_new_node_keeps_the_order_of_the_others(names: set[str], joining: str) -> None:
+def test_new_node_does_not_change_the_affinity_order_of_the_others(names: set[str], joining: str) -> None:
     names.discard(joining)
     for number in range(30):
         key = number.to_bytes(KEY_BYTES)
@@ -137,7 +137,7 @@ def test_new_node_keeps_the_order_of_the_others(names: set[str], joining: str) -
         assert [name for name in new_ranking if name != joining] == old_ranking
 
 
-def test_keys_spread_evenly_and_few_move_to_a_new_node() -> None:
+def test_affinity_keys_spread_evenly_and_few_move_to_a_new_node() -> None:
     keys = [number.to_bytes(KEY_BYTES) for number in range(2000)]
     four, five = ["a", "b", "c", "d"], ["a", "b", "c", "d", "e"]
     homes = [(rank_nodes(four, "M", key)[0], rank_nodes(five, "M", key)[0]) for key in keys]
@@ -148,7 +148,7 @@ def test_keys_spread_evenly_and_few_move_to_a_new_node() -> None:
     assert sum(rank_nodes(four, "Other", key)[0] == home for key, (home, _) in zip(keys, homes, strict=True)) < 700
 
 
-async def test_request_goes_to_the_node_that_reports_its_prompt() -> None:
+async def test_request_goes_to_the_node_that_reports_its_prompt_as_cached() -> None:
     async with (
         FakeNode(name="n1").holds("Org/M").serving() as first,
         FakeNode(name="n2").holds("Org/M").serving() as second,

@@ -43,7 +43,7 @@ async def interruptible(node: FakeNode, request: web.Request) -> web.StreamRespo
     return response
 
 
-async def test_polls_do_not_interrupt_a_stream_of_a_backend() -> None:
+async def test_third_party_backend_is_not_polled_during_its_stream() -> None:
     async with (
         FakeNode("single", speak=interruptible).holds("Org/M").serving() as single,
         FakeNode("other").holds("Org/Else").serving() as other,
@@ -59,7 +59,9 @@ async def test_polls_do_not_interrupt_a_stream_of_a_backend() -> None:
         await polls(single, 1)  # at the end of the stream, polls go on
 
 
-async def test_backend_that_is_silent_during_a_request_stays_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_third_party_backend_that_sends_nothing_during_a_request_stays_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with (
         FakeNode("single", speak=interruptible).holds("Org/M").serving() as single,
         FakeNode("other").holds("Org/Else").serving() as other,
@@ -77,7 +79,7 @@ async def test_backend_that_is_silent_during_a_request_stays_up(monkeypatch: pyt
         assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 3
 
 
-async def test_backend_that_is_busy_with_other_clients_stays_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_third_party_backend_busy_with_other_clients_stays_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_client, "POLL_TIMEOUT_SECS", 0.05)
     async with FakeNode("single").holds("Org/M").serving() as single, gateway_of(single) as cortex:
         single.may_answer_polls.clear()
@@ -89,7 +91,7 @@ async def test_backend_that_is_busy_with_other_clients_stays_up(monkeypatch: pyt
         await eventually(lambda: not cortex.gateway.fleet.node("single").misses)
 
 
-async def test_other_node_is_preferred_to_one_that_answers_no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_that_answers_polls_is_preferred_to_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_client, "POLL_TIMEOUT_SECS", 0.05)
     async with (
         FakeNode("busy").holds("Org/M").serving() as busy,
@@ -102,7 +104,7 @@ async def test_other_node_is_preferred_to_one_that_answers_no_polls(monkeypatch:
         assert (len(busy.bodies), len(idle.bodies)) == (0, 10)
 
 
-async def test_backend_that_refuses_connections_is_down() -> None:
+async def test_third_party_backend_that_refuses_connections_is_down() -> None:
     async with FakeNode("single").holds("Org/M").serving() as single, gateway_of(single) as cortex:
         dead = cortex.gateway.config.neurons[0].model_copy(update={"endpoint": f"http://127.0.0.1:{free_port()}"})
         cortex.gateway.fleet.configure([dead])
@@ -110,7 +112,9 @@ async def test_backend_that_refuses_connections_is_down() -> None:
         assert not cortex.gateway.fleet.node("single").healthy
 
 
-async def test_helexa_node_that_sends_bytes_while_its_polls_time_out_stays_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_helexa_node_that_sends_responses_while_its_polls_time_out_stays_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(node_client, "POLL_TIMEOUT_SECS", 0.05)
 
     async def stream_on(node: FakeNode, request: web.Request) -> web.StreamResponse:
@@ -158,7 +162,7 @@ class SingleThreaded(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-async def test_requests_wait_for_a_single_threaded_server(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_to_a_single_threaded_backend_wait_and_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_client, "POLL_TIMEOUT_SECS", 0.05)
     SingleThreaded.streaming.clear()
     SingleThreaded.go_on.clear()

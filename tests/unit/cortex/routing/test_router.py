@@ -87,7 +87,7 @@ def test_least_busy_warm_node_is_chosen() -> None:
     assert node_and_url(decide(fleet_view, EMPTY, "M", first)) == ("b", "http://b")
 
 
-def test_choose_picks_among_the_least_busy_nodes() -> None:
+def test_tie_break_function_selects_among_the_least_busy_nodes() -> None:
     candidates: list[list[str]] = []
 
     def last(nodes: Sequence[Node]) -> Node:
@@ -99,21 +99,21 @@ def test_choose_picks_among_the_least_busy_nodes() -> None:
     assert candidates == [["a", "b"]]
 
 
-def test_url_reported_by_the_node_is_used() -> None:
+def test_request_goes_to_the_model_url_reported_by_the_node() -> None:
     assert node_and_url(decide(view(node("a", info(), urls={"M": "http://a:9"})), EMPTY, "M")) == ("a", "http://a:9")
 
 
-def test_reloading_model_is_warm() -> None:
+def test_model_with_status_reloading_counts_as_warm() -> None:
     assert isinstance(decide(view(node("a", info("reloading"))), catalog(), "m"), WarmRoute)
 
 
-def test_avoided_nodes_are_not_chosen() -> None:
+def test_nodes_that_already_failed_for_a_request_are_not_chosen() -> None:
     fleet_view = view(node("a", info()), node("b", info(), other_requests={"M": 5}), node("c", info(), healthy=False))
     assert node_and_url(route(fleet_view, "M", avoid={"a"})) == ("b", "http://b")
     assert route(fleet_view, "M", avoid={"a", "b"}) is None
 
 
-def test_node_with_unservable_model_is_not_chosen() -> None:
+def test_node_on_which_the_model_is_unservable_is_not_chosen() -> None:
     broken = info(servable={"ok": False, "reason": "insufficient_vram"})
     assert node_and_url(decide(view(node("a", broken), node("b", info())), EMPTY, "M")) == ("b", "http://b")
     assert rejection(view(node("a", broken)), catalog()) == (503, "service_unavailable", 5)
@@ -121,7 +121,7 @@ def test_node_with_unservable_model_is_not_chosen() -> None:
     assert isinstance(cold, ColdPlacement) and cold.node == "b"
 
 
-def test_no_healthy_node_is_a_retryable_503() -> None:
+def test_request_without_any_healthy_node_is_a_retryable_503() -> None:
     assert rejection(view(node("a", info(), healthy=False))) == (503, "service_unavailable", 5)
     assert rejection(view(), name="nobody") == (503, "service_unavailable", 5)
 
@@ -131,7 +131,7 @@ def test_unknown_model_is_404() -> None:
 
 
 @pytest.mark.parametrize("status", ["recovering", "poisoned"])
-def test_recovering_model_is_not_placed_on_another_node(status: str) -> None:
+def test_model_that_recovers_or_is_quarantined_is_not_placed_on_another_node(status: str) -> None:
     assert rejection(view(node("a", info(status)), node("b")), catalog()) == (503, "service_unavailable", 2)
 
 
@@ -140,7 +140,7 @@ def test_model_on_a_node_that_is_down_is_a_retryable_503() -> None:
     assert rejection(fleet_view) == (503, "service_unavailable", 3)
 
 
-def test_running_load_is_joined() -> None:
+def test_request_waits_for_a_running_load_of_its_model() -> None:
     cold = decide(view(node("a"), node("b"), loading=frozenset({("b", "M")})), catalog(), "M")
     assert isinstance(cold, ColdPlacement) and cold.node == "b"
 
@@ -154,12 +154,12 @@ def test_request_waits_for_a_model_of_a_starting_node_only_if_in_the_catalog(act
     assert rejection(fleet_view) == (503, "service_unavailable", 5)
 
 
-def test_unloaded_model_is_loaded_on_the_node_that_lists_it() -> None:
+def test_unloaded_model_is_loaded_again_on_the_node_that_lists_it() -> None:
     cold = decide(view(node("a"), node("b", info("unloaded", harness="torch"))), EMPTY, "M")
     assert isinstance(cold, ColdPlacement) and (cold.node, cold.spec.model_id) == ("b", "M")
 
 
-def test_load_spec_follows_the_catalog() -> None:
+def test_load_request_has_the_settings_of_the_catalog() -> None:
     known = catalog(
         id="Org/M", quant="q6k", tool_parser="glm", source="huggingface", min_devices=2, min_device_vram_mb=20000
     )
@@ -176,7 +176,7 @@ def test_load_spec_follows_the_catalog() -> None:
     }
 
 
-def test_node_without_accelerators_loads_model_without_device_minimum() -> None:
+def test_node_without_accelerators_loads_a_model_that_needs_no_minimum_of_devices() -> None:
     cold = decide(view(node("a")), catalog(source="pypi:some-model"), "M")
     assert isinstance(cold, ColdPlacement)
     assert cold.spec.json_dict() == {"model_id": "M", "harness": "torch", "source": "pypi:some-model"}
@@ -197,7 +197,7 @@ def test_model_that_a_node_may_hold_later_is_a_retryable_503(node_fields: Any) -
     assert rejection(fleet_view, catalog(min_device_vram_mb=30000)) == (503, "service_unavailable", 3)
 
 
-def test_cold_model_is_placed_by_fit_then_free_memory_then_name() -> None:
+def test_cold_model_is_placed_where_it_fits_then_by_free_memory_then_by_node_name() -> None:
     def with_free(name: str, *free_mb: int) -> Node:
         devices = [{"index": i, "vram_used_mb": 0, "vram_free_mb": mb} for i, mb in enumerate(free_mb)]
         health = Health.model_validate({"devices": devices})
@@ -241,7 +241,7 @@ def test_session_stays_on_its_node_until_the_node_is_overloaded() -> None:
     assert chosen(**{order[0]: 5, order[1]: 4, order[2]: 4}) == (order[0], "why=affinity")
 
 
-def test_cached_prompt_is_preferred_in_memory_then_on_disk_within_the_load_bound() -> None:
+def test_node_with_the_prompt_in_memory_then_on_disk_is_preferred_within_the_load_bound() -> None:
     order = rank_nodes(["a", "b", "c"], "M", KEY)
     name = frozenset({prefix_name(KEY)})
     caches = dict(zip(order, ({}, {"disk_prefixes": name}, {"memory_prefixes": name}), strict=True))
@@ -263,7 +263,7 @@ def test_disabled_affinity_chooses_the_least_busy_node() -> None:
     assert routed(fleet_view, key=KEY, settings=RoutingSection(affinity=False)).node == last
 
 
-def test_many_requests_of_one_key_spread_over_nodes() -> None:
+def test_many_requests_with_one_affinity_key_spread_over_nodes() -> None:
     in_flight: dict[tuple[str, str], int] = {}
     fleet_view = view(*(node(name, info()) for name in "abcd"), in_flight=in_flight)
     for _ in range(100):
@@ -300,7 +300,7 @@ def test_model_on_a_failing_node_is_503_and_not_loaded_elsewhere() -> None:
     assert rejection(fleet_view, catalog()) == (503, "service_unavailable", 3)
 
 
-def test_reason_is_a_valid_header_value() -> None:
+def test_reason_of_a_routing_decision_is_a_valid_header_value() -> None:
     fleet_view = view(node("a", info(), other_requests={"M": 2}), node("b", info(), other_requests={"M": 3}))
     assert routed(fleet_view).reason == "node=a; why=least-busy; load=2; candidates=2"
     odd = routed(view(node("é\r\nx: y;" * 50, info()))).reason
@@ -328,7 +328,7 @@ def test_reason_is_a_valid_header_value() -> None:
         (["unreached", "silent"], False),
     ],
 )
-def test_outcomes_that_allow_a_retry_on_another_node(outcomes: Any, may: bool) -> None:
+def test_retry_on_another_node_is_allowed_depending_on_earlier_outcomes(outcomes: Any, may: bool) -> None:
     assert may_retry(outcomes) is may
 
 
@@ -407,7 +407,7 @@ async def test_sessions_stay_on_their_node_and_spread_over_nodes() -> None:
     assert a.bodies and b.bodies
 
 
-def test_affinity_reuses_caches_without_overloading_a_node() -> None:
+def test_routing_by_affinity_reuses_caches_without_overloading_a_node() -> None:
     """Simulate 40 conversations with one system prompt on 5 nodes, each with one turn at a time."""
 
     def simulate(affinity: bool) -> tuple[float, float]:

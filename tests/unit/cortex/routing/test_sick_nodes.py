@@ -83,7 +83,7 @@ async def crowd(cortex: Cortex) -> Counter[int]:
     return Counter(chain.from_iterable(await asyncio.gather(*map(client, ACCOUNTS))))
 
 
-async def test_of_600_requests_at_most_3_fail_whatever_is_wrong_with_one_of_two_nodes() -> None:
+async def test_at_most_3_of_600_requests_fail_if_one_of_two_nodes_misbehaves_in_any_way() -> None:
     failures: dict[str, Counter[int]] = {}
     async with two_nodes(None) as (cortex, sick, _):
         for sickness, speak in SICK.items():
@@ -96,7 +96,7 @@ async def test_of_600_requests_at_most_3_fail_whatever_is_wrong_with_one_of_two_
 
 
 @pytest.mark.parametrize("sickness", SICK)
-async def test_share_of_a_sick_node_shrinks_at_the_first_failures(sickness: str) -> None:
+async def test_failing_node_gets_few_requests_after_its_first_failures(sickness: str) -> None:
     async with two_nodes(SICK[sickness]) as (cortex, sick, good):
         assert await crowd(cortex) == {200: REQUESTS}
         assert 0 < len(sick.bodies) < REQUESTS // 2
@@ -109,7 +109,9 @@ async def too_long(node: FakeNode, request: web.Request) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize(("speak", "strikes"), [(too_long, 0), (answering(413), 2)])
-async def test_prompts_that_do_not_fit_into_one_node_move_no_other_requests(speak: Speak, strikes: int) -> None:
+async def test_prompts_too_long_for_one_node_do_not_move_other_requests_away_from_it(
+    speak: Speak, strikes: int
+) -> None:
     async with two_nodes(speak) as (cortex, small, _):
         for account in ACCOUNTS[:2]:
             assert await ask(cortex, account) == 200  # the other node has a longer context
@@ -126,7 +128,9 @@ async def ejected(cortex: Cortex) -> list[str]:
         return (await response.json())["nodes"][0]["ejected"]
 
 
-async def test_sick_node_is_shown_as_ejected(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_node_is_shown_as_ejected(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(ejection, "FIRST_EJECTION_SECS", 600.0)
     async with two_nodes(answering(500)) as (cortex, sick, _):
         for account in ACCOUNTS[:2]:
@@ -145,7 +149,9 @@ async def test_sick_node_is_shown_as_ejected(monkeypatch: pytest.MonkeyPatch, ca
         assert 'cortex_model_avoided{model="Org/M",node="good",reason="ejected"} 0.0' in metrics
 
 
-async def test_node_that_recovers_gets_its_share_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_that_recovers_from_failures_gets_its_share_of_requests_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ejection, "FIRST_EJECTION_SECS", 0.05)
     async with two_nodes(answering(500)) as (cortex, sick, _):
         await crowd(cortex)
@@ -187,7 +193,7 @@ async def test_prompt_that_exceeds_the_context_of_one_node_is_served_by_the_othe
         assert sick.bodies
 
 
-async def test_broken_off_streams_eject_a_node_though_they_cannot_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_whose_streams_break_off_is_ejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ejection, "FIRST_EJECTION_SECS", 600.0)
     async with two_nodes(fake_node.fail_within_a_stream) as (cortex, sick, _):
         outcomes = Counter([await ask(cortex, "account0", stream=True) for _ in range(10)])
@@ -197,7 +203,7 @@ async def test_broken_off_streams_eject_a_node_though_they_cannot_be_retried(mon
         assert not sick.bodies
 
 
-async def test_requests_of_one_client_that_break_connections_open_no_breaker_for_others() -> None:
+async def test_client_whose_requests_crash_a_node_opens_the_breaker_only_for_itself() -> None:
     async def drop_poison(node: FakeNode, request: web.Request) -> web.StreamResponse:
         poisoned = "account0" in str(await request.json()) or request.headers.get("x-poison")
         return await (drop if poisoned else fake_node.respond)(node, request)
@@ -220,7 +226,7 @@ async def test_requests_of_one_client_that_break_connections_open_no_breaker_for
             assert [await ask(cortex, account) for account in ACCOUNTS[1:]] == [200] * 5
 
 
-async def test_request_that_may_have_crashed_two_engines_reaches_no_third_node() -> None:
+async def test_request_that_crashed_the_engines_of_two_nodes_is_not_sent_to_a_third() -> None:
     async def crash(node: FakeNode, request: web.Request) -> web.StreamResponse:
         error = {"message": "the engine ended unexpectedly", "type": "api_error", "code": "service_unavailable"}
         return web.json_response({"error": error}, status=503, headers={"Retry-After": "2"})

@@ -68,7 +68,7 @@ async def read_until(response: ClientResponse, mark: bytes, count: int = 1) -> b
     return body
 
 
-async def test_client_gets_comments_before_and_within_the_stream_of_a_silent_backend() -> None:
+async def test_client_gets_keep_alive_comments_while_a_third_party_backend_sends_nothing() -> None:
     node = FakeNode(speak=pausing(None, ROLE, chunk("Hel"), None, chunk("lo"), STOP, FINAL, DONE)).holds("Org/M")
     async with (
         gateway_of(node) as cortex,
@@ -86,7 +86,7 @@ async def test_client_gets_comments_before_and_within_the_stream_of_a_silent_bac
         assert body.index(b'"Hel"') < body.index(b'"lo"')
 
 
-async def test_comment_does_not_end_an_event_that_arrives_in_parts() -> None:
+async def test_keep_alive_comment_does_not_split_an_event_that_arrives_in_parts() -> None:
     parts = (b"event: response.output_text.delta\n", None, b'data: {"delta":"Hello"}\n\n', *RESPONSE_STREAM[1:])
     node = FakeNode(speak=pausing(*parts)).holds("Org/M")
     async with gateway_of(node) as cortex, cortex.client.post(f"{cortex.url}/v1/responses", json=BODY) as response:
@@ -97,7 +97,7 @@ async def test_comment_does_not_end_an_event_that_arrives_in_parts() -> None:
     assert lines[:2] == [b"event: response.output_text.delta", b'data: {"delta":"Hello"}']
 
 
-async def test_client_of_the_messages_api_gets_pings() -> None:
+async def test_messages_client_gets_pings_while_a_third_party_backend_sends_nothing() -> None:
     node = FakeNode(speak=pausing(None, ROLE, chunk("Hello"), None, STOP, FINAL, DONE)).holds("Org/M")
     async with gateway_of(node) as cortex, cortex.client.post(f"{cortex.url}/v1/messages", json=BODY) as response:
         await read_until(response, b"event: ping", 3)
@@ -108,7 +108,7 @@ async def test_client_of_the_messages_api_gets_pings() -> None:
         assert (await response.read()).endswith(b'{"type":"message_stop"}\n\n')
 
 
-async def test_error_after_a_silence_is_an_event_of_the_stream() -> None:
+async def test_error_after_keep_alive_comments_is_an_event_of_the_stream() -> None:
     async def fail(node: FakeNode, request: web.Request) -> web.StreamResponse:
         await node.go_on.wait()
         return web.json_response({"error": "out of memory"}, status=500)
@@ -126,7 +126,7 @@ async def test_error_after_a_silence_is_an_event_of_the_stream() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-async def test_other_node_serves_a_stream_that_began_with_comments(path: str) -> None:
+async def test_stream_that_began_with_comments_can_be_served_by_another_node(path: str) -> None:
     async def fail(node: FakeNode, request: web.Request) -> web.StreamResponse:
         await node.go_on.wait()
         return web.json_response({"error": "out of memory"}, status=500)
@@ -144,7 +144,7 @@ async def test_other_node_serves_a_stream_that_began_with_comments(path: str) ->
     assert body.endswith(DONE if "chat" in path else b'{"type":"message_stop"}\n\n')
 
 
-async def test_anthropic_client_reads_a_stream_with_pings() -> None:
+async def test_anthropic_client_library_reads_a_stream_with_pings() -> None:
     node = FakeNode(speak=pausing(None, ROLE, chunk("Hello"), None, STOP, FINAL, DONE)).holds("Org/M")
     async with gateway_of(node) as cortex:
         client = anthropic.AsyncAnthropic(base_url=cortex.url, api_key="none", max_retries=0)
@@ -156,7 +156,7 @@ async def test_anthropic_client_reads_a_stream_with_pings() -> None:
             assert await stream.get_final_text() == "Hello"
 
 
-async def test_openai_client_reads_a_stream_with_comments() -> None:
+async def test_openai_client_library_reads_a_stream_with_comments() -> None:
     node = FakeNode(speak=pausing(None, ROLE, chunk("Hello"), None, STOP, DONE)).holds("Org/M")
     async with (
         gateway_of(node) as cortex,
@@ -173,7 +173,7 @@ async def test_openai_client_reads_a_stream_with_comments() -> None:
 
 
 @pytest.mark.parametrize(("kind", "stream"), [("neuron", True), ("openai", False)])
-async def test_gateway_sends_no_comments_for_helexa_nodes_and_whole_answers(kind: str, stream: bool) -> None:
+async def test_gateway_sends_no_comments_for_helexa_nodes_or_non_streaming_requests(kind: str, stream: bool) -> None:
     node = FakeNode(speak=pausing(None, *((ROLE, chunk("Hello"), STOP, DONE) if stream else ()))).holds("Org/M")
     silent = FakeNode("n2", speak=pausing(None)).holds("Org/Silent")
     async with gateway_of(node, silent, kind=kind) as cortex:

@@ -77,7 +77,7 @@ async def stream_late(node: FakeNode, request: web.Request) -> web.StreamRespons
 
 @pytest.mark.parametrize("kind", ["neuron", "openai"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_response_of_a_slow_live_node_arrives_and_is_charged(
+async def test_slow_response_of_a_node_that_answers_polls_arrives_and_is_charged(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch, stream: bool, kind: str
 ) -> None:
     node.speak = stream_late if stream else answer_late
@@ -95,7 +95,7 @@ async def test_response_of_a_slow_live_node_arrives_and_is_charged(
         assert await spent(cortex) == 9
 
 
-async def test_silent_dead_node_fails_requests_and_opens_the_breaker(node: FakeNode) -> None:
+async def test_node_that_answers_neither_requests_nor_polls_is_504_and_opens_the_breaker(node: FakeNode) -> None:
     node.speak = fake_node.never_begin
     async with serving(node, idle_timeout_secs=0.05) as cortex:
         ask_task = [asyncio.create_task(ask(cortex)) for _ in range(3)]
@@ -109,7 +109,9 @@ async def test_silent_dead_node_fails_requests_and_opens_the_breaker(node: FakeN
 
 
 @pytest.mark.parametrize("speak", [fake_node.never_begin, fake_node.never_go_on])
-async def test_timeout_at_a_live_node_leaves_the_breaker_closed(node: FakeNode, speak: fake_node.Speak) -> None:
+async def test_timeout_at_a_node_that_answers_polls_leaves_the_breaker_closed(
+    node: FakeNode, speak: fake_node.Speak
+) -> None:
     node.speak = speak
     async with serving(node, answer_timeout_secs=0.2) as cortex:
         for _ in range(4):
@@ -126,7 +128,7 @@ async def test_timeout_at_a_live_node_leaves_the_breaker_closed(node: FakeNode, 
         await eventually(answers)
 
 
-async def test_timeout_at_a_live_node_is_charged_the_reported_usage(node: FakeNode) -> None:
+async def test_timeout_at_a_node_that_answers_polls_is_charged_the_reported_usage(node: FakeNode) -> None:
     async def generate_and_be_silent(node: FakeNode, request: web.Request) -> web.StreamResponse:
         usage_id = request.headers["x-helexa-usage-id"]
         node.usages[usage_id] = {"prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 0}
@@ -139,7 +141,7 @@ async def test_timeout_at_a_live_node_is_charged_the_reported_usage(node: FakeNo
         assert await spent(cortex) == 7
 
 
-async def test_timeout_of_a_proxy_leaves_the_breaker_closed(node: FakeNode) -> None:
+async def test_timeout_response_of_a_proxy_leaves_the_breaker_closed(node: FakeNode) -> None:
     async def time_out(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return web.Response(status=504, text="<html>Gateway Timeout</html>", content_type="text/html")
 
@@ -151,7 +153,7 @@ async def test_timeout_of_a_proxy_leaves_the_breaker_closed(node: FakeNode) -> N
         assert not cortex.gateway.fleet.view().open
 
 
-async def test_silence_within_a_stream_ends_it_with_an_error_event(node: FakeNode) -> None:
+async def test_stream_that_stalls_ends_with_an_error_event(node: FakeNode) -> None:
     node.speak = fake_node.never_end
     async with serving(node, idle_timeout_secs=0.05) as cortex:
         status, body = await ask(cortex, stream=True)
@@ -161,7 +163,7 @@ async def test_silence_within_a_stream_ends_it_with_an_error_event(node: FakeNod
         assert not cortex.gateway.fleet.view().open
 
 
-async def test_non_streaming_requests_to_neurons_ask_for_interim_responses(node: FakeNode) -> None:
+async def test_non_streaming_requests_to_helexa_nodes_ask_for_interim_responses(node: FakeNode) -> None:
     ports: list[int] = []
 
     async def note_port(node: FakeNode, request: web.Request) -> web.StreamResponse:
@@ -181,7 +183,7 @@ async def test_non_streaming_requests_to_neurons_ask_for_interim_responses(node:
     assert keep_alive_headers == [f"15; from=127.0.0.1:{ports[0]}", None, None]
 
 
-async def test_timeouts_follow_the_configuration(node: FakeNode) -> None:
+async def test_node_timeouts_follow_a_reload_of_the_configuration(node: FakeNode) -> None:
     async with serving(node) as cortex:
         gateway = cortex.gateway
         changed = gateway.config.gateway.model_copy(update={"idle_timeout_secs": 7.0, "answer_timeout_secs": 9.0})

@@ -43,7 +43,7 @@ def rejection(answer: tuple[int, Any]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("body", [HELEXA, VLLM, OLLAMA, LITELLM])
-async def test_other_node_serves_a_model_that_a_node_has_lost(body: Any) -> None:
+async def test_request_to_a_node_that_lost_the_model_is_served_by_another_node(body: Any) -> None:
     async with (
         FakeNode("n1", speak=lost(body)).holds("Org/M").serving() as first,
         FakeNode("n2", speak=lost(body)).holds("Org/M").serving() as second,
@@ -54,7 +54,7 @@ async def test_other_node_serves_a_model_that_a_node_has_lost(body: Any) -> None
         assert len(first.bodies) <= 1  # after its first 404, the gateway knows
 
 
-async def test_lost_model_of_the_catalog_is_loaded_again() -> None:
+async def test_catalog_model_that_its_node_has_lost_is_loaded_again() -> None:
     node = FakeNode(speak=lost(HELEXA)).holds("Org/M")
     async with (
         node.serving(),
@@ -69,7 +69,7 @@ async def test_lost_model_of_the_catalog_is_loaded_again() -> None:
         assert len(node.loads) == 2
 
 
-async def test_lost_model_that_the_gateway_cannot_load_is_a_retryable_503() -> None:
+async def test_model_that_its_node_lost_and_the_gateway_cannot_load_is_a_retryable_503() -> None:
     node = FakeNode(speak=lost(VLLM)).holds("Org/M")
     async with node.serving(), running_cortex(node, poll_interval_secs=SLOW_POLLS) as cortex:
         node.models = []
@@ -85,7 +85,7 @@ async def test_lost_model_that_the_gateway_cannot_load_is_a_retryable_503() -> N
         assert rejection(await cortex.ask()) == (404, "model_not_found")  # all nodes have said that they do not have it
 
 
-async def test_node_that_keeps_losing_a_model_gets_one_load_for_each_request() -> None:
+async def test_node_that_keeps_losing_a_model_gets_one_load_per_request() -> None:
     async def always_lost(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return web.json_response(HELEXA, status=404)
 
@@ -95,7 +95,7 @@ async def test_node_that_keeps_losing_a_model_gets_one_load_for_each_request() -
         assert (len(node.bodies), len(node.loads)) == (2, 1)
 
 
-async def test_lost_model_is_not_a_404_of_the_tokenizer_routes() -> None:
+async def test_tokenize_for_a_model_that_its_node_has_lost_is_a_retryable_503() -> None:
     node = FakeNode(speak=lost(HELEXA)).holds("Org/M")
     async with node.serving(), running_cortex(node, poll_interval_secs=SLOW_POLLS) as cortex:
         node.models = []
@@ -140,7 +140,7 @@ async def test_model_of_a_node_that_went_down_after_its_first_report_is_a_retrya
 
 
 @pytest.mark.parametrize("kind", ["neuron", "openai"])
-async def test_model_that_was_loaded_since_the_last_poll_is_found(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+async def test_model_loaded_since_the_last_poll_is_found(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(poller, "REFRESH_SECS", 0.0)
     async with FakeNode().holds("Org/M").serving() as node:
         neurons = [{"name": "n1", "endpoint": node.url, "kind": kind}]
@@ -152,7 +152,7 @@ async def test_model_that_was_loaded_since_the_last_poll_is_found(monkeypatch: p
             assert rejection(await cortex.ask("Org/Unknown")) == (404, "model_not_found")
 
 
-async def test_unknown_names_cause_no_polls_after_a_fresh_report(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_for_unknown_models_cause_no_polls_after_a_fresh_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "REFRESH_SECS", 600.0)
     async with (
         FakeNode().holds("Org/M").serving() as node,
@@ -179,7 +179,9 @@ async def test_requests_for_unknown_models_share_one_poll_and_do_not_wait_for_a_
         assert len(node.polled_paths) == polled + 1
 
 
-async def test_requests_for_unknown_models_do_not_take_a_node_down(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_polls_caused_by_unknown_models_do_not_mark_a_node_as_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(poller, "REFRESH_SECS", 0.0)
     async with (
         FakeNode().holds("Org/M").serving() as node,
