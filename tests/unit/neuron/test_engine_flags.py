@@ -34,29 +34,29 @@ def parse(arguments: str) -> EngineFlags:
         ("--dtype half", "dtype", "float16"),
     ],
 )
-def test_option_overrides_variable_and_default(arguments, key, value):
+def test_engine_option_overrides_environment_variable_and_default(arguments, key, value):
     environ = {"NEURON_HARNESS__TORCH__CONTEXT_LENGTH": "77", "NEURON_HARNESS__TORCH__MAX_SEQUENCES": "7"}
     torch = read_config(None, environ, flags=parse(f"org/name {arguments}").settings()).harness.torch
     assert getattr(torch, key) == value
 
 
-def test_invalid_value_names_the_option():
+def test_error_for_an_invalid_value_names_the_engine_option():
     with pytest.raises(ConfigError, match=r"^--max-num-seqs: harness\.torch\.max_sequences: "):
         read_config(None, {}, flags=parse("--max-num-seqs 0").settings())
 
 
-def test_model_options_set_the_keys_of_default_models():
+def test_options_about_the_model_set_keys_of_default_models():
     flags = parse("org/name --quantization q4k --tool-call-parser qwen3_coder")
     assert flags.model_settings() == {"quant": "q4k", "tool_parser": "qwen_xml"}
 
 
-def test_draft_model_is_a_source_or_the_absolute_path_of_a_file(tmp_path, monkeypatch):
+def test_option_draft_model_is_read_as_a_source_or_made_an_absolute_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert parse("org/name --draft-model org/small").model_settings() == {"draft_model": "org/small"}
     assert parse("org/name -md ./small.gguf").model_settings() == {"draft_model": f"{tmp_path}/small.gguf"}
 
 
-def test_chat_template_is_the_absolute_path_of_an_existing_file(tmp_path, monkeypatch):
+def test_option_chat_template_must_name_an_existing_file_and_is_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"--chat-template: x\.jinja: no such file; name a file"):
         parse("org/name --chat-template x.jinja").model_settings()
@@ -80,7 +80,7 @@ def test_chat_template_is_the_absolute_path_of_an_existing_file(tmp_path, monkey
         "--gpu-memory-utilization 0.9",
     ],
 )
-def test_option_with_another_effect_is_noted(arguments):
+def test_option_of_another_server_without_the_same_effect_prints_a_note(arguments):
     (note,) = parse(arguments).notes()
     assert note.startswith(arguments.split()[0])
     assert "tool_parser" not in parse(arguments).model_settings()
@@ -96,11 +96,11 @@ def test_option_with_another_effect_is_noted(arguments):
         ("x", "x"),
     ],
 )
-def test_flash_attention_needs_no_value(arguments, expected):
+def test_option_flash_attn_needs_no_value(arguments, expected):
     assert complete_flags(arguments.split()) == expected.split()
 
 
-def test_names_of_a_model_may_be_given_as_llama_server_and_vllm_do():
+def test_model_can_be_named_with_the_options_of_llama_server_and_vllm():
     _, bound, _ = App(default_command=serve).parse_args(
         ["-hf", "org/a:Q4_K_M", "--models", "org/b", "-m", "org/c"], exit_on_error=False, print_error=False
     )

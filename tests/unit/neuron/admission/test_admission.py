@@ -55,7 +55,7 @@ class Clients:
             await asyncio.Event().wait()
 
 
-async def test_waiting_requests_are_admitted_and_counters_return_to_zero() -> None:
+async def test_waiting_requests_are_admitted_and_counters_return_to_0() -> None:
     model = model_with(endless(""), max_in_flight=2)
     clients = Clients(model.admission)
     for name in ("a1", "a2", "a3", "a4", "b1"):
@@ -73,7 +73,7 @@ async def test_waiting_requests_are_admitted_and_counters_return_to_zero() -> No
     assert (load.in_flight, load.queue_depth, load.kv_available_mb) == (0, 0, load.kv_budget_mb)
 
 
-async def test_cancel_at_the_moment_of_admission_frees_the_slot() -> None:
+async def test_request_canceled_at_the_moment_of_its_admission_frees_the_slot() -> None:
     model = model_with(endless(""), max_in_flight=1)
     clients = Clients(model.admission)
     await clients.arrive("a1")
@@ -86,7 +86,7 @@ async def test_cancel_at_the_moment_of_admission_frees_the_slot() -> None:
     assert (model.load().in_flight, model.load().queue_depth) == (0, 0)
 
 
-async def test_full_queue_rejects_with_counts_and_retry_after() -> None:
+async def test_request_to_a_full_queue_is_rejected_with_counts_and_retry_after() -> None:
     model = model_with(endless(""), max_in_flight=1, max_queue_depth=0)
     clients = Clients(model.admission)
     await clients.arrive("a1")
@@ -99,7 +99,7 @@ async def test_full_queue_rejects_with_counts_and_retry_after() -> None:
     await clients.end("a1")
 
 
-async def test_slot_timeout_and_memory_timeout_have_different_errors() -> None:
+async def test_timeouts_in_the_wait_for_a_slot_and_for_memory_have_different_errors() -> None:
     model = model_with(endless(""), max_in_flight=1, max_wait_secs=0)
     clients = Clients(model.admission)
     await clients.arrive("a1")
@@ -120,7 +120,7 @@ async def test_slot_timeout_and_memory_timeout_have_different_errors() -> None:
     await clients.end("a1")
 
 
-async def test_prompt_larger_than_the_cache_is_a_413() -> None:
+async def test_prompt_larger_than_the_kv_cache_is_a_413() -> None:
     model = model_with(endless(""), pages=10)
     with pytest.raises(ApiError) as refused:
         await (await Clients(model.admission).arrive("a1", 160))
@@ -130,7 +130,7 @@ async def test_prompt_larger_than_the_cache_is_a_413() -> None:
     assert model.load().rejected_kv_unservable == 1
 
 
-async def test_per_principal_limit_is_a_429_and_anonymous_rejection_a_503() -> None:
+async def test_request_above_the_limit_per_principal_is_429_and_an_anonymous_rejection_503() -> None:
     model = model_with(endless(""), max_per_principal=1, anon_max_in_flight=0)
     async with model.admission.admit("a", 1, 1):
         with pytest.raises(ApiError, match="one key may have 1 request") as refused:
@@ -143,7 +143,7 @@ async def test_per_principal_limit_is_a_429_and_anonymous_rejection_a_503() -> N
     assert (load.rejected_per_principal, load.rejected_anon_yield, load.anon_max_in_flight) == (1, 1, 0)
 
 
-async def test_close_rejects_waiting_and_later_requests() -> None:
+async def test_closing_the_model_rejects_waiting_and_later_requests() -> None:
     model = model_with(endless(""), max_in_flight=1)
     clients = Clients(model.admission)
     await clients.arrive("a1")
@@ -157,7 +157,7 @@ async def test_close_rejects_waiting_and_later_requests() -> None:
     await clients.end("a1")
 
 
-async def test_cancel_during_close_stays_a_cancellation() -> None:
+async def test_request_canceled_during_close_ends_as_canceled() -> None:
     model = model_with(endless(""), max_in_flight=1)
     clients = Clients(model.admission)
     await clients.arrive("a1")
@@ -170,7 +170,7 @@ async def test_cancel_during_close_stays_a_cancellation() -> None:
     await clients.end("a1")
 
 
-async def test_memory_freed_without_notice_admits_a_waiting_request() -> None:
+async def test_pages_freed_by_the_engine_without_notice_admit_a_waiting_request() -> None:
     model = model_with(endless(""), pages=10, max_in_flight=2)
     clients = Clients(model.admission)
     async with model.admission.admit("a", 10, 10) as slot:
@@ -185,7 +185,7 @@ async def test_memory_freed_without_notice_admits_a_waiting_request() -> None:
     await clients.end("c1")
 
 
-async def test_engine_max_sequences_caps_the_configured_limit() -> None:
+async def test_max_sequences_of_the_engine_caps_the_configured_max_in_flight() -> None:
     model = scripted_model(endless(""))
     model.engine.options = EngineOptions(max_sequences=16)
     for configured, slots, anonymous in ((None, 16, 15), (4, 4, 4), (99, 16, 15)):
@@ -208,7 +208,7 @@ async def test_request_waits_for_its_slot_before_it_reaches_the_engine() -> None
     assert (model.load().in_flight, model.load().queue_depth) == (0, 0)
 
 
-async def test_slot_is_free_when_the_last_event_is_read() -> None:
+async def test_slot_of_a_request_is_free_when_its_last_event_is_read() -> None:
     model = model_with(answer("hello"), max_in_flight=1)
     async with aclosing(run(model, [[1]], REQUEST)) as events:
         async for event in events:

@@ -18,7 +18,7 @@ PROMPT = [504, 3575, 282, 4649, 314] * 12  # 61 tokens: one page, and a second p
 REQUEST = GenerationRequest(model="m", temperature=0, max_tokens=8)
 
 
-async def test_requests_that_wait_for_memory_return_the_same_text(smollm2_gguf: Path) -> None:
+async def test_requests_that_wait_for_memory_return_the_same_text_as_alone(smollm2_gguf: Path) -> None:
     config = TorchConfig(kv_cache_mb=8, max_sequences=8, admission=AdmissionConfig(max_wait_secs=600))
     engine = await EngineClient.start(smollm2_gguf, config.engine_options("cpu"))
     model = ServedModel("m", ModelSpec(model_id="m"), ModelText.open(smollm2_gguf), engine, config)

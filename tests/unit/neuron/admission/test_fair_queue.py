@@ -40,7 +40,7 @@ class Simulation:
         self.order += [ticket.name for ticket in settled if ticket.admitted]  # type: ignore[attr-defined]
 
 
-def test_requests_are_admitted_until_all_slots_are_taken() -> None:
+def test_requests_are_admitted_until_no_slot_is_free() -> None:
     simulation = Simulation()
     one, two, three = simulation.arrive("a1"), simulation.arrive("b1"), simulation.arrive("c1")
     assert (one.admitted, two.admitted, three.admitted, three.waiting) == (True, True, False, True)
@@ -63,7 +63,7 @@ def test_principals_take_turns_regardless_of_queue_length() -> None:
     assert order.index("b2") <= 4
 
 
-def test_a_turn_costs_the_memory_of_its_request() -> None:
+def test_principals_take_turns_weighted_by_the_memory_of_their_requests() -> None:
     simulation = Simulation(slots=1, queue=40)
     inside = simulation.arrive("x0")
     waiters = {f"a{n}": simulation.arrive(f"a{n}", pages=30) for n in range(1, 5)}
@@ -77,7 +77,7 @@ def test_a_turn_costs_the_memory_of_its_request() -> None:
     assert order.count("a") == 2
 
 
-def test_one_principal_holds_all_slots_but_one_of_eight() -> None:
+def test_one_principal_can_hold_at_most_seven_of_eight_slots() -> None:
     simulation = Simulation(slots=8, queue=20)
     heavy = [simulation.arrive(f"a{n}") for n in range(20)]
     assert sum(ticket.admitted for ticket in heavy) == 7
@@ -95,7 +95,7 @@ def test_anonymous_requests_wait_for_requests_with_a_principal() -> None:
     assert simulation.queue.admitted_of(ANONYMOUS) == 1
 
 
-def test_anonymous_requests_have_separate_limits() -> None:
+def test_anonymous_requests_have_their_own_limits() -> None:
     simulation = Simulation(anon_slots=1, anon_pending=2)
     one, two, three = simulation.arrive("1"), simulation.arrive("2"), simulation.arrive("3")
     assert (one.admitted, two.waiting, three.rejected) == (True, True, Reason.ANON_YIELD)
@@ -132,7 +132,7 @@ def test_per_principal_limit_does_not_affect_other_principals() -> None:
     assert [simulation.arrive(str(n)).rejected for n in range(3)] == [None] * 3
 
 
-def test_waiting_request_times_out() -> None:
+def test_request_that_waits_too_long_for_admission_times_out() -> None:
     simulation = Simulation(slots=1)
     simulation.arrive("a1")
     waiter = simulation.arrive("a2")
@@ -144,7 +144,7 @@ def test_waiting_request_times_out() -> None:
     assert (simulation.queue.waiting, simulation.queue.next_tick(simulation.now)) == (0, None)
 
 
-def test_sixteen_smaller_requests_pass_one_that_waits_for_memory() -> None:
+def test_at_most_sixteen_smaller_requests_overtake_one_that_waits_for_memory() -> None:
     simulation = Simulation(slots=4, queue=40)
     first = simulation.arrive("a1", pages=60)
     large = simulation.arrive("b1", pages=70)
@@ -160,7 +160,7 @@ def test_sixteen_smaller_requests_pass_one_that_waits_for_memory() -> None:
     assert simulation.leave(first) == ["b1"]
 
 
-def test_reservation_ends_when_the_engine_holds_the_pages() -> None:
+def test_page_reservation_of_a_request_ends_when_the_engine_holds_its_pages() -> None:
     simulation = Simulation(slots=4)
     one = simulation.arrive("a1", pages=60)
     assert simulation.queue.available == 40
@@ -177,7 +177,7 @@ def test_reservation_ends_when_the_engine_holds_the_pages() -> None:
     assert simulation.queue.available == 70
 
 
-def test_pages_of_an_unreported_prompt_count_once() -> None:
+def test_pages_of_a_prompt_are_not_counted_twice_before_its_first_token() -> None:
     simulation = Simulation(slots=4)
     simulation.arrive("a1", pages=60)
     simulation.queue.free = 45  # the engine holds 55 pages for the request, and has not reported a token
@@ -186,7 +186,7 @@ def test_pages_of_an_unreported_prompt_count_once() -> None:
     assert simulation.queue.available == 0
 
 
-def test_pages_shared_by_two_requests_count_once() -> None:
+def test_pages_shared_by_two_requests_are_counted_once() -> None:
     simulation = Simulation(slots=4)
     for name in ("a1", "a2"):
         simulation.queue.hold(simulation.arrive(name, pages=50), 50)
@@ -194,7 +194,7 @@ def test_pages_shared_by_two_requests_count_once() -> None:
     assert simulation.queue.available == 45
 
 
-def test_tick_notices_pages_freed_without_notice() -> None:
+def test_periodic_tick_admits_a_request_after_pages_were_freed_without_notice() -> None:
     simulation = Simulation(slots=4)
     simulation.queue.hold(simulation.arrive("a1", pages=60), 60)
     simulation.queue.free = 40
@@ -206,7 +206,7 @@ def test_tick_notices_pages_freed_without_notice() -> None:
     assert waiter.admitted
 
 
-def test_idle_model_admits_without_waiting_for_memory() -> None:
+def test_idle_model_admits_a_request_without_waiting_for_memory() -> None:
     simulation = Simulation()
     simulation.queue.free = 0
     assert simulation.arrive("a1", pages=100, min_pages=90).admitted
@@ -217,7 +217,7 @@ def test_request_larger_than_the_cache_is_rejected_at_once() -> None:
     assert Simulation().arrive("a1", pages=120, min_pages=100).admitted
 
 
-def test_retry_after_follows_the_rate_of_freed_slots() -> None:
+def test_retry_after_of_a_rejection_follows_the_rate_of_freed_slots() -> None:
     simulation = Simulation(slots=1, queue=10)
     assert simulation.queue.retry_after(simulation.now) == 2
     for _ in range(20):
@@ -235,7 +235,7 @@ def test_retry_after_follows_the_rate_of_freed_slots() -> None:
     assert simulation.queue.retry_after(simulation.now) == 120
 
 
-def test_close_removes_all_waiting_requests() -> None:
+def test_closing_the_queue_removes_all_waiting_requests() -> None:
     simulation = Simulation(slots=1)
     inside, waiter = simulation.arrive("a1"), simulation.arrive("a2")
     assert simulation.queue.close() == [waiter]
@@ -245,6 +245,6 @@ def test_close_removes_all_waiting_requests() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 7])
-def test_one_principal_may_hold_all_of_fewer_than_eight_slots(slots: int) -> None:
+def test_one_principal_can_hold_all_slots_if_there_are_fewer_than_eight(slots: int) -> None:
     simulation = Simulation(slots=slots, queue=20)
     assert sum(simulation.arrive(f"a{n}").admitted for n in range(9)) == slots

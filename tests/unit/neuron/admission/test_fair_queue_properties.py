@@ -122,7 +122,9 @@ TestFairQueue.settings = settings(max_examples=40, stateful_step_count=40, deadl
     requests=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 60)), min_size=1, max_size=120),
     seed=st.randoms(use_true_random=False),
 )
-def test_every_waiting_request_is_admitted(slots: int, requests: list[tuple[str, int]], seed: object) -> None:
+def test_every_waiting_request_is_admitted_eventually(
+    slots: int, requests: list[tuple[str, int]], seed: object
+) -> None:
     """Without cancellations and timeouts, every request is admitted and none is rejected."""
     limits = Limits(
         slots=slots, queue=200, wait=1e9, kv_wait=1e9, per_principal=0, anon_slots=1, anon_pending=0, pages=60
@@ -143,7 +145,7 @@ def test_every_waiting_request_is_admitted(slots: int, requests: list[tuple[str,
 
 @settings(max_examples=40, deadline=None)
 @given(flood=st.integers(1, 100), newcomers=st.booleans())
-def test_a_light_principal_waits_for_at_most_twelve_requests(flood: int, newcomers: bool) -> None:
+def test_request_of_a_new_principal_is_admitted_after_at_most_twelve_others_end(flood: int, newcomers: bool) -> None:
     """A new principal is admitted within twelve departures, however many requests of others wait or arrive."""
     limits = Limits(slots=4, queue=300, wait=1e9, kv_wait=1e9, per_principal=0, anon_slots=1, anon_pending=0, pages=60)
     queue = FairQueue(limits)

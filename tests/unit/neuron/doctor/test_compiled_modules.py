@@ -21,20 +21,22 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return source
 
 
-def test_package_without_compiled_modules_is_a_note(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_notes_a_package_without_compiled_python_modules(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     [result] = look_at_compiled_modules(PACKAGE)
     assert result.level == "note"
     assert result.text.endswith(f" run {sys.executable} -m compileall -q {source.parent}")
 
 
-def test_note_names_the_variable_that_disables_compiled_modules(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_the_variable_that_disables_compiled_python_modules(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     [result] = look_at_compiled_modules(PACKAGE)
     assert result.text.endswith("unset PYTHONDONTWRITEBYTECODE")
 
 
-def test_compiled_and_missing_packages_have_no_result(source: Path) -> None:
+def test_doctor_reports_nothing_about_compiled_or_missing_packages(source: Path) -> None:
     py_compile.compile(str(source))
     assert list(look_at_compiled_modules(PACKAGE)) == []
     assert list(look_at_compiled_modules("a_package_that_is_not_installed")) == []

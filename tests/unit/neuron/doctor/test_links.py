@@ -58,7 +58,7 @@ def facts(*names: str) -> Discovery:
     return Discovery.model_validate({"hostname": "n", "os": "Linux", "devices": devices})
 
 
-def test_links_are_read_from_nvml() -> None:
+def test_links_between_gpus_are_read_from_nvml() -> None:
     links = {(link.first, link.second): link for link in links_between(FakeNvml(), HANDLES)}
     assert len(links) == 6
     assert links[0, 1] == DeviceLink(0, 1, "one PCIe host bridge", nvlinks=4, peer_access=True)
@@ -66,12 +66,12 @@ def test_links_are_read_from_nvml() -> None:
     assert links[1, 2] == DeviceLink(1, 2, "the connection between NUMA nodes", nvlinks=0, peer_access=False)
 
 
-def test_properties_that_the_driver_does_not_report_are_unknown() -> None:
+def test_link_properties_that_the_driver_does_not_report_are_unknown() -> None:
     assert links_between(FakeNvml(old=True), {0: "A", 1: "B"}) == [DeviceLink(0, 1)]
     assert links_between(FakeNvml(), {0: "A"}) == []
 
 
-def test_pairs_with_the_same_connection_share_a_finding() -> None:
+def test_doctor_lists_gpu_pairs_with_the_same_connection_together() -> None:
     links = links_between(FakeNvml(), HANDLES)
     texts = [finding.text for finding in describe_devices(facts("L4", "L4", "A2", "A2"), links)]
     assert texts == [
@@ -88,7 +88,7 @@ def test_pairs_with_the_same_connection_share_a_finding() -> None:
     assert list(describe_devices(facts("L4"), [])) == []
 
 
-def test_numa_nodes_are_described_if_there_are_several() -> None:
+def test_doctor_describes_numa_nodes_if_there_are_several() -> None:
     nodes = [CpuNode(0, (0, 1), 4096, {0: 10, 1: 21}), CpuNode(1, (2, 3), 4096, {0: 21, 1: 10})]
     (finding,) = describe_numa_nodes(nodes)
     sizes = "NUMA nodes: 0 (2 CPUs, 4.00 GB), 1 (2 CPUs, 4.00 GB)"
@@ -108,12 +108,14 @@ def test_numa_nodes_are_described_if_there_are_several() -> None:
         (2, 1, "note", "tensor_parallel is 1; try 2, which is one rank per NUMA node"),
     ],
 )
-def test_number_of_ranks_is_compared_with_the_numa_nodes(nodes: int, ranks: int, level: str, text: str) -> None:
+def test_doctor_compares_the_number_of_ranks_with_the_number_of_numa_nodes(
+    nodes: int, ranks: int, level: str, text: str
+) -> None:
     finding = describe_cpu_ranks(nodes, ranks)
     assert (finding.topic, finding.level, finding.text) == ("links", level, text)
 
 
-def test_number_of_devices_for_a_model_is_described() -> None:
+def test_doctor_says_among_how_many_devices_a_model_can_be_divided() -> None:
     (finding,) = describe_gpu_ranks(facts("L4", "L4"), 2)
     assert finding.text == "a model can be divided among up to 2 devices (tensor_parallel = 2)"
     (finding,) = describe_gpu_ranks(facts("L4", "A2"), 1)

@@ -20,11 +20,11 @@ def packages(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_size_counts_only_the_libraries_of_cuda(packages: Path) -> None:
+def test_reported_size_of_cuda_counts_only_the_libraries_of_cuda(packages: Path) -> None:
     assert doctor_machine.cuda_library_bytes(distributions(path=[str(packages)])) == 3_000_000_100
 
 
-def test_cuda_build_without_a_device_is_a_note(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_notes_a_cuda_build_of_torch_without_a_gpu(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_machine, "distributions", lambda: distributions(path=[str(packages)]))
     monkeypatch.setattr(doctor_machine, "has_nvidia_driver", lambda: False)
     monkeypatch.setattr(doctor_machine, "discover", lambda: Discovery(hostname="h", os="Linux"))
@@ -40,5 +40,5 @@ def test_cuda_build_without_a_device_is_a_note(packages: Path, monkeypatch: pyte
     assert list(doctor_machine.look_at_torch_build()) == []
 
 
-def test_cpu_build_has_no_result(tmp_path: Path) -> None:
+def test_cpu_build_of_torch_has_no_cuda_libraries(tmp_path: Path) -> None:
     assert doctor_machine.cuda_library_bytes(distributions(path=[str(tmp_path)])) == 0

@@ -38,7 +38,7 @@ async def outputs_of(client: EngineClient, *prompt: int) -> list[TokenOutput]:
     return [output async for output in stream_of(client, *prompt)]
 
 
-async def test_stream_yields_every_token_and_ends_after_finish(engine: EngineClient):
+async def test_token_stream_yields_every_token_and_ends_after_the_finish_reason(engine: EngineClient):
     outputs = await outputs_of(engine, 1, 50)
     assert [token for output in outputs for token in output.tokens] == list(range(50))
     assert [output.finish for output in outputs[:-1]] == [None] * (len(outputs) - 1)
@@ -48,12 +48,12 @@ async def test_stream_yields_every_token_and_ends_after_finish(engine: EngineCli
     assert engine.open_streams == 0
 
 
-async def test_streams_run_concurrently(engine: EngineClient):
+async def test_token_streams_of_one_engine_run_concurrently(engine: EngineClient):
     streams = await asyncio.gather(*(outputs_of(engine, 1, count) for count in range(1, 20)))
     assert [sum(len(output.tokens) for output in outputs) for outputs in streams] == list(range(1, 20))
 
 
-async def test_unread_outputs_are_merged(engine: EngineClient):
+async def test_outputs_that_the_consumer_has_not_read_are_merged(engine: EngineClient):
     slow = stream_of(engine, 1, 500)
     first = await anext(slow)
     await outputs_of(engine, 1, 1)  # the engine sends outputs in order, so all 500 tokens of `slow` have been sent
@@ -64,7 +64,7 @@ async def test_unread_outputs_are_merged(engine: EngineClient):
         await anext(slow)
 
 
-async def test_logprobs_are_merged_with_their_tokens(engine: EngineClient):
+async def test_log_probabilities_are_merged_with_their_tokens(engine: EngineClient):
     slow = engine.generate([1, 300], max_tokens=1000, sampling=SamplingParams(logprobs=1))
     outputs = [await anext(slow)]
     await outputs_of(engine, 1, 1)
@@ -82,7 +82,7 @@ async def test_cached_tokens_are_reported_once_after_merging(engine: EngineClien
     assert (engine.prompt_tokens, engine.cached_tokens) == (1000, 900)
 
 
-async def test_canceled_wait_loses_no_output(engine: EngineClient):
+async def test_canceled_wait_for_the_next_output_loses_no_output(engine: EngineClient):
     stream = stream_of(engine, 5)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(stream), 0.05)
@@ -91,7 +91,7 @@ async def test_canceled_wait_loses_no_output(engine: EngineClient):
     assert (await anext(stream)).finish == "stop"
 
 
-async def test_aclose_before_the_end_cancels_the_request(engine: EngineClient):
+async def test_aclose_of_a_stream_before_its_end_cancels_the_request(engine: EngineClient):
     watch = stream_of(engine, 5)
     waiting = asyncio.create_task(anext(watch))
     async with contextlib.aclosing(stream_of(engine, 3)) as stream:
@@ -103,13 +103,13 @@ async def test_aclose_before_the_end_cancels_the_request(engine: EngineClient):
         await anext(stream)
 
 
-async def test_stream_that_is_never_awaited_sends_nothing(engine: EngineClient):
+async def test_stream_that_is_never_awaited_sends_no_request(engine: EngineClient):
     await stream_of(engine, 3).aclose()
     assert engine.open_streams == 0
     assert (await outputs_of(engine, 1, 1))[-1].finish == "length"
 
 
-async def test_overloaded_error_is_counted(engine: EngineClient):
+async def test_overloaded_error_of_the_engine_is_counted(engine: EngineClient):
     (output,) = await outputs_of(engine, 4)
     assert output.finish == "error"
     assert output.error is not None
@@ -136,7 +136,7 @@ async def test_engine_crash_ends_open_streams_and_rejects_new_ones(tmp_path: Pat
     await client.close()
 
 
-async def test_hung_engine_is_killed_after_all_clients_disconnected(tmp_path: Path):
+async def test_engine_that_hangs_is_killed_although_all_clients_have_disconnected(tmp_path: Path):
     died = asyncio.get_running_loop().create_future()
     client = await start(tmp_path / "model", on_exit=died.set_result, step_seconds=0.4)
     stream = stream_of(client, 7)
@@ -180,7 +180,7 @@ async def test_engine_log_lines_have_no_request_id_of_the_load(
     await client.close()
 
 
-async def test_close_ends_open_streams_without_on_exit(tmp_path: Path):
+async def test_close_of_the_client_ends_open_streams_and_does_not_call_on_exit(tmp_path: Path):
     exits: list[str] = []
     client = await start(tmp_path / "model", on_exit=exits.append)
     stream = stream_of(client, 3)
@@ -191,13 +191,13 @@ async def test_close_ends_open_streams_without_on_exit(tmp_path: Path):
     assert not client.alive
 
 
-async def test_process_that_ignores_shutdown_is_killed(tmp_path: Path):
+async def test_engine_process_that_ignores_the_shutdown_message_is_killed(tmp_path: Path):
     client = await start(tmp_path / "deaf")
     await client.close(grace=0.2)
     assert not client.alive
 
 
-async def test_progress_is_reported_while_loading(tmp_path: Path):
+async def test_progress_of_a_load_is_reported(tmp_path: Path):
     reported: list[Progress] = []
 
     def on_progress(progress: Progress) -> None:
@@ -209,7 +209,7 @@ async def test_progress_is_reported_while_loading(tmp_path: Path):
     assert reported == [Progress(stage="weights", done=1, total=2)]
 
 
-async def test_load_without_progress_is_killed(tmp_path: Path):
+async def test_engine_whose_load_makes_no_progress_is_killed(tmp_path: Path):
     with pytest.raises(HelexaError) as failed:
         await start(tmp_path / "slow", load_seconds=0.4)
     reason = "the engine made no progress for 0.4 s and was killed while loading the model"
@@ -237,13 +237,15 @@ async def test_loading_can_be_canceled(tmp_path: Path):
         ),
     ],
 )
-async def test_failed_load_raises_a_one_line_error(tmp_path: Path, model: str, kind: type[Exception], message: str):
+async def test_failed_load_of_the_engine_raises_a_one_line_error(
+    tmp_path: Path, model: str, kind: type[Exception], message: str
+):
     with pytest.raises(kind, match=f"^{message}$") as failed:
         await start(tmp_path / model)
     assert type(failed.value) is kind
 
 
-async def test_invalid_frames_raise_a_protocol_error(tmp_path: Path):
+async def test_invalid_frames_from_the_engine_raise_a_protocol_error(tmp_path: Path):
     babble = "import socket, sys; socket.socket(fileno=int(sys.argv[2])).sendall(b'\\xff' * 99)"
     spawn = partial(Child.spawn, (sys.executable, "-c", babble))
     with pytest.raises(HelexaError, match="invalid message"):

@@ -23,12 +23,14 @@ def limits(detector: HangDetector, checks: list[tuple[int, bool]], expected: flo
     ],
     ids=["before the limit", "limit", "idle", "news", "work ended"],
 )
-def test_working_engine_without_news_hangs_after_the_limit(checks: list[tuple[int, bool]], hangs: bool):
+def test_engine_with_work_and_no_heartbeat_is_reported_as_hung_after_the_limit(
+    checks: list[tuple[int, bool]], hangs: bool
+):
     found = limits(HangDetector(2.0), checks, expected=0.0, idle=0.25)
     assert found == [0.0] * (len(checks) - 1) + [2.0 * hangs]
 
 
-def test_checks_are_at_most_a_second_apart():
+def test_checks_of_the_hang_detector_are_at_most_a_second_apart():
     assert HangDetector(2.0).check_seconds == 0.25
     assert HangDetector(120.0).check_seconds == 1.0
 
@@ -38,7 +40,7 @@ def test_checks_are_at_most_a_second_apart():
     [(0.01, 5.0), (2.0, 20.0), (100.0, 120.0), (0.0, 120.0)],
     ids=["floor", "ten times", "ceiling", "unknown"],
 )
-def test_limit_follows_the_expected_duration_of_the_step(expected: float, limit: float):
+def test_time_limit_of_a_step_follows_its_expected_duration(expected: float, limit: float):
     """The first two checks find progress, and progress directly before the third check."""
     checks = [(1, True)] + [(2, True)] * 200
     found = limits(HangDetector(120.0), checks, expected, idle=1.0)
@@ -47,14 +49,14 @@ def test_limit_follows_the_expected_duration_of_the_step(expected: float, limit:
     assert first == 1 + limit + (limit == 120.0)
 
 
-def test_time_in_which_the_engine_does_not_sleep_does_not_count_for_the_expected_duration():
+def test_only_time_in_which_the_engine_sleeps_counts_for_the_shorter_limit():
     checks = [(1, True)] * 60
     assert not any(limits(HangDetector(120.0), checks, expected=0.1, idle=0.0))
     found = limits(HangDetector(120.0), checks, expected=0.1, idle=0.25)
     assert found.index(5.0) == 20
 
 
-def test_idle_time_of_an_earlier_step_does_not_count():
+def test_idle_time_during_an_earlier_step_does_not_count_for_the_limit():
     detector = HangDetector(120.0)
     assert not any(limits(detector, [(1, True)] * 5, expected=0.1, idle=1.0))
     assert not any(limits(detector, [(1, True)] * 3, expected=0.0, idle=1.0))

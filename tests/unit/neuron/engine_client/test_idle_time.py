@@ -32,7 +32,7 @@ def sleeper() -> Iterator[psutil.Popen]:
     process.wait()
 
 
-def test_sleeping_process_is_idle(sleeper: psutil.Popen) -> None:
+def test_process_that_sleeps_counts_as_idle(sleeper: psutil.Popen) -> None:
     idle_time = IdleTime(sleeper.pid)
     assert idle_time.since_last_call(2.0) == 0.0  # unknown before the first call
     assert idle_time.since_last_call(2.0) > 1.0
@@ -40,7 +40,7 @@ def test_sleeping_process_is_idle(sleeper: psutil.Popen) -> None:
     assert idle_time.since_last_call(2.0) == 0.0
 
 
-def test_stopped_process_is_not_idle(sleeper: psutil.Popen) -> None:
+def test_process_stopped_by_sigstop_does_not_count_as_idle(sleeper: psutil.Popen) -> None:
     idle_time = IdleTime(sleeper.pid)
     idle_time.since_last_call(2.0)
     sleeper.send_signal(signal.SIGSTOP)
@@ -49,7 +49,7 @@ def test_stopped_process_is_not_idle(sleeper: psutil.Popen) -> None:
     assert idle_time.since_last_call(2.0) == 0.0
 
 
-def test_time_of_an_ended_process_is_unknown(sleeper: psutil.Popen) -> None:
+def test_ended_process_has_no_idle_time(sleeper: psutil.Popen) -> None:
     idle_time = IdleTime(sleeper.pid)
     idle_time.since_last_call(2.0)
     sleeper.kill()
@@ -79,7 +79,7 @@ def write_thread(folder: Path, thread: int, state: str, ran: float, waited: floa
     ],
     ids=["sleeps", "ran", "waited for a core", "waited long", "runs", "reads from disk", "stopped", "in a debugger"],
 )
-def test_process_is_idle_while_all_threads_sleep(
+def test_process_counts_as_idle_only_while_all_its_threads_sleep(
     tmp_path: Path, state: str, ran: float, waited: float, idle: float
 ) -> None:
     time = IdleTime(7, tmp_path)
@@ -90,6 +90,6 @@ def test_process_is_idle_while_all_threads_sleep(
     assert time.since_last_call(2.0) == pytest.approx(idle)
 
 
-def test_system_without_statistics_never_counts_time(tmp_path: Path) -> None:
+def test_without_process_statistics_idle_time_is_always_0(tmp_path: Path) -> None:
     time = IdleTime(7, tmp_path)
     assert [time.since_last_call(1.0) for _ in range(3)] == [0.0] * 3

@@ -41,7 +41,7 @@ class Machine:
         del self.generation[pid]
 
 
-def test_concurrent_loads_do_not_share_free_memory() -> None:
+def test_concurrent_loads_are_not_granted_the_same_free_memory() -> None:
     machine = Machine(3000)
     first = machine.start(1)
     assert first.total == 1000 * MIB + 200 * MIB + 425 * MIB
@@ -62,7 +62,7 @@ def test_concurrent_loads_do_not_share_free_memory() -> None:
         (9000, 1200, None),
     ],
 )
-def test_rejection_is_permanent_only_if_an_empty_node_is_too_small(
+def test_rejection_of_a_load_is_permanent_only_if_an_empty_node_is_too_small(
     free_mb: int, limit_mb: int, permanent: bool | None
 ) -> None:
     machine = Machine(free_mb)
@@ -77,7 +77,7 @@ def test_rejection_is_permanent_only_if_an_empty_node_is_too_small(
     assert rejected.value.details["permanent"] is (permanent is None)
 
 
-def test_available_memory_is_within_the_limit_of_all_engines() -> None:
+def test_available_memory_is_what_the_limit_for_all_engines_leaves() -> None:
     machine = Machine(9000, reserve_mb=100)
     granted = machine.start(1).total
     assert machine.grants.available("cpu", machine.free) == machine.free - 100 * MIB - granted
@@ -87,7 +87,7 @@ def test_available_memory_is_within_the_limit_of_all_engines() -> None:
     assert (machine.grants.granted(1), machine.grants.granted(2)) == (granted, 0)
 
 
-def test_allocated_memory_is_not_counted_twice() -> None:
+def test_granted_memory_that_an_engine_has_allocated_is_not_counted_twice() -> None:
     machine = Machine(4000)
     granted_mb = machine.start(1).total // MIB
     assert granted_mb == 1712
@@ -95,7 +95,7 @@ def test_allocated_memory_is_not_counted_twice() -> None:
     assert machine.start(2).total >= LEAST
 
 
-def test_grant_ends_with_the_process() -> None:
+def test_memory_grant_ends_with_the_engine_process() -> None:
     machine = Machine(3000)
     machine.start(1)
     machine.end(1)
@@ -104,7 +104,7 @@ def test_grant_ends_with_the_process() -> None:
     machine.start(1)  # the process id is reused
 
 
-def test_rejected_engine_holds_no_grant_and_may_retry() -> None:
+def test_engine_whose_request_is_rejected_holds_no_grant_and_can_retry() -> None:
     machine = Machine(1500)
     with pytest.raises(DoesNotFitError):
         machine.start(1, weights=1400 * MIB)
@@ -113,7 +113,7 @@ def test_rejected_engine_holds_no_grant_and_may_retry() -> None:
     assert machine.start(1).total <= 1500 * MIB
 
 
-def test_limit_covers_the_grants_of_all_engines() -> None:
+def test_memory_limit_covers_the_grants_of_all_engines() -> None:
     machine = Machine(100_000)
     limit = {"limit": 3000 * MIB}
     first = machine.start(1, **limit)
@@ -124,7 +124,7 @@ def test_limit_covers_the_grants_of_all_engines() -> None:
     assert rejected.value.details["free_mb"] == (3000 * MIB - first.total) // MIB
 
 
-def test_reserve_stays_free_and_does_not_lower_the_limit() -> None:
+def test_memory_reserve_stays_free_and_does_not_lower_the_limit() -> None:
     assert Machine(2000, reserve_mb=0).start(1).pages > Machine(2000, reserve_mb=500).start(1).pages
     with pytest.raises(DoesNotFitError):
         Machine(1800, reserve_mb=500).start(1)
@@ -142,7 +142,7 @@ def test_each_device_has_its_own_memory() -> None:
         machine.start(5, device="cuda")  # the first GPU
 
 
-def test_ranks_take_the_granted_memory_on_each_device() -> None:
+def test_grant_for_several_ranks_counts_on_each_device() -> None:
     both = {"device": "cuda:0", "devices": ["cuda:0", "cuda:1"]}
     machine = Machine(3000)
     machine.start(1, **both)
@@ -155,7 +155,7 @@ def test_ranks_take_the_granted_memory_on_each_device() -> None:
     machine.start(3)  # host memory
 
 
-def test_ranks_are_granted_what_the_fullest_device_has_left() -> None:
+def test_grant_for_several_ranks_is_limited_by_the_fullest_device() -> None:
     machine = Machine(10_000)
     machine.start(1, device="cuda:1", weights=2000 * MIB)
     machine.start(2, device="cuda:0")
@@ -168,7 +168,7 @@ def test_ranks_are_granted_what_the_fullest_device_has_left() -> None:
     assert rejected.value.details["free_mb"] == 5000 - 2712
 
 
-def test_settled_gpu_engine_holds_its_whole_grant() -> None:
+def test_settled_gpu_engine_keeps_its_whole_grant_reserved() -> None:
     machine = Machine(4000)
     machine.start(1, device="cuda:0")
     machine.free -= MOST
@@ -192,7 +192,7 @@ def test_gpu_memory_reported_while_loading_is_not_counted_twice() -> None:
     assert granted.total <= machine.free - (promised - 1000 * MIB)
 
 
-def test_second_request_keeps_the_reported_gpu_memory() -> None:
+def test_second_memory_request_of_an_engine_keeps_its_reported_gpu_memory() -> None:
     machine = Machine(4000)
     machine.start(1, device="cuda:0")
     machine.grants.record_allocated(1, 1100 * MIB)
@@ -204,7 +204,7 @@ def test_second_request_keeps_the_reported_gpu_memory() -> None:
     machine.grants.record_allocated(99, 5)  # unknown process: ignored
 
 
-def test_grant_beyond_free_memory_is_reported_as_missing() -> None:
+def test_granted_memory_that_is_no_longer_free_is_reported_as_missing() -> None:
     machine = Machine(4000)
     promised = machine.start(1).total
     machine.take(1, 1300)
@@ -220,7 +220,7 @@ def test_grant_beyond_free_memory_is_reported_as_missing() -> None:
     assert machine.grants.missing(1) == outstanding
 
 
-def test_shortage_is_divided_in_proportion_to_outstanding_grants() -> None:
+def test_missing_memory_is_divided_among_engines_by_their_unused_grants() -> None:
     machine = Machine(10_000)
     machine.start(1)
     machine.start(2)
@@ -233,7 +233,7 @@ def test_shortage_is_divided_in_proportion_to_outstanding_grants() -> None:
     assert [machine.grants.missing(pid) for pid in (1, 2, 3)] == [50 * MIB, 150 * MIB, 0]
 
 
-def test_change_of_the_system_clock_ends_no_grant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_of_the_system_clock_does_not_end_a_grant(monkeypatch: pytest.MonkeyPatch) -> None:
     grants, me = MemoryGrants(), os.getpid()
     grants.grant(me, needs(held=own_bytes(me)))
     if hasattr(psutil, "_pslinux"):  # on other systems, psutil does not use the boot time

@@ -34,7 +34,7 @@ async def child() -> AsyncIterator[Child]:
     await child.end(grace=0.0)
 
 
-async def test_end_kills_the_process(child: Child):
+async def test_ending_an_engine_process_kills_it(child: Child):
     assert child.alive
     await child.end(grace=0.0)
     assert not child.alive
@@ -42,13 +42,13 @@ async def test_end_kills_the_process(child: Child):
     assert "was ended by SIG" in child.ending()
 
 
-async def test_process_that_cannot_start_is_an_error_with_the_reason():
+async def test_engine_process_that_cannot_start_is_an_error_with_the_reason():
     with pytest.raises(HelexaError, match="no engine process can start: No such file or directory"):
         await Child.spawn(("/no/such/program",))
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
-async def test_canceled_start_leaves_no_process(turns: int):
+async def test_canceled_start_of_an_engine_leaves_no_process(turns: int):
     before = {process.pid for process in psutil.Process().children()}
     start = asyncio.create_task(Child.spawn((sys.executable, "-c", "import signal; signal.pause()")))
     for _ in range(turns):
@@ -59,7 +59,7 @@ async def test_canceled_start_leaves_no_process(turns: int):
     assert {process.pid for process in psutil.Process().children()} <= before
 
 
-async def test_ended_process_id_gets_no_signal(child: Child, monkeypatch: pytest.MonkeyPatch):
+async def test_process_id_of_an_ended_engine_gets_no_signal(child: Child, monkeypatch: pytest.MonkeyPatch):
     await child.end(grace=0.0)
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "killpg", lambda group, number: sent.append((group, number)))
@@ -69,7 +69,7 @@ async def test_ended_process_id_gets_no_signal(child: Child, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("turns", range(1, 8))
-async def test_next_call_finishes_a_canceled_end(child: Child, turns: int):
+async def test_call_of_end_after_a_canceled_one_finishes_its_work(child: Child, turns: int):
     ending = asyncio.create_task(child.end(grace=0.0))
     for _ in range(turns):
         await asyncio.sleep(0)  # a turn of the event loop
@@ -82,7 +82,7 @@ async def test_next_call_finishes_a_canceled_end(child: Child, turns: int):
     assert child._popen.stdin.closed
 
 
-async def test_end_canceled_while_a_grandchild_keeps_the_pipe_open_closes_everything():
+async def test_canceled_end_closes_all_pipes_although_a_grandchild_keeps_one_open():
     child = await Child.spawn(("sh", "-c", "setsid sleep 600 & echo $! >&2; wait"))
     try:
         await eventually(lambda: child._last_line != "")
@@ -120,5 +120,5 @@ async def test_file_truncated_during_a_load_is_an_error_of_the_model_file(tmp_pa
         (-40, "was ended by signal 40"),
     ],
 )
-def test_reason_names_the_signal_and_its_likely_cause(code: int, reason: str):
+def test_reason_for_the_end_of_an_engine_names_the_signal_and_its_likely_cause(code: int, reason: str):
     assert exit_reason(code) == reason

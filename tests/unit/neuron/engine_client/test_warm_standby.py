@@ -36,7 +36,7 @@ async def begun(standby: WarmStandby, existing: set[int]) -> int:
     return pid
 
 
-async def test_standby_process_loads_the_first_model(standby: WarmStandby, tmp_path: Path):
+async def test_first_load_uses_the_standby_process(standby: WarmStandby, tmp_path: Path):
     existing = engines()
     pid = await begun(standby, existing)
     await standby.begin()
@@ -49,7 +49,7 @@ async def test_standby_process_loads_the_first_model(standby: WarmStandby, tmp_p
     assert engines() == existing
 
 
-async def test_dead_standby_process_is_replaced(standby: WarmStandby):
+async def test_load_after_the_death_of_the_standby_process_starts_another(standby: WarmStandby):
     pid = await begun(standby, engines())
     dead = standby._child
     assert dead is not None
@@ -60,7 +60,7 @@ async def test_dead_standby_process_is_replaced(standby: WarmStandby):
     await child.end(grace=0.0)
 
 
-async def test_dead_standby_process_does_not_stay_the_standby(standby: WarmStandby):
+async def test_standby_process_that_died_while_unused_is_replaced(standby: WarmStandby):
     pid = await begun(standby, engines())
     dead = standby._child
     assert dead is not None
@@ -78,7 +78,7 @@ async def test_unused_standby_process_is_ended_by_close(standby: WarmStandby):
 
 
 @pytest.mark.parametrize("turns", range(1, 8))
-async def test_next_close_finishes_a_canceled_one(standby: WarmStandby, turns: int):
+async def test_close_after_a_canceled_close_ends_the_standby_process(standby: WarmStandby, turns: int):
     existing = engines()
     await standby.begin()
     child = standby._child
@@ -94,7 +94,7 @@ async def test_next_close_finishes_a_canceled_one(standby: WarmStandby, turns: i
     assert engines() == existing
 
 
-async def test_engine_without_a_load_message_ends_with_its_socket():
+async def test_engine_that_got_no_load_message_ends_when_its_socket_closes():
     child = await Child.spawn()
     child.writer.close()
     await child.wait(60)

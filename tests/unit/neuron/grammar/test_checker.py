@@ -28,7 +28,7 @@ async def rejection(checker: GrammarChecker, grammar: str) -> ApiError:
     return raised.value
 
 
-async def test_valid_grammars_pass(checker: GrammarChecker):
+async def test_valid_grammars_pass_the_check(checker: GrammarChecker):
     for grammar in (for_schema({"type": "object"}), for_regex("a+"), for_choice(["a"]), for_lark('start: "a"')):
         await checker.compile_check(grammar, "guided")
         await checker.compile_check(grammar, "guided")
@@ -45,14 +45,16 @@ async def test_valid_grammars_pass(checker: GrammarChecker):
         ({"properties": {"a": {"$ref": "https://example.org/a"}}}, "/properties/a", "example.org"),
     ],
 )
-async def test_schema_error_names_its_location(checker: GrammarChecker, schema: Any, pointer: str, message: str):
+async def test_error_in_a_json_schema_names_its_location(
+    checker: GrammarChecker, schema: Any, pointer: str, message: str
+):
     error = await rejection(checker, for_schema(schema))
     assert error.code == "invalid_schema"
     assert message in str(error)
     assert str(error).startswith(f"response_format: schema{' at ' if pointer else ''}{pointer}: ")
 
 
-async def test_error_of_overlapping_schemas_names_an_option_of_the_client(checker: GrammarChecker):
+async def test_error_for_overlapping_schemas_names_a_request_option_that_helps(checker: GrammarChecker):
     either = [{"properties": {"a": {"type": "string"}}}, {"properties": {"b": {"type": "string"}}}]
     grammar = for_schema({"oneOf": either})
     for param, option in (
@@ -68,7 +70,7 @@ async def test_error_of_overlapping_schemas_names_an_option_of_the_client(checke
 
 
 @pytest.mark.parametrize("name", ["credit-card", "double", "idn-email", "binary", "x" * 100])
-async def test_unknown_formats_are_ignored(checker: GrammarChecker, name: str):
+async def test_unknown_string_formats_in_a_json_schema_are_ignored(checker: GrammarChecker, name: str):
     schema = {"properties": {"format": {"format": name}, "a": {"anyOf": [{"type": "string", "format": name}]}}}
     await checker.compile_check(for_schema(schema), "response_format")
     await checker.compile_check(for_schema({"$defs": {"x": schema}, "items": {"$ref": "#/$defs/x"}}), "guided_json")
@@ -88,19 +90,19 @@ async def test_unknown_formats_are_ignored(checker: GrammarChecker, name: str):
         {"maxContains": 3},
     ],
 )
-async def test_keywords_without_effect_are_accepted(checker: GrammarChecker, keywords: dict[str, Any]):
+async def test_json_schema_keywords_without_effect_are_accepted(checker: GrammarChecker, keywords: dict[str, Any]):
     schema = {"properties": {"a": {"anyOf": [keywords, {"type": "null"}]}}, **keywords}
     await checker.compile_check(for_schema(schema), "response_format")
 
 
-async def test_tool_error_names_its_location(checker: GrammarChecker):
+async def test_error_in_the_schema_of_a_tool_names_its_location(checker: GrammarChecker):
     tools = {"a": {}, "b": {"properties": {"x": {"contains": {}}}}}
     error = await rejection(checker, for_tools("hermes", tools, "required", True, strict=["a", "b"]))
     assert str(error).startswith("response_format: tool 1 at /properties/x: ")
     await checker.compile_check(for_tools("hermes", tools, "required", True), "tools")
 
 
-async def test_grammar_error_names_the_reason(checker: GrammarChecker):
+async def test_error_in_a_grammar_names_the_reason(checker: GrammarChecker):
     for grammar, message in (
         (for_regex("(a"), "unclosed"),
         (for_lark("start: x"), "unknown name"),
@@ -144,7 +146,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_hostile_grammar_fails_only_its_request(checker: GrammarChecker, name: str):
+async def test_hostile_grammar_does_not_break_the_check_of_later_grammars(checker: GrammarChecker, name: str):
     try:
         await checker.compile_check(HOSTILE[name], "response_format")
     except ApiError as error:
@@ -153,7 +155,7 @@ async def test_hostile_grammar_fails_only_its_request(checker: GrammarChecker, n
     await checker.compile_check(for_schema({"type": "object"}), "response_format")
 
 
-async def test_event_loop_runs_during_a_check(checker: GrammarChecker):
+async def test_event_loop_runs_during_a_grammar_check(checker: GrammarChecker):
     check = asyncio.create_task(rejection(checker, for_schema(STATES)))
     turns = 0
     while not check.done():
@@ -163,7 +165,7 @@ async def test_event_loop_runs_during_a_check(checker: GrammarChecker):
     await check
 
 
-async def test_cancelled_check_does_not_shift_later_verdicts(checker: GrammarChecker):
+async def test_canceled_grammar_check_does_not_change_verdicts_of_later_checks(checker: GrammarChecker):
     for _ in range(3):
         check = asyncio.create_task(checker.compile_check(for_schema(STATES), "response_format"))
         await asyncio.sleep(0)
@@ -174,7 +176,7 @@ async def test_cancelled_check_does_not_shift_later_verdicts(checker: GrammarChe
     await checker.compile_check(for_schema({}), "response_format")
 
 
-async def test_concurrent_checks_get_their_own_verdicts(checker: GrammarChecker):
+async def test_concurrent_grammar_checks_get_their_own_verdicts(checker: GrammarChecker):
     grammars = [for_schema({"const": number} if number % 2 else {"not": {"const": number}}) for number in range(40)]
     results = await asyncio.gather(
         *(checker.compile_check(grammar, "response_format") for grammar in grammars), return_exceptions=True
@@ -182,7 +184,7 @@ async def test_concurrent_checks_get_their_own_verdicts(checker: GrammarChecker)
     assert [isinstance(result, ApiError) for result in results] == [number % 2 == 0 for number in range(40)]
 
 
-async def test_too_many_concurrent_checks_are_rejected(checker: GrammarChecker):
+async def test_too_many_concurrent_grammar_checks_are_rejected(checker: GrammarChecker):
     results = await asyncio.gather(
         *(checker.compile_check(for_schema({"const": number}), "x") for number in range(80)), return_exceptions=True
     )
@@ -191,11 +193,11 @@ async def test_too_many_concurrent_checks_are_rejected(checker: GrammarChecker):
     assert len(raised) == 80 - 64
 
 
-async def test_lone_surrogate_is_rejected(checker: GrammarChecker):
+async def test_lone_surrogate_in_a_grammar_is_rejected(checker: GrammarChecker):
     assert "half of a surrogate pair" in str(await rejection(checker, for_choice(["\ud800"])))
 
 
-async def test_verdict_is_cached(checker: GrammarChecker):
+async def test_verdict_of_a_grammar_check_is_cached(checker: GrammarChecker):
     grammar = json.dumps({"grammars": [{"name": "schema", "json_schema": {"not": {}}}]})
     first = await rejection(checker, grammar)
     await checker.aclose()

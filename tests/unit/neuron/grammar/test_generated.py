@@ -77,7 +77,7 @@ async def generated(client: EngineClient, tokenizer: Tokenizer, prompt: str, gra
     return await asyncio.gather(*(generate(seed, grammar) for seed, grammar in enumerate(grammars)))
 
 
-async def test_messages_are_valid(client: EngineClient, tokenizer: Tokenizer):
+async def test_output_of_grammars_from_random_schemas_is_valid(client: EngineClient, tokenizer: Tokenizer):
     drawn_schemas = drawn(schemas())
     texts = await generated(
         client, tokenizer, "An example, as JSON:\n", [for_schema(schema) for schema in drawn_schemas]
@@ -89,7 +89,9 @@ async def test_messages_are_valid(client: EngineClient, tokenizer: Tokenizer):
     assert sum(text is not None for text in texts) > len(texts) / 3
 
 
-async def test_calls_are_parsed_and_valid(client: EngineClient, tokenizer: Tokenizer):
+async def test_tool_calls_of_grammars_from_random_schemas_are_parsed_and_valid(
+    client: EngineClient, tokenizer: Tokenizer
+):
     tools: list[tuple[str, Schema, str]] = []
     for number, schema in enumerate(drawn(tool_schemas())):
         format_name = SPELLED[number % len(SPELLED)]

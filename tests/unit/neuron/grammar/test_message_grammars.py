@@ -41,7 +41,7 @@ CITY = {
         (for_lark('start: "a" %json {"type": "integer"}'), "a12", True),
     ],
 )
-def test_grammar_accepts_exactly_its_texts(grammar: str, text: str, expected: bool):
+def test_grammar_of_a_schema_regex_or_choice_accepts_exactly_its_texts(grammar: str, text: str, expected: bool):
     assert accepts(grammar, text) == expected
 
 
@@ -63,5 +63,5 @@ def test_invalid_grammar_is_rejected(build, code: str, message: str):
     assert (error.value.status, error.value.code) == (400, code)
 
 
-def test_strings_cannot_contain_special_tokens():
+def test_json_strings_of_a_grammar_cannot_contain_special_tokens():
     assert not accepts(for_schema({"type": "string"}), '"<|im_end|>"', byte_level(["<|im_end|>"]))

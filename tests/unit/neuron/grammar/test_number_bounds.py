@@ -37,14 +37,14 @@ def accepted_prefix(grammar: str, text: str) -> str:
     ],
 )
 @pytest.mark.parametrize("text", ENDLESS)
-def test_unbounded_number_has_few_digits(schema: dict[str, Any], text: str) -> None:
+def test_number_without_bounds_has_a_limited_number_of_digits(schema: dict[str, Any], text: str) -> None:
     defined = {"n": {"type": "number"}}
     grammar = for_schema({"type": "object", "properties": {"n": schema}, "required": ["n"], "$defs": defined})
     assert len(accepted_prefix(grammar, '{"n":' + text)) <= len('{"n":-') + 18 + 12
 
 
 @pytest.mark.parametrize("format_name", ["hermes", "qwen_xml", "llama3_json", "pythonic", "mistral", "deepseek"])
-def test_numbers_of_tools_have_few_digits(format_name: str) -> None:
+def test_numbers_in_tool_arguments_have_a_limited_number_of_digits(format_name: str) -> None:
     tools = {"f": {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]}}
     grammar = json.loads(for_tools(format_name, tools, "required", False))
     for lark_or_schema in grammar["grammars"]:
@@ -65,7 +65,7 @@ def test_numbers_of_tools_have_few_digits(format_name: str) -> None:
         ({"type": "integer", "enum": [7, 8]}, "8"),
     ],
 )
-def test_bounded_numbers_are_unchanged(schema: dict[str, Any], text: str) -> None:
+def test_schema_of_a_number_with_bounds_is_unchanged(schema: dict[str, Any], text: str) -> None:
     assert accepted_prefix(for_schema(schema), text) == text
 
 
@@ -82,5 +82,5 @@ def test_bounded_numbers_are_unchanged(schema: dict[str, Any], text: str) -> Non
         True,
     ],
 )
-def test_other_schemas_are_unchanged(schema: Any) -> None:
+def test_schemas_without_unbounded_numbers_are_unchanged(schema: Any) -> None:
     assert bounded(schema) == schema

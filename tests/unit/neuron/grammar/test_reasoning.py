@@ -36,13 +36,15 @@ THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
         ("hm", False, False),
     ],
 )
-def test_message_follows_reasoning(vocabulary: Vocabulary, text: str, begun: bool | None, free: bool) -> None:
+def test_grammar_allows_a_constrained_message_after_reasoning(
+    vocabulary: Vocabulary, text: str, begun: bool | None, free: bool
+) -> None:
     for begins_in_reasoning, expected in ((True, begun), (False, free)):
         grammar = after_reasoning(MESSAGE, MARKS, begun=begins_in_reasoning, token_id=vocabulary.token_id)
         assert expected is None or accepts(grammar, text, vocabulary) == expected
 
 
-def test_reasoning_precedes_text_and_calls() -> None:
+def test_grammar_of_tools_requires_begun_reasoning_to_end_before_text_or_calls() -> None:
     for format_name in ("hermes", "llama3_json", "pythonic", "mistral", "qwen_xml", "deepseek"):
         tools = for_tools(format_name, TOOLS, "auto", True, token_id=TOKENS.token_id)
         grammar = after_reasoning(tools, MARKS, begun=True, token_id=TOKENS.token_id)
@@ -50,12 +52,12 @@ def test_reasoning_precedes_text_and_calls() -> None:
         assert not accepts(grammar, "hm", TOKENS), format_name
 
 
-def test_lark_grammar_may_follow_reasoning() -> None:
+def test_lark_grammar_of_the_client_applies_after_the_reasoning() -> None:
     grammar = after_reasoning(for_lark('start: "a" %json {"type": "integer"}'), MARKS, begun=True)
     assert accepts(grammar, "hm</think>\na12")
 
 
-def test_mark_may_end_within_a_token() -> None:
+def test_mark_that_ends_the_reasoning_may_end_within_a_token() -> None:
     """In Llama 3's vocabulary, for example, `>` and line feeds form one token."""
     spellings = [b"<|end|>", *(bytes([byte]) for byte in range(256)), b">\n\n", b">{", b'>\n{"', b"><"]
     vocabulary = Vocabulary(spellings, [0], [0])
@@ -77,7 +79,7 @@ def allowed(matched: llguidance.LLMatcher, token: int) -> bool:
 
 @pytest.mark.parametrize("head", ["final", "final <|constrain|>json", "final<|constrain|>json"])
 @pytest.mark.parametrize("thought", ["", THOUGHT])
-def test_harmony_message_is_in_the_final_channel(head: str, thought: str) -> None:
+def test_constrained_message_in_harmony_format_is_in_the_final_channel(head: str, thought: str) -> None:
     grammar = in_final_channel(MESSAGE, token_id=CHANNELS.token_id)
     message = f'<|channel|>{head}<|message|>{{"a":1}}'
     assert accepts(grammar, thought + message, CHANNELS)
@@ -89,7 +91,7 @@ def test_harmony_message_is_in_the_final_channel(head: str, thought: str) -> Non
 
 @pytest.mark.parametrize("head", [" to=user", ""])
 @pytest.mark.parametrize("thought", ["", MUSE_THOUGHT])
-def test_muse_glimmer_message_is_an_answer_to_the_user(head: str, thought: str) -> None:
+def test_constrained_message_of_muse_glimmer_is_an_answer_to_the_user(head: str, thought: str) -> None:
     known: dict[str, Any] = {"tool_call_format": "muse_glimmer", "token_id": MUSE.token_id}
     message = f'{head}<|message|>{{"a":1}}'
     assert accepts(in_final_channel(MESSAGE, **known), thought + message, MUSE)
@@ -107,7 +109,9 @@ def test_muse_glimmer_message_is_an_answer_to_the_user(head: str, thought: str) 
         ("required", "<|channel|>final<|message|>No.", False),
     ],
 )
-def test_reasoning_is_rejected_after_it_ended(choice: str, message: str, allowed: bool) -> None:
+def test_grammar_in_harmony_format_rejects_reasoning_after_it_was_ended(
+    choice: str, message: str, allowed: bool
+) -> None:
     grammar = for_tools("harmony", TOOLS, choice, True, token_id=CHANNELS.token_id, reasons=False)
     assert accepts(grammar, message, CHANNELS) == allowed
     assert not accepts(grammar, THOUGHT + message, CHANNELS)

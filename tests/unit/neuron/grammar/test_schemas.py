@@ -32,7 +32,7 @@ def valid(schema: Schema, text: str):
 
 @settings(max_examples=SCHEMAS)
 @given(schemas(), st.integers(0, 2**32))
-def test_random_texts_are_valid(schema: Schema, seed: int):
+def test_random_texts_accepted_by_a_schema_grammar_are_valid(schema: Schema, seed: int):
     text, complete = walk(BYTES, for_schema(schema), random.Random(seed))
     if complete:
         valid(schema, text)
@@ -40,7 +40,9 @@ def test_random_texts_are_valid(schema: Schema, seed: int):
 
 @settings(max_examples=SCHEMAS // 3)
 @given(schema=schemas(), seed=st.integers(0, 2**32))
-def test_random_texts_in_a_real_vocabulary_are_valid(smollm2: Vocabulary, schema: Schema, seed: int):
+def test_random_texts_in_a_real_vocabulary_accepted_by_a_schema_grammar_are_valid(
+    smollm2: Vocabulary, schema: Schema, seed: int
+):
     text, complete = walk(smollm2, for_schema(schema), random.Random(seed), 200)
     if complete:
         valid(schema, text)
@@ -64,7 +66,9 @@ _LETTERS = {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additional
         ),
     ],
 )
-def test_keywords_that_llguidance_rejects_are_written_with_others(schema: Schema, good: list[str], bad: list[str]):
+def test_schema_keywords_that_llguidance_rejects_are_replaced_by_equivalent_ones(
+    schema: Schema, good: list[str], bad: list[str]
+):
     checks = jsonschema.Draft202012Validator(schema)
     for text in good + bad:
         matcher = LLMatcher(LLTokenizer("byte"), for_schema(schema))

@@ -66,7 +66,9 @@ def check(format_name: str, tools: dict[str, Schema], text: str, *, only_calls: 
 
 @pytest.mark.parametrize(("format_name", "tokens"), DAILY_CASES)
 @pytest.mark.parametrize("parallel", [True, False])
-def test_required_calls_in_random_texts_are_valid(format_name: str, tokens: bool, parallel: bool):
+def test_random_texts_of_a_grammar_for_required_tool_calls_are_valid_calls(
+    format_name: str, tokens: bool, parallel: bool
+):
     known = vocabulary(format_name, tokens)
     grammar = for_tools(format_name, OFFERED, "required", parallel, token_id=known.token_id)
     called: set[str] = set()
@@ -85,7 +87,7 @@ def test_required_calls_in_random_texts_are_valid(format_name: str, tokens: bool
 
 
 @pytest.mark.parametrize(("format_name", "tokens"), DAILY_CASES)
-def test_optional_calls_in_random_texts_are_valid(format_name: str, tokens: bool):
+def test_tool_calls_in_random_texts_of_a_grammar_for_optional_calls_are_valid(format_name: str, tokens: bool):
     known = vocabulary(format_name, tokens)
     grammar = for_tools(format_name, OFFERED, "auto", True, strict=["get_weather"], token_id=known.token_id)
     calls = texts = 0
@@ -101,7 +103,9 @@ def test_optional_calls_in_random_texts_are_valid(format_name: str, tokens: bool
 
 @settings(max_examples=WALKS)
 @given(st.sampled_from(CASES), tool_schemas(), st.booleans(), st.integers(0, 2**32))
-def test_any_tool_can_be_called(case: tuple[str, bool], schema: Schema, strict: bool, seed: int):
+def test_grammar_of_tools_accepts_calls_for_any_valid_tool_schema(
+    case: tuple[str, bool], schema: Schema, strict: bool, seed: int
+):
     format_name, tokens = case
     known = vocabulary(format_name, tokens, special=bool(seed % 2) or format_name in MESSAGE_FORMATS)
     tools = {"get_it": schema}
@@ -168,7 +172,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_calls_written_like_chat_templates_are_accepted(name: str):
+def test_tool_calls_written_as_chat_templates_render_them_are_accepted(name: str):
     format_name, text = name.partition("-")[0], WRITTEN[name]
     known = byte_level(sorted(TOOL_CALL_FORMATS[format_name].markers))
 
@@ -206,7 +210,9 @@ LIKE_CALLS = [
 
 @pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize(("format_name", "lead", "text"), LIKE_CALLS)
-def test_strict_constrains_each_form_of_call(format_name: str, lead: str, text: str, tokens: bool):
+def test_grammar_of_strict_tools_constrains_each_written_form_of_a_call(
+    format_name: str, lead: str, text: str, tokens: bool
+):
     known = vocabulary(format_name, tokens)
     grammar = for_tools(format_name, TOOLS, "auto", True, strict=["get_weather"], token_id=known.token_id)
     assert check(format_name, TOOLS, lead + text, only_calls=not lead) == ["get_weather"]
@@ -233,7 +239,7 @@ UNTAGGED = [
 
 @pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize("text", UNTAGGED)
-def test_strict_constrains_calls_without_tags(text: str, tokens: bool):
+def test_grammar_of_strict_tools_constrains_calls_without_tags(text: str, tokens: bool):
     known = vocabulary("hermes", tokens)
     grammar = for_tools("hermes", TOOLS, "auto", True, strict=["get_weather"], token_id=known.token_id, untagged=True)
     assert set(check("hermes", TOOLS, text, only_calls=False)) == {"get_weather"}
@@ -255,7 +261,7 @@ def test_strict_constrains_calls_without_tags(text: str, tokens: bool):
         '{"names": 1}\n{"name": "get_weathers", "arguments": 3}',
     ],
 )
-def test_json_that_is_no_call_is_unconstrained(text: str):
+def test_json_that_is_no_tool_call_is_unconstrained(text: str):
     known = vocabulary("hermes", True)
     grammar = for_tools("hermes", TOOLS, "auto", True, strict=["get_weather"], token_id=known.token_id, untagged=True)
     assert accepts(grammar, text, known)
@@ -263,7 +269,7 @@ def test_json_that_is_no_call_is_unconstrained(text: str):
 
 
 @pytest.mark.parametrize(("format_name", "tokens"), DAILY_CASES)
-def test_text_without_calls_is_unconstrained(format_name: str, tokens: bool):
+def test_text_without_tool_calls_is_unconstrained(format_name: str, tokens: bool):
     known = vocabulary(format_name, tokens)
     grammar = for_tools(format_name, TOOLS, "auto", True, strict=["ping"], token_id=known.token_id)
     lead = FINAL.get(format_name, "")
@@ -272,7 +278,7 @@ def test_text_without_calls_is_unconstrained(format_name: str, tokens: bool):
 
 @pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize("name", WRITTEN)
-def test_schema_message_or_call_is_accepted(name: str, tokens: bool):
+def test_grammar_of_tools_and_a_response_schema_accepts_a_call_or_a_valid_message(name: str, tokens: bool):
     format_name, text = name.partition("-")[0], WRITTEN[name]
     known = vocabulary(format_name, tokens or name in (*MESSAGE_FORMATS, "lfm2", "mistral-11", "phi4_mini"))
     form = for_schema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
@@ -285,7 +291,7 @@ def test_schema_message_or_call_is_accepted(name: str, tokens: bool):
 
 
 @pytest.mark.parametrize("format_name", daily(DAILY_FORMATS, TOOL_CALL_FORMATS))
-def test_references_resolve_wherever_the_schema_is_embedded(format_name: str):
+def test_references_in_a_tool_schema_resolve_wherever_it_is_embedded(format_name: str):
     known = vocabulary(format_name, True)
     schema = {
         "properties": {"x": {"$ref": "#/$defs/tree"}, "y": {"$ref": "#/properties/z"}, "z": {"type": "integer"}},
@@ -305,7 +311,7 @@ def test_references_resolve_wherever_the_schema_is_embedded(format_name: str):
     assert completed
 
 
-def test_values_may_look_like_markup():
+def test_tagged_argument_values_may_look_like_other_markup():
     grammar = for_tools("qwen_xml", TOOLS, "write_file", False)
     call = "<tool_call>\n<function=write_file>\n<parameter=content>\n%s\n</parameter>\n</function>\n</tool_call>"
     assert accepts(grammar, call % "<p>a</p>\n</div>\n\n")
@@ -315,7 +321,7 @@ def test_values_may_look_like_markup():
 
 
 @pytest.mark.parametrize("defined", [{"type": "string"}, {"enum": ["a", "7"]}, {"const": "7"}])
-def test_referenced_string_is_written_without_quotes(defined: Schema):
+def test_string_argument_with_a_referenced_schema_is_written_without_quotes_in_tags(defined: Schema):
     schema = {"properties": {"x": {"$ref": "#/$defs/text"}}, "required": ["x"], "$defs": {"text": defined}}
     grammar = for_tools("qwen_xml", {"plan": schema}, "required", False, strict=["plan"])
     call = "<tool_call>\n<function=plan>\n<parameter=x>\n7\n</parameter>\n</function>\n</tool_call>"
@@ -323,7 +329,7 @@ def test_referenced_string_is_written_without_quotes(defined: Schema):
     assert parse_pieces(parser("qwen_xml", {"plan": schema}), [call]) == [("call", "plan", '{"x": "7"}')]
 
 
-def test_nested_parameters_use_tags_unless_recursive():
+def test_nested_string_parameters_use_tags_unless_their_schema_is_recursive():
     tree = {"type": "object", "properties": {"next": {"$ref": "#/$defs/tree"}}}
     step = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
     for definition, tagged in ((step, True), (tree, False)):
@@ -337,7 +343,7 @@ def test_nested_parameters_use_tags_unless_recursive():
         assert accepts(grammar, json_call) != tagged
 
 
-def test_long_reference_chains_are_resolved_quickly():
+def test_long_chains_of_schema_references_are_resolved_quickly():
     links = {f"a{index}": {"anyOf": [{"$ref": f"#/$defs/a{index + 1}"}] * 2} for index in range(5000)}
     schema = {"properties": {"x": {"$ref": "#/$defs/a0"}}, "$defs": links}
     assert "tool_0" in for_tools("qwen_xml", {"plan": schema}, "required", False)
@@ -347,12 +353,12 @@ def test_long_reference_chains_are_resolved_quickly():
 @pytest.mark.parametrize(
     "odd", [{"type": [[]]}, {"anyOf": 1}, {"enum": 1}, {"type": 1}, False, 1, {"anyOf": [1]}, {"$ref": 1}]
 )
-def test_malformed_schemas_are_left_to_the_check(format_name: str, odd: Any):
+def test_malformed_tool_schemas_raise_no_error_before_the_grammar_check(format_name: str, odd: Any):
     for schema in ({"properties": {"x": odd}}, {"properties": odd}, {"required": odd}, {"$defs": odd}):
         assert "grammars" in for_tools(format_name, {"plan": schema}, "required", True)
 
 
-def test_options_that_tags_cannot_contain_are_not_offered():
+def test_enum_values_that_contain_a_closing_tag_are_not_offered():
     schema = {"properties": {"x": {"enum": ["a</parameter>b", "plain", "7"]}, "y": {"enum": ["7", 7]}}}
     grammar = for_tools("qwen_xml", {"plan": schema}, "required", False)
     call = "<tool_call>\n<function=plan>\n<parameter=x>\n%s\n</parameter>\n</function>\n</tool_call>"
@@ -362,7 +368,7 @@ def test_options_that_tags_cannot_contain_are_not_offered():
 
 
 @pytest.mark.parametrize("keywords", [{"anyOf": [{"required": ["x"]}, {"required": ["y"]}]}, {"required": ["x", "z"]}])
-def test_schema_with_more_than_properties_is_written_as_json(keywords: Schema):
+def test_tool_schema_with_other_keywords_than_properties_is_written_as_json(keywords: Schema):
     schema = {"properties": {"x": {"type": "string"}, "y": {"type": "string"}}} | keywords
     grammar = for_tools("qwen_xml", {"plan": schema}, "required", False)
     tagged = "<tool_call>\n<function=plan>\n<parameter=x>\na\n</parameter>\n</function>\n</tool_call>"
@@ -371,21 +377,21 @@ def test_schema_with_more_than_properties_is_written_as_json(keywords: Schema):
     assert not accepts(grammar, '<tool_call>\n{"name": "plan", "arguments": {}}\n</tool_call>')
 
 
-def test_undeclared_parameters_are_rejected():
+def test_tool_call_with_undeclared_parameters_is_rejected():
     call = '<tool_call>\n{"name": "plan", "arguments": {"x": 1, "z": 1}}\n</tool_call>'
     schema = {"type": "object", "properties": {"x": {}}}
     assert not accepts(for_tools("hermes", {"plan": schema}, "required", False), call)
     assert accepts(for_tools("hermes", {"plan": schema | {"additionalProperties": True}}, "required", False), call)
 
 
-def test_number_of_calls_is_limited():
+def test_number_of_tool_calls_in_an_answer_is_limited():
     grammar = for_tools("hermes", TOOLS, "required", True)
     call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
     assert accepts(grammar, "\n".join([call] * MAX_CALLS))
     assert not accepts(grammar, "\n".join([call] * (MAX_CALLS + 1)))
 
 
-def test_tool_without_a_schema_takes_no_arguments():
+def test_tool_without_a_schema_accepts_empty_arguments():
     for schema in ({}, {"type": "object", "properties": {}}):
         grammar = for_tools("hermes", {"ping": schema}, "required", False)
         assert accepts(grammar, '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>')

@@ -17,13 +17,13 @@ def topology(folder: Path, siblings: dict[int, str], name: str = "core_cpus_list
 
 
 @pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])
-def test_hardware_threads_of_a_core_are_a_group(tmp_path: Path, name: str) -> None:
+def test_hardware_threads_of_a_core_are_grouped(tmp_path: Path, name: str) -> None:
     folder = topology(tmp_path, {0: "0,4", 4: "0,4", 1: "1,5", 5: "1,5"}, name)
     assert cores({0, 1, 4, 5}, folder) == [(0, 4), (1, 5)]
     assert cores({0, 5}, folder) == [(0,), (5,)]
 
 
-def test_cpu_without_files_is_a_core(tmp_path: Path) -> None:
+def test_cpu_without_topology_files_counts_as_a_core(tmp_path: Path) -> None:
     assert cores({0, 1, 2}, topology(tmp_path, {0: "0-1", 1: "0-1"})) == [(0, 1), (2,)]
 
 
@@ -33,11 +33,11 @@ def test_this_process_has_at_least_one_core() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "0-3", "0,2,4", "0-3,8-11,15"])
-def test_cpu_list_is_parsed_and_written(text: str) -> None:
+def test_linux_cpu_list_is_parsed_and_written(text: str) -> None:
     assert cpu_list(parse_cpu_list(text)) == text
 
 
-def test_invalid_parts_of_a_cpu_list_are_ignored() -> None:
+def test_invalid_parts_of_a_linux_cpu_list_are_ignored() -> None:
     assert parse_cpu_list("x,1, 3-2,-5,7-8,9-,99999999") == {1, 7, 8, 9}
     assert len(parse_cpu_list("0-99999999999")) == 65536
 
@@ -63,7 +63,7 @@ def control_groups(folder: Path, limits: dict[str, str], own: str) -> tuple[Path
         ({}, "", None),
     ],
 )
-def test_lowest_limit_of_own_control_groups_applies(
+def test_lowest_cpu_time_limit_of_the_control_groups_of_the_process_applies(
     tmp_path: Path, limits: dict[str, str], own: str, expected: float | None
 ) -> None:
     assert cpu_limit(*control_groups(tmp_path, limits, own)) == expected
@@ -72,7 +72,7 @@ def test_lowest_limit_of_own_control_groups_applies(
 @pytest.mark.parametrize(
     ("limit", "ranks", "threads"), [(None, 1, 64), (0.5, 1, 1), (2.0, 1, 2), (2.5, 1, 3), (2.5, 2, 2), (100.0, 4, 16)]
 )
-def test_default_threads_fit_into_the_limit_of_cpu_time(
+def test_default_number_of_threads_fits_the_cpu_time_limit(
     monkeypatch: pytest.MonkeyPatch, limit: float | None, ranks: int, threads: int
 ) -> None:
     monkeypatch.setattr(cpu_binding, "physical_cores", lambda cpus=None: 64)

@@ -19,38 +19,40 @@ def nodes(*cpus: tuple[int, ...]) -> list[CpuNode]:
     return [CpuNode(number, own, 0, {}) for number, own in enumerate(cpus)]
 
 
-def test_nodes_have_cpus_memory_and_distances(tmp_path: Path) -> None:
+def test_numa_nodes_have_cpus_memory_and_distances(tmp_path: Path) -> None:
     first, second = numa_nodes(ALL, numa_folder(tmp_path, {0: "0-1,4-5", 1: "2-3"}))
     assert first == CpuNode(0, (0, 1, 4, 5), 4096, {0: 10, 1: 21})
     assert (second.number, second.cpus, second.distances) == (1, (2, 3), {0: 21, 1: 10})
 
 
-def test_only_usable_cpus_count(tmp_path: Path) -> None:
+def test_numa_nodes_list_only_cpus_that_the_process_may_use(tmp_path: Path) -> None:
     folder = numa_folder(tmp_path, {0: "0-3", 1: "4-7", 10: "8-11"})
     assert [(node.number, node.cpus) for node in numa_nodes({2, 3, 8}, folder)] == [(0, (2, 3)), (10, (8,))]
 
 
-def test_node_without_cpus_is_left_out(tmp_path: Path) -> None:
+def test_numa_node_without_cpus_is_left_out(tmp_path: Path) -> None:
     folder = numa_folder(tmp_path, {0: "0-3", 1: "", 2: "4-7"})
     assert [(node.number, node.distances[2]) for node in numa_nodes(ALL, folder)] == [(0, 21), (2, 10)]
 
 
 @pytest.mark.parametrize("missing", ["meminfo", "distance"])
-def test_missing_file_leaves_a_fact_unknown(tmp_path: Path, missing: str) -> None:
+def test_missing_file_of_a_numa_node_leaves_its_memory_or_distances_unknown(tmp_path: Path, missing: str) -> None:
     folder = numa_folder(tmp_path, {0: "0-3"})
     (folder / "node0" / missing).unlink()
     expected = CpuNode(0, (0, 1, 2, 3), 0 if missing == "meminfo" else 4096, {} if missing == "distance" else {0: 10})
     assert numa_nodes(ALL, folder) == [expected]
 
 
-def test_machine_without_numa_files_has_no_nodes(tmp_path: Path) -> None:
+def test_machine_without_numa_files_has_no_numa_nodes(tmp_path: Path) -> None:
     assert numa_nodes(ALL, tmp_path / "nowhere") == []
     (tmp_path / "node0").mkdir()
     (tmp_path / "node0/cpulist").write_text("?\n")
     assert numa_nodes(ALL, tmp_path) == []
 
 
-def test_environment_variable_names_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_names_another_folder_of_numa_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NEURON_DEBUG_NUMA", str(numa_folder(tmp_path, {5: "0-63"})))
     assert [node.number for node in numa_nodes(ALL)] == [5]
 
@@ -67,7 +69,7 @@ FOUR = nodes((0, 1), (2, 3), (4, 5), (6, 7))
         (8, [(0,), (1,), (2,), (3,), (4,), (5,), (6,), (7,)]),
     ],
 )
-def test_ranks_get_adjacent_nodes_or_share_one(ranks: int, expected: list[tuple[int, ...]]) -> None:
+def test_ranks_get_adjacent_numa_nodes_or_share_one(ranks: int, expected: list[tuple[int, ...]]) -> None:
     assert [divide(FOUR, rank, ranks) for rank in range(ranks)] == expected
 
 
@@ -78,7 +80,7 @@ def test_ranks_get_adjacent_nodes_or_share_one(ranks: int, expected: list[tuple[
         ("2-9", [(), ()]),  # a container with six CPUs of one node and two of the other
     ],
 )
-def test_ranks_are_not_bound_to_very_unequal_parts(
+def test_ranks_are_not_bound_if_their_numa_nodes_have_very_unequal_cpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usable: str, expected: list[tuple[int, ...]]
 ) -> None:
     monkeypatch.setenv("NEURON_DEBUG_NUMA", str(numa_folder(tmp_path, {0: "0-7", 1: "8-15"})))
@@ -87,13 +89,13 @@ def test_ranks_are_not_bound_to_very_unequal_parts(
     assert [cpus_for(options, rank) for rank in range(2)] == expected
 
 
-def test_single_node_is_not_divided() -> None:
+def test_cpus_of_a_single_numa_node_are_not_divided_among_ranks() -> None:
     assert divide(nodes((0, 1, 2, 3)), 0, 2) == ()
     assert divide([], 1, 2) == ()
 
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=6), st.integers(1, 12))
-def test_every_rank_has_cpus_and_every_cpu_a_rank(sizes: list[int], ranks: int) -> None:
+def test_every_rank_gets_cpus_and_every_cpu_gets_a_rank(sizes: list[int], ranks: int) -> None:
     numbers = iter(range(1000, 2000))  # this machine has no such CPUs, so each CPU is a core
     machine = nodes(*(tuple(next(numbers) for _ in range(size)) for size in sizes))
     parts = [divide(machine, rank, ranks) for rank in range(ranks)]

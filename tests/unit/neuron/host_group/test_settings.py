@@ -20,7 +20,7 @@ def secret_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_variables_of_torch_distributed_provide_missing_keys(secret_file: Path) -> None:
+def test_variables_of_torch_distributed_provide_missing_host_group_settings(secret_file: Path) -> None:
     settings = group_settings(GroupConfig(interface="127.0.0.2", secret_file=secret_file), VARIABLES)
     assert (settings.host, settings.hosts) == (1, 2)
     assert settings.master == HostAddress("10.0.0.1", 29600)
@@ -28,7 +28,7 @@ def test_variables_of_torch_distributed_provide_missing_keys(secret_file: Path) 
     assert settings.secret == b"a secret of 20 bytes"
 
 
-def test_file_takes_precedence_over_variables(secret_file: Path) -> None:
+def test_host_group_settings_in_the_file_take_precedence_over_variables(secret_file: Path) -> None:
     config = GroupConfig(rank=0, world_size=3, master_addr="a", master_port=1, interface="lo", secret_file=secret_file)
     settings = group_settings(config, VARIABLES)
     assert (settings.host, settings.hosts, settings.master) == (0, 3, HostAddress("a", 1))
@@ -52,7 +52,7 @@ def test_file_takes_precedence_over_variables(secret_file: Path) -> None:
         ({"secret_file": Path("/nowhere")}, None, "secret_file /nowhere cannot be read: No such file"),
     ],
 )
-def test_invalid_settings_are_one_line(
+def test_error_for_invalid_host_group_settings_is_one_line(
     secret_file: Path, changes: dict[str, Any], missing: str | None, message: str
 ) -> None:
     config = GroupConfig(**{"interface": "lo", "secret_file": secret_file} | changes)
@@ -61,12 +61,12 @@ def test_invalid_settings_are_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_short_secret_is_rejected(tmp_path: Path) -> None:
+def test_too_short_host_group_secret_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("short")
     with pytest.raises(ConfigError, match="has 5 bytes, expected 16 or more"):
         group_settings(GroupConfig(interface="lo", secret_file=tmp_path / "secret"), VARIABLES)
 
 
-def test_variable_that_is_no_number_is_rejected(secret_file: Path) -> None:
+def test_host_group_variable_that_is_no_number_is_rejected(secret_file: Path) -> None:
     with pytest.raises(ConfigError, match="RANK is 'one', expected a number"):
         group_settings(GroupConfig(interface="lo", secret_file=secret_file), VARIABLES | {"RANK": "one"})

@@ -117,7 +117,7 @@ def near(actual: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("cuts", [[150], [1, 149], [16, 17, 117], [64, 64, 22], [3, 2, 1, 80, 64]])
-def test_split_sequence_matches_token_by_token(layer: GatedDeltaNet, cuts: list[int]) -> None:
+def test_sequence_computed_in_chunks_matches_token_by_token(layer: GatedDeltaNet, cuts: list[int]) -> None:
     x, cache, prefix = torch.randn(150, HIDDEN), spoilt_cache(layer), 0
     outputs = []
     for count in cuts:
@@ -126,12 +126,12 @@ def test_split_sequence_matches_token_by_token(layer: GatedDeltaNet, cuts: list[
     near(torch.cat(outputs), token_by_token(layer, x))
 
 
-def test_long_prompt_matches_token_by_token(layer: GatedDeltaNet) -> None:
+def test_long_prompt_computed_at_once_matches_token_by_token(layer: GatedDeltaNet) -> None:
     x = torch.randn(2100, HIDDEN)
     near(layer(x, spoilt_cache(layer), step_of((0, 0, 2100, 0))), token_by_token(layer, x))
 
 
-def test_batched_sequences_match_sequences_alone(layer: GatedDeltaNet) -> None:
+def test_sequences_in_a_batch_match_each_sequence_alone(layer: GatedDeltaNet) -> None:
     prefixes, counts = [5, 0, 70, 20, 0, 3], [1, 1, 1, 2, 30, 90]
     inputs = [torch.randn(prefix + count, HIDDEN) for prefix, count in zip(prefixes, counts, strict=True)]
     cache, slots = spoilt_cache(layer), [6, 1, 3, 0, 7, 2]
@@ -148,7 +148,7 @@ def test_batched_sequences_match_sequences_alone(layer: GatedDeltaNet) -> None:
         near(actual, token_by_token(layer, torch.cat((x, row[None])))[-1])
 
 
-def test_rejected_drafts_do_not_change_the_state(layer: GatedDeltaNet) -> None:
+def test_rejected_drafts_do_not_change_the_recurrent_state(layer: GatedDeltaNet) -> None:
     x, cache = torch.randn(12, HIDDEN), spoilt_cache(layer)
     layer(x[:5], cache, step_of((4, 0, 5, 0)))
     drafted = layer(torch.cat((x[5:8], torch.randn(1, HIDDEN), x[5:])), cache, step_of((1, 0, 1, 3), (4, 5, 3, 4)))
@@ -157,7 +157,7 @@ def test_rejected_drafts_do_not_change_the_state(layer: GatedDeltaNet) -> None:
     near(layer(continued[8:], cache, step_of((4, 8, 4, 0))), token_by_token(layer, continued)[8:])
 
 
-def test_copied_state_continues_like_its_source(layer: GatedDeltaNet) -> None:
+def test_copied_recurrent_state_continues_like_its_source(layer: GatedDeltaNet) -> None:
     x, cache = torch.randn(40, HIDDEN), spoilt_cache(layer)
     layer(x[:30], cache, step_of((0, 0, 30, 0)))
     cache.copy(0, 5)
@@ -165,7 +165,7 @@ def test_copied_state_continues_like_its_source(layer: GatedDeltaNet) -> None:
         near(layer(x[30:], cache, step_of((slot, 30, 10, 0))), token_by_token(layer, x)[30:])
 
 
-def test_only_wanted_rows_are_returned(layer: GatedDeltaNet) -> None:
+def test_layer_returns_only_the_requested_rows(layer: GatedDeltaNet) -> None:
     x, rows = torch.randn(20, HIDDEN), torch.tensor([3, 19])
     all_rows, step = layer(x, spoilt_cache(layer), step_of((0, 0, 20, 0))), step_of((0, 0, 20, 0))
     near(layer(x, spoilt_cache(layer), step, rows), all_rows[rows])
@@ -173,7 +173,7 @@ def test_only_wanted_rows_are_returned(layer: GatedDeltaNet) -> None:
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "Q8_0"])
-def test_projections_grouped_by_key_head_are_reordered(tensors: dict[str, Weight], form: str) -> None:
+def test_projections_stored_grouped_by_key_head_give_the_same_output(tensors: dict[str, Weight], form: str) -> None:
     served = HEADS // KEY_HEADS
     grouped = {
         "qkvz": (random_weights.make(form, 2 * KEYS + 2 * VALUES, HIDDEN), (KEY, KEY, served * VALUE, served * VALUE)),
@@ -194,7 +194,7 @@ def test_projections_grouped_by_key_head_are_reordered(tensors: dict[str, Weight
     near(actual(x, spoilt_cache(actual), step), expected(x, spoilt_cache(expected), step))
 
 
-def test_invalid_shapes_are_rejected(tensors: dict[str, Weight]) -> None:
+def test_gated_delta_layer_with_invalid_shapes_is_rejected(tensors: dict[str, Weight]) -> None:
     with pytest.raises(ModelFileError, match="7 value heads cannot share 2 key heads"):
         built(tensors, heads=7)
     with pytest.raises(ModelFileError, match="make a state of"):

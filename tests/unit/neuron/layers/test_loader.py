@@ -78,7 +78,7 @@ def exchanges_of(loader: Loader, ops: Recorder, shares: Shares) -> list[str]:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_partial_results_add_up_to_the_result_of_one_rank(ranks: int) -> None:
+def test_partial_results_of_the_ranks_add_up_to_the_result_of_one_rank(ranks: int) -> None:
     x, total = torch.randn(3, 96), torch.zeros(3, 64)
     for rank in range(ranks):
         loader, checkpoint, ops = loader_of(rank, ranks, 96, bias=True)
@@ -89,7 +89,7 @@ def test_partial_results_add_up_to_the_result_of_one_rank(ranks: int) -> None:
     torch.testing.assert_close(total, expected, rtol=0, atol=1e-5)
 
 
-def test_gated_inputs_of_a_rank_are_gated_before_the_sum() -> None:
+def test_row_parallel_linear_with_a_gate_gates_the_inputs_of_its_rank() -> None:
     loader, checkpoint, _ = loader_of(1, 2, 96)
     shares = loader.input_shares(f"{NAME}.weight", 96)
     x = torch.randn(3, 2 * len(shares.own))
@@ -99,31 +99,31 @@ def test_gated_inputs_of_a_rank_are_gated_before_the_sum() -> None:
     torch.testing.assert_close(result, (torch.nn.functional.silu(gate) * up) @ weight.T)
 
 
-def test_exact_mode_gathers_inputs_and_outputs() -> None:
+def test_row_parallel_linear_in_exact_mode_gathers_inputs_and_outputs() -> None:
     loader, _, ops = loader_of(0, 2, 96, sums=False)
     assert exchanges_of(loader, ops, loader.input_shares(f"{NAME}.weight", 96)) == ["gather", "gather"]
 
 
-def test_one_rank_exchanges_nothing() -> None:
+def test_row_parallel_linear_of_one_rank_exchanges_nothing() -> None:
     loader, _, ops = loader_of(0, 1, 96, sums=False)
     assert exchanges_of(loader, ops, loader.input_shares(f"{NAME}.weight", 96)) == []
 
 
-def test_shares_are_whole_blocks_of_the_file() -> None:
+def test_input_shares_of_ranks_are_whole_quantized_blocks_of_the_file() -> None:
     loader, _, ops = loader_of(0, 2, 768, block=256)
     shares = loader.input_shares(f"{NAME}.weight", 768)
     assert [len(columns) for columns in shares.ranges] == [512, 256]
     assert exchanges_of(loader, ops, shares) == ["sum"]
 
 
-def test_matrix_with_too_few_blocks_is_computed_exactly() -> None:
+def test_matrix_with_fewer_blocks_than_ranks_is_computed_in_exact_mode() -> None:
     loader, _, ops = loader_of(0, 2, 256, block=256)
     shares = loader.input_shares(f"{NAME}.weight", 256)
     assert [len(columns) for columns in shares.ranges] == [128, 128]
     assert exchanges_of(loader, ops, shares) == ["gather", "gather"]
 
 
-def test_heads_that_cut_a_block_are_computed_exactly() -> None:
+def test_matrix_whose_head_shares_cut_a_block_is_computed_in_exact_mode() -> None:
     """The heads of a layer determine the shares. Two heads of 64 inputs are half of a block."""
     loader, _, ops = loader_of(0, 2, 256, block=256)
     heads = loader.head_shares(4, 4).queries.times(64)
@@ -133,14 +133,16 @@ def test_heads_that_cut_a_block_are_computed_exactly() -> None:
 
 
 @pytest.mark.parametrize(("quant", "inputs", "widths"), [("q4k", 768, [512, 256]), ("q4_0", 96, [64, 32])])
-def test_shares_are_whole_blocks_of_the_chosen_quantization(quant: str, inputs: int, widths: list[int]) -> None:
+def test_input_shares_of_ranks_are_whole_blocks_of_the_quantization_at_load(
+    quant: str, inputs: int, widths: list[int]
+) -> None:
     loader, _, ops = loader_of(0, 2, inputs, quant=quant)
     shares = loader.input_shares(f"{NAME}.weight", inputs)
     assert [len(columns) for columns in shares.ranges] == widths
     assert exchanges_of(loader, ops, shares) == ["sum"]
 
 
-def test_inputs_that_cannot_be_divided_are_rejected() -> None:
+def test_number_of_inputs_that_ranks_cannot_share_is_rejected() -> None:
     loader, _, _ = loader_of(0, 3, 32)
     with pytest.raises(ModelFileError, match="32 outputs in blocks of 16 cannot be divided among 3 ranks"):
         loader.input_shares(f"{NAME}.weight", 32)

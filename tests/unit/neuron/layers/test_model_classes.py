@@ -9,12 +9,12 @@ from helexa.neuron.models.qwen import Qwen3
 from helexa.neuron.models.with_experts import WithDeepSeekExperts, WithExperts
 
 
-def test_attribute_of_two_base_classes_is_an_error() -> None:
+def test_model_class_that_inherits_an_attribute_from_two_bases_is_an_error() -> None:
     with pytest.raises(TypeError, match=r"Mixed must set '(defaults|implemented|supported)': .* both do"):
         type("Mixed", (WithDeepSeekExperts, Qwen3), {})
 
 
-def test_class_that_sets_the_attributes_of_its_base_classes_is_accepted() -> None:
+def test_model_class_that_sets_the_attributes_of_both_bases_is_accepted() -> None:
     class Mixed(WithDeepSeekExperts, Qwen3):
         defaults: ClassVar = {**WithDeepSeekExperts.defaults, **Qwen3.defaults}
         supported: ClassVar = {**WithDeepSeekExperts.supported}
@@ -22,7 +22,7 @@ def test_class_that_sets_the_attributes_of_its_base_classes_is_accepted() -> Non
     assert Mixed.qk_norm
 
 
-def test_base_class_that_overrides_an_attribute_of_the_other_is_accepted() -> None:
+def test_model_class_with_a_base_that_overrides_the_other_is_accepted() -> None:
     class Mixed(DeepSeekV3, WithExperts):
         pass
 

@@ -74,7 +74,7 @@ async def until(inventory: LocalInventory, condition: Callable[[dict[str, LocalM
             await asyncio.sleep(0.02)
 
 
-async def test_models_are_listed_with_memory_from_their_headers_and_problems(
+async def test_local_models_are_listed_with_memory_estimated_from_headers_and_problems(
     config: NeuronConfig, smollm2_gguf: Path
 ) -> None:
     (folder,) = config.models_dirs
@@ -117,13 +117,13 @@ async def test_models_are_listed_with_memory_from_their_headers_and_problems(
         ("{% if tools", "{" * 100_000, (False, False)),
     ],
 )
-def test_abilities_of_a_model_that_is_not_loaded_follow_from_its_templates(
+def test_tool_and_reasoning_support_of_an_unloaded_model_follow_from_its_templates(
     default: str | None, tool_use: str | None, abilities: tuple[bool, bool]
 ) -> None:
     assert template_abilities(TemplateSources(default, tool_use)) == abilities
 
 
-async def test_list_follows_changes_of_the_folders(config: NeuronConfig, smollm2_gguf: Path) -> None:
+async def test_list_of_local_models_follows_changes_of_the_folders(config: NeuronConfig, smollm2_gguf: Path) -> None:
     (folder,) = config.models_dirs
     async with watching(config) as inventory:
         first = await inventory.current()
@@ -137,7 +137,7 @@ async def test_list_follows_changes_of_the_folders(config: NeuronConfig, smollm2
         await until(inventory, lambda found: set(found) == {"org/new"})
 
 
-async def test_other_quantizations_have_ids_with_their_tag(config: NeuronConfig) -> None:
+async def test_further_quantizations_of_a_local_model_have_ids_with_their_tag(config: NeuronConfig) -> None:
     store(config, "org/both", "m.Q4_K_M.gguf", "m.Q8_0.gguf")
     store(config, "org/dense", "config.json", "tokenizer.json", "model.safetensors", "m.Q8_0.gguf")
     inventory = LocalInventory(config)
@@ -150,9 +150,7 @@ async def test_other_quantizations_have_ids_with_their_tag(config: NeuronConfig)
     }
 
 
-async def test_folder_that_cannot_be_read_is_named_and_hides_no_other_model(
-    config: NeuronConfig, tmp_path: Path
-) -> None:
+async def test_unreadable_folder_is_named_and_does_not_hide_other_models(config: NeuronConfig, tmp_path: Path) -> None:
     config.models_dirs.append(tmp_path / "missing")
     (config.models_dirs[0] / "a.gguf").touch()
     report = await LocalInventory(config).current()
@@ -160,7 +158,9 @@ async def test_folder_that_cannot_be_read_is_named_and_hides_no_other_model(
     assert report.problems == [f"{tmp_path / 'missing'}: No such file or directory"]
 
 
-def test_scan_ends_at_the_limits_on_depth_and_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_for_local_models_ends_at_the_limits_on_depth_and_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deep = tmp_path.joinpath(*"abcdef"[: MAX_DEPTH - 1])
     deep.mkdir(parents=True)
     (deep / "found.gguf").touch()
@@ -177,7 +177,7 @@ def test_scan_ends_at_the_limits_on_depth_and_entries(tmp_path: Path, monkeypatc
     assert not scan.complete
 
 
-def test_split_model_is_one_model_with_the_size_of_all_parts(tmp_path: Path) -> None:
+def test_split_gguf_model_is_listed_once_with_the_size_of_all_parts(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         (tmp_path / f"big-{number:05}-of-00003.gguf").write_bytes(b"x" * number)
     (tmp_path / "orphan-00002-of-00003.gguf").write_bytes(b"x")
@@ -187,12 +187,14 @@ def test_split_model_is_one_model_with_the_size_of_all_parts(tmp_path: Path) -> 
     assert (model.name, model.size, model.path.name) == ("big", 6, "big-00001-of-00003.gguf")
 
 
-def test_unsupported_architecture_is_a_problem(tmp_path: Path) -> None:
+def test_local_model_of_an_unsupported_architecture_is_listed_with_this_problem(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba9"}')
     assert "unsupported architecture 'mamba9'" in inspect(tmp_path, 512, 64).problem
 
 
-async def test_download_reports_its_end_and_more_than_two_are_refused(config: NeuronConfig, tmp_path: Path) -> None:
+async def test_requested_download_reports_its_end_and_a_third_at_once_is_rejected(
+    config: NeuronConfig, tmp_path: Path
+) -> None:
     hub = FakeHub()
     hub.repositories["org/tiny"] = {"tiny.Q4_0.gguf": b"weights"}
     hub.start()
@@ -253,7 +255,7 @@ async def test_memory_of_a_model_on_a_hub_is_estimated_from_the_sizes_of_its_fil
         hub.stop()
 
 
-async def test_load_of_a_model_on_the_disk_never_downloads_it(config: NeuronConfig, smollm2_gguf: Path) -> None:
+async def test_load_of_a_model_on_the_disk_does_not_download_it(config: NeuronConfig, smollm2_gguf: Path) -> None:
     hub = FakeHub()
     hub.repositories["org/gone"] = {"m.Q4_0.gguf": b"weights"}
     hub.start()
@@ -291,7 +293,9 @@ CHUNKS = {"original_max_position_embeddings": 262_144}
         ({"max_position_embeddings": None}, None),
     ],
 )
-def test_described_context_is_that_of_the_engine(tmp_path: Path, extra: dict[str, Any], context: int | None) -> None:
+def test_described_context_length_is_that_which_the_engine_uses(
+    tmp_path: Path, extra: dict[str, Any], context: int | None
+) -> None:
     config: dict[str, Any] = {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 1}
     config |= {"num_attention_heads": 2, "max_position_embeddings": 32768} | extra
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -33,7 +33,9 @@ def facts(*gpus: tuple[str, str], numa_nodes: int = 1) -> Discovery:
 @pytest.mark.parametrize(
     ("numa_nodes", "configured", "reported"), [(1, 1, 1), (2, 1, 2), (4, 2, 4), (1, 2, 2), (2, 3, 3), (1, 32, 16)]
 )
-def test_cpu_node_reports_numa_nodes_or_configured_ranks(numa_nodes: int, configured: int, reported: int) -> None:
+def test_max_tensor_parallel_of_a_cpu_node_is_its_numa_nodes_or_configured_ranks(
+    numa_nodes: int, configured: int, reported: int
+) -> None:
     assert max_tensor_parallel("cpu", configured, facts(numa_nodes=numa_nodes)) == reported
 
 
@@ -43,13 +45,13 @@ A, B, A_OLD = ("A", "9.0"), ("B", "9.0"), ("A", "8.0")
 @pytest.mark.parametrize(
     ("gpus", "reported"), [([], 1), ([A], 1), ([A, A], 2), ([A, B], 1), ([A, B, B, B], 3), ([A, A_OLD], 1)]
 )
-def test_gpu_node_reports_the_largest_group_of_devices_that_are_alike(
+def test_max_tensor_parallel_of_a_gpu_node_is_its_largest_group_of_equal_devices(
     gpus: list[tuple[str, str]], reported: int
 ) -> None:
     assert max_tensor_parallel("cuda:0", 4, facts(*gpus, numa_nodes=2)) == reported
 
 
-def test_apple_gpu_is_not_divided() -> None:
+def test_max_tensor_parallel_of_an_apple_gpu_is_1() -> None:
     assert max_tensor_parallel("mps", 4, facts(numa_nodes=2)) == 1
 
 
@@ -60,7 +62,7 @@ def devices_of(ranks: int, requested: Sequence[int] = (), device: str = "cuda:1"
     return devices_of_ranks(EngineOptions(device=device, tensor_parallel=ranks), requested, NODE)
 
 
-def test_ranks_run_on_the_first_devices_that_are_alike_or_on_the_requested_devices() -> None:
+def test_ranks_run_on_the_first_equal_devices_or_on_the_requested_ones() -> None:
     assert devices_of(2) == ["cuda:0", "cuda:1"]
     assert devices_of(2, [2, 0]) == ["cuda:2", "cuda:0"]
     assert devices_of(3) == ["cuda:0", "cuda:1", "cuda:2"]
@@ -68,7 +70,7 @@ def test_ranks_run_on_the_first_devices_that_are_alike_or_on_the_requested_devic
     assert devices_of_ranks(options, (), facts(B, A, A).devices) == ["cuda:1", "cuda:2"]
 
 
-def test_one_rank_and_ranks_on_cpus_run_on_the_device_of_the_options() -> None:
+def test_single_rank_and_ranks_on_cpus_run_on_the_configured_device() -> None:
     assert devices_of(1) == devices_of(1, [3]) == []
     assert devices_of_ranks(EngineOptions(tensor_parallel=16), [0], []) == []
 
@@ -82,7 +84,7 @@ def test_one_rank_and_ranks_on_cpus_run_on_the_device_of_the_options() -> None:
         (17, [], "cpu", "this node can run at most 16 ranks on its CPUs", 16),
     ],
 )
-def test_ranks_that_the_node_cannot_run_are_rejected(
+def test_number_of_ranks_that_the_node_cannot_run_is_rejected(
     ranks: int, requested: list[int], device: str, reason: str, most: int
 ) -> None:
     with pytest.raises(TensorParallelError) as rejected:
@@ -95,7 +97,7 @@ def test_ranks_that_the_node_cannot_run_are_rejected(
     }
 
 
-def test_missing_devices_are_rejected() -> None:
+def test_more_ranks_than_usable_devices_are_rejected() -> None:
     with pytest.raises(TensorParallelError, match="the number of usable devices is 2"):
         devices_of_ranks(EngineOptions(device="cuda:0", tensor_parallel=3), (), facts(A, A).devices)
 
@@ -110,7 +112,7 @@ def test_missing_devices_are_rejected() -> None:
         (2, [1, 1], "the request names device 1 twice; name each device once"),
     ],
 )
-def test_contradictory_request_is_an_error(ranks: int, requested: list[int], problem: str) -> None:
+def test_contradictory_number_of_ranks_and_devices_is_an_error(ranks: int, requested: list[int], problem: str) -> None:
     with pytest.raises(HelexaError, match=f"^{problem}$"):
         devices_of(ranks, requested)
 
@@ -118,14 +120,14 @@ def test_contradictory_request_is_an_error(ranks: int, requested: list[int], pro
 @pytest.mark.parametrize(
     "config", [{"num_attention_heads": 3}, {"text_config": {"num_attention_heads": 3}, "num_attention_heads": 8}]
 )
-def test_model_with_fewer_heads_than_ranks_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_model_with_fewer_attention_heads_than_ranks_is_rejected(tmp_path: Path, config: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     check_heads(tmp_path, 3)
     with pytest.raises(TensorParallelError, match=f"tensor_parallel is 4, but {tmp_path.name} has 3 attention heads"):
         check_heads(tmp_path, 4)
 
 
-def test_gguf_file_with_fewer_heads_than_ranks_is_refused(smollm2_gguf: Path) -> None:
+def test_gguf_file_with_fewer_attention_heads_than_ranks_is_rejected(smollm2_gguf: Path) -> None:
     check_heads(smollm2_gguf, 9)
     with pytest.raises(TensorParallelError) as refused:
         check_heads(smollm2_gguf, 10)
@@ -137,7 +139,7 @@ def test_gguf_file_with_fewer_heads_than_ranks_is_refused(smollm2_gguf: Path) ->
     }
 
 
-def test_unknown_number_of_heads_is_left_to_the_engine(tmp_path: Path) -> None:
+def test_model_with_an_unknown_number_of_heads_is_not_rejected_by_the_server(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"num_attention_heads": "many"}')
     check_heads(tmp_path, 64)
     check_heads(tmp_path / "nowhere", 1)

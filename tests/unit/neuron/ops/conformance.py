@@ -230,7 +230,7 @@ class CacheConformance:
         out = ops.run(forward, batch, capture=False)
         assert torch.equal(out[:, 0], out[:, 1])
 
-    def test_causal_layer_ignores_attention_ends(self, ops: Ops) -> None:
+    def test_causal_attention_layer_ignores_attention_ends_of_images(self, ops: Ops) -> None:
         cache, batch = ops.new_cache(1, 4, 64), paging.batch_of([paging.entry(0, 0, 20, [2])], CAPACITY)
         no_rotation, qkv = (torch.ones(20, 32), torch.zeros(20, 32)), torch.randn(20, 4, 64)
 
@@ -287,7 +287,7 @@ class Conformance(CacheConformance):
         assert operation in vars(type(ops)), "the operation is inherited"
         assert any(name.startswith(f"test_{operation}") for name in dir(Conformance))
 
-    def test_store_misses_a_matrix_that_was_not_saved(
+    def test_store_of_packed_weights_misses_a_matrix_that_was_not_saved(
         self, ops: Ops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HELEXA_CACHE", str(tmp_path / "cache"))
@@ -297,7 +297,7 @@ class Conformance(CacheConformance):
         assert ops.store(model, "q8_0").get("weight", (32, 64)) is None
 
     @pytest.mark.parametrize("name", ["Q4_0", "Q6_K", random_weights.PLAIN])
-    def test_matrix_embedding_is_exact(self, ops: Ops, name: str) -> None:
+    def test_matrix_embedding_returns_its_exact_rows(self, ops: Ops, name: str) -> None:
         weight = random_weights.make(name, 48, 256)
         rows = ops.embedding(ops.matrix(weight), torch.arange(48, dtype=torch.int32))
         self.near(rows, random_weights.plain(weight))
@@ -352,7 +352,7 @@ class Conformance(CacheConformance):
         self.near(out, inside @ torch.cat([random_weights.plain(weight) for weight in weights]).T + bias)
 
     @pytest.mark.parametrize("name", ["Q4_0", random_weights.PLAIN])
-    def test_embedding(self, ops: Ops, name: str) -> None:
+    def test_embedding_returns_scaled_rows_of_the_matrix(self, ops: Ops, name: str) -> None:
         weight, tokens = random_weights.make(name, 48, 64), torch.tensor([3, 0, 3, 47], dtype=torch.int32)
         out = ops.embedding(ops.matrix(weight), tokens, 2.5)
         assert out.dtype == torch.float32
@@ -366,7 +366,7 @@ class Conformance(CacheConformance):
         assert not out[[1, 3, 4]].any()
 
     @pytest.mark.parametrize("gate", GATES)
-    def test_gate_mul(self, ops: Ops, gate: str) -> None:
+    def test_gate_mul_matches_its_definition(self, ops: Ops, gate: str) -> None:
         x = torch.randn(5, 128)
         first, second = x.double().chunk(2, -1)
         self.near(ops.gate_mul(x, gate), GATES[gate](first) * second)
@@ -409,7 +409,7 @@ class Conformance(CacheConformance):
         self.near(norm(residual), _layer_normalized(residual, weight, bias))
 
     @pytest.mark.parametrize("activation", ACTIVATIONS)
-    def test_activate(self, ops: Ops, activation: str) -> None:
+    def test_activate_matches_its_definition_even_for_extreme_values(self, ops: Ops, activation: str) -> None:
         x = torch.randn(5, 128) * 4
         x[0, :5] = torch.tensor([-80.0, 80.0, 0.0, -300.0, 300.0])
         self.near(ops.activate(x.clone(), activation), ACTIVATIONS[activation](x.double()))
@@ -432,7 +432,7 @@ class Conformance(CacheConformance):
             self.near(out[frame], expected, self.cache_tolerance)
             start += length
 
-    def test_rope_tables(self, ops: Ops) -> None:
+    def test_rope_tables_match_their_definition(self, ops: Ops) -> None:
         positions = torch.tensor([0, 1, 63, 4095], dtype=torch.int32)
         frequencies = 10000.0 ** -torch.linspace(0, 1, 16)
         angles = (positions[:, None].float() * frequencies).double()
@@ -467,7 +467,7 @@ class Conformance(CacheConformance):
         self.near(out, expected)
 
     @pytest.mark.parametrize("name", ["Q8_0", random_weights.PLAIN])
-    def test_head_linear(self, ops: Ops, name: str) -> None:
+    def test_head_linear_multiplies_each_head_by_its_own_matrix(self, ops: Ops, name: str) -> None:
         weights, x = [random_weights.make(name, 48, 64) for _ in range(3)], torch.randn(5, 3, 96)
         step_bytes = ops.step_bytes
         product = ops.head_linear([ops.matrix(weight) for weight in weights])
@@ -486,7 +486,7 @@ class Conformance(CacheConformance):
         assert _unshared_bytes(ops, product) == pytest.approx(expected, abs=64)  # the table of addresses
 
     @pytest.mark.parametrize("interleaved", [True, False])
-    def test_join_latent(self, ops: Ops, interleaved: bool) -> None:
+    def test_join_latent_matches_its_definition(self, ops: Ops, interleaved: bool) -> None:
         queries, absorbed, latent = torch.randn(5, 3, 48), torch.randn(5, 3, 64), torch.randn(5, 80)
         weight = torch.rand(64) + 0.5
         out = ops.join_latent(queries.clone(), absorbed.clone(), latent.clone(), weight, EPS, interleaved)
@@ -511,7 +511,7 @@ class Conformance(CacheConformance):
         self.near(out, expected)
 
     @pytest.mark.parametrize("form", ["Q8_0", "bfloat16"])
-    def test_mixture_of_experts_without_gates(self, ops: Ops, form: str) -> None:
+    def test_mixture_of_experts_without_gates_matches_its_definition(self, ops: Ops, form: str) -> None:
         x, scores = torch.randn(7, 64) / 8, torch.stack([torch.randperm(4).float() for _ in range(7)])
         x, scores = x[: self.mixture_rows], scores[: self.mixture_rows]
         routing, weights = Routing(2, "normalized"), [[random_weights.make(form, 64, 64) for _ in "ud"] for _ in "abcd"]
@@ -585,7 +585,7 @@ class Conformance(CacheConformance):
                 self.near(caches[1].state[slot], caches[0].state[slot], 1e-5)
 
     @pytest.mark.parametrize("biased", [False, True])
-    def test_short_convolution_of_sequences_in_several_steps(self, ops: Ops, biased: bool) -> None:
+    def test_short_convolution_of_sequences_in_several_steps_equals_one_step(self, ops: Ops, biased: bool) -> None:
         """The steps have new and continued sequences, draft tokens and selected rows."""
         width, kernel, bias = 160, torch.randn(4, 160), torch.randn(160) if biased else None
         sizes = ConvSizes(width, 4)
@@ -604,7 +604,7 @@ class Conformance(CacheConformance):
             self.near(out, results if rows is None else results[rows], 1e-5)
 
     @pytest.mark.parametrize(("groups", "head_dim"), [(2, 48), (1, 16)])
-    def test_scan_of_sequences_in_several_steps(self, ops: Ops, groups: int, head_dim: int) -> None:
+    def test_scan_of_sequences_in_several_steps_equals_one_step(self, ops: Ops, groups: int, head_dim: int) -> None:
         """The steps have new and continued sequences, draft tokens and selected rows."""
         sizes = ScanSizes(heads=4, groups=groups, head_dim=head_dim, state_dim=32, kernel=4)
         convolution = ConvWeights(torch.randn(4, sizes.mixed) / 2, torch.randn(sizes.mixed) if groups > 1 else None)
@@ -624,7 +624,7 @@ class Conformance(CacheConformance):
             results = torch.cat([expected[slot][part] for slot, part in parts])
             self.near(out, results if rows is None else results[rows], 1e-5)
 
-    def test_group_norm(self, ops: Ops) -> None:
+    def test_group_norm_matches_its_definition(self, ops: Ops) -> None:
         x, weight = torch.randn(5, 96), torch.randn(96)
         groups = x.double().view(5, 3, 32)
         scale = (groups.square().mean(-1, keepdim=True) + EPS).rsqrt()
@@ -643,13 +643,13 @@ class Conformance(CacheConformance):
         expected[:, :4] *= 1 + slope * (1 + positions // length).double().log()[:, None, None]
         self.near(ops.scale_queries(qkv.clone(), 4, positions, QueryTemperature(slope, length)), expected)
 
-    def test_column_ranges_are_normalized_separately(self, ops: Ops) -> None:
+    def test_norm_columns_normalizes_column_ranges_separately(self, ops: Ops) -> None:
         x, weights = torch.randn(5, 256) * 3, (torch.randn(128), torch.randn(64))
         first, second, rest = x.double().split((128, 64, 64), dim=1)
         expected = torch.cat((_normalized(first, weights[0]), _normalized(second, weights[1]), rest), dim=1)
         self.near(ops.norm_columns(x.clone(), weights, EPS), expected)
 
-    def test_without_norm_only_adds(self, ops: Ops) -> None:
+    def test_without_norm_adds_and_does_not_normalize(self, ops: Ops) -> None:
         x, delta = torch.randn(3, 64), torch.randn(3, 64)
         hidden, add = x.clone(), ops.without_norm()
         assert torch.equal(add(hidden), x)
@@ -662,28 +662,28 @@ class Conformance(CacheConformance):
         cache = ops.delta_rule(sizes, weights).new_cache(3)
         assert cache.conv.nbytes + cache.state.nbytes == 3 * ops.state_bytes(sizes)
 
-    def test_add_gated(self, ops: Ops) -> None:
+    def test_add_gated_matches_its_definition(self, ops: Ops) -> None:
         out, x, gate = torch.randn(5, 64), torch.randn(5, 64), torch.linspace(-50, 50, 5)[:, None]
         expected = out.double() + x.double() * gate.double().sigmoid()
         self.near(ops.add_gated(out.clone(), x, gate), expected)
 
-    def test_add(self, ops: Ops) -> None:
+    def test_add_returns_the_sum(self, ops: Ops) -> None:
         out, x = torch.randn(2, 5, 64)
         assert torch.equal(ops.add(out.clone(), x), out + x)
 
-    def test_choose_rows(self, ops: Ops) -> None:
+    def test_choose_rows_returns_the_requested_rows(self, ops: Ops) -> None:
         x, rows = torch.randn(20, 48), torch.tensor([19, 0, 7, 7], dtype=torch.int32)
         assert torch.equal(ops.choose_rows(x, rows), x[rows])
         assert ops.choose_rows(x, rows[:0]).shape == (0, 48)
 
-    def test_add_scaled(self, ops: Ops) -> None:
+    def test_add_scaled_matches_its_definition(self, ops: Ops) -> None:
         x, delta = torch.randn(2, 3, 48)
         expected = (x + delta) * 0.3
         self.near(ops.add_scaled(x, delta, 0.3), expected)
         self.near(x, expected)
 
     @pytest.mark.parametrize("gate", GATES)
-    def test_gate_inputs_reads_some_columns(self, ops: Ops, gate: str) -> None:
+    def test_gate_inputs_reads_only_the_given_columns(self, ops: Ops, gate: str) -> None:
         x, inputs = torch.randn(3, 32), torch.randn(3, 96)
         self.near(ops.gate_inputs(x, inputs, 64, gate), GATES[gate](x) * inputs[:, 64:])
 
@@ -701,7 +701,7 @@ class Conformance(CacheConformance):
         capped = ops.soft_cap(logits.clone(), 30.0)
         assert torch.equal(capped.isfinite(), logits.isfinite())
 
-    def test_sample_takes_the_largest(self, ops: Ops) -> None:
+    def test_sample_at_temperature_0_takes_the_largest_logit(self, ops: Ops) -> None:
         logits = torch.randn(4, 300)
         logits[1, 7] = logits[1, 9] = 50.0
         logits[2] = torch.nan
@@ -758,7 +758,7 @@ class Conformance(CacheConformance):
         assert torch.equal(logits, before)
 
     @pytest.mark.parametrize("width", [3, 90, 5000])
-    def test_log_probabilities(self, ops: Ops, width: int) -> None:
+    def test_log_probabilities_match_log_softmax(self, ops: Ops, width: int) -> None:
         logits = torch.randn(5, width) * 4
         logits[1, width // 2] = -torch.inf
         logits[2, 1] = torch.nan
@@ -780,7 +780,7 @@ class Conformance(CacheConformance):
             assert all(len(set(row)) == min(20, width) for row in ids.tolist())
         assert ops.log_probabilities(logits, tokens, 0)[1].shape == (5, 0)
 
-    def test_run_computes_each_batch(self, ops: Ops) -> None:
+    def test_run_computes_each_batch_also_with_a_captured_graph(self, ops: Ops) -> None:
         """A graph captured for a shape also serves other tokens of the same shape."""
         forward = _Model(ops)
         buffers = StepBuffers(CAPACITY, paging.CPU, ops.fixed_addresses)
@@ -790,7 +790,7 @@ class Conformance(CacheConformance):
             self.near(result, forward.expected(tokens))
             assert torch.equal(ops.run(forward, batch, capture=False), result)
 
-    def test_capture_runs_without_python(self, ops: Ops) -> None:
+    def test_capture_replays_a_step_without_calling_python(self, ops: Ops) -> None:
         """Implementations without graph capture raise NotImplementedError."""
         forward, bucket = _Model(ops), Bucket(2, 2)
         buffers = StepBuffers(CAPACITY, paging.CPU, packed=True)
@@ -803,7 +803,7 @@ class Conformance(CacheConformance):
         assert batch.bucket == bucket
         self.near(ops.run(_fails, batch), forward.expected((3, 1)))
 
-    def test_forget_drops_captured_graphs(self, ops: Ops) -> None:
+    def test_forget_drops_the_captured_graphs(self, ops: Ops) -> None:
         forward, bucket = _Model(ops), Bucket(2, 2)
         buffers = StepBuffers(CAPACITY, paging.CPU, packed=True)
         if ops.fixed_addresses:

@@ -101,7 +101,7 @@ HARD |= {make.__name__: make for make in (repetition, tiny, huge, zeros)}
 
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 150])
 @pytest.mark.parametrize("form", FORMS)
-def test_both_algorithms_match_transformers(form: Callable[..., Tensor], count: int) -> None:
+def test_both_delta_rule_algorithms_match_transformers(form: Callable[..., Tensor], count: int) -> None:
     inputs, state = ordinary(count, sequences=3), torch.randn(3, HEADS, KEY, VALUE)
     for reference in (
         transformers_form.torch_recurrent_gated_delta_rule,
@@ -118,7 +118,7 @@ def test_both_algorithms_match_transformers(form: Callable[..., Tensor], count: 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", HARD)
-def test_extreme_inputs_match_float64(name: str, form: Callable[..., Tensor]) -> None:
+def test_delta_rule_with_extreme_inputs_matches_float64(name: str, form: Callable[..., Tensor]) -> None:
     inputs = HARD[name](400)
     for state in (torch.zeros(1, HEADS, KEY, VALUE), torch.randn(1, HEADS, KEY, VALUE) * inputs[2].abs().mean()):
         expected, expected_state = definition(*inputs, state)
@@ -127,7 +127,7 @@ def test_extreme_inputs_match_float64(name: str, form: Callable[..., Tensor]) ->
 
 
 @pytest.mark.parametrize("name", ["repetition", "nearly_identical_keys", "now_and_then_forgotten"])
-def test_thousands_of_tokens_match_float64(name: str) -> None:
+def test_delta_rule_over_thousands_of_tokens_matches_float64(name: str) -> None:
     inputs, state = HARD[name](4000), torch.zeros(1, HEADS, KEY, VALUE)
     expected, expected_state = definition(*inputs, state)
     for start in range(0, 4000, 1000):
@@ -136,7 +136,7 @@ def test_thousands_of_tokens_match_float64(name: str) -> None:
 
 
 @pytest.mark.parametrize("first", FORMS)
-def test_state_continues_after_any_number_of_tokens(first: Callable[..., Tensor]) -> None:
+def test_delta_rule_state_continues_after_any_number_of_tokens(first: Callable[..., Tensor]) -> None:
     count = 2 * CHUNK + 2
     inputs, final_state = ordinary(count), torch.zeros(1, HEADS, KEY, VALUE)
     expected = chunked(*inputs, final_state)
@@ -149,7 +149,7 @@ def test_state_continues_after_any_number_of_tokens(first: Callable[..., Tensor]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_convolution_matches_transformers(dtype: torch.dtype) -> None:
+def test_short_convolution_matches_transformers(dtype: torch.dtype) -> None:
     x, weight = torch.randn(2, 20, 12).to(dtype), torch.randn(4, 12)
     state = torch.zeros(2, 3, 12, dtype=dtype)
     expected = transformers_form.causal_conv1d_fn(x.float().transpose(1, 2), weight.T, activation="silu")
@@ -158,7 +158,7 @@ def test_convolution_matches_transformers(dtype: torch.dtype) -> None:
     assert torch.equal(state, x[:, -3:])
 
 
-def test_convolution_continues_after_any_number_of_tokens() -> None:
+def test_short_convolution_continues_after_any_number_of_tokens() -> None:
     x, weight = torch.randn(1, 12, 8), torch.randn(4, 8)
     expected = convolve(x, weight, torch.zeros(1, 3, 8))
     for split in range(1, 12):
@@ -167,7 +167,7 @@ def test_convolution_continues_after_any_number_of_tokens() -> None:
         torch.testing.assert_close(torch.cat(out, dim=1), expected)
 
 
-def test_decay_matches_formula_and_is_at_most_one() -> None:
+def test_decay_of_the_delta_rule_matches_its_formula_and_is_at_most_1() -> None:
     a = torch.cat((torch.randn(40, HEADS) * 10, torch.tensor([[-1e4], [1e4], [0.0]]).expand(3, HEADS)))
     rate, bias = torch.tensor([-5.0, 0.0, 1.0, 2.8]).exp(), torch.randn(HEADS)
     g = log_decay(a, rate, bias)

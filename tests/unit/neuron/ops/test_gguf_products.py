@@ -29,7 +29,7 @@ def test_product_with_blocks_of_every_type_is_accurate(native: NativeOps, kind: 
 
 
 @pytest.mark.parametrize("kind", LOW_BIT)
-def test_low_bit_types_take_at_most_1_3_times_their_size_in_the_file(native: NativeOps, kind: str) -> None:
+def test_packed_low_bit_gguf_types_take_at_most_1_3_times_their_size_in_the_file(native: NativeOps, kind: str) -> None:
     """IQ1 takes up to 1.6 times its size, because its codebook is too large for fast lookups."""
     weight, (weights, nbytes) = decode_random(kind, 2, 16), BLOCK_SIZES[GgmlType[kind]]
     in_file = 4096 * weight.shape[1] * nbytes // weights
@@ -38,7 +38,7 @@ def test_low_bit_types_take_at_most_1_3_times_their_size_in_the_file(native: Nat
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LOW_BIT if kind.startswith("IQ")])
-def test_rows_over_pairs_of_tiles_equal_rows_alone(native: NativeOps, kind: str) -> None:
+def test_rows_multiplied_by_pairs_of_tiles_are_bit_identical_to_rows_alone(native: NativeOps, kind: str) -> None:
     """A thread multiplies two tiles at once only if a matrix has many rows, and only five or six rows of a batch."""
     weight, x = decode_random(kind, 520, 3), torch.randn(15, 768)
     linear = native.linear([native.matrix(weight)], None)
@@ -49,7 +49,7 @@ def test_rows_over_pairs_of_tiles_equal_rows_alone(native: NativeOps, kind: str)
 
 
 @pytest.mark.parametrize("kind", ["IQ1_M", "IQ2_XXS", "IQ3_S"])
-def test_many_rows_of_few_columns_equal_rows_alone(native: NativeOps, kind: str) -> None:
+def test_many_rows_with_few_columns_are_bit_identical_to_rows_alone(native: NativeOps, kind: str) -> None:
     """A thread multiplies at most 96 rows by indexes at once. With few columns, other formats multiply more rows."""
     weight, x = decode_random(kind, 300, 1), torch.randn(205, 256)
     linear = native.linear([native.matrix(weight)], None)
@@ -58,7 +58,7 @@ def test_many_rows_of_few_columns_equal_rows_alone(native: NativeOps, kind: str)
         assert torch.equal(linear(x[rows]), together[rows])
 
 
-def test_matrix_without_codebook_is_packed_as_codes(native: NativeOps) -> None:
+def test_matrix_without_its_codebook_is_packed_larger_with_equal_products(native: NativeOps) -> None:
     weight, x = decode_random("IQ2_XXS", 20, 2), torch.randn(7, 512)
     indexes, codes = native.matrix(weight), native.matrix(replace(weight, codebook=None))
     assert indexes.nbytes < codes.nbytes

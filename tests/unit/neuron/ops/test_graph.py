@@ -84,7 +84,7 @@ def plan_of(step: int, *rows: int) -> list[PlanEntry]:
     return plan
 
 
-def test_replay_matches_kernels_run_one_by_one(library: KernelLibrary) -> None:
+def test_graph_replay_matches_kernels_run_one_by_one(library: KernelLibrary) -> None:
     """Replay steps of 1 row, of 9 rows, and of 3 rows plus a chunk with new tokens, positions and pages."""
     replayed, calls = Runs(library), 0
     for step in range(4):
@@ -99,7 +99,7 @@ def test_replay_matches_kernels_run_one_by_one(library: KernelLibrary) -> None:
     assert replayed.calls == calls
 
 
-def test_steps_with_a_torch_operation_are_not_replayed(
+def test_step_with_a_torch_operation_runs_kernel_by_kernel_and_is_not_captured(
     library: KernelLibrary, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A step with a torch operation runs kernel by kernel, and runs the kernels before it only once."""
@@ -119,7 +119,7 @@ def test_steps_with_a_torch_operation_are_not_replayed(
     assert "steps run kernel by kernel" in caplog.text
 
 
-def test_uncaptured_steps_call_the_model_each_time(library: KernelLibrary) -> None:
+def test_step_run_without_capture_calls_the_model_each_time(library: KernelLibrary) -> None:
     replayed, uncaptured = Runs(library), Runs(library)
     for step in range(3):
         plan = plan_of(step, 1, 1)
@@ -130,7 +130,7 @@ def test_uncaptured_steps_call_the_model_each_time(library: KernelLibrary) -> No
         assert torch.equal(result, replayed.step(plan))
 
 
-def test_busy_cores_keep_the_results(library: KernelLibrary) -> None:
+def test_graphs_give_the_same_results_while_other_programs_use_all_cores(library: KernelLibrary) -> None:
     """While other programs use all cores, graphs run on fewer threads than the library has."""
     runs = Runs(library)
     runs.ops._library.start_threads(2 * (os.cpu_count() or 1))
@@ -147,7 +147,7 @@ def test_busy_cores_keep_the_results(library: KernelLibrary) -> None:
             process.wait()
 
 
-def test_freed_tensor_that_torch_passed_to_a_kernel_is_not_read() -> None:
+def test_graph_replay_does_not_read_a_freed_torch_tensor() -> None:
     """The tensor is neither an input nor in the workspace. A subprocess, because reading freed memory could crash."""
     code = "from neuron.ops.test_graph import rows_chosen_by_torch; rows_chosen_by_torch()"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -164,7 +164,7 @@ def rows_chosen_by_torch() -> None:
         assert torch.equal(runs.step(plan), rows[entry.sequence.tokens[-1] + 1][None])
 
 
-def test_step_without_a_result_is_captured_once(library: KernelLibrary) -> None:
+def test_step_that_returns_no_rows_is_captured_once(library: KernelLibrary) -> None:
     """The step is a chunk that does not reach the end of its prompt."""
     runs = Runs(library)
     runs.step(plan_of(0, 1))
@@ -178,7 +178,7 @@ def test_step_without_a_result_is_captured_once(library: KernelLibrary) -> None:
     assert runs.calls == calls
 
 
-def test_replay_counts_progress_at_every_kernel(library: KernelLibrary) -> None:
+def test_graph_replay_counts_heartbeats_at_every_kernel(library: KernelLibrary) -> None:
     """The watchdog needs the progress count to see that a long step still advances."""
     runs = Runs(library)
     runs.step(plan_of(0, 1, 30))
@@ -194,7 +194,7 @@ def progress() -> int:
     return ctypes.c_int64.from_address(heartbeat.kernel_count_address()).value
 
 
-def test_evicted_graphs_are_captured_again(library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicted_captured_graphs_are_captured_again(library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helexa.neuron.ops.native.captured_graph._MAX_BYTES", 10 * 300)  # 10 graphs of two kernels each
     runs = Runs(library, lambda model, batch: model.norm(model.ops.embedding(model.embed, batch.tokens)))
     first, calls = runs.step(plan_of(0, 1)), runs.calls
@@ -211,7 +211,7 @@ def test_evicted_graphs_are_captured_again(library: KernelLibrary, monkeypatch: 
     assert runs.calls == calls + len(shapes) + 1
 
 
-def test_held_result_is_not_overwritten_by_its_own_shape(library: KernelLibrary) -> None:
+def test_result_that_is_still_held_is_not_overwritten_by_the_next_replay(library: KernelLibrary) -> None:
     runs = Runs(library)
 
     def run(step: int) -> Tensor:
@@ -225,7 +225,7 @@ def test_held_result_is_not_overwritten_by_its_own_shape(library: KernelLibrary)
         assert not torch.equal(second, expected)
 
 
-def test_results_of_many_shapes_share_memory(library: KernelLibrary) -> None:
+def test_results_of_graphs_of_many_shapes_share_memory(library: KernelLibrary) -> None:
     runs, places = Runs(library), set[int]()
     with torch.inference_mode():
         for _ in range(2):
@@ -235,7 +235,7 @@ def test_results_of_many_shapes_share_memory(library: KernelLibrary) -> None:
     assert len(places) < 4
 
 
-def test_too_many_instructions_are_rejected(library: KernelLibrary) -> None:
+def test_graph_with_too_many_instructions_is_rejected(library: KernelLibrary) -> None:
     table = torch.ones(1, PAGE_SIZE).bfloat16()
     out = torch.zeros(1, PAGE_SIZE)
     most = CONSTANTS["MAX_INSTRUCTIONS"]

@@ -24,14 +24,14 @@ Chosen = Callable[..., tuple[str, str]]
 FALLBACK = CpuOps.name if CpuOps.available() else ReferenceOps.name
 
 
-def test_native_kernels_are_chosen_if_available(library: KernelLibrary) -> None:
+def test_native_kernels_are_selected_if_available(library: KernelLibrary) -> None:
     choice = select_kernels(CPU, None, SHAPE)
     assert choice.ops.name == NativeOps.name
     assert select_kernels(CPU, torch.bfloat16, SHAPE).ops.name == NativeOps.name
 
 
 @pytest.mark.parametrize(("arguments", "bits"), [({}, MIXED), ({"x_bits": 8}, 8), ({"x_bits": 16}, 16)])
-def test_activations_have_8_bits_except_for_outliers_by_default(
+def test_native_kernels_round_activations_to_8_bits_except_outliers_by_default(
     library: KernelLibrary, arguments: dict[str, int], bits: int
 ) -> None:
     ops = select_kernels(CPU, None, SHAPE, **arguments).ops
@@ -56,7 +56,7 @@ def test_native_kv_cache_has_8_bits_by_default(library: KernelLibrary, kv_bits: 
         ({"kv_dtype": "unquantized"}, 32768, 16),
     ],
 )
-def test_kv_cache_keeps_16_bits_in_short_contexts(
+def test_kv_cache_has_16_bits_if_the_context_length_is_at_most_8192(
     library: KernelLibrary, options: dict[str, Any], trained: int, bits: int
 ) -> None:
     config = SHAPE | {"max_position_embeddings": trained}
@@ -71,7 +71,7 @@ def test_requested_dtype_selects_plain_torch(dtype: torch.dtype) -> None:
     assert choice.reason == f"{str(dtype).removeprefix('torch.')} was requested"
 
 
-def test_float32_is_chosen_if_float16_overflows_and_no_bfloat16() -> None:
+def test_float32_is_selected_on_mps_if_the_model_overflows_in_float16() -> None:
     device = torch.device("mps")
     assert select_kernels(device, None, SHAPE).ops.dtype == torch.float16
     assert select_kernels(device, None, SHAPE, half=False).ops.dtype == torch.float32
@@ -86,7 +86,9 @@ def test_float32_is_chosen_if_float16_overflows_and_no_bfloat16() -> None:
         ({"head_dim": 608}, "heads of 608 are larger than 576"),
     ],
 )
-def test_unsupported_shapes_are_reported(library: KernelLibrary, change: dict[str, Any], reason: str) -> None:
+def test_shapes_that_native_kernels_do_not_support_are_reported(
+    library: KernelLibrary, change: dict[str, Any], reason: str
+) -> None:
     choice = select_kernels(CPU, None, SHAPE | change)
     assert (choice.ops.name, choice.reason) == (FALLBACK, reason)
 
@@ -110,7 +112,7 @@ def test_missing_compiler_selects_plain_torch(tmp_path: Path, chosen: Chosen) ->
     assert (name, reason) == (FALLBACK, "no C compiler found; install gcc or clang for faster answers")
 
 
-def test_compiler_error_is_quoted(tmp_path: Path, chosen: Chosen) -> None:
+def test_error_of_the_c_compiler_is_quoted(tmp_path: Path, chosen: Chosen) -> None:
     cc = script(tmp_path, 'test "$1" = --version && exit 0\necho "no headers here" >&2\nexit 4')
     assert chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path)) == (
         FALLBACK,
@@ -118,7 +120,7 @@ def test_compiler_error_is_quoted(tmp_path: Path, chosen: Chosen) -> None:
     )
 
 
-def test_error_of_compiler_version_check_is_quoted(tmp_path: Path, chosen: Chosen) -> None:
+def test_error_of_the_compiler_version_check_is_quoted(tmp_path: Path, chosen: Chosen) -> None:
     cc = script(tmp_path, 'echo "license expired" >&2\nexit 4')
     assert chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path)) == (
         FALLBACK,
@@ -133,7 +135,7 @@ def test_unloadable_compiler_output_selects_plain_torch(tmp_path: Path, chosen: 
     assert reason.startswith("the native kernels could not be built: ")
 
 
-def test_unwritable_cache_is_reported(tmp_path: Path, chosen: Chosen) -> None:
+def test_kernel_cache_folder_that_cannot_be_written_is_reported(tmp_path: Path, chosen: Chosen) -> None:
     (tmp_path / "kernels").write_text("a file where the folder should be")
     cc = script(tmp_path, "exit 0")
     name, reason = chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path))
@@ -142,7 +144,7 @@ def test_unwritable_cache_is_reported(tmp_path: Path, chosen: Chosen) -> None:
     assert str(tmp_path / "kernels") in reason
 
 
-def test_engines_that_start_together_compile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_that_start_together_compile_the_kernels_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = tmp_path / "calls"
     monkeypatch.setenv("CC", str(script(tmp_path, f'echo "$1" >> {calls}\n{GARBAGE}')))
     monkeypatch.setenv("HELEXA_CACHE", str(tmp_path))
@@ -175,5 +177,5 @@ def script(folder: Path, body: str) -> Path:
         ("mps", None, False, "float32"),
     ],
 )
-def test_dtype_depends_on_device_and_model(kind, capability, half, dtype):
+def test_dtype_depends_on_device_capability_and_overflow_of_the_model(kind, capability, half, dtype):
     assert accelerator_dtype(kind, capability, half=half) == getattr(torch, dtype)

@@ -50,7 +50,9 @@ def near(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize(
     "formats", [("Q4_K", "Q4_K", "Q6_K"), ("Q4_0", "Q8_0", "bfloat16"), ("Q8_0", "bfloat16", "Q4_1")]
 )
-def test_mixture_matches_expert_by_expert(native: NativeOps, routing: Routing, formats: tuple[str, str, str]) -> None:
+def test_mixture_of_experts_matches_expert_by_expert(
+    native: NativeOps, routing: Routing, formats: tuple[str, str, str]
+) -> None:
     layer_experts = experts(native, formats)
     assert NativeMixture.fits(layer_experts)
     x, scores = inputs()
@@ -59,14 +61,14 @@ def test_mixture_matches_expert_by_expert(native: NativeOps, routing: Routing, f
 
 
 @pytest.mark.parametrize("clamp", [None, Clamp(1.702, 7.0), Clamp(2.0, 0.5)], ids=str)
-def test_biases_and_clamp_match_expert_by_expert(native: NativeOps, clamp: Clamp | None) -> None:
+def test_mixture_with_biases_and_clamp_matches_expert_by_expert(native: NativeOps, clamp: Clamp | None) -> None:
     layer_experts, routing = experts(native, ALIKE, biased=True), Routing(4, "scores")
     x, scores = inputs()
     expected = Ops.mixture(native, layer_experts, routing, clamp)(x, scores)
     near(native.mixture(layer_experts, routing, clamp)(x, scores), expected)
 
 
-def test_experts_of_different_formats_fall_back(native: NativeOps) -> None:
+def test_experts_of_different_formats_are_computed_one_by_one_with_equal_results(native: NativeOps) -> None:
     layer_experts = [
         *experts(native, ALIKE)[:-1],
         experts(native, ("Q8_0", "Q8_0", "Q8_0"))[-1],
@@ -78,7 +80,9 @@ def test_experts_of_different_formats_fall_back(native: NativeOps) -> None:
 
 
 @pytest.mark.parametrize("formats", MIXED, ids="-".join)
-def test_row_does_not_depend_on_number_of_rows(native: NativeOps, formats: tuple[str, str, str]) -> None:
+def test_row_of_a_mixture_does_not_depend_on_the_number_of_rows(
+    native: NativeOps, formats: tuple[str, str, str]
+) -> None:
     mixture = native.mixture(experts(native, formats), Routing(4, "normalized"), Clamp(1.702, 7.0))
     x, scores = inputs()
     together = mixture(x, scores).clone()
@@ -86,7 +90,7 @@ def test_row_does_not_depend_on_number_of_rows(native: NativeOps, formats: tuple
         assert torch.equal(mixture(x[first:end].contiguous(), scores[first:end].contiguous()), together[first:end])
 
 
-def test_ties_choose_the_first_experts(native: NativeOps) -> None:
+def test_equal_router_scores_choose_the_first_experts(native: NativeOps) -> None:
     layer_experts, x = experts(native, ALIKE), inputs()[0]
     alike, untied = torch.zeros(ROWS, COUNT), torch.zeros(ROWS, COUNT)
     untied[:, 3:] = -0.001
@@ -113,7 +117,7 @@ class NoFloat64(TorchFunctionMode):
         return result
 
 
-def test_add_gated_needs_no_float64_on_mps() -> None:
+def test_add_gated_does_not_use_float64_which_mps_lacks() -> None:
     out, x, gate = torch.randn(ROWS, HIDDEN), torch.randn(ROWS, HIDDEN), torch.linspace(-100, 100, ROWS)[:, None]
     expected = ReferenceOps(torch.device("cpu"), torch.float32).add_gated(out.clone(), x, gate)
     with NoFloat64():

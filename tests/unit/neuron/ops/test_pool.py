@@ -57,13 +57,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "reductions_in_a_row",
     ],
 )
-def test_figures_of_a_graph_count_for_this_graph_only(folder: Path, case: str) -> None:
+def test_thread_pool_uses_measurements_of_a_graph_only_for_this_graph(folder: Path, case: str) -> None:
     """`pool/cases.c` describes each case."""
     run = subprocess.run([folder / "cases", case], capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_forked_process_runs_graphs(tmp_path: Path) -> None:
+def test_forked_child_process_can_run_graphs(tmp_path: Path) -> None:
     """ThreadSanitizer does not support threads after a fork, so this case runs without it."""
     program = compiled("cases", tmp_path)
     assert program is not None
@@ -79,7 +79,7 @@ def test_forked_process_runs_graphs(tmp_path: Path) -> None:
         (8, cases(200, 50_000, "HELEXA_POOL_GRAPHS")),
     ],
 )
-def test_random_graphs_beside_busy_threads_end_with_right_results(folder: Path, threads: int, graphs: int) -> None:
+def test_random_graphs_end_with_correct_results_beside_busy_threads(folder: Path, threads: int, graphs: int) -> None:
     """Four busy threads per thread of the pool compete for the cores."""
     command = [folder / "stress", *map(str, (graphs, threads, 4 * threads, 1, HANG_SECONDS))]
     run = subprocess.run(command, capture_output=True, text=True, timeout=STRESS_SECONDS, check=False)

@@ -65,7 +65,7 @@ def near(actual: Tensor, x: Tensor, weight: Weight, bias: Tensor | None = None, 
 
 @pytest.mark.parametrize("bits", [16, 8, MIXED])
 @pytest.mark.parametrize(("name", "outputs", "columns"), CASES)
-def test_product_is_exact_except_for_rounded_activations(
+def test_native_product_is_exact_except_for_rounded_activations(
     library: KernelLibrary, name: str, outputs: int, columns: int, bits: int
 ) -> None:
     native = NativeOps(library, THREADS, x_bits=bits)
@@ -75,7 +75,7 @@ def test_product_is_exact_except_for_rounded_activations(
 
 @pytest.mark.parametrize("bits", [16, 8, MIXED])
 @pytest.mark.parametrize(("name", "outputs", "columns"), CASES)
-def test_row_does_not_depend_on_number_of_rows(
+def test_row_of_a_product_does_not_depend_on_the_number_of_rows(
     library: KernelLibrary, name: str, outputs: int, columns: int, bits: int
 ) -> None:
     native = NativeOps(library, THREADS, x_bits=bits)
@@ -100,7 +100,7 @@ def test_non_finite_activations_give_non_finite_results(library: KernelLibrary, 
 
 
 @pytest.mark.parametrize("rows", [1, 5, 260])
-def test_matrices_of_mixed_formats_are_concatenated(native: NativeOps, rows: int) -> None:
+def test_product_with_matrices_of_mixed_formats_concatenates_their_results(native: NativeOps, rows: int) -> None:
     sizes = {"Q4_K": 48, "bfloat16": 20, "Q6_K": 33, "Q8_0": 1, "Q5_1": 64}
     weights = [random_weights.make(name, outputs, 512) for name, outputs in sizes.items()]
     bias, x = torch.randn(sum(sizes.values())), activations(rows, 512)
@@ -118,7 +118,7 @@ def test_product_of_no_rows_is_empty(native: NativeOps, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", random_weights.ALL)
-def test_change_in_one_column_changes_only_its_term(native: NativeOps, name: str) -> None:
+def test_change_of_one_input_column_changes_only_its_term_of_the_product(native: NativeOps, name: str) -> None:
     weight = random_weights.make(name, 16, 256)
     x = torch.cat((torch.eye(256)[-1:], torch.randn(1, 256) * (torch.arange(256) < 255)))
     twins = native.linear([native.matrix(weight)], None)(x)[:, [-4, -3]]
@@ -127,7 +127,9 @@ def test_change_in_one_column_changes_only_its_term(native: NativeOps, name: str
 
 
 @pytest.mark.parametrize(("name", "outputs", "columns"), CASES)
-def test_embedding_returns_the_packed_rows(native: NativeOps, name: str, outputs: int, columns: int) -> None:
+def test_embedding_returns_the_rows_of_the_packed_matrix(
+    native: NativeOps, name: str, outputs: int, columns: int
+) -> None:
     """The embedding reads the codes, scales and minimums of every lane."""
     weight = random_weights.make(name, outputs, columns)
     tokens = torch.cat((torch.randperm(outputs), torch.tensor([0, outputs - 1, 0]))).int()
@@ -137,7 +139,7 @@ def test_embedding_returns_the_packed_rows(native: NativeOps, name: str, outputs
     assert torch.equal(native.embedding(matrix, tokens, 25.25), rows * 25.25)
 
 
-def test_unsupported_formats_are_stored_as_bfloat16(native: NativeOps) -> None:
+def test_weights_in_unsupported_formats_are_stored_as_bfloat16(native: NativeOps) -> None:
     known = random_weights.make("Q4_0", 20, 96)
     assert isinstance(known, GroupwiseTensor)
     odd = replace(known, zero=7)
@@ -149,7 +151,7 @@ def test_unsupported_formats_are_stored_as_bfloat16(native: NativeOps) -> None:
     assert torch.equal(native.embedding(packed, tokens, 25.25), rows * 25.25)
 
 
-def test_float32_scales_become_float16_if_accurate_enough(native: NativeOps) -> None:
+def test_float32_scales_of_a_quantized_weight_become_float16_if_accurate_enough(native: NativeOps) -> None:
     known = random_weights.make("Q8_0", 20, 96)
     assert isinstance(known, GroupwiseTensor)
     unit = known.scale.unit.float()
@@ -162,7 +164,7 @@ def test_float32_scales_become_float16_if_accurate_enough(native: NativeOps) -> 
         torch.testing.assert_close(rows, exact, rtol=2.0**-11 if quantized else 2.0**-8, atol=0)
 
 
-def test_scales_of_powers_of_two_give_the_same_layout(native: NativeOps) -> None:
+def test_weights_whose_scales_are_powers_of_two_get_the_layout_of_mxfp4(native: NativeOps) -> None:
     """All experts of a layer must have the same packed layout."""
     weight = random_weights.make("IQ4_NL", 16, 64)
     assert isinstance(weight, GroupwiseTensor)
@@ -174,7 +176,9 @@ def test_scales_of_powers_of_two_give_the_same_layout(native: NativeOps) -> None
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q2_K", "Q6_K", "Q3_K", "IQ4_XS"])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
-def test_scale_codes_are_read_with_their_type(native: NativeOps, name: str, dtype: torch.dtype) -> None:
+def test_signed_and_unsigned_scale_codes_are_read_with_their_type(
+    native: NativeOps, name: str, dtype: torch.dtype
+) -> None:
     weight = random_weights.make(name, 16, 512)
     assert isinstance(weight, GroupwiseTensor)
     assert weight.scale.codes is not None
@@ -188,7 +192,7 @@ def test_scale_codes_are_read_with_their_type(native: NativeOps, name: str, dtyp
         assert torch.equal(native.embedding(matrix, torch.arange(16, dtype=torch.int32)), expected)
 
 
-def test_step_bytes_equal_size_of_tiles(native: NativeOps) -> None:
+def test_step_bytes_equal_the_size_of_the_packed_matrix(native: NativeOps) -> None:
     weight = random_weights.make("Q4_0", 64, 512)
     native.linear([native.matrix(weight)], None)
     assert native.step_bytes == 64 * 512 // 32 * 18

@@ -33,20 +33,20 @@ def holds(ops: NativeOps, weight: Tensor, name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", QUANT_FORMATS)
-def test_tiles_match_torch(native: NativeOps, name: str, dtype: torch.dtype) -> None:
+def test_natively_quantized_tiles_match_quantization_by_torch(native: NativeOps, name: str, dtype: torch.dtype) -> None:
     for rows, columns in ((1, 256), (16, 512), (50, 1280)):
         holds(native, heavy_tailed(rows, columns).to(dtype), name)
 
 
 @pytest.mark.parametrize("columns", [32, 96, 288])
 @pytest.mark.parametrize("name", [form.name for form in QUANT_FORMATS.values() if form.stretch is None])
-def test_odd_numbers_of_rows_match_torch(native: NativeOps, name: str, columns: int) -> None:
+def test_native_quantization_of_an_odd_number_of_rows_matches_torch(native: NativeOps, name: str, columns: int) -> None:
     holds(native, heavy_tailed(50, columns).bfloat16(), name)
 
 
 @pytest.mark.parametrize("case", HARD)
 @pytest.mark.parametrize("name", QUANT_FORMATS)
-def test_groups_that_are_hard_to_quantize_match_torch(native: NativeOps, name: str, case: str) -> None:
+def test_native_quantization_of_extreme_groups_matches_torch(native: NativeOps, name: str, case: str) -> None:
     weight = HARD[case]()
     result, reference = read_back(native, weight, name), expected(weight, name)
     assert result.isfinite().all()
@@ -59,7 +59,7 @@ def test_groups_that_are_hard_to_quantize_match_torch(native: NativeOps, name: s
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e6])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_unquantizable_matrices_stay_plain(native: NativeOps, dtype: torch.dtype, bad: float) -> None:
+def test_matrices_that_cannot_be_quantized_stay_plain(native: NativeOps, dtype: torch.dtype, bad: float) -> None:
     weight = heavy_tailed(50, 512).to(dtype)
     weight[49, 3] = bad
     matrix = native.matrix(weight, QUANT_FORMATS["q4k"])
@@ -69,7 +69,7 @@ def test_unquantizable_matrices_stay_plain(native: NativeOps, dtype: torch.dtype
     assert not result[49, 3].isfinite() or result[49, 3] > 1e5
 
 
-def test_product_of_quantized_weights(native: NativeOps) -> None:
+def test_product_of_natively_quantized_weights_is_accurate(native: NativeOps) -> None:
     weight, x = heavy_tailed(40, 512).bfloat16(), torch.randn(7, 512)
     product = native.linear([native.matrix(weight, QUANT_FORMATS["q6k"])], None)(x)
     exact = x @ expected(weight, "q6k").T

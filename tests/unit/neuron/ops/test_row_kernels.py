@@ -17,7 +17,7 @@ SHAPES = [(9, 3, 64), (4, 4, 32), (8, 1, 128), (2, 1, 96), (2, 2, 256), (3, 1, 5
 
 @pytest.mark.parametrize("width", [16, 64, 576, 1008])
 @pytest.mark.parametrize("rows", [1, 3, 700])
-def test_norm_adds_and_normalizes(native: NativeOps, rows: int, width: int) -> None:
+def test_norm_adds_the_residual_in_place_and_normalizes(native: NativeOps, rows: int, width: int) -> None:
     weight, delta, hidden = torch.randn(width), torch.randn(rows, width), torch.randn(rows, width)
     norm, residual = native.rms_norm(weight, EPS), hidden.clone()
     close(norm(residual, delta), normalized(hidden + delta, weight))
@@ -33,13 +33,13 @@ def test_choose_rows_keeps_the_requested_order(native: NativeOps) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-12, 1e-4, 1e4, 1e15])
-def test_norm_is_accurate_for_tiny_and_huge_rows(native: NativeOps, scale: float) -> None:
+def test_norm_is_accurate_for_tiny_and_huge_values(native: NativeOps, scale: float) -> None:
     weight, hidden = torch.randn(64), torch.randn(3, 64) * scale
     close(native.rms_norm(weight, EPS)(hidden.clone()), normalized(hidden, weight))
 
 
 @pytest.mark.parametrize("rows", [1, 40])
-def test_silu_is_accurate_at_both_ends(native: NativeOps, rows: int) -> None:
+def test_silu_is_accurate_for_large_negative_and_positive_inputs(native: NativeOps, rows: int) -> None:
     gate, up = torch.randn(rows, 96) * 20, torch.randn(rows, 96)
     gate[0, :10] = torch.tensor([0.0, -0.0, -200.0, 200.0, -88.0, -1e-3, 3e38, -1e6, 1e-40, -1e-40])
     expected = gate.double() * torch.sigmoid(gate.double()) * up.double()
@@ -48,7 +48,7 @@ def test_silu_is_accurate_at_both_ends(native: NativeOps, rows: int) -> None:
     assert (off <= 1e-30 + ULPS * (1 + gate.double().abs().clamp(max=200)) * expected.abs()).all()
 
 
-def test_gelu_is_accurate_at_both_ends(native: NativeOps) -> None:
+def test_gelu_is_accurate_for_large_negative_and_positive_inputs(native: NativeOps) -> None:
     gate, up = torch.randn(40, 96) * 4, torch.randn(40, 96)
     gate[0, :10] = torch.tensor([0.0, -0.0, -200.0, 200.0, -10.0, -1e-3, 3e38, -3e38, 1e-40, -1e-40])
     out = native.gate_mul(torch.cat((gate, up), 1), "gelu_tanh")
@@ -79,7 +79,7 @@ def test_rope_tables_are_accurate_at_large_positions(native: NativeOps, factor: 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 @pytest.mark.parametrize(("normed", "turning"), [(False, 1.0), (True, 1.0), (True, 0.25), (False, 0.65)])
-def test_queries_and_keys_are_rotated_and_stored(
+def test_queries_and_keys_are_rotated_and_keys_and_values_stored(
     native: NativeOps, heads: int, kv_heads: int, dim: int, normed: bool, turning: float
 ) -> None:
     rows, pages = 17, 4
@@ -104,7 +104,9 @@ def test_queries_and_keys_are_rotated_and_stored(
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
-def test_int8_cache_is_within_half_a_step_per_head(native_8: NativeOps, heads: int, kv_heads: int, dim: int) -> None:
+def test_values_in_an_int8_kv_cache_are_within_half_a_quantization_step(
+    native_8: NativeOps, heads: int, kv_heads: int, dim: int
+) -> None:
     """Each row has a page of its own, whose first key is 0, so that a key is the difference from its page's base."""
     rows = 9
     qkv, angles = torch.randn(rows, heads + 2 * kv_heads, dim), torch.randn(rows, dim // 2)
@@ -125,7 +127,7 @@ def test_int8_cache_is_within_half_a_step_per_head(native_8: NativeOps, heads: i
 
 
 @pytest.mark.parametrize("counts", [[130], [1] * 70, [30, 34, 1, 65]])
-def test_int8_keys_are_precise_beside_a_large_bias(native_8: NativeOps, counts: list[int]) -> None:
+def test_keys_with_a_large_common_bias_are_precise_in_an_int8_kv_cache(native_8: NativeOps, counts: list[int]) -> None:
     """Keys with a common bias are as precise as without the bias, and do not depend on the chunks of their prompt."""
     dim, total, bias = 64, sum(counts), torch.zeros(64)
     bias[5], bias[40] = 200.0, -90.0
@@ -142,7 +144,7 @@ def test_int8_keys_are_precise_beside_a_large_bias(native_8: NativeOps, counts: 
     assert (keys[:total] - qkv[:, :2]).abs().max() < 0.1  # 0.4 if the bias took part in the scale
 
 
-def test_rejected_draft_at_the_start_of_a_page_leaves_no_trace_in_an_int8_cache(native_8: NativeOps) -> None:
+def test_rejected_draft_at_a_page_start_does_not_change_an_int8_kv_cache(native_8: NativeOps) -> None:
     """The draft's key was the base of the page until the sampled token replaced it."""
     dim, total, kept = 64, 70, PAGE_SIZE
     qkv, slots = torch.randn(total, 4, dim), torch.arange(total).int()
@@ -164,7 +166,9 @@ def test_rejected_draft_at_the_start_of_a_page_leaves_no_trace_in_an_int8_cache(
 @pytest.mark.parametrize("place", [0, 17, 32, 63])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("row", [0, 1])
-def test_int8_cache_isolates_non_finite_heads(native_8: NativeOps, place: int, number: float, row: int) -> None:
+def test_non_finite_head_in_an_int8_kv_cache_does_not_affect_other_heads(
+    native_8: NativeOps, place: int, number: float, row: int
+) -> None:
     """Row 0 is the first row of the page, whose key is the base of the page if it is finite."""
     rows, dim = 3, 64
     qkv, no_rotation = torch.randn(rows, 3, dim), (torch.ones(rows, dim // 2), torch.zeros(rows, dim // 2))
@@ -186,7 +190,7 @@ def test_int8_cache_isolates_non_finite_heads(native_8: NativeOps, place: int, n
         {"mamba_d_state": 1024},
     ],
 )
-def test_supports_checks_expert_and_recurrent_widths(change: dict[str, int]) -> None:
+def test_unsupported_widths_of_experts_or_recurrent_layers_are_reported(change: dict[str, int]) -> None:
     config = {"hidden_size": 128, "num_attention_heads": 4}
     assert NativeOps.unsupported_shape(config) is None
     assert NativeOps.unsupported_shape(config | change) is not None
@@ -206,7 +210,7 @@ def test_unsupported_head_size_of_some_layers_is_rejected(change: dict[str, int]
 
 
 @pytest.mark.parametrize("bits", [16, 8])
-def test_page_bytes_equal_size_of_the_cache(native: NativeOps, native_8: NativeOps, bits: int) -> None:
+def test_page_bytes_equal_the_size_of_an_allocated_kv_cache(native: NativeOps, native_8: NativeOps, bits: int) -> None:
     ops = native if bits == 16 else native_8
     assert ops.new_cache(3, 5, 64).nbytes == 5 * ops.page_bytes(3, 64)
     scales_and_base = 3 * 4 * PAGE_SIZE + 2 * 64 if bits == 8 else 0

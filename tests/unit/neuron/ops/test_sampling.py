@@ -51,7 +51,9 @@ def kept(logits: NDArray[np.float64], filters: Filters) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("width", [3, 16, 100, 4097, 50_000])
-def test_draws_have_the_distribution_of_the_filters(native: NativeOps, width: int, filters: Filters) -> None:
+def test_native_sampling_draws_tokens_by_their_filtered_probabilities(
+    native: NativeOps, width: int, filters: Filters
+) -> None:
     """The middle of the part of [0, 1) that belongs to a token draws this token."""
     generator = np.random.default_rng(width)
     logits = generator.normal(0, 2.5, width).astype(np.float32)
@@ -64,7 +66,7 @@ def test_draws_have_the_distribution_of_the_filters(native: NativeOps, width: in
     assert native.sample(torch.from_numpy(rows), sampling).tolist() == tokens.tolist()
 
 
-def test_ends_of_the_random_numbers_draw_kept_tokens(native: NativeOps) -> None:
+def test_smallest_and_largest_random_number_draw_tokens_that_the_filters_keep(native: NativeOps) -> None:
     logits = torch.full((2, 1000), -torch.inf)
     logits[:, 123], logits[:, 456], logits[:, 789] = 1.0, 2.0, -200.0
     for filters in FILTERS:
@@ -72,7 +74,7 @@ def test_ends_of_the_random_numbers_draw_kept_tokens(native: NativeOps) -> None:
         assert set(native.sample(logits, sampling).tolist()) <= {123, 456}
 
 
-def test_equal_logits_are_kept_or_removed_together(native: NativeOps) -> None:
+def test_filters_keep_or_remove_tokens_with_equal_logits_together(native: NativeOps) -> None:
     logits = torch.zeros(200, 1000)
     logits[:, 500] = 5.0
     for filters in ((1.0, 3, 1.0, 0.0), (1.0, 0, 0.1, 0.0)):
@@ -80,7 +82,7 @@ def test_equal_logits_are_kept_or_removed_together(native: NativeOps) -> None:
         assert (len(tokens.unique()) == 1) == (filters[1] == 0)
 
 
-def test_row_has_the_same_token_beside_others(native: NativeOps) -> None:
+def test_row_draws_the_same_token_alone_and_beside_others(native: NativeOps) -> None:
     logits = torch.randn(40, 5000) * 2
     rows = [FILTERS[row % len(FILTERS)] + (row / 40,) for row in range(40)]
     rows[::7] = [(0, *row[1:]) for row in rows[::7]]
@@ -138,7 +140,7 @@ def test_mask_restricts_the_draw_to_the_allowed_tokens(native: NativeOps, filter
             assert tokens[row] == allowed[int(native.sample(logits[row, allowed][None], of_allowed))]
 
 
-def test_adjustments_of_tokens_without_logits_change_no_memory(native: NativeOps) -> None:
+def test_logit_adjustments_of_token_ids_outside_the_vocabulary_change_no_memory(native: NativeOps) -> None:
     memory = torch.zeros(3, 16)
     tokens = np.array([16, 17, 2**31 - 1, -3, -(2**31), 5], np.int32)
     adjustments = Adjustments(np.array([0, 6, 6, 6], np.int32), tokens, np.full(6, 9, np.float32))
@@ -146,7 +148,7 @@ def test_adjustments_of_tokens_without_logits_change_no_memory(native: NativeOps
     assert not memory.any()
 
 
-def test_row_beside_others_has_the_same_log_probabilities(native: NativeOps) -> None:
+def test_row_has_the_same_log_probabilities_alone_and_beside_others(native: NativeOps) -> None:
     logits, tokens = torch.randn(20, 3000), torch.arange(20)
     together = native.log_probabilities(logits, tokens, 5)
     for row in range(20):
@@ -158,7 +160,7 @@ def test_row_beside_others_has_the_same_log_probabilities(native: NativeOps) -> 
 
 
 @pytest.mark.parametrize("width", [40, 4097, 50_000])
-def test_likeliest_tokens_with_equal_logits_are_the_lowest(native: NativeOps, width: int) -> None:
+def test_among_equal_logits_the_tokens_with_the_lowest_ids_are_the_likeliest(native: NativeOps, width: int) -> None:
     logits = torch.randint(0, 6, (4, width)).float()
     logits[1] = 2.0
     logits[2] = -torch.inf

@@ -16,7 +16,7 @@ SECONDS = 60
 
 
 @pytest.mark.parametrize("level", compilation.LEVELS, ids=lambda level: level.name)
-def test_functions_of_slices_equal_plain_c(level: compilation.Level, tmp_path: Path) -> None:
+def test_vector_functions_of_each_instruction_set_equal_plain_c(level: compilation.Level, tmp_path: Path) -> None:
     compiler, emulator = "cc", list[str]()
     if level.name in PROCESSORS:
         compiler, emulator = CROSS_COMPILER, [EMULATOR, "-cpu", PROCESSORS[level.name], "-L", SYSROOT]

@@ -22,7 +22,7 @@ KINDS = [
 needs_bfloat16 = pytest.mark.skipif(not CpuOps.available(), reason="this CPU does not multiply bfloat16")
 
 
-def test_norm_matches_definition_even_for_tiny_inputs() -> None:
+def test_torch_norm_matches_its_definition_even_for_tiny_inputs() -> None:
     weight = torch.randn(96)
     for scale in (1.0, 1e-4, 0.0):
         x = torch.randn(5, 96) * scale
@@ -33,7 +33,9 @@ def test_norm_matches_definition_even_for_tiny_inputs() -> None:
 @pytest.mark.parametrize("prefix", [0, 1, 63, 64, 100])
 @pytest.mark.parametrize("pages", [[4, 5, 6, 7], [5, 6, 9, 7]])
 @pytest.mark.parametrize("kind", KINDS)
-def test_chunk_rows_attend_to_prefix_and_own_position(prefix: int, pages: list[int], kind: AttentionKind) -> None:
+def test_torch_attention_of_chunk_rows_matches_the_definition(
+    prefix: int, pages: list[int], kind: AttentionKind
+) -> None:
     count = 70
     ops, cache = filled()
     plan = [paging.entry(0, prefix, count, pages[: -(-(prefix + count) // PAGE_SIZE)])]
@@ -45,7 +47,9 @@ def test_chunk_rows_attend_to_prefix_and_own_position(prefix: int, pages: list[i
 
 @pytest.mark.parametrize("lengths", [[1], [64], [65], [700], [3, 64, 100, 511, 512, 513]])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_query_of_each_sequence(lengths: list[int], kind: AttentionKind) -> None:
+def test_torch_attention_of_one_query_per_sequence_matches_the_definition(
+    lengths: list[int], kind: AttentionKind
+) -> None:
     ops, cache = filled()
     numbers = iter(torch.randperm(64).tolist())
     pages = [[next(numbers) for _ in range(-(-length // PAGE_SIZE))] for length in lengths]
@@ -59,7 +63,7 @@ def test_one_query_of_each_sequence(lengths: list[int], kind: AttentionKind) -> 
 @needs_bfloat16
 @pytest.mark.parametrize("rows", [1, 2, 6, 7, 33])
 @pytest.mark.parametrize("name", random_weights.ALL)
-def test_products_in_bfloat16_and_int4_are_accurate(name: str, rows: int) -> None:
+def test_torch_products_in_bfloat16_and_int4_are_accurate(name: str, rows: int) -> None:
     weight, bias = random_weights.make(name, 96, 512), torch.randn(96)
     exact, ops = random_weights.plain(weight), CpuOps(paging.CPU, torch.bfloat16)
     x = torch.randn(rows, 512).bfloat16()
@@ -71,7 +75,7 @@ def test_products_in_bfloat16_and_int4_are_accurate(name: str, rows: int) -> Non
 
 
 @needs_bfloat16
-def test_int4_weights_are_multiplied_as_int4() -> None:
+def test_torch_multiplies_4_bit_weights_as_int4_with_accurate_results() -> None:
     weight = random_weights.make("Q4_1", 96, 512)
     assert isinstance(weight, GroupwiseTensor)
     assert weight.minimum is not None

@@ -12,7 +12,7 @@ from helexa.neuron.ops.native.captured_graph import Workspace
 from numpy_tensors import numpy_tensors
 
 
-def test_freed_memory_is_reused() -> None:
+def test_memory_of_a_freed_workspace_tensor_is_reused() -> None:
     workspace = Workspace()
     first = workspace.take(7, 5)
     address = first.data_ptr()
@@ -20,7 +20,7 @@ def test_freed_memory_is_reused() -> None:
     assert workspace.take(35).data_ptr() == address
 
 
-def test_memory_of_a_view_is_not_reused() -> None:
+def test_memory_of_a_workspace_tensor_with_a_live_view_is_not_reused() -> None:
     workspace = Workspace()
     first = workspace.take(64, 64).fill_(1.0)
     view = first[3:5].view(-1)[7:].split(10)[0]
@@ -34,7 +34,7 @@ def test_memory_of_a_view_is_not_reused() -> None:
     assert workspace.take(64, 64).data_ptr() == address
 
 
-def test_tensors_are_disjoint_and_aligned() -> None:
+def test_workspace_tensors_are_disjoint_and_aligned() -> None:
     workspace = Workspace()
     shapes = [(1,), (0,), (3, 0), (17,), (1000, 3), (64,), (600, 600), (2,), (300_000,), (16,)]
     tensors = [workspace.take(*shape, dtype=dtype) for shape in shapes for dtype in (torch.float32, torch.uint8)]
@@ -46,7 +46,7 @@ def test_tensors_are_disjoint_and_aligned() -> None:
     assert all(start % 64 == 0 for start, _ in ranges)
 
 
-def test_second_step_allocates_nothing() -> None:
+def test_equal_steps_use_the_same_workspace_memory() -> None:
     workspace = Workspace()
 
     def step() -> set[int]:
@@ -59,7 +59,7 @@ def test_second_step_allocates_nothing() -> None:
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
-def test_graph_keeps_only_tensors_outside_the_workspace(backend: str) -> None:
+def test_workspace_recognizes_its_own_tensors_and_their_views(backend: str) -> None:
     with numpy_tensors() if backend == "numpy" else nullcontext():
         workspace = Workspace()
         assert workspace.holds(workspace.take(4, 6)[1:].view(-1))

@@ -65,12 +65,12 @@ def no_token(_: str) -> bool:
 
 
 @pytest.mark.parametrize("model", FORMATS)
-def test_format_is_detected_from_the_template(templates: dict[str, str], model: str):
+def test_tool_call_format_is_detected_from_the_chat_template(templates: dict[str, str], model: str):
     tool_call_format = find_tool_call_format(no_token, templates[model])
     assert (tool_call_format and tool_call_format.name) == FORMATS[model]
 
 
-def test_format_is_detected_from_tokens_without_template_evidence():
+def test_tool_call_format_is_detected_from_special_tokens_if_the_template_shows_none():
     for name in (
         "harmony",
         "muse_glimmer",
@@ -103,12 +103,12 @@ def test_format_is_detected_from_tokens_without_template_evidence():
         ("openai-gpt-oss-120b", None),
     ],
 )
-def test_reasoning_markers_are_detected_from_the_template(templates: dict[str, str], model: str, mark: str | None):
+def test_reasoning_markers_are_detected_from_the_chat_template(templates: dict[str, str], model: str, mark: str | None):
     marks = find_reasoning_marks(no_token, templates[model])
     assert (marks and marks.open) == mark
 
 
-def test_tokens_take_precedence_over_the_template():
+def test_special_tokens_take_precedence_over_the_template_in_format_detection():
     tokens = {"[THINK]", "[/THINK]", "<think>"}
     marks = find_reasoning_marks(tokens.__contains__, "<think></think>")
     assert marks is not None
@@ -142,7 +142,7 @@ WITHOUT_CALLS |= {"llama-cpp-deepseek-r1"}  # a template that transformers canno
 @pytest.mark.parametrize(
     "model", [model for model, format_name in FORMATS.items() if format_name and model not in WITHOUT_CALLS]
 )
-def test_call_rendered_by_the_template_is_parsed(templates: dict[str, str], model: str):
+def test_tool_call_rendered_by_a_real_template_is_parsed_back(templates: dict[str, str], model: str):
     source = templates[model]
     tool_call_format, marks = find_tool_call_format(no_token, source), find_reasoning_marks(no_token, source)
     template = ChatTemplate(source, special_tokens={"bos_token": "<BEGIN>", "eos_token": "<END>"})

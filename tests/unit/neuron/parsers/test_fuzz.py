@@ -155,7 +155,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("format_name", daily(DAILY_FORMATS, TOOL_CALL_FORMATS))
-def test_events_account_for_all_generated_text(format_name: str):
+def test_parser_events_account_for_all_generated_text(format_name: str):
     @STREAMS
     @given(
         head=st.sampled_from(HEADS.get(format_name, [""])),
@@ -253,7 +253,7 @@ def _spelled(format_name: str, calls: list[tuple[str, dict[str, object]]], inden
 @pytest.mark.parametrize(
     "format_name", ["hermes", "untagged", "llama3_json", "mistral", "deepseek", "harmony", "pythonic"]
 )
-def test_formatted_calls_are_parsed_unchanged(format_name: str):
+def test_tool_calls_written_in_each_format_are_parsed_back_unchanged(format_name: str):
     @CALL_SETTINGS
     @given(calls=CALLS, indent=st.sampled_from([None, 2]), size=st.integers(1, 9))
     def check(calls: list[tuple[str, dict[str, object]]], indent: int | None, size: int) -> None:
@@ -273,7 +273,9 @@ STRINGS = st.text(alphabet=st.sampled_from('ab1"<>/\\ é{}[]'), max_size=20).map
 
 @CALL_SETTINGS
 @given(city=STRINGS, days=st.integers(), metric=st.booleans(), other=VALUES, size=st.integers(1, 9))
-def test_bare_values_get_types_from_the_schema(city: str, days: int, metric: bool, other: object, size: int):
+def test_tagged_argument_values_get_types_from_the_tool_schema(
+    city: str, days: int, metric: bool, other: object, size: int
+):
     written = {"city": city, "days": str(days), "metric": str(metric).lower(), "other": json.dumps(other)}
     assume(not any(tag in written["other"] for tag in TAGS_IN_VALUES))
     parameters = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in written.items())

@@ -61,7 +61,7 @@ def read_in_pieces(text: str, size: int) -> str:
 
 @settings(max_examples=CASES, derandomize=True)
 @given(st.lists(PIECES, max_size=14).map("".join), st.integers(1, 5))
-def test_repaired_text_is_json_and_does_not_depend_on_the_split(text: str, size: int):
+def test_repaired_arguments_are_valid_json_and_do_not_depend_on_the_split(text: str, size: int):
     text = "{" + text
     result = repaired(text, size)
     assert result == repaired(text, 1) == repaired(text, len(text))
@@ -79,7 +79,7 @@ def reject(constant: str) -> None:
     raise ValueError(constant)
 
 
-def test_line_breaks_and_tabs_in_strings_are_escaped():
+def test_line_breaks_and_tabs_in_json_strings_are_escaped():
     for size in (1, 2, 99):
         assert read_in_pieces('{\n\t"a\n": ["\tb\r\n\\n"]\r\n}', size) == '{\n\t"a\\n": ["\\tb\\r\\n\\n"]\r\n}'
 
@@ -116,7 +116,7 @@ def test_line_breaks_and_tabs_in_strings_are_escaped():
         (r'{"p": E:\My Files\a.md, "q": 1}', {"p": "E:\\My Files\\a.md", "q": 1}),
     ],
 )
-def test_small_mistakes_are_repaired(written: str, value: object):
+def test_small_mistakes_in_json_arguments_are_repaired(written: str, value: object):
     for size in (1, 2, 5, len(written)):
         text = repaired(written, size)
         assert text is not None and strict_loads(text) == value
@@ -139,7 +139,7 @@ def test_small_mistakes_are_repaired(written: str, value: object):
         '{"p": [1] ?}',
     ],
 )
-def test_text_with_several_meanings_fails(text: str):
+def test_incomplete_or_ambiguous_json_is_not_repaired(text: str):
     assert repaired(text) is None
     with pytest.raises(NotACall):
         repaired_json(text)
@@ -177,7 +177,9 @@ def test_text_with_several_meanings_fails(text: str):
         (f'"{"x" * 70_000}"', {"type": "integer"}, "x" * 70_000),
     ],
 )
-def test_values_get_the_type_of_the_schema_if_only_one_fits(written: str, schema: dict[str, object], value: object):
+def test_json_values_get_the_type_of_the_schema_if_only_one_fits(
+    written: str, schema: dict[str, object], value: object
+):
     tool = {"properties": {"a": schema}, "$defs": {"n": {"type": "integer"}}}
     text = f'{{"a": {written}}}'
     result = repaired(text, 1 if len(text) < 1000 else 999, tool)
@@ -186,7 +188,7 @@ def test_values_get_the_type_of_the_schema_if_only_one_fits(written: str, schema
     assert (read, type(read)) == (value, type(value))
 
 
-def test_markers_in_strings_do_not_end_the_value():
+def test_markers_inside_json_strings_do_not_end_the_value():
     value = JsonValue(ends=Markers(["</t>"]))
     text = '{"a": "x</t>", "b": "y"</t>'
     assert value.advance(text, 0, False) == len(text) - len("</t>")
@@ -201,12 +203,12 @@ VALUES = st.recursive(
 
 @settings(max_examples=60, derandomize=True)
 @given(VALUES, st.sampled_from([None, 2]), st.booleans(), st.integers(1, 5))
-def test_valid_json_is_accepted(value: object, indent: int | None, ascii_only: bool, size: int):
+def test_valid_json_is_accepted_unchanged(value: object, indent: int | None, ascii_only: bool, size: int):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
     assert repaired(text, size) == text
 
 
-def test_depth_and_number_length_are_bounded():
+def test_depth_and_number_length_of_parsed_json_are_bounded():
     assert repaired("[" * MAX_DEPTH + "]" * MAX_DEPTH)
     assert repaired("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)) is None
     for size in (1, 7, MAX_BARE + 2):
@@ -255,9 +257,9 @@ def test_depth_and_number_length_are_bounded():
         ("1", {"$ref": "#", "allOf": "x", "$defs": 3}, "1"),
     ],
 )
-def test_bare_value_gets_a_type_of_the_schema(written: str, schema: dict[str, object], text: str):
+def test_value_without_quotes_gets_a_type_of_the_schema(written: str, schema: dict[str, object], text: str):
     assert argument_text(written, schema) == text
 
 
-def test_lone_surrogates_stay_escaped():
+def test_lone_surrogates_in_json_strings_stay_escaped():
     assert dumps(["é", "\ud800"]) == '["\\u00e9", "\\ud800"]'

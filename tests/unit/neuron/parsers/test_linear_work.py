@@ -65,7 +65,7 @@ def work(format_name: str, text: str, size: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("format_name", BODIES)
 @pytest.mark.parametrize("filling", ["abcdefgh", "< <t </p", "        ", "[[((]))]", "\\n\\u00e9"])
-def test_double_text_takes_double_work(format_name: str, filling: str):
+def test_parsing_twice_the_text_takes_at_most_about_twice_the_work(format_name: str, filling: str):
     head, tail = BODIES[format_name]
     single_work, unread = work(format_name, head + filling * 30 + tail, 1)
     double_work, double_unread = work(format_name, head + filling * 60 + tail, 1)
@@ -76,7 +76,7 @@ def test_double_text_takes_double_work(format_name: str, filling: str):
 @pytest.mark.parametrize(
     "format_name", daily(["llama3_json", "qwen_xml"], ["hermes", "llama3_json", "qwen_xml", "pythonic"])
 )
-def test_100_kb_of_arguments_by_character(format_name: str):
+def test_tool_call_with_100_kb_of_arguments_is_parsed_character_by_character(format_name: str):
     head, tail = (BODIES | LATE)[format_name]
     reader = parser(format_name)
     text = head + "ab cdefghi" * 10_000 + tail
@@ -85,7 +85,7 @@ def test_100_kb_of_arguments_by_character(format_name: str):
     assert not reader.call_is_open
 
 
-def test_double_list_in_gemmas_notation_takes_double_work():
+def test_parsing_twice_the_list_in_gemmas_notation_takes_about_twice_the_work():
     def of(count: int) -> int:
         items = ",".join(['{a:<|"|>x,<|"|>,b:[1,null]}'] * count)
         return work("gemma4", f"<|tool_call>call:write_file{{lines:[{items}]}}<tool_call|>", 1)[0]
@@ -93,7 +93,7 @@ def test_double_list_in_gemmas_notation_takes_double_work():
     assert of(120) < 2.2 * of(60)
 
 
-def test_double_commas_in_gemmas_text_without_first_quote_take_double_work():
+def test_parsing_twice_the_commas_in_unquoted_gemma_text_takes_about_twice_the_work():
     def of(count: int) -> int:
         return work("gemma4", f'<|tool_call>call:write_file{{content:{"a, " * count}<|"|>}}<tool_call|>', 1)[0]
 

@@ -25,7 +25,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("format_name", "text", "expected"), CASES)
-def test_events_do_not_depend_on_the_split(format_name: str | None, text: str, expected: list[JoinedEvent]):
+def test_parser_events_do_not_depend_on_how_the_text_is_split(
+    format_name: str | None, text: str, expected: list[JoinedEvent]
+):
     assert parse_pieces(parser(format_name), [text]) == expected
     assert parse_pieces(parser(format_name), text) == expected
     for cut in range(1, len(text)):
@@ -57,7 +59,7 @@ def test_events_do_not_depend_on_the_split(format_name: str | None, text: str, e
         ("olmo3", "<function_calls>write_file(content='"),
     ],
 )
-def test_string_arguments_are_streamed(format_name: str, head: str):
+def test_string_arguments_of_tool_calls_are_streamed(format_name: str, head: str):
     reader = parser(format_name)
     assert join_events([event for char in head for event in reader.push(char)]) == [
         ("call", "write_file", '{"content": "')
@@ -74,14 +76,14 @@ def test_string_arguments_are_streamed(format_name: str, head: str):
         ("pythonic", "[get_weather(days=3"),
     ],
 )
-def test_non_string_arguments_are_returned_when_complete(format_name: str, text: str):
+def test_arguments_that_are_no_strings_are_returned_when_complete(format_name: str, text: str):
     reader = parser(format_name)
     assert join_events([event for char in text for event in reader.push(char)]) == [
         ("call", "get_weather", '{"days": ')
     ]
 
 
-def test_call_cut_off_between_arguments_stays_open():
+def test_tool_call_cut_off_between_arguments_is_reported_as_open():
     reader = parser("qwen_xml")
     text = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
     events = [*reader.push(text), *reader.flush(cut=True)]
@@ -89,13 +91,13 @@ def test_call_cut_off_between_arguments_stays_open():
     assert reader.call_is_open and not reader.broken
 
 
-def test_string_argument_with_referenced_schema_is_streamed():
+def test_string_argument_whose_schema_is_a_reference_is_streamed():
     schema = {"properties": {"x": {"$ref": "#/$defs/text"}}, "$defs": {"text": {"type": "string"}}}
     reader = parser("qwen_xml", {"plan": schema})
     assert join_events(reader.push("<tool_call><function=plan><parameter=x>7 ")) == [("call", "plan", '{"x": "7 ')]
 
 
-def test_broken_call_sets_broken():
+def test_malformed_tool_call_sets_the_parsers_flag_broken():
     reader = parser("hermes")
     parse_pieces(
         reader, '<tool_call>{"name": "ping", "arguments": {"a"}}</tool_call><tool_call>{"name": "ping"}</tool_call>'
@@ -103,12 +105,12 @@ def test_broken_call_sets_broken():
     assert reader.broken and not reader.call_is_open
 
 
-def test_harmony_call_without_offered_tools_is_text():
+def test_harmony_tool_call_is_text_if_no_tools_were_offered():
     text = '<|channel|>commentary to=functions.ping<|message|>{"a": 1}<|call|>'
     assert parse_pieces(parser("harmony", {}), text) == [("text", '{"a": 1}')]
 
 
-def test_closing_marker_is_text_if_the_prompt_closed_reasoning():
+def test_closing_reasoning_marker_within_text_is_text_if_the_prompt_closed_the_reasoning():
     def read(text: str) -> list[JoinedEvent]:
         return parse_pieces(parser("hermes", reasoned=True), text)
 
@@ -119,7 +121,7 @@ def test_closing_marker_is_text_if_the_prompt_closed_reasoning():
     assert read("\n</think>\n\nHi </think>.") == [("text", "Hi </think>.")]
 
 
-def test_prompt_that_opened_reasoning_starts_inside():
+def test_parser_starts_in_reasoning_if_the_prompt_opened_it():
     assert parse_pieces(parser("hermes", in_reasoning=True), "\nHm.\n</think>\n\nHi.") == [
         ("thought", "Hm."),
         ("text", "Hi."),
@@ -134,13 +136,13 @@ def test_prompt_that_opened_reasoning_starts_inside():
     assert not reader.in_reasoning
 
 
-def test_markers_include_format_and_reasoning_markers():
+def test_parser_markers_include_those_of_the_format_and_of_reasoning():
     assert parser("mistral").markers == {"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<think>", "</think>"}
     assert OutputParser(None).markers == frozenset()
     assert parse_pieces(OutputParser(None), ["<think> ", "x"]) == [("text", "<think> x")]
 
 
-def test_any_tool_name_is_accepted_without_known_tools():
+def test_any_tool_name_is_accepted_if_the_offered_tools_are_unknown():
     text = '<tool_call>{"name": "rm", "arguments": {}}</tool_call>'
     assert parse_pieces(parser("hermes", None), text) == [("call", "rm", "{}")]
 
@@ -175,7 +177,7 @@ GEMMA = ReasoningMarks("<|channel>", "<channel|>", label="thought")
         ),
     ],
 )
-def test_labels_of_reasoning_and_marks_around_the_answer_are_dropped(
+def test_reasoning_labels_and_marks_around_the_answer_are_dropped(
     format_name: str, marks: ReasoningMarks, text: str, expected: list[JoinedEvent]
 ):
     def read(pieces: Iterable[str]) -> list[JoinedEvent]:
@@ -194,17 +196,17 @@ def test_labels_of_reasoning_and_marks_around_the_answer_are_dropped(
         ('{"type": "function", "name": "edit", "path": "a"}', '{"path": "a"}'),
     ],
 )
-def test_arguments_beside_the_name_contain_the_parameters_id_and_type(text: str, arguments: str):
+def test_arguments_written_beside_the_tool_name_include_parameters_named_id_and_type(text: str, arguments: str):
     tools = {"edit": {"properties": {"id": {"type": "integer"}, "path": {"type": "string"}, "type": {}}}}
     assert parse_pieces(parser("hermes", tools), [f"<tool_call>{text}</tool_call>"]) == [("call", "edit", arguments)]
 
 
-def test_id_of_a_call_is_no_argument_beside_the_name():
+def test_id_and_type_of_a_tool_call_are_not_taken_for_arguments():
     text = '<tool_call>{"id": "1", "type": "function", "name": "get_weather", "city": "Paris"}</tool_call>'
     assert parse_pieces(parser("hermes"), [text]) == [("call", "get_weather", '{"city": "Paris"}')]
 
 
-def test_tool_name_is_no_mistaken_key_in_calls_of_cohere():
+def test_key_tool_name_in_coheres_format_is_not_counted_as_a_mistake():
     reader = parser("cohere")
     call = '{"tool_call_id": "0", "tool_name": "ping", "parameters": {}}'
     assert parse_pieces(reader, [f"<|START_ACTION|>[\n    {call}\n]<|END_ACTION|>"]) == [("call", "ping", "{}")]
@@ -212,7 +214,7 @@ def test_tool_name_is_no_mistaken_key_in_calls_of_cohere():
 
 
 @pytest.mark.parametrize("thoughts", ["", "<|START_THINKING|>Hm<|END_THINKING|>"])
-def test_markers_around_answers_of_cohere_are_dropped(thoughts: str):
+def test_markers_around_answers_in_coheres_format_are_dropped(thoughts: str):
     tokens = {f"<|{side}_{part}|>" for side in ("START", "END") for part in ("THINKING", "RESPONSE", "ACTION")}
     marks = find_reasoning_marks(tokens.__contains__, "")
     text = f"{thoughts}<|START_RESPONSE|>Hi!<|END_RESPONSE|>"

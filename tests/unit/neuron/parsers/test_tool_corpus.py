@@ -70,7 +70,7 @@ def check_no_leak(format_name: str, output: Output, text: str, events: list[Join
 
 
 @pytest.mark.parametrize("format_name", daily({*FORMATS} - SIMILAR_FORMATS, FORMATS))
-def test_calls_with_mistakes_are_repaired(format_name: str):
+def test_recorded_tool_calls_with_mistakes_are_repaired(format_name: str):
     random = Random(format_name)
     for output in outputs(format_name, random, COUNT):
         whole, reader = parse(format_name, [output.text])
@@ -87,7 +87,7 @@ def test_calls_with_mistakes_are_repaired(format_name: str):
 
 
 @pytest.mark.parametrize("format_name", daily({*FORMATS} - SIMILAR_FORMATS, FORMATS))
-def test_cut_calls_leak_no_markers_and_no_invalid_arguments(format_name: str):
+def test_tool_calls_cut_off_anywhere_leak_no_markers_and_no_invalid_arguments(format_name: str):
     random = Random(format_name)
     for output in outputs(format_name, random, COUNT):
         for _ in range(CUTS):

@@ -49,7 +49,7 @@ print("works")
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS], ids=errno.errorcode.get)
-def test_memory_needs_neither_huge_pages_nor_memfd(error: int):
+def test_memory_can_be_allocated_without_huge_pages_and_memfd(error: int):
     command = [sys.executable, "-c", RESTRICTED + MEMORY, str(error)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout == "works\n", done.stderr

@@ -31,7 +31,7 @@ async def hung_reads(threads: FileThreads, count: int) -> AsyncIterator[list["as
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_results_errors_and_context_are_passed_on() -> None:
+async def test_file_threads_pass_on_results_errors_and_context_variables() -> None:
     threads = FileThreads(2, 60)
     token = request_id.set("r-1")
     assert await threads.run(request_id.get) == "r-1"
@@ -45,14 +45,14 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-async def test_hung_reads_leave_the_default_threads_free() -> None:
+async def test_file_reads_that_hang_leave_the_default_thread_pool_free() -> None:
     threads = FileThreads(40, 60)
     async with hung_reads(threads, 39):
         assert await asyncio.to_thread(lambda: 1) == 1
         assert await threads.run(lambda: 2) == 2
 
 
-async def test_read_is_rejected_while_all_threads_hang() -> None:
+async def test_file_read_is_rejected_while_all_file_threads_hang() -> None:
     threads = FileThreads(2, 60)
     async with hung_reads(threads, 2) as tasks:
         with pytest.raises(ApiError) as rejected:
@@ -71,7 +71,7 @@ async def test_read_is_rejected_while_all_threads_hang() -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_read_beyond_the_time_limit_is_an_error() -> None:
+async def test_file_read_beyond_the_time_limit_is_an_error() -> None:
     async with hung_reads(FileThreads(1, 0.05), 1) as [task]:
         with pytest.raises(HelexaError, match=r"within 0\.05 s; check that their file system responds"):
             await task

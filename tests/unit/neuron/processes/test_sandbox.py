@@ -41,7 +41,7 @@ input()
 
 
 @pytest.mark.parametrize("exits", ["", "end_sandboxes(); os._exit(0)"])
-def test_working_process_ends_before_its_program(tmp_path, exits):
+def test_sandbox_process_in_the_middle_of_work_ends_with_its_program(tmp_path, exits):
     (tmp_path / "endless.py").write_text(_MODULE)
     os.mkfifo(tmp_path / "pids")
     environ = os.environ | {"PYTHONPATH": str(tmp_path)}
@@ -90,7 +90,7 @@ def descriptors_left(count: int) -> Iterator[None]:
             os.close(descriptor)
 
 
-def test_process_ends_in_silence_if_its_program_was_killed_before_the_answer() -> None:
+def test_sandbox_process_whose_program_was_killed_ends_without_an_error_message() -> None:
     serve = "from helexa.neuron.processes import inside_sandbox; inside_sandbox.serve(bytes.upper, 1 << 30)"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", serve], **pipes) as process:
@@ -101,7 +101,7 @@ def test_process_ends_in_silence_if_its_program_was_killed_before_the_answer() -
         assert process.wait(60) == 0
 
 
-def test_failed_start_leaves_no_socket_open() -> None:
+def test_failed_start_of_a_sandbox_process_leaves_no_socket_open() -> None:
     sandbox = Sandbox(ProcessPool(_TEMPLATE_PROCESS, kept=1), processes=1)
     before = open_descriptors()
     # Three descriptors are enough for the socket pair, and too few for the pipe.
@@ -110,7 +110,7 @@ def test_failed_start_leaves_no_socket_open() -> None:
     assert open_descriptors() == before
 
 
-def test_threads_that_start_a_spare_at_the_same_time_start_one_process() -> None:
+def test_two_threads_that_start_a_spare_process_at_once_start_only_one() -> None:
     before = set(psutil.Process().children())
     together = threading.Barrier(8)
 

@@ -57,7 +57,7 @@ def preparing(vision: Vision, names: str) -> asyncio.Task[Any]:
     return asyncio.create_task(prepared_images(model, [message(names)]))  # type: ignore[arg-type]
 
 
-async def test_two_images_are_prepared_at_a_time_and_keep_their_order() -> None:
+async def test_images_of_a_request_are_prepared_two_at_a_time_and_keep_their_order() -> None:
     vision = Vision()
     images = preparing(vision, "abcde")
     assert {await vision.next(), await vision.next()} == {"a", "b"}
@@ -85,7 +85,7 @@ async def test_error_of_the_first_broken_image_is_reported_and_no_further_image_
     assert vision.started.empty()
 
 
-async def test_cancellation_ends_the_preparation() -> None:
+async def test_cancellation_of_a_request_ends_the_preparation_of_its_images() -> None:
     vision = Vision()
     images = preparing(vision, "abcd")
     await vision.next(), await vision.next()

@@ -42,7 +42,7 @@ def resolve_to(monkeypatch: pytest.MonkeyPatch):
     return resolve_to
 
 
-def test_unresponsive_address_does_not_delay_the_next(
+def test_address_of_the_hub_that_does_not_respond_does_not_delay_the_next_one(
     hub: FakeHub, unresponsive: Address, closed: Address, resolve_to, monkeypatch: pytest.MonkeyPatch
 ):
     # Waiting for the first address would exceed the test's timeout.
@@ -52,14 +52,16 @@ def test_unresponsive_address_does_not_delay_the_next(
         assert b"siblings" in response.text(1 << 20)
 
 
-def test_error_follows_soon_if_no_address_responds(unresponsive: Address, resolve_to, monkeypatch: pytest.MonkeyPatch):
+def test_connection_error_follows_soon_if_no_address_of_the_hub_responds(
+    unresponsive: Address, resolve_to, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(hub_http_client, "_CONNECT_SECONDS", 0.3)
     resolve_to(unresponsive, unresponsive)
     with pytest.raises(WebError, match=r"cannot be reached: no response for 0\.3 s"):
         Site("http://hub.invalid", None, 3600.0).get("/")
 
 
-def test_error_names_refused_connections(closed: Address, resolve_to):
+def test_connection_error_names_refused_connections(closed: Address, resolve_to):
     resolve_to(closed, closed)
     with pytest.raises(WebError, match="refuses connections: nothing listens there"):
         Site("http://hub.invalid", None, 3600.0).get("/")

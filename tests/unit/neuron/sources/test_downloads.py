@@ -17,7 +17,7 @@ from neuron.fake_models import until
 from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
 
 
-async def test_canceled_download_resumes_later(hub: FakeHub, node: Node):
+async def test_canceled_download_resumes_where_it_ended(hub: FakeHub, node: Node):
     hub.inject(FILE, Fault(stall=1_500_000))
     fetching = asyncio.create_task(node.fetch())
     await until(lambda: any(partial.stat().st_size == 1_500_000 for partial in node.partials()))
@@ -37,7 +37,7 @@ async def test_canceled_download_resumes_later(hub: FakeHub, node: Node):
     assert ("download", len(WEIGHTS), len(WEIGHTS)) == node.reports[-1]
 
 
-async def test_waiting_process_resumes_the_download_of_a_killed_process(hub: FakeHub, node: Node):
+async def test_process_that_waits_for_a_download_resumes_it_if_the_other_is_killed(hub: FakeHub, node: Node):
     hub.inject(FILE, Fault(stall=1_500_000))
     script = f"""
 import asyncio
@@ -57,7 +57,7 @@ asyncio.run(sources.resolve(ModelSource.parse({NAME!r}), quant=None, progress=la
     assert hub.ranges == [(FILE, "bytes=1500000-")]
 
 
-async def test_replaced_partial_file_is_an_error_and_is_not_used(hub: FakeHub, node: Node):
+async def test_partial_download_replaced_by_another_file_is_an_error_and_not_used(hub: FakeHub, node: Node):
     content = hub.answer
 
     def replace_partials(path: str):
@@ -74,7 +74,7 @@ async def test_replaced_partial_file_is_an_error_and_is_not_used(hub: FakeHub, n
     assert (await node.fetch()).read_bytes() == WEIGHTS
 
 
-async def test_damaged_partial_file_is_discarded(hub: FakeHub, node: Node):
+async def test_damaged_partial_download_is_discarded(hub: FakeHub, node: Node):
     path = await node.fetch()
     blob = path.resolve()
     blob.rename(f"{blob}.helexa.incomplete")
@@ -92,7 +92,7 @@ async def test_cached_file_of_the_wrong_size_is_downloaded_again(node: Node):
     assert (await node.fetch()).read_bytes() == WEIGHTS
 
 
-async def test_concurrent_loads_share_one_download(hub: FakeHub, node: Node, tmp_path: Path):
+async def test_concurrent_loads_of_several_nodes_share_one_download(hub: FakeHub, node: Node, tmp_path: Path):
     other_nodes = [Node(hub, tmp_path / "hub") for _ in range(2)]
     paths = await asyncio.gather(node.fetch(), *(other.fetch() for other in other_nodes))
     assert len(set(paths)) == 1
@@ -133,7 +133,7 @@ async def test_concurrent_file_downloads_are_limited(
     assert sum(hub.sent.values()) == sum(map(len, hub.repositories["org/dense"].values()))
 
 
-async def test_each_byte_of_interrupted_downloads_is_sent_once(hub: FakeHub, node: Node, pauses: list[float]):
+async def test_interrupted_downloads_transfer_each_byte_once(hub: FakeHub, node: Node, pauses: list[float]):
     for number in range(6):
         hub.inject(f"model-{number}.safetensors", Fault(cut=7_000 * (number + 1)), Fault(cut=3_000))
     await node.fetch("org/dense")
@@ -142,19 +142,19 @@ async def test_each_byte_of_interrupted_downloads_is_sent_once(hub: FakeHub, nod
 
 @pytest.mark.parametrize("name", ["HELEXA_MAX_CONCURRENT_DOWNLOADS", "MAX_CONCURRENT_DOWNLOADS"])
 @pytest.mark.parametrize("text", ["0", "65", "many", "-1", ""])
-def test_download_limit_must_be_from_1_to_64(name: str, text: str, monkeypatch: pytest.MonkeyPatch):
+def test_download_limit_outside_1_to_64_is_rejected(name: str, text: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(name, text)
     with pytest.raises(ConfigError, match=f"^{name}: '{text}' is not a number from 1 to 64"):
         Sources(read_config(None, {}))
 
 
-def test_helexa_download_limit_takes_precedence(monkeypatch: pytest.MonkeyPatch):
+def test_download_limit_variable_of_helexa_takes_precedence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HELEXA_MAX_CONCURRENT_DOWNLOADS", "3")
     monkeypatch.setenv("MAX_CONCURRENT_DOWNLOADS", "many")
     Sources(read_config(None, {}))
 
 
-async def test_local_file_does_not_wait_for_downloads(hub: FakeHub, node: Node, tmp_path: Path):
+async def test_load_of_a_local_file_does_not_wait_for_downloads(hub: FakeHub, node: Node, tmp_path: Path):
     file = tmp_path / "model.gguf"
     file.touch()
     hub.inject("list", *[Fault(stall=0)] * 16)
@@ -166,13 +166,13 @@ async def test_local_file_does_not_wait_for_downloads(hub: FakeHub, node: Node, 
     await asyncio.gather(*fetches, return_exceptions=True)
 
 
-async def test_first_failure_cancels_the_other_downloads(hub: FakeHub, node: Node):
+async def test_first_failed_file_cancels_the_other_downloads_of_the_model(hub: FakeHub, node: Node):
     hub.inject("model-0.safetensors", Fault(stall=10))
     hub.inject("model-5.safetensors", Fault(status=404))
     assert (await node.fetch_error("org/dense")).kind == "repo_refused"
 
 
-async def test_huggingface_hub_can_read_the_cache(hub: FakeHub, node: Node, tmp_path: Path):
+async def test_package_huggingface_hub_can_read_the_cache(hub: FakeHub, node: Node, tmp_path: Path):
     from huggingface_hub import scan_cache_dir
 
     folder = await node.fetch("org/dense")
@@ -184,7 +184,7 @@ async def test_huggingface_hub_can_read_the_cache(hub: FakeHub, node: Node, tmp_
     assert {file.file_name for file in revision.files} == set(hub.repositories["org/dense"])
 
 
-async def test_listing_without_sizes_and_hashes_is_enough(hub: FakeHub, node: Node):
+async def test_hub_listing_without_sizes_and_hashes_is_sufficient(hub: FakeHub, node: Node):
     listing = {"sha": "0" * 40, "siblings": [{"rfilename": FILE}]}
     hub.inject("list", Fault(body=json.dumps(listing).encode()))
     usual = hub.answer
@@ -192,7 +192,9 @@ async def test_listing_without_sizes_and_hashes_is_enough(hub: FakeHub, node: No
     assert (await node.fetch()).read_bytes() == WEIGHTS
 
 
-async def test_random_failures_never_yield_wrong_files(hub: FakeHub, tmp_path: Path, pauses: list[float]):
+async def test_downloads_with_random_failures_never_yield_wrong_files(
+    hub: FakeHub, tmp_path: Path, pauses: list[float]
+):
     rng = random.Random(7)
     files = hub.repositories["org/dense"]
     faults = [

@@ -32,7 +32,7 @@ from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
     ],
     ids=["401", "gated", "404", "429", "wrong-hash", "wrong-size", "redirect"],
 )
-async def test_permanent_error_is_reported_without_retry(
+async def test_permanent_error_of_the_hub_is_reported_without_retry(
     hub: FakeHub, node: Node, pauses: list[float], fault: Fault, kind: str, message: str
 ):
     hub.inject(FILE, fault)
@@ -44,7 +44,7 @@ async def test_permanent_error_is_reported_without_retry(
     assert not any(partial.stat().st_size for partial in node.partials())
 
 
-async def test_rejected_token_is_named_by_variable_and_not_shown(
+async def test_error_for_a_rejected_hub_token_names_its_variable_and_not_the_token(
     hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TEST_HUB_TOKEN", "hf_secret")
@@ -54,7 +54,7 @@ async def test_rejected_token_is_named_by_variable_and_not_shown(
     assert "hf_secret" not in repr((error.details, str(error)))
 
 
-async def test_malformed_token_is_rejected_and_not_shown(node: Node, monkeypatch: pytest.MonkeyPatch):
+async def test_malformed_hub_token_is_rejected_and_not_shown(node: Node, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TEST_HUB_TOKEN", "hf_secret\nhf_secret")
     error = await node.fetch_error()
     assert error.kind == "repo_refused"
@@ -62,7 +62,7 @@ async def test_malformed_token_is_rejected_and_not_shown(node: Node, monkeypatch
     assert "hf_secret" not in repr((error.details, str(error), error.__cause__))
 
 
-async def test_token_is_not_sent_to_redirect_targets(hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch):
+async def test_hub_token_is_not_sent_to_redirect_targets(hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TEST_HUB_TOKEN", "hf_secret")
     hub.elsewhere = FakeHub()
     hub.elsewhere.repositories = hub.repositories
@@ -76,14 +76,16 @@ async def test_token_is_not_sent_to_redirect_targets(hub: FakeHub, node: Node, m
 
 
 @pytest.mark.parametrize("body", [b"<html>log in first</html>", b"[]", b'{"sha": "main"}', b"{" * 100_000])
-async def test_malformed_listing_is_rejected(hub: FakeHub, node: Node, body: bytes):
+async def test_malformed_file_list_of_the_hub_is_rejected(hub: FakeHub, node: Node, body: bytes):
     hub.inject("list", Fault(body=body))
     error = await node.fetch_error()
     assert error.kind == "repo_refused"
     assert f"{hub.url}, which does not speak the protocol of the Hugging Face Hub" in str(error)
 
 
-async def test_slow_listing_is_aborted(hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch):
+async def test_file_list_that_the_hub_sends_too_slowly_is_aborted(
+    hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(hub_http_client, "_TEXT_SECONDS", 0.05)
     hub.inject("list", Fault(pace=0.1))
     error = await node.fetch_error()
@@ -94,7 +96,7 @@ async def test_slow_listing_is_aborted(hub: FakeHub, node: Node, monkeypatch: py
 @pytest.mark.parametrize(
     "name", ["../evil.gguf", "/etc/evil.gguf", "a//evil.gguf", "a/../evil.gguf", "e\nvil.gguf", "."]
 )
-async def test_file_name_cannot_leave_the_cache(hub: FakeHub, node: Node, name: str):
+async def test_file_name_in_a_hub_listing_cannot_leave_the_cache_folder(hub: FakeHub, node: Node, name: str):
     hub.repositories[NAME] = {name: WEIGHTS}
     assert (await node.fetch_error()).kind == "empty_repo"
     assert hub.downloads() == []

@@ -20,13 +20,15 @@ def failure(folder: Path, error_text: str) -> SourceError:
 
 
 @pytest.mark.parametrize("text", ["OSError: [Errno 28] No space left on device", "ERROR: Disk quota exceeded"])
-def test_full_disk_is_named_with_its_folder(tmp_path: Path, text: str) -> None:
+def test_error_of_pip_about_a_full_disk_names_the_folder(tmp_path: Path, text: str) -> None:
     error = failure(tmp_path, text)
     assert error.kind == "disk_full"
     assert str(error).startswith(f"pypi:package cannot be cached: {tmp_path} ")
 
 
-def test_disk_without_space_for_the_error_message_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_pip_without_output_on_an_unwritable_disk_is_reported_as_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(package_download, "_can_write", lambda _: False)
     error = failure(tmp_path, "")
     assert error.kind == "disk_full"
@@ -44,13 +46,13 @@ def test_disk_without_space_for_the_error_message_is_full(tmp_path: Path, monkey
     ],
     ids=["pip", "uv"],
 )
-def test_unreachable_index_is_named(tmp_path: Path, text: str) -> None:
+def test_error_of_pip_about_an_unreachable_package_index_is_recognized(tmp_path: Path, text: str) -> None:
     error = failure(tmp_path, text)
     assert error.kind == "repo_fetch_failed"
     assert "the package index cannot be reached (Connection refused); check the network" in str(error)
 
 
-def test_other_failure_without_a_message_is_not_a_full_disk(tmp_path: Path) -> None:
+def test_failed_pip_without_output_on_a_writable_disk_is_no_full_disk(tmp_path: Path) -> None:
     error = failure(tmp_path, "")
     assert error.kind == "repo_fetch_failed"
     assert str(error) == "pypi:package cannot be fetched by pip: no error output"

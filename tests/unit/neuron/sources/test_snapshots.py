@@ -27,7 +27,7 @@ async def test_too_large_model_is_rejected_before_the_download(
     assert hub.downloads() == []
 
 
-async def test_full_disk_is_reported(hub: FakeHub, node: Node, tmp_path: Path):
+async def test_full_disk_during_a_download_is_reported(hub: FakeHub, node: Node, tmp_path: Path):
     path = await node.fetch()
     blob = path.resolve()
     blob.unlink()
@@ -40,7 +40,7 @@ async def test_full_disk_is_reported(hub: FakeHub, node: Node, tmp_path: Path):
     assert not blob.exists()
 
 
-async def test_unwritable_cache_is_reported(hub: FakeHub, tmp_path: Path):
+async def test_cache_folder_that_cannot_be_written_is_reported(hub: FakeHub, tmp_path: Path):
     with pytest.raises(OSError) as caught:
         os.mkdir("/sys/helexa")  # noqa: PTH102
     assert caught.value.errno in (errno.EPERM, errno.EACCES, errno.EROFS)
@@ -52,7 +52,7 @@ async def test_unwritable_cache_is_reported(hub: FakeHub, tmp_path: Path):
 # --- without a hub
 
 
-async def test_offline_complete_model_loads_without_requests(
+async def test_complete_cached_model_loads_offline_without_requests(
     hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     folder = await node.fetch("org/dense")
@@ -69,7 +69,7 @@ async def test_offline_complete_model_loads_without_requests(
     assert hub.requests == []
 
 
-async def test_without_refresh_only_missing_files_are_requested(hub: FakeHub, tmp_path: Path):
+async def test_with_refresh_off_only_missing_files_are_requested_from_the_hub(hub: FakeHub, tmp_path: Path):
     node = Node(hub, tmp_path / "hub", refresh=False)
     folder = await node.fetch("org/dense")
     hub.requests.clear()
@@ -82,14 +82,14 @@ async def test_without_refresh_only_missing_files_are_requested(hub: FakeHub, tm
 
 
 @pytest.mark.parametrize("fault", [Fault(status=500), Fault(status=404), Fault(body=b"?"), Fault(cut=3)])
-async def test_cached_model_loads_if_the_listing_fails(hub: FakeHub, node: Node, fault: Fault):
+async def test_cached_model_loads_if_the_hub_listing_fails(hub: FakeHub, node: Node, fault: Fault):
     path = await node.fetch()
     hub.inject("list", fault)
     assert await node.fetch() == path
     assert not hub.faults["list"], "the hub was not asked"
 
 
-async def test_listing_is_retried_if_the_model_is_not_cached(hub: FakeHub, node: Node, pauses: list[float]):
+async def test_failed_hub_listing_is_retried_if_the_model_is_not_cached(hub: FakeHub, node: Node, pauses: list[float]):
     hub.inject("list", Fault(status=503), Fault(status=429, headers=(("Retry-After", "3"),)))
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert pauses == [1, 3]
@@ -98,7 +98,9 @@ async def test_listing_is_retried_if_the_model_is_not_cached(hub: FakeHub, node:
     assert "answered HTTP 503" in str(await node.fetch_error("org/other"))
 
 
-async def test_failed_update_keeps_the_cached_version_in_use(hub: FakeHub, node: Node, pauses: list[float]):
+async def test_failed_download_of_an_update_keeps_the_cached_version_in_use(
+    hub: FakeHub, node: Node, pauses: list[float]
+):
     path = await node.fetch()
     hub.repositories[NAME] = {FILE: WEIGHTS[::-1]}
     hub.inject(FILE, Fault(status=404))
@@ -107,7 +109,7 @@ async def test_failed_update_keeps_the_cached_version_in_use(hub: FakeHub, node:
     assert (await node.fetch()).read_bytes() == WEIGHTS[::-1]
 
 
-async def test_error_names_unreachable_hub_and_missing_files(hub: FakeHub, node: Node):
+async def test_error_names_the_unreachable_hub_and_the_missing_files(hub: FakeHub, node: Node):
     folder = await node.fetch("org/dense")
     (folder / "model-3.safetensors").unlink()
     hub.stop()
@@ -127,7 +129,7 @@ async def test_error_names_unreachable_hub_and_missing_files(hub: FakeHub, node:
         ("http://", "an endpoint"),
     ],
 )
-def test_error_shows_only_the_origin_of_a_site(url: str, shown: str):
+def test_hub_error_shows_only_the_origin_of_the_url_and_no_credentials(url: str, shown: str):
     with pytest.raises(WebError) as caught:
         Site(url, None, 1).get("/x")
     assert caught.value.where == shown
@@ -135,7 +137,7 @@ def test_error_shows_only_the_origin_of_a_site(url: str, shown: str):
     assert "secret" not in str(caught.value)
 
 
-async def test_quantization_of_an_older_commit_loads_without_hub(hub: FakeHub, node: Node):
+async def test_cached_quantization_of_an_older_commit_loads_without_the_hub(hub: FakeHub, node: Node):
     older = await node.fetch()
     hub.repositories[NAME] = {"tiny-Q4_0.gguf": WEIGHTS}
     newer = await node.fetch()
@@ -155,7 +157,7 @@ async def test_model_deleted_from_its_repository_loads_from_the_cache(hub: FakeH
 
 
 @pytest.mark.parametrize("offline", [False, True])
-async def test_incomplete_download_is_not_used(
+async def test_incompletely_downloaded_model_is_not_used(
     hub: FakeHub, tmp_path: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch, offline: bool
 ):
     node = Node(
@@ -172,7 +174,7 @@ async def test_incomplete_download_is_not_used(
     assert f"{tmp_path / 'hub'} lacks tokenizer_config.json" in str(error)
 
 
-async def test_another_model_of_the_commit_does_not_complete_it(
+async def test_download_of_another_model_of_the_repository_does_not_complete_a_partial_one(
     hub: FakeHub, tmp_path: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ):
     node = Node(hub, tmp_path / "hub", NEURON_DOWNLOADS__MAX_CONCURRENT="1")

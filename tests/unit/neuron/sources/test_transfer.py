@@ -22,7 +22,7 @@ from neuron.sources.hub_node import FILE, WEIGHTS, Node
         ([Fault(cut=1_200_000), Fault(cut=1_200_000), Fault(cut=100_000), Fault(cut=0)], [1, 1, 2, 4]),
     ],
 )
-async def test_transient_error_is_retried(
+async def test_transient_download_error_is_retried(
     hub: FakeHub, node: Node, pauses: list[float], faults: list[Fault], expected_pauses: list[float]
 ):
     hub.inject(FILE, *faults)
@@ -31,7 +31,7 @@ async def test_transient_error_is_retried(
     assert node.partials() == []
 
 
-async def test_stalled_connection_is_retried(hub: FakeHub, tmp_path: Path, pauses: list[float]):
+async def test_stalled_download_connection_is_retried(hub: FakeHub, tmp_path: Path, pauses: list[float]):
     hub.inject(FILE, Fault(stall=1_000_000), Fault(stall=0))
     node = Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="0.1")
     assert (await node.fetch()).read_bytes() == WEIGHTS
@@ -39,14 +39,16 @@ async def test_stalled_connection_is_retried(hub: FakeHub, tmp_path: Path, pause
     assert hub.ranges == [(FILE, "bytes=1000000-")] * 2
 
 
-async def test_slow_body_may_take_longer_than_the_stall_timeout(hub: FakeHub, tmp_path: Path, pauses: list[float]):
+async def test_slow_but_steady_download_may_take_longer_than_the_stall_timeout(
+    hub: FakeHub, tmp_path: Path, pauses: list[float]
+):
     hub.inject(FILE, Fault(pace=0.15))
     node = Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="1.2")
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert pauses == []
 
 
-async def test_error_names_the_host_that_stalls(hub: FakeHub, tmp_path: Path, pauses: list[float]):
+async def test_download_error_names_the_host_that_stalls(hub: FakeHub, tmp_path: Path, pauses: list[float]):
     hub.inject(FILE, *[Fault(stall=0)] * 9)
     error = await Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="0.1").fetch_error()
     assert error.kind == "repo_fetch_failed"
@@ -56,14 +58,16 @@ async def test_error_names_the_host_that_stalls(hub: FakeHub, tmp_path: Path, pa
     assert f"could not be fetched from {hub.url}, which sent nothing for 0.1 s" in str(error)
 
 
-async def test_server_that_ignores_ranges_restarts_the_file(hub: FakeHub, node: Node, pauses: list[float]):
+async def test_download_from_a_server_that_ignores_ranges_restarts_the_file(
+    hub: FakeHub, node: Node, pauses: list[float]
+):
     hub.inject(FILE, Fault(cut=2_000_000), Fault(ignore_range=True, cut=2_500_000), Fault(ignore_range=True))
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert hub.ranges == [(FILE, "bytes=2000000-"), (FILE, "bytes=2500000-")]
     assert node.reports[-1] == ("download", len(WEIGHTS), len(WEIGHTS))
 
 
-async def test_repeatedly_truncated_file_fails_and_resumes_later(hub: FakeHub, node: Node, pauses: list[float]):
+async def test_repeatedly_truncated_download_fails_and_resumes_later(hub: FakeHub, node: Node, pauses: list[float]):
     hub.inject(FILE, *[Fault(ignore_range=True, cut=400_000)] * 9)
     error = await node.fetch_error()
     assert error.kind == "repo_fetch_failed"
@@ -88,11 +92,11 @@ async def test_repeatedly_truncated_file_fails_and_resumes_later(hub: FakeHub, n
         (1, WebError("", "", status=429, retry_after=0), 1),
     ],
 )
-def test_pauses_grow_and_are_limited(failures: int, error: WebError, seconds: int | None):
+def test_pauses_between_download_retries_grow_and_are_limited(failures: int, error: WebError, seconds: int | None):
     assert retry_delay(failures, error) == seconds
 
 
-async def test_huge_file_is_requested_in_ranges(hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch):
+async def test_huge_file_is_downloaded_in_several_ranges(hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(download, "_MAX_RANGE_BYTES", 1_200_000)
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert [byte_range for _, byte_range in hub.ranges] == [
@@ -102,7 +106,7 @@ async def test_huge_file_is_requested_in_ranges(hub: FakeHub, node: Node, monkey
     ]
 
 
-async def test_http_proxy_is_used(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_download_uses_the_configured_http_proxy(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("http_proxy", hub.url)
     endpoint = {"NEURON_HARNESS__TORCH__SOURCES__HUGGINGFACE__ENDPOINT": "http://hub.invalid"}
     assert (await Node(hub, tmp_path, **endpoint).fetch()).read_bytes() == WEIGHTS

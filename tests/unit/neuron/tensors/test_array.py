@@ -170,7 +170,7 @@ def run(case: Case) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_numpy_backend_returns_what_torch_returns(name: str) -> None:
+def test_numpy_backend_returns_the_same_results_as_torch(name: str) -> None:
     dtype, expected = run(CASES[name])
     with numpy_tensors():
         own_dtype, result = run(CASES[name])
@@ -179,7 +179,7 @@ def test_numpy_backend_returns_what_torch_returns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sum", "mean"])
-def test_sums_are_close_to_those_of_torch(name: str) -> None:
+def test_sums_of_the_numpy_backend_are_close_to_those_of_torch(name: str) -> None:
     def of_columns(inputs: dict[str, Any]) -> Any:
         return getattr(inputs["x"], name)((0, 2), keepdim=True)
 
@@ -191,7 +191,7 @@ def test_sums_are_close_to_those_of_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch", "numpy"])
-def test_lent_memory_returns_when_its_last_view_is_freed(backend: str) -> None:
+def test_memory_lent_to_a_tensor_is_returned_when_its_last_view_is_freed(backend: str) -> None:
     if backend == "numpy":
         with numpy_tensors():
             lend_memory()
@@ -217,12 +217,12 @@ def lend_memory() -> None:
     assert returned == [block]
 
 
-def test_array_view_raises_instead_of_copying() -> None:
+def test_view_of_a_numpy_array_that_would_need_a_copy_raises() -> None:
     with numpy_tensors(), pytest.raises(ValueError, match="copy"):
         tensors.zeros(4, 6).transpose(0, 1).view(-1)
 
 
-def test_cached_results_are_dropped_when_the_backend_changes() -> None:
+def test_cached_tensors_are_dropped_when_the_tensor_backend_changes() -> None:
     @tensors.cached()
     def table(count: int) -> Any:
         return tensors.arange(count)
@@ -234,7 +234,7 @@ def test_cached_results_are_dropped_when_the_backend_changes() -> None:
     assert type(table(3)) is type(first)
 
 
-def test_numpy_backend_has_no_device_but_the_cpu() -> None:
+def test_numpy_backend_supports_no_device_but_the_cpu() -> None:
     with numpy_tensors():
         assert str(tensors.device("cpu")) == "cpu"
         with pytest.raises(RuntimeError, match="torch is not installed; install it with"):

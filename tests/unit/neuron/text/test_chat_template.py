@@ -24,7 +24,7 @@ def history(arguments):
 
 
 @pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "Qwen3-Coder", "Qwen3.5-4B", "GLM-4.6", "openai-gpt-oss-120b"])
-def test_tool_call_arguments_render_equally_as_object_or_text(templates, name):
+def test_tool_call_arguments_render_equally_whether_sent_as_object_or_text(templates, name):
     template = ChatTemplate(templates[name])
     arguments = {"city": "Chur", "days": 2, "nested": {"a": [1, None]}}
     shapes = (arguments, json.dumps(arguments), json.dumps(arguments, indent=1))
@@ -33,7 +33,7 @@ def test_tool_call_arguments_render_equally_as_object_or_text(templates, name):
     assert "7 degrees" in rendered
 
 
-def test_missing_content_renders_like_null(templates):
+def test_message_without_content_renders_like_null_content(templates):
     for name in ("Qwen-Qwen3-0.6B", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "unsloth-mistral-Devstral-Small-2507"):
         template = ChatTemplate(templates[name])
         messages = history({"city": "Bern"})
@@ -43,20 +43,20 @@ def test_missing_content_renders_like_null(templates):
         assert template.render(messages, tools=TOOLS) == rendered
 
 
-def test_arguments_stay_text_if_the_template_concatenates_them(templates):
+def test_tool_call_arguments_stay_text_if_the_template_concatenates_them(templates):
     template = ChatTemplate(templates["deepseek-ai-DeepSeek-R1-Distill-Llama-8B"])
     assert '{"city": "Zürich"}' in template.render(history({"city": "Zürich"}))
     assert '{"city":"Zürich"}' in template.render(history('{"city":"Zürich"}'))
 
 
-def test_arguments_that_are_not_an_object():
+def test_tool_call_arguments_that_are_no_object_are_rendered_as_empty_object_or_string():
     forms = ("", " ", "{not json", "[1]", "{}", None, [1], 7, json.dumps('{"a": 1}'), '""')
     rendered = [ChatTemplate(CALLS).render(history(form)) for form in forms]
     arguments = ["{}", "{}", '"{not json"', '"[1]"', "{}", "{}", '"[1]"', '"7"', '{"a": 1}', '"\\"\\""']
     assert rendered == [f'{{"name": "get_weather", "arguments": {text}}};' for text in arguments]
 
 
-def test_malformed_tool_calls_are_passed_unchanged():
+def test_malformed_tool_calls_are_passed_to_the_template_unchanged():
     template = ChatTemplate("{{ messages[0].tool_calls | tojson if messages[0].tool_calls is defined }}")
     for calls in ([1], [{"function": 2}], [{}], "x"):
         assert json.loads(template.render([{"role": "assistant", "tool_calls": calls}])) == calls
@@ -64,7 +64,7 @@ def test_malformed_tool_calls_are_passed_unchanged():
 
 
 @pytest.mark.parametrize("name", TEXT_ONLY)
-def test_content_parts_are_joined_for_text_only_templates(templates, name):
+def test_content_parts_are_joined_for_templates_that_read_only_text(templates, name):
     template = ChatTemplate(templates[name])
     parts = [{"type": "text", "text": "one"}, {"type": "input_text", "text": "two"}, "three"]
     joined = template.render([{"role": "user", "content": "one\ntwo\nthree"}])
@@ -80,20 +80,20 @@ def test_content_parts_are_kept_if_the_template_supports_them(templates):
     assert "Look: <|vision_start|><|image_pad|><|vision_end|> there" in rendered
 
 
-def test_smollm2_template_joins_parts_and_accepts_null(smollm2_gguf):
+def test_smollm2_template_joins_content_parts_and_accepts_null(smollm2_gguf):
     template = ChatTemplate(GgufFile.open(smollm2_gguf).metadata["tokenizer.chat_template"])
     rendered = template.render([{"role": "user", "content": text("one", "two")}, HI | {"content": None}])
     assert "<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n" in rendered
 
 
-def test_render_does_not_modify_messages(templates):
+def test_rendering_a_template_does_not_modify_the_messages(templates):
     messages = [*history('{"city": "Bern"}'), HI | {"reasoning": "so", "content": text("a")}]
     original = copy.deepcopy(messages)
     ChatTemplate(templates["Qwen-Qwen3-0.6B"]).render(messages, tools=TOOLS)
     assert messages == original
 
 
-def test_variables_are_passed_to_the_template(templates):
+def test_chat_template_kwargs_are_passed_to_the_template(templates):
     template = ChatTemplate(templates["Qwen-Qwen3-0.6B"])
     messages = [{"role": "user", "content": "?"}]
     assert template.render(messages).endswith("<|im_start|>assistant\n")
@@ -103,12 +103,12 @@ def test_variables_are_passed_to_the_template(templates):
     assert not template.mentions("documents")
 
 
-def test_variables_cannot_replace_messages():
+def test_chat_template_kwargs_cannot_replace_the_messages():
     template = ChatTemplate("{{ messages[0].role }}{{ bos_token }}", special_tokens={"bos_token": "<s>"})
     assert template.render([WEATHER_MESSAGE], messages=[HI], bos_token="<b>") == "user<b>"
 
 
-def test_tool_use_template_is_used_if_tools_are_given(templates):
+def test_template_named_tool_use_is_used_if_tools_are_given(templates):
     template = ChatTemplate("{{ bos_token }}", tool_use="{{ tools | length }}{{ eos }}", special_tokens={"eos": "e"})
     assert template.render([WEATHER_MESSAGE]) == template.render([WEATHER_MESSAGE], tools=[]) == ""
     assert template.render([WEATHER_MESSAGE], tools=TOOLS) == "2e"
@@ -116,7 +116,7 @@ def test_tool_use_template_is_used_if_tools_are_given(templates):
     assert not ChatTemplate("x", tool_use="y").mentions("tools")
 
 
-def test_fallback_template_is_chatml():
+def test_model_without_a_template_is_rendered_as_chatml():
     rendered = ChatTemplate(CHATML).render([{"role": "user", "content": text("Hi")}])
     assert rendered == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
@@ -134,7 +134,7 @@ def test_fallback_template_is_chatml():
         ("{% include 'other' %}", "no loader"),
     ],
 )
-def test_error_contains_the_template_message(source, problem):
+def test_template_error_contains_the_message_raised_by_the_template(source, problem):
     template = ChatTemplate(source)
     with pytest.raises(TemplateError, match=problem) as failed:
         template.render([{"role": "user", "content": "x"}])
@@ -156,7 +156,7 @@ CONTINUED = [
 
 
 @pytest.mark.parametrize("messages", CONTINUED, ids=range(len(CONTINUED)))
-def test_continued_final_message_equals_transformers(templates, messages):
+def test_continue_final_message_renders_like_transformers(templates, messages):
     for name in ("Qwen3.5-4B", "Qwen3-Coder", "LFM2.5-8B-A1B", "google-gemma-4-31B-it", "Qwen-Qwen2.5-7B-Instruct"):
         source = templates[name]
         if isinstance(messages[-1]["content"], list) and name in ("Qwen3-Coder", "Qwen-Qwen2.5-7B-Instruct"):
@@ -165,7 +165,7 @@ def test_continued_final_message_equals_transformers(templates, messages):
         assert ChatTemplate(source).render(messages, continue_final_message=True) == expected
 
 
-def test_message_without_text_cannot_be_continued():
+def test_continue_final_message_without_text_in_the_message_is_an_error():
     with pytest.raises(TemplateError, match="does not render the final message"):
         ChatTemplate("x").render([HI], continue_final_message=True)
     seeing = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"

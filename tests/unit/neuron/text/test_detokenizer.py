@@ -17,7 +17,7 @@ def tokenizer(byte_metadata) -> Tokenizer:
     return from_gguf(byte_metadata)
 
 
-def test_every_split_yields_the_same_text(tokenizer):
+def test_detokenized_text_is_the_same_for_every_split_of_the_tokens(tokenizer):
     ids = tokenizer.encode(SCRIPTS)
     assert len(ids) == len(SCRIPTS.encode())
     for cut in range(len(ids) + 1):
@@ -28,13 +28,13 @@ def test_every_split_yields_the_same_text(tokenizer):
         assert detokenizer.flush() == ""
 
 
-def test_character_is_returned_with_its_last_byte(tokenizer):
+def test_character_is_returned_when_its_last_byte_arrives(tokenizer):
     detokenizer = Detokenizer(tokenizer)
     pushed = [detokenizer.push([token_id]) for token_id in tokenizer.encode("é🚀!")]
     assert pushed == ["", "é", "", "", "", "🚀", "!"]
 
 
-def test_emoji_split_by_a_real_vocabulary_are_joined(smollm2):
+def test_emoji_that_a_real_vocabulary_splits_are_joined(smollm2):
     text = "rocket 🚀 family 👩‍👩‍👧‍👦 flag 🇨🇭 𓀀 done"
     ids = smollm2.encode(text)
     pieces = [smollm2.decode([token_id]) for token_id in ids]
@@ -59,12 +59,12 @@ def test_text_of_many_scripts_is_decoded_token_by_token(vocabulary, name):
         assert streamed == (f" {normal}" if name == "llama-spm" else normal)
 
 
-def test_special_tokens_are_skipped(tokenizer):
+def test_special_tokens_are_omitted_from_the_text(tokenizer):
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push([257, *tokenizer.encode("he"), 258, 259, 10_000]) == "he<mark é>"
 
 
-def test_invalid_bytes_are_replaced_when_known_to_be_invalid(tokenizer):
+def test_bytes_are_replaced_as_soon_as_they_cannot_become_valid_utf8(tokenizer):
     rocket = tokenizer.encode("🚀")
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push(rocket[:2]) == ""

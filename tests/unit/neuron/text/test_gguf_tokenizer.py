@@ -92,7 +92,7 @@ def test_decoding_restores_the_encoded_text(pre, byte_metadata):
         ("minicpm5", "a 1", "a| |1"),
     ],
 )
-def test_pre_tokenizer_splits_text(names, text, pieces):
+def test_each_pre_tokenizer_splits_text_as_in_llama_cpp(names, text, pieces):
     for name in names.split():
         rules = PRE_TOKENIZERS[name]
         normal = text if rules.normalizer is None else rules.normalizer.normalize_str(text)
@@ -118,7 +118,7 @@ def test_deepseek_v3_encoding_equals_its_tokenizer_json(deepseek_v4):
         assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
 
 
-def test_missing_pre_tokenizer_uses_the_default_and_is_logged(byte_metadata, caplog):
+def test_gguf_file_without_a_pre_tokenizer_uses_the_default_and_logs_this(byte_metadata, caplog):
     del byte_metadata["tokenizer.ggml.pre"]
     unnamed = from_gguf(byte_metadata)
     assert "names no pre-tokenizer" in caplog.text
@@ -132,7 +132,7 @@ def test_llama_3_prompt_begins_with_bos(vocabulary):
     assert tokenizer.eos_ids == {128001, 128009}
 
 
-def test_qwen_normalizes_to_nfc(vocabulary):
+def test_qwen_tokenizer_normalizes_text_to_nfc(vocabulary):
     assert vocabulary("qwen2").encode("e\u0301") == vocabulary("qwen2").encode("é")
 
 
@@ -151,7 +151,7 @@ def test_control_and_user_defined_tokens_are_encoded(byte_metadata):
     assert tokenizer.eos_ids == {257, 259}
 
 
-def test_control_tokens_can_be_encoded_as_plain_text(byte_metadata):
+def test_text_of_control_tokens_can_be_encoded_as_plain_text(byte_metadata):
     tokenizer = from_gguf(byte_metadata)
     ids = tokenizer.encode("he<|control|><mark é>", parse_special=False)
     assert 257 not in ids
@@ -160,12 +160,12 @@ def test_control_tokens_can_be_encoded_as_plain_text(byte_metadata):
     assert tokenizer.encode("<|control|>") == [257]
 
 
-def test_every_byte_has_a_token(byte_metadata):
+def test_every_byte_has_a_token_in_a_byte_level_vocabulary(byte_metadata):
     tokenizer = from_gguf(byte_metadata)
     assert {tokenizer.token_bytes(token_id) for token_id in range(256)} == {bytes([byte]) for byte in range(256)}
 
 
-def test_ids_outside_the_vocabulary_have_no_text(byte_metadata):
+def test_token_ids_outside_the_vocabulary_have_no_text(byte_metadata):
     tokenizer = from_gguf(byte_metadata)
     assert tokenizer.decode([-1, 260, 1 << 31]) == ""
     assert tokenizer.token_text(-1) is tokenizer.token_text(260) is tokenizer.token_text(None) is None
@@ -231,7 +231,7 @@ def with_types(metadata: dict[str, Any], types: list[int] | None, template: str 
 
 
 @pytest.mark.parametrize("types", [[1] * 5, [5] * 5, [0] * 5, None])
-def test_control_tokens_with_a_wrong_type_are_corrected(byte_metadata, types, caplog):
+def test_control_tokens_of_the_template_with_a_wrong_type_in_the_file_are_corrected(byte_metadata, types, caplog):
     tokenizer = from_gguf(with_types(byte_metadata, types))
     assert tokenizer.eos_ids == {0, 258}
     assert tokenizer.encode("<|im_start|><|im_end|><think>") == [257, 258, 259]
@@ -241,32 +241,32 @@ def test_control_tokens_with_a_wrong_type_are_corrected(byte_metadata, types, ca
     assert ("no token types" in caplog.text) == (types is None)
 
 
-def test_end_token_without_a_template_is_corrected(byte_metadata):
+def test_end_token_with_a_wrong_type_is_corrected_even_without_a_template(byte_metadata):
     tokenizer = from_gguf(with_types(byte_metadata, [1] * 5, ""))
     assert tokenizer.encode("<|im_end|>") == [258]
     assert len(tokenizer.encode("<|im_start|>")) > 1
     assert tokenizer.eos_ids == {0, 258}
 
 
-def test_user_defined_end_token_becomes_a_control_token(byte_metadata):
+def test_end_token_of_type_user_defined_becomes_a_control_token(byte_metadata):
     tokenizer = from_gguf(with_types(byte_metadata, [4] * 5))
     assert tokenizer.decode([257, 258]) == "<|im_start|>"
 
 
-def test_token_that_a_key_names_is_corrected_only_if_it_looks_like_a_control_token(byte_metadata):
+def test_wrong_type_of_a_bos_or_eos_token_is_corrected_only_if_it_looks_like_one(byte_metadata):
     metadata = with_keys(with_types(byte_metadata, [1] * 5, ""), eos_token_id=260, bos_token_id=65)
     tokenizer = from_gguf(metadata)
     assert tokenizer.encode("<|other|>") == [260]
     assert tokenizer.decode([65]) != ""
 
 
-def test_correct_types_are_kept_without_a_warning(byte_metadata, caplog):
+def test_correct_token_types_are_kept_without_a_warning(byte_metadata, caplog):
     tokenizer = from_gguf(with_types(byte_metadata, [3, 3, 4, 3, 1]))
     assert tokenizer.decode([257, 258, 259, 260, 261]) == "<think>[TAG]"
     assert "types" not in caplog.text
 
 
-def test_several_empty_tokens_are_allowed(byte_metadata):
+def test_vocabulary_with_several_empty_tokens_is_accepted(byte_metadata):
     tokens = [*byte_metadata["tokenizer.ggml.tokens"], "", ""]
     types = [*byte_metadata["tokenizer.ggml.token_type"], 5, 5]
     tokenizer = from_gguf(with_keys(byte_metadata, tokens=tokens, token_type=types))
@@ -303,7 +303,7 @@ def test_several_empty_tokens_are_allowed(byte_metadata):
         ("add_eos_token", "yes", "add_eos_token is not a boolean"),
     ],
 )
-def test_malformed_key_is_rejected(byte_metadata, key, value, problem):
+def test_malformed_tokenizer_key_of_a_gguf_file_is_rejected(byte_metadata, key, value, problem):
     byte_metadata[f"tokenizer.ggml.{key}"] = value
     if value is None:
         del byte_metadata[f"tokenizer.ggml.{key}"]

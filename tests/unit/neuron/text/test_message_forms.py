@@ -199,7 +199,7 @@ def ids_in(template, *rounds):
     return calls
 
 
-def test_foreign_ids_become_nine_characters_for_mistral(models):
+def test_tool_call_ids_of_other_formats_become_nine_characters_for_mistral(models):
     template = models["Mistral-Small-3.2-24B-Instruct-2506"]
     first = ids_in(template, ["toolu_1", "call_2"])
     assert all(re.fullmatch("[A-Za-z0-9]{9}", id) for id in first)
@@ -209,7 +209,7 @@ def test_foreign_ids_become_nine_characters_for_mistral(models):
     assert len(set(later)) == 5
 
 
-def test_id_that_equals_a_derived_id_stays(models):
+def test_tool_call_id_that_equals_a_shortened_one_is_kept_unchanged(models):
     template = models["Mistral-Small-3.2-24B-Instruct-2506"]
     (derived,) = ids_in(template, ["toolu_1"])
     first, second = ids_in(template, ["toolu_1"], [derived])
@@ -217,13 +217,13 @@ def test_id_that_equals_a_derived_id_stays(models):
     assert first != derived
 
 
-def test_kimi_results_have_the_ids_that_the_template_writes(models):
+def test_tool_results_for_kimi_refer_to_the_ids_that_its_template_writes(models):
     prompt = render(models["moonshotai-Kimi-K2"], FORMS["ids of OpenAI"])
     calls = re.findall(r"<\|tool_call_begin\|>(.*?)<", prompt)
     assert calls == re.findall(r"## Return of (\S+?)\\n", prompt) == ["functions.get_weather:0", "functions.clock:1"]
 
 
-def test_two_results_of_a_call_become_one(models):
+def test_two_results_of_one_tool_call_become_one(models):
     twice = conversation(results=[FIRST_RESULT, SECOND_RESULT, FIRST_RESULT | {"content": "More"}])
     joined = conversation(results=[FIRST_RESULT | {"content": "ResOne\nMore"}, SECOND_RESULT])
     for name, template in models.items():
@@ -234,7 +234,7 @@ def test_two_results_of_a_call_become_one(models):
 INVALID = ['{"city": "Zug', '["Zug"]', '"Zug"', "{'city': 'Zug'}", "Zug", ["Zug"], '{"city": "Zug"}}', '"{Zug"']
 
 
-def test_invalid_arguments_are_rendered(models):
+def test_invalid_tool_call_arguments_are_rendered_by_every_template(models):
     for name, arguments in pairs(models, INVALID):
         if name not in WITHOUT_CALLS:
             calls = CALLS | {"tool_calls": [with_function(FIRST, arguments=arguments)]}
@@ -243,7 +243,7 @@ def test_invalid_arguments_are_rendered(models):
             assert "ResOne" in prompt, (name, arguments)
 
 
-def test_empty_arguments_are_an_empty_object(models):
+def test_empty_tool_call_arguments_are_rendered_as_an_empty_object(models):
     for name, arguments in pairs(models, ["", " ", None, "{}", {}]):
         if name not in WITHOUT_CALLS:
             prompts = {
@@ -325,7 +325,7 @@ ORDERS = {
 WITH_TOOLS_ONLY = ("-tool_use", "fireworks", "functionary")
 
 
-def test_unusual_orders_are_rendered_without_loss(models):
+def test_messages_in_an_unusual_order_are_rendered_without_loss_by_every_template(models):
     lost = {}
     for name, order in pairs(models, ORDERS):
         messages = ORDERS[order]
@@ -341,19 +341,19 @@ def test_unusual_orders_are_rendered_without_loss(models):
     assert lost == {}
 
 
-def test_text_after_a_result_joins_the_result_for_mistral(models):
+def test_user_text_after_a_tool_result_joins_the_result_for_mistral(models):
     for name in ("Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Ministral-3-14B-Reasoning-2512"):
         prompt = render(models[name], [SYSTEM, USER, ONE_CALL, FIRST_RESULT, LAST])
         assert "ResOne\n\nUserTwo" in prompt, name
         assert prompt.endswith("[/TOOL_RESULTS]"), name
 
 
-def test_text_after_a_result_stays_a_message_if_the_template_accepts_it(models):
+def test_user_text_after_a_tool_result_stays_a_message_if_the_template_accepts_it(models):
     prompt = render(models["Qwen-Qwen3-0.6B"], [SYSTEM, USER, ONE_CALL, FIRST_RESULT, LAST])
     assert prompt.endswith("</tool_response><|im_end|>\n<|im_start|>user\nUserTwo<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_text_and_reasoning_beside_calls_are_rendered(models):
+def test_text_and_reasoning_beside_tool_calls_are_rendered(models):
     beside = ONE_CALL | {"content": "TextBeside", "reasoning_content": "Thought"}
     for name, template in models.items():
         if name not in WITHOUT_CALLS:
@@ -364,13 +364,13 @@ def test_text_and_reasoning_beside_calls_are_rendered(models):
                 assert "TextBeside" in prompt
 
 
-def test_string_becomes_a_list_if_the_template_reads_only_lists():
+def test_message_text_becomes_a_list_of_parts_if_the_template_reads_only_lists():
     part = "{% if part.text %}{{ m.role ~ part.text }}{% endif %}"
     source = f"{{% for m in messages %}}{{% for part in m.content %}}{part}{{% endfor %}}{{% endfor %}}"
     assert render(ChatTemplate(source), [SYSTEM, USER, ANSWER], None) == "systemSysTextuserUserOneassistantAnsOne"
 
 
-def test_template_error_is_that_of_the_original_order():
+def test_error_of_a_template_is_that_for_the_original_message_order():
     source = "{{ raise_exception('order ' ~ messages | map(attribute='role') | join(',')) }}"
     with pytest.raises(TemplateError, match=r"order user,user$"):
         render(ChatTemplate(source), [USER, LAST])
@@ -390,7 +390,7 @@ def test_template_error_is_that_of_the_original_order():
         ),
     ],
 )
-def test_calls_that_a_template_omits_are_written_in_the_models_format(
+def test_tool_calls_that_a_template_omits_are_written_in_the_models_format(
     templates: dict[str, str], model: str, written: str
 ):
     template = ChatTemplate(templates[model], special_tokens=TOKENS)
@@ -403,7 +403,7 @@ message['tools'] is not none %}{{ '<|system|>' + message['content'] + '<|tool|>'
 '<|assistant|>' if add_generation_prompt }}"""
 
 
-def test_tools_are_passed_in_the_system_message_if_the_template_reads_them_there():
+def test_tools_are_put_in_the_system_message_if_the_template_reads_them_there():
     template = ChatTemplate(PHI_4_MINI, special_tokens=TOKENS)
     functions = json.dumps([tool["function"] for tool in TOOLS])
     prompt = template.render([USER], tools=TOOLS)
@@ -423,7 +423,7 @@ OLMO_3_THINK = """{% for message in messages %}{% if message['role'] == 'system'
 '<environment>' + message['content'] }}{% endif %}{% endfor %}"""
 
 
-def test_results_get_the_role_of_the_template():
+def test_tool_results_get_the_role_that_the_template_expects():
     template = ChatTemplate(OLMO_3_THINK, special_tokens=TOKENS)
     prompt = template.render([USER, CALLS, FIRST_RESULT, SECOND_RESULT], tools=TOOLS)
     assert prompt.endswith(

@@ -41,7 +41,7 @@ def test_smollm2_prompt_equals_transformers(smollm2_gguf, reference_smollm2):
     assert text.sampling_defaults == {}
 
 
-def test_directory_with_one_gguf_file_is_opened(smollm2_gguf, tmp_path):
+def test_tokenizer_of_a_directory_with_exactly_one_gguf_file_is_opened(smollm2_gguf, tmp_path):
     (tmp_path / "model.gguf").symlink_to(smollm2_gguf)
     assert ModelText.open(tmp_path).tokenizer.vocab_size == 49152
     (tmp_path / "other.gguf").symlink_to(smollm2_gguf)
@@ -49,7 +49,7 @@ def test_directory_with_one_gguf_file_is_opened(smollm2_gguf, tmp_path):
         ModelText.open(tmp_path)
 
 
-def test_missing_model_is_rejected(tmp_path):
+def test_path_without_a_tokenizer_is_rejected(tmp_path):
     with pytest.raises(ModelFileError, match=r"no \.gguf files"):
         ModelText.open(tmp_path)
     with pytest.raises(ModelFileError, match=r"absent\.gguf"):
@@ -123,13 +123,15 @@ def test_templates_and_sampling_defaults_are_read_from_a_directory(tmp_path, tem
         ([], "{% if broken %}{{ tools }}", False, False),
     ],
 )
-def test_capabilities_follow_vocabulary_and_template(tmp_path, added, template, tool_call, reasoning):
+def test_tool_call_and_reasoning_capabilities_follow_vocabulary_and_template(
+    tmp_path, added, template, tool_call, reasoning
+):
     config = {"chat_template": template}
     capabilities = ModelText.open(write_directory(tmp_path, added, tokenizer_config=config)).capabilities
     assert (capabilities.tool_call, capabilities.reasoning) == (tool_call, reasoning)
 
 
-def test_model_without_template_uses_chatml_and_bos(tmp_path):
+def test_model_without_a_template_uses_chatml_and_adds_bos(tmp_path):
     text = ModelText.open(write_directory(tmp_path, []))
     assert text.template.source == CHATML
     ids = text.prompt_ids([{"role": "user", "content": None}])
@@ -143,7 +145,7 @@ def test_model_without_template_uses_chatml_and_bos(tmp_path):
     assert text.prompt_ids(MESSAGES)[-1] != text.tokenizer.eos_id
 
 
-def test_bos_is_not_added_to_a_template(tmp_path):
+def test_bos_is_not_added_to_a_prompt_whose_template_writes_it(tmp_path):
     config = {"bos_token": "<s>", "add_bos_token": True, "chat_template": "{{ bos_token }}hi"}
     text = ModelText.open(write_directory(tmp_path, [], tokenizer_config=config))
     assert text.tokenizer.decode(text.prompt_ids(MESSAGES), skip_special=False) == "<s>hi"
@@ -152,7 +154,7 @@ def test_bos_is_not_added_to_a_template(tmp_path):
 @pytest.mark.parametrize(
     "template", ["{% if", "{{ x.y.z }}", "{{" + "(" * 9999, "x" * (2 << 20), "{{ 'x' * 9999999999 }}"]
 )
-def test_model_with_a_broken_template_loads(tmp_path, template):
+def test_model_with_a_broken_template_loads_and_only_chats_fail(tmp_path, template):
     text = ModelText.open(write_directory(tmp_path, [], tokenizer_config={"chat_template": template}))
     with pytest.raises(TemplateError, match="the chat template"):
         text.prompt_ids(MESSAGES)

@@ -22,7 +22,7 @@ OUTPUT = "Hm.</think><think>Yes.</think>"
         ("<think>\n</think>\n\nI say", False, [("text", "Hm.</think><think>Yes.</think>")]),
     ],
 )
-def test_reasoning_marker_in_the_last_turn_opens_reasoning(
+def test_reasoning_marker_in_the_last_turn_of_the_prompt_opens_reasoning(
     marks: tuple[str, ...], prefix: str, inside: bool, events: list[JoinedEvent]
 ):
     text = ModelText(byte_tokenizer(*marks), AGENT_TEMPLATE, {})
@@ -33,7 +33,7 @@ def test_reasoning_marker_in_the_last_turn_opens_reasoning(
     assert parse_pieces(reader, OUTPUT) == events
 
 
-def test_without_turn_marker_only_a_reasoning_marker_at_the_end_counts():
+def test_without_a_turn_marker_only_a_reasoning_marker_at_the_prompt_end_counts():
     text = ModelText(byte_tokenizer(), AGENT_TEMPLATE, {})
     output_format = text.output_format
     for prompt, inside, over in (
@@ -46,7 +46,7 @@ def test_without_turn_marker_only_a_reasoning_marker_at_the_end_counts():
         assert (output_format.is_inside(ids), output_format.is_over(ids)) == (inside, over)
 
 
-def test_inserted_end_of_reasoning_has_no_space_prefix(vocabulary: OpenVocabulary):
+def test_tokens_inserted_to_end_the_reasoning_have_no_space_prefix(vocabulary: OpenVocabulary):
     tokenizer = vocabulary("llama-spm")
     end = ModelText(tokenizer, "{{ messages }}<think></think>", {}).output_format.end_of_reasoning()
     assert tokenizer.decode(end) == "\n</think>\n\n"

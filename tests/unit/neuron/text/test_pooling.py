@@ -40,7 +40,7 @@ def _directory(tmp_path: Path, content: str) -> Path:
         ({}, "mean"),
     ],
 )
-def test_pooling_is_read_from_a_directory(tmp_path: Path, config: dict[str, Any], pooling: str) -> None:
+def test_embedding_pooling_is_read_from_a_model_directory(tmp_path: Path, config: dict[str, Any], pooling: str) -> None:
     assert pooling_in_directory(_directory(tmp_path, json.dumps(config))) == pooling
 
 
@@ -54,17 +54,19 @@ def test_pooling_is_read_from_a_directory(tmp_path: Path, config: dict[str, Any]
         ({"pooling_mode": 3}, "'3'"),
     ],
 )
-def test_pooling_that_is_not_implemented_is_rejected(tmp_path: Path, config: dict[str, Any], named: str) -> None:
+def test_embedding_pooling_that_is_not_implemented_is_rejected(
+    tmp_path: Path, config: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ModelFileError, match=f"the pooling {named} is not supported"):
         pooling_in_directory(_directory(tmp_path, json.dumps(config)))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{"])
-def test_invalid_pooling_file_means_mean(tmp_path: Path, content: str) -> None:
+def test_invalid_pooling_file_selects_mean_pooling(tmp_path: Path, content: str) -> None:
     assert pooling_in_directory(_directory(tmp_path, content)) == "mean"
 
 
-def test_missing_pooling_file_means_mean(tmp_path: Path) -> None:
+def test_missing_pooling_file_selects_mean_pooling(tmp_path: Path) -> None:
     assert pooling_in_directory(tmp_path) == "mean"
 
 
@@ -75,7 +77,7 @@ def _modules(*kinds: object) -> str:
 KNOWN = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"]
 
 
-def test_module_that_changes_embeddings_is_rejected(tmp_path: Path) -> None:
+def test_sentence_transformers_module_that_changes_embeddings_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(_modules(*KNOWN, "sentence_transformers.models.Dense"))
     with pytest.raises(ModelFileError, match=r"the module 'Dense' is not supported"):
         require_known_modules(tmp_path)
@@ -96,7 +98,9 @@ def test_module_that_changes_embeddings_is_rejected(tmp_path: Path) -> None:
         '["Dense"]',
     ],
 )
-def test_known_or_malformed_modules_are_accepted(tmp_path: Path, content: str | None) -> None:
+def test_known_or_malformed_lists_of_sentence_transformers_modules_are_accepted(
+    tmp_path: Path, content: str | None
+) -> None:
     if content is not None:
         (tmp_path / "modules.json").write_text(content)
     require_known_modules(tmp_path)
@@ -106,7 +110,7 @@ def test_known_or_malformed_modules_are_accepted(tmp_path: Path, content: str | 
     ("value", "pooling"),
     [(0, "mean"), (1, "mean"), (2, "cls"), (3, "last"), (-1, "mean"), ("3", "mean"), (None, "mean")],
 )
-def test_pooling_is_read_from_gguf_metadata(value: object, pooling: str) -> None:
+def test_embedding_pooling_is_read_from_gguf_metadata(value: object, pooling: str) -> None:
     assert pooling_in_gguf({"general.architecture": "qwen3", "qwen3.pooling_type": value}) == pooling
     assert pooling_in_gguf({}) == "mean"
 

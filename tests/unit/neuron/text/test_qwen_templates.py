@@ -30,7 +30,9 @@ def qwen3_8(templates: dict[str, str]) -> ChatTemplate:
     return ChatTemplate(EFFORT + templates["Qwen3.5-4B"].replace(CONDITION, kept))
 
 
-def test_earlier_reasoning_is_kept_as_each_template_says(qwen3_6: ChatTemplate, qwen3_8: ChatTemplate):
+def test_reasoning_of_earlier_turns_is_kept_or_dropped_as_each_template_says(
+    qwen3_6: ChatTemplate, qwen3_8: ChatTemplate
+):
     kept = "<think>\nSix sevens.\n</think>\n\n42"
     assert kept not in qwen3_6.render(CONVERSATION)
     assert kept in qwen3_6.render(CONVERSATION, preserve_thinking=True)
@@ -50,18 +52,20 @@ def test_earlier_reasoning_is_kept_as_each_template_says(qwen3_6: ChatTemplate, 
         ("max", "xhigh"),
     ],
 )
-def test_nearest_reasoning_effort_that_the_template_accepts_is_used(qwen3_8: ChatTemplate, requested: str, passed: str):
+def test_requested_reasoning_effort_becomes_the_nearest_that_the_template_accepts(
+    qwen3_8: ChatTemplate, requested: str, passed: str
+):
     assert qwen3_8.render(CONVERSATION, reasoning_effort=requested).startswith(f"<{passed}>")
 
 
-def test_reasoning_effort_that_no_level_replaces_stays_an_error(templates: dict[str, str]):
+def test_reasoning_effort_is_unchanged_if_the_template_names_no_levels(templates: dict[str, str]):
     template = ChatTemplate("{{ reasoning_effort }}")
     assert template.render(CONVERSATION, reasoning_effort="high") == "high"
     assert template.render(CONVERSATION, reasoning_effort="hard") == "hard"
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-def test_calls_and_results_are_rendered_with_and_without_reasoning(qwen3_8: ChatTemplate, thinks: bool):
+def test_tool_calls_and_results_are_rendered_with_and_without_reasoning(qwen3_8: ChatTemplate, thinks: bool):
     call = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "Rome"}'}}
     turns = [CONVERSATION[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
     turns.append({"role": "tool", "tool_call_id": "call_1", "content": "noon"})

@@ -28,25 +28,25 @@ def request(**fields):
         ({"do_sample": None, "max_new_tokens": 5, "eos_token_id": [1, 2]}, {}),
     ],
 )
-def test_defaults_are_read_from_generation_config(tmp_path, config, defaults):
+def test_sampling_defaults_are_read_from_generation_config(tmp_path, config, defaults):
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
     assert defaults_in_directory(tmp_path) == defaults
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "7", '{"temperature": NaN}', '{"temperature": 1e999}', "\0" * 9])
-def test_invalid_file_yields_no_defaults(tmp_path, text):
+def test_invalid_generation_config_yields_no_sampling_defaults(tmp_path, text):
     assert defaults_in_directory(tmp_path) == {}
     (tmp_path / "generation_config.json").write_text(text)
     assert defaults_in_directory(tmp_path) == {}
 
 
-def test_defaults_are_read_from_gguf_metadata():
+def test_sampling_defaults_are_read_from_gguf_metadata():
     metadata = {"temp": 0.6, "top_k": 20, "top_p": "x", "penalty_repeat": float("inf")}
     defaults = defaults_in_gguf({f"general.sampling.{key}": value for key, value in metadata.items()})
     assert defaults == {"temperature": 0.6, "top_k": 20}
 
 
-def test_request_overrides_file_and_file_overrides_fallbacks(tmp_path):
+def test_request_overrides_sampling_defaults_of_the_model_and_these_the_fallbacks(tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20, "max_new_tokens": 5}))
     defaults = defaults_in_directory(tmp_path)
     from_file = sampling_params(request(), defaults)
@@ -58,6 +58,6 @@ def test_request_overrides_file_and_file_overrides_fallbacks(tmp_path):
     assert output_limit([1], request().output_limit, 100) == 99
 
 
-def test_do_sample_false_is_greedy_unless_the_request_overrides_it():
+def test_model_default_temperature_0_applies_unless_the_request_sets_another():
     assert sampling_params(request(), {"temperature": 0.0}).temperature == 0.0
     assert sampling_params(request(temperature=1), {"temperature": 0.0}).temperature == 1.0

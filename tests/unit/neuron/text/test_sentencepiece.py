@@ -42,7 +42,7 @@ def sentencepiece_ids(text: str, ids: dict[str, int], scores: list[float]) -> li
     return [token_id for tokens in spelled for token_id in tokens]
 
 
-def test_real_vocabulary_encodes_like_sentencepiece(vocabulary, llama_cpp_models):
+def test_real_vocabulary_encodes_like_the_sentencepiece_library(vocabulary, llama_cpp_models):
     tokenizer = vocabulary("llama-spm")
     metadata = GgufFile.open(llama_cpp_models / "ggml-vocab-llama-spm.gguf").metadata
     ids = {token: token_id for token_id, token in enumerate(metadata["tokenizer.ggml.tokens"]) if token_id > 258}
@@ -66,7 +66,7 @@ def test_unknown_characters_without_byte_tokens_become_unk():
     assert tokenizer.decode([2, 0, 2]) == "aa"
 
 
-def test_space_prefix_is_added_unless_the_file_disables_it():
+def test_space_prefix_is_added_to_text_unless_the_file_disables_it():
     pieces = {"▁": -2.0, "a": -3.0, "▁a": -1.0}
     tokenizer = from_gguf(spm_metadata(pieces))
     assert tokenizer.encode("a<s>a</s>") == [261, 1, 261, 2]
@@ -75,7 +75,7 @@ def test_space_prefix_is_added_unless_the_file_disables_it():
     assert tokenizer.encode("a<s>a a", add_special=True) == [260, 1, 260, 261]
 
 
-def test_text_that_continues_other_tokens_gets_no_space_prefix():
+def test_text_encoded_as_a_continuation_gets_no_space_prefix():
     tokenizer = from_gguf(spm_metadata({"▁": -2.0, "a": -3.0, "▁a": -1.0}))
     assert tokenizer.encode("a<s>a</s>", continues=True) == [260, 1, 260, 2]
     assert tokenizer.encode(" a a", continues=True) == [261, 261]
@@ -94,7 +94,7 @@ def test_user_defined_tokens_are_not_merged_into_control_tokens():
     assert tokenizer.decode([265, 266]) == "xx  "
 
 
-def test_gemma_4_uses_its_merges_and_no_space_prefix():
+def test_gemma_4_tokenizer_uses_its_merges_and_no_space_prefix():
     pieces = dict.fromkeys(["▁", "a", "b", "ab", "▁a"], 0.0)
     tokenizer = from_gguf(spm_metadata(pieces, model="gemma4", merges=["▁ a", "a b"]))
     assert tokenizer.encode("ab ab") == [262, 263, 261]
@@ -102,7 +102,7 @@ def test_gemma_4_uses_its_merges_and_no_space_prefix():
         from_gguf(spm_metadata(pieces, model="gemma4", merges=["a a"]))
 
 
-def test_repeated_token_is_written_but_not_read(caplog):
+def test_second_entry_of_a_repeated_token_is_decoded_but_never_encoded(caplog):
     # As in Google's files of Gemma 4 with weights in Q4_0.
     pieces = dict.fromkeys(["▁", "a", "b", "ab", "▁a", "[REPEATED_x]"], 0.0)
     for model in ("gemma4", "llama"):
@@ -119,7 +119,7 @@ def test_repeated_token_is_written_but_not_read(caplog):
     assert "model file lists tokens twice tokens=3 first='ab','▁a','</s>';" in caplog.text
 
 
-def test_pieces_with_equal_scores_merge_in_id_order():
+def test_pieces_with_equal_scores_are_merged_in_the_order_of_their_ids():
     pieces = dict.fromkeys(["a", "b", "c", "bc", "ab", "abc"], -1000.0)
     tokenizer = from_gguf(spm_metadata(pieces, add_space_prefix=False))
     assert [tokenizer.token_text(token_id) for token_id in tokenizer.encode("abcab")] == ["abc", "ab"]
@@ -141,7 +141,7 @@ def test_pieces_with_equal_scores_merge_in_id_order():
         ("unknown_token_id", 260, "unknown_token_id is 260, outside"),
     ],
 )
-def test_malformed_key_is_rejected(key, value, problem):
+def test_malformed_tokenizer_key_of_a_gguf_file_is_rejected(key, value, problem):
     metadata = spm_metadata({"a": 0.0}, **{key: value})
     if value is None:
         del metadata[f"tokenizer.ggml.{key}"]

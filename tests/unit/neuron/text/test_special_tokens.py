@@ -24,7 +24,7 @@ ADDED = {"__type": "AddedToken", "content": "<pad>", "lstrip": False, "rstrip": 
         {"special_tokens_map": {"bos_token": "<b>", "unk_token": {"content": "<unk>"}}},
     ],
 )
-def test_directory_equals_transformers(tmp_path, files):
+def test_special_tokens_of_a_directory_equal_those_of_transformers(tmp_path, files):
     Backend(models.WordLevel({"x": 0}, "x")).save(str(tmp_path / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast"} | files.pop("tokenizer_config", {})
     for name, value in {**files, "tokenizer_config": config}.items():
@@ -32,7 +32,7 @@ def test_directory_equals_transformers(tmp_path, files):
     assert special_tokens_in_directory(tmp_path) == AutoTokenizer.from_pretrained(tmp_path).special_tokens_map
 
 
-def test_malformed_values_are_ignored(tmp_path):
+def test_malformed_special_tokens_of_a_directory_are_ignored(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": 1, "eos_token": {"content": []}, "x": "y"}')
     (tmp_path / "special_tokens_map.json").write_text('{"extra_special_tokens": {"a_token": 2}, "pad_token": ["<p>"]}')
     assert special_tokens_in_directory(tmp_path) == {}

@@ -59,7 +59,7 @@ def with_edited_last_message(messages, content):
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_prefix_is_unchanged_by_every_edit(templates, vocabulary, conversation):
+def test_stable_prompt_prefix_is_unchanged_by_any_edit_of_the_last_message(templates, vocabulary, conversation):
     messages = CONVERSATIONS[conversation]
     for name in CHATML:
         model = ModelText(vocabulary("qwen35"), templates[name], {})
@@ -75,7 +75,7 @@ def test_prefix_is_unchanged_by_every_edit(templates, vocabulary, conversation):
         assert remainder.partition(LAST_MESSAGE)[0] in ("user\n", "\n"), (name, remainder)
 
 
-def test_prefix_is_unchanged_by_edits_for_every_template(templates, vocabulary):
+def test_stable_prompt_prefix_is_unchanged_by_edits_for_every_template(templates, vocabulary):
     messages = CONVERSATIONS["several turns"]
     long_enough = 0
     for name, source in templates.items():
@@ -90,7 +90,7 @@ def test_prefix_is_unchanged_by_edits_for_every_template(templates, vocabulary):
     assert long_enough > 60
 
 
-def test_prefix_with_content_parts_equals_plain_text(templates, vocabulary):
+def test_stable_prefix_with_content_parts_equals_that_with_plain_text(templates, vocabulary):
     model = ModelText(vocabulary("qwen35"), templates["Qwen3.5-4B"], {})
     plain = [SYSTEM, HELLO, HI, {"role": "user", "content": LAST_MESSAGE}]
     assert (
@@ -103,14 +103,14 @@ def test_prefix_with_content_parts_equals_plain_text(templates, vocabulary):
     )
 
 
-def test_prefix_depends_on_template_variables(templates, vocabulary):
+def test_stable_prompt_prefix_depends_on_template_variables(templates, vocabulary):
     model = ModelText(vocabulary("qwen35"), templates["Qwen-Qwen3-0.6B"], {})
     messages = [HELLO, HI]
     variables = {"continue_final_message": True, "enable_thinking": False, "prompt": "?"}
     assert 0 < model.prompt_and_turn_start(messages, **variables)[1] == model.prompt_and_turn_start([HELLO])[1]
 
 
-def test_prefix_is_empty_without_user_message_or_stable_text(vocabulary):
+def test_stable_prompt_prefix_is_empty_without_a_user_message_or_stable_text(vocabulary):
     tokenizer = vocabulary("qwen35")
     assert ModelText(tokenizer, None, {}).prompt_and_turn_start([SYSTEM, HI])[1] == 0
     assert ModelText(tokenizer, "{{ messages[-1].content }} and more", {}).prompt_and_turn_start([HELLO])[1] == 0
@@ -125,7 +125,7 @@ def first_difference(prompt, other):
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_position_belongs_to_the_message_that_was_edited(templates, vocabulary, conversation):
+def test_position_of_a_changed_token_is_attributed_to_the_edited_message(templates, vocabulary, conversation):
     messages = CONVERSATIONS[conversation]
     for name in ("Qwen-Qwen3-0.6B", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use"):
         model = ModelText(vocabulary("qwen35"), templates[name], {})
@@ -141,7 +141,7 @@ def test_position_belongs_to_the_message_that_was_edited(templates, vocabulary, 
         assert model.part_at(prompt, 0, messages, TOOLS)[0] in (None, 0), name
 
 
-def test_position_is_in_no_message_if_the_template_rejects_the_comparison(vocabulary):
+def test_changed_position_is_attributed_to_no_message_if_the_template_raises_an_error(vocabulary):
     source = "{% if '0' == messages[0].content %}{{ raise_exception('?') }}{% endif %}{{ messages[0].content }}"
     model = ModelText(vocabulary("qwen35"), source, {})
     assert model.part_at(model.prompt_ids([HELLO]), 0, [HELLO]) == (None, "")

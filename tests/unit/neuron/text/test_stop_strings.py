@@ -33,13 +33,13 @@ def expected(stops: list[str], text: str) -> tuple[str, bool]:
 
 
 @pytest.mark.parametrize("text", ["before STOP after", "STOP", "before STOSTOP", "before STO", "none at all", "S", ""])
-def test_stop_string_split_at_every_position(text):
+def test_stop_string_is_found_wherever_the_text_is_split(text):
     for first in range(len(text) + 1):
         for second in range(first, len(text) + 1):
             assert stream(["STOP"], [text[:first], text[first:second], text[second:]]) == expected(["STOP"], text)
 
 
-def test_pieces_do_not_change_where_text_stops():
+def test_text_stops_at_the_same_place_however_it_is_split():
     chance = random.Random(7)
     for _ in range(3000):
         stops = ["".join(chance.choices("abc", k=chance.randint(0, 5))) for _ in range(chance.randint(0, 4))]
@@ -49,7 +49,7 @@ def test_pieces_do_not_change_where_text_stops():
         assert stream(stops, pieces) == expected(stops, text), (stops, pieces)
 
 
-def test_only_a_possible_stop_string_prefix_is_held_back():
+def test_only_text_that_may_begin_a_stop_string_is_held_back():
     filter = StopStrings(["\n\nUser:", "###"])
     assert filter.push("line\n") == ("line", False)
     assert filter.push("next") == ("\nnext", False)
@@ -61,6 +61,6 @@ def test_only_a_possible_stop_string_prefix_is_held_back():
     assert filter.matched == "\n\nUser:"
 
 
-def test_without_stop_strings_all_text_passes():
+def test_without_stop_strings_all_text_is_passed_on():
     assert StopStrings([]).push("text") == ("text", False)
     assert StopStrings([""]).push("text") == ("text", False)

@@ -87,22 +87,22 @@ def outcomes():
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_endless_templates_are_stopped(outcomes, name):
+def test_endless_chat_templates_are_stopped_with_an_error(outcomes, name):
     assert outcomes[0][name].startswith("the chat template failed: it runs for too long; ")
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_large_results_are_rejected(outcomes, name):
+def test_chat_templates_that_compute_large_values_are_stopped_with_an_error(outcomes, name):
     assert outcomes[0][name].startswith("the chat template failed: ")
 
 
-def test_chain_of_powers_is_evaluated_from_the_left():
+def test_chain_of_powers_in_a_template_is_evaluated_from_the_left():
     """Jinja evaluates `9**9**9` as `(9**9)**9`, which has 78 digits, so the bounds allow it."""
     assert TemplateRenderer().render("{{ 9**9**9 }}", {}) == str(9**81)
 
 
 @pytest.mark.parametrize("read", ["(x | attr('__class__'))", "x.__class__", "x['__class__']"])
-def test_internal_attribute_renders_empty_and_fails_when_used(read):
+def test_internal_python_attribute_in_a_template_renders_empty_and_fails_if_used(read):
     renderer = TemplateRenderer()
     assert renderer.render(f"[{{{{ {read} }}}}]", {"x": "text"}) == "[]"
     for use in (".__mro__", "()", " + 'a'", "[0]"):
@@ -110,18 +110,18 @@ def test_internal_attribute_renders_empty_and_fails_when_used(read):
             renderer.render(f"{{{{ {read}{use} }}}}", {"x": "text"})
 
 
-def test_memory_grows_little(outcomes):
+def test_hostile_templates_increase_memory_only_a_little(outcomes):
     _, largest_renderer, server_growth = outcomes
     assert largest_renderer < 180
     assert server_growth < 16
 
 
-def test_template_output_is_bounded():
+def test_size_of_the_template_output_is_bounded():
     with pytest.raises(chat_template.TemplateError, match="writes more than"):
         ChatTemplate(LOOP + "{{ 'x' * 999 }}" + END).render([])
 
 
-def test_too_large_conversation_is_rejected():
+def test_conversation_too_large_for_the_template_renderer_is_rejected():
     with pytest.raises(TemplateBoundsError, match="more than 64 MiB"):
         ChatTemplate(CHATML).render([{"role": "user", "content": "x" * (65 << 20)}])
     with pytest.raises(TemplateBoundsError, match="too much memory"):
@@ -129,7 +129,7 @@ def test_too_large_conversation_is_rejected():
     assert ChatTemplate(CHATML).render([{"role": "user", "content": "x"}])
 
 
-def test_long_conversation_is_within_the_bounds(templates):
+def test_long_conversation_is_within_the_bounds_of_the_template_renderer(templates):
     turns = [{"role": role, "content": "word " * 100} for _ in range(500) for role in ("user", "assistant")]
     messages = [{"role": "system", "content": "Be brief."}, *turns]
     for name in ("Qwen-Qwen3-0.6B", "Qwen3.5-4B", "meta-llama-Llama-3.1-8B-Instruct"):
@@ -137,14 +137,14 @@ def test_long_conversation_is_within_the_bounds(templates):
     assert ChatTemplate(CHATML).render([{"role": "user", "content": "字" * (5 << 20)}]).count("字") == 5 << 20
 
 
-def test_endless_trial_rendering_is_stopped(monkeypatch):
+def test_endless_template_is_stopped_during_the_trial_rendering(monkeypatch):
     monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.1)
     template = ChatTemplate(ENDLESS["loops"])
     with pytest.raises(TemplateBoundsError, match="runs for too long"):
         template.render([{"role": "user", "content": [{"type": "text", "text": "x"}]}])
 
 
-def test_renderer_restarts_a_killed_process():
+def test_template_renderer_restarts_its_process_if_it_was_killed():
     PROCESSES.close()
     existing = _rendering()
     renderer = TemplateRenderer()
@@ -157,7 +157,7 @@ def test_renderer_restarts_a_killed_process():
     assert _rendering() == existing
 
 
-def test_many_threads_share_a_few_processes():
+def test_many_threads_share_at_most_two_template_processes():
     PROCESSES.close()
     existing = _rendering()
     renderer = TemplateRenderer()
@@ -196,7 +196,7 @@ def test_endless_templates_of_one_model_do_not_delay_another_model():
             thread.join(0.1)
 
 
-def test_renderer_process_ends_with_its_server():
+def test_template_process_ends_with_its_server():
     script = (
         "import os, psutil; from helexa.neuron.text.chat_template import TemplateRenderer;"
         "TemplateRenderer().render('x', {}); print(psutil.Process().children()[0].pid, flush=True);"

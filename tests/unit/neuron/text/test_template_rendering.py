@@ -160,7 +160,7 @@ def test_every_real_template_renders_like_transformers(templates):
     assert mismatches == []
 
 
-def test_parameters_without_a_description_have_an_empty_one_if_the_template_needs_it(templates):
+def test_tool_parameter_without_description_gets_an_empty_one_if_the_template_needs_it(templates):
     """The template of Command R raises an error for them, and tools of MCP servers often have none."""
     properties = {"days": {"type": "integer"}, "box": {"type": "object"}}
     function = {"name": "plan", "parameters": {"type": "object", "properties": properties}}
@@ -169,7 +169,7 @@ def test_parameters_without_a_description_have_an_empty_one_if_the_template_need
     assert "days (Optional[int]): \n" in prompt and "box (" in prompt
 
 
-def test_gguf_templates_render_like_transformers(llama_cpp_models, smollm2_gguf):
+def test_templates_of_gguf_files_render_like_transformers(llama_cpp_models, smollm2_gguf):
     paths = [smollm2_gguf, *llama_cpp_models.glob("ggml-vocab-*.gguf")]
     sources = {path.name: TemplateSources.in_gguf(GgufFile.open(path).metadata).default for path in paths}
     mismatches = [difference for name, source in sources.items() if source for difference in differences(name, source)]
@@ -216,7 +216,7 @@ def test_gguf_templates_render_like_transformers(llama_cpp_models, smollm2_gguf)
         "{%- if true -%}  a  {%- endif %}\n\n b {#- c -#} \n",
     ],
 )
-def test_jinja_features_equal_transformers(source):
+def test_jinja_features_render_like_transformers(source):
     messages = [{"role": "assistant", "content": "é<&>'"}, {"role": "user", "content": "\u2028"}]
     ours = rendered(ChatTemplate(source, special_tokens=TOKENS), messages, None)
     assert agree(reference(source, messages, None), ours), ours

@@ -41,7 +41,7 @@ def write(path: Path, files: dict[str, object]) -> None:
         },
     ],
 )
-def test_selected_templates_equal_transformers(tmp_path, files):
+def test_selected_template_files_equal_those_of_transformers(tmp_path, files):
     Backend(models.WordLevel({"x": 0}, "x")).save(str(tmp_path / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast"}
     files["tokenizer_config.json"] = config | files.get("tokenizer_config.json", {})
@@ -52,7 +52,7 @@ def test_selected_templates_equal_transformers(tmp_path, files):
     assert (tool_use or default) == tokenizer.get_chat_template(tools=[{}])
 
 
-def test_precedence_of_files_that_transformers_ignores_or_rejects(tmp_path):
+def test_template_files_that_transformers_rejects_are_selected_in_a_fixed_order(tmp_path):
     assert selected_templates(tmp_path) == (None, None)
     write(tmp_path, {"tokenizer_config.json": {"chat_template": NAMED_TEMPLATES}})
     assert selected_templates(tmp_path) == ("config", "tools of config")
@@ -67,12 +67,12 @@ def test_precedence_of_files_that_transformers_ignores_or_rejects(tmp_path):
 
 
 @pytest.mark.parametrize("value", [[], [1], {}, {"default": 1}, 7, None, " ", [{"name": 1}], [{"template": {}}]])
-def test_malformed_templates_are_ignored(tmp_path, value):
+def test_malformed_template_entries_are_ignored(tmp_path, value):
     write(tmp_path, {"tokenizer_config.json": {"chat_template": value}, "chat_template.json": {"chat_template": value}})
     assert selected_templates(tmp_path) == (None, None)
 
 
-def test_unreadable_oversized_and_non_utf8_files(tmp_path):
+def test_unreadable_template_files_are_ignored_and_invalid_utf8_is_replaced(tmp_path):
     (tmp_path / "chat_template.jinja").mkdir()
     write(tmp_path, {"chat_template.json": "{"})
     with pytest.raises(ModelFileError, match=r"chat_template\.json"):
@@ -86,7 +86,7 @@ def test_unreadable_oversized_and_non_utf8_files(tmp_path):
     assert selected_templates(tmp_path) == ("a\ufffd", None)
 
 
-def test_templates_of_gguf_files_are_found_by_name():
+def test_templates_in_gguf_files_are_found_by_name():
     def chosen(**metadata: object) -> tuple[str | None, str | None]:
         sources = TemplateSources.in_gguf({f"tokenizer.{name}": value for name, value in metadata.items()})
         return sources.default, sources.tool_use

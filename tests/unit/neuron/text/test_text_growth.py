@@ -35,7 +35,7 @@ def sequence(*rules: Any) -> dict[str, Any]:
         HUNDRED,
     ],
 )
-def test_usual_normalizers_are_accepted(normalizer: Any) -> None:
+def test_usual_tokenizer_normalizers_are_accepted(normalizer: Any) -> None:
     check_growth({"normalizer": normalizer})
 
 
@@ -51,11 +51,11 @@ def test_usual_normalizers_are_accepted(normalizer: Any) -> None:
         sequence(*[HUNDRED] * 4000),
     ],
 )
-def test_normalizers_that_multiply_a_text_are_rejected(normalizer: Any) -> None:
+def test_tokenizer_normalizers_that_multiply_a_text_are_rejected(normalizer: Any) -> None:
     with pytest.raises(ModelFileError, match="times longer, which is rejected"):
         check_growth({"normalizer": normalizer})
 
 
-def test_long_prefix_is_rejected() -> None:
+def test_tokenizer_normalizer_that_adds_a_long_prefix_is_rejected() -> None:
     with pytest.raises(ModelFileError, match="adds more than 4096 bytes"):
         check_growth({"normalizer": sequence(SPACE, {"type": "Prepend", "prepend": "▁" * 2000})})

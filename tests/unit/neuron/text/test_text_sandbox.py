@@ -45,7 +45,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelText, ModelText
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("options", [{}, {"parse_special": False}, {"continues": True}, {"add_special": True}])
-def test_tokens_and_offsets_are_those_of_the_library(
+def test_tokens_and_offsets_from_the_sandboxed_tokenizer_equal_those_of_the_library(
     pair: tuple[ModelText, ModelText], text: str, options: dict[str, bool]
 ) -> None:
     expected, isolated = (model.tokenizer for model in pair)
@@ -53,7 +53,9 @@ def test_tokens_and_offsets_are_those_of_the_library(
     assert isolated.offsets(text) == expected.offsets(text)
 
 
-def test_vocabulary_and_settings_are_those_of_the_library(pair: tuple[ModelText, ModelText]) -> None:
+def test_vocabulary_and_settings_of_the_sandboxed_tokenizer_equal_those_of_the_library(
+    pair: tuple[ModelText, ModelText],
+) -> None:
     expected, isolated = pair
     for token in range(-1, expected.tokenizer.vocab_size + 1):
         assert isolated.tokenizer.token_text(token) == expected.tokenizer.token_text(token)
@@ -62,7 +64,7 @@ def test_vocabulary_and_settings_are_those_of_the_library(pair: tuple[ModelText,
     assert isolated.template.source == expected.template.source == "{{ messages }}"
 
 
-def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
+def test_error_for_a_directory_without_a_tokenizer_names_the_missing_files(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"no tokenizer\.json and no \.gguf files"):
         open_isolated(tmp_path)
 
@@ -80,14 +82,14 @@ def short_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("rules", [SLOW, LONG], ids=["backtracking", "prefix of 8 MiB"])
 @pytest.mark.usefixtures("short_limit")
-def test_slow_tokenizer_is_stopped_and_works_afterwards(tmp_path: Path, rules: dict[str, Any]) -> None:
+def test_tokenizer_that_runs_too_long_is_stopped_and_works_afterwards(tmp_path: Path, rules: dict[str, Any]) -> None:
     model = open_isolated(write_model(tmp_path, **rules))
     with pytest.raises(ModelFileError, match=r"the tokenizer (failed: it runs for too long|fails on this text)"):
         model.tokenizer.encode(("a" * 18 + "b") * 1000)
     assert len(model.tokenizer.encode("b")) == 1
 
 
-def test_tokenizer_does_not_stop_other_threads(pair: tuple[ModelText, ModelText]) -> None:
+def test_tokenizing_in_the_sandbox_does_not_block_other_threads(pair: tuple[ModelText, ModelText]) -> None:
     """The library holds the interpreter lock. A thread could not count while this process tokenizes."""
     _, isolated = pair
     ended, counts = threading.Event(), 0
@@ -104,7 +106,7 @@ def test_tokenizer_does_not_stop_other_threads(pair: tuple[ModelText, ModelText]
     assert counts > 1000
 
 
-def test_process_that_does_not_respond_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizer_process_that_does_not_respond_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     existing = set(psutil.Process().children())
     model = open_isolated(write_model(tmp_path))
     (process,) = set(psutil.Process().children()) - existing
@@ -118,7 +120,7 @@ def test_process_that_does_not_respond_is_replaced(tmp_path: Path, monkeypatch: 
     assert len(model.tokenizer.encode("a")) == 1
 
 
-def test_process_ends_with_its_model(tmp_path: Path) -> None:
+def test_tokenizer_process_ends_with_its_model(tmp_path: Path) -> None:
     existing = set(psutil.Process().children())
     model = open_isolated(write_model(tmp_path))
     processes = set(psutil.Process().children()) - existing

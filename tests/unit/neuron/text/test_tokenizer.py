@@ -14,7 +14,7 @@ from local_tokenizers import from_directory
 from neuron.text import multilingual
 
 
-def test_real_directory_encodes_like_the_library(deepseek_v4):
+def test_tokenizer_of_a_real_directory_encodes_like_the_library(deepseek_v4):
     tokenizer = from_directory(deepseek_v4)
     library = Backend.from_file(str(deepseek_v4 / "tokenizer.json"))
     for text in multilingual.PIECES:
@@ -112,7 +112,7 @@ def test_bos_is_added_if_the_post_processor_adds_it(tmp_path):
         ("<|im_end|> <s> $A", "<s>a", [0, 0, 0, 3]),
     ],
 )
-def test_text_that_begins_with_bos_gets_no_second_one(
+def test_text_that_begins_with_bos_gets_no_second_bos(
     tmp_path: Path, single: str, text: str, offsets: list[int]
 ) -> None:
     """Programs render chat templates themselves, and send the result as the prompt of a text completion."""
@@ -136,7 +136,7 @@ def test_text_that_begins_with_bos_gets_no_second_one(
         ("<|im_end|> $A <|im_end|>", "<|im_end|>", "", [0, 10]),
     ],
 )
-def test_text_that_ends_with_the_last_token_gets_no_second_one(
+def test_text_that_already_ends_with_the_added_end_token_gets_no_second_one(
     tmp_path: Path, single: str, text: str, inner: str, offsets: list[int]
 ) -> None:
     backend = byte_level_backend()
@@ -147,7 +147,7 @@ def test_text_that_ends_with_the_last_token_gets_no_second_one(
     assert tokenizer.offsets(text) == offsets
 
 
-def test_eos_is_added_according_to_the_files(tmp_path):
+def test_eos_is_added_as_the_tokenizer_files_say(tmp_path):
     backend = byte_level_backend()
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 256), ("</s>", 257)]
@@ -161,7 +161,7 @@ def test_eos_is_added_according_to_the_files(tmp_path):
 
 
 @pytest.mark.parametrize("single", ["$A <|im_end|>", "<|im_end|> <s> $A", "<s> $A </s> <|im_end|>"])
-def test_tokens_around_a_text_need_not_be_bos_and_eos(tmp_path: Path, single: str) -> None:
+def test_tokens_that_the_post_processor_adds_need_not_be_bos_and_eos(tmp_path: Path, single: str) -> None:
     # Qwen3-Embedding ends texts with its padding token, and GLM-4 begins them with two tokens.
     backend = byte_level_backend()
     ids = {"<s>": 256, "</s>": 257, "<|im_end|>": 258}
@@ -179,7 +179,7 @@ def test_tokens_around_a_text_need_not_be_bos_and_eos(tmp_path: Path, single: st
             ]
 
 
-def test_stated_flags_decide_over_the_post_processor(tmp_path: Path) -> None:
+def test_flags_add_bos_token_and_add_eos_token_override_the_post_processor(tmp_path: Path) -> None:
     backend = byte_level_backend()
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A <|im_end|>", special_tokens=[("<s>", 256), ("<|im_end|>", 258)]
@@ -195,7 +195,7 @@ def token(content: str, **flags: bool) -> dict[str, Any]:
     return {"content": content, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False} | flags
 
 
-def test_tokens_that_only_other_files_list_are_added(tmp_path: Path) -> None:
+def test_added_tokens_that_only_tokenizer_config_lists_are_added(tmp_path: Path) -> None:
     decoder = {
         "72": token("i", special=False),  # has this id in the vocabulary
         "258": token("<|im_end|>", special=False),  # tokenizer.json decides
@@ -214,7 +214,7 @@ def test_tokens_that_only_other_files_list_are_added(tmp_path: Path) -> None:
     assert tokenizer.vocab_size == 262
 
 
-def test_tokens_of_the_legacy_file_are_added_unless_the_configuration_lists_tokens(tmp_path: Path) -> None:
+def test_tokens_of_added_tokens_json_are_added_unless_tokenizer_config_lists_tokens(tmp_path: Path) -> None:
     config: dict[str, Any] = {"eos_token": "<|tool|>", "additional_special_tokens": ["<|call|>"]}
     legacy = {"<|tool|>": 260, "<|call|>": 261, "<note>": 262}
     path = write_directory(tmp_path, byte_level_backend(), tokenizer_config=config, added_tokens=legacy)
@@ -236,7 +236,7 @@ def test_tokens_of_the_legacy_file_are_added_unless_the_configuration_lists_toke
         ["<|tool|>"],
     ],
 )
-def test_added_tokens_without_a_usable_id_or_text_are_left_out(tmp_path: Path, decoder: Any) -> None:
+def test_added_tokens_without_a_valid_id_or_text_are_left_out(tmp_path: Path, decoder: Any) -> None:
     config = {"added_tokens_decoder": decoder}
     tokenizer = from_directory(write_directory(tmp_path, byte_level_backend(), tokenizer_config=config))
     assert tokenizer.vocab_size == 260
@@ -261,7 +261,7 @@ def test_end_tokens_come_from_the_first_configuration_that_has_any(tmp_path, fil
     assert from_directory(write_directory(tmp_path, byte_level_backend(), **files)).eos_ids == ends
 
 
-def test_token_text_is_not_normalized(tmp_path):
+def test_text_of_a_special_token_is_not_normalized(tmp_path):
     # The library's normalized text of the token would be '▁</s>', as in the first Llama 2 files.
     backend = Backend(models.BPE({"</s>": 0, "▁": 1, "a": 2}, []))
     backend.normalizer = normalizers.Prepend("▁")
@@ -271,7 +271,7 @@ def test_token_text_is_not_normalized(tmp_path):
     assert tokenizer.token_text(tokenizer.eos_id) == "</s>"
 
 
-def test_added_tokens_of_spaces_decode_to_spaces(tmp_path):
+def test_added_tokens_that_consist_of_spaces_decode_to_spaces(tmp_path):
     # In Gemma's files, runs of spaces are both pieces and added tokens.
     backend = Backend(models.BPE({"▁": 0, "▁▁": 1, "a": 2}, [("▁", "▁")]))
     backend.normalizer = normalizers.Replace(" ", "▁")
@@ -298,7 +298,7 @@ def test_invalid_generation_config_is_ignored(tmp_path):
     assert from_directory(path).eos_ids == {258}
 
 
-def test_missing_or_malformed_files_are_rejected(tmp_path):
+def test_missing_or_malformed_tokenizer_files_are_rejected(tmp_path):
     with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
         from_directory(tmp_path)
     (tmp_path / "tokenizer.json").write_text("[]")
@@ -318,7 +318,7 @@ def test_unsupported_decoder_is_rejected(tmp_path):
             from_directory(write_directory(tmp_path, backend))
 
 
-def test_file_that_makes_the_library_panic_is_rejected(tmp_path: Path) -> None:
+def test_tokenizer_file_that_makes_the_library_panic_is_rejected(tmp_path: Path) -> None:
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"], "continuing_subword_prefix": "####"}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
     with pytest.raises(ModelFileError, match=r"^tokenizer\.json cannot be read: "):
@@ -363,14 +363,14 @@ def mutated(**replaced: Any) -> str:
         (mutated(decoder={"type": "Fuse"}), "decoder Fuse is not supported"),
     ],
 )
-def test_hostile_file_is_rejected(tmp_path, text, problem):
+def test_hostile_tokenizer_file_is_rejected(tmp_path, text, problem):
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ModelFileError, match=problem) as caught:
         from_directory(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_oversized_file_is_rejected(tmp_path):
+def test_oversized_tokenizer_file_is_rejected(tmp_path):
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(ModelFileError, match=r"tokenizer\.json is larger than 64 MiB"):

@@ -10,7 +10,7 @@ from local_tokenizers import from_gguf
 from neuron.text import multilingual
 
 
-def test_real_vocabulary_encodes_like_bert(vocabulary, llama_cpp_models):
+def test_real_wordpiece_vocabulary_encodes_like_bert(vocabulary, llama_cpp_models):
     metadata = GgufFile.open(llama_cpp_models / "ggml-vocab-bert-bge.gguf").metadata
     named = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
     spelled = [
@@ -30,14 +30,14 @@ def small(*tokens: str, **keys: object) -> dict[str, object]:
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
 
 
-def test_words_are_split_into_pieces():
+def test_words_are_split_into_pieces_of_the_wordpiece_vocabulary():
     tokenizer = from_gguf(small("▁un", "happy", "▁happy", "▁!"))
     assert tokenizer.encode("unhappy happy!") == [1, 2, 3, 4]
     assert tokenizer.encode("Unhappy sad") == [1, 2, 0]
     assert tokenizer.decode([1, 2, 3, 4]) == " unhappy happy !"
 
 
-def test_case_and_accents_follow_the_metadata():
+def test_lower_case_and_removal_of_accents_follow_the_gguf_metadata():
     assert from_gguf(small("▁e", "▁É")).encode("É") == [1]
     keys = {"normalizer.lowercase": False}
     assert from_gguf(small("▁e", "▁É", **keys)).encode("É") == [2]

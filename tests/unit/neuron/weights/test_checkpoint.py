@@ -12,7 +12,7 @@ from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor
 
 
-def test_gguf_folder_opens_like_its_file(smollm2_gguf: Path, tmp_path: Path) -> None:
+def test_folder_with_a_gguf_file_opens_like_the_file(smollm2_gguf: Path, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").symlink_to(smollm2_gguf)
     with open_checkpoint(smollm2_gguf) as file, open_checkpoint(tmp_path) as folder:
         assert file.names() == folder.names()
@@ -20,7 +20,7 @@ def test_gguf_folder_opens_like_its_file(smollm2_gguf: Path, tmp_path: Path) -> 
         assert isinstance(folder.read("model.layers.3.mlp.up_proj.weight"), GroupwiseTensor)
 
 
-def test_safetensors_folder_is_preferred_over_gguf(tmp_path: Path) -> None:
+def test_safetensors_files_in_a_folder_are_preferred_over_gguf(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
     (tmp_path / "also.gguf").write_bytes(b"")
@@ -30,7 +30,7 @@ def test_safetensors_folder_is_preferred_over_gguf(tmp_path: Path) -> None:
         assert checkpoint.config == {"model_type": "llama"}
 
 
-def test_close_closes_the_file(smollm2_gguf: Path) -> None:
+def test_closing_a_checkpoint_closes_its_file(smollm2_gguf: Path) -> None:
     def open_handles() -> int:
         return sum(Path(file.path) == smollm2_gguf.resolve() for file in psutil.Process().open_files())
 
@@ -55,7 +55,7 @@ def test_path_without_model_is_rejected_with_the_reason(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-def test_single_file_that_is_not_gguf_is_rejected(tmp_path: Path) -> None:
+def test_path_of_a_single_file_that_is_not_gguf_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(2)}, path)
     with pytest.raises(ModelFileError, match=r"^model\.safetensors: header: not a GGUF file; download "):

@@ -55,7 +55,7 @@ def test_fp8_with_block_scales_equals_transformers(name: str, tmp_path: Path) ->
         assert checkpoint.total_bytes == 64 * 96 + 12 * 4 + 3 * 4
 
 
-def test_fp8_experts_can_be_read_one_by_one(tmp_path: Path) -> None:
+def test_stacked_fp8_experts_can_be_read_one_by_one(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.experts.down_proj"
     weight, scale = fp8(3, 32, 64), torch.rand(3, 2, 2)
     with checkpoint_of(tmp_path, {name: weight, f"{name}_scale_inv": scale}, FP8) as checkpoint:
@@ -66,7 +66,7 @@ def test_fp8_experts_can_be_read_one_by_one(tmp_path: Path) -> None:
             checkpoint.read(name, 3)
 
 
-def test_fp8_matrix_may_end_within_a_block(tmp_path: Path) -> None:
+def test_fp8_matrix_that_ends_within_a_block_is_dequantized_exactly(tmp_path: Path) -> None:
     weight, scale = fp8(40, 70), torch.rand(3, 3)
     expected = (
         torch.cat([weight.float(), torch.zeros(8, 70)]).view(3, 16, 70) * scale.repeat_interleave(32, 1)[:, None, :70]
@@ -77,14 +77,16 @@ def test_fp8_matrix_may_end_within_a_block(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(), (1,), (64,), (64, 1), (1, 1)])
 @pytest.mark.parametrize("suffix", ["_scale", "_scale_inv"])
-def test_fp8_with_one_scale_per_tensor_or_per_row(suffix: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_fp8_with_one_scale_per_tensor_or_per_row_is_dequantized_exactly(
+    suffix: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
     weight, scale = fp8(64, 96), torch.rand(shape)
     with checkpoint_of(tmp_path, {NAME: weight, f"{NAME}{suffix}": scale}, {"quant_method": "fp8"}) as checkpoint:
         assert torch.equal(checkpoint.read(NAME), weight.float() * scale.view(-1, 1))
 
 
 @pytest.mark.parametrize("kind", [torch.float8_e8m0fnu, torch.uint8])
-def test_fp8_scales_may_be_exponents(kind: torch.dtype, tmp_path: Path) -> None:
+def test_fp8_scales_stored_as_exponents_are_read(kind: torch.dtype, tmp_path: Path) -> None:
     weight, exponents = fp8(64, 96), torch.randint(100, 140, (4, 3), dtype=torch.uint8)
     tensors = {NAME: weight, f"{NAME}_scale_inv": exponents.view(kind)}
     with checkpoint_of(tmp_path, tensors, FP8) as checkpoint:
@@ -112,7 +114,7 @@ def test_fp8_checkpoint_may_have_unquantized_modules(tmp_path: Path) -> None:
         ({}, {"weight_block_size": [1 << 70, 1]}, "'weight_block_size' is not a pair of sizes"),
     ],
 )
-def test_invalid_fp8_is_rejected(
+def test_invalid_fp8_tensors_are_rejected(
     tensors: dict[str, Tensor], settings: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelFileError, match=problem.replace(".", r"\.")):
@@ -147,13 +149,13 @@ def test_mxfp4_keeps_its_codes_and_equals_transformers(tmp_path: Path) -> None:
         {"x_blocks": torch.zeros(2, 3, 16, dtype=torch.int8), "x_scales": torch.zeros(2, 3, dtype=torch.uint8)},
     ],
 )
-def test_invalid_mxfp4_is_rejected(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+def test_invalid_mxfp4_tensors_are_rejected(tensors: dict[str, Tensor], tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="MXFP4"):
         checkpoint_of(tmp_path, tensors, {"quant_method": "mxfp4"})
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes", "compressed-tensors"])
-def test_unsupported_method_is_rejected_by_name(method: str, tmp_path: Path) -> None:
+def test_unsupported_quantization_method_is_named_in_the_error(method: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=f"unsupported quant_method '{method}' .*GGUF"):
         checkpoint_of(tmp_path, {"a": torch.ones(2)}, {"quant_method": method})
 

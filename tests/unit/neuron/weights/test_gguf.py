@@ -89,7 +89,7 @@ def loaded(path: Path) -> tuple[dict[str, Any], dict[str, tuple[object, bytes]]]
     return file.metadata, tensors
 
 
-def test_metadata_of_each_type_is_read(small: Path) -> None:
+def test_gguf_metadata_of_each_type_is_read(small: Path) -> None:
     file = GgufFile.open(small)
     assert file.version == 3
     assert file.architecture == "llama"
@@ -124,7 +124,7 @@ def test_metadata_of_a_real_file_equals_the_reference_reader(
     assert metadata == {key: field.contents() for key, field in fields.items() if not key.startswith("GGUF.")}
 
 
-def test_vocabulary_without_unused_tokens_is_not_decoded() -> None:
+def test_vocabulary_strings_are_decoded_only_if_tokens_are_marked_as_unused() -> None:
     tokens = StringArray(text(b"\xff") * 3, array("q", [9, 18, 27]), "model.gguf")
     metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1, 3, 1]}
     assert suppressed_tokens(metadata, 5) == [3, 4]
@@ -132,7 +132,7 @@ def test_vocabulary_without_unused_tokens_is_not_decoded() -> None:
         suppressed_tokens(metadata | {"tokenizer.ggml.token_type": [1, 3, 5]}, 5)
 
 
-def test_strings_longer_than_a_read_are_found(write_gguf: WriteGguf) -> None:
+def test_string_array_with_strings_longer_than_one_read_is_read_correctly(write_gguf: WriteGguf) -> None:
     words = ["a" * 70_000, "", "語" * 50_000, "b"] * 3
     path = write_gguf(
         "llama",
@@ -145,7 +145,7 @@ def test_strings_longer_than_a_read_are_found(write_gguf: WriteGguf) -> None:
 
 
 @pytest.mark.parametrize("odd", [0, 0.001, 0.1, 1])
-def test_strings_are_found_beside_empty_long_and_zero_ones(write_gguf: WriteGguf, odd: float) -> None:
+def test_string_array_with_empty_long_and_zero_strings_is_read_correctly(write_gguf: WriteGguf, odd: float) -> None:
     chance = random.Random(3)
     odd_ones = ["", "\0" * 9, "\5" + "\0" * 7, "\0" * 8 + "b", "a" * 255, "a" * 256, "a" * 3000, "語\0" * 70]
     words = [
@@ -162,7 +162,7 @@ def test_strings_are_found_beside_empty_long_and_zero_ones(write_gguf: WriteGguf
     assert metadata["a.last"] == "end"
 
 
-def test_short_arrays_and_strings_that_are_not_recognized_are_hardly_searched(
+def test_arrays_of_short_or_unusual_strings_need_few_searches(
     write_gguf: WriteGguf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A search takes 0.1 ms. With one for each string, a small file delayed all reads of a folder for seconds."""
@@ -196,12 +196,12 @@ def test_string_that_is_not_utf8_is_rejected_when_the_array_is_read(tmp_path: Pa
         list(array)
 
 
-def test_reading_headers_does_not_import_torch() -> None:
+def test_reading_gguf_headers_does_not_import_torch() -> None:
     program = "import sys, helexa.neuron.weights.gguf.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_every_truncation_is_rejected(small: Path, tmp_path: Path) -> None:
+def test_gguf_file_truncated_at_any_byte_is_rejected(small: Path, tmp_path: Path) -> None:
     original = small.read_bytes()
     last = max(tensor.offset + tensor.nbytes for tensor in GgufFile.open(small).tensors.values())
     cut = tmp_path / "cut.gguf"
@@ -213,7 +213,9 @@ def test_every_truncation_is_rejected(small: Path, tmp_path: Path) -> None:
     assert loaded(cut) == loaded(small)
 
 
-def test_flipped_header_byte_never_crashes_or_reads_beyond_the_file(small: Path, tmp_path: Path) -> None:
+def test_gguf_header_with_a_flipped_byte_causes_no_crash_and_no_read_beyond_the_file(
+    small: Path, tmp_path: Path
+) -> None:
     original = small.read_bytes()
     header = min(tensor.offset for tensor in GgufFile.open(small).tensors.values())
     damaged = tmp_path / "damaged.gguf"
@@ -320,7 +322,7 @@ BAD_HEADERS = {
 
 
 @pytest.mark.parametrize("case", BAD_HEADERS)
-def test_invalid_header_is_rejected_with_reason_and_little_memory(case: str, tmp_path: Path) -> None:
+def test_invalid_gguf_header_is_rejected_with_a_reason_and_little_memory(case: str, tmp_path: Path) -> None:
     content, problem = BAD_HEADERS[case]
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
@@ -335,7 +337,7 @@ def test_invalid_header_is_rejected_with_reason_and_little_memory(case: str, tmp
     assert peak < 4 << 20
 
 
-def test_oversized_header_is_rejected_without_reading_it(tmp_path: Path) -> None:
+def test_oversized_gguf_header_is_rejected_without_reading_it(tmp_path: Path) -> None:
     path = tmp_path / "sparse.gguf"
     with path.open("wb") as file:  # a sparse file uses no disk space
         file.write(header(keys=1, body=entry(b"k", 8, struct.pack("<Q", 1 << 30))))
@@ -344,7 +346,7 @@ def test_oversized_header_is_rejected_without_reading_it(tmp_path: Path) -> None
         GgufFile.open(path)
 
 
-def test_version_2_is_read(small: Path, tmp_path: Path) -> None:
+def test_gguf_file_of_version_2_is_read(small: Path, tmp_path: Path) -> None:
     original = small.read_bytes()
     older = tmp_path / "older.gguf"
     older.write_bytes(original[:4] + struct.pack("<I", 2) + original[8:])
@@ -352,7 +354,7 @@ def test_version_2_is_read(small: Path, tmp_path: Path) -> None:
     assert loaded(older) == loaded(small)
 
 
-def test_custom_alignment_is_used(write_gguf: WriteGguf) -> None:
+def test_custom_alignment_of_a_gguf_file_is_used(write_gguf: WriteGguf) -> None:
     def align(writer: gguf.GGUFWriter) -> None:
         writer.add_custom_alignment(256)
 

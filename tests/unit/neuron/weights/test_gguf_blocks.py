@@ -21,7 +21,7 @@ def decode_random(kind: str, rows: int, blocks: int) -> GroupwiseTensor:
 
 
 @pytest.mark.parametrize("kind", QUANTIZABLE)
-def test_quantized_weights_equal_the_reference_bit_for_bit(kind: str) -> None:
+def test_decoded_gguf_weights_equal_the_gguf_package_bit_for_bit(kind: str) -> None:
     weights = np.random.default_rng(1).normal(0, 0.02, (48, 512)).astype(np.float32)
     weights[3] = 0
     stored = gguf.quants.quantize(weights, GGMLQuantizationType[kind])
@@ -32,7 +32,7 @@ def test_quantized_weights_equal_the_reference_bit_for_bit(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", REFERENCE)
-def test_random_blocks_equal_the_reference_bit_for_bit(kind: str) -> None:
+def test_decoded_random_gguf_blocks_equal_the_gguf_package_bit_for_bit(kind: str) -> None:
     stored = random_blocks(kind, rows=32, blocks=24)
     with np.errstate(over="ignore"):  # the largest MXFP4 scale overflows in some blocks
         expected = gguf.quants.dequantize(stored, GGMLQuantizationType[kind])
@@ -40,7 +40,7 @@ def test_random_blocks_equal_the_reference_bit_for_bit(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_single_block_decodes_as_within_a_row(kind: str) -> None:
+def test_single_gguf_block_decodes_as_within_a_row(kind: str) -> None:
     stored, weights = random_blocks(kind, rows=2, blocks=5), BLOCK_SIZES[GgmlType[kind]][0]
     together = decode(GgmlType[kind], stored[0].copy(), (1, 5 * weights))
     single = decode(GgmlType[kind], stored[0][: len(stored[0]) // 5].copy(), (1, weights))
@@ -181,7 +181,7 @@ def test_q3_k_decodes_to_the_documented_layout() -> None:
 
 
 @pytest.mark.parametrize(("kind", "groups", "highest"), [("TQ1_0", 8, 2), ("TQ2_0", 8, 3), ("Q1_0", 4, 2)])
-def test_ternary_and_binary_codes_have_two_bits(kind: str, groups: int, highest: int) -> None:
+def test_ternary_and_binary_gguf_types_decode_to_codes_of_two_bits(kind: str, groups: int, highest: int) -> None:
     decoded = decode_random(kind, rows=32, blocks=24)
     assert (decoded.bits, decoded.zero, decoded.group_size, decoded.minimum, decoded.table) == (2, 1, 32, None, None)
     assert (int(decoded.codes.min()), int(decoded.codes.max())) == (0, highest)
@@ -215,7 +215,7 @@ def test_mxfp4_scales_are_float16_if_no_weight_changes() -> None:
     assert decode(GgmlType.MXFP4, stored.reshape(-1).copy(), weights.shape).scale.unit.dtype == torch.float32
 
 
-def test_growth_is_memory_size_relative_to_file_size() -> None:
+def test_growth_of_a_gguf_type_is_its_memory_size_relative_to_the_file() -> None:
     assert growth(GgmlType.IQ2_XXS) == (64 + 4 + 8) / 66  # per 8 weights, an index of 8 bits and 8 signs
     assert growth(GgmlType.IQ3_S) == (104 + 2 + 8) / 110  # per 4 weights, an index of 9 bits and 4 signs
     assert growth(GgmlType.IQ1_S) == (48 + 4 + 8) / 50  # per 8 weights, an index of 11 bits and a bit for the shift
@@ -224,7 +224,7 @@ def test_growth_is_memory_size_relative_to_file_size() -> None:
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
-def test_plain_types_equal_the_reference(kind: str) -> None:
+def test_decoded_unquantized_gguf_types_equal_the_gguf_package(kind: str) -> None:
     weights = np.random.default_rng(2).normal(size=(6, 10)).astype(np.float32)
     stored = gguf.quants.quantize(weights, GGMLQuantizationType[kind])
     decoded = decode(GgmlType[kind], stored.view(np.uint8).reshape(-1).copy(), weights.shape)
@@ -233,18 +233,18 @@ def test_plain_types_equal_the_reference(kind: str) -> None:
     assert torch.equal(decoded.float(), torch.from_numpy(gguf.quants.dequantize(stored, GGMLQuantizationType[kind])))
 
 
-def test_dequantize_rounds_once_to_the_requested_dtype() -> None:
+def test_dequantize_rounds_only_once_to_the_requested_dtype() -> None:
     decoded = decode_random("Q4_1", rows=4, blocks=8)
     assert torch.equal(decoded.dequantize(torch.bfloat16), decoded.dequantize().to(torch.bfloat16))
 
 
-def test_type_table_equals_the_reference() -> None:
+def test_table_of_gguf_types_equals_that_of_the_gguf_package() -> None:
     reference = {kind.name: (kind.value, gguf.GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
     ours = {kind.name: (kind.value, BLOCK_SIZES[kind]) for kind in BLOCK_SIZES}
     assert {name: ours.get(name) for name in reference} == reference
 
 
-def test_supported_types_are_all_weight_types() -> None:
+def test_all_gguf_types_used_for_weights_are_supported() -> None:
     everything = {kind.name for kind in GGMLQuantizationType}
     # Q8_1 is a type for activations; the others are not used for weights.
     unsupported = {"Q8_1", "F64", "I8", "I16", "I32", "I64"}

@@ -78,7 +78,7 @@ NAMES = [
 ]
 
 
-def test_configuration_of_a_real_file_has_hugging_face_keys(
+def test_configuration_from_a_real_gguf_file_has_hugging_face_keys(
     smollm2_gguf: Path, smollm2_reference: gguf.GGUFReader
 ) -> None:
     with GgufCheckpoint(smollm2_gguf) as checkpoint:
@@ -103,7 +103,7 @@ def test_configuration_of_a_real_file_has_hugging_face_keys(
 
 
 @pytest.mark.parametrize("layer", [0, 29])
-def test_layer_of_a_real_file_equals_transformers(
+def test_layer_of_a_real_gguf_file_equals_transformers(
     smollm2_reference: gguf.GGUFReader, write_gguf: WriteGguf, layer: int
 ) -> None:
     """All tensors are equal, including the row order of q and k, for which transformers undoes the permutation itself.
@@ -131,7 +131,7 @@ def test_layer_of_a_real_file_equals_transformers(
 
 
 @pytest.mark.parametrize("name", ["token_embd", "blk.0.ffn_down", "blk.17.attn_v", "blk.29.ffn_norm", "output_norm"])
-def test_tensors_of_a_real_file_equal_the_reference(
+def test_tensors_of_a_real_gguf_file_equal_the_gguf_package(
     smollm2_gguf: Path, smollm2_reference: gguf.GGUFReader, name: str
 ) -> None:
     (tensor,) = [tensor for tensor in smollm2_reference.tensors if tensor.name == f"{name}.weight"]
@@ -147,7 +147,7 @@ def test_tensors_of_a_real_file_equal_the_reference(
     assert np.array_equal(weight.numpy(), gguf.quants.dequantize(tensor.data, tensor.tensor_type))
 
 
-def test_real_file_keeps_its_quantized_layout(smollm2_gguf: Path) -> None:
+def test_tensors_of_a_real_gguf_file_keep_their_quantized_format(smollm2_gguf: Path) -> None:
     with GgufCheckpoint(smollm2_gguf) as checkpoint:
         query = checkpoint.read("model.layers.0.self_attn.q_proj.weight")
         embedding = checkpoint.read("model.embed_tokens.weight")
@@ -160,7 +160,7 @@ def test_real_file_keeps_its_quantized_layout(smollm2_gguf: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q4_0", "Q4_1", "Q8_0"])
-def test_llama_row_order_is_undone_and_names_are_translated(write_gguf: WriteGguf, kind: str) -> None:
+def test_llama_rows_permuted_in_gguf_are_reordered_and_names_translated(write_gguf: WriteGguf, kind: str) -> None:
     original = tensors() | {
         "output.weight": np.ones((VOCABULARY, HIDDEN), np.float32),
         "blk.0.attn_q.bias": np.arange(HEADS * HEAD_DIM, dtype=np.float32),
@@ -198,7 +198,7 @@ def test_llama_row_order_is_undone_and_names_are_translated(write_gguf: WriteGgu
             assert torch.equal(dense(checkpoint.read(name)), torch.from_numpy(values)), name
 
 
-def test_k_type_scales_move_with_their_rows(write_gguf: WriteGguf) -> None:
+def test_scales_of_k_types_are_reordered_with_their_rows(write_gguf: WriteGguf) -> None:
     """Q4_K has two levels of scales. A row with the scales of another row would still be finite and plausible."""
     generator = np.random.default_rng(5)
     stored = generator.integers(0, 256, (HEADS * HEAD_DIM, 144), dtype=np.uint8)
@@ -210,7 +210,7 @@ def test_k_type_scales_move_with_their_rows(write_gguf: WriteGguf) -> None:
     assert torch.equal(dense(decoded), torch.from_numpy(gguf.quants.dequantize(stored, kind)))
 
 
-def test_qwen2_rows_keep_their_order_and_biases_are_translated(write_gguf: WriteGguf) -> None:
+def test_rows_of_qwen2_keep_their_order_and_bias_names_are_translated(write_gguf: WriteGguf) -> None:
     biases = {
         "blk.0.attn_q.bias": np.arange(HEADS * HEAD_DIM, dtype=np.float32),
         "blk.0.attn_k.bias": np.arange(KV_HEADS * HEAD_DIM, dtype=np.float32),
@@ -233,7 +233,7 @@ def test_qwen2_rows_keep_their_order_and_biases_are_translated(write_gguf: Write
                 assert torch.equal(read, torch.from_numpy(original[f"blk.0.attn_{projection}.{kind}"]))
 
 
-def test_qwen3_rows_keep_their_order_and_norms_are_translated(write_gguf: WriteGguf) -> None:
+def test_rows_of_qwen3_keep_their_order_and_norm_names_are_translated(write_gguf: WriteGguf) -> None:
     original = tensors() | {
         "blk.0.attn_q_norm.weight": np.arange(HEAD_DIM, dtype=np.float32),
         "blk.0.attn_k_norm.weight": -np.arange(HEAD_DIM, dtype=np.float32),
@@ -278,7 +278,7 @@ def test_unknown_architecture_is_named_in_the_error(write_gguf: WriteGguf) -> No
         GgufCheckpoint(write_gguf("mamba", tensors(), describe("mamba")))
 
 
-def test_unsupported_type_is_rejected_when_the_file_is_opened(write_gguf: WriteGguf, tmp_path: Path) -> None:
+def test_unsupported_gguf_type_is_rejected_when_the_file_is_opened(write_gguf: WriteGguf, tmp_path: Path) -> None:
     path = write_gguf("llama", tensors() | {"blk.0.attn_q.weight": np.zeros((64, 256), np.float32)}, describe("llama"))
     stored = path.read_bytes()
     name = b"blk.0.attn_q.weight"
@@ -298,13 +298,13 @@ def test_error_names_the_missing_tensor(write_gguf: WriteGguf) -> None:
                 method("lm_head.weight")
 
 
-def test_quantized_vector_is_rejected(write_gguf: WriteGguf) -> None:
+def test_gguf_file_with_a_quantized_vector_is_rejected(write_gguf: WriteGguf) -> None:
     vector = (np.ones(HIDDEN, np.float32), GGMLQuantizationType.Q8_0)
     with pytest.raises(ModelFileError, match=r"tensor blk\.0\.attn_q\.weight is a vector of type Q8_0"):
         GgufCheckpoint(write_gguf("llama", tensors() | {"blk.0.attn_q.weight": vector}, describe("llama")))
 
 
-def test_flipped_header_byte_never_crashes_a_checkpoint(write_gguf: WriteGguf, tmp_path: Path) -> None:
+def test_gguf_checkpoint_with_a_flipped_header_byte_causes_no_crash(write_gguf: WriteGguf, tmp_path: Path) -> None:
     stored = {
         name: (values, GGMLQuantizationType.Q4_1) if values.ndim == 2 else values for name, values in tensors().items()
     }
@@ -355,7 +355,7 @@ def test_rows_that_do_not_divide_into_heads_are_rejected(write_gguf: WriteGguf) 
         ("llama.rope.scaling.type", lambda writer, key: writer.add_uint32(key, 1), "is not a name"),
     ],
 )
-def test_error_names_the_invalid_key(
+def test_error_names_the_invalid_gguf_key(
     write_gguf: WriteGguf, key: str, add: Callable[[gguf.GGUFWriter, str], None], problem: str
 ) -> None:
     def keys(writer: gguf.GGUFWriter) -> None:
@@ -368,7 +368,7 @@ def test_error_names_the_invalid_key(
         GgufCheckpoint(write_gguf("llama", tensors(), keys))
 
 
-def test_equal_numbers_per_layer_are_read_as_one_number(write_gguf: WriteGguf) -> None:
+def test_gguf_key_with_equal_numbers_per_layer_is_read_as_one_number(write_gguf: WriteGguf) -> None:
     def keys(writer: gguf.GGUFWriter) -> None:
         describe("llama")(writer)
         writer.kv_data[0].pop("llama.attention.head_count_kv")

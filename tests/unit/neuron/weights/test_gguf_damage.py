@@ -53,7 +53,7 @@ OFTEN = ("llama", "qwen3_5_text", "gemma3_text", "gpt_oss")
 
 
 @pytest.mark.parametrize("kind", daily(OFTEN, (kind for kind in FAMILIES if kind != "glm4_moe_lite")))
-def test_damaged_files_load_or_are_rejected(kind: str, tmp_path: Path) -> None:
+def test_damaged_gguf_files_load_or_are_rejected_without_a_crash(kind: str, tmp_path: Path) -> None:
     original = write_model(tmp_path / "original.gguf", *tiny(kind), some_strings).read_bytes()
     header = min(int(tensor.data_offset) for tensor in gguf.GGUFReader(tmp_path / "original.gguf").tensors)
     path, chance, rejected = tmp_path / "damaged.gguf", random.Random(29), 0
@@ -74,7 +74,7 @@ def test_damaged_files_load_or_are_rejected(kind: str, tmp_path: Path) -> None:
     assert CASES // 3 < rejected < CASES
 
 
-def test_random_blocks_decode_to_weights(write_gguf: Callable[..., Path]) -> None:
+def test_random_bytes_as_gguf_blocks_decode_to_weights(write_gguf: Callable[..., Path]) -> None:
     """Every bit pattern of every block type decodes to weights, which may be infinite."""
     generator = np.random.default_rng(6)
     for kind in GGMLQuantizationType:
@@ -101,7 +101,7 @@ def smallest(writer: gguf.GGUFWriter) -> None:
 
 
 @pytest.mark.parametrize("length", [2000, 1 << 20])
-def test_very_long_names_do_not_appear_in_error_messages(write_gguf: Callable[..., Path], length: int) -> None:
+def test_very_long_tensor_names_do_not_appear_in_error_messages(write_gguf: Callable[..., Path], length: int) -> None:
     def keys(writer: gguf.GGUFWriter) -> None:
         smallest(writer)
         writer.add_string("qwen2.rope.scaling.type", "y" * length)

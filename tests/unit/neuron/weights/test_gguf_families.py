@@ -171,7 +171,7 @@ def opened(kind: str, folder: Path) -> tuple[GgufCheckpoint, PreTrainedConfig, d
 
 
 @pytest.mark.parametrize("kind", daily(FAMILIES.keys() - {"glm4_moe_lite"}, FAMILIES))
-def test_configuration_equals_the_original_of_transformers(kind: str, tmp_path: Path) -> None:
+def test_configuration_read_from_gguf_equals_the_original_of_transformers(kind: str, tmp_path: Path) -> None:
     checkpoint, config, _ = opened(kind, tmp_path)
     with checkpoint:
         ours = dict(checkpoint.config)
@@ -209,7 +209,7 @@ def test_configuration_equals_the_original_of_transformers(kind: str, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", daily(FAMILIES.keys() - {"glm4_moe_lite"}, FAMILIES))
-def test_tensors_equal_the_hugging_face_originals(kind: str, tmp_path: Path) -> None:
+def test_tensors_read_from_gguf_equal_the_hugging_face_originals(kind: str, tmp_path: Path) -> None:
     checkpoint, config, state = opened(kind, tmp_path)
     expected = dict(rope_factors(config))
     for name, tensor in state.items():
@@ -280,7 +280,7 @@ def replace_key(key: str, add: Callable[[gguf.GGUFWriter, str], None] | None) ->
     return keys
 
 
-def test_attention_interval_is_four_or_read_from_the_file(tmp_path: Path) -> None:
+def test_full_attention_interval_is_4_or_read_from_the_file(tmp_path: Path) -> None:
     linear, full = "linear_attention", "full_attention"
     config = rewritten("qwen3_5_text", tmp_path, replace_key("attention.recurrent_layers", None))
     assert config["layer_types"] == [linear, linear, linear, full, linear]
@@ -293,7 +293,7 @@ def test_attention_interval_is_four_or_read_from_the_file(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text"])
-def test_file_of_ollamas_converter_is_the_same_model(kind: str, tmp_path: Path) -> None:
+def test_gguf_file_of_ollamas_converter_is_read_as_the_same_model(kind: str, tmp_path: Path) -> None:
     config, state = tiny(kind)
     full = [layer == "full_attention" for layer in config.layer_types]
 
@@ -321,7 +321,7 @@ def test_file_of_ollamas_converter_is_the_same_model(kind: str, tmp_path: Path) 
             assert torch.equal(checkpoint.read(name), expected.read(name)), name  # pyright: ignore[reportArgumentType]
 
 
-def test_value_heads_in_the_order_of_the_original_are_rejected(tmp_path: Path) -> None:
+def test_gguf_file_with_value_heads_in_the_original_order_is_rejected(tmp_path: Path) -> None:
     def grouped(writer: gguf.GGUFWriter) -> None:
         writer.add_bool(f"{writer.arch}.ssm.v_head_reordered", False)
 
@@ -329,7 +329,7 @@ def test_value_heads_in_the_order_of_the_original_are_rejected(tmp_path: Path) -
         rewritten("qwen3_5_text", tmp_path, grouped)
 
 
-def test_gemma3_sliding_window_layers(tmp_path: Path) -> None:
+def test_sliding_window_layers_of_gemma3_are_derived_from_the_gguf_keys(tmp_path: Path) -> None:
     local, full = "sliding_attention", "full_attention"
     pattern = "attention.sliding_window_pattern"
     listed = replace_key(
@@ -345,7 +345,7 @@ def test_gemma3_sliding_window_layers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("gemma2", 46), ("gemma3_text", 62)])
-def test_only_the_largest_gemma_scales_queries_by_hidden_size(kind: str, layers: int, tmp_path: Path) -> None:
+def test_only_the_largest_gemma_scales_queries_by_hidden_size_per_head(kind: str, layers: int, tmp_path: Path) -> None:
     assert rewritten(kind, tmp_path, lambda writer: None)["query_pre_attn_scalar"] == 32
     large = replace_key("block_count", lambda writer, key: writer.add_uint32(key, layers))
     assert rewritten(kind, tmp_path, large)["query_pre_attn_scalar"] == 64 // 4
@@ -360,17 +360,17 @@ def test_soft_cap_of_gemma2_defaults_to_50_and_0_turns_it_off(
     assert config["attn_logit_softcapping"] == expected
 
 
-def test_llama_with_a_sliding_window_becomes_mistral(tmp_path: Path) -> None:
+def test_gguf_llama_with_a_sliding_window_is_read_as_mistral(tmp_path: Path) -> None:
     config = rewritten("llama", tmp_path, lambda writer: writer.add_sliding_window(64))
     assert (config["model_type"], config["sliding_window"]) == ("mistral", 64)
 
 
-def test_mistral3_without_a_temperature_becomes_mistral(tmp_path: Path) -> None:
+def test_gguf_mistral3_without_a_temperature_is_read_as_mistral(tmp_path: Path) -> None:
     config = rewritten("ministral3", tmp_path, replace_key("attention.temperature_scale", None))
     assert (config["model_type"], config["sliding_window"]) == ("mistral", None)
 
 
-def test_rope_factor_without_a_type_is_linear_scaling(tmp_path: Path) -> None:
+def test_rope_scaling_factor_without_a_type_is_read_as_linear_scaling(tmp_path: Path) -> None:
     for key in ("llama.rope.scaling.factor", "llama.rope.scale_linear"):
         config = rewritten("llama", tmp_path, lambda writer, key=key: writer.add_float32(key, 8.0))
         assert config["rope_parameters"]["rope_type"] == "linear"
@@ -416,7 +416,7 @@ def test_rope_factor_without_a_type_is_linear_scaling(tmp_path: Path) -> None:
         ("gemma4_text", "final_logit_softcapping", lambda writer, key: writer.add_float32(key, -1.0), "positive"),
     ],
 )
-def test_error_names_the_invalid_key(
+def test_error_names_the_invalid_gguf_key(
     kind: str, key: str, add: Callable[[gguf.GGUFWriter, str], None] | None, problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelFileError, match=rf"^model\.gguf: key [\w-]+\.{key} .*{problem}"):
@@ -431,7 +431,7 @@ def test_value_heads_not_divisible_by_key_heads_are_rejected(tmp_path: Path) -> 
         rewritten("qwen3_5_text", tmp_path, keys)
 
 
-def test_decoder_layers_are_not_skipped_as_multi_token_prediction(tmp_path: Path) -> None:
+def test_gguf_whose_last_layers_are_no_multi_token_prediction_is_rejected(tmp_path: Path) -> None:
     config, state = tiny("qwen3_5_text")
     with pytest.raises(ModelFileError, match=r"the last 1 of \d layers should be .* such as blk\.\d\."):
         write_model(tmp_path / "model.gguf", config, state, lambda writer: writer.add_nextn_predict_layers(1))

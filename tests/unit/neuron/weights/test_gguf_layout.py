@@ -93,7 +93,7 @@ def test_value_heads_of_quantized_projections_are_reordered(write_gguf: WriteGgu
                 )
 
 
-def test_reordered_columns_stay_quantized_if_scales_can_move(write_gguf: WriteGguf) -> None:
+def test_columns_reordered_by_value_head_stay_quantized_if_scales_can_move(write_gguf: WriteGguf) -> None:
     kind = GGMLQuantizationType.Q8_0
     out = {"blk.0.ssm_out.weight": (stored(kind, HIDDEN, HEADS * VALUE_DIM), kind)}
     with GgufCheckpoint(write_gguf("qwen35", out, linear_keys)) as checkpoint:
@@ -101,7 +101,9 @@ def test_reordered_columns_stay_quantized_if_scales_can_move(write_gguf: WriteGg
 
 
 @pytest.mark.parametrize(("name", "axis"), [("attn_qkv", "rows"), ("ssm_out", "columns")])
-def test_missing_heads_are_rejected(write_gguf: WriteGguf, name: str, axis: str) -> None:
+def test_tensor_whose_size_does_not_match_the_value_heads_is_rejected(
+    write_gguf: WriteGguf, name: str, axis: str
+) -> None:
     path = write_gguf("qwen35", {f"blk.0.{name}.weight": np.zeros((33, 33), np.float32)}, linear_keys)
     with (
         GgufCheckpoint(path) as checkpoint,
@@ -111,7 +113,7 @@ def test_missing_heads_are_rejected(write_gguf: WriteGguf, name: str, axis: str)
 
 
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.F32, GGMLQuantizationType.Q4_K])
-def test_one_expert_can_be_read(write_gguf: WriteGguf, kind: GGMLQuantizationType) -> None:
+def test_one_expert_of_a_stacked_gguf_tensor_can_be_read(write_gguf: WriteGguf, kind: GGMLQuantizationType) -> None:
     down = stored(kind, EXPERTS, HIDDEN, 256)
     path = write_gguf("qwen3moe", {"blk.0.ffn_down_exps.weight": (down, kind)}, expert_keys)
     name = "model.layers.0.mlp.experts.down_proj.weight"
@@ -127,7 +129,7 @@ def test_one_expert_can_be_read(write_gguf: WriteGguf, kind: GGMLQuantizationTyp
                 checkpoint.read(name, missing)
 
 
-def test_plain_matrix_has_no_index(write_gguf: WriteGguf) -> None:
+def test_reading_a_matrix_by_index_from_an_unstacked_tensor_is_an_error(write_gguf: WriteGguf) -> None:
     path = write_gguf("qwen3moe", {"blk.0.ffn_gate_inp.weight": np.zeros((EXPERTS, HIDDEN), np.float32)}, expert_keys)
     with GgufCheckpoint(path) as checkpoint, pytest.raises(ModelFileError, match="has no matrix 0"):
         checkpoint.read("model.layers.0.mlp.gate.weight", 0)
@@ -140,7 +142,7 @@ def test_fused_gate_and_up_projections_of_experts_are_read(write_gguf: WriteGguf
         assert torch.equal(dense(checkpoint.read("model.layers.0.mlp.experts.gate_up_proj")), torch.from_numpy(both))
 
 
-def test_scale_tensor_multiplies_its_weight(write_gguf: WriteGguf) -> None:
+def test_separate_scale_tensor_multiplies_its_weight(write_gguf: WriteGguf) -> None:
     """NVFP4 files have one scale per tensor or per expert. The scale of activations (`input_scale`) is ignored."""
     kind = GGMLQuantizationType.NVFP4
     head, down = stored(kind, 32, HIDDEN), stored(kind, EXPERTS, HIDDEN, WIDTH)
@@ -163,7 +165,7 @@ def test_scale_tensor_multiplies_its_weight(write_gguf: WriteGguf) -> None:
             assert torch.allclose(dense(checkpoint.read(name, expert)), expected[expert], rtol=1e-6, atol=0)
 
 
-def test_scale_tensor_of_the_wrong_shape_is_rejected(write_gguf: WriteGguf) -> None:
+def test_separate_scale_tensor_of_the_wrong_shape_is_rejected(write_gguf: WriteGguf) -> None:
     tensors = {"output.weight": np.ones((32, HIDDEN), np.float32), "output.scale": np.ones(2, np.float32)}
     with (
         GgufCheckpoint(write_gguf("qwen3moe", tensors, expert_keys)) as checkpoint,
@@ -172,7 +174,9 @@ def test_scale_tensor_of_the_wrong_shape_is_rejected(write_gguf: WriteGguf) -> N
         checkpoint.read("lm_head.weight")
 
 
-def test_types_that_grow_in_memory_are_logged_once(write_gguf: WriteGguf, caplog: pytest.LogCaptureFixture) -> None:
+def test_gguf_types_that_need_more_memory_than_in_the_file_are_logged_once(
+    write_gguf: WriteGguf, caplog: pytest.LogCaptureFixture
+) -> None:
     small, usual = GGMLQuantizationType.TQ1_0, GGMLQuantizationType.Q4_K
     tensors = {
         "output.weight": (stored(usual, 32, HIDDEN), usual),

@@ -54,7 +54,7 @@ def change(path: Path, key: str, old: int, new: int, layout: str) -> None:
     path.write_bytes(stored[: match.end() - size] + struct.pack(layout, new) + stored[match.end() :])
 
 
-def test_first_part_and_folder_open_the_full_model(folder: Path) -> None:
+def test_first_part_or_folder_of_a_split_gguf_opens_the_full_model(folder: Path) -> None:
     for path in (folder / NAMES[0], folder):
         with open_checkpoint(path) as checkpoint:
             assert checkpoint.config["hidden_size"] == 32
@@ -65,7 +65,7 @@ def test_first_part_and_folder_open_the_full_model(folder: Path) -> None:
             assert len(checkpoint.names()) == len(TENSORS)
 
 
-def test_tensors_come_from_their_parts_and_close_closes_all_files(folder: Path) -> None:
+def test_tensors_of_a_split_gguf_are_read_from_their_parts_and_close_closes_all(folder: Path) -> None:
     file = GgufFile.open(folder / NAMES[0])
     assert list(file.tensors) == list(TENSORS)
     for name, values in TENSORS.items():
@@ -74,14 +74,14 @@ def test_tensors_come_from_their_parts_and_close_closes_all_files(folder: Path) 
     assert not [handle.path for handle in psutil.Process().open_files() if Path(handle.path).parent == folder]
 
 
-def test_error_for_a_later_part_names_the_first_part(folder: Path) -> None:
+def test_error_for_opening_a_later_part_names_the_first_part(folder: Path) -> None:
     problem = r"^tiny-00002-of-00003\.gguf: part 2 of 3; open the first, tiny-00001-of-00003\.gguf$"
     with pytest.raises(ModelFileError, match=problem):
         GgufFile.open(folder / NAMES[1])
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_error_names_the_missing_part(folder: Path, number: int) -> None:
+def test_error_names_the_missing_part_of_a_split_gguf(folder: Path, number: int) -> None:
     (folder / NAMES[number]).unlink()
     with pytest.raises(
         ModelFileError, match=f"^{NAMES[number]}: missing; it is part {number + 1} of 3 of the model; download it$"
@@ -89,7 +89,7 @@ def test_error_names_the_missing_part(folder: Path, number: int) -> None:
         open_checkpoint(folder)
 
 
-def test_renamed_first_part_is_rejected(folder: Path) -> None:
+def test_renamed_first_part_of_a_split_gguf_is_rejected(folder: Path) -> None:
     shutil.copy(folder / NAMES[0], folder / "model.gguf")
     with pytest.raises(
         ModelFileError, match=r"one of 3 parts, so its name must end in -of-00003\.gguf; rename the file$"
@@ -97,19 +97,19 @@ def test_renamed_first_part_is_rejected(folder: Path) -> None:
         GgufFile.open(folder / "model.gguf")
 
 
-def test_error_names_the_damaged_part(folder: Path) -> None:
+def test_error_names_the_damaged_part_of_a_split_gguf(folder: Path) -> None:
     (folder / NAMES[2]).write_bytes((folder / NAMES[2]).read_bytes()[:-96])
     with pytest.raises(ModelFileError, match=f"^{NAMES[2]}: tensor blk.0.ffn_up.weight: truncated"):
         open_checkpoint(folder)
 
 
-def test_part_with_the_wrong_number_is_rejected(folder: Path) -> None:
+def test_part_of_a_split_gguf_with_the_wrong_number_is_rejected(folder: Path) -> None:
     change(folder / NAMES[1], "split.no", 1, 2, "<H")
     with pytest.raises(ModelFileError, match=f"^{NAMES[1]}: its header does not say that it is part 2 of 3; "):
         open_checkpoint(folder)
 
 
-def test_tensor_in_two_parts_is_rejected(folder: Path) -> None:
+def test_tensor_in_two_parts_of_a_split_gguf_is_rejected(folder: Path) -> None:
     shutil.copy(folder / NAMES[1], folder / NAMES[2])
     change(folder / NAMES[2], "split.no", 1, 2, "<H")
     with pytest.raises(
@@ -118,19 +118,19 @@ def test_tensor_in_two_parts_is_rejected(folder: Path) -> None:
         open_checkpoint(folder)
 
 
-def test_wrong_tensor_count_is_rejected(folder: Path) -> None:
+def test_split_gguf_with_a_wrong_tensor_count_is_rejected(folder: Path) -> None:
     change(folder / NAMES[0], "split.tensors.count", 5, 6, "<i")
     with pytest.raises(ModelFileError, match=f"^{NAMES[0]}: the parts hold 5 tensors, not 6; download them again$"):
         open_checkpoint(folder)
 
 
-def test_part_count_that_is_not_a_number_is_rejected(write_gguf: Callable[..., Path]) -> None:
+def test_part_count_of_a_split_gguf_that_is_not_a_number_is_rejected(write_gguf: Callable[..., Path]) -> None:
     path = write_gguf("llama", {}, lambda writer: writer.add_string("split.count", "3"))
     with pytest.raises(ModelFileError, match=r"^model\.gguf: key split\.count is not a whole number; "):
         GgufFile.open(path)
 
 
-def test_gguf_models_lists_first_parts_and_single_files(folder: Path) -> None:
+def test_gguf_models_lists_first_parts_and_single_files_but_no_companions(folder: Path) -> None:
     companions = ("mmproj-tiny.gguf", "tiny.mmproj-Q8_0.gguf", "mtp-tiny-Q8_0.gguf", "tiny-imatrix.gguf")
     for name in ("other.gguf", *companions, "notes.txt", "half-00002-of-00002.gguf"):
         (folder / name).write_bytes(b"")

@@ -29,7 +29,9 @@ READERS: list[tuple[str, Callable[[Path], object]]] = [
 
 
 @pytest.mark.parametrize(("name", "read"), READERS)
-def test_fifo_is_rejected_at_once(tmp_path: Path, name: str, read: Callable[[Path], object]) -> None:
+def test_fifo_in_place_of_a_model_file_is_rejected_without_waiting(
+    tmp_path: Path, name: str, read: Callable[[Path], object]
+) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(ModelFileError, match=f"{name}: not a regular file"):
         read(tmp_path)
@@ -47,7 +49,7 @@ def test_fifo_as_weights_of_a_described_folder_is_rejected(tmp_path: Path) -> No
         describe(tmp_path)
 
 
-def test_folder_socket_device_and_link_to_a_device_are_rejected(tmp_path: Path) -> None:
+def test_folder_socket_or_device_in_place_of_a_model_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/dev/zero")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(tmp_path / "socket"))
@@ -56,7 +58,7 @@ def test_folder_socket_device_and_link_to_a_device_are_rejected(tmp_path: Path) 
                 open_model_file(path)
 
 
-def test_regular_file_is_read_up_to_a_size(tmp_path: Path) -> None:
+def test_regular_file_is_read_up_to_the_size_limit(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * (1 << 20))
     assert read_model_file(path, 1 << 20) == b"x" * (1 << 20)
@@ -67,7 +69,7 @@ def test_regular_file_is_read_up_to_a_size(tmp_path: Path) -> None:
         open_model_file(tmp_path / "missing")
 
 
-def test_use_of_a_fifo_is_marked_without_waiting(tmp_path: Path) -> None:
+def test_marking_a_fifo_as_used_does_not_wait(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.gguf")
     assert not is_used(tmp_path / "model.gguf")
     mark_used(tmp_path / "model.gguf")

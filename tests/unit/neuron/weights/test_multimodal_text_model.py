@@ -29,7 +29,7 @@ def multimodal(folder: Path, model_type: str) -> set[str]:
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_5", "gemma3"])
-def test_only_the_text_model_is_exposed_under_plain_names(
+def test_only_the_text_model_of_a_multimodal_checkpoint_is_exposed_under_plain_names(
     model_type: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = multimodal(tmp_path, model_type)
@@ -55,7 +55,7 @@ NESTED = {"model_type": "some", "text_config": {"model_type": "gemma3_text", "hi
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
-def test_output_head_is_found_inside_or_outside_the_text_model(prefix: str, tmp_path: Path) -> None:
+def test_output_head_is_found_inside_or_outside_the_tensors_of_the_text_model(prefix: str, tmp_path: Path) -> None:
     head = "language_model.lm_head.weight" if prefix.startswith("language") else "lm_head.weight"
     names = ["model.visual.patch.weight", f"{prefix}embed_tokens.weight", head, "mtp.fc.weight", "audio_tower.x"]
     with open_checkpoint(write(tmp_path, names, NESTED)) as checkpoint:
@@ -64,7 +64,7 @@ def test_output_head_is_found_inside_or_outside_the_text_model(prefix: str, tmp_
 
 
 @pytest.mark.parametrize("prefix", ["", "language_model."])
-def test_tensor_names_of_a_model_without_head_are_completed(prefix: str, tmp_path: Path) -> None:
+def test_tensor_names_of_a_model_without_output_head_get_the_usual_prefix(prefix: str, tmp_path: Path) -> None:
     # Embedding models, such as Qwen3-Embedding.
     names = [f"{prefix}{name}.weight" for name in ("embed_tokens", "layers.0.mlp.up_proj", "norm")]
     with open_checkpoint(write(tmp_path, [*names, "visual.x"], NESTED)) as checkpoint:
@@ -77,7 +77,7 @@ def test_tensor_names_of_a_model_without_head_are_completed(prefix: str, tmp_pat
 
 
 @pytest.mark.parametrize("tied", [True, None])
-def test_shared_tensor_that_is_stored_as_output_head_is_the_embedding(tied: bool | None, tmp_path: Path) -> None:
+def test_tied_embedding_stored_only_as_output_head_is_used_as_the_embedding(tied: bool | None, tmp_path: Path) -> None:
     config = {"model_type": "llama"} if tied is None else {"model_type": "llama", "tie_word_embeddings": tied}
     with open_checkpoint(write(tmp_path, ["lm_head.weight", "model.norm.weight"], config)) as checkpoint:
         assert set(checkpoint.names()) == {"model.embed_tokens.weight", "model.norm.weight"}
@@ -88,32 +88,34 @@ def test_shared_tensor_that_is_stored_as_output_head_is_the_embedding(tied: bool
     ("names", "tied"),
     [(["lm_head.weight"], False), (["lm_head.weight", "model.embeddings.weight"], True)],
 )
-def test_output_head_stays_if_it_is_not_the_embedding(names: list[str], tied: bool, tmp_path: Path) -> None:
+def test_output_head_that_is_not_tied_is_not_used_as_the_embedding(
+    names: list[str], tied: bool, tmp_path: Path
+) -> None:
     config = {"model_type": "llama", "tie_word_embeddings": tied}
     with open_checkpoint(write(tmp_path, names, config)) as checkpoint:
         assert checkpoint.names() == names
 
 
-def test_text_only_model_skips_only_its_drafting_layers(tmp_path: Path) -> None:
+def test_text_only_model_skips_only_its_multi_token_prediction_layers(tmp_path: Path) -> None:
     names = ["model.norm.weight", "mtp.layers.0.norm.weight", "rope_freqs.weight"]
     with open_checkpoint(write(tmp_path, names, {"model_type": "qwen3_next"})) as checkpoint:
         assert set(checkpoint.names()) == {"model.norm.weight", "rope_freqs.weight"}
 
 
-def test_plain_tensor_names_with_a_nested_configuration(tmp_path: Path) -> None:
+def test_plain_tensor_names_with_a_nested_configuration_are_accepted(tmp_path: Path) -> None:
     names = ["model.norm.weight", "model.visual.norm.weight", "visual.x", "model.vision_tower.x"]
     with open_checkpoint(write(tmp_path, names, NESTED)) as checkpoint:
         assert checkpoint.names() == ["model.norm.weight"]
 
 
-def test_missing_text_keys_come_from_the_outer_configuration(tmp_path: Path) -> None:
+def test_keys_missing_in_text_config_come_from_the_outer_configuration(tmp_path: Path) -> None:
     outer = {"tie_word_embeddings": True, "hidden_size": 3, "vision_config": {"depth": 2}, "eos_token_id": [1, 2]}
     with open_checkpoint(write(tmp_path, ["model.norm.weight"], outer | NESTED)) as checkpoint:
         config = checkpoint.config
     assert config == {"model_type": "gemma3", "hidden_size": 8, "tie_word_embeddings": True, "eos_token_id": [1, 2]}
 
 
-def test_text_suffix_is_removed_from_a_flat_model_type(tmp_path: Path) -> None:
+def test_suffix_text_is_removed_from_the_model_type(tmp_path: Path) -> None:
     with open_checkpoint(write(tmp_path, ["model.norm.weight"], {"model_type": "gemma3_text"})) as checkpoint:
         assert checkpoint.config == {"model_type": "gemma3"}
 

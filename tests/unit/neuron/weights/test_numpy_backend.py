@@ -49,7 +49,7 @@ def dequantized(weight: Weight) -> tensors.Tensor:
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_blocks_of_gguf_files_decode_to_the_numbers_of_torch(kind: str) -> None:
+def test_gguf_blocks_decode_to_the_same_numbers_with_numpy_as_with_torch(kind: str) -> None:
     def read() -> list[Any]:
         weight = decode(GgmlType[kind], stored(kind), (ROWS, COLUMNS))
         return [*parts(weight), *parts(dequantized(weight))]
@@ -60,7 +60,9 @@ def test_blocks_of_gguf_files_decode_to_the_numbers_of_torch(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_1", "IQ2_XXS", "IQ3_S", "MXFP4", "TQ2_0"])
-def test_threads_decode_the_same_numbers_as_one_thread(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_blocks_decode_to_the_same_numbers_with_several_threads_as_with_one(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def read() -> list[Any]:
         return parts(decode(GgmlType[kind], stored(kind), (ROWS, COLUMNS)))
 
@@ -72,7 +74,7 @@ def test_threads_decode_the_same_numbers_as_one_thread(kind: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in PLAIN_TYPES])
-def test_plain_types_of_gguf_files_have_the_numbers_of_torch(kind: str) -> None:
+def test_unquantized_gguf_types_have_the_same_numbers_with_numpy_as_with_torch(kind: str) -> None:
     data = np.random.default_rng(3).normal(size=2 * ROWS * COLUMNS).astype(np.float32).view(np.uint8)
     size = BLOCK_SIZES[GgmlType[kind]][1] * ROWS * COLUMNS
 
@@ -86,7 +88,7 @@ def test_plain_types_of_gguf_files_have_the_numbers_of_torch(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0", "IQ2_XXS", "IQ3_S", "MXFP4", "NVFP4", "TQ1_0"])
-def test_packed_matrices_have_the_bytes_of_torch(kind: str) -> None:
+def test_matrices_packed_with_numpy_have_the_same_bytes_as_with_torch(kind: str) -> None:
     def pack() -> tuple[Any, NDArray[np.uint8]]:
         matrix = NativeOps(native_kernels(), 1).matrix(decode(GgmlType[kind], stored(kind), (ROWS, COLUMNS)))
         return matrix.number, matrix.data.numpy().copy()

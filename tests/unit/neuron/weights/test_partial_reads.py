@@ -140,7 +140,7 @@ def stored(kind: str, *shape: int) -> tuple[NDArray[Any], GGMLQuantizationType]:
 
 
 @pytest.mark.parametrize("kind", [*BLOCKS, "F32", "F16", "BF16"])
-def test_parts_of_every_gguf_type_equal_the_whole(kind: str, write_gguf: WriteGguf) -> None:
+def test_parts_read_from_every_gguf_type_equal_slices_of_the_whole_tensor(kind: str, write_gguf: WriteGguf) -> None:
     tensors = {
         "blk.0.attn_q.weight": stored(kind, 64, 1536),  # interleaved heads
         "blk.0.attn_v.weight": stored(kind, 64, 1536),
@@ -155,7 +155,9 @@ def test_parts_of_every_gguf_type_equal_the_whole(kind: str, write_gguf: WriteGg
 
 
 @pytest.mark.parametrize("kind", [*BLOCKS, "F32", "F16", "BF16"])
-def test_parts_of_round_robin_value_heads_equal_the_whole(kind: str, write_gguf: WriteGguf) -> None:
+def test_parts_read_from_round_robin_value_heads_equal_slices_of_the_whole_tensor(
+    kind: str, write_gguf: WriteGguf
+) -> None:
     """Blocks of some types span several heads, so that the columns are dequantized before they are reordered."""
     mixed = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     tensors = {
@@ -174,7 +176,7 @@ def test_parts_of_round_robin_value_heads_equal_the_whole(kind: str, write_gguf:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_parts_of_all_tensors_of_a_family_equal_the_whole(kind: str, tmp_path: Path) -> None:
+def test_parts_read_from_all_tensors_of_a_family_equal_slices_of_the_whole_tensor(kind: str, tmp_path: Path) -> None:
     config = AutoConfig.for_model(kind, **SHAPE | FAMILIES[kind])
     torch.manual_seed(1)
     state = {
@@ -195,7 +197,7 @@ def safetensors(folder: Path, tensors: dict[str, Tensor], quantization: object) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_parts_of_safetensors_equal_the_whole(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_parts_read_from_safetensors_equal_slices_of_the_whole_tensor(dtype: torch.dtype, tmp_path: Path) -> None:
     tensors = {"vector": torch.randn(33), "matrix": torch.randn(48, 20), "stack": torch.randn(3, 48, 20)}
     tensors = {"odd": torch.ones(1, dtype=torch.uint8)} | {name: tensor.to(dtype) for name, tensor in tensors.items()}
     with safetensors(tmp_path, tensors, None) as checkpoint:
@@ -205,7 +207,7 @@ def test_parts_of_safetensors_equal_the_whole(dtype: torch.dtype, tmp_path: Path
 
 
 @pytest.mark.parametrize("scale", [(), (1,), (70,), (70, 1), (5, 4)])
-def test_parts_of_fp8_tensors_equal_the_whole(scale: tuple[int, ...], tmp_path: Path) -> None:
+def test_parts_read_from_fp8_tensors_equal_slices_of_the_whole_tensor(scale: tuple[int, ...], tmp_path: Path) -> None:
     codes = torch.randint(0, 120, (70, 100), dtype=torch.uint8).view(torch.float8_e4m3fn)
     quantization = {"quant_method": "fp8", "weight_block_size": [16, 32]}
     with safetensors(tmp_path, {"a": codes, "a_scale_inv": torch.rand(scale)}, quantization) as checkpoint:
@@ -215,14 +217,14 @@ def test_parts_of_fp8_tensors_equal_the_whole(scale: tuple[int, ...], tmp_path: 
         assert_equal(checkpoint.read("a", None, within_blocks), chosen(whole, within_blocks))
 
 
-def test_parts_of_stacked_fp8_tensors_equal_the_whole(tmp_path: Path) -> None:
+def test_parts_read_from_stacked_fp8_tensors_equal_slices_of_the_whole_tensor(tmp_path: Path) -> None:
     codes = torch.randint(0, 120, (3, 48, 96), dtype=torch.uint8).view(torch.float8_e4m3fn)
     quantization = {"quant_method": "fp8", "weight_block_size": [16, 32]}
     with safetensors(tmp_path, {"a": codes, "a_scale_inv": torch.rand(3, 3, 3)}, quantization) as checkpoint:
         assert_parts_equal(checkpoint, "a", 2)
 
 
-def test_parts_of_mxfp4_tensors_equal_the_whole(tmp_path: Path) -> None:
+def test_parts_read_from_mxfp4_tensors_equal_slices_of_the_whole_tensor(tmp_path: Path) -> None:
     tensors = {
         "a_blocks": torch.randint(0, 256, (3, 40, 5, 16), dtype=torch.uint8),
         "a_scales": torch.randint(100, 140, (3, 40, 5), dtype=torch.uint8),
@@ -235,7 +237,7 @@ def test_parts_of_mxfp4_tensors_equal_the_whole(tmp_path: Path) -> None:
             checkpoint.read("a", 0, Part(None, np.arange(16)))
 
 
-def test_columns_that_cut_a_block_are_dequantized(write_gguf: WriteGguf) -> None:
+def test_columns_that_cut_a_quantized_block_are_dequantized(write_gguf: WriteGguf) -> None:
     with GgufCheckpoint(
         write_gguf("llama", {"blk.0.attn_v.weight": stored("Q4_K", 32, 512)}, model_keys)
     ) as checkpoint:
@@ -247,7 +249,7 @@ def test_columns_that_cut_a_block_are_dequantized(write_gguf: WriteGguf) -> None
         assert torch.equal(read, whole.dequantize()[:, 40:300])
 
 
-def test_adjacent_rows_are_mapped_without_a_copy(tmp_path: Path) -> None:
+def test_adjacent_rows_of_a_file_are_mapped_without_a_copy(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(range(240)))
     file = TensorFile(path, 240)

@@ -35,7 +35,7 @@ def form(name: str, quant: str = "q4k", columns: int = 1024, layers: int = 28) -
         "per_layer_projection.weight",
     ],
 )
-def test_layer_matrices_are_quantized(suffix: str) -> None:
+def test_layer_matrices_are_quantized_in_the_requested_format(suffix: str) -> None:
     assert form(LAYER.format(14) + suffix) == "q4k"
 
 
@@ -80,7 +80,7 @@ def test_embeddings_and_head_get_at_least_q6k(name: str) -> None:
     assert set(formats.values()) == {"q6k"}
 
 
-def test_indivisible_rows_get_a_format_of_at_least_equal_precision() -> None:
+def test_rows_not_divisible_into_blocks_get_a_format_of_at_least_equal_precision() -> None:
     name = LAYER.format(14) + "mlp.up_proj.weight"
     assert [form(name, quant, columns=896) for quant in ("q4k", "q5k", "q6k")] == ["q4_1", "q5_1", "q8_0"]
     assert form("lm_head.weight", columns=896) == "q8_0"
@@ -94,7 +94,7 @@ def test_indivisible_rows_get_a_format_of_at_least_equal_precision() -> None:
 
 
 @pytest.mark.parametrize("quant", ["", "bf16", "f16", "f32"])
-def test_unquantized_names_do_not_quantize(quant: str) -> None:
+def test_quant_names_of_unquantized_formats_do_not_quantize(quant: str) -> None:
     assert form(LAYER.format(14) + "mlp.up_proj.weight", quant) is None
     assert QuantPolicy(quant, 28).quant == ""
 
@@ -113,18 +113,18 @@ def test_unquantized_names_do_not_quantize(quant: str) -> None:
         ("f_32", "f32"),
     ],
 )
-def test_quant_names_and_aliases(texts: str, name: str) -> None:
+def test_quant_names_and_aliases_are_recognized(texts: str, name: str) -> None:
     assert {quant_named(text) for text in texts.split()} == {name}
 
 
 @pytest.mark.parametrize("text", ["", "q9", "q4k ", "iq4_xs", "int4", "q4k" * 100])
-def test_unknown_quant_is_rejected_with_the_list_of_names(text: str) -> None:
+def test_unknown_quant_name_is_rejected_with_the_list_of_names(text: str) -> None:
     with pytest.raises(HelexaError, match="known: " + ", ".join(NAMES)) as error:
         quant_named(text)
     assert len(str(error.value)) < 200
 
 
-def test_auto_selects_the_best_quant_that_fits_in_memory() -> None:
+def test_quant_auto_selects_the_best_quantization_that_fits_in_memory() -> None:
     shapes = {"model.norm.weight": (1024,), "lm_head.weight": (8192, 1024)}
     shapes |= {f"{LAYER.format(layer)}mlp.up_proj.weight": (4096, 1024) for layer in range(8)}
     weights = sum(4096 * 1024 for _ in range(8)) + 8192 * 1024
@@ -133,7 +133,7 @@ def test_auto_selects_the_best_quant_that_fits_in_memory() -> None:
     assert automatic(shapes, 8, weights // 2, 2 * weights) == "bf16", "the files are small already"
 
 
-def test_weight_bytes_follow_the_policy() -> None:
+def test_estimated_weight_bytes_follow_the_quantization_policy() -> None:
     shapes = {"lm_head.weight": (64, 256), "model.norm.weight": (256,), "model.layers.0.mlp.gate.weight": (8, 256)}
     plain, head = (256 + 8 * 256) * 2, 64 * 256 * 6.5625 / 8
     assert QuantPolicy("q4k", 1).weight_bytes(shapes) == plain + head

@@ -26,7 +26,7 @@ def error(rows: Tensor, matrix: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", BY_REFERENCE)
-def test_error_is_below_plain_rounding(name: str) -> None:
+def test_quantization_error_is_below_that_of_plain_rounding(name: str) -> None:
     rows = heavy_tailed(64, 512)
     kind = GGMLQuantizationType[name.upper()]
     reference = gguf.quants.dequantize(gguf.quants.quantize(rows.numpy(), kind), kind)
@@ -35,7 +35,9 @@ def test_error_is_below_plain_rounding(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "most", "widest", "rounds"), [("q4k", 15, 1.0, 20), ("q5k", 31, 0.5, 15)])
-def test_error_is_close_to_an_exhaustive_search(name: str, most: int, widest: float, rounds: int) -> None:
+def test_quantization_error_is_close_to_that_of_an_exhaustive_search(
+    name: str, most: int, widest: float, rounds: int
+) -> None:
     """The reference search follows llama.cpp's K types: over five times as many candidates, same scale rounding."""
     rows = heavy_tailed(64, 512)
     groups = rows.view(-1, 32).double()
@@ -64,7 +66,7 @@ def exhaustive_search(groups: Tensor, most: int, widest: float, rounds: int) -> 
 
 
 @pytest.mark.parametrize("name", QUANT_FORMATS)
-def test_every_weight_is_close_to_its_original(name: str) -> None:
+def test_every_quantized_weight_is_close_to_its_original(name: str) -> None:
     rows, form = heavy_tailed(40, 768), QUANT_FORMATS[name]
     groups = rows.view(-1, form.group_size)
     step = groups.amax(1).clamp(min=0) - groups.amin(1).clamp(max=0)
@@ -76,7 +78,7 @@ def test_every_weight_is_close_to_its_original(name: str) -> None:
 
 @pytest.mark.parametrize("name", QUANT_FORMATS)
 @pytest.mark.parametrize("case", HARD)
-def test_hard_groups_stay_finite_and_close(name: str, case: str) -> None:
+def test_quantized_extreme_groups_stay_finite_and_close(name: str, case: str) -> None:
     """Finite weights stay finite and change by less than about one step, computed over 256 columns."""
     rows = HARD[case]()
     matrix = quantized(rows, name)
@@ -87,7 +89,7 @@ def test_hard_groups_stay_finite_and_close(name: str, case: str) -> None:
     assert ((matrix.view_as(stretches) - stretches).abs() <= 1.1 * step + smallest).all()
 
 
-def test_zero_stays_zero() -> None:
+def test_quantized_zeros_stay_zero() -> None:
     for name in QUANT_FORMATS:
         assert not quantized(torch.zeros(3, 256), name).any()
 
@@ -101,13 +103,13 @@ def test_non_finite_or_too_large_weights_are_not_quantized(bad: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_source_dtype_does_not_change_the_result(dtype: torch.dtype) -> None:
+def test_dtype_of_the_source_does_not_change_the_quantized_result(dtype: torch.dtype) -> None:
     rows = heavy_tailed(20, 256).to(dtype)
     assert torch.equal(quantized(rows, "q4k"), quantized(rows.float(), "q4k"))
 
 
 @pytest.mark.parametrize("name", QUANT_FORMATS)
-def test_weight_bits_equal_the_stored_size(name: str) -> None:
+def test_stated_bits_per_weight_equal_the_stored_size(name: str) -> None:
     form = QUANT_FORMATS[name]
     matrix = quantize(heavy_tailed(8, 1024), form)
     assert matrix is not None

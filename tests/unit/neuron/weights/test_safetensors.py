@@ -54,7 +54,7 @@ def some_tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def test_every_dtype_and_shape_is_read_unchanged(folder: Path) -> None:
+def test_safetensors_of_every_dtype_and_shape_are_read_unchanged(folder: Path) -> None:
     tensors = {str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in DTYPES}
     tensors |= {"scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -67,7 +67,7 @@ def test_every_dtype_and_shape_is_read_unchanged(folder: Path) -> None:
             assert described(checkpoint.read(name)) == described(tensor)
 
 
-def test_sharded_model_is_read(tmp_path: Path) -> None:
+def test_sharded_safetensors_model_is_read(tmp_path: Path) -> None:
     config = LlamaConfig(
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2
     )
@@ -81,7 +81,7 @@ def test_sharded_model_is_read(tmp_path: Path) -> None:
             assert torch.equal(checkpoint.read(name), tensor)
 
 
-def test_modifying_a_tensor_does_not_change_the_file(folder: Path) -> None:
+def test_modifying_a_tensor_that_was_read_does_not_change_the_file(folder: Path) -> None:
     save_file(some_tensors(), folder / "model.safetensors")
     original = (folder / "model.safetensors").read_bytes()
     with SafetensorsCheckpoint(folder) as checkpoint:
@@ -90,19 +90,19 @@ def test_modifying_a_tensor_does_not_change_the_file(folder: Path) -> None:
     assert (folder / "model.safetensors").read_bytes() == original
 
 
-def test_single_file_may_have_any_name(folder: Path) -> None:
+def test_single_safetensors_file_may_have_any_name(folder: Path) -> None:
     save_file(some_tensors(), folder / "weights.safetensors")
     assert set(contents(folder)) == set(some_tensors())
 
 
-def test_several_files_without_an_index_are_rejected(folder: Path) -> None:
+def test_several_safetensors_files_without_an_index_are_rejected(folder: Path) -> None:
     for name in ("one", "two"):
         save_file(some_tensors(), folder / f"{name}.safetensors")
     with pytest.raises(ModelFileError, match=r"2 \.safetensors files and no model\.safetensors\.index\.json"):
         SafetensorsCheckpoint(folder)
 
 
-def test_every_truncation_is_rejected(folder: Path) -> None:
+def test_safetensors_file_truncated_at_any_byte_is_rejected(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file(some_tensors(), path)
     original = path.read_bytes()
@@ -112,7 +112,7 @@ def test_every_truncation_is_rejected(folder: Path) -> None:
             SafetensorsCheckpoint(folder)
 
 
-def test_flipped_header_byte_never_crashes_or_reads_beyond_the_file(folder: Path) -> None:
+def test_safetensors_header_with_a_flipped_byte_causes_no_crash_or_read_beyond_the_file(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file(some_tensors(), path)
     original = path.read_bytes()
@@ -176,7 +176,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("case", BAD_FILES)
-def test_invalid_file_is_rejected_with_the_reason(case: str, folder: Path) -> None:
+def test_invalid_safetensors_file_is_rejected_with_the_reason(case: str, folder: Path) -> None:
     content, problem = BAD_FILES[case]
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelFileError) as caught:
@@ -198,7 +198,7 @@ def test_invalid_file_is_rejected_with_the_reason(case: str, folder: Path) -> No
         "",
     ],
 )
-def test_index_cannot_refer_outside_its_folder(folder: Path, shard: str) -> None:
+def test_safetensors_index_cannot_refer_to_files_outside_its_folder(folder: Path, shard: str) -> None:
     inside = folder / "inside"
     (inside / "sub").mkdir(parents=True)
     save_file(some_tensors(), folder / "secret.safetensors")
@@ -209,7 +209,7 @@ def test_index_cannot_refer_outside_its_folder(folder: Path, shard: str) -> None
         SafetensorsCheckpoint(inside)
 
 
-def test_shard_may_be_a_symbolic_link(folder: Path) -> None:
+def test_safetensors_shard_may_be_a_symbolic_link(folder: Path) -> None:
     save_file(some_tensors(), folder / "blob")
     snapshot = folder / "snapshot"
     snapshot.mkdir()
@@ -228,7 +228,7 @@ def test_shard_may_be_a_symbolic_link(folder: Path) -> None:
         ({"weight_map": {"d.weight": "part-1.safetensors"}}, "part-1.safetensors: no tensor 'd.weight'"),
     ],
 )
-def test_invalid_index_is_rejected(folder: Path, index: dict[str, Any], problem: str) -> None:
+def test_invalid_safetensors_index_is_rejected(folder: Path, index: dict[str, Any], problem: str) -> None:
     save_file(some_tensors(), folder / "part-1.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelFileError) as caught:

@@ -178,7 +178,7 @@ def rejection(attempt: Callable[[], object]) -> str | None:
 
 
 @pytest.mark.parametrize("model", daily(MODELS.keys() - NEWER, MODELS))
-def test_damaged_checkpoints_load_or_are_rejected(model: str, tmp_path: Path) -> None:
+def test_damaged_safetensors_checkpoints_load_or_are_rejected_without_a_crash(model: str, tmp_path: Path) -> None:
     original = tmp_path / "original"
     tiny_model(original, **MODELS[model])
     stored = {file.name: file.read_bytes() for file in original.iterdir()}

@@ -28,7 +28,7 @@ def folder_with(folder: Path, config: dict[str, Any], **files: dict[str, Any]) -
     return folder
 
 
-def test_long_header_of_an_mmproj_file_is_rejected(tmp_path: Path) -> None:
+def test_overlong_header_of_an_mmproj_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "mmproj.gguf"
     with path.open("wb") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k")
@@ -38,7 +38,7 @@ def test_long_header_of_an_mmproj_file_is_rejected(tmp_path: Path) -> None:
         read_vision_config(tmp_path / "model.gguf")
 
 
-def test_missing_settings_have_the_defaults_of_transformers(tmp_path: Path) -> None:
+def test_missing_vision_settings_have_the_defaults_of_transformers(tmp_path: Path) -> None:
     settings = read_vision_config(folder_with(tmp_path, QWEN))
     assert settings is not None
     vision = settings.config["vision_config"]
@@ -57,13 +57,13 @@ def test_missing_settings_have_the_defaults_of_transformers(tmp_path: Path) -> N
         {"model_type": "llava", "vision_config": {"model_type": "clip_vision_model"}},
     ],
 )
-def test_model_without_supported_vision_part(config: dict[str, Any], tmp_path: Path) -> None:
+def test_model_without_a_supported_vision_part_has_no_vision_config(config: dict[str, Any], tmp_path: Path) -> None:
     folder = folder_with(tmp_path, config)
     assert read_vision_config(folder) is None
     assert open_vision_checkpoint(folder) is None
 
 
-def test_both_processor_files_are_read(tmp_path: Path) -> None:
+def test_settings_of_both_image_processor_files_are_read(tmp_path: Path) -> None:
     nested = {"image_processor": {"image_mean": [0.1, 0.2, 0.3]}, "processor_class": "Qwen3VLProcessor"}
     preprocessor = {"image_std": [0.4, 0.4, 0.4], "image_mean": [0.9, 0.9, 0.9]}
     folder = folder_with(tmp_path, QWEN, preprocessor_config=preprocessor, processor_config=nested)
@@ -86,7 +86,7 @@ def test_both_processor_files_are_read(tmp_path: Path) -> None:
         {"rescale_factor": 0},
     ],
 )
-def test_invalid_processor_setting_is_rejected(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_image_processor_setting_is_rejected(settings: dict[str, Any], tmp_path: Path) -> None:
     folder = folder_with(tmp_path, QWEN, preprocessor_config=settings)
     with pytest.raises(ModelFileError, match="preprocessor"):
         image_processor(*(read_vision_config(folder) or pytest.fail("no vision part")))
@@ -100,7 +100,7 @@ def test_only_the_tensors_of_the_vision_part_are_read(tmp_path: Path) -> None:
             checkpoint.read("model.language_model.norm.weight")
 
 
-def test_file_with_16_bits_is_preferred(tmp_path: Path) -> None:
+def test_mmproj_file_with_16_bits_is_preferred(tmp_path: Path) -> None:
     model = tmp_path / "Qwen3.5-4B-Q4_K_M.gguf"
     model.touch()
     assert mmproj_beside(model) is None
@@ -179,7 +179,7 @@ def mmproj(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("flags", "model_type"), [(None, "qwen3_5"), ([False, False], "qwen3_5"), ([False, True], "qwen3_vl")]
 )
-def test_file_without_deepstack_layers_is_a_tower_of_qwen3_5(
+def test_mmproj_file_without_deepstack_layers_is_read_as_qwen3_5(
     flags: list[bool] | None, model_type: str, tmp_path: Path
 ) -> None:
     file = mmproj(tmp_path, vision__is_deepstack_layers=flags)
@@ -201,11 +201,11 @@ def test_file_without_deepstack_layers_is_a_tower_of_qwen3_5(
         ({"vision__is_deepstack_layers": [True]}, r"is_deepstack_layers is not a list of a boolean for each of 2"),
     ],
 )
-def test_invalid_file_is_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_mmproj_file_is_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=message):
         read_vision_config(tmp_path, mmproj(tmp_path, **changes))
 
 
-def test_file_with_another_activation_is_rejected_by_the_tower(tmp_path: Path) -> None:
+def test_mmproj_file_with_another_activation_is_read_as_quick_gelu(tmp_path: Path) -> None:
     settings = read_vision_config(tmp_path, mmproj(tmp_path, use_gelu=None)) or pytest.fail("no vision part")
     assert settings.config["vision_config"]["hidden_act"] == "quick_gelu"

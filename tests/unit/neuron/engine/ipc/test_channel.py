@@ -52,7 +52,7 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
         accepted.close()
 
 
-def test_messages_arrive_in_both_directions(ends: tuple[Channel, Channel]) -> None:
+def test_channel_messages_arrive_in_both_directions(ends: tuple[Channel, Channel]) -> None:
     connected, accepted = ends
     connected.send(Note("to the accepting end"))
     accepted.send(Note("to the connecting end"))
@@ -62,7 +62,7 @@ def test_messages_arrive_in_both_directions(ends: tuple[Channel, Channel]) -> No
     assert connected.receive_bytes() == b"\0" * 100_000
 
 
-def test_another_process_can_continue_a_channel(ends: tuple[Channel, Channel]) -> None:
+def test_channel_can_be_continued_by_another_process(ends: tuple[Channel, Channel]) -> None:
     connected, accepted = ends
     connected.send(Note("first"))
     assert accepted.receive(Note) == Note("first")
@@ -75,7 +75,7 @@ def test_another_process_can_continue_a_channel(ends: tuple[Channel, Channel]) -
     continued.close()
 
 
-def test_another_secret_is_rejected_at_both_ends() -> None:
+def test_connection_with_another_secret_is_rejected_at_both_ends() -> None:
     with accepting() as (address, future):
         with pytest.raises(SecretError, match="has another secret than this host"):
             open_channel(address, b"another secret of a host")
@@ -83,7 +83,7 @@ def test_another_secret_is_rejected_at_both_ends() -> None:
             future.result()
 
 
-def test_client_without_the_secret_is_rejected() -> None:
+def test_connection_without_the_secret_is_rejected() -> None:
     """The client cannot compute its proof, even though it ignores that the server's proof is unknown to it."""
     with accepting() as (address, future), socket.create_connection((address.address, address.port)) as client:
         client.sendall(b"helexa-group-1\n\0" + bytes(32))
@@ -93,7 +93,7 @@ def test_client_without_the_secret_is_rejected() -> None:
             future.result()
 
 
-def test_other_protocols_are_rejected() -> None:
+def test_connection_of_another_protocol_is_rejected() -> None:
     with accepting() as (address, future), socket.create_connection((address.address, address.port)) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: example.com\r\nAccept: */*\r\n\r\n")
         with pytest.raises(ChannelError, match="not from a host of a group"):
@@ -120,7 +120,7 @@ def longer_than_the_limit(header: bytes, body: bytes) -> bytes:
         (longer_than_the_limit, "over the limit"),
     ],
 )
-def test_tampered_frames_are_rejected(
+def test_tampered_channel_frames_are_rejected(
     ends: tuple[Channel, Channel], tamper: Callable[[bytes, bytes], bytes], reason: str
 ) -> None:
     connected, accepted = ends
@@ -134,7 +134,7 @@ def test_tampered_frames_are_rejected(
             accepted.receive(Note)
 
 
-def test_frame_cannot_be_reflected_to_its_sender(ends: tuple[Channel, Channel]) -> None:
+def test_channel_frame_sent_back_to_its_sender_is_rejected(ends: tuple[Channel, Channel]) -> None:
     connected, _ = ends
     near, far = socket.socketpair()
     with near, far:
@@ -145,14 +145,14 @@ def test_frame_cannot_be_reflected_to_its_sender(ends: tuple[Channel, Channel]) 
             own.receive(Note)
 
 
-def test_unexpected_message_is_an_error(ends: tuple[Channel, Channel]) -> None:
+def test_channel_message_of_an_unexpected_type_is_an_error(ends: tuple[Channel, Channel]) -> None:
     connected, accepted = ends
     connected.send_bytes(b"\x93\x01\x02\x03")
     with pytest.raises(ChannelError, match="unexpected message"):
         accepted.receive(Note)
 
 
-def test_close_is_noticed_by_the_other_end(ends: tuple[Channel, Channel]) -> None:
+def test_close_of_a_channel_is_noticed_by_the_other_end(ends: tuple[Channel, Channel]) -> None:
     connected, accepted = ends
     connected.send(Note("unread"))
     assert not wait_until_closed(accepted.fileno(), 0)
@@ -165,7 +165,7 @@ def test_close_is_noticed_by_the_other_end(ends: tuple[Channel, Channel]) -> Non
         accepted.receive(Note)
 
 
-def test_nobody_at_the_address_is_an_error() -> None:
+def test_connection_to_an_address_without_a_listener_is_an_error() -> None:
     port = free_port()
     with pytest.raises(ChannelError, match=f"cannot connect to 127.0.0.1:{port}: Connection refused"):
         open_channel(HostAddress("127.0.0.1", port))

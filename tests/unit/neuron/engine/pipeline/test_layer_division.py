@@ -10,19 +10,19 @@ from helexa.neuron.engine.remote_stages import divide_layers
 GIB = 1 << 30
 
 
-def test_equal_hosts_get_equal_shares() -> None:
+def test_hosts_with_equal_memory_get_equally_many_layers() -> None:
     assert divide_layers([10] * 30, 0, [GIB, GIB, GIB]) == [range(10), range(10, 20), range(20, 30)]
 
 
-def test_embedding_and_head_count_for_host_0() -> None:
+def test_memory_of_embedding_and_output_head_counts_for_host_0() -> None:
     assert divide_layers([10] * 30, 100, [GIB, GIB]) == [range(10), range(10, 30)]
 
 
-def test_larger_host_gets_more_layers() -> None:
+def test_host_with_more_memory_gets_more_layers() -> None:
     assert divide_layers([10] * 30, 0, [GIB, 2 * GIB]) == [range(10), range(10, 30)]
 
 
-def test_each_host_gets_a_layer_even_without_free_memory() -> None:
+def test_each_host_gets_at_least_one_layer_even_without_free_memory() -> None:
     assert divide_layers([10] * 3, 0, [GIB, 0, 0]) == [range(1), range(1, 2), range(2, 3)]
 
 
@@ -36,7 +36,7 @@ def test_more_hosts_than_layers_is_an_error() -> None:
     first=st.integers(0, 200),
     free=st.lists(st.integers(1, 1000), min_size=1, max_size=4),
 )
-def test_no_single_bound_can_be_moved_to_relieve_the_fullest_host(
+def test_moving_one_layer_boundary_never_lowers_the_load_of_the_fullest_host(
     layers: list[int], first: int, free: list[int]
 ) -> None:
     ranges = divide_layers(layers, first, free)

@@ -13,7 +13,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_digest_depends_on_contents(tmp_path: Path) -> None:
+def test_model_digest_depends_on_the_file_contents(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     for folder, contents in ((one, b"a" * 100), (two, b"a" * 99 + b"b")):
         folder.mkdir()
@@ -21,14 +21,14 @@ def test_digest_depends_on_contents(tmp_path: Path) -> None:
     assert model_digest(one / "model.gguf") != model_digest(two / "model.gguf")
 
 
-def test_digest_does_not_depend_on_the_folder(tmp_path: Path) -> None:
+def test_model_digest_does_not_depend_on_the_folder_name(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "model.gguf").write_bytes(b"weights")
     assert model_digest(tmp_path / "one/model.gguf") == model_digest(tmp_path / "two/model.gguf")
 
 
-def test_digest_of_a_folder_covers_weights_and_configuration(tmp_path: Path) -> None:
+def test_model_digest_of_a_folder_covers_weights_and_configuration(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -40,7 +40,7 @@ def test_digest_of_a_folder_covers_weights_and_configuration(tmp_path: Path) -> 
     assert model_digest(folder) != first
 
 
-def test_digest_is_stored_until_the_file_changes(tmp_path: Path, cache: Path) -> None:
+def test_model_digest_is_stored_until_the_file_changes(tmp_path: Path, cache: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"weights")
     first = model_digest(model)

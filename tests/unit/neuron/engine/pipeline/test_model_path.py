@@ -14,7 +14,7 @@ def on_other_host(path: ModelPath) -> ModelPath:
 
 
 @pytest.mark.parametrize(("variable", "folder"), [("HELEXA_CACHE", "cache"), ("HOME", "home")])
-def test_model_is_found_in_the_folder_of_the_other_host(
+def test_model_is_found_in_the_cache_folder_of_the_other_host(
     variable: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for host in ("a", "b"):
@@ -27,13 +27,13 @@ def test_model_is_found_in_the_folder_of_the_other_host(
     assert on_other_host(path).find() == tmp_path / "b" / folder / "models" / "tiny.gguf"
 
 
-def test_model_outside_these_folders_is_found_at_the_same_path(tmp_path: Path) -> None:
+def test_model_outside_the_cache_folders_is_found_at_the_same_path_on_the_other_host(tmp_path: Path) -> None:
     model = tmp_path / "tiny.gguf"
     model.touch()
     assert on_other_host(ModelPath.of(model)).find() == model
 
 
-def test_missing_model_is_one_line(tmp_path: Path) -> None:
+def test_error_for_a_model_missing_on_the_other_host_is_one_line(tmp_path: Path) -> None:
     path = ModelPath.of(tmp_path / "tiny.gguf")
     with pytest.raises(ModelFileError, match=f"^no such file or folder: {tmp_path}/tiny.gguf; copy the model"):
         path.find()

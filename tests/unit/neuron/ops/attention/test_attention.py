@@ -72,7 +72,7 @@ def bits(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize(("group", "dim"), [(3, 64), (1, 32), (6, 128), (7, 64), (8, 96), (2, 256), (8, 512), (32, 64)])
-def test_one_query_of_each_sequence(
+def test_attention_of_one_query_per_sequence_matches_the_definition(
     library: KernelLibrary, lengths: list[int], group: int, dim: int, bits: int
 ) -> None:
     filled = Filled(library, lengths, dim, bits)
@@ -84,7 +84,7 @@ def test_one_query_of_each_sequence(
 
 @pytest.mark.parametrize(("prefix", "count"), CHUNKS)
 @pytest.mark.parametrize(("group", "dim"), [(3, 64), (7, 32), (1, 128)])
-def test_chunk_rows_attend_to_prefix_and_own_position(
+def test_attention_of_chunk_rows_matches_the_definition(
     library: KernelLibrary, prefix: int, count: int, group: int, dim: int, bits: int
 ) -> None:
     filled = Filled(library, [prefix + count], dim, bits)
@@ -97,7 +97,7 @@ def test_chunk_rows_attend_to_prefix_and_own_position(
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 511, 512, 513, 1025, 1300])
 @pytest.mark.parametrize("group", [1, 3, 7])
-def test_row_is_equal_alone_in_batches_and_within_a_chunk(
+def test_attention_row_is_bit_identical_alone_in_a_batch_and_within_a_chunk(
     library: KernelLibrary, length: int, group: int, bits: int
 ) -> None:
     other_lengths = [3, 64, 90, 130, 5]
@@ -120,7 +120,7 @@ def test_row_is_equal_alone_in_batches_and_within_a_chunk(
         assert torch.equal(within[-1:], alone)
 
 
-def test_rows_of_a_chunk_do_not_depend_on_its_boundaries(library: KernelLibrary, bits: int) -> None:
+def test_attention_rows_do_not_depend_on_chunk_boundaries(library: KernelLibrary, bits: int) -> None:
     filled = Filled(library, [600], 64, bits)
     queries = torch.randn(600, 6, 64)
     (unsplit,) = filled.attend([(0, 0, 600)], [queries])
@@ -129,7 +129,7 @@ def test_rows_of_a_chunk_do_not_depend_on_its_boundaries(library: KernelLibrary,
         assert torch.equal(chunk, unsplit[start:end])
 
 
-def test_attention_is_even_over_nearly_equal_keys(library: KernelLibrary) -> None:
+def test_attention_over_nearly_equal_keys_is_the_mean_of_the_values(library: KernelLibrary) -> None:
     filled = Filled(library, [700], 64, 16)
     ops = NativeOps(library, 2)
     keys = torch.ones(700, 2, 64)
@@ -145,7 +145,7 @@ def test_attention_is_even_over_nearly_equal_keys(library: KernelLibrary) -> Non
 
 
 @pytest.mark.parametrize("length", [40, 700])
-def test_huge_scores_select_one_position_without_overflow(library: KernelLibrary, length: int) -> None:
+def test_huge_attention_scores_select_one_position_without_overflow(library: KernelLibrary, length: int) -> None:
     filled = Filled(library, [length], 64, 16)
     ops = NativeOps(library, 2)
     keys, values = torch.randn(length, 2, 64), torch.randn(length, 2, 64)
@@ -157,7 +157,7 @@ def test_huge_scores_select_one_position_without_overflow(library: KernelLibrary
         assert torch.equal(out[0], values[winner].bfloat16().float().repeat_interleave(3, 0))
 
 
-def test_stale_values_of_reused_pages_have_no_effect(library: KernelLibrary, bits: int) -> None:
+def test_stale_contents_of_reused_kv_pages_do_not_affect_attention(library: KernelLibrary, bits: int) -> None:
     """Slots beyond a row's position hold arbitrary old bytes, even bytes that no sequence wrote."""
     filled = Filled(library, [70], 64, bits)
     query = torch.randn(1, 6, 64)
@@ -184,7 +184,7 @@ KINDS = [
 
 @pytest.mark.parametrize("settings", KINDS)
 @pytest.mark.parametrize(("group", "dim"), [(3, 64), (1, 512), (8, 64)])
-def test_window_sinks_and_cap_match_definition(
+def test_attention_with_window_sinks_or_cap_matches_the_definition(
     library: KernelLibrary, settings: tuple[Any, ...], group: int, dim: int, bits: int
 ) -> None:
     lengths = [1300, 1, 64, 101, 700, 3]
@@ -198,7 +198,7 @@ def test_window_sinks_and_cap_match_definition(
 
 @pytest.mark.parametrize("settings", KINDS)
 @pytest.mark.parametrize("group", [1, 3, 7])
-def test_row_with_window_sinks_or_cap_is_independent_of_batch(
+def test_attention_row_with_window_sinks_or_cap_does_not_depend_on_the_batch(
     library: KernelLibrary, settings: tuple[Any, ...], group: int, bits: int
 ) -> None:
     filled, kind = Filled(library, [1200, 70], 64, bits), kind_of(2 * group, *settings)
@@ -213,7 +213,7 @@ def test_row_with_window_sinks_or_cap_is_independent_of_batch(
 
 
 @pytest.mark.parametrize("count", [1, 30])
-def test_pages_before_the_window_are_not_read(library: KernelLibrary, count: int, bits: int) -> None:
+def test_kv_pages_before_the_attention_window_are_not_read(library: KernelLibrary, count: int, bits: int) -> None:
     filled, kind = Filled(library, [1300], 64, bits), AttentionKind(0.125, window=200)
     queries = torch.randn(count, 6, 64)
     (expected,) = filled.attend([(0, 1300 - count, count)], [queries], kind)
@@ -226,7 +226,7 @@ def test_pages_before_the_window_are_not_read(library: KernelLibrary, count: int
     assert not torch.equal(expected, within)
 
 
-def test_extreme_sinks_do_not_overflow(library: KernelLibrary) -> None:
+def test_extreme_attention_sinks_do_not_overflow(library: KernelLibrary) -> None:
     """A sink above all scores takes all the weight, and a sink below all scores takes none."""
     filled = Filled(library, [600], 64, 16)
     query = torch.randn(1, 6, 64)

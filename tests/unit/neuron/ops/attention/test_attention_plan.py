@@ -5,7 +5,7 @@ from helexa.neuron.ops.native.attention import AttentionPlan
 from helexa.neuron.tensors import Tensor
 
 
-def test_layers_with_different_heads_get_separate_partials() -> None:
+def test_layers_with_different_heads_get_separate_memory_for_partial_results() -> None:
     memory: dict[tuple[int, int], Tensor] = {}
     plan = AttentionPlan(Capacity(rows=8, sequences=2, pages_per_sequence=64), memory, group=2)
     few, many = plan.partials(4, 64), plan.partials(8, 256)

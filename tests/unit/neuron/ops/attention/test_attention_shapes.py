@@ -60,7 +60,7 @@ class Model:
 
 @pytest.mark.parametrize("counts", [[1] * 8, [1] * 7 + [20], [30, 1, 1]])
 @torch.inference_mode()
-def test_captured_pass_through_layers_of_several_shapes_matches_reference(
+def test_captured_graph_over_layers_of_several_head_shapes_matches_the_reference(
     library: KernelLibrary, counts: Sequence[int]
 ) -> None:
     """Steps are at different positions; later steps replay the graph of the first step."""

@@ -28,7 +28,7 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 @pytest.mark.parametrize(
     ("ops", "dim"), daily([size for size in SIZES if size != ("triton", 64)], SIZES, several=True), indirect=["ops"]
 )
-def test_frame_alone_has_the_same_result_as_among_others(ops: Ops, dim: int) -> None:
+def test_attention_of_a_frame_alone_equals_its_attention_among_other_frames(ops: Ops, dim: int) -> None:
     qkv = torch.randn(sum(LENGTHS), 6, dim)
     angles = torch.randn(sum(LENGTHS), 32)
     out = ops.attend_frames(qkv.clone(), (angles.cos(), angles.sin()), LENGTHS, 0.2).clone()
@@ -41,7 +41,7 @@ def test_frame_alone_has_the_same_result_as_among_others(ops: Ops, dim: int) -> 
         start += length
 
 
-def test_free_memory_does_not_change_results(native: NativeOps) -> None:
+def test_contents_of_unused_memory_do_not_change_frame_attention(native: NativeOps) -> None:
     """The kernels read keys and values only of rows that exist, even if the rest of the memory is NaN."""
     qkv = torch.randn(65, 3, 64)
     expected = native.attend_frames(qkv, None, (65,), 0.2).clone()
@@ -50,7 +50,7 @@ def test_free_memory_does_not_change_results(native: NativeOps) -> None:
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_native_activation_is_accurate(native: NativeOps, activation: str) -> None:
+def test_activation_of_the_native_kernels_is_accurate(native: NativeOps, activation: str) -> None:
     x = torch.cat((torch.linspace(-12, 12, 4064), torch.tensor([0.0, -0.0, 1e-30, -1e-30] * 8))).view(2, -1)
     exact = ACTIVATIONS[activation](x.double())
     error = (native.activate(x.clone(), activation).double() - exact).abs()
@@ -59,13 +59,13 @@ def test_native_activation_is_accurate(native: NativeOps, activation: str) -> No
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_native_activation_of_nan_is_nan(native: NativeOps, activation: str) -> None:
+def test_activation_of_nan_by_the_native_kernels_is_nan(native: NativeOps, activation: str) -> None:
     assert native.activate(torch.full((1, 16), torch.nan), activation).isnan().all()
 
 
 @pytest.mark.parametrize("width", [16, 64, 1152])
 @pytest.mark.parametrize("rows", [1, 3, 700])
-def test_native_layer_norm_is_accurate(native: NativeOps, rows: int, width: int) -> None:
+def test_layer_norm_of_the_native_kernels_is_accurate(native: NativeOps, rows: int, width: int) -> None:
     weight, bias = torch.randn(2, width)
     x = torch.randn(rows, width) + 100
     expected = torch.nn.functional.layer_norm(x.double(), (width,), weight.double(), bias.double(), 1e-6)

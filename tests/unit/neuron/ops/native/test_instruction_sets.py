@@ -102,49 +102,51 @@ def norm_and_activation_hold(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("bits", [16, 8, MIXED])
 @pytest.mark.parametrize("name", [*random_weights.ALL, *CODEBOOKS])
-def test_products_with_avx2(with_avx2: KernelLibrary, name: str, bits: int) -> None:
+def test_products_with_avx2_are_accurate(with_avx2: KernelLibrary, name: str, bits: int) -> None:
     products_hold(with_avx2, name, bits)
 
 
 @pytest.mark.parametrize("bits", [16, 8, MIXED])
 @pytest.mark.parametrize("name", random_weights.ALL)
-def test_products_with_avx_vnni(with_avx_vnni: KernelLibrary, name: str, bits: int) -> None:
+def test_products_with_avx_vnni_are_accurate(with_avx_vnni: KernelLibrary, name: str, bits: int) -> None:
     products_hold(with_avx_vnni, name, bits)
 
 
 @pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_with_avx2(with_avx2: KernelLibrary, bits: int, kind: AttentionKind) -> None:
+def test_attention_with_avx2_is_accurate(with_avx2: KernelLibrary, bits: int, kind: AttentionKind) -> None:
     attention_holds(with_avx2, bits, kind)
 
 
-def test_norm_and_activation_with_avx2(with_avx2: KernelLibrary) -> None:
+def test_norm_and_activation_with_avx2_are_accurate(with_avx2: KernelLibrary) -> None:
     norm_and_activation_hold(with_avx2)
 
 
 @pytest.mark.parametrize("bits", [16, 8, MIXED])
 @pytest.mark.parametrize("name", ["Q5_1", "Q8_0", "Q6_K", "Q2_K", "Q3_K", "MXFP4", random_weights.PLAIN, *CODEBOOKS])
-def test_products_without_special_instructions(portable: KernelLibrary, name: str, bits: int) -> None:
+def test_products_without_special_instructions_are_accurate(portable: KernelLibrary, name: str, bits: int) -> None:
     products_hold(portable, name, bits)
 
 
 @pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_without_special_instructions(portable: KernelLibrary, bits: int, kind: AttentionKind) -> None:
+def test_attention_without_special_instructions_is_accurate(
+    portable: KernelLibrary, bits: int, kind: AttentionKind
+) -> None:
     attention_holds(portable, bits, kind)
 
 
-def test_norm_and_activation_without_special_instructions(portable: KernelLibrary) -> None:
+def test_norm_and_activation_without_special_instructions_are_accurate(portable: KernelLibrary) -> None:
     norm_and_activation_hold(portable)
 
 
 @pytest.mark.parametrize("name", ["q4_1", "q8_0", "q4k", "q6k"])
-def test_quantization_with_avx2(with_avx2: KernelLibrary, name: str) -> None:
+def test_quantization_with_avx2_matches_torch(with_avx2: KernelLibrary, name: str) -> None:
     holds(NativeOps(with_avx2, 2), heavy_tailed(50, 512), name)
 
 
 @pytest.mark.parametrize("name", ["q5_0", "q5k", "q6k"])
-def test_quantization_without_special_instructions(portable: KernelLibrary, name: str) -> None:
+def test_quantization_without_special_instructions_matches_torch(portable: KernelLibrary, name: str) -> None:
     holds(NativeOps(portable, 2), heavy_tailed(50, 512).half(), name)
 
 
@@ -159,11 +161,11 @@ def test_products_with_avx2_and_with_avx_vnni_are_equal(
     assert torch.equal(first.linear([first.matrix(weight)], None)(x), second.linear([second.matrix(weight)], None)(x))
 
 
-def test_mixture_with_avx2(with_avx2: KernelLibrary) -> None:
+def test_mixture_of_experts_with_avx2_is_accurate(with_avx2: KernelLibrary) -> None:
     mixture_holds(with_avx2)
 
 
-def test_mixture_with_avx_vnni(with_avx_vnni: KernelLibrary) -> None:
+def test_mixture_of_experts_with_avx_vnni_is_accurate(with_avx_vnni: KernelLibrary) -> None:
     mixture_holds(with_avx_vnni)
 
 
@@ -181,6 +183,6 @@ def test_products_with_and_without_amx_are_equal(with_amx: KernelLibrary, name: 
         assert torch.equal(linear(x[:rows]), expected)
 
 
-def test_kernels_work_without_amx_if_the_system_refuses_it(with_amx: KernelLibrary) -> None:
+def test_kernels_do_not_use_amx_if_the_operating_system_refuses_it(with_amx: KernelLibrary) -> None:
     command = [sys.executable, "-c", SMALL_SIGNAL_STACK]
     assert subprocess.check_output(command, text=True, timeout=60).strip() == "False"

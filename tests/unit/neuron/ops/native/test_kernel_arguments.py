@@ -19,7 +19,7 @@ from helexa.neuron.ops.native.native_ops import NativeOps
 _NEURON = compilation.KERNELS.parents[1]
 
 
-def test_structs_and_constants_match_between_c_and_python(tmp_path: Path) -> None:
+def test_structs_and_constants_of_kernels_match_between_c_and_python(tmp_path: Path) -> None:
     """Compile a C program that prints the size of each struct, offset and size of each field, and each constant."""
     cc = shutil.which("gcc") or shutil.which("clang")
     if cc is None:
@@ -77,7 +77,7 @@ def test_unparsable_header_declarations_are_rejected(line: str) -> None:
         kernel_header._parse(f"#define A 1\n{line}\n#define B 2\n")
 
 
-def test_missing_unknown_or_mistyped_arguments_are_rejected(library: KernelLibrary) -> None:
+def test_missing_unknown_or_mistyped_kernel_arguments_are_rejected(library: KernelLibrary) -> None:
     x, delta, weight, out = torch.ones(3, 32), torch.ones(3, 32), torch.ones(32), torch.zeros(3, 32)
     good: dict[str, Argument] = {"x": x, "delta": delta, "weight": weight, "out": out, "rows": 3, "width": 32, "eps": 0}
     wrong: list[tuple[str, dict[str, Argument]]] = [
@@ -101,6 +101,6 @@ def test_missing_unknown_or_mistyped_arguments_are_rejected(library: KernelLibra
     assert torch.equal(x, torch.full((3, 32), 2.0)), "the second call adds nothing"
 
 
-def test_wrong_index_dtype_is_rejected(native: NativeOps) -> None:
+def test_kernel_argument_with_a_wrong_index_dtype_is_rejected(native: NativeOps) -> None:
     with pytest.raises(TypeError, match=r"choose_rows: chosen is a tensor of torch\.int64"):
         native.choose_rows(torch.ones(4, 16), torch.tensor([0, 3]))

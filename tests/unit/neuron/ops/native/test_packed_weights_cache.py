@@ -60,7 +60,7 @@ def saved_again(store: PackedStore, folder: Path) -> bool:
     return before != {path: path.stat().st_ino for path in folder.iterdir()}
 
 
-def test_saved_matrices_are_read_back(
+def test_packed_matrices_saved_in_the_cache_are_read_back(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
 ) -> None:
     saved(library, tmp_path, matrices)
@@ -86,7 +86,7 @@ class Truncating:
         return self._library.packed_bytes(number, outputs, columns)
 
 
-def test_file_that_is_truncated_while_it_is_mapped_is_not_used(
+def test_cache_file_truncated_while_it_is_mapped_is_not_used(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
 ) -> None:
     """A read of the lost pages would end the engine by SIGBUS."""
@@ -97,7 +97,7 @@ def test_file_that_is_truncated_while_it_is_mapped_is_not_used(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no mremap")
-def test_file_that_another_engine_writes_is_left_alone(
+def test_partial_cache_file_of_another_engine_is_neither_used_nor_deleted(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
 ) -> None:
     # Engines in two containers may have the same process id.
@@ -110,7 +110,7 @@ def test_file_that_another_engine_writes_is_left_alone(
     assert other.read_bytes() == b"other"
 
 
-def test_mapped_weights_move_to_anonymous_memory_while_they_are_read(
+def test_mapped_weights_move_to_anonymous_memory_and_stay_readable_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_weights_cache, "_PART", 4 << 20)
@@ -145,7 +145,7 @@ def test_mapped_weights_move_to_anonymous_memory_while_they_are_read(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no mremap")
-def test_embedding_stays_on_disk_until_a_row_is_needed(tmp_path: Path) -> None:
+def test_mapped_embedding_is_read_from_disk_only_when_rows_are_needed(tmp_path: Path) -> None:
     path, size = tmp_path / "weights", 32 << 20
     content = np.random.default_rng(0).integers(0, 256, size, np.uint8)
     path.write_bytes(content.tobytes())
@@ -160,7 +160,9 @@ def test_embedding_stays_on_disk_until_a_row_is_needed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no mremap")
-def test_a_row_of_an_embedding_takes_little_memory(tmp_path: Path, library: KernelLibrary) -> None:
+def test_reading_a_row_of_a_mapped_embedding_loads_only_the_blocks_around_it(
+    tmp_path: Path, library: KernelLibrary
+) -> None:
     embedding = pack(library, random_weights.make("Q8_0", 40_000, 256), HugeMemory(1 << 20))
     other = pack(library, random_weights.make("Q8_0", 4000, 256), HugeMemory(1 << 20))
     store = PackedStore(library, tmp_path, "model")
@@ -189,7 +191,7 @@ def _resident(path: Path) -> int:
     return resident
 
 
-def test_other_model_or_layout_misses(
+def test_cache_misses_for_another_model_or_weight_layout(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
 ) -> None:
     saved(library, tmp_path, matrices)
@@ -210,7 +212,7 @@ def test_other_model_or_layout_misses(
         lambda data: b'{"Q4_1": [0, 48, 65, 1]}\n' + bytes(4096),
     ],
 )
-def test_damaged_file_is_ignored(
+def test_damaged_cache_file_is_ignored(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], damage: object
 ) -> None:
     path = saved(library, tmp_path, matrices)
@@ -218,7 +220,9 @@ def test_damaged_file_is_ignored(
     assert PackedStore(library, tmp_path, "model").get("Q4_1", SHAPES["Q4_1"]) is None
 
 
-def test_damaged_file_is_replaced(library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]) -> None:
+def test_damaged_cache_file_is_replaced(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
+) -> None:
     path = saved(library, tmp_path, matrices)
     os.truncate(path, path.stat().st_size // 2)
     store = PackedStore(library, tmp_path, "model")
@@ -228,7 +232,7 @@ def test_damaged_file_is_replaced(library: KernelLibrary, tmp_path: Path, matric
     assert PackedStore(library, tmp_path, "model").get("Q4_1", SHAPES["Q4_1"]) is not None
 
 
-def test_least_recently_used_file_is_evicted(
+def test_least_recently_used_cache_file_is_evicted(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = saved(library, tmp_path, matrices, "first")
@@ -241,7 +245,7 @@ def test_least_recently_used_file_is_evicted(
     assert set(tmp_path.iterdir()) == {first, third}
 
 
-def test_file_that_an_engine_has_mapped_is_neither_removed_nor_replaced(
+def test_cache_file_that_an_engine_has_mapped_is_neither_removed_nor_replaced(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = PackedStore(library, tmp_path, "first")  # an engine that starts without a file, and packs
@@ -257,7 +261,7 @@ def test_file_that_an_engine_has_mapped_is_neither_removed_nor_replaced(
     assert set(tmp_path.iterdir()) == {first, third} and not second.exists()
 
 
-def test_other_version_of_a_model_is_removed_before_other_models(
+def test_cache_file_of_another_version_of_the_model_is_removed_before_other_models(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
@@ -270,7 +274,7 @@ def test_other_version_of_a_model_is_removed_before_other_models(
     assert set(tmp_path.iterdir()) == {other, new}
 
 
-def test_files_that_were_not_used_for_long_are_removed(
+def test_cache_files_that_were_not_used_for_long_are_removed(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
 ) -> None:
     now, day = time.time(), 86400
@@ -284,7 +288,7 @@ def test_files_that_were_not_used_for_long_are_removed(
     assert set(tmp_path.iterdir()) == {paths["first", "2"], paths["third", "1"], new}
 
 
-def test_files_take_a_tenth_of_the_disk_except_for_one_file(
+def test_cache_files_take_at_most_a_tenth_of_the_disk_or_one_file(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(total=1000)
@@ -300,7 +304,7 @@ def test_files_take_a_tenth_of_the_disk_except_for_one_file(
     assert len(list(tmp_path.iterdir())) == 1 and not first.exists()
 
 
-def test_store_without_enough_space_saves_nothing(
+def test_cache_on_a_disk_without_enough_space_saves_nothing(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_weights_cache, "_LIMIT", 100)
@@ -330,7 +334,7 @@ if thread := store.finish():
 """
 
 
-def test_weights_packed_by_other_loading_code_are_ignored(tmp_path: Path, library: KernelLibrary) -> None:
+def test_cached_weights_packed_by_other_loading_code_are_ignored(tmp_path: Path, library: KernelLibrary) -> None:
     """Run a copy of the package before and after a change to a module that permutes tensors."""
     package = tmp_path / "source" / "helexa"
     shutil.copytree(Path(helexa.__path__[0]), package, ignore=shutil.ignore_patterns("__pycache__", "static"))
@@ -353,7 +357,7 @@ def test_weights_packed_by_other_loading_code_are_ignored(tmp_path: Path, librar
     assert not packed_weights_are_used()
 
 
-def test_fingerprint_changes_with_bytes_and_names(tmp_path: Path) -> None:
+def test_fingerprint_of_a_model_changes_with_file_contents_and_names(tmp_path: Path) -> None:
     model = tmp_path / "a.gguf"
     model.write_bytes(os.urandom(100_000))
     first = fingerprint(model)

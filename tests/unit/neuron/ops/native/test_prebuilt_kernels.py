@@ -36,7 +36,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_missing_kernels_and_compiler_are_explained(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_prebuilt_kernels_and_compiler_are_explained(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (installed / "cpuinfo").write_text(f"flags : {HASWELL}\n")
     monkeypatch.setenv("PATH", str(installed / "nothing"))
     monkeypatch.delenv("CC", raising=False)
@@ -50,7 +50,7 @@ def test_missing_kernels_and_compiler_are_explained(installed: Path, monkeypatch
     assert compilation.why_unavailable() is None
 
 
-def test_compiler_has_a_time_limit_only_if_requested(tmp_path: Path) -> None:
+def test_compilation_of_kernels_has_a_time_limit_only_if_requested(tmp_path: Path) -> None:
     compiler = tmp_path / "cc"
     compiler.write_text(f"#!{sys.executable}\nimport sys\nopen(sys.argv[sys.argv.index('-o') + 1], 'w')\n")
     compiler.chmod(0o755)
@@ -64,7 +64,7 @@ def test_compiler_has_a_time_limit_only_if_requested(tmp_path: Path) -> None:
     ("machine", "flags", "used"),
     [("x86_64", f"{HASWELL} avx_vnni", "-march=x86-64-v3"), ("riscv64", "", "")],
 )
-def test_kernels_are_compiled_for_the_fastest_level_that_the_compiler_knows(
+def test_kernels_are_compiled_for_the_fastest_instruction_set_the_compiler_supports(
     installed: Path, monkeypatch: pytest.MonkeyPatch, machine: str, flags: str, used: str
 ) -> None:
     (installed / "cpuinfo").write_text(f"flags : {flags}\n")
@@ -81,7 +81,7 @@ def test_kernels_are_compiled_for_the_fastest_level_that_the_compiler_knows(
     assert all(f"-Wno-psabi {used} -c".replace("  ", " ") in line for line in compiled)
 
 
-def test_error_of_a_compiler_that_compiles_nothing_is_the_first(installed: Path) -> None:
+def test_compiler_that_fails_with_all_flags_reports_the_error_of_the_first(installed: Path) -> None:
     (installed / "cpuinfo").write_text(f"flags : {HASWELL}\n")
     compiler = installed / "cc"
     compiler.write_text('#!/bin/sh\necho "no stdint.h with $*" >&2; exit 1\n')
@@ -114,7 +114,9 @@ def chosen(folder: Path, *cores: str) -> str | None:
         (f"{SKYLAKE} avx512_vnni avx512_bf16 avx512vbmi amx_tile amx_int8", "x86_64_v4_amx"),
     ],
 )
-def test_fastest_library_that_the_processor_runs_is_chosen(installed: Path, flags: str, level: str) -> None:
+def test_fastest_prebuilt_library_that_the_processor_supports_is_chosen(
+    installed: Path, flags: str, level: str
+) -> None:
     assert chosen(installed, flags, flags) == level
 
 
@@ -128,7 +130,7 @@ def test_fastest_library_that_the_processor_runs_is_chosen(installed: Path, flag
         (f"{CORTEX_A72} asimddp i8mm bf16", "armv8_a"),
     ],
 )
-def test_fastest_library_that_the_arm_processor_runs_is_chosen(
+def test_fastest_prebuilt_library_that_the_arm_processor_supports_is_chosen(
     installed: Path, monkeypatch: pytest.MonkeyPatch, features: str, level: str
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
@@ -138,20 +140,22 @@ def test_fastest_library_that_the_arm_processor_runs_is_chosen(
     assert library.stem == level
 
 
-def test_instructions_that_one_core_lacks_are_not_used(installed: Path) -> None:
+def test_prebuilt_library_is_chosen_by_the_instructions_that_all_cores_support(installed: Path) -> None:
     assert chosen(installed, SKYLAKE, HASWELL) == "x86_64_v3"
 
 
-def test_unknown_processor_runs_the_portable_library(installed: Path) -> None:
+def test_unknown_processor_uses_the_portable_prebuilt_library(installed: Path) -> None:
     assert compilation.prebuilt_library() == installed / "x86_64.so"
 
 
-def test_libraries_of_another_machine_type_are_not_used(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prebuilt_libraries_of_another_machine_type_are_not_used(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert chosen(installed, SKYLAKE) is None
 
 
-def test_unloadable_library_is_replaced_by_a_compiled_one(
+def test_compiler_is_looked_for_if_the_prebuilt_library_cannot_be_loaded(
     installed: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
@@ -204,7 +208,7 @@ def test_cross_compiler_builds_the_wheel_for_aarch64(tmp_path: Path, monkeypatch
     assert (header[:4], int.from_bytes(header[18:20], "little")) == (b"\x7fELF", EM_AARCH64)
 
 
-def test_wheel_reports_commit_and_time_of_its_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_wheel_reports_commit_and_time_of_its_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELEXA_BUILD_SHA", "0123456789abcdef0123456789abcdef01234567")
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795000000")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
@@ -234,7 +238,7 @@ def unpack(folder: Path) -> Path:
     return wheel
 
 
-def test_name_of_the_compiled_library_depends_on_the_file_of_the_compiler(tmp_path: Path) -> None:
+def test_cache_name_of_compiled_kernels_changes_with_the_compiler_file(tmp_path: Path) -> None:
     compiler = tmp_path / "cc"
     compiler.write_text("no program")
     name = kernel_library._key(str(compiler))

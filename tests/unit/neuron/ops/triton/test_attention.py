@@ -74,7 +74,9 @@ class Filled:
         (1, 6, 256, torch.float16),
     ],
 )
-def test_one_query_of_each_sequence(kv_heads: int, group: int, dim: int, dtype: torch.dtype) -> None:
+def test_triton_attention_of_one_query_per_sequence_matches_the_definition(
+    kv_heads: int, group: int, dim: int, dtype: torch.dtype
+) -> None:
     filled = Filled([(length - 1, 1) for length in (1, 63, 64, 65, 257)], kv_heads, group, dim, dtype)
     kind = AttentionKind(dim**-0.5)
     for n, out in filled.attend(kind).items():
@@ -85,7 +87,7 @@ def test_one_query_of_each_sequence(kv_heads: int, group: int, dim: int, dtype: 
     ("group", "dim", "window", "sinks", "cap"),
     [(3, 64, None, False, None), (8, 80, 40, True, None), (5, 32, 64, False, 1.5)],
 )
-def test_chunks_drafts_and_single_queries_in_one_batch(
+def test_attention_of_chunks_drafts_and_single_queries_in_one_batch_is_accurate(
     group: int, dim: int, window: int | None, sinks: bool, cap: float | None
 ) -> None:
     spans = [(70, 1), (126, 5), (0, 70), (63, 33), (320, 1)]
@@ -96,7 +98,7 @@ def test_chunks_drafts_and_single_queries_in_one_batch(
 
 
 @pytest.mark.parametrize("window", [None, 70])
-def test_drafts_attend_to_earlier_drafts(window: int | None) -> None:
+def test_draft_tokens_attend_to_earlier_drafts(window: int | None) -> None:
     spans = [(299, 1), (240, 17), (254, 4)]
     filled = Filled(spans, 1, 3, 32)
     kind = AttentionKind(32**-0.5, window, torch.randn(3))
@@ -104,7 +106,7 @@ def test_drafts_attend_to_earlier_drafts(window: int | None) -> None:
         filled.near_the_definition(n, out, kind)
 
 
-def test_long_sequences_get_longer_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_of_a_long_sequence_with_longer_segments_is_accurate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_SHARES", 8)
     assert attention.segments(kv_heads=1) == 8
     filled = Filled([(8 * 256 + 40, 1)], 1, 2, 16, torch.float32)
@@ -112,7 +114,7 @@ def test_long_sequences_get_longer_segments(monkeypatch: pytest.MonkeyPatch) -> 
         filled.near_the_definition(0, filled.attend(kind)[0], kind)
 
 
-def test_row_does_not_depend_on_the_batch() -> None:
+def test_attention_row_does_not_depend_on_the_batch() -> None:
     spans = [(530, 1), (260, 3), *((length, 1) for length in range(20, 24))]
     filled = Filled(spans, 1, 3, 32)
     kind = AttentionKind(32**-0.5)
@@ -124,7 +126,7 @@ def test_row_does_not_depend_on_the_batch() -> None:
     assert torch.equal(beside_a_chunk.attend(kind)[0], beside_a_chunk.attend(kind, [0])[0])
 
 
-def test_rows_of_a_chunk_do_not_depend_on_its_boundaries() -> None:
+def test_attention_rows_do_not_depend_on_chunk_boundaries() -> None:
     unsplit = Filled([(0, 150)], 1, 3, 32)
     kind = AttentionKind(32**-0.5)
     expected = unsplit.attend(kind)[0]
@@ -134,7 +136,7 @@ def test_rows_of_a_chunk_do_not_depend_on_its_boundaries() -> None:
         assert torch.equal(chunk.attend(kind)[0], expected[start:end])
 
 
-def test_huge_and_non_finite_scores_stay_in_their_rows() -> None:
+def test_huge_and_non_finite_attention_scores_affect_only_their_rows() -> None:
     filled = Filled([(80, 1), (80, 1), (0, 40)], 1, 2, 32)
     filled.cache[0, :, paging.slots_of(filled.pages[0], 81)] = -1e3
     filled.cache[0, :, paging.slots_of(filled.pages[0], 81)[50]] = 1e3
@@ -149,7 +151,7 @@ def test_huge_and_non_finite_scores_stay_in_their_rows() -> None:
     assert outs[2][[*range(7), *range(8, 40)]].isfinite().all()
 
 
-def test_padding_spans_are_ignored() -> None:
+def test_attention_ignores_padding_spans() -> None:
     filled = Filled([(80, 1), (20, 1)], 1, 2, 32)
     kind = AttentionKind(32**-0.5)
     expected = filled.attend(kind)
@@ -167,7 +169,7 @@ def test_padding_spans_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(("dim", "gpu"), [(544, None), (32, CARDS["sm_75"])])
-def test_unsupported_heads_and_cards_use_torch(dim: int, gpu: GpuProperties | None) -> None:
+def test_attention_uses_torch_for_unsupported_head_sizes_and_gpus(dim: int, gpu: GpuProperties | None) -> None:
     filled = Filled([(70, 1), (3, 18)], 1, 2, dim, torch.float32)
     kind, batch, queries = AttentionKind(dim**-0.5), filled.batch([0, 1]), torch.randn(19, 2, dim)
     cache = filled.cache.nan_to_num()
@@ -177,7 +179,7 @@ def test_unsupported_heads_and_cards_use_torch(dim: int, gpu: GpuProperties | No
     assert ops.new_cache(1, 2, dim).dtype == torch.float32, "torch's attention cannot read bytes"
 
 
-def test_unsupported_heads_are_not_captured() -> None:
+def test_steps_with_unsupported_head_sizes_are_not_captured_as_graphs() -> None:
     filled = Filled([(3, 1)], 1, 2, 544)
     with pytest.raises(RuntimeError, match="heads of 544"):
         filled.ops.attend(

@@ -8,7 +8,7 @@ from helexa.neuron.ops.kernel_selection import select_kernels
 CPU = torch.device("cpu")
 
 
-def test_cpu_requires_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_kernels_on_a_cpu_require_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert select_kernels(CPU, torch.float32, {}, kernels="triton").ops.name == "triton"
     monkeypatch.delenv("TRITON_INTERPRET")
     refused = select_kernels(CPU, torch.float32, {}, kernels="triton")
@@ -16,5 +16,5 @@ def test_cpu_requires_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "interpreter" in refused.reason
 
 
-def test_cpu_does_not_choose_triton_by_default() -> None:
+def test_triton_kernels_are_not_selected_on_a_cpu_by_default() -> None:
     assert select_kernels(CPU, torch.float32, {}).ops.name == "torch"

@@ -72,7 +72,7 @@ def near(pair: tuple[Tensor, Tensor], tolerance: float = 1e-4) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
-def test_spans_of_any_kind_match_torch() -> None:
+def test_delta_rule_over_spans_of_any_kind_matches_torch() -> None:
     both = Both(ODD)
     near(both.step((3, 0, 1, 0), (1, 0, 2, 0), (0, 0, 66, 0)))
     near(both.step((1, 2, 1, 0), (3, 1, 1, 0), (4, 0, 3, 2)))
@@ -85,7 +85,7 @@ def test_spans_of_any_kind_match_torch() -> None:
 
 
 @pytest.mark.parametrize("keys", ["identical", "opposite"])
-def test_repeated_keys_without_decay_match_torch(keys: str) -> None:
+def test_delta_rule_with_repeated_keys_and_no_decay_matches_torch(keys: str) -> None:
     both = Both(PLAIN)
     both.weights.kernel.zero_()[-1] = 1
     both.weights.rate.zero_()
@@ -98,7 +98,7 @@ def test_repeated_keys_without_decay_match_torch(keys: str) -> None:
     near(both.states(0))
 
 
-def test_half_precision_and_non_finite_rows_match_torch() -> None:
+def test_delta_rule_in_half_precision_with_non_finite_rows_matches_torch() -> None:
     both = Both(PLAIN, torch.float16)
     inputs = both.inputs(38)
     spans = ((2, 0, 1, 0), (3, 0, 1, 0), (0, 0, 3, 0), (1, 0, 33, 0))
@@ -114,13 +114,13 @@ def test_half_precision_and_non_finite_rows_match_torch() -> None:
     assert torch.equal(both.caches[0].state[1], initial_states[1])
 
 
-def test_card_without_float32_tensor_cores_computes_row_by_row() -> None:
+def test_delta_rule_on_a_gpu_without_float32_tensor_cores_runs_row_by_row() -> None:
     both = Both(PLAIN, gpu=GpuProperties((7, 5), 64 << 10, 40))
     near(both.step((0, 0, 1, 0), (1, 0, 34, 1)))
     near(both.states(1))
 
 
-def test_padding_spans_change_nothing() -> None:
+def test_padding_spans_do_not_change_the_delta_rule() -> None:
     both = Both(PLAIN)
     batch, inputs = batch_of(((1, 0, 1, 0), (2, 0, 1, 0))), both.inputs(3)
     starts, settled = torch.tensor([0, 1, 1, 1], dtype=torch.int32), torch.tensor([1, 0, 0], dtype=torch.int32)

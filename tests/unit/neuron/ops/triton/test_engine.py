@@ -64,7 +64,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("model_type", daily(MODELS.keys() - {"gemma4_text"}, MODELS))
-def test_tokens_match_the_reference(model_type: str, tmp_path: Path) -> None:
+def test_tokens_of_the_engine_with_triton_kernels_match_the_reference(model_type: str, tmp_path: Path) -> None:
     tiny_model(tmp_path, model_type=model_type, **SHAPE, **MODELS[model_type])
     options: dict[str, Any] = {"dtype": "float32", "kv_cache_mb": 1, "max_sequences": 2, "speculation": False}
     reference = load_once(tmp_path, EngineOptions(**options, kernels="torch"))
@@ -77,7 +77,7 @@ def test_tokens_match_the_reference(model_type: str, tmp_path: Path) -> None:
     assert generate(runner, scheduler, PROMPTS, TOKENS, overlap=True) == expected
 
 
-def test_int8_cache_halves_memory_and_hardly_changes_logits(tmp_path: Path) -> None:
+def test_int8_kv_cache_halves_memory_and_hardly_changes_logits(tmp_path: Path) -> None:
     tiny_model(tmp_path, model_type="qwen3", **SHAPE, num_hidden_layers=1)
     options: dict[str, Any] = {"dtype": "float32", "kv_cache_mb": 1, "max_sequences": 2, "speculation": False}
     plain = load_once(tmp_path, EngineOptions(**options, kernels="torch"))

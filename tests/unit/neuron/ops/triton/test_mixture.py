@@ -73,7 +73,7 @@ def near(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize(
     ("formats", "rows"), daily(list(zip(FORMS, (1, 5, 1, 5), strict=True)), product(FORMS, (1, 5)), several=True)
 )
-def test_mixture_matches_one_by_one(ops: GpuOps, formats: tuple[str, ...], rows: int) -> None:
+def test_mixture_of_experts_matches_expert_by_expert(ops: GpuOps, formats: tuple[str, ...], rows: int) -> None:
     layer_experts, routing, (x, scores) = experts(ops, formats), ROUTINGS[1], inputs(rows)
     mixture = ops.mixture(layer_experts, routing)
     assert isinstance(mixture, GpuMixture)
@@ -81,7 +81,7 @@ def test_mixture_matches_one_by_one(ops: GpuOps, formats: tuple[str, ...], rows:
 
 
 @pytest.mark.parametrize("rows", [5, 40])
-def test_half_precision_and_larger_tiles(rows: int) -> None:
+def test_mixture_in_half_precision_with_larger_tiles_matches_expert_by_expert(rows: int) -> None:
     torch.manual_seed(0)
     ops = GpuOps(CPU, torch.float16)
     layer_experts, routing, (x, scores) = experts(ops, FORMS[1]), ROUTINGS[1], inputs(rows)
@@ -92,21 +92,21 @@ def test_half_precision_and_larger_tiles(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("clamp", [None, Clamp(1.702, 7.0), Clamp(2.0, 0.5)], ids=str)
-def test_biases_and_clamp_match_one_by_one(ops: GpuOps, clamp: Clamp | None, rows: int) -> None:
+def test_mixture_with_biases_and_clamp_matches_expert_by_expert(ops: GpuOps, clamp: Clamp | None, rows: int) -> None:
     layer_experts, routing, (x, scores) = experts(ops, FORMS[1], biased=True), Routing(2, "scores"), inputs(rows)
     near(
         ops.mixture(layer_experts, routing, clamp)(x, scores), one_by_one(ops, layer_experts, routing, clamp)(x, scores)
     )
 
 
-def test_experts_of_different_formats_fall_back(ops: GpuOps) -> None:
+def test_experts_of_different_formats_are_computed_one_by_one_with_equal_results(ops: GpuOps) -> None:
     layer_experts = [*experts(ops, FORMS[0])[:-1], experts(ops, ("Q8_0", "bfloat16", "Q4_1"))[-1]]
     x, scores = inputs(2)
     near(ops.mixture(layer_experts, ROUTINGS[0])(x, scores), one_by_one(ops, layer_experts, ROUTINGS[0])(x, scores))
 
 
 @pytest.mark.parametrize("rows", [2, 12])
-def test_row_does_not_depend_on_other_rows(ops: GpuOps, rows: int) -> None:
+def test_row_of_a_mixture_does_not_depend_on_other_rows(ops: GpuOps, rows: int) -> None:
     routing, (x, scores) = Routing(2, "normalized"), inputs(rows)
     mixture = ops.mixture(experts(ops, FORMS[1]), routing)
     together = mixture(x, scores)
@@ -120,7 +120,7 @@ def test_row_does_not_depend_on_other_rows(ops: GpuOps, rows: int) -> None:
 
 @pytest.mark.parametrize("routing", ROUTINGS, ids=str)
 @pytest.mark.parametrize("experts", [4, 128])
-def test_highest_scores_are_chosen(routing: Routing, experts: int) -> None:
+def test_experts_with_the_highest_router_scores_are_chosen(routing: Routing, experts: int) -> None:
     torch.manual_seed(0)
     scores = torch.stack([torch.randperm(experts).float() for _ in range(5)]) / 8
     chosen, weights = route(scores, routing)
@@ -129,13 +129,13 @@ def test_highest_scores_are_chosen(routing: Routing, experts: int) -> None:
     torch.testing.assert_close(weights, shares)
 
 
-def test_ties_choose_the_first_experts() -> None:
+def test_equal_router_scores_choose_the_first_experts() -> None:
     scores = torch.tensor([[0.0] * 5, [0.0, 1.0, 0.0, 1.0, 0.0], [-float("inf")] * 4 + [0.0]])
     assert route(scores, Routing(3, "scores"))[0].tolist() == [[0, 1, 2], [1, 3, 0], [4, 0, 1]]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # from numpy, in the interpreter
-def test_non_finite_scores_choose_existing_experts(ops: GpuOps) -> None:
+def test_non_finite_router_scores_choose_existing_experts(ops: GpuOps) -> None:
     for bad in (float("nan"), float("inf")):
         for weights in ("shares", "normalized", "scores"):
             scores = torch.tensor([[0.0, bad, 2.0, 1.0, -1.0], [bad] * 5, [0.0, 1.0, 2.0, 3.0, 4.0]])
@@ -150,7 +150,7 @@ def test_non_finite_scores_choose_existing_experts(ops: GpuOps) -> None:
 
 @pytest.mark.parametrize("rows", [4, 64])
 @pytest.mark.parametrize("pairs", [1, 7, 1100])
-def test_blocks_contain_every_row_of_one_expert(pairs: int, rows: int) -> None:
+def test_row_blocks_of_a_mixture_contain_every_row_of_one_expert(pairs: int, rows: int) -> None:
     torch.manual_seed(0)
     for experts, chosen in ((5, torch.randint(0, 5, (pairs,))), (3, torch.ones(pairs))):
         blocks = arrange(chosen.int(), experts, rows)
@@ -164,7 +164,7 @@ def test_blocks_contain_every_row_of_one_expert(pairs: int, rows: int) -> None:
         assert pairs_in_blocks == chosen.argsort(stable=True).tolist()
 
 
-def test_step_bytes_count_only_the_chosen_experts(ops: GpuOps) -> None:
+def test_step_bytes_of_a_mixture_count_only_the_chosen_experts(ops: GpuOps) -> None:
     ops.mixture(experts(ops, ("Q4_0",) * 3), Routing(2, "shares"))
     assert ops.step_bytes == 3 * HIDDEN * WIDE * 4.5 / 8 * 2
 

@@ -65,7 +65,7 @@ def near(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) 
 
 
 @pytest.mark.parametrize("name", random_weights.FORMATS)
-def test_codes_are_exact_and_scales_rounded_to_float16(ops: GpuOps, name: str) -> None:
+def test_packed_codes_are_exact_and_scales_rounded_to_float16(ops: GpuOps, name: str) -> None:
     weight = random_weights.make(name, 9, 256)
     matrix = ops.matrix(weight)
     assert isinstance(matrix, PackedMatrix)
@@ -80,19 +80,19 @@ def test_codes_are_exact_and_scales_rounded_to_float16(ops: GpuOps, name: str) -
 
 @pytest.mark.parametrize("rows", [1, 3, 9])
 @pytest.mark.parametrize("name", random_weights.FORMATS)
-def test_product_matches_float64(ops: GpuOps, name: str, rows: int) -> None:
+def test_triton_product_matches_float64(ops: GpuOps, name: str, rows: int) -> None:
     matrix, x, bias = packed(name, 3, 256), torch.randn(rows, 256), torch.randn(3)
     near(tiled(x, matrix, bias) if rows == 3 else product(matrix, bias)(x), x, ops.dense(matrix), bias)
 
 
 @pytest.mark.parametrize("rows", [17, 70])
-def test_larger_tiles_match_float64(ops: GpuOps, rows: int) -> None:
+def test_product_with_larger_tiles_matches_float64(ops: GpuOps, rows: int) -> None:
     matrix, x, bias = packed("Q4_K", 130, 256), torch.randn(rows, 256), torch.randn(130)
     near(tiled(x, matrix, bias), x, ops.dense(matrix), bias)
 
 
 @pytest.mark.parametrize("rows", [2, 20])
-def test_split_columns_are_summed(ops: GpuOps, rows: int) -> None:
+def test_product_split_over_columns_sums_its_parts(ops: GpuOps, rows: int) -> None:
     matrix = pack(grouped(4, 32, 1568, minimum=True))
     assert matrix is not None
     assert tiles(rows, matrix, torch.float16, CARD).splits > 1
@@ -115,7 +115,9 @@ def test_split_columns_are_summed(ops: GpuOps, rows: int) -> None:
         (8, 32, 1120, True),  # some threads have no column left
     ],
 )
-def test_group_sizes_and_row_lengths(ops: GpuOps, bits: int, group: int, columns: int, minimum: bool) -> None:
+def test_products_with_all_group_sizes_and_row_lengths_are_accurate(
+    ops: GpuOps, bits: int, group: int, columns: int, minimum: bool
+) -> None:
     weight = grouped(bits, group, columns, minimum=minimum)
     matrix = pack(weight)
     assert matrix is not None
@@ -125,7 +127,7 @@ def test_group_sizes_and_row_lengths(ops: GpuOps, bits: int, group: int, columns
     near(tiled(x, matrix), x, ops.dense(matrix))
 
 
-def test_unsupported_formats_stay_plain(ops: GpuOps) -> None:
+def test_weights_in_unsupported_formats_stay_plain(ops: GpuOps) -> None:
     for weight in (grouped(4, 8, 64, minimum=True), grouped(8, 16, 24 * 16, minimum=True).rows(torch.arange(6))):
         matrix = ops.matrix(weight)
         assert isinstance(matrix, Tensor) == (weight.group_size == 8)
@@ -135,7 +137,7 @@ def test_unsupported_formats_stay_plain(ops: GpuOps) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 17])
-def test_float16_product_is_within_rounding(rows: int) -> None:
+def test_product_in_float16_is_within_rounding(rows: int) -> None:
     torch.manual_seed(0)
     ops = GpuOps(CPU, torch.float16)
     for name in ("Q4_K", "Q6_K", "IQ4_NL"):
@@ -148,14 +150,14 @@ def test_float16_product_is_within_rounding(rows: int) -> None:
 
 
 @pytest.mark.parametrize(("first", "rows"), [(2, 16), (17, 64), (65, 130)])
-def test_row_does_not_depend_on_other_rows(ops: GpuOps, first: int, rows: int) -> None:
+def test_row_of_a_product_does_not_depend_on_other_rows(ops: GpuOps, first: int, rows: int) -> None:
     matrix, x = packed("Q4_K", 5, 256), torch.randn(rows, 256)
     together = tiled(x, matrix)
     assert torch.equal(tiled(x[:first], matrix), together[:first])
     assert torch.equal(tiled(x[rows - first :], matrix), together[rows - first :])
 
 
-def test_single_row_products_are_independent(ops: GpuOps) -> None:
+def test_rows_of_a_small_batch_equal_single_row_products(ops: GpuOps) -> None:
     linear, x = product(packed("Q8_0", 3, 256)), torch.randn(3, 256)
     assert torch.equal(linear(x), torch.cat([linear(row[None]) for row in x]))
 
@@ -171,14 +173,14 @@ def test_non_finite_activations_affect_only_their_row(ops: GpuOps, rows: int) ->
     assert result.all(1).tolist() == [row not in (1, 2) for row in range(rows)]
 
 
-def test_large_values_do_not_overflow(ops: GpuOps) -> None:
+def test_product_of_large_values_does_not_overflow(ops: GpuOps) -> None:
     matrix, x = packed("Q8_0", 5, 256), torch.randn(2, 256) * 1e18
     near(product(matrix)(x[:1]), x[:1], ops.dense(matrix))
     near(tiled(x, matrix), x, ops.dense(matrix))
 
 
 @pytest.mark.parametrize("rows", [1, 9])
-def test_matrices_of_mixed_formats_are_concatenated(ops: GpuOps, rows: int) -> None:
+def test_product_with_matrices_of_mixed_formats_concatenates_their_results(ops: GpuOps, rows: int) -> None:
     names = {"Q4_K": 4, "Q4_1": 1, "Q6_K": 3, "Q8_0": 4, random_weights.PLAIN: 3}
     for chosen in (["Q4_K", "Q4_1"], ["Q4_K", "Q6_K", "Q8_0"], list(names)):
         weights = [random_weights.make(name, names[name], 256) for name in chosen]
@@ -195,7 +197,7 @@ def test_product_of_no_rows_is_empty(ops: GpuOps) -> None:
 
 
 @pytest.mark.parametrize("name", random_weights.FORMATS)
-def test_embeddings_are_rows_of_the_matrix(ops: GpuOps, name: str) -> None:
+def test_embedding_returns_the_rows_of_the_packed_matrix(ops: GpuOps, name: str) -> None:
     matrix, tokens = packed(name, 9, 256), torch.tensor([8, 0, 3, 3])
     result = ops.embedding(matrix, tokens, 3.0)
     assert torch.equal(result, ops.dense(matrix)[tokens] * 3.0)
@@ -214,14 +216,14 @@ def test_plain_matrices_are_quantized_at_load(ops: GpuOps, name: str) -> None:
     assert isinstance(ops.matrix(weight, QUANT_FORMATS[name]), Tensor)
 
 
-def test_step_bytes_equal_size_of_matrices(ops: GpuOps) -> None:
+def test_step_bytes_equal_the_size_of_the_matrices(ops: GpuOps) -> None:
     ops.linear([packed("Q4_0", 8, 256), packed("Q4_0", 4, 256)], None)
     assert ops.step_bytes == 12 * 256 * (4 + 16 / 32) / 8
     ops.linear([ops.matrix(torch.randn(4, 8))], None)
     assert ops.step_bytes == 12 * 256 * (4 + 16 / 32) / 8 + 4 * 8 * 4
 
 
-def test_kernel_depends_on_rows_and_card() -> None:
+def test_product_kernel_depends_on_the_number_of_rows_and_the_gpu() -> None:
     old = GpuProperties((7, 5), 64 << 10, 40)
     assert [kernel_for(rows, torch.float16, CARD) for rows in (1, 2, 512, 513)] == ["rows", "tiles", "tiles", "plain"]
     assert [kernel_for(rows, torch.float16, old) for rows in (1, 8, 9)] == ["rows", "rows", "plain"]

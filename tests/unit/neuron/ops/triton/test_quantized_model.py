@@ -26,7 +26,7 @@ SHAPE = {
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2]]
 
 
-def test_logits_match_plain_torch(tmp_path: Path) -> None:
+def test_logits_of_a_quantized_model_match_plain_torch(tmp_path: Path) -> None:
     tiny_model(tmp_path, **SHAPE)
     (actual, expected) = (
         decode(

@@ -36,7 +36,7 @@ def near(out: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 300), (2, 1024), (0, 64)])
-def test_norm_adds_before_normalizing(rows: int, width: int, dtype: torch.dtype) -> None:
+def test_norm_kernel_adds_the_residual_before_normalizing(rows: int, width: int, dtype: torch.dtype) -> None:
     weight = torch.randn(width)
     ours, theirs = (ops.rms_norm(weight, 1e-6) for ops in (GpuOps(CPU, dtype), ReferenceOps(CPU, dtype)))
     stream, delta = torch.randn(rows, width) * 30, torch.randn(rows, width).to(dtype)
@@ -49,7 +49,7 @@ def test_norm_adds_before_normalizing(rows: int, width: int, dtype: torch.dtype)
 
 @pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 1500)])
-def test_gate_matches_torch(rows: int, width: int, gate: str, dtype: torch.dtype) -> None:
+def test_gate_mul_matches_torch(rows: int, width: int, gate: str, dtype: torch.dtype) -> None:
     gate_up = torch.randn(rows, 2 * width) * 5
     gate_up[0, :4] = torch.tensor([-80.0, 80.0, 0.0, -300.0])
     exact = ReferenceOps(CPU, torch.float64).gate_mul(gate_up.to(dtype).double(), gate)
@@ -66,7 +66,7 @@ def test_gate_matches_torch(rows: int, width: int, gate: str, dtype: torch.dtype
         (3, 1, 256, 64, torch.bfloat16),
     ],
 )
-def test_heads_are_normalized_rotated_and_stored(
+def test_queries_and_keys_are_normalized_rotated_and_stored(
     heads: int, kv_heads: int, dim: int, rotated: int, normed: bool, dtype: torch.dtype
 ) -> None:
     ours, theirs = GpuOps(CPU, dtype), ReferenceOps(CPU, dtype)
@@ -86,7 +86,7 @@ def test_heads_are_normalized_rotated_and_stored(
 
 
 @pytest.mark.parametrize("dim", [24, 128, 384, 512])
-def test_number_of_warps_is_a_power_of_two(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_warps_of_a_row_kernel_is_a_power_of_two(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, int] = {}
     monkeypatch.setattr(kv_cache, "launch", lambda *arguments, **constants: given.update(constants))
     ops = GpuOps(CPU, torch.float32)
@@ -96,7 +96,7 @@ def test_number_of_warps_is_a_power_of_two(dim: int, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("dim", [64, 80])
-def test_int8_cache_is_accurate(dim: int) -> None:
+def test_int8_kv_cache_is_accurate(dim: int) -> None:
     ops = GpuOps(CPU, torch.float32, kv_bits=8)
     cache = ops.new_cache(2, PAGES, dim)
     assert cache.nbytes == PAGES * ops.page_bytes(2, dim)
@@ -123,7 +123,7 @@ def test_int8_cache_is_accurate(dim: int) -> None:
 
 @pytest.mark.parametrize("kv_bits", [8, 16])
 @pytest.mark.parametrize("which", [0, 1])
-def test_non_finite_values_stay_non_finite_in_any_cache(kv_bits: int, which: int) -> None:
+def test_non_finite_values_stay_non_finite_in_any_kv_cache(kv_bits: int, which: int) -> None:
     ops, dim = GpuOps(CPU, torch.float32, kv_bits), 64
     cache, broken = ops.new_cache(1, PAGES, dim), torch.randn(2, 2, 1, dim)
     broken[which, 0, 0, 40] = float("nan")

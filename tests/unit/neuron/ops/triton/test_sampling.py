@@ -21,7 +21,7 @@ def spread(cut: tuple[int, float, float], temperature: float = 0.8, count: int =
 
 
 @pytest.mark.parametrize("vocabulary", [5, 3000])
-def test_tokens_match_plain_torch(vocabulary: int) -> None:
+def test_sampled_tokens_match_those_of_plain_torch(vocabulary: int) -> None:
     rows = [(0.0, *OFF, 0.0), *spread(OFF), *spread(OFF, 0.01, 1)]
     for cut in CUTS:
         rows += spread(cut, count=1)
@@ -30,13 +30,13 @@ def test_tokens_match_plain_torch(vocabulary: int) -> None:
     assert torch.equal(GPU.sample(logits, chosen_settings), PLAIN.sample(logits, chosen_settings))
 
 
-def test_more_candidates_than_one_pass_covers() -> None:
+def test_sampling_with_more_candidates_than_one_pass_covers_matches_torch() -> None:
     logits = torch.rand(2, 4000)
     chosen_settings = drawn((1.0, 0, 0.97, 0.0, 0.6), (1.0, 3000, 1.0, 0.0, 0.77))
     assert torch.equal(GPU.sample(logits, chosen_settings), PLAIN.sample(logits, chosen_settings))
 
 
-def test_kernel_pointers_are_aligned_for_any_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pointers_passed_to_sampling_kernels_are_aligned_for_any_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[object] = []
     monkeypatch.setattr(kernels, "launch", lambda kernel, grid, *arguments, **constants: given.extend(arguments))
     GPU.sample(torch.zeros(1, 2100), drawn(*spread((20, 0.95, 0.0), count=1)))
@@ -45,7 +45,7 @@ def test_kernel_pointers_are_aligned_for_any_shape(monkeypatch: pytest.MonkeyPat
     assert all(place % 16 == 0 for place in places), "others have kernels of their own to be compiled"
 
 
-def test_ties_stay_together_and_argmax_is_the_first() -> None:
+def test_filters_keep_equal_logits_together_and_argmax_takes_the_first() -> None:
     logits = torch.full((4, 40), -9.0)
     logits[:, [7, 21, 30]] = 2.0
     logits[:, [3, 39]] = 1.0
@@ -60,7 +60,7 @@ def test_ties_stay_together_and_argmax_is_the_first() -> None:
     ]
 
 
-def test_non_finite_rows_do_not_affect_other_rows() -> None:
+def test_rows_with_non_finite_logits_do_not_affect_sampling_of_other_rows() -> None:
     logits = torch.randn(8, 1500)
     chosen_settings = drawn(
         *((t, k, 1.0, 0.0, 0.5) for t, k in ((0, 0), (1, 0), (1, 3), (0, 0), (1, 3), (0, 0), (1, 5), (1, 0)))
@@ -73,7 +73,7 @@ def test_non_finite_rows_do_not_affect_other_rows() -> None:
     assert torch.equal(GPU.sample(logits, chosen_settings), expected)
 
 
-def test_impossible_tokens_are_never_sampled() -> None:
+def test_tokens_with_logit_minus_infinity_are_never_sampled() -> None:
     logits = torch.full((3, 2100), float("-inf"))
     logits[:, [5, 2050]] = 0.0
     chosen_settings = drawn((1.0, *OFF, 0.99999997), (1.0, 50, 1.0, 0.0, 0.99999997), (1.0, 0, 0.99, 0.0, 0.0))
@@ -81,7 +81,7 @@ def test_impossible_tokens_are_never_sampled() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_masks_are_applied(dtype: torch.dtype) -> None:
+def test_grammar_masks_are_applied_before_sampling(dtype: torch.dtype) -> None:
     vocabulary = 1030
     logits = torch.randn(3, vocabulary).to(dtype)
     allowed = np.random.default_rng(1).random((2, vocabulary + 18)) < 0.05

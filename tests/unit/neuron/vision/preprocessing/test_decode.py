@@ -39,7 +39,7 @@ def png(width: int, height: int, bits: int, color: int, rows: bytes) -> bytes:
     + [(mode, "WEBP") for mode in ("RGB", "RGBA")]
     + [(mode, "GIF") for mode in ("RGB", "L", "P")],
 )
-def test_pixels_equal_those_of_transformers(mode: str, file_format: str) -> None:
+def test_decoded_pixels_equal_those_of_transformers(mode: str, file_format: str) -> None:
     image = noise(70, 50, "RGB" if mode in ("P", "1") else mode)
     image = image.convert(mode) if image.mode != mode else image
     data = encoded(image, file_format)
@@ -59,7 +59,7 @@ def test_jpeg_with_many_scans_is_rejected_before_it_is_decoded() -> None:
         decode(data, small)
 
 
-def test_transparency_becomes_white() -> None:
+def test_transparent_pixels_become_white() -> None:
     image = Image.new("RGBA", (3, 2500), (255, 0, 0, 0))
     image.paste((0, 0, 255, 255), (0, 1024, 3, 2500))
     result = pixels(encoded(image))
@@ -78,7 +78,7 @@ def test_transparent_palette_entry_becomes_white() -> None:
 
 
 @pytest.mark.parametrize("color", [0, 2], ids=["gray", "RGB"])
-def test_16_bit_values_keep_their_upper_8_bits(color: int) -> None:
+def test_16_bit_color_values_keep_their_upper_8_bits(color: int) -> None:
     values = np.arange(0, 65536, 257, dtype=">u2").reshape(1, -1)
     if color:
         values = values.repeat(3, axis=1)
@@ -113,7 +113,7 @@ def test_damaged_exif_data_are_ignored(exif: bytes) -> None:
 
 
 @pytest.mark.parametrize("file_format", ["BMP", "TIFF", "PPM", "ICO", "TGA"])
-def test_other_formats_are_rejected(file_format: str) -> None:
+def test_other_image_formats_are_rejected(file_format: str) -> None:
     with pytest.raises(ImageError, match="format is not PNG, JPEG, WebP or GIF"):
         decode(encoded(noise(32, 32), file_format), LIMITS)
 
@@ -126,14 +126,14 @@ def test_files_without_an_image_are_rejected(data: bytes) -> None:
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "WEBP", "GIF"])
 @pytest.mark.parametrize("part", [0.3, 0.9])
-def test_truncated_files_are_rejected(file_format: str, part: float) -> None:
+def test_truncated_image_files_are_rejected(file_format: str, part: float) -> None:
     data = encoded(noise(200, 200), file_format)
     with pytest.raises(ImageError, match="the image is damaged") as raised:
         decode(data[: int(len(data) * part)], LIMITS)
     assert "\n" not in str(raised.value)
 
 
-def test_too_many_bytes_are_rejected() -> None:
+def test_image_file_above_the_byte_limit_is_rejected() -> None:
     data = encoded(noise(100, 100))
     decode(data, ImageLimits(max_bytes=len(data)))
     with pytest.raises(ImageError, match=f"{len(data)} bytes, and the limit is {len(data) - 1}"):
@@ -152,19 +152,19 @@ def test_too_many_bytes_are_rejected() -> None:
     ],
     ids=["PNG", "GIF"],
 )
-def test_header_with_too_many_pixels_is_rejected_before_decoding(data: bytes) -> None:
+def test_image_whose_header_states_too_many_pixels_is_rejected_before_decoding(data: bytes) -> None:
     with pytest.raises(ImageError, match="60000 x 60000 pixels, and the limit is 67108864 pixels"):
         decode(data, LIMITS)
 
 
-def test_number_of_pixels_at_the_limit_is_accepted() -> None:
+def test_image_with_exactly_the_maximum_number_of_pixels_is_accepted() -> None:
     data = encoded(noise(30, 20))
     assert decode(data, ImageLimits(max_pixels=600)).size == (30, 20)
     with pytest.raises(ImageError, match="30 x 20 pixels, and the limit is 599 pixels"):
         decode(data, ImageLimits(max_pixels=599))
 
 
-def test_compressed_metadata_do_not_expand() -> None:
+def test_compressed_metadata_of_a_png_are_not_expanded() -> None:
     """A small PNG with a text chunk that expands to 64 MiB."""
     text = zlib.compress(bytes(64 << 20))
     name, content = b"zTXt", b"Comment\0\0" + text

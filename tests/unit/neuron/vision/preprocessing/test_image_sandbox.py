@@ -46,7 +46,7 @@ def memories() -> int:
 
 
 @pytest.mark.parametrize("processor", [QWEN, GEMMA, IDEFICS], ids=lambda processor: type(processor).__name__)
-def test_shared_image_equals_image_that_is_prepared_in_this_process(
+def test_image_prepared_in_the_sandbox_equals_one_prepared_in_this_process(
     sandbox: ImageSandbox, processor: ImageProcessor
 ) -> None:
     for size in ((300, 200), (1, 1), (900, 1700)):
@@ -59,7 +59,7 @@ def test_shared_image_equals_image_that_is_prepared_in_this_process(
     assert memories() == 0
 
 
-def test_another_process_can_map_the_pixels(sandbox: ImageSandbox) -> None:
+def test_pixels_prepared_in_the_sandbox_can_be_mapped_by_another_process(sandbox: ImageSandbox) -> None:
     image = sandbox.prepare(encoded(noise(64, 64)), QWEN, 64)
     script = (
         "from helexa.neuron.vision.shared_pixels import pixel_array; import sys;"
@@ -71,7 +71,7 @@ def test_another_process_can_map_the_pixels(sandbox: ImageSandbox) -> None:
     image.pixels.close()
 
 
-def test_memory_size_cannot_change(sandbox: ImageSandbox) -> None:
+def test_size_of_the_shared_pixel_memory_cannot_be_changed(sandbox: ImageSandbox) -> None:
     image = sandbox.prepare(encoded(noise(64, 64)), QWEN, 64)
     for size in (0, 1 << 40):
         with pytest.raises(PermissionError):
@@ -88,7 +88,7 @@ def test_memory_size_cannot_change(sandbox: ImageSandbox) -> None:
         (bytes(LIMITS.max_bytes + 1), f"the image has {LIMITS.max_bytes + 1} bytes"),
     ],
 )
-def test_unusable_file_is_an_error_and_leaves_the_process_running(
+def test_unusable_image_file_is_an_error_and_leaves_the_sandbox_process_running(
     sandbox: ImageSandbox, data: bytes, message: str
 ) -> None:
     sandbox.prepare(encoded(noise(8, 8)), QWEN, 64).pixels.close()
@@ -99,7 +99,9 @@ def test_unusable_file_is_an_error_and_leaves_the_process_running(
     assert memories() == 0
 
 
-def test_image_that_takes_too_long_ends_its_process(sandbox: ImageSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_that_takes_too_long_ends_its_sandbox_process(
+    sandbox: ImageSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = _blank(8000, 8000)
     monkeypatch.setattr(model_vision, "MAX_SECONDS", 0.05)
     with pytest.raises(ImageError, match="the image cannot be decoded: it runs for too long"):
@@ -110,7 +112,7 @@ def test_image_that_takes_too_long_ends_its_process(sandbox: ImageSandbox, monke
     assert image.layout.tokens <= 1024
 
 
-def test_image_that_needs_too_much_memory_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_that_needs_too_much_memory_ends_its_sandbox_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of a few kilobytes that claims 10 gigapixels, with limits that admit it."""
     monkeypatch.setattr(model_vision, "MAX_SECONDS", 300.0)  # a slow machine fills the memory after the time limit
     sandbox = ImageSandbox(ImageLimits(max_pixels=1 << 40))
@@ -123,13 +125,13 @@ def test_image_that_needs_too_much_memory_ends_its_process(monkeypatch: pytest.M
     assert memories() == 0
 
 
-def test_largest_image_is_within_the_bounds(sandbox: ImageSandbox) -> None:
+def test_largest_allowed_image_is_prepared_within_the_sandbox_bounds(sandbox: ImageSandbox) -> None:
     image = sandbox.prepare(_blank(8192, 8192), QWEN, 256)
     image.pixels.close()
     assert image.layout.tokens == 256
 
 
-def test_killed_process_is_replaced(sandbox: ImageSandbox) -> None:
+def test_killed_image_sandbox_process_is_replaced(sandbox: ImageSandbox) -> None:
     existing = _processes()
     sandbox.prepare(encoded(noise(8, 8)), QWEN, 64).pixels.close()
     (process,) = _processes() - existing
@@ -140,7 +142,7 @@ def test_killed_process_is_replaced(sandbox: ImageSandbox) -> None:
     assert _processes() == existing
 
 
-def test_many_threads_share_two_processes(sandbox: ImageSandbox) -> None:
+def test_many_threads_share_two_image_sandbox_processes(sandbox: ImageSandbox) -> None:
     existing = _processes()
     digests: dict[int, bytes] = {}
 
@@ -159,7 +161,7 @@ def test_many_threads_share_two_processes(sandbox: ImageSandbox) -> None:
     assert len(_processes() - existing) <= 2
 
 
-def test_mutated_files_yield_pixels_or_an_error(sandbox: ImageSandbox) -> None:
+def test_mutated_image_files_yield_pixels_or_an_error(sandbox: ImageSandbox) -> None:
     """Random changes of valid files never end a sandbox process, and do not let its memory grow."""
     files = [
         encoded(noise(90, 70, mode), file_format, **options)

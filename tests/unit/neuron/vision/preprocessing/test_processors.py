@@ -138,7 +138,7 @@ def muse_glimmer_resize() -> Callable[..., tuple[int, int]]:
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 4096])
-def test_muse_glimmer_sizes_equal_those_of_transformers(tokens: int) -> None:
+def test_muse_glimmer_image_sizes_equal_those_of_transformers(tokens: int) -> None:
     config = {"model_type": "muse_glimmer", "vision_config": {"patch_size": 14, "merge_size": 2}}
     processor, resize = image_processor(config, {"max_image_tokens": tokens}), muse_glimmer_resize()
     for width, height in (*SIZES, (640, 480), (1920, 1080), (20, 20), (3000, 2999), (4000, 50)):
@@ -199,7 +199,7 @@ def test_idefics3_tiles_equal_those_of_transformers(
     assert result.layout.tokens == len(result.layout.tiles) * (tile // patch_size // 2) ** 2
 
 
-def test_filter_and_normalization_of_the_checkpoint_are_used() -> None:
+def test_resize_filter_and_normalization_of_the_checkpoint_are_used() -> None:
     settings = {"resample": 1, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "rescale_factor": 1 / 127}
     image = noise(300, 200)
     result = prepared(image, image_processor({"model_type": "qwen3_vl", **QWEN3}, settings))
@@ -242,7 +242,7 @@ def test_qwen_rejects_an_extreme_aspect_ratio(width: int, height: int) -> None:
         prepared(noise(width, height), processor)
 
 
-def test_digest_depends_on_pixels_size_and_settings() -> None:
+def test_image_digest_depends_on_pixels_size_and_processor_settings() -> None:
     processor = image_processor({"model_type": "qwen3_5", **QWEN3}, {})
     image = noise(64, 96)
     changed = image.copy()
@@ -260,7 +260,7 @@ def test_digest_depends_on_pixels_size_and_settings() -> None:
     assert prepare(encoded(image, "PNG", compress_level=1), processor, ImageLimits(), ALL, _array).digest == digests[0]
 
 
-def test_palettes_with_equal_indexes_have_different_digests() -> None:
+def test_images_that_differ_only_in_their_palette_have_different_digests() -> None:
     processor = image_processor({"model_type": "qwen3_5", **QWEN3}, {})
     first = Image.new("P", (64, 64))
     second = first.copy()
