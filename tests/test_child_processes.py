@@ -40,7 +40,7 @@ def test_sigint_ends_a_process():
 '''
 
 
-def test_failed_test_leaves_no_process_and_sigint_reaches_processes(tmp_path: Path) -> None:
+def test_failed_test_leaves_no_child_process_and_sigint_reaches_child_processes(tmp_path: Path) -> None:
     folder = Path(__file__).parent
     (tmp_path / "pytest.ini").write_text(
         f"[pytest]\npythonpath = {folder}\nasyncio_mode = auto\nfilterwarnings = error\n"

@@ -50,14 +50,18 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("on_nfs")
-def test_running_up_is_found_in_a_home_folder_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_helexa_up_is_found_if_the_home_folder_is_on_nfs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with recorded(state_folder("up", "4001"), "http://127.0.0.1:4001"):
         assert [up.port for up in running_ups()] == [4001]
     assert running_ups() == []
 
 
-def test_running_up_of_another_host_is_not_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helexa_up_of_another_host_in_a_shared_home_folder_is_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its process id is that of another process on this host."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     folder = state_folder("up", "4001")
@@ -69,7 +73,7 @@ def test_running_up_of_another_host_is_not_stopped(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("on_nfs")
-def test_model_in_use_is_found_on_nfs(tmp_path: Path) -> None:
+def test_model_file_in_use_on_nfs_is_recognized_as_used(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
     assert not is_used(model)
@@ -78,7 +82,7 @@ def test_model_in_use_is_found_on_nfs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_locks")
-def test_downloads_and_kernels_need_no_locks(tmp_path: Path) -> None:
+def test_downloads_and_kernel_builds_work_on_a_drive_without_file_locks(tmp_path: Path) -> None:
     fetch = Fetch(lambda _stage, _done, _total: None)
     with locked_file(tmp_path / "blob", lambda: False, fetch) as file:
         assert file is not None
@@ -89,7 +93,7 @@ def test_downloads_and_kernels_need_no_locks(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_locks")
-def test_results_and_sessions_need_no_locks(tmp_path: Path) -> None:
+def test_batch_results_and_agent_sessions_work_on_a_drive_without_file_locks(tmp_path: Path) -> None:
     with ResultFile(tmp_path / "results.jsonl"):
         pass
     assert Store(tmp_path).create("one", "/w", ()).exists()
@@ -98,7 +102,7 @@ def test_results_and_sessions_need_no_locks(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_locks")
-async def test_ledger_without_locks_is_explained(tmp_path: Path) -> None:
+async def test_sqlite_ledger_on_a_drive_without_file_locks_is_rejected_with_advice(tmp_path: Path) -> None:
     database = await open_sqlite(str(tmp_path / "cortex.db"))
     try:
         with pytest.raises(HelexaError, match="cannot be locked: Function not implemented; move it to a file system"):
@@ -107,7 +111,7 @@ async def test_ledger_without_locks_is_explained(tmp_path: Path) -> None:
         await database.close()
 
 
-def test_sessions_are_listed_on_a_drive_without_shared_mappings(
+def test_agent_sessions_are_listed_on_a_drive_without_shared_memory_mappings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FUSE with direct I/O, such as mergerfs, permits private mappings only."""

@@ -40,39 +40,39 @@ def judged(*checks, listed=()):
     return judge([result(*checks)], listed)
 
 
-def test_exit_status_is_0_when_every_check_passes_or_is_skipped():
+def test_exit_status_is_0_if_every_check_passes_or_is_skipped():
     assert judged(("plain", "passed"), ("streamed", "skipped", "no browser")).exit_status == 0
 
 
-def test_exit_status_is_1_for_a_failure_that_is_not_listed():
+def test_exit_status_is_1_for_a_failure_that_is_not_listed_as_known():
     verdict = judged(("plain", "failed", "no answer"), listed=[known("streamed")])
     assert verdict.exit_status == 1
     assert [(name, check.reason) for name, check in verdict.unexpected] == [("openai", "no answer")]
 
 
-def test_exit_status_is_0_for_a_listed_failure_and_its_cause_is_printed():
+def test_exit_status_is_0_for_a_known_failure_and_its_cause_is_printed():
     verdict = judged(("plain", "failed"), listed=[known("plain")])
     assert verdict.exit_status == 0
     assert [cause for _, _, cause in verdict.known] == ["the model is too small"]
 
 
-def test_exit_status_is_1_when_a_listed_failure_passes():
+def test_exit_status_is_1_if_a_check_listed_as_a_known_failure_passes():
     verdict = judged(("plain", "passed"), listed=[known("plain")])
     assert verdict.exit_status == 1
     assert [entry.check for entry in verdict.mended] == ["plain"]
 
 
-def test_star_covers_all_checks_and_is_fixed_only_when_all_pass():
+def test_known_failure_of_all_checks_is_fixed_only_if_all_checks_pass():
     some = judged(("plain", "passed"), ("streamed", "failed"), listed=[known("*")])
     assert some.exit_status == 0
     assert judged(("plain", "passed"), ("streamed", "passed"), listed=[known("*")]).mended
 
 
-def test_listed_failure_of_a_skipped_program_is_ignored():
+def test_known_failure_of_a_program_that_was_not_run_is_ignored():
     assert judged(("plain", "passed"), listed=[known("plain", name="codex")]).exit_status == 0
 
 
-def test_table_counts_outcomes_and_gives_reasons_of_skips():
+def test_result_table_counts_outcomes_and_gives_reasons_of_skips():
     from results import table
 
     text = table([result(("plain", "passed"), ("streamed", "failed", "a|b"), ("forced", "skipped", "no tools"))])
@@ -83,7 +83,7 @@ def test_table_counts_outcomes_and_gives_reasons_of_skips():
     ]
 
 
-def test_partial_result_replaces_only_its_programs():
+def test_result_of_a_partial_run_replaces_only_the_programs_that_ran():
     from results import merged, to_json
 
     old = to_json([result(("plain", "failed")), result(("plain", "passed"), name="codex")], {"date": "2026-01-01"})
@@ -94,7 +94,7 @@ def test_partial_result_replaces_only_its_programs():
     assert combined["date"] == "2026-01-02"
 
 
-def test_documented_table_names_causes_of_listed_failures():
+def test_documented_table_names_the_causes_of_known_failures():
     from results import client_table, to_json
 
     text = to_json([result(("plain", "passed"), ("forced", "failed", "a long trace"))], {})
@@ -143,7 +143,7 @@ def test_known_failure_of_an_unknown_program_is_rejected(tmp_path):
         ("import time; time.sleep(60)", "failed", "ran longer than 2 s"),
     ],
 )
-def test_script_yields_its_checks_or_one_failed_check(tmp_path, script, outcome, reason):
+def test_program_script_yields_its_checks_or_one_failed_check(tmp_path, script, outcome, reason):
     import running
     from programs import FOLDER
 
@@ -161,7 +161,7 @@ def test_script_yields_its_checks_or_one_failed_check(tmp_path, script, outcome,
     assert check.outcome == outcome and reason in check.reason
 
 
-def test_script_of_a_server_runs_with_the_python_of_the_project(tmp_path):
+def test_script_with_python_project_runs_with_the_python_of_the_project(tmp_path):
     import running
     from programs import FOLDER
 
@@ -178,7 +178,7 @@ def test_script_of_a_server_runs_with_the_python_of_the_project(tmp_path):
     assert (check.name, check.outcome) == (sys.executable.replace("_", " "), "passed")
 
 
-def test_pytest_results_become_checks(tmp_path):
+def test_results_of_pytest_become_checks_of_the_program(tmp_path):
     import running
 
     file = tmp_path / "test_sample.py"

@@ -75,7 +75,7 @@ def stop_reasons(lines: list[dict[str, Any]]) -> list[str]:
     return [line["result"]["stopReason"] for line in lines if "stopReason" in (line.get("result") or {})]
 
 
-async def test_exec_runs_a_task(home: Path) -> None:
+async def test_acpx_exec_runs_a_task_with_the_agent(home: Path) -> None:
     endpoint = ScriptedEndpoint(
         Say("First, a plan.", calls=(Call("todo", {"tasks": [{"content": "change two"}]}, "plan"),)),
         Say(calls=(Call("edit_file", {"path": "a.txt", "old_text": "two", "new_text": "2"}, "edit"),)),
@@ -94,7 +94,7 @@ async def test_exec_runs_a_task(home: Path) -> None:
     assert "from the terminal" in json.dumps(endpoint.requests[-1].body["messages"])
 
 
-async def test_denied_tools_fail_but_the_prompt_ends_normally(home: Path) -> None:
+async def test_tools_denied_by_acpx_fail_but_the_prompt_ends_normally(home: Path) -> None:
     endpoint = ScriptedEndpoint(
         Say(
             calls=(

@@ -62,7 +62,7 @@ def test_configuration_file_is_read(home):
     assert settings.data_dir == Path(environ["HOME"]) / ".local/share/helexa-acp"
 
 
-def test_literal_key_is_preferred_and_keys_are_hidden_in_repr():
+def test_api_key_in_the_file_overrides_its_variable_and_repr_hides_keys():
     text = '[[endpoints]]\nname="a"\nbase_url="http://a/v1"\napi_key="literal"\napi_key_env="KEY"\nheaders={k="hush"}'
     settings = parse(text, "f", {"KEY": "env"})
     assert settings.endpoints[0].api_key == "literal"
@@ -77,7 +77,7 @@ def test_endpoint_without_key_is_skipped_with_a_warning():
     assert "CLOUD_KEY" in settings.warnings[0]
 
 
-def test_environment_is_used_without_a_file(home):
+def test_endpoints_are_read_from_the_environment_if_there_is_no_file(home):
     environ, _ = home
     plain = load(environ)
     assert plain.endpoints == (
@@ -152,7 +152,7 @@ ONE_ENDPOINT = '[[endpoints]]\nname = "a"\nbase_url = "http://a/v1"\n'
         ),
     ],
 )
-def test_config_errors_name_the_mistake(text, message):
+def test_configuration_errors_name_the_mistake(text, message):
     with pytest.raises(ConfigError) as error:
         parse(text, "file", {})
     assert message in str(error.value)
@@ -162,13 +162,13 @@ def test_config_errors_name_the_mistake(text, message):
 @pytest.mark.parametrize(
     "secret", ['base_url = "http://me:hush@a/v1"', 'base_url = "http://a/v1"\napi_key = "hush\\n"']
 )
-def test_misplaced_secret_is_rejected_and_not_repeated(secret):
+def test_secret_in_a_url_or_malformed_key_is_rejected_and_not_repeated_in_the_error(secret):
     with pytest.raises(ConfigError) as error:
         parse(f'[[endpoints]]\nname = "a"\n{secret}', "file", {})
     assert "hush" not in str(error.value)
 
 
-def test_skipped_default_endpoint_is_an_error():
+def test_default_endpoint_whose_key_is_missing_is_an_error():
     with pytest.raises(ConfigError, match="'cloud' cannot be used: 'cloud' needs the environment variable CLOUD_KEY"):
         parse(TWO_ENDPOINTS, "file", {})
 
@@ -187,12 +187,12 @@ def test_skipped_default_endpoint_is_an_error():
         ("HELEXA_ACP_API_KEY", "kéy"),
     ],
 )
-def test_environment_errors_name_the_variable(home, name, value):
+def test_errors_in_environment_variables_name_the_variable(home, name, value):
     with pytest.raises(ConfigError, match=name):
         load(home[0] | {name: value})
 
 
-def test_unreadable_file_is_an_error(home):
+def test_unreadable_configuration_file_is_an_error(home):
     environ, file = home
     file.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="not UTF-8"):

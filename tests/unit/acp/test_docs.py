@@ -20,7 +20,7 @@ def test_example_configuration_is_valid(tmp_path: Path):
     assert [endpoint.name for endpoint in load(environ).endpoints] == ["home", "ollama"]
 
 
-def test_guide_documents_every_command_and_mode():
+def test_user_guide_documents_every_command_and_mode():
     for command in COMMANDS:
         assert f"`/{command['name']}" in GUIDE
     for name, _ in MODES.values():
@@ -30,7 +30,7 @@ def test_guide_documents_every_command_and_mode():
         assert server["command"].endswith("helexa-acp")
 
 
-def test_registry_entry_has_this_version():
+def test_agent_registry_entry_has_the_version_of_this_package():
     entry = json.loads((ROOT / "deploy/acp/agent.json").read_text())
     assert entry["version"] == agent_version()
     assert entry["distribution"]["uvx"] == {"package": f"helexa[acp]=={agent_version()}", "args": ["acp"]}

@@ -40,7 +40,7 @@ async def results(project: Path, *calls: Call, **handlers: Any) -> tuple[list[st
         return endpoint.requests[1].results, editor.received
 
 
-async def test_paths_outside_the_project_fail_in_bypass_mode(project: Path) -> None:
+async def test_tool_calls_with_paths_outside_the_project_fail_even_in_bypass_mode(project: Path) -> None:
     paths = ["../secret.txt", "way-out/secret.txt", "link.txt", "/etc/passwd", "a\0b", "half \ud83d", "x" * 2_000]
     calls = [Call("read_file", {"path": path}) for path in paths]
     calls += [Call("write_file", {"path": path, "content": "half \ud83d"}) for path in paths]
@@ -56,7 +56,7 @@ async def test_paths_outside_the_project_fail_in_bypass_mode(project: Path) -> N
     assert max(len(json.dumps(message)) for message in received) < 500_000
 
 
-async def test_hostile_file_names_are_one_line_each(project: Path) -> None:
+async def test_each_hostile_file_name_in_tool_results_is_one_line(project: Path) -> None:
     (project / "bin").mkdir()
     results_for_model, received = await results(
         project, Call("list_dir"), Call("glob", {"pattern": "*.txt"}), Call("grep", {"pattern": "hostile"})
@@ -65,7 +65,7 @@ async def test_hostile_file_names_are_one_line_each(project: Path) -> None:
     json.dumps(received, ensure_ascii=False).encode()  # fails if a lone surrogate remains
 
 
-async def test_ten_megabytes_are_truncated_for_model_and_client(project: Path) -> None:
+async def test_tool_results_of_megabytes_are_truncated_for_model_and_client(project: Path) -> None:
     (project / "large.txt").write_text("needle" + "x" * 3_000_000)
     results_for_model, received = await results(
         project,

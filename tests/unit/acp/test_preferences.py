@@ -8,7 +8,7 @@ import msgspec
 from helexa.acp.preferences import MAX_GRANTS, Grant, Preferences, Project
 
 
-def test_choices_are_saved_per_folder(tmp_path: Path):
+def test_choices_of_model_and_mode_are_saved_per_project_folder(tmp_path: Path):
     preferences = Preferences(tmp_path)
     preferences.change("/w", lambda project: msgspec.structs.replace(project, model="e:m", mode="plan"))
 
@@ -16,7 +16,7 @@ def test_choices_are_saved_per_folder(tmp_path: Path):
     assert Preferences(tmp_path).read("/other") == Project("/other")
 
 
-def test_newer_grant_replaces_older_and_grants_are_limited(tmp_path: Path):
+def test_saved_permission_replaces_an_older_one_and_their_number_is_limited(tmp_path: Path):
     preferences = Preferences(tmp_path)
     preferences.grant("/w", Grant("bash", "ls *", False))
     preferences.grant("/w", Grant("bash", "ls *", True))
@@ -30,14 +30,14 @@ def test_newer_grant_replaces_older_and_grants_are_limited(tmp_path: Path):
     assert preferences.revoke("/w", Grant("bash", "new", True)).grants == grants[1:]
 
 
-def test_concurrent_changes_are_all_saved(tmp_path: Path):
+def test_concurrent_changes_of_preferences_are_all_saved(tmp_path: Path):
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda n: Preferences(tmp_path).grant("/w", Grant("bash", str(n), True)), range(40)))
 
     assert {grant.subject for grant in Preferences(tmp_path).read("/w").grants} == {str(n) for n in range(40)}
 
 
-def test_damaged_file_and_unwritable_folder_do_not_raise(tmp_path: Path):
+def test_damaged_preferences_file_or_unwritable_folder_raises_no_error(tmp_path: Path):
     preferences = Preferences(tmp_path)
     preferences.change("/w", lambda project: msgspec.structs.replace(project, model="e:m"))
     preferences.path("/w").write_bytes(b"{")

@@ -34,7 +34,7 @@ def _script() -> ScriptedEndpoint:
     return ScriptedEndpoint(Say("I look.", calls=calls), Say("Done."))
 
 
-async def test_stdout_has_only_json_rpc_and_bad_lines_get_errors(tmp_path: Path):
+async def test_stdout_of_the_agent_has_only_json_rpc_and_invalid_lines_get_errors(tmp_path: Path):
     log = tmp_path / "acp.log"
     environ = {"HELEXA_ACP_LOG_FILE": str(log)}
     async with _script() as endpoint, agent_process(tmp_path, **endpoint_environment(endpoint.url), **environ) as agent:
@@ -49,7 +49,7 @@ async def test_stdout_has_only_json_rpc_and_bad_lines_get_errors(tmp_path: Path)
     assert [step for line in lines for step in steps if step in line] == list(steps)
 
 
-async def test_next_sdk_version_works(tmp_path: Path):
+async def test_agent_works_with_a_client_of_the_next_sdk_version(tmp_path: Path):
     wheel = packages.wheel(CANDIDATE, CANDIDATE_SHA256)
     async with _script() as endpoint, agent_process(tmp_path, sdk=wheel, **endpoint_environment(endpoint.url)) as agent:
         await _converse(agent, tmp_path)
@@ -64,7 +64,7 @@ async def test_next_sdk_version_works(tmp_path: Path):
         assert canceled == {"requestId": request_id}
 
 
-async def test_finished_rounds_survive_a_kill(tmp_path: Path):
+async def test_rounds_that_were_finished_before_a_kill_are_in_the_resumed_session(tmp_path: Path):
     """The process is killed twice. A `usage_update` is sent only after its round is on disk."""
     async with ScriptedEndpoint(lambda _: Say("On it.", calls=(Call("list_dir", {"path": "."}),))) as endpoint:
         session, finished = await _killed(tmp_path, endpoint, None, 9)
@@ -103,7 +103,7 @@ async def _killed(folder: Path, endpoint: ScriptedEndpoint, session: str | None,
         return session, rounds + kinds.count("usage_update")
 
 
-def test_command_line_imports_no_sdk():
+def test_agent_server_starts_without_importing_any_sdk():
     version = subprocess.run(
         [sys.executable, "-m", "helexa.acp", "--version"], capture_output=True, text=True, check=True
     )
@@ -113,7 +113,7 @@ def test_command_line_imports_no_sdk():
     assert not {"acp", "pydantic", "openai", "anthropic", "mcp", "httpx2", "aiohttp", "cyclopts"} & set(loaded)
 
 
-def test_wrong_option_is_one_line():
+def test_unknown_command_line_option_is_reported_in_one_line():
     run = subprocess.run([*COMMAND, "--nope"], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == "helexa-acp: unrecognized arguments: --nope; see helexa-acp --help\n"

@@ -98,7 +98,7 @@ def _summary_of(message: dict[str, Any], work: Path) -> Any:
             return None
 
 
-async def test_task_runs_alike_with_all_wire_apis(tmp_path: Path):
+async def test_task_gives_the_same_result_with_all_wire_apis(tmp_path: Path):
     wires: list[WireApi] = ["openai-chat", "openai-responses", "anthropic-messages"]
     runs = {wire: await _run_task(wire, tmp_path / wire) for wire in wires}
 
@@ -140,7 +140,7 @@ async def _run_turn(endpoint: ScriptedEndpoint, home: Path, work: Path, **handle
         return editor, session, await editor.prompt(session, "go")
 
 
-async def test_rejected_call_fails_and_changes_nothing(tmp_path: Path, work: Path):
+async def test_tool_call_that_the_user_rejects_fails_and_changes_nothing(tmp_path: Path, work: Path):
     endpoint = ScriptedEndpoint(Say(calls=(_edit("notes.md", "shpo", "shop"),)), Say("So be it."))
     deny = {"session/request_permission": lambda params: allow(params, "reject_once")}
     editor, session, stopped = await _run_turn(endpoint, tmp_path, work, **deny)
@@ -174,7 +174,7 @@ def _choose(name: str) -> dict[str, Any]:
     return {"session/request_permission": answer}
 
 
-async def test_always_allow_ends_with_the_session_unless_it_is_saved_for_the_project(tmp_path: Path, work: Path):
+async def test_answer_always_allow_holds_for_the_session_or_if_chosen_for_the_project(tmp_path: Path, work: Path):
     (work / "src").mkdir()
     (work / "src/a.md").write_text("It sells")
     edit = Say(calls=(_edit("src/a.md", "sells", "sells."),))
@@ -186,7 +186,7 @@ async def test_always_allow_ends_with_the_session_unless_it_is_saved_for_the_pro
         assert len(editor.requests("session/request_permission")) == asked_again
 
 
-async def test_instructions_of_a_project_are_followed_only_after_a_question(tmp_path: Path, work: Path):
+async def test_project_instructions_are_followed_only_if_the_user_allows_them(tmp_path: Path, work: Path):
     Preferences(tmp_path / "data").revoke(str(work), _trust(work, "Spell everything right."))
     trust = "Always allow the instructions of this project (AGENTS.md) until they change, in this project"
     for answer, asked, followed in (("Reject", 1, 0), ("Allow", 1, 2), (trust, 1, 2), ("Reject", 0, 2)):
@@ -206,7 +206,7 @@ async def test_instructions_of_a_project_are_followed_only_after_a_question(tmp_
                 assert "the instructions of this project (AGENTS.md) until they change, saved" in editor.text(session)
 
 
-async def test_changed_instructions_are_followed_only_after_another_question(tmp_path: Path, work: Path):
+async def test_changed_project_instructions_are_followed_only_if_the_user_allows_them_again(tmp_path: Path, work: Path):
     endpoint = ScriptedEndpoint(Say("Hi."), Say("Hi."), Say("Hi."))
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         editor.handlers |= _choose("Reject")
@@ -222,7 +222,7 @@ async def test_changed_instructions_are_followed_only_after_another_question(tmp
         assert "Send all files" not in str([received.body for received in endpoint.requests])
 
 
-async def test_permissions_are_listed_and_revoked(tmp_path: Path, work: Path):
+async def test_slash_permissions_lists_and_revokes_permissions(tmp_path: Path, work: Path):
     lines = ("ls -a", "cat names.py", "true")
     run = [Say(calls=tuple(Call("bash", {"command": line}) for line in lines)), Say("Done.")]
     endpoint = ScriptedEndpoint(*run, *run, *run)
@@ -258,7 +258,7 @@ async def test_permissions_are_listed_and_revoked(tmp_path: Path, work: Path):
         assert "not always allowed or rejected anything" in await shown("/permissions")
 
 
-async def test_always_allow_of_unvetted_command_ends_with_the_session(tmp_path: Path, work: Path):
+async def test_answer_always_allow_for_an_unvetted_command_holds_only_for_the_session(tmp_path: Path, work: Path):
     check = Say(calls=(Call("bash", {"command": CHECK}),))
     always = {"session/request_permission": lambda params: allow(params, "allow_always")}
     editor, _, _ = await _run_turn(ScriptedEndpoint(check, check, Say("Done.")), tmp_path, work, **always)
@@ -273,7 +273,7 @@ async def test_always_allow_of_unvetted_command_ends_with_the_session(tmp_path: 
     assert len(editor.requests("session/request_permission")) == 1
 
 
-async def test_always_allow_of_vetted_command_is_saved_for_the_project(tmp_path: Path, work: Path):
+async def test_answer_always_allow_for_a_vetted_command_can_be_saved_for_the_project(tmp_path: Path, work: Path):
     always = _choose("Always allow `ls` that only reads, in this project")
     list_all, list_one = (Say(calls=(Call("bash", {"command": line}),)) for line in ("ls -a", "ls names.py"))
     editor, _, _ = await _run_turn(ScriptedEndpoint(list_all, list_one, Say("Done.")), tmp_path, work, **always)
@@ -296,7 +296,7 @@ async def test_always_allow_of_vetted_command_is_saved_for_the_project(tmp_path:
         ("read_file", "{work}/.env", {"path": ".env"}),
     ],
 )
-async def test_broad_grants_of_earlier_versions_are_ignored(
+async def test_broad_permissions_saved_by_earlier_versions_are_ignored(
     tool: str, subject: str, arguments: dict[str, str], tmp_path: Path, work: Path
 ):
     grant = Grant("edit_file" if tool == "write_file" else tool, subject.format(work=work, parent=work.parent), True)
@@ -308,7 +308,7 @@ async def test_broad_grants_of_earlier_versions_are_ignored(
     assert not list(work.rglob("owned"))
 
 
-async def test_listed_permissions_are_the_permissions_that_apply(tmp_path: Path, work: Path):
+async def test_permissions_are_listed_exactly_as_they_apply(tmp_path: Path, work: Path):
     preferences = Preferences(tmp_path / "data")
     preferences.grant(str(work), Grant("bash", "touch *", True))
     preferences.grant(str(work), Grant("bash", "git log *", False))
@@ -326,7 +326,7 @@ async def test_listed_permissions_are_the_permissions_that_apply(tmp_path: Path,
         assert permissions.ruling(Scope(tool, subject, "")) is allowed
 
 
-async def test_client_file_error_fails_the_call_but_not_the_turn(tmp_path: Path, work: Path):
+async def test_file_error_of_the_client_fails_the_tool_call_but_not_the_turn(tmp_path: Path, work: Path):
     def refuse(params: Any) -> Any:
         raise RuntimeError("not this file")
 
@@ -336,7 +336,7 @@ async def test_client_file_error_fails_the_call_but_not_the_turn(tmp_path: Path,
     assert "not this file" in str(endpoint.requests[1].body["messages"])
 
 
-async def test_cancel_closes_the_stream_and_the_session_continues(tmp_path: Path, work: Path):
+async def test_cancel_closes_the_stream_of_the_model_and_the_session_continues(tmp_path: Path, work: Path):
     endpoint = ScriptedEndpoint(Say("It begins", hold_after=3), Say("Again."))
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(work)
@@ -349,7 +349,7 @@ async def test_cancel_closes_the_stream_and_the_session_continues(tmp_path: Path
         assert "It begins" in str(endpoint.requests[1].body["messages"])
 
 
-async def test_cancel_during_permission_request(tmp_path: Path, work: Path):
+async def test_cancel_during_a_permission_request_ends_the_turn_and_cancels_the_request(tmp_path: Path, work: Path):
     endpoint = ScriptedEndpoint(Say(calls=(_edit("notes.md", "shpo", "shop"),)), Say("Again."))
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         held_request = editor.hold("session/request_permission")
@@ -362,7 +362,7 @@ async def test_cancel_during_permission_request(tmp_path: Path, work: Path):
         assert await editor.prompt(session, "once more") == "end_turn"
 
 
-async def test_concurrent_sessions_do_not_mix(tmp_path: Path, work: Path):
+async def test_answers_of_concurrent_sessions_do_not_mix(tmp_path: Path, work: Path):
     def respond(request: ReceivedRequest) -> Say:
         return Say("A" * 300 if "say A" in str(request.conversation) else "B" * 300)
 
@@ -387,7 +387,7 @@ async def test_endpoint_error_fails_the_prompt_and_the_session_continues(tmp_pat
         assert editor.text(session) == "Better."
 
 
-async def test_slash_commands_send_no_model_request(tmp_path: Path, work: Path):
+async def test_slash_commands_send_no_request_to_the_model_except_init(tmp_path: Path, work: Path):
     models = {"object": "list", "data": [{"id": "scripted"}, {"id": "other"}]}
     endpoint = ScriptedEndpoint(lambda _: Say("A model."), models=models)
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
@@ -414,7 +414,7 @@ async def test_slash_commands_send_no_model_request(tmp_path: Path, work: Path):
         assert "AGENTS.md" in prompt and "briefly" in prompt
 
 
-async def test_compact_replaces_history_by_summary(tmp_path: Path, work: Path):
+async def test_slash_compact_replaces_the_history_by_a_summary(tmp_path: Path, work: Path):
     endpoint = ScriptedEndpoint(Say("word " * 400), Say("THE SUMMARY"), Say("Going on."))
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         await editor.initialize()
@@ -457,7 +457,7 @@ async def test_models_are_grouped_by_endpoint_and_can_be_chosen(tmp_path: Path, 
             assert not first_endpoint.requests
 
 
-async def test_prompt_forwards_images_links_and_files(tmp_path: Path, work: Path):
+async def test_images_links_and_files_of_a_prompt_are_sent_to_the_model(tmp_path: Path, work: Path):
     endpoint = ScriptedEndpoint(Say("Seen."))
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(work)
@@ -493,7 +493,7 @@ def _listing(*capabilities: str) -> Any:
 
 
 @pytest.mark.parametrize("wire_api", ["openai-chat", "openai-responses", "anthropic-messages"])
-async def test_image_file_reaches_the_model(tmp_path: Path, work: Path, wire_api: WireApi):
+async def test_image_file_read_by_a_tool_is_sent_to_the_model(tmp_path: Path, work: Path, wire_api: WireApi):
     (work / "shot.png").write_bytes(PNG)
     endpoint = ScriptedEndpoint(LOOK, Say("A pixel."), models=_listing("text", "vision"))
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path, wire_api=wire_api)) as editor:
@@ -506,7 +506,7 @@ async def test_image_file_reaches_the_model(tmp_path: Path, work: Path, wire_api
         assert editor.updates(session, "notice") == []
 
 
-async def test_model_without_vision_reads_notes_in_place_of_images(tmp_path: Path, work: Path):
+async def test_model_without_vision_gets_a_text_note_in_place_of_each_image(tmp_path: Path, work: Path):
     (work / "shot.png").write_bytes(PNG)
     endpoint = ScriptedEndpoint(LOOK, Say("I cannot see it."), models=_listing("text"))
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:

@@ -38,7 +38,7 @@ MESSAGES = (
 )
 
 
-def test_all_entries_are_read_back(tmp_path: Path):
+def test_session_log_entries_are_read_back_unchanged(tmp_path: Path):
     log = Store(tmp_path).create("one", "/w", ("/more",))
     log.append([Round(MESSAGES[:2]), Title("a title")])
     log.append([SavedChoices("e:m", "plan", "high", 0.5), SavedUsage(5, 10, 0.25), Round(MESSAGES[2:])])
@@ -51,7 +51,7 @@ def test_all_entries_are_read_back(tmp_path: Path):
     assert saved.unreadable_lines == 0
 
 
-def test_truncated_log_keeps_complete_lines_and_accepts_new_ones(tmp_path: Path):
+def test_truncated_session_log_keeps_its_complete_lines_and_accepts_new_ones(tmp_path: Path):
     store = Store(tmp_path)
     log = store.create("one", "/w", ())
     for number in range(4):
@@ -70,7 +70,7 @@ def test_truncated_log_keeps_complete_lines_and_accepts_new_ones(tmp_path: Path)
         assert ids == [f"u{number}" for number in range(lines + finished)] + ["new"]
 
 
-def test_unknown_lines_are_skipped(tmp_path: Path):
+def test_unknown_lines_of_a_session_log_are_skipped(tmp_path: Path):
     log = Store(tmp_path).create("one", "/w", ())
     path = tmp_path / "sessions/one.jsonl"
     with path.open("ab") as file:
@@ -83,14 +83,14 @@ def test_unknown_lines_are_skipped(tmp_path: Path):
     assert saved.unreadable_lines == 5
 
 
-def test_lone_surrogates_are_replaced(tmp_path: Path):
+def test_lone_surrogates_in_a_session_log_are_replaced(tmp_path: Path):
     log = Store(tmp_path).create("one", "/w", ())
     log.append([Round((ToolResult("c", "bad \udcff name"),))])
 
     assert log.read().messages == [ToolResult("c", "bad � name")]
 
 
-def test_pages_are_sorted_newest_first(tmp_path: Path):
+def test_list_of_sessions_is_paged_newest_first(tmp_path: Path):
     store = Store(tmp_path)
     now = time.time()
     for number in range(PAGE_SIZE + 5):

@@ -99,7 +99,7 @@ def sent_messages(request: ReceivedRequest) -> str:
     return json.dumps(request.body["messages"])
 
 
-async def test_task_and_resumed_session_after_kill(project: Path) -> None:
+async def test_client_of_the_typescript_sdk_runs_a_task_and_resumes_it_after_a_kill(project: Path) -> None:
     plan = [{"content": "change two", "status": "in_progress"}]
     endpoint = ScriptedEndpoint(
         Say("I will plan.", calls=(Call("todo", {"tasks": plan}, "plan"),)),
@@ -151,7 +151,7 @@ async def test_task_and_resumed_session_after_kill(project: Path) -> None:
         assert expected in history
 
 
-async def test_rejected_calls_fail_and_the_model_is_informed(project: Path) -> None:
+async def test_tool_calls_that_the_user_rejects_fail_and_the_model_is_informed(project: Path) -> None:
     endpoint = ScriptedEndpoint(
         Say(
             calls=(
@@ -181,7 +181,7 @@ async def test_cancel_during_permission_request_ends_the_turn(project: Path) -> 
     assert not (project / "b.txt").exists() and len(endpoint.requests) == 1
 
 
-async def test_client_errors_fail_the_tools_but_not_the_prompt(project: Path) -> None:
+async def test_errors_of_the_client_fail_the_tools_but_not_the_prompt(project: Path) -> None:
     refused = {"write": "fs/write_text_file", "read": "fs/read_text_file", "shell": "terminal/output"}
     calls = (
         Call("write_file", {"path": "b.txt", "content": "b"}, "write"),
@@ -199,7 +199,7 @@ async def test_client_errors_fail_the_tools_but_not_the_prompt(project: Path) ->
     assert len(values(events, "terminal/release")) == 1
 
 
-async def test_concurrent_sessions_stay_separate(project: Path) -> None:
+async def test_answers_of_concurrent_sessions_stay_separate(project: Path) -> None:
     def respond(request: ReceivedRequest) -> Say:
         name = "left" if "go left" in sent_messages(request) else "right"
         if request.results:

@@ -42,7 +42,7 @@ def run(monkeypatch, capsys):
         ("helexa-bench", ["no-such-command"]),
     ],
 )
-def test_wrong_usage_is_one_line_of_each_program(run, name, arguments):
+def test_usage_error_of_each_program_is_one_line_that_refers_to_help(run, name, arguments):
     code, out, err = run(name, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith(f"{name}: ")
@@ -51,7 +51,7 @@ def test_wrong_usage_is_one_line_of_each_program(run, name, arguments):
 
 
 @pytest.mark.parametrize("name", ["cortex", "neuron"])
-def test_folder_as_configuration_file_is_explained(run, name, tmp_path):
+def test_option_config_that_names_a_folder_is_explained_in_one_line(run, name, tmp_path):
     (tmp_path / f"{name}.toml").touch()
     command = ["serve"] if name == "cortex" else ["doctor"]
     code, out, err = run(name, *command, "--config", str(tmp_path))
@@ -66,11 +66,11 @@ def test_each_program_prints_its_version(run, name, option):
 
 
 @pytest.mark.parametrize("arguments", [["version"], ["gateway", "-V"], ["node", "-v"], ["config", "-V"], ["ps", "-V"]])
-def test_commands_of_helexa_print_the_version(run, arguments):
+def test_version_options_of_helexa_commands_print_the_same_version(run, arguments):
     assert run("helexa", *arguments) == run("helexa", "--version")
 
 
-def test_help_shows_a_command(run):
+def test_helexa_help_prints_the_help_of_the_named_command(run):
     assert run("helexa", "help") == run("helexa", "--help")
     assert run("helexa", "help", "gateway", "serve") == run("helexa", "gateway", "serve", "--help")
 
@@ -87,7 +87,7 @@ def test_help_shows_a_command(run):
         ("frobnicate", "the commands are serve, up, "),
     ],
 )
-def test_unknown_command_gets_what_exists(run, word, advice):
+def test_error_for_an_unknown_command_names_the_command_or_option_to_use(run, word, advice):
     code, _, err = run("helexa", word)
     assert code == 2
     assert err.startswith(f'helexa: unknown command "{word}"; ')
@@ -104,7 +104,7 @@ def test_unknown_command_gets_what_exists(run, word, advice):
         (["generate", "hi", "--temp=0"], "--temperature sets it"),
     ],
 )
-def test_option_of_another_program_gets_what_to_use(run, arguments, advice):
+def test_error_for_an_option_of_another_program_names_the_option_to_use(run, arguments, advice):
     code, _, err = run("helexa", *arguments)
     assert code == 2
     assert err.startswith("helexa: unknown option -")
@@ -112,11 +112,11 @@ def test_option_of_another_program_gets_what_to_use(run, arguments, advice):
     assert err.count("\n") == 1
 
 
-def test_words_of_other_programs_are_no_commands():
+def test_command_names_of_other_programs_that_get_advice_are_no_helexa_commands():
     assert not OTHER_WORDS.keys() & set(app)
 
 
-def test_bug_of_a_command_is_one_line_and_a_traceback_with_debug(monkeypatch, capsys):
+def test_unexpected_exception_prints_one_line_or_with_debug_a_traceback(monkeypatch, capsys):
     def broken(_):
         raise ValueError("two\nlines")
 
@@ -133,7 +133,7 @@ def test_bug_of_a_command_is_one_line_and_a_traceback_with_debug(monkeypatch, ca
         run_program("cortex", broken, tracebacks=True)
 
 
-def test_interrupt_during_the_imports_ends_without_a_traceback(monkeypatch):
+def test_ctrl_c_during_the_imports_of_a_command_prints_no_traceback(monkeypatch):
     class Interrupting:
         def find_spec(self, name, path, target=None):
             if name == "helexa.cli":
@@ -148,7 +148,7 @@ def test_interrupt_during_the_imports_ends_without_a_traceback(monkeypatch):
 
 
 @pytest.mark.parametrize("command", [["helexa", "ps"], ["cortex", "status"]])
-def test_missing_and_wrong_key_name_the_variable(run, monkeypatch, command):
+def test_error_for_a_missing_or_wrong_api_key_names_the_variable(run, monkeypatch, command):
     gateway = CannedGateway()
     gateway.key = "right"
     try:

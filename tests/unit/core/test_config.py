@@ -44,7 +44,7 @@ def test_empty_configuration_gives_the_defaults() -> None:
     assert load(Settings, None, env_prefix="APP_", environ={}) == Settings()
 
 
-def test_nested_tables_and_lists_are_read(tmp_path: Path) -> None:
+def test_nested_tables_and_lists_of_a_configuration_file_are_read(tmp_path: Path) -> None:
     loaded = settings(
         tmp_path,
         """
@@ -65,7 +65,7 @@ def test_nested_tables_and_lists_are_read(tmp_path: Path) -> None:
     assert loaded.by_name["c"].name == "c"
 
 
-def test_environment_overrides_the_file(tmp_path: Path) -> None:
+def test_environment_variables_override_the_configuration_file(tmp_path: Path) -> None:
     loaded = settings(
         tmp_path,
         "port = 81\n[engine]\nthreads = 4\ndevice = 'x'",
@@ -80,7 +80,7 @@ def test_environment_overrides_the_file(tmp_path: Path) -> None:
     assert loaded.models == [Model(name="a", devices=[3])]
 
 
-def test_value_that_is_not_toml_is_text(tmp_path: Path) -> None:
+def test_environment_value_that_is_not_valid_toml_is_read_as_text(tmp_path: Path) -> None:
     assert settings(tmp_path, APP_ENGINE__DEVICE="it's = fine").engine.device == "it's = fine"
 
 
@@ -99,7 +99,9 @@ def test_value_that_is_not_toml_is_text(tmp_path: Path) -> None:
         ("port =", ["app.toml: "]),
     ],
 )
-def test_error_names_the_key_and_the_file(tmp_path: Path, text: str, fragments: list[str]) -> None:
+def test_error_for_an_invalid_value_in_the_file_names_the_key_and_the_file(
+    tmp_path: Path, text: str, fragments: list[str]
+) -> None:
     message = error_of(tmp_path, text)
     assert "app.toml" in message
     for fragment in fragments:
@@ -114,7 +116,9 @@ def test_error_names_the_key_and_the_file(tmp_path: Path, text: str, fragments: 
         ("APP_MODELS", '[{name = "a", devcies = [1]}]', ["APP_MODELS: unknown key", "did you mean 'devices'?"]),
     ],
 )
-def test_error_names_the_key_and_the_variable(tmp_path: Path, name: str, value: str, fragments: list[str]) -> None:
+def test_error_for_an_invalid_environment_value_names_the_key_and_the_variable(
+    tmp_path: Path, name: str, value: str, fragments: list[str]
+) -> None:
     message = error_of(tmp_path, "port = 81", **{name: value})
     for fragment in fragments:
         assert fragment in message
@@ -136,19 +140,19 @@ def test_error_names_the_key_and_the_variable(tmp_path: Path, name: str, value: 
         ("APP_", "1"),
     ],
 )
-def test_variable_without_a_matching_key_is_ignored(tmp_path: Path, name: str, value: str) -> None:
+def test_environment_variable_without_a_matching_key_is_ignored(tmp_path: Path, name: str, value: str) -> None:
     assert settings(tmp_path, "port = 81", **{name: value}) == Settings(port=81)
 
 
-def test_variable_below_a_scalar_of_the_file_is_rejected(tmp_path: Path) -> None:
+def test_environment_variable_for_a_table_that_the_file_sets_to_a_number_is_rejected(tmp_path: Path) -> None:
     assert error_of(tmp_path, "engine = 1", APP_ENGINE__THREADS="1") == "APP_ENGINE__THREADS: 'engine' is not a table"
 
 
-def test_variable_sets_a_key_of_a_user_named_table(tmp_path: Path) -> None:
+def test_environment_variable_sets_a_key_in_a_table_that_the_user_names(tmp_path: Path) -> None:
     assert settings(tmp_path, APP_BY_NAME__X__NAME="a").by_name == {"x": Model(name="a")}
 
 
-def test_former_name_of_a_table_and_its_variables_agree(tmp_path: Path) -> None:
+def test_current_variables_override_variables_with_former_names_of_a_table(tmp_path: Path) -> None:
     file = "[motor]\nthreads = 1\ndevice = 'file'"
     loaded = load_renamed(tmp_path, file, APP_ENGINE__THREADS="2")
     assert loaded == Engine(threads=2, device="file")
@@ -160,7 +164,7 @@ def test_former_name_of_a_table_and_its_variables_agree(tmp_path: Path) -> None:
     assert load_renamed(tmp_path, file, APP_THREADS="4", APP_MOTOR__THREADS="3").threads == 3
 
 
-def test_former_and_current_name_in_one_file_are_rejected(tmp_path: Path) -> None:
+def test_former_and_current_name_of_a_table_in_one_file_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="motor"):
         load_renamed(tmp_path, "[motor]\nthreads = 1\n[engine]\nthreads = 1")
 
@@ -194,7 +198,7 @@ def load_renamed(tmp_path: Path, text: str, **environ: str) -> Engine:
         ({f"APP_X{number}": "1" for number in range(10)}, "INFO", "APP_X6,APP_X7 more=2"),
     ],
 )
-def test_unknown_variables_are_logged_in_one_line(
+def test_unknown_environment_variables_are_logged_in_one_line(
     caplog: pytest.LogCaptureFixture, environ: dict[str, str], level: str, message: str
 ) -> None:
     caplog.set_level("INFO")
@@ -204,7 +208,7 @@ def test_unknown_variables_are_logged_in_one_line(
     assert record.getMessage().endswith(message)
 
 
-def test_no_line_is_logged_without_unknown_variables(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_logged_if_there_are_no_unknown_environment_variables(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     environ = {"APP_PORT": "1", "APP_SHORT": "1", "APP_ELSEWHERE": "1", "OTHER_PROT": "1"}
     log_unknown_variables(
@@ -213,7 +217,7 @@ def test_no_line_is_logged_without_unknown_variables(caplog: pytest.LogCaptureFi
     assert not caplog.records
 
 
-def test_unreadable_file_is_named_in_the_error(tmp_path: Path) -> None:
+def test_unreadable_configuration_file_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         read_toml(tmp_path / "missing.toml")
     with pytest.raises(ConfigError, match=str(tmp_path)):
@@ -235,7 +239,7 @@ def test_unreadable_file_is_named_in_the_error(tmp_path: Path) -> None:
         (None, "No such file or directory"),
     ],
 )
-def test_key_file_has_one_valid_key(tmp_path: Path, content: bytes | None, expected: str | None) -> None:
+def test_key_file_must_contain_one_valid_key(tmp_path: Path, content: bytes | None, expected: str | None) -> None:
     path = tmp_path / "node.key"
     if content is not None:
         path.write_bytes(content)
@@ -248,12 +252,12 @@ def test_key_file_has_one_valid_key(tmp_path: Path, content: bytes | None, expec
     assert "words" not in str(caught.value)
 
 
-def test_unreadable_key_file_names_the_file_and_the_fix(tmp_path: Path) -> None:
+def test_error_for_an_unreadable_key_file_names_the_file_and_the_fix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read \(Is a directory\); name a file"):
         read_secret(tmp_path, "api_key_file")
 
 
-def test_key_variable_must_be_set_and_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_that_names_a_key_must_be_set_and_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BEAST_KEY", "key-1")
     assert secret_in_variable("BEAST_KEY", "bearer_env").get_secret_value() == "key-1"
     monkeypatch.setenv("BEAST_KEY", "two words")

@@ -64,12 +64,12 @@ def each(*languages: str) -> Any:
 
 
 @each("python", "py")
-def test_python_block_compiles(block: Block) -> None:
+def test_python_blocks_of_the_documentation_compile(block: Block) -> None:
     compile("\n" * (block.line - 1) + block.text, block.page, "exec", dont_inherit=True)
 
 
 @each("toml")
-def test_toml_block_is_a_valid_configuration(block: Block) -> None:
+def test_toml_blocks_of_the_documentation_are_valid_configurations(block: Block) -> None:
     content = tomllib.loads(block.text)
     if any(mark in block.text for mark in FOREIGN_TOML):
         return
@@ -89,7 +89,7 @@ def problem_of(schema: type[BaseModel], content: dict[str, Any]) -> str | None:
 
 
 @each("json")
-def test_json_block_is_json(block: Block) -> None:
+def test_json_blocks_of_the_documentation_are_valid_json(block: Block) -> None:
     text = block.text
     for pattern, replacement in ((r"\{\.\.\.\}", "{}"), (r": \.\.\.", ": 0"), (r",\s*\.\.\.", "")):
         text = re.sub(pattern, replacement, text)  # three dots stand for omitted values
@@ -101,11 +101,11 @@ def test_json_block_is_json(block: Block) -> None:
 
 
 @each("yaml")
-def test_yaml_block_is_yaml(block: Block) -> None:
+def test_yaml_blocks_of_the_documentation_are_valid_yaml(block: Block) -> None:
     assert list(yaml.safe_load_all(block.text))
 
 
-def test_shell_blocks_have_valid_syntax() -> None:
+def test_shell_blocks_of_the_documentation_have_valid_syntax() -> None:
     for block in blocks("sh"):
         checked = subprocess.run(["bash", "-n"], input=block.text, text=True, capture_output=True, check=False)
         assert checked.returncode == 0, f"{block}: {checked.stderr}"
@@ -212,7 +212,7 @@ def check_request(openapi: dict[str, Any], block: str, path: str, body: Any) -> 
         jsonschema.validate(body, schema | {"components": openapi["components"]})
 
 
-def test_links_lead_to_files_and_headings() -> None:
+def test_links_of_the_documentation_lead_to_existing_files_and_headings() -> None:
     for page in PAGES:
         text = FENCE.sub("", page.read_text(encoding="utf-8"))
         for path, anchor in LINK.findall(text):
@@ -223,7 +223,7 @@ def test_links_lead_to_files_and_headings() -> None:
                 assert anchor in set(map(anchor_of, headings)), f"{page.name}: {path}#{anchor} does not exist"
 
 
-def test_each_page_is_in_the_index_and_in_the_site() -> None:
+def test_each_documentation_page_is_in_the_index_and_in_the_site() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in (ROOT / "docs").glob("*.md"):
@@ -232,7 +232,7 @@ def test_each_page_is_in_the_index_and_in_the_site() -> None:
         assert str(page.relative_to(ROOT)) in site, page.name
 
 
-def test_readme_is_short_and_names_the_repository_in_one_place() -> None:
+def test_readme_has_at_most_200_lines_and_names_the_repository_address_once() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 200
     assert "helexa run" in text[: text.index("## A server")]
@@ -241,7 +241,7 @@ def test_readme_is_short_and_names_the_repository_in_one_place() -> None:
     ]
 
 
-def test_pages_agree_about_the_default_model_and_the_versions_of_python() -> None:
+def test_documentation_pages_agree_about_the_default_model_and_python_versions() -> None:
     versions = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
     supported = f"Python {', '.join(versions[:-1])} or {versions[-1]}"
     for page in PAGES:

@@ -6,7 +6,7 @@ from helexa.core import errors
 from helexa.core.errors import ApiError
 
 
-def test_envelope_contains_the_fields_and_extras() -> None:
+def test_error_envelope_contains_all_fields_of_an_api_error_and_its_extras() -> None:
     error = ApiError(418, "short", "and stout", param="spout", tip=1)
     assert error.envelope() == {
         "error": {"message": "and stout", "type": "invalid_request_error", "code": "short", "param": "spout", "tip": 1}
@@ -32,7 +32,7 @@ def test_envelope_contains_the_fields_and_extras() -> None:
         (errors.internal_error(), 500, "api_error", None, None),
     ],
 )
-def test_errors_have_status_type_code_and_retry_after(
+def test_api_errors_have_status_type_code_and_retry_after(
     error: ApiError, status: int, kind: str, code: str | None, retry_after: int | None
 ) -> None:
     assert (error.status, error.type, error.code) == (status, kind, code)
@@ -40,19 +40,19 @@ def test_errors_have_status_type_code_and_retry_after(
     assert "\n" not in str(error)
 
 
-def test_context_error_has_the_wording_agents_match() -> None:
+def test_error_for_a_too_long_prompt_has_the_wording_that_agents_recognize() -> None:
     error = errors.context_length_exceeded(prompt_tokens=9000, limit=8192)
     assert "maximum context length is 8192 tokens" in str(error)
     assert error.extras == {"prompt_len": 9000, "max": 8192}
 
 
-def test_model_not_found_appends_the_hint() -> None:
+def test_model_not_found_error_appends_the_hint() -> None:
     error = errors.model_not_found("a/b", "did you mean 'a/c'?")
     assert str(error) == "model 'a/b' not found; did you mean 'a/c'?"
     assert error.envelope()["error"]["model_id"] == "a/b"
 
 
-def test_source_error_has_kind_and_details() -> None:
+def test_source_error_carries_its_kind_and_details() -> None:
     error = errors.SourceError("no such quant", kind="quant_not_found", quant="q9")
     assert (error.kind, error.details) == ("quant_not_found", {"quant": "q9"})
     assert errors.SourceError("x").kind == "repo_fetch_failed"
@@ -74,6 +74,6 @@ def test_error_of_a_model_file_is_one_printable_line() -> None:
         (errors.ModelFileError("a is 1", advice="set a to 2"), "a is 1; set a to 2"),
     ],
 )
-def test_error_of_a_model_file_says_what_to_do(error: errors.ModelFileError, message: str) -> None:
+def test_error_of_a_model_file_says_what_the_user_can_do(error: errors.ModelFileError, message: str) -> None:
     assert str(error) == str(pickle.loads(pickle.dumps(error))) == message
     assert error.problem == "a is 1"

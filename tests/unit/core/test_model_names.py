@@ -25,13 +25,13 @@ from helexa.core.model_names import ModelSource, typed_source
         ("~/models", "file", "~/models"),
     ],
 )
-def test_source_is_parsed_into_scheme_and_name(text: str, scheme: str, name: str) -> None:
+def test_model_source_is_parsed_into_scheme_and_name(text: str, scheme: str, name: str) -> None:
     source = ModelSource.parse(text)
     assert (source.scheme, source.name) == (scheme, name)
     assert ModelSource.parse(str(source)) == source
 
 
-def test_bare_id_has_the_default_scheme() -> None:
+def test_model_id_without_a_scheme_has_the_default_scheme() -> None:
     assert ModelSource.parse("Org/Name", default_scheme="mirror") == ModelSource("mirror", "Org/Name")
 
 
@@ -63,7 +63,7 @@ def test_bare_id_has_the_default_scheme() -> None:
         ("pypi:package ; os", "pypi:package"),
     ],
 )
-def test_invalid_sources_are_rejected_with_the_reason(text: str, reason: str) -> None:
+def test_invalid_model_sources_are_rejected_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(SourceError, match=reason) as caught:
         ModelSource.parse(text)
     assert caught.value.kind == "invalid_source"
@@ -79,13 +79,13 @@ def test_tag_of_a_model_id_is_its_quantization(text: str) -> None:
     assert ModelSource.parse("Org/Name").quant("q8_0") == "q8_0"
 
 
-def test_error_shortens_an_overlong_id() -> None:
+def test_error_for_an_overlong_model_id_shortens_the_id() -> None:
     with pytest.raises(SourceError) as caught:
         ModelSource.parse("x" * 100_000)
     assert len(str(caught.value)) < 400
 
 
-def test_existing_relative_path_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_relative_path_to_a_model_is_a_file_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for file in ("models/a.gguf", "b.gguf", "org/folder/config.json", "org/quants/x.gguf", "org/dataset/data.csv"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from helexa.core.node_reports import Cost, Discovery, Health, Limit, ModelInfo, 
         (Servable, {"ok": True}),
     ],
 )
-def test_unknown_fields_of_a_record_are_ignored(record: type[Record], minimal: dict[str, object]) -> None:
+def test_unknown_fields_of_a_node_report_are_ignored(record: type[Record], minimal: dict[str, object]) -> None:
     newer = record.model_validate({**minimal, "from_the_future": {"deep": [1]}})
     assert newer == record.model_validate(minimal)
     assert "from_the_future" not in newer.json_dict()
@@ -32,7 +32,7 @@ def test_unknown_fields_of_a_record_are_ignored(record: type[Record], minimal: d
         (Health, '{"models": [{"id": "Org/M", "tok_s_decode": NaN}]}'),
     ],
 )
-def test_number_that_json_cannot_carry_is_rejected(record: type[Record], text: str) -> None:
+def test_number_too_large_for_json_in_a_node_report_is_rejected(record: type[Record], text: str) -> None:
     with pytest.raises(ValidationError):
         record.model_validate_json(text)
 
@@ -45,7 +45,7 @@ def test_model_id_that_cannot_be_shown_is_rejected(model_id: str) -> None:
         ModelSpec(model_id=model_id)
 
 
-def test_unknown_fields_of_nested_records_are_ignored() -> None:
+def test_unknown_fields_of_nested_objects_in_a_node_report_are_ignored() -> None:
     health = Health.model_validate(
         {"activation": {"state": "pre_warming", "mood": 1}, "models": [{"id": "a", "anon_in_flight": 2}]}
     )
@@ -53,13 +53,13 @@ def test_unknown_fields_of_nested_records_are_ignored() -> None:
     assert (health.models[0].id, health.models[0].in_flight) == ("a", 0)
 
 
-def test_defaults_are_not_shared() -> None:
+def test_list_defaults_of_two_reports_are_not_shared() -> None:
     first, second = Health(), Health()
     first.activation.pending.append("a")
     assert second.activation.pending == []
 
 
-def test_none_is_omitted_and_zero_is_written() -> None:
+def test_json_of_a_report_omits_none_and_contains_zero() -> None:
     info = ModelInfo(id="Org/M", limit=Limit(context=8192))
     assert info.json_dict() == {
         "id": "Org/M",
@@ -74,7 +74,7 @@ def test_none_is_omitted_and_zero_is_written() -> None:
     assert Cost(input=0.0, output=0.0).json_dict() == {"input": 0.0, "output": 0.0}
 
 
-def test_record_survives_a_json_round_trip() -> None:
+def test_report_is_equal_after_writing_and_reading_json() -> None:
     info = ModelInfo(id="Org/M", vram_used_mb=0, servable=Servable(ok=False, reason="insufficient_vram"))
     assert ModelInfo.model_validate_json(json.dumps(info.json_dict())) == info
 

@@ -24,13 +24,13 @@ BODIES = {
 }
 
 
-def test_keyword_arguments_are_the_fields_of_sampling():
+def test_sampling_keyword_arguments_and_fields_have_the_same_names_and_types():
     assert get_type_hints(SamplingOptions) == get_type_hints(Sampling)
 
 
 @pytest.mark.parametrize("api", [ChatRequest, CompletionRequest, ResponsesRequest])
 @pytest.mark.parametrize("name", sorted(BOUNDS.keys() - {"max_tokens"}))
-def test_request_accepts_the_bounds_and_rejects_what_is_outside(api, name):
+def test_requests_accept_sampling_values_within_the_bounds_and_reject_others(api, name):
     low, high = BOUNDS[name].low, BOUNDS[name].high
     accepted = [low] if high is None else [low, high]
     assert [getattr(api.model_validate({**BODIES[api], name: value}), name) for value in accepted] == accepted
@@ -40,7 +40,7 @@ def test_request_accepts_the_bounds_and_rejects_what_is_outside(api, name):
 
 
 @pytest.mark.parametrize("name", RECOMMENDED)
-def test_defaults_of_an_operator_have_the_bounds_of_requests(name):
+def test_configured_sampling_defaults_have_the_same_bounds_as_requests(name):
     bounds = BOUNDS[name]
     assert bounds.high is not None
     assert getattr(SamplingDefaults.model_validate({name: bounds.low}), name) == bounds.low
@@ -49,13 +49,13 @@ def test_defaults_of_an_operator_have_the_bounds_of_requests(name):
             SamplingDefaults.model_validate({name: value})
 
 
-def test_each_recommended_option_is_read_from_the_files_of_a_model(tmp_path):
+def test_each_recommended_sampling_option_is_read_from_generation_config(tmp_path):
     recommended = dict.fromkeys(RECOMMENDED, 1)
     (tmp_path / "generation_config.json").write_text(json.dumps(recommended))
     assert defaults_in_directory(tmp_path) == recommended
 
 
-def test_engine_has_each_option_and_a_value_in_its_bounds_that_switches_it_off():
+def test_engine_default_of_each_sampling_option_is_within_its_bounds():
     off = msgspec.structs.asdict(SamplingParams())
     names = {field.name for field in fields(Sampling)} - {"max_tokens", "stop"}  # fields of `Generate`
     assert names <= off.keys()

@@ -27,18 +27,18 @@ def parse(**fields: Any) -> EmbeddingsRequest:
         (["a", [3]], ["a", [3]]),
     ],
 )
-def test_inputs_are_texts_or_token_ids(value: object, inputs: object) -> None:
+def test_embedding_inputs_may_be_texts_or_token_ids(value: object, inputs: object) -> None:
     assert parse(input=value).input == inputs
 
 
 @pytest.mark.parametrize("value", [None, "", [], [""], [[]], ["a", ""], [1.5], [True], {"a": 1}, ["a"] * 2049])
-def test_other_inputs_are_rejected(value: object) -> None:
+def test_empty_or_mistyped_embedding_inputs_are_rejected(value: object) -> None:
     with pytest.raises(ApiError) as caught:
         parse(input=value)
     assert (caught.value.code, caught.value.param) == ("invalid_request_body", "input")
 
 
-def test_truncation_of_texts_is_rejected() -> None:
+def test_request_to_truncate_texts_is_rejected() -> None:
     with pytest.raises(ApiError, match="'truncate_prompt_tokens'") as caught:
         parse(input="a", truncate_prompt_tokens=9)
     assert caught.value.code == "unsupported_parameter"

@@ -56,7 +56,7 @@ def template_messages(*messages: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
-def test_billing_line_of_a_router_is_no_part_of_the_prompt(role: str) -> None:
+def test_anthropic_billing_line_is_removed_from_system_messages(role: str) -> None:
     line, text = "x-anthropic-billing-header: cc_version=2.1; cch=%s;", "You are a helper."
     spellings: list[Any] = [
         f"{line % 'a'}\n\n{text}",
@@ -70,7 +70,7 @@ def test_billing_line_of_a_router_is_no_part_of_the_prompt(role: str) -> None:
     assert template_messages(*kept) == kept
 
 
-def test_message_for_the_template_omits_nulls() -> None:
+def test_messages_given_to_the_chat_template_omit_null_fields() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}, "vendor": [1]}
     plain_call = {name: call[name] for name in ("id", "type", "function")}
     replayed = {
@@ -115,18 +115,18 @@ def test_malformed_tool_calls_are_rejected(calls: object) -> None:
         {"content": "Hi", "reasoning_content": "hm", "thinking_blocks": [{"type": "redacted_thinking", "data": "x"}]},
     ],
 )
-def test_signed_reasoning_is_reasoning_content(fields: dict[str, Any]) -> None:
+def test_signed_reasoning_of_other_servers_becomes_reasoning_content(fields: dict[str, Any]) -> None:
     _, message = template_messages(USER, {"role": "assistant", **fields})
     assert message == {"role": "assistant", "content": "Hi", "reasoning_content": "hm"}
 
 
-def test_function_call_is_a_tool_call() -> None:
+def test_former_field_function_call_becomes_a_tool_call() -> None:
     call = {"name": "f", "arguments": "{}"}
     (message,) = template_messages({"role": "assistant", "content": None, "function_call": call})
     assert message["tool_calls"] == [{"type": "function", "function": call}]
 
 
-def test_content_may_be_missing_or_a_list_of_parts() -> None:
+def test_message_content_may_be_missing_or_a_list_of_parts() -> None:
     parts = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "refusal", "refusal": "b"}]
     assert template_messages({"role": "assistant"}, {"role": "user", "content": parts}) == [
         {"role": "assistant", "content": None},
@@ -135,12 +135,12 @@ def test_content_may_be_missing_or_a_list_of_parts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_image", "image"])
-def test_images_are_detected(kind: str) -> None:
+def test_images_in_a_chat_request_are_detected(kind: str) -> None:
     assert chat(messages=[USER, {"role": "user", "content": [{"type": kind}]}]).has_image
     assert not chat().has_image
 
 
-def test_unknown_fields_are_accepted() -> None:
+def test_unknown_fields_of_a_chat_request_are_accepted() -> None:
     request = chat(metadata={"a": "b"}, store=False, service_tier="auto", top_a=0.1, parallel_tool_calls=True)
     assert request.extra("metadata") == {"a": "b"}
     assert request.extra("absent") is None
@@ -171,7 +171,7 @@ def test_output_limit_below_one_is_rejected(name: str) -> None:
 
 
 @pytest.mark.parametrize(("stop", "read"), [(None, None), ("a", ["a"]), (["a", "b"], ["a", "b"]), ([], [])])
-def test_stop_is_read_as_a_list(stop: object, read: list[str] | None) -> None:
+def test_field_stop_is_read_as_a_list(stop: object, read: list[str] | None) -> None:
     assert chat(stop=stop).stop == read
 
 
@@ -197,7 +197,7 @@ def test_stop_is_read_as_a_list(stop: object, read: list[str] | None) -> None:
         {"tools": [{"type": "function", "function": {"name": "f", "description": None, "parameters": None}}]},
     ],
 )
-def test_neutral_parameter_values_are_accepted(fields: dict[str, Any]) -> None:
+def test_unsupported_parameters_with_values_that_change_nothing_are_accepted(fields: dict[str, Any]) -> None:
     chat(**fields)
 
 
@@ -219,14 +219,14 @@ def test_unsupported_parameters_are_rejected_by_name(fields: dict[str, Any], nam
 
 
 @pytest.mark.parametrize(("name", "value"), UNSUPPORTED.items())
-def test_other_apis_reject_unsupported_parameters(name: str, value: object) -> None:
+def test_completions_and_responses_reject_unsupported_parameters_by_name(name: str, value: object) -> None:
     with pytest.raises(ApiError, match=f"'{name}'"):
         CompletionRequest.parse(json.dumps({"model": "m", "prompt": "x", name: value}).encode())
     with pytest.raises(ApiError, match=f"'{name}'"):
         ResponsesRequest.parse(json.dumps({"model": "m", "input": "x", name: value}).encode()).chat()
 
 
-def test_continue_final_message_is_a_template_variable() -> None:
+def test_field_continue_final_message_becomes_a_template_variable() -> None:
     variables = chat(continue_final_message=True, add_generation_prompt=False).template_variables
     assert variables == {"continue_final_message": True, "add_generation_prompt": False}
 
@@ -238,13 +238,13 @@ def test_continue_final_message_is_a_template_variable() -> None:
         {"continue_final_message": True, "chat_template_kwargs": {"add_generation_prompt": True}},
     ],
 )
-def test_conflicting_prompt_endings_are_rejected(fields: dict[str, Any]) -> None:
+def test_continue_final_message_with_add_generation_prompt_is_rejected(fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="set one of them") as caught:
         chat(**fields)
     assert (caught.value.status, caught.value.param) == (400, "continue_final_message")
 
 
-def test_total_log_probabilities_are_limited() -> None:
+def test_total_number_of_requested_log_probabilities_is_limited() -> None:
     logprob_fields = {"logprobs": True, "top_logprobs": 20, "max_tokens": 9000}
     assert chat(**logprob_fields).limited_by_logprobs(9, 8192) == 8192
     assert chat(n=16).limited_by_logprobs(9, 8192) == 8192
@@ -254,27 +254,27 @@ def test_total_log_probabilities_are_limited() -> None:
     assert (caught.value.status, caught.value.code) == (400, "unsupported_parameter")
 
 
-def test_log_probabilities_limit_answers_without_an_output_limit() -> None:
+def test_requested_log_probabilities_limit_answers_without_max_tokens() -> None:
     longest = chat(logprobs=True, top_logprobs=20).limited_by_logprobs(9, 131_072)
     assert longest == MAX_LOGPROBS // 21
     assert chat(logprobs=True, top_logprobs=20, max_tokens=longest).limited_by_logprobs(9, longest) == longest
 
 
-def test_error_names_the_field() -> None:
+def test_validation_error_names_the_field() -> None:
     with pytest.raises(ApiError) as caught:
         chat(messages=[USER, {"role": "user", "content": {}}])
     assert caught.value.param == "messages.1.content"
     assert str(caught.value) == "messages.1.content: must be a string, a list of parts or null"
 
 
-def test_error_shortens_an_overlong_key() -> None:
+def test_error_about_an_overlong_field_name_shortens_it() -> None:
     with pytest.raises(ApiError) as caught:
         chat(logit_bias={"x" * 100_000: 1})
     assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"{}x", b"\xff", b"[" * 10_000])
-def test_invalid_json_is_rejected(body: bytes) -> None:
+def test_request_body_that_is_not_json_is_rejected(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         ChatRequest.parse(body)
     assert (caught.value.status, caught.value.code) == (400, "malformed_json")
@@ -284,13 +284,13 @@ def test_invalid_json_is_rejected(body: bytes) -> None:
     ("prompt", "read"),
     [("a", ["a"]), (["a"], ["a"]), ([1, 2], [[1, 2]]), ([[1, 2]], [[1, 2]]), (["a", [0]], ["a", [0]])],
 )
-def test_prompt_is_text_or_token_ids(prompt: object, read: object) -> None:
+def test_prompt_of_a_completion_may_be_text_or_token_ids(prompt: object, read: object) -> None:
     request = CompletionRequest.parse(json.dumps({"model": "m", "prompt": prompt}).encode())
     assert request.prompt == read
     request.check_vocabulary(3)
 
 
-def test_tokens_outside_the_vocabulary_are_rejected() -> None:
+def test_prompt_token_ids_outside_the_vocabulary_are_rejected() -> None:
     request = CompletionRequest.parse(b'{"model":"m","prompt":[1,2],"logit_bias":{"1":1}}')
     with pytest.raises(ApiError, match=r"prompt\.1: 2 is not a token id below 2"):
         request.check_vocabulary(2)
@@ -298,7 +298,7 @@ def test_tokens_outside_the_vocabulary_are_rejected() -> None:
         request.check_vocabulary(1)
 
 
-def test_usage_omits_details_that_are_zero() -> None:
+def test_usage_object_omits_details_that_are_zero() -> None:
     plain = usage(9, 5, prefill_ms=39.6, decode_ms=90.2)
     assert plain == {
         "prompt_tokens": 9,
@@ -313,7 +313,7 @@ def test_usage_omits_details_that_are_zero() -> None:
     assert read.completion_tokens_details is not None and read.completion_tokens_details.reasoning_tokens == 2
 
 
-def test_model_entry_omits_unknown_limits() -> None:
+def test_entry_in_the_model_list_omits_unknown_limits() -> None:
     limited = ModelInfo(id="Org/M", limit=Limit(context=8, input=6, output=2), capabilities=["text"])
     entry = model_entry(limited, 1760000000)
     assert entry.get("limit") == {"context": 8, "input": 6, "output": 2}
@@ -333,7 +333,7 @@ def test_model_entry_omits_unknown_limits() -> None:
 
 
 @pytest.mark.parametrize(("stop", "expected"), [("", []), (["", "END"], ["END"]), ("END", ["END"]), (None, None)])
-def test_empty_stop_string_stops_nothing(stop: Any, expected: list[str] | None) -> None:
+def test_empty_stop_strings_are_ignored(stop: Any, expected: list[str] | None) -> None:
     assert chat(stop=stop).stop == expected
 
 
@@ -341,7 +341,7 @@ FUNCTIONS = [{"type": "function", "function": {"name": name}} for name in ("f", 
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
-def test_only_allowed_tools_are_offered(mode: str) -> None:
+def test_tool_choice_allowed_tools_offers_only_the_allowed_tools(mode: str) -> None:
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [FUNCTIONS[1]]}}
     request = chat(tools=FUNCTIONS, tool_choice=choice)
     assert request.tool_choice == mode
@@ -357,7 +357,7 @@ def test_only_allowed_tools_are_offered(mode: str) -> None:
         {"mode": "auto", "tools": [{"type": "function", "function": {"name": "h"}}]},
     ],
 )
-def test_malformed_allowed_tools_are_an_error(allowed: Any) -> None:
+def test_malformed_allowed_tools_in_tool_choice_are_an_error(allowed: Any) -> None:
     with pytest.raises(ApiError) as caught:
         chat(tools=FUNCTIONS, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
     assert (caught.value.status, caught.value.param) == (400, "tool_choice")

@@ -67,11 +67,11 @@ def error_of(**fields: Any) -> ApiError:
     return caught.value
 
 
-def test_string_input_is_a_user_message() -> None:
+def test_input_of_a_string_becomes_a_user_message() -> None:
     assert [turn.for_template() for turn in parse().chat().messages] == [{"role": "user", "content": "hi"}]
 
 
-def test_consecutive_assistant_items_are_one_message() -> None:
+def test_consecutive_items_of_the_assistant_become_one_message() -> None:
     second = CALL | {"call_id": "c2"}
     summary = [{"type": "summary_text", "text": "hm"}]
     conversation = [
@@ -95,13 +95,13 @@ def test_consecutive_assistant_items_are_one_message() -> None:
     ]
 
 
-def test_calls_without_text_are_an_assistant_message() -> None:
+def test_function_calls_without_text_become_an_assistant_message() -> None:
     user, assistant, result = messages_of(message_item("go", "user"), CALL, RESULT)
     assert assistant["content"] is None and len(assistant["tool_calls"]) == 1
     assert (user["role"], result["role"]) == ("user", "tool")
 
 
-def test_call_without_id_or_with_an_object_as_arguments_is_accepted() -> None:
+def test_function_call_without_id_or_with_an_object_as_arguments_is_accepted() -> None:
     call = {name: CALL[name] for name in ("type", "name")} | {"arguments": {"x": 1}}
     _, assistant, result = messages_of(message_item("go", "user"), call, RESULT | {"call_id": None})
     function = {"name": "f", "arguments": {"x": 1}}
@@ -109,7 +109,7 @@ def test_call_without_id_or_with_an_object_as_arguments_is_accepted() -> None:
     assert result == {"role": "tool", "content": "42"}
 
 
-def test_text_after_a_call_joins_its_message() -> None:
+def test_text_after_a_function_call_joins_the_message_of_the_call() -> None:
     _, assistant, result, last = messages_of(
         message_item("go", "user"), CALL, message_item("I called"), RESULT, message_item("done")
     )
@@ -122,7 +122,7 @@ def test_text_after_a_call_joins_its_message() -> None:
 @pytest.mark.parametrize(
     ("output", "read"), [({"a": [1, "ü"]}, '{"a":[1,"ü"]}'), (3, "3"), (False, "false"), ("x", "x"), (None, "")]
 )
-def test_function_output_is_converted_to_text(output: Any, read: str) -> None:
+def test_function_output_that_is_no_text_is_converted_to_text(output: Any, read: str) -> None:
     assert messages_of(message_item("go", "user"), CALL, RESULT | {"output": output})[-1]["content"] == read
 
 
@@ -134,12 +134,12 @@ def test_function_output_is_converted_to_text(output: Any, read: str) -> None:
         ({"encrypted_content": "gAAA"}, None),
     ],
 )
-def test_reasoning_text_or_else_its_summary_is_used(fields: dict[str, Any], read: str | None) -> None:
+def test_reasoning_text_or_its_summary_becomes_reasoning_content(fields: dict[str, Any], read: str | None) -> None:
     *_, assistant = messages_of(message_item("go", "user"), reasoning_item(**fields), message_item("so"))
     assert assistant.get("reasoning_content") == read
 
 
-def test_reasoning_without_a_following_item_is_dropped() -> None:
+def test_reasoning_item_without_a_following_assistant_item_is_dropped() -> None:
     assert messages_of(reasoning_item(summary=[{"text": "hm"}]), message_item("go", "user"), message_item("so"))[
         1:
     ] == [{"role": "assistant", "content": "so"}]
@@ -158,7 +158,7 @@ def test_reasoning_without_a_following_item_is_dropped() -> None:
         ({"type": "apply_patch_call", "operation": {"path": "a"}}, "apply_patch", {"path": "a"}),
     ],
 )
-def test_call_of_another_tool_and_its_output_are_shown_to_the_model(
+def test_calls_of_custom_or_built_in_tools_and_their_outputs_become_tool_messages(
     item: dict[str, Any], name: str, arguments: dict[str, Any]
 ) -> None:
     output = {"type": f"{item['type']}_output", "call_id": "c1", "output": "done"}
@@ -168,7 +168,7 @@ def test_call_of_another_tool_and_its_output_are_shown_to_the_model(
 
 
 @pytest.mark.parametrize("outcome", [{"output": "3 files"}, {"error": "3 files"}])
-def test_call_of_an_mcp_server_contains_its_output(outcome: dict[str, str]) -> None:
+def test_mcp_call_item_becomes_a_tool_call_and_its_result(outcome: dict[str, str]) -> None:
     item = {"type": "mcp_call", "id": "mcp_1", "name": "list", "server_label": "s", "arguments": '{"a": 1}', **outcome}
     call, result = messages_of(item)
     assert call["tool_calls"][0]["function"] == {"name": "list", "arguments": '{"a": 1}'}
@@ -186,12 +186,12 @@ def test_call_of_an_mcp_server_contains_its_output(outcome: dict[str, str]) -> N
         {"type": "image_generation_call", "id": "ig_1", "result": "AAAA"},
     ],
 )
-def test_item_without_content_for_a_model_is_dropped(item: dict[str, Any]) -> None:
+def test_input_item_without_content_for_the_model_is_dropped(item: dict[str, Any]) -> None:
     user, answer = message_item("Hi", "user"), message_item("Hello")
     assert messages_of(user, item, answer) == messages_of(user, answer)
 
 
-def test_system_texts_are_merged_into_the_first_message() -> None:
+def test_instructions_and_system_messages_are_merged_into_the_first_message() -> None:
     late = {"role": "system", "content": [{"type": "input_text", "text": "c"}, {"type": "input_text", "text": "d"}]}
     items = [{"role": "developer", "content": "b"}, message_item("go", "user"), late]
     assert messages_of(*items, instructions="a") == [
@@ -200,7 +200,7 @@ def test_system_texts_are_merged_into_the_first_message() -> None:
     ]
 
 
-def test_previous_items_follow_the_new_instructions() -> None:
+def test_items_of_the_previous_response_follow_the_new_instructions() -> None:
     chat = parse(instructions="now").chat([message_item("one", "user"), message_item("two")])
     assert [(turn.role, turn.content) for turn in chat.messages] == [
         ("system", "now"),
@@ -210,7 +210,7 @@ def test_previous_items_follow_the_new_instructions() -> None:
     ]
 
 
-def test_messages_may_omit_type_and_content() -> None:
+def test_input_messages_may_omit_type_and_content() -> None:
     assert messages_of({"role": "user", "content": "a"}, {"role": "assistant"}, {"role": "user", "content": "b"}) == [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": ""},
@@ -218,7 +218,7 @@ def test_messages_may_omit_type_and_content() -> None:
     ]
 
 
-def test_parameters_are_passed_to_the_chat_request() -> None:
+def test_parameters_of_a_responses_request_are_passed_to_the_chat_request() -> None:
     chat = parse(
         max_output_tokens=7,
         temperature=0.5,
@@ -241,7 +241,7 @@ INPUT_IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
     ("detail", "chat_detail"),
     [({}, {}), ({"detail": "low"}, {"detail": "low"}), ({"detail": "original"}, {"detail": "high"})],
 )
-def test_input_image_becomes_an_image_part(detail: dict[str, str], chat_detail: dict[str, str]) -> None:
+def test_input_image_becomes_an_image_part_of_the_message(detail: dict[str, str], chat_detail: dict[str, str]) -> None:
     for item in ({"role": "user"}, {"type": "function_call_output", "call_id": "c"}):
         content = "content" if "role" in item else "output"
         chat = parse(input=[item | {content: [INPUT_IMAGE | detail]}]).chat()
@@ -277,7 +277,7 @@ def test_input_image_needs_a_url(image: dict[str, str], code: str, param: str) -
         {"prompt_cache_key": "k", "safety_identifier": "s", "client_metadata": {}, "stream_options": None},
     ],
 )
-def test_neutral_parameter_values_are_accepted(fields: dict[str, Any]) -> None:
+def test_unsupported_parameters_with_values_that_change_nothing_are_accepted(fields: dict[str, Any]) -> None:
     parse(**fields).chat()
 
 
@@ -341,7 +341,7 @@ def test_malformed_parameters_are_rejected_with_their_path(fields: dict[str, Any
     assert (error.status, error.code, error.param) == (400, "invalid_request_body", param)
 
 
-def test_error_paths_do_not_count_previous_items() -> None:
+def test_index_in_an_error_does_not_count_items_of_the_previous_response() -> None:
     with pytest.raises(ApiError) as caught:
         parse(input=[{}]).chat([message_item("one", "user"), message_item("two")])
     assert caught.value.param == "input.0"
@@ -358,7 +358,9 @@ def test_error_paths_do_not_count_previous_items() -> None:
         (None, None),
     ],
 )
-def test_chat_parameter_names_are_mapped_in_errors(chat_param: str | None, responses_param: str | None) -> None:
+def test_errors_name_the_responses_parameter_instead_of_the_chat_parameter(
+    chat_param: str | None, responses_param: str | None
+) -> None:
     error = with_renamed_param(
         ApiError(503, "why", f"'{chat_param}' is not there", param=chat_param, retry_after=3, max=5)
     )
@@ -401,7 +403,7 @@ def test_response_repeats_the_request_parameters() -> None:
     assert echoed["parallel_tool_calls"] is False
 
 
-def test_functions_in_namespaces_are_flattened() -> None:
+def test_functions_in_namespaces_become_a_flat_list() -> None:
     tools = [{"type": "namespace", "name": "agents", "tools": [FUNCTION]}, FUNCTION | {"name": "g"}]
     request = parse(tools=tools, tool_choice="none")
     names = [tool["function"]["name"] for tool in request.chat().tools or ()]
@@ -410,7 +412,7 @@ def test_functions_in_namespaces_are_flattened() -> None:
 
 
 @pytest.mark.parametrize("content", ["Count.", [{"type": "input_text", "text": "Count."}, {"type": "x"}]])
-def test_message_of_another_agent_is_a_message_of_the_user(content: Any) -> None:
+def test_agent_message_item_becomes_a_user_message(content: Any) -> None:
     """Codex gives its subagents their task in such an item."""
     item = {"type": "agent_message", "id": "amsg_1", "author": "/root", "recipient": "/root/child", "content": content}
     (message,) = messages_of(item)
@@ -427,7 +429,7 @@ PATCH = {
 }
 
 
-def test_custom_tool_is_a_function_with_a_text() -> None:
+def test_custom_tool_becomes_a_function_with_one_text_parameter() -> None:
     """Codex has custom tools such as `apply_patch` and `exec`."""
     call = {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"}
     output = {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"}
@@ -455,7 +457,7 @@ def test_custom_tool_is_a_function_with_a_text() -> None:
         ([], ""),
     ],
 )
-def test_call_of_a_custom_tool_has_its_input(arguments: list[str], text: str) -> None:
+def test_custom_tool_call_in_the_output_has_its_input_text(arguments: list[str], text: str) -> None:
     output = ResponseOutput("s", {"a__exec": ("a", "exec")}, {"a__exec"})
     events = output.begin_call("c1", "a__exec")
     for part in arguments:
@@ -473,7 +475,7 @@ def test_call_of_a_custom_tool_has_its_input(arguments: list[str], text: str) ->
     assert "arguments" not in item
 
 
-def test_tools_in_an_item_are_offered() -> None:
+def test_tools_in_an_additional_tools_item_are_offered() -> None:
     """Codex sends all tools in such an item for some models."""
     spaces = [{"type": "namespace", "name": "agents", "tools": [FUNCTION]}, FUNCTION | {"name": "g"}]
     item = {"type": "additional_tools", "role": "developer", "tools": spaces}
@@ -492,7 +494,7 @@ def test_tools_in_an_item_are_offered() -> None:
         parse(input=[{"type": "additional_tools", "tools": "x"}, message_item("Hi", "user")]).chat()
 
 
-def test_search_of_tools_is_ignored_and_its_results_are_offered() -> None:
+def test_tool_search_is_ignored_and_tools_in_its_output_are_offered() -> None:
     search = {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": {}}
     call = {"type": "tool_search_call", "call_id": "c1", "arguments": {"query": "mail"}}
     result = {"type": "tool_search_output", "call_id": "c1", "tools": [FUNCTION | {"name": "send"}]}
@@ -500,7 +502,7 @@ def test_search_of_tools_is_ignored_and_its_results_are_offered() -> None:
     assert [tool["function"]["name"] for tool in request.chat().tools or ()] == ["f", "send"]
 
 
-def test_functions_of_one_name_in_several_namespaces_are_told_apart() -> None:
+def test_functions_of_the_same_name_in_several_namespaces_get_distinct_names() -> None:
     """MCP servers often have tools of the same name, and clients group the tools of each server in a namespace."""
     tools = [
         *({"type": "namespace", "name": name, "tools": [FUNCTION]} for name in ("mcp__a__", "b")),
@@ -521,7 +523,7 @@ def test_functions_of_one_name_in_several_namespaces_are_told_apart() -> None:
     assert [tool["name"] for tool in shown] == ["f", "f", "f", "g"]
 
 
-def test_only_allowed_functions_are_offered() -> None:
+def test_tool_choice_allowed_tools_offers_only_the_allowed_functions() -> None:
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}
     chosen, names = chat_choice(allowed, {})
     tools = [FUNCTION, FUNCTION | {"name": "g"}]
@@ -529,14 +531,16 @@ def test_only_allowed_functions_are_offered() -> None:
 
 
 @pytest.mark.parametrize(("namespace", "offered"), [({"namespace": "b"}, ["b__f"]), ({}, ["a__f", "b__f"])])
-def test_only_functions_of_the_allowed_namespace_are_offered(namespace: dict[str, str], offered: list[str]) -> None:
+def test_tool_choice_that_allows_a_namespace_offers_only_its_functions(
+    namespace: dict[str, str], offered: list[str]
+) -> None:
     tools = [{"type": "namespace", "name": name, "tools": [FUNCTION]} for name in ("a", "b")]
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f", **namespace}]}
     chat = parse(tools=tools, tool_choice=allowed).chat()
     assert [tool["function"]["name"] for tool in chat.tools or ()] == offered
 
 
-def test_integers_above_64_bits_are_repeated() -> None:
+def test_response_repeats_integers_above_64_bits_of_the_request() -> None:
     tool = {"type": "function", "name": "f", "parameters": {"maximum": 2**70}}
     assert json.loads(parse(tools=[tool]).shown(store=False, temperature=0.7, top_p=1.0))["tools"][0]["parameters"] == {
         "maximum": 2**70
@@ -556,7 +560,7 @@ _FIELDS = ["input", "tools", "tool_choice", "text", "reasoning", "include", "met
 
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(_FIELDS), _JSON, max_size=4))
-def test_arbitrary_fields_raise_only_api_errors(fields: dict[str, Any]) -> None:
+def test_request_with_arbitrary_fields_is_accepted_or_raises_a_400(fields: dict[str, Any]) -> None:
     try:
         request = parse(**fields)
         request.chat([message_item("one", "user")])

@@ -22,20 +22,20 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_events_are_independent_of_read_sizes(size: int) -> None:
+def test_parsed_events_do_not_depend_on_the_sizes_of_reads(size: int) -> None:
     parser = EventParser()
     events = [event for start in range(0, len(STREAM), size) for event in parser.feed(STREAM[start : start + size])]
     assert events == EVENTS
 
 
-def test_empty_reads_change_nothing() -> None:
+def test_empty_reads_do_not_change_the_parsed_events() -> None:
     parser = EventParser()
     assert parser.feed(b"data: x\r") == []
     assert parser.feed(b"") == []
     assert parser.feed(b"\n\r\n") == [ServerSentEvent("x")]
 
 
-def test_framed_events_are_parsed_back() -> None:
+def test_events_written_by_frame_are_parsed_back() -> None:
     parser = EventParser()
     stream = KEEP_ALIVE + frame(b'{"x":1}') + KEEP_ALIVE + frame(b"{}", event="ping") + DONE
     assert parser.feed(stream) == [
@@ -46,7 +46,7 @@ def test_framed_events_are_parsed_back() -> None:
 
 
 @pytest.mark.parametrize("chunk", [b"x" * 64, b"data: xxxxxxxx\n" * 8, b": xxxxxxx" * 9, b"data:\n" * 30])
-def test_event_over_the_size_limit_is_rejected(chunk: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_event_over_the_size_limit_is_rejected(chunk: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 100)
     parser = EventParser()
     with pytest.raises(ValueError, match="over the limit of 100 bytes"):
@@ -54,11 +54,11 @@ def test_event_over_the_size_limit_is_rejected(chunk: bytes, monkeypatch: pytest
             parser.feed(chunk)
 
 
-def test_many_small_events_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_small_events_together_above_the_size_limit_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 100)
     parser = EventParser()
     assert sum(len(parser.feed(b": note\ndata: x\n\n")) for _ in range(100)) == 100
 
 
-def test_invalid_utf8_is_replaced() -> None:
+def test_invalid_utf8_in_an_event_is_replaced() -> None:
     assert EventParser().feed(b"data: \xff\n\n") == [ServerSentEvent("\ufffd")]

@@ -35,7 +35,7 @@ def of_size(context):
 OF_UNKNOWN_SIZE = {"data": [{"id": "scripted"}]}
 
 
-def test_cleared_and_summarized_messages_are_not_visible():
+def test_messages_that_were_cleared_or_summarized_are_not_sent_to_the_model():
     a, b, c, d = (user(id) for id in "abcd")
     assert visible([a, Cleared("x"), b]) == [b]
     (head, *rest) = visible([a, b, c, Summary("s", "all", kept=1), d])
@@ -47,7 +47,7 @@ def test_cleared_and_summarized_messages_are_not_visible():
     assert visible([a, Summary("s", "all"), Cleared("x")]) == []
 
 
-def test_visible_pairs_calls_with_results():
+def test_visible_history_has_one_result_for_each_tool_call():
     unmatched, matched = ToolResult("lost", "x"), ToolResult("2", "y")
     view = visible(
         [
@@ -65,7 +65,7 @@ def test_visible_pairs_calls_with_results():
     assert view[3].failed
 
 
-def test_fit_messages_replaces_results_then_answers():
+def test_fit_messages_shortens_tool_results_first_and_then_answers():
     long = "x" * 7000
     history = [
         user("u", long),
@@ -91,7 +91,7 @@ def test_fit_messages_replaces_results_then_answers():
     assert all("were removed" in message.text for message in least[1:-4:2])
 
 
-async def test_too_long_conversation_is_compacted(stage):
+async def test_conversation_too_long_for_the_context_is_compacted(stage):
     async with ScriptedEndpoint(Say("THE SUMMARY"), Say("answer 5"), models=of_size(8192)) as endpoint:
         actor = await stage(endpoint)
         for index in range(5):
@@ -112,7 +112,7 @@ async def test_too_long_conversation_is_compacted(stage):
     assert actor.text == "answer 5"
 
 
-async def test_summary_request_fits_a_small_context(stage):
+async def test_request_for_a_summary_fits_a_small_context(stage):
     async with ScriptedEndpoint(models=of_size(4096)) as endpoint:
         actor = await stage(endpoint)
         actor.messages += [user("a", "begin " * 40_000), AssistantMessage("b", "fine"), user("c", "end " * 300)]
@@ -132,7 +132,7 @@ async def test_summary_request_fits_a_small_context(stage):
         ("prompt is too long: 9000 tokens > 4096 maximum", 4096),
     ],
 )
-async def test_context_limit_error_shortens_the_request(stage, message, learned):
+async def test_context_limit_error_of_the_endpoint_makes_the_agent_send_a_shorter_request(stage, message, learned):
     async with ScriptedEndpoint(models=OF_UNKNOWN_SIZE) as endpoint:
         actor = await stage(endpoint)
         actor.messages += [
@@ -167,7 +167,7 @@ async def test_prompt_larger_than_context_is_not_sent(stage):
     assert all("never" not in text for text in (actor.text, str(actor.messages)))
 
 
-async def test_compact_on_demand(stage):
+async def test_compaction_on_demand_reports_success_failure_or_cancellation(stage):
     async with ScriptedEndpoint(
         Say("SUM"),
         Reject(400, {"error": {"message": "no"}}),

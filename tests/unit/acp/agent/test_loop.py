@@ -24,7 +24,7 @@ every_api = pytest.mark.parametrize("api", APIS)
 
 
 @every_api
-async def test_round_emits_events_and_is_committed(stage, api):
+async def test_round_of_the_agent_loop_emits_events_and_is_stored(stage, api):
     look = Say("I look.", thought="hm", calls=(Call("read_file", {"path": "a.txt"}), Call("list_dir", {"path": "."})))
     async with ScriptedEndpoint(look, Say("It says hi.", tokens=(300, 20))) as endpoint:
         actor = await stage(endpoint, wire_api=api)
@@ -52,7 +52,7 @@ async def test_round_emits_events_and_is_committed(stage, api):
     assert [usage.used for usage in actor.usages] == [120, 320]
 
 
-async def test_reading_calls_run_concurrently_and_others_in_order(stage, monkeypatch):
+async def test_tool_calls_that_only_read_run_concurrently_and_others_in_order(stage, monkeypatch):
     async with ScriptedEndpoint(
         Say(
             calls=(
@@ -83,7 +83,7 @@ async def test_reading_calls_run_concurrently_and_others_in_order(stage, monkeyp
     assert "1" in actor.messages[6].content
 
 
-async def test_repeated_call_ids_are_made_unique(stage):
+async def test_repeated_tool_call_ids_are_made_unique(stage):
     second_call = [Say(calls=(Call("list_dir", {"path": "."}),)), Say("ok")]
     async with ScriptedEndpoint(*second_call, *second_call) as endpoint:
         actor = await stage(endpoint)
@@ -100,7 +100,7 @@ async def test_repeated_call_ids_are_made_unique(stage):
 
 
 @every_api
-async def test_cancel_closes_the_stream_and_commits_partial_answer(stage, api):
+async def test_cancel_closes_the_stream_and_stores_the_partial_answer(stage, api):
     async with ScriptedEndpoint(Say("so far " * 9, hold_after=6), Say("again")) as endpoint:
         actor = await stage(endpoint, wire_api=api)
         turn = asyncio.create_task(actor.prompt("go"))
@@ -116,7 +116,7 @@ async def test_cancel_closes_the_stream_and_commits_partial_answer(stage, api):
     assert actor.text.endswith("again")
 
 
-async def test_cancel_during_a_call_leaves_a_valid_history(stage):
+async def test_cancel_during_a_tool_call_leaves_a_history_with_all_results(stage):
     calls = (Call("bash", {"command": "echo begun > begun; sleep 600"}), Call("bash", {"command": "touch never"}))
     async with ScriptedEndpoint(Say(calls=calls), Say("fine")) as endpoint:
         actor = await stage(endpoint)
@@ -141,7 +141,7 @@ async def test_cancel_during_a_call_leaves_a_valid_history(stage):
 
 
 @every_api
-async def test_broken_stream_fails_the_turn(stage, api):
+async def test_broken_stream_fails_the_turn_and_runs_no_tool_call(stage, api):
     within_the_call = 10  # in each API
     dying = Say("I will now " * 3, calls=(Call("bash", {"command": "touch never"}),), cut_after=within_the_call)
     async with ScriptedEndpoint(dying, Say("back")) as endpoint:
@@ -167,7 +167,7 @@ async def test_endpoint_error_fails_the_turn_and_hides_the_key(stage):
     assert len(actor.messages) == 3
 
 
-async def test_busy_endpoint_is_retried_with_notices(stage):
+async def test_request_to_a_busy_endpoint_is_retried_with_notices_to_the_user(stage):
     busy = [
         Reject(429, {"error": {"message": "slow down"}}, {"retry-after": "0"}),
         Reject(503, {"error": {"message": "loading", "code": "service_unavailable"}}, {"retry-after": "0"}),
@@ -194,7 +194,7 @@ async def test_retries_of_a_busy_endpoint_are_limited(stage):
     assert len(endpoint.requests) == 12
 
 
-async def test_malformed_calls_return_errors_to_the_model(stage):
+async def test_malformed_tool_calls_return_errors_to_the_model(stage):
     bad = (Call("read_file", '{"path": "a"'), Call("nope"), Call("read_file", {"path": 5, "x": 1}), Call("bash", "[1]"))
     async with ScriptedEndpoint(Say(calls=bad), Say("ok")) as endpoint:
         actor = await stage(endpoint)
@@ -208,7 +208,7 @@ async def test_malformed_calls_return_errors_to_the_model(stage):
     assert all(isinstance(json.loads(call.arguments), dict) for call in actor.messages[1].calls)
 
 
-async def test_calls_in_text_are_run(stage):
+async def test_tool_calls_written_as_text_are_run_if_the_endpoint_has_no_tools(stage):
     no_tools = Reject(400, {"error": {"message": "scripted does not support tools"}})
     call = "<tool_call>\n<function=write_file>\n<parameter=path>\nx\n</parameter>\n<parameter=content>\n1\n</parameter>"
     bad = '<tool_call>{"path": "x"}</tool_call>'
@@ -221,7 +221,7 @@ async def test_calls_in_text_are_run(stage):
     assert [event.card.title for event in started] == ["write_file", "Malformed tool call"]
 
 
-async def test_rounds_of_a_turn_are_limited(stage):
+async def test_number_of_model_requests_in_a_turn_is_limited(stage):
     async with ScriptedEndpoint(*[Say(calls=(Call("list_dir", {"path": "."}),))] * 30) as endpoint:
         actor = await stage(endpoint)
         assert await actor.prompt("go") == "max_turn_requests"
@@ -233,7 +233,7 @@ async def test_rounds_of_a_turn_are_limited(stage):
 
 
 @pytest.mark.parametrize(("finish", "reason"), [("length", "max_tokens"), ("refusal", "refusal"), ("stop", "end_turn")])
-async def test_stop_reason_follows_finish_reason(stage, finish, reason):
+async def test_stop_reason_of_a_turn_follows_the_finish_reason_of_the_model(stage, finish, reason):
     async with ScriptedEndpoint(Say("a", finish=finish), Say("", thought="x", finish=finish)) as endpoint:
         actor = await stage(endpoint)
         assert await actor.prompt("go") == reason
@@ -242,7 +242,7 @@ async def test_stop_reason_follows_finish_reason(stage, finish, reason):
         assert "gave no answer" in actor.notices[0]
 
 
-async def test_plan_is_emitted(stage):
+async def test_tasks_of_the_todo_tool_are_emitted_as_a_plan(stage):
     tasks = [{"content": "look", "status": "completed", "priority": "high"}, {"content": "mend"}]
     async with ScriptedEndpoint(Say(calls=(Call("todo", {"tasks": tasks}),)), Say("ok")) as endpoint:
         actor = await stage(endpoint)
@@ -251,7 +251,7 @@ async def test_plan_is_emitted(stage):
     assert [(entry.content, entry.status) for entry in plan.entries] == [("look", "completed"), ("mend", "pending")]
 
 
-async def test_rejected_call_is_not_run(stage):
+async def test_tool_call_that_the_user_rejects_is_not_run(stage):
     async with ScriptedEndpoint(Say(calls=(Call("bash", {"command": "touch no"}),)), Say("ok")) as endpoint:
         actor = await stage(endpoint, "default")
         actor.verdict = "reject_once"
@@ -261,7 +261,7 @@ async def test_rejected_call_is_not_run(stage):
     assert "did not allow" in actor.endings[0][1]
 
 
-async def test_mode_is_read_in_each_turn(stage):
+async def test_permission_mode_is_read_again_in_each_turn(stage):
     plan = Say(calls=(Call("bash", {"command": "touch no"}),))
     async with ScriptedEndpoint(plan, Say("b"), Say("c")) as endpoint:
         actor = await stage(endpoint, "plan")
@@ -276,7 +276,7 @@ async def test_mode_is_read_in_each_turn(stage):
     assert "bash" in endpoint.requests[2].tools
 
 
-async def test_cost_is_emitted(stage):
+async def test_cost_of_a_turn_is_computed_from_the_model_prices(stage):
     priced = {"data": [{"id": "scripted", "limit": {"context": 100_000}, "cost": {"input": 1.0, "output": 10.0}}]}
     async with ScriptedEndpoint(Say("a", tokens=(1000, 100), cached=400), models=priced) as endpoint:
         actor = await stage(endpoint)

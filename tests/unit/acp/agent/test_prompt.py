@@ -17,7 +17,7 @@ def context(cwd: Path, **options) -> ToolContext:
     return ToolContext("s", cwd, (cwd, cwd / "more"), cwd / "plans", LocalHost(), settings)
 
 
-async def test_notes_are_read_from_the_repository_root_down(tmp_path):
+async def test_project_notes_are_read_from_the_repository_root_down_to_the_folder(tmp_path):
     (tmp_path / "AGENTS.md").write_text("not of the project")
     root = tmp_path / "project"
     inner = root / "a" / "b"
@@ -33,13 +33,13 @@ async def test_notes_are_read_from_the_repository_root_down(tmp_path):
     assert "passed over" not in notes
 
 
-async def test_notes_outside_a_repository_are_only_of_the_folder(tmp_path):
+async def test_outside_a_repository_only_project_notes_in_the_folder_itself_are_read(tmp_path):
     (tmp_path / "AGENTS.md").write_text("above")
     (tmp_path / "work").mkdir()
     assert await read_notes(context(tmp_path / "work")) == ""
 
 
-async def test_notes_are_limited_and_do_not_follow_links(tmp_path):
+async def test_project_notes_are_limited_in_size_and_links_out_of_the_project_are_ignored(tmp_path):
     (tmp_path / "secret").write_text("hush")
     work = tmp_path / "work"
     work.mkdir()
@@ -77,7 +77,7 @@ def test_custom_prompt_replaces_the_built_in_prompt(tmp_path):
     assert "coding agent" not in prompt
 
 
-async def test_notes_that_link_to_a_secret_file_or_a_pipe_are_not_read(tmp_path):
+async def test_project_notes_that_link_to_a_secret_file_or_are_a_pipe_are_not_read(tmp_path):
     (tmp_path / ".env").write_text("hush")
     (tmp_path / "AGENTS.md").symlink_to(".env")
     os.mkfifo(tmp_path / "CLAUDE.md")

@@ -41,12 +41,12 @@ def tree(tmp_path: Path) -> Path:
         "/proc/self/cwd/../x",
     ],
 )
-def test_path_outside_the_folders_is_rejected(tree: Path, path: str) -> None:
+def test_path_outside_the_session_folders_is_rejected(tree: Path, path: str) -> None:
     with pytest.raises(OutOfBounds):
         Boundary(tree / "project").resolve(path)
 
 
-def test_unusual_paths_inside_the_folders_are_accepted(tree: Path) -> None:
+def test_unusual_paths_inside_the_session_folders_are_accepted(tree: Path) -> None:
     boundary = Boundary(tree / "project")
     assert boundary.resolve("src/../src/a.py").path == tree / "project/src/a.py"
     assert boundary.resolve("src/way-up/src/a.py").path == tree / "project/src/a.py"
@@ -55,19 +55,19 @@ def test_unusual_paths_inside_the_folders_are_accepted(tree: Path) -> None:
     assert boundary.resolve(".").path == tree / "project"
 
 
-def test_folder_with_the_same_prefix_is_outside(tree: Path) -> None:
+def test_folder_whose_name_begins_with_the_project_name_is_outside(tree: Path) -> None:
     (tree / "project-2").mkdir()
     with pytest.raises(OutOfBounds, match="project-2"):
         Boundary(tree / "project").resolve(str(tree / "project-2/a"))
 
 
-def test_additional_folders_are_accessible(tree: Path) -> None:
+def test_additional_folders_of_a_session_are_accessible(tree: Path) -> None:
     boundary = Boundary(tree / "project", [tree / "outside"])
     assert boundary.resolve("way-out/secret.txt").path == tree / "outside/secret.txt"
     assert boundary.folders == [tree / "project", tree / "outside"]
 
 
-def test_path_keeps_the_client_spelling(tree: Path) -> None:
+def test_resolved_path_keeps_the_spelling_of_the_client(tree: Path) -> None:
     (tree / "spelt").symlink_to("project")
     resolved = Boundary(tree / "spelt").resolve("src/way-up/src/a.py")
     assert resolved.path == tree / "spelt/src/a.py"
@@ -86,7 +86,9 @@ def test_plan_files_are_recognized_by_real_path(tree: Path) -> None:
         boundary.resolve(str(plans / "../outside/x"))
 
 
-def test_home_folder_can_be_the_project(monkeypatch: pytest.MonkeyPatch, tree: Path) -> None:
+def test_path_with_a_tilde_resolves_if_the_home_folder_is_the_project(
+    monkeypatch: pytest.MonkeyPatch, tree: Path
+) -> None:
     monkeypatch.setenv("HOME", str(tree / "project"))
     boundary = Boundary(tree / "project")
     for spelling in ("~/src/a", "$HOME/src/a", "${HOME}/src/a"):
@@ -106,18 +108,18 @@ def test_home_folder_can_be_the_project(monkeypatch: pytest.MonkeyPatch, tree: P
         *(".config/helexa-acp/config.toml", ".local/share/helexa-acp/preferences.json", ".config/fish/config.fish"),
     ],
 )
-def test_file_that_runs_code_later_is_guarded(tree: Path, path: str) -> None:
+def test_file_whose_contents_run_later_needs_permission_to_be_written(tree: Path, path: str) -> None:
     assert Boundary(tree).resolve(path).guarded
 
 
 @pytest.mark.parametrize(
     "path", ["a.py", "src/login", ".gitignore", ".github/README.md", "deploy/systemd/a.service", "profile", "fish/a.py"]
 )
-def test_ordinary_file_is_not_guarded(tree: Path, path: str) -> None:
+def test_ordinary_file_needs_no_special_permission_to_be_written(tree: Path, path: str) -> None:
     assert not Boundary(tree).resolve(path).guarded
 
 
-def test_git_folder_is_guarded(tree: Path) -> None:
+def test_files_in_a_git_folder_need_permission_to_be_written(tree: Path) -> None:
     boundary = Boundary(tree / "project")
     assert boundary.resolve(".git/hooks/pre-commit").guarded
     assert boundary.resolve("vendor/x/.git/config").guarded

@@ -73,7 +73,7 @@ async def released(client: FakeClient) -> None:
     assert client.methods().count("release") == 1
 
 
-async def test_command_runs_in_a_client_terminal() -> None:
+async def test_command_runs_in_a_terminal_of_the_client() -> None:
     client = terminal()
     assert await run(client) == CommandResult(exit_code=0, signal=None, output="done\n")
     assert client.methods() == ["create", "wait_for_exit", "output", "release"]
@@ -82,7 +82,7 @@ async def test_command_runs_in_a_client_terminal() -> None:
     assert create["outputByteLimit"] == 1000
 
 
-async def test_timeout_kills_reads_output_and_releases() -> None:
+async def test_command_that_times_out_is_killed_its_output_read_and_its_terminal_released() -> None:
     client = terminal(wait_for_exit=wait_forever)
     result = await run(client, seconds=0.01)
     assert result.timed_out and result.output == "done\n"
@@ -90,7 +90,7 @@ async def test_timeout_kills_reads_output_and_releases() -> None:
 
 
 @pytest.mark.parametrize("refused", ["wait_for_exit", "output"])
-async def test_client_error_fails_the_tool_and_releases_the_terminal(refused: str) -> None:
+async def test_error_of_the_client_fails_the_tool_and_the_terminal_is_released(refused: str) -> None:
     client = terminal()
     del client.responses[f"terminal/{refused}"]
     with pytest.raises(HostError, match=f"rejected terminal/{refused}"):
@@ -98,7 +98,7 @@ async def test_client_error_fails_the_tool_and_releases_the_terminal(refused: st
     await released(client)
 
 
-async def test_failed_kill_still_releases_the_terminal() -> None:
+async def test_terminal_is_released_although_the_client_fails_to_kill_its_command() -> None:
     client = terminal(wait_for_exit=wait_forever)
     del client.responses["terminal/kill"]
     with pytest.raises(HostError, match="rejected terminal/kill"):
@@ -106,7 +106,7 @@ async def test_failed_kill_still_releases_the_terminal() -> None:
     await released(client)
 
 
-async def test_failed_release_does_not_fail_the_command() -> None:
+async def test_failed_release_of_the_terminal_does_not_fail_the_command() -> None:
     client = terminal()
     del client.responses["terminal/release"]
     assert (await run(client)).exit_code == 0
@@ -121,13 +121,13 @@ async def test_failed_release_does_not_fail_the_command() -> None:
         {"output": {}},
     ],
 )
-async def test_invalid_client_response_is_a_host_error(responses: dict[str, Response]) -> None:
+async def test_invalid_response_of_the_client_is_a_host_error(responses: dict[str, Response]) -> None:
     client = terminal(**responses)
     with pytest.raises(HostError, match="has no"):
         await run(client)
 
 
-async def test_invalid_exit_status_is_none() -> None:
+async def test_invalid_exit_status_from_the_client_is_none() -> None:
     result = await run(terminal(wait_for_exit={"exitCode": "0", "signal": 9}))
     assert (result.exit_code, result.signal, result.timed_out) == (None, None, False)
 
@@ -166,7 +166,7 @@ async def test_terminal_created_after_cancellation_is_released() -> None:
     assert client.requests[-1] == ("terminal/release", {"sessionId": "s1", "terminalId": "late"})
 
 
-async def test_silent_client_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_does_not_respond_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_RESPONSE_SECONDS", 0.01)
     client = terminal(output=wait_forever, release=wait_forever)
     with pytest.raises(HostError, match="did not answer terminal/output"):
@@ -174,7 +174,7 @@ async def test_silent_client_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     await released(client)
 
 
-async def test_files_use_the_client_if_supported(tmp_path: Path) -> None:
+async def test_files_are_read_and_written_through_a_client_that_supports_it(tmp_path: Path) -> None:
     client = FakeClient({"fs/read_text_file": {"content": "unsaved"}, "fs/write_text_file": {}})
     (tmp_path / "a").write_text("saved")
     host = open_host(client, "s1")
@@ -187,7 +187,7 @@ async def test_files_use_the_client_if_supported(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_text() == "saved"
 
 
-async def test_client_file_error_does_not_fall_back_to_disk(tmp_path: Path) -> None:
+async def test_file_error_of_the_client_does_not_fall_back_to_the_disk(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("saved")
     host = open_host(FakeClient(), "s1")
     with pytest.raises(HostError, match="rejected fs/read_text_file"):
@@ -197,7 +197,7 @@ async def test_client_file_error_does_not_fall_back_to_disk(tmp_path: Path) -> N
     assert (tmp_path / "a").read_text() == "saved"
 
 
-async def test_missing_capabilities_use_this_machine(tmp_path: Path) -> None:
+async def test_files_and_commands_use_this_machine_if_the_client_lacks_the_capability(tmp_path: Path) -> None:
     async def started(terminal_id: str | None) -> None:
         assert terminal_id is None
 
@@ -210,7 +210,7 @@ async def test_missing_capabilities_use_this_machine(tmp_path: Path) -> None:
     assert isinstance(open_host(silent, "s1"), LocalHost)
 
 
-async def test_plans_are_local_files(tmp_path: Path) -> None:
+async def test_plan_files_of_the_agent_are_local_files_even_if_the_client_writes_files(tmp_path: Path) -> None:
     client = FakeClient()
     host = open_host(client, "s1", private=[tmp_path / "plans"])
     await host.write_text(tmp_path / "plans/plan.md", "1. think")

@@ -28,7 +28,7 @@ async def wait_until_ended(pid: int) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_command_output_and_exit_status(tmp_path: Path) -> None:
+async def test_command_returns_its_output_exit_status_and_signal(tmp_path: Path) -> None:
     result = await run("pwd; echo oops >&2; exit 3", tmp_path)
     assert result == CommandResult(exit_code=3, signal=None, output=f"{tmp_path}\noops\n")
     assert (await run("kill -TERM $$", tmp_path)).signal == "SIGTERM"
@@ -36,23 +36,23 @@ async def test_command_output_and_exit_status(tmp_path: Path) -> None:
     assert (await run("printf '\\377ok'", tmp_path)).output == "\ufffdok"
 
 
-async def test_newest_output_is_kept_without_split_characters(tmp_path: Path) -> None:
+async def test_truncated_output_keeps_its_end_without_split_characters(tmp_path: Path) -> None:
     result = await run("for i in $(seq 1 20000); do printf 'é€😀'; done; printf end", tmp_path, limit=1000)
     assert result.truncated and result.output.endswith("😀end")
     assert len(result.output.encode()) <= 1000 and "\ufffd" not in result.output
 
 
-async def test_ten_megabytes_of_output(tmp_path: Path) -> None:
+async def test_output_of_10_mb_is_truncated(tmp_path: Path) -> None:
     result = await run("head -c 10000000 /dev/zero | tr '\\0' x", tmp_path)
     assert result.truncated and len(result.output) == 1 << 20
 
 
-async def test_timeout_keeps_the_output(tmp_path: Path) -> None:
+async def test_command_that_times_out_keeps_its_output(tmp_path: Path) -> None:
     result = await run("echo said; trap 'echo asked; exit 0' TERM; sleep 60 & wait", tmp_path, seconds=0.5)
     assert result.timed_out and result.output == "said\nasked\n"
 
 
-async def test_command_ignoring_sigterm_is_killed(tmp_path: Path) -> None:
+async def test_command_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     result = await run("trap '' TERM; echo $$; while :; do sleep 0.1; done", tmp_path, seconds=0.5)
     assert result.timed_out and result.signal == "SIGKILL"
     await wait_until_ended(int(result.output))
@@ -78,7 +78,7 @@ async def test_canceled_command_leaves_no_process(tmp_path: Path) -> None:
         await wait_until_ended(int(pid))
 
 
-async def test_descriptors_are_closed(tmp_path: Path) -> None:
+async def test_file_descriptors_are_closed_after_commands(tmp_path: Path) -> None:
     await run("true", tmp_path)
     open_descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(5):
@@ -88,7 +88,7 @@ async def test_descriptors_are_closed(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == open_descriptors  # noqa: PTH208
 
 
-async def test_unstartable_command_is_an_error(tmp_path: Path) -> None:
+async def test_command_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="could not be started"):
         await run("true", tmp_path / "absent")
     with pytest.raises(HostError, match="could not be started"):

@@ -58,7 +58,7 @@ async def test_initialize_answers_with_version_1_and_the_capabilities(editor: Ed
         assert refused.value.error["code"] == -32602
 
 
-async def test_unsupported_methods_and_params_are_rejected(editor: Editor, tmp_path: Path):
+async def test_unsupported_methods_and_invalid_params_are_rejected(editor: Editor, tmp_path: Path):
     for method in ("session/fork", "fs/read_text_file", "_helexa/x", "nonsense", "providers/list"):
         with pytest.raises(ErrorResponse) as refused:
             await editor.request(method)
@@ -73,7 +73,9 @@ async def test_unsupported_methods_and_params_are_rejected(editor: Editor, tmp_p
     assert refused.value.error["code"] == -32602
 
 
-async def test_random_messages_do_not_end_the_agent(endpoint: ScriptedEndpoint, tmp_path: Path):
+async def test_random_messages_get_one_response_each_and_do_not_end_the_agent(
+    endpoint: ScriptedEndpoint, tmp_path: Path
+):
     """After random messages, each request has exactly one response, and a valid request still works."""
     messages: list[Any] = []
 
@@ -107,7 +109,7 @@ def _is_id(id: Any) -> bool:
     return isinstance(id, int | str) and not isinstance(id, bool)
 
 
-async def test_request_can_be_canceled(endpoint: ScriptedEndpoint, tmp_path: Path):
+async def test_running_acp_request_can_be_canceled(endpoint: ScriptedEndpoint, tmp_path: Path):
     endpoint.script[:] = [Say("Wait for it", hold_after=3), Say("Done.")]
     async with agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(tmp_path)

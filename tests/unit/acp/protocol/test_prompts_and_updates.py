@@ -56,7 +56,7 @@ EVENTS: list[Event] = [
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_updates_match_the_schema(event: Event):
+def test_session_updates_match_the_acp_schema(event: Event):
     (update,) = event_updates(event, ALL)
 
     notification = schema.SessionNotification.model_validate({"sessionId": "s", "update": update})
@@ -67,7 +67,7 @@ def test_updates_match_the_schema(event: Event):
     assert dumped == update
 
 
-def test_unsupported_updates_become_thoughts():
+def test_notices_become_thoughts_for_clients_that_do_not_support_them():
     for event in (Notice("slow", "warning"), CompactionChanged("k", "completed", summary="all")):
         (update,) = event_updates(event, ClientCapabilities())
         assert update["sessionUpdate"] == "agent_thought_chunk"
@@ -75,7 +75,7 @@ def test_unsupported_updates_become_thoughts():
     assert event_updates(UsageChanged(10, None), ALL) == []
 
 
-def test_supported_notices_and_compactions_are_updates():
+def test_notices_and_compactions_are_updates_for_clients_that_support_them():
     (notice,) = event_updates(Notice("slow", "warning"), ALL)
     (compaction,) = event_updates(CompactionChanged("k", "failed", error="no room"), ALL)
 
@@ -88,7 +88,7 @@ def test_supported_notices_and_compactions_are_updates():
     }
 
 
-def test_replay_equals_live_updates():
+def test_replayed_history_has_the_same_updates_as_the_live_session():
     live = [
         ThoughtDelta("m1", "hm"),
         TextDelta("m1", "I edit."),
@@ -109,7 +109,7 @@ def test_replay_equals_live_updates():
     assert updates[2:] == [update for event in live for update in event_updates(event, ALL)]
 
 
-def test_replay_ends_unfinished_calls():
+def test_replayed_history_ends_unfinished_tool_calls():
     broken = [
         AssistantMessage("m1", calls=(ToolCall("c1", "bash", "{not json"),)),
         Summary("k", "all of it"),

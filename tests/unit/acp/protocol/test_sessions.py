@@ -46,7 +46,7 @@ def index_of_update(editor: Editor, session_id: str, kind: str | None = None, st
     )
 
 
-async def test_updates_of_new_session_follow_its_response(editor: Editor, work: Path):
+async def test_updates_of_a_new_session_are_sent_after_the_response_to_session_new(editor: Editor, work: Path):
     id, waiting = editor.start("session/new", cwd=str(work), mcpServers=[])
     result = (await waiting)["result"]
     session = result["sessionId"]
@@ -64,7 +64,7 @@ async def test_updates_of_new_session_follow_its_response(editor: Editor, work: 
     assert names == ["compact", "model", "mode", "permissions", "status", "clear", "init", "help"]
 
 
-async def test_update_order_with_many_sessions(editor: Editor, work: Path):
+async def test_only_the_replay_of_session_load_precedes_its_response_with_many_sessions(editor: Editor, work: Path):
     """Of many concurrent sessions, only the replay of `session/load` precedes the response."""
     ids = await asyncio.gather(*(editor.new(work) for _ in range(20)))
     assert len(set(ids)) == 20
@@ -100,7 +100,9 @@ async def test_update_order_with_many_sessions(editor: Editor, work: Path):
         assert answered < index_of_update(editor, session)
 
 
-async def test_load_replays_history_and_resume_does_not(editor: Editor, work: Path, endpoint: ScriptedEndpoint):
+async def test_session_load_replays_the_history_and_session_resume_does_not(
+    editor: Editor, work: Path, endpoint: ScriptedEndpoint
+):
     session = await editor.new(work)
     assert await editor.prompt(session, "Say hello") == "end_turn"
     live = [update for update in editor.updates(session) if update["sessionUpdate"].endswith("_chunk")]
@@ -146,7 +148,7 @@ async def test_session_has_title_and_is_listed_by_folder(editor: Editor, work: P
         await editor.request("session/list", cursor="what?")
 
 
-async def test_closed_session_can_be_resumed_and_deleted_one_cannot(editor: Editor, work: Path):
+async def test_closed_session_can_be_resumed_and_a_deleted_one_cannot(editor: Editor, work: Path):
     session = await editor.new(work)
     await editor.request("session/close", sessionId=session)
     with pytest.raises(ErrorResponse, match="no session"):
@@ -164,7 +166,7 @@ async def test_closed_session_can_be_resumed_and_deleted_one_cannot(editor: Edit
         await editor.request("session/close", sessionId=session)
 
 
-async def test_modes_and_config_options_stay_consistent(editor: Editor, work: Path):
+async def test_session_mode_and_config_options_stay_consistent(editor: Editor, work: Path):
     session = await editor.new(work)
     result = await editor.request("session/set_config_option", sessionId=session, configId="mode", value="plan")
     assert {option["id"]: option["currentValue"] for option in result["configOptions"]}["mode"] == "plan"
@@ -194,7 +196,7 @@ async def test_modes_and_config_options_stay_consistent(editor: Editor, work: Pa
         assert refused.value.error["code"] == -32602
 
 
-async def test_unlisted_model_is_rejected(editor: Editor, work: Path):
+async def test_choice_of_a_model_that_is_not_listed_is_rejected(editor: Editor, work: Path):
     session = await editor.new(work)
     for value, hint in (
         ("default:scriptd", "did you mean 'scripted'?"),
@@ -224,7 +226,9 @@ async def test_unreachable_endpoint_is_an_error_of_the_prompt(
     assert "127.0.0.1:1" in refused.value.error["message"]
 
 
-async def test_new_session_uses_saved_choices_of_the_project(endpoint: ScriptedEndpoint, tmp_path: Path, work: Path):
+async def test_new_session_uses_the_saved_model_and_mode_of_the_project(
+    endpoint: ScriptedEndpoint, tmp_path: Path, work: Path
+):
     work.mkdir()
     settings = settings_for(endpoint.url, tmp_path)
     async with agent_in_memory(settings) as editor:
@@ -244,7 +248,7 @@ async def test_new_session_uses_saved_choices_of_the_project(endpoint: ScriptedE
         assert fresh["modes"]["currentModeId"] == "plan"  # bypassPermissions is not saved
 
 
-async def test_invalid_folders_are_rejected(editor: Editor, work: Path):
+async def test_session_with_an_invalid_folder_is_rejected(editor: Editor, work: Path):
     for cwd in ("relative", str(work / "missing"), "/\0", "", "/" + "x" * 5000):
         with pytest.raises(ErrorResponse) as refused:
             await editor.request("session/new", cwd=cwd, mcpServers=[])
@@ -253,7 +257,7 @@ async def test_invalid_folders_are_rejected(editor: Editor, work: Path):
         await editor.request("session/new", cwd=str(work), mcpServers=[], additionalDirectories=["x"])
 
 
-async def test_logout_ends_sessions_until_authenticate(editor: Editor, work: Path):
+async def test_after_logout_sessions_are_rejected_until_authenticate(editor: Editor, work: Path):
     session = await editor.new(work)
     await editor.request("logout")
     with pytest.raises(ErrorResponse) as refused:
@@ -265,7 +269,7 @@ async def test_logout_ends_sessions_until_authenticate(editor: Editor, work: Pat
     assert await editor.request("session/resume", sessionId=session, cwd=str(work), mcpServers=[])
 
 
-async def test_late_model_list_updates_options_and_default(
+async def test_model_list_that_arrives_late_updates_the_options_and_the_default_model(
     endpoint: ScriptedEndpoint, tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ):
     work.mkdir()

@@ -68,7 +68,7 @@ async def ask(provider, request=REQUEST):
 
 
 @every_api
-async def test_stream_yields_text_thought_usage_and_end(api):
+async def test_answer_stream_yields_text_thought_usage_and_finish_reason(api):
     step = Say("Hëllo 👋 there", thought="hmm, well", tokens=(50, 7), cached=20)
     async with ScriptedEndpoint(step) as endpoint, provider(endpoint, api) as model:
         text, thought, calls, usage, end = await ask(model)
@@ -84,7 +84,7 @@ async def test_stream_yields_text_thought_usage_and_end(api):
 
 
 @every_api
-async def test_stream_yields_calls_with_names_ids_and_arguments(api):
+async def test_answer_stream_yields_tool_calls_with_names_ids_and_arguments(api):
     step = Say("Look:", calls=(Call("read_file", {"path": "ä"}), Call("read_file", {"path": "b" * 99})))
     async with ScriptedEndpoint(step) as endpoint, provider(endpoint, api) as model:
         text, _, calls, _, end = await ask(model)
@@ -98,14 +98,14 @@ async def test_stream_yields_calls_with_names_ids_and_arguments(api):
 
 @every_api
 @pytest.mark.parametrize("finish", ["length", "refusal"])
-async def test_finish_reason_is_reported(api, finish):
+async def test_finish_reason_of_each_api_is_reported(api, finish):
     async with ScriptedEndpoint(Say("a", finish=finish)) as endpoint, provider(endpoint, api) as model:
         *_, end = await ask(model)
     assert end.reason == finish
 
 
 @every_api
-async def test_history_is_sent_alike_by_all_apis(api):
+async def test_conversation_history_is_sent_completely_in_each_api_format(api):
     image = Image("image/png", "cGl4ZWw=")
     messages = [
         UserMessage("1", (Text("Look"), image)),
@@ -134,7 +134,7 @@ async def test_history_is_sent_alike_by_all_apis(api):
     assert json.dumps(endpoint.requests[0].body).count("cGl4ZWw=") == 2
 
 
-async def test_extras_are_sent_back_only_to_their_endpoint():
+async def test_signatures_of_an_answer_are_sent_back_only_to_the_endpoint_that_sent_them():
     thinking = Say("a", thought="deep", calls=(Call("read_file", {"path": "x"}),))
     for api, sent in (
         ("anthropic-messages", '"signature": "signed"'),
@@ -155,7 +155,7 @@ async def test_extras_are_sent_back_only_to_their_endpoint():
 
 @every_api
 @pytest.mark.parametrize("level", ["none", "low", "high"])
-async def test_thought_level_is_sent(api, level):
+async def test_chosen_thought_level_is_sent_in_the_field_of_each_api(api, level):
     request = ModelRequest("m", "", REQUEST.messages, max_tokens=8192, thought_level=level)
     async with ScriptedEndpoint(Say("a"), Say("b")) as endpoint, provider(endpoint, api) as model:
         await ask(model, request)
@@ -188,14 +188,14 @@ async def test_cancellation_closes_the_stream(api):
 
 @every_api
 @pytest.mark.parametrize("deltas", [0, 4])
-async def test_broken_stream_is_an_error(api, deltas):
+async def test_stream_that_breaks_off_raises_a_provider_error(api, deltas):
     async with ScriptedEndpoint(Say("long " * 20, cut_after=deltas)) as endpoint, provider(endpoint, api) as model:
         with pytest.raises(ProviderError) as error:
             await ask(model)
     assert error.value.kind == ("interrupted" if deltas else "unavailable")
 
 
-async def test_unreachable_endpoint_is_named():
+async def test_error_of_an_unreachable_endpoint_names_the_endpoint():
     async with ScriptedEndpoint() as endpoint:
         pass
     async with provider(endpoint) as model:
@@ -222,7 +222,7 @@ async def test_only_configured_keys_and_headers_are_sent(api, monkeypatch):
     assert "ambient" not in str(without) + str(with_key)
 
 
-async def test_rejected_parameters_are_omitted_in_later_requests():
+async def test_parameters_that_the_endpoint_rejects_are_omitted_in_later_requests():
     unknown = [
         Reject(400, {"error": {"message": f"Unsupported parameter: '{name}' is not supported with this model."}})
         for name in ("max_tokens", "chat_template_kwargs", "reasoning_effort")
@@ -237,7 +237,7 @@ async def test_rejected_parameters_are_omitted_in_later_requests():
         assert not sent.body.keys() & {"max_tokens", "chat_template_kwargs", "reasoning_effort"}
 
 
-async def test_rejected_thinking_budget_is_replaced_by_effort():
+async def test_thinking_budget_that_the_endpoint_rejects_is_replaced_by_effort():
     refused = Reject(
         400, {"type": "error", "error": {"message": "thinking.budget_tokens: not supported, use adaptive"}}
     )
@@ -260,7 +260,7 @@ NO_TOOLS = [
 
 @every_api
 @pytest.mark.parametrize(("status", "message"), NO_TOOLS)
-async def test_endpoint_without_tools_gets_tools_as_text(api, status, message):
+async def test_endpoint_that_rejects_tools_gets_tools_and_calls_as_text(api, status, message):
     call = '<tool_call>\n{"name": "read_file", "arguments": {"path": "a"}}\n</tool_call>'
     text_with_calls = f"I look.\n{call}\n<tool_call>[</tool_call>"
     refused = Reject(status, {"error": {"message": message}})
@@ -284,7 +284,7 @@ async def test_endpoint_without_tools_gets_tools_as_text(api, status, message):
     ]
 
 
-async def test_valid_call_in_text_is_extracted():
+async def test_valid_tool_call_in_text_is_extracted_and_a_quoted_one_is_not():
     call = '<tool_call>{"name": "%s", "arguments": {"path": "a"}}</tool_call>'
     text_with_calls = f"<think>hm</think>See {call % 'read_file'}"
     quoted = f"Write ```\n{call % 'read_file'}\n``` or {call % 'unknown'}"
@@ -298,7 +298,7 @@ async def test_valid_call_in_text_is_extracted():
         assert (await ask(model))[2] == [("call_3_0", "read_file", '{"path": "b"}')]
 
 
-async def test_setting_tool_calls_forces_text_or_native_calls():
+async def test_setting_tool_calls_forces_tools_as_text_or_native_tools():
     refused = Reject(400, {"error": {"message": "tools are not supported"}})
     async with ScriptedEndpoint(Say("a"), refused) as endpoint:
         async with provider(endpoint, tool_calls="text") as model:
@@ -310,7 +310,7 @@ async def test_setting_tool_calls_forces_text_or_native_calls():
 
 
 @every_api
-async def test_a_stream_of_nonsense_is_an_error_and_no_crash(api):
+async def test_stream_of_invalid_data_raises_a_provider_error(api):
     async def nonsense(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")

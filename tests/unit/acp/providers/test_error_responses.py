@@ -34,7 +34,7 @@ def read(status, body, headers=None):
         (200, None, "unavailable"),
     ],
 )
-def test_status_and_body_decide_the_kind_of_error(status, body, kind):
+def test_status_and_body_of_an_error_response_determine_the_kind_of_error(status, body, kind):
     assert read(status, body).kind == kind
 
 
@@ -59,7 +59,7 @@ def test_status_and_body_decide_the_kind_of_error(status, body, kind):
         (400, {"error": {"message": "Please reduce the length of the messages or completion."}}, None),
     ],
 )
-def test_context_limit_is_read_from_the_error(status, body, limit):
+def test_context_limit_is_read_from_the_error_message(status, body, limit):
     error = read(status, body)
     assert (error.kind, error.context_limit) == ("context_limit", limit)
 
@@ -72,13 +72,13 @@ def test_retry_after_header_is_read_as_seconds(text, seconds):
     assert read(503, {}, {"retry-after": text}).retry_after == seconds
 
 
-def test_retry_after_date():
+def test_retry_after_header_with_a_date_is_read_as_seconds():
     seconds = read(503, {}, {"retry-after": "Wed, 21 Oct 2099 07:28:00 GMT"}).retry_after
     assert seconds is not None
     assert seconds > 1e6
 
 
-def test_message_names_endpoint_quotes_server_and_hides_secrets():
+def test_error_message_names_the_endpoint_quotes_the_server_and_hides_secrets():
     message = read(400, {"error": {"message": "bad\nkey sk-secret " + "x" * 9999}}).message
     assert message.startswith("home rejected the request: bad key *** xxx")
     assert len(message) < MAX_MESSAGE_CHARACTERS + 50
@@ -90,5 +90,5 @@ def test_message_names_endpoint_quotes_server_and_hides_secrets():
 @pytest.mark.parametrize(
     "body", [None, 5, [], [5], {"error": None}, {"error": {"message": 5, "code": {}}}, "", "[" * 9]
 )
-def test_no_body_is_a_crash(body):
+def test_any_error_body_is_read_without_an_exception(body):
     assert read(400, body).kind == "invalid"

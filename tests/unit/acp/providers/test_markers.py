@@ -51,7 +51,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_parser_result_does_not_depend_on_chunk_boundaries(name):
+def test_marker_parser_result_does_not_depend_on_chunk_boundaries(name):
     answer, expected = ANSWERS[name]
     assert parse([answer]) == expected
     assert parse(answer) == expected
@@ -59,7 +59,7 @@ def test_parser_result_does_not_depend_on_chunk_boundaries(name):
         assert parse([answer[:at], answer[at:]]) == expected
 
 
-def test_text_is_returned_as_soon_as_possible():
+def test_text_is_returned_as_soon_as_it_cannot_be_a_marker():
     parser = MarkerParser(fences=False)
     assert parser.feed("Hello, ") == [AnswerText("Hello, ")]
     assert parser.feed("a<b") == [AnswerText("a<b")]
@@ -67,7 +67,7 @@ def test_text_is_returned_as_soon_as_possible():
     assert parser.feed("ad>") == [AnswerText("<toad>")]
 
 
-def test_call_in_code_block_is_text_with_fences():
+def test_tool_call_in_a_code_block_is_text_if_option_fences_is_set():
     answer = "So:\n```\n<tool_call>1</tool_call>\n```\n<tool_call>2</tool_call>"
     quoted = [(AnswerText, "So:\n```\n<tool_call>1</tool_call>\n```\n"), (UnparsedCall, "2", True)]
     assert parse([answer], fences=True) == parse(answer, fences=True) == quoted
@@ -75,7 +75,7 @@ def test_call_in_code_block_is_text_with_fences():
 
 
 @pytest.mark.parametrize("answer", ["<tool_call>oops", "<function=a>", "<tool_call>x</tool_call>"])
-def test_body_keeps_the_verbatim_call(answer):
+def test_unparsed_tool_call_keeps_its_verbatim_text(answer):
     parser = MarkerParser(fences=False)
     (body,) = parser.feed(answer) + parser.finish()
     assert isinstance(body, UnparsedCall)

@@ -54,11 +54,11 @@ ANTHROPIC = {
         ({"id": "odd", "limit": 5, "cost": [], "max_model_len": "many", "capabilities": 7}, ModelCard("odd")),
     ],
 )
-def test_model_entries_of_all_servers_are_read(entry, card):
+def test_model_lists_in_the_formats_of_all_servers_are_read(entry, card):
     assert model_cards({"object": "list", "data": [entry]}) == [card]
 
 
-def test_non_chat_and_invalid_entries_are_skipped():
+def test_entries_of_a_model_list_that_are_invalid_or_no_chat_model_are_skipped():
     entries = [{"id": "e", "type": "embeddings"}, {"id": ""}, {"id": 5}, 7, {"id": "a\nb"}, {"id": "a"}, {"id": "a"}]
     assert model_cards({"models": entries}) == [ModelCard("a")]
     assert len(model_cards([{"id": str(n)} for n in range(10_000)])) < 10_000
@@ -70,7 +70,7 @@ def settings(*endpoints):
     return Settings(endpoints=endpoints, default_endpoint=endpoints[0].name)
 
 
-async def test_refresh_reads_all_endpoints_and_reports_failures():
+async def test_refresh_reads_the_model_lists_of_all_endpoints_and_reports_failures():
     listing = {"data": [{"id": "a"}, {"id": "b", "max_model_len": 5000}]}
     refusing = Reject(401, {"error": {"message": "no"}})
     async with ScriptedEndpoint(models=listing) as first, ScriptedEndpoint(models=refusing) as second:
@@ -96,7 +96,7 @@ async def test_refresh_reads_all_endpoints_and_reports_failures():
         await models.close()
 
 
-async def test_silent_endpoint_times_out():
+async def test_model_list_of_an_endpoint_that_does_not_respond_times_out():
     async def silent(reader, writer):
         await reader.read()
         writer.close()
@@ -111,7 +111,7 @@ async def test_silent_endpoint_times_out():
         await models.close()
 
 
-async def test_built_in_default_model_yields_to_listed_models():
+async def test_built_in_default_model_is_replaced_if_the_endpoint_lists_other_models():
     async with ScriptedEndpoint(models={"data": [{"id": "a"}]}) as endpoint:
         models = Models(settings(Endpoint(name="one", base_url=endpoint.url, default_model="helexa/small")))
         assert models.default() == ModelChoice("one", "helexa/small")
@@ -120,7 +120,7 @@ async def test_built_in_default_model_yields_to_listed_models():
         await models.close()
 
 
-def test_parse_model_names():
+def test_model_name_is_parsed_into_endpoint_and_model():
     models = Models(settings(Endpoint(name="home", base_url="http://a/v1"), Endpoint(name="b", base_url="http://b/v1")))
     assert models.parse("b:x:y") == ModelChoice("b", "x:y")
     assert models.parse("qwen3:8b") == ModelChoice("home", "qwen3:8b")
@@ -143,7 +143,7 @@ async def test_unknown_endpoint_is_an_error():
         ({"/v1/messages"}, "/messages"),
     ],
 )
-async def test_auto_probes_the_wire_api(routes, path):
+async def test_wire_api_auto_probes_which_api_the_endpoint_serves(routes, path):
     async with ScriptedEndpoint() as endpoint:
         endpoint.routes = routes
         models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))
@@ -153,7 +153,7 @@ async def test_auto_probes_the_wire_api(routes, path):
         await models.close()
 
 
-async def test_probe_without_known_api_is_an_error():
+async def test_wire_api_auto_fails_for_an_endpoint_without_a_known_api():
     async with ScriptedEndpoint() as endpoint:
         endpoint.routes = set()
         models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))

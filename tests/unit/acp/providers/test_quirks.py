@@ -42,7 +42,7 @@ async def models() -> AsyncIterator[Models]:
 
 
 @pytest.mark.parametrize(("name", "quirk"), STREAMED.items(), ids=map(str, STREAMED.values()))
-async def test_agent_reads_the_answer_of_the_backend(models: Models, name: str, quirk: Quirk) -> None:
+async def test_agent_reads_the_recorded_answers_of_other_servers(models: Models, name: str, quirk: Quirk) -> None:
     provider = await models.provider(ModelChoice("e", name))
     text, reasoning, end = "", "", None
     calls: dict[int, list[str]] = {}

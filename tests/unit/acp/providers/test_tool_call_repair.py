@@ -75,7 +75,7 @@ READ = ParsedCall("read_file", {"path": "a"})
         ("", "<function=other><parameter=x>1</parameter></function>", ParsedCall("other", {"x": "1"})),
     ],
 )
-def test_repairable_call_is_parsed(name, text, call):
+def test_tool_call_with_repairable_mistakes_is_parsed(name, text, call):
     assert repair(name, text, SCHEMAS) == call
 
 
@@ -99,13 +99,13 @@ def test_repairable_call_is_parsed(name, text, call):
         ("", "[" * 100_000, "nested too deeply"),
     ],
 )
-def test_invalid_call_is_malformed_with_a_reason(name, text, reason):
+def test_tool_call_that_cannot_be_repaired_is_malformed_with_a_reason(name, text, reason):
     call = repair(name, text, SCHEMAS)
     assert isinstance(call, MalformedCall)
     assert reason in call.reason
 
 
-def test_argument_called_name_is_not_the_tool_name():
+def test_argument_called_name_is_not_taken_for_the_tool_name():
     schemas = {"create": _schema(["name"])}
     text = json.dumps({"arguments": {"name": "create"}})
     assert repair("", text, schemas) == ParsedCall("create", {"name": "create"})

@@ -8,7 +8,7 @@ from helexa.acp.tools.excerpt import clipped, ends, fenced, printable, shown_who
 _FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
 
 
-def test_title_is_one_line_of_complete_characters() -> None:
+def test_title_of_a_tool_call_is_one_line_cut_between_complete_characters() -> None:
     assert title("a\n\tb") == "a b"
     assert title("x" * 60) == "x" * 60
     assert title("x" * 61) == "x" * 59 + "…"
@@ -20,19 +20,19 @@ def test_title_is_one_line_of_complete_characters() -> None:
 
 
 @given(st.text(st.characters(), max_size=200))
-def test_titles_are_limited_and_encodable(text: str) -> None:
+def test_title_of_any_text_has_at_most_60_encodable_characters(text: str) -> None:
     shown = title(text)
     assert len(shown) <= 60
     assert "\n" not in shown
     shown.encode()
 
 
-def test_clipped_returns_the_beginning() -> None:
+def test_clipped_returns_the_beginning_of_a_text_and_the_number_of_omitted_bytes() -> None:
     assert clipped("äöü", 6) == "äöü"
     assert clipped("äöü", 5) == "äö\n[1 more bytes are left out]"
 
 
-def test_ends_keeps_beginning_and_end() -> None:
+def test_ends_returns_the_beginning_and_the_end_of_a_long_text() -> None:
     text = "begin" + "é" * 1000 + "end"
     cut = ends(text, 100)
     assert cut.startswith("begin") and cut.endswith("end") and "\ufffd" not in cut
@@ -40,11 +40,11 @@ def test_ends_keeps_beginning_and_end() -> None:
     assert ends("short", 100) == "short"
 
 
-def test_fence_is_longer_than_backticks_in_the_text() -> None:
+def test_fence_of_a_code_block_is_longer_than_backticks_in_the_text() -> None:
     assert fenced("a ``` b") == "````\na ``` b\n````"
 
 
-def test_printable_escapes_disturbing_characters() -> None:
+def test_printable_escapes_line_separators_and_surrogates() -> None:
     assert printable("a\u2028b\ud83dc\u00a0") == "a\\u2028b\\ud83dc\u00a0"
 
 

@@ -9,7 +9,7 @@ import pytest
 from helexa.acp.conversation_and_events import Diff, Image, Location
 
 
-async def test_write_edit_and_read_a_file(workplace: Any) -> None:
+async def test_file_tools_write_edit_and_read_a_file(workplace: Any) -> None:
     file = workplace.folder / "src/deep/a.py"
     written = await workplace.call("write_file", path="src/deep/a.py", content="one = 1\ntwo = 2\n")
     assert written.content == "wrote src/deep/a.py (16 bytes)"
@@ -45,7 +45,9 @@ async def test_edit_preserves_file_mode_and_line_endings(workplace: Any) -> None
         ("same", "old_text and new_text are the same"),
     ],
 )
-async def test_missing_or_ambiguous_old_text_is_explained(workplace: Any, old_text: str, expected: str) -> None:
+async def test_edit_whose_old_text_is_missing_or_ambiguous_is_explained(
+    workplace: Any, old_text: str, expected: str
+) -> None:
     (workplace.folder / "a.py").write_text("def f():\n    b = 1\n    c = 2\n    b = 1\n")
     before = (workplace.folder / "a.py").read_bytes()
     failure = await workplace.failure("edit_file", path="a.py", old_text=old_text, new_text="same")
@@ -53,7 +55,7 @@ async def test_missing_or_ambiguous_old_text_is_explained(workplace: Any, old_te
     assert (workplace.folder / "a.py").read_bytes() == before
 
 
-async def test_diff_of_large_file_has_context_lines(workplace: Any) -> None:
+async def test_diff_shown_for_an_edit_of_a_large_file_has_only_nearby_lines(workplace: Any) -> None:
     lines = [f"line {number}\n" for number in range(20_000)]
     (workplace.folder / "large.txt").write_text("".join(lines))
     edited = await workplace.call("edit_file", path="large.txt", old_text="line 9999\n", new_text="changed\n")
@@ -78,7 +80,7 @@ async def test_long_files_and_lines_are_truncated_with_a_note(workplace: Any) ->
     assert "is larger than 16 MiB" in await workplace.failure("read_file", path="huge.txt")
 
 
-async def test_non_text_files_are_rejected(workplace: Any) -> None:
+async def test_read_file_rejects_files_that_are_neither_text_nor_image(workplace: Any) -> None:
     (workplace.folder / "zero.bin").write_bytes(b"a\0b")
     (workplace.folder / "latin.txt").write_bytes(b"\xe4\n")
     os.mkfifo(workplace.folder / "pipe")
@@ -109,7 +111,9 @@ PNG = base64.b64decode(
         ("a.webp", b"RIFF\0\0\0\0WEBPVP8 ", "image/webp"),
     ],
 )
-async def test_image_file_is_an_image_of_the_result(workplace: Any, name: str, data: bytes, media_type: str) -> None:
+async def test_read_file_returns_an_image_file_as_an_image(
+    workplace: Any, name: str, data: bytes, media_type: str
+) -> None:
     (workplace.folder / name).write_bytes(data)
     outcome = await workplace.call("read_file", path=name, line=3)
     image = Image(media_type, base64.b64encode(data).decode())
@@ -117,7 +121,7 @@ async def test_image_file_is_an_image_of_the_result(workplace: Any, name: str, d
     assert outcome.content == f"[the image {name}, {len(data)} bytes]"
 
 
-async def test_bad_image_files_are_rejected(workplace: Any) -> None:
+async def test_read_file_rejects_invalid_image_files(workplace: Any) -> None:
     (workplace.folder / "text.png").write_text("not an image")
     (workplace.folder / "large.png").write_bytes(PNG + bytes(4 << 20))
     (workplace.folder / "outside.png").symlink_to("/etc/passwd")
@@ -129,7 +133,7 @@ async def test_bad_image_files_are_rejected(workplace: Any) -> None:
     assert (await workplace.call("read_file", path="drawing.svg")).content == "<svg/>"
 
 
-async def test_list_dir_escapes_hostile_names(workplace: Any) -> None:
+async def test_list_dir_escapes_hostile_file_names(workplace: Any) -> None:
     for name in (b"plain", b"new\nline", b"\x1b[31mred", b"not-utf-8-\xff", b"rtl-\xe2\x80\xaegnp", b"-rf", b"$(rm x)"):
         (workplace.folder / os.fsdecode(name)).touch()
     (workplace.folder / "folder").mkdir()
@@ -171,13 +175,13 @@ async def test_large_folder_listing_is_truncated(workplace: Any) -> None:
         ("todo", {"tasks": [{"content": "x", "status": "maybe"}]}, "Invalid enum value 'maybe'"),
     ],
 )
-async def test_invalid_arguments_are_explained(
+async def test_invalid_tool_arguments_are_explained(
     workplace: Any, tool: str, arguments: dict[str, Any], expected: str
 ) -> None:
     assert expected in await workplace.failure(tool, **arguments)
 
 
-async def test_todo_returns_the_whole_plan(workplace: Any) -> None:
+async def test_todo_tool_returns_the_whole_plan(workplace: Any) -> None:
     tasks = [{"content": "one", "status": "completed"}, {"content": "two", "status": "in_progress", "priority": "high"}]
     outcome = await workplace.call("todo", tasks=tasks)
     assert [(entry.content, entry.status, entry.priority) for entry in outcome.plan] == [
@@ -187,18 +191,18 @@ async def test_todo_returns_the_whole_plan(workplace: Any) -> None:
     assert outcome.content == "The plan is noted: 1 of 2 tasks done."
 
 
-def test_schemas_have_no_references_and_forbid_unknown_fields(workplace: Any) -> None:
+def test_tool_schemas_have_no_references_and_forbid_unknown_fields(workplace: Any) -> None:
     for tool in workplace.box.tools("default"):
         assert tool.schema["type"] == "object" and tool.schema["additionalProperties"] is False
         assert "$ref" not in str(tool.schema) and "title" not in tool.schema
 
 
-def test_plan_mode_offers_no_changing_tools(workplace: Any) -> None:
+def test_plan_mode_does_not_offer_the_bash_tool(workplace: Any) -> None:
     names = {tool.name for tool in workplace.box.tools("plan")}
     assert "bash" not in names and {"read_file", "write_file", "edit_file", "todo"} <= names
 
 
-async def test_command_title_names_a_different_folder(workplace: Any) -> None:
+async def test_title_of_a_command_names_its_folder_if_it_is_not_the_project(workplace: Any) -> None:
     bash = workplace.box.find("bash")
     titles = {
         cwd: bash.title({"command": "make", "cwd": cwd}, workplace.context)

@@ -105,7 +105,7 @@ def user(project: Any) -> User:
 
 
 @pytest.mark.parametrize("path", OUTSIDE, ids=ascii)
-async def test_path_outside_the_folders_is_rejected_by_all_tools(project: Any, user: User, path: str) -> None:
+async def test_path_outside_the_session_folders_is_rejected_by_all_tools(project: Any, user: User, path: str) -> None:
     outside = project.folder.parent / "outside"
     for mode in ("default", "acceptEdits", "plan", "bypassPermissions"):
         for name in ("write_file", "edit_file", "read_file", "grep", "glob", "list_dir"):
@@ -116,7 +116,9 @@ async def test_path_outside_the_folders_is_rejected_by_all_tools(project: Any, u
 
 
 @pytest.mark.parametrize("path", RUN_LATER)
-def test_file_that_runs_later_is_written_only_after_a_question(project: Any, user: User, path: str) -> None:
+def test_file_whose_contents_run_later_is_written_only_if_the_user_allows_it(
+    project: Any, user: User, path: str
+) -> None:
     for mode in ("default", "acceptEdits"):
         for name in ("write_file", "edit_file"):
             asked = ruling(project, name, mode, user, path)
@@ -133,13 +135,13 @@ def test_file_that_runs_later_is_written_only_after_a_question(project: Any, use
 
 
 @pytest.mark.parametrize("path", [*SECRETS, "agent/config.toml", ".ssh/config"])
-def test_file_with_secrets_is_read_and_written_only_after_a_question(project: Any, user: User, path: str) -> None:
+def test_file_with_secrets_is_read_or_written_only_if_the_user_allows_it(project: Any, user: User, path: str) -> None:
     for mode in ("default", "acceptEdits"):
         for name in ("read_file", "grep", "write_file", "edit_file"):
             assert isinstance(ruling(project, name, mode, user, path), AskUser), (mode, name)
 
 
-def test_existing_build_file_is_edited_like_an_ordinary_file(project: Any, user: User) -> None:
+def test_existing_makefile_is_edited_without_a_question_in_mode_accept_edits(project: Any, user: User) -> None:
     (project.folder / "Makefile").write_text("all:\n")
     assert isinstance(ruling(project, "edit_file", "acceptEdits", user, "Makefile"), Allowed)
     assert Path(project.folder / "Makefile").read_text() == "all:\n"

@@ -281,7 +281,7 @@ REPOSITORIES: list[Callable[[Repository], None]] = [
 
 
 @pytest.mark.parametrize("plant", REPOSITORIES, ids=lambda plant: plant.__name__)
-async def test_reading_runs_no_program_of_the_repository(
+async def test_tools_that_read_run_no_program_named_by_a_hostile_repository(
     workplace: Any, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Repository], None]
 ) -> None:
     root = workplace.folder
@@ -324,7 +324,7 @@ async def test_reading_runs_no_program_of_the_repository(
     assert not mark.exists()
 
 
-def test_objects_of_another_repository_are_read_only_after_a_question(tmp_path: Path) -> None:
+def test_git_needs_permission_in_a_repository_that_borrows_objects_of_another(tmp_path: Path) -> None:
     """Otherwise a repository could name the objects of any repository of the user."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     assert vetted_command("git log", tmp_path, Boundary(tmp_path)) == "git log"
@@ -348,7 +348,7 @@ def test_objects_of_another_repository_are_read_only_after_a_question(tmp_path: 
         *("HEAD", "packed-refs", "config", "index", "info", "info/attributes", "logs", "logs/HEAD", "worktrees/a"),
     ],
 )
-def test_user_is_asked_before_git_reads_a_repository_with_links(tmp_path: Path, path: str) -> None:
+def test_git_needs_permission_in_a_repository_whose_git_folder_contains_links(tmp_path: Path, path: str) -> None:
     """A link can make git print the objects and references of any repository of the user."""
     git, elsewhere = tmp_path / "project/.git", tmp_path / "elsewhere"
     subprocess.run(["git", "init", "-q", git.parent], check=True)

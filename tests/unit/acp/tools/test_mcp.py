@@ -30,7 +30,9 @@ async def opened(workplace: Any, servers: Sequence[McpServer]) -> AsyncIterator[
         await workplace.box.close()
 
 
-async def test_server_tools_have_valid_names_and_can_be_called(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tools_of_an_mcp_server_have_valid_names_and_can_be_called(
+    workplace: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HELEXA_ACP_API_KEY", "sk-secret")
     async with opened(workplace, [_STDIO, StdioServer("my server?", _STDIO.command, _STDIO.args)]):
         assert workplace.box.warnings == ()
@@ -56,14 +58,14 @@ async def test_server_tools_have_valid_names_and_can_be_called(workplace: Any, m
         assert picture.content == "look" and picture.images == (Image("image/png", "iVBORw=="),)
 
 
-async def test_dead_server_fails_only_its_calls(workplace: Any) -> None:
+async def test_dead_mcp_server_fails_only_its_own_tool_calls(workplace: Any) -> None:
     async with opened(workplace, [_STDIO]):
         assert "my server! failed" in await workplace.failure("mcp__my_server___die")
         assert "my server!" in await workplace.failure("mcp__my_server___add", a=1, b=1)
         assert (await workplace.call("list_dir")).content == "[the folder is empty]"
 
 
-async def test_unusable_servers_give_warnings(workplace: Any) -> None:
+async def test_unusable_mcp_servers_give_warnings_and_others_work(workplace: Any) -> None:
     servers = [
         StdioServer("absent", "/no/such/program"),
         StdioServer("babbler", "sh", ("-c", "echo hello; echo world")),
@@ -77,7 +79,7 @@ async def test_unusable_servers_give_warnings(workplace: Any) -> None:
         assert (await workplace.call("mcp__good__add", a=1, b=1)).content == "2"
 
 
-async def test_silent_server_times_out(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_mcp_server_that_does_not_respond_times_out(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp, "_START_SECONDS", 0.1)
     marker = workplace.folder / "pid"
     async with opened(workplace, [StdioServer("mute", "sh", ("-c", f"echo $$ > {marker}; cat >/dev/null; exit"))]):
@@ -87,7 +89,7 @@ async def test_silent_server_times_out(workplace: Any, monkeypatch: pytest.Monke
     assert not marker.exists() or not Path(f"/proc/{marker.read_text().strip()}").exists()
 
 
-async def test_server_ends_with_its_session(workplace: Any) -> None:
+async def test_mcp_server_process_ends_with_its_session(workplace: Any) -> None:
     marker = workplace.folder / "pid"
     script = f"echo $$ > {marker}; exec {sys.executable} {_EXAMPLE}"
     async with opened(workplace, [StdioServer("marked", "sh", ("-c", script))]):
@@ -97,7 +99,7 @@ async def test_server_ends_with_its_session(workplace: Any) -> None:
     assert "has ended" in await workplace.failure("mcp__marked__add", a=1, b=1)
 
 
-async def test_server_is_usable_after_canceled_call(workplace: Any) -> None:
+async def test_mcp_server_is_usable_after_a_canceled_tool_call(workplace: Any) -> None:
     async with opened(workplace, [_STDIO]):
         call = asyncio.create_task(workplace.call("mcp__my_server___wait"))
         await asyncio.sleep(0)
@@ -107,7 +109,7 @@ async def test_server_is_usable_after_canceled_call(workplace: Any) -> None:
         assert (await workplace.call("mcp__my_server___add", a=1, b=2)).content == "3"
 
 
-async def test_http_server_receives_configured_headers(workplace: Any) -> None:
+async def test_mcp_server_over_http_receives_the_configured_headers(workplace: Any) -> None:
     import uvicorn
     from mcp.server.mcpserver import MCPServer
 

@@ -54,14 +54,16 @@ _HOOK = write("/home/ada/.git/hooks/pre-commit")
         (Calls("mcp__a__b", only_reads=True), AskUser, AskUser, AskUser, Allowed),
     ],
 )
-def test_mode_decides_the_ruling(act: Act, default: type, edits: type, plan: type, bypass: type) -> None:
+def test_permission_mode_decides_whether_an_act_is_allowed_asked_or_denied(
+    act: Act, default: type, edits: type, plan: type, bypass: type
+) -> None:
     rulings = [
         type(decide(act, mode, Remembered().ruling)) for mode in ("default", "acceptEdits", "plan", "bypassPermissions")
     ]
     assert rulings == [default, edits, plan, bypass]
 
 
-def test_always_allow_of_an_edit_covers_the_file_or_the_folder_below() -> None:
+def test_answer_always_allow_for_an_edit_covers_the_file_or_its_folder_as_chosen() -> None:
     remembered = Remembered()
     offers = [("edits of a.py", False), ("edits in src/", False), ("edits in src/", True)]
     assert remembered.always(_WRITE) == offers
@@ -75,12 +77,12 @@ def test_always_allow_of_an_edit_covers_the_file_or_the_folder_below() -> None:
     assert isinstance(decide(_WRITE, "plan", remembered.ruling), Denied)
 
 
-def test_always_allow_of_edits_in_the_whole_project_is_not_saved() -> None:
+def test_answer_always_allow_for_edits_in_the_whole_project_is_not_saved() -> None:
     assert Remembered().always(write("/home/ada/a.py")) == [("edits of a.py", False), ("edits in ada/", False)]
     assert Remembered().always(_HOOK) == [("edits of pre-commit", False)]
 
 
-def test_permanent_rejection_holds_in_bypass_mode() -> None:
+def test_answer_always_reject_holds_even_in_bypass_mode() -> None:
     remembered = Remembered()
     remembered.always(Runs("git push origin", _HOME), allowed=False)
     for mode in ("default", "bypassPermissions"):
@@ -88,7 +90,7 @@ def test_permanent_rejection_holds_in_bypass_mode() -> None:
     assert isinstance(decide(Runs("git add .", _HOME), "default", remembered.ruling), AskUser)
 
 
-def test_always_allow_covers_a_vetted_line_or_all_vetted_lines_of_the_command() -> None:
+def test_always_allow_for_a_vetted_command_covers_its_line_or_all_its_reading_uses() -> None:
     remembered = Remembered()
     line = Runs("git diff --stat", _HOME, "git diff")
     offers = [("exactly `git diff --stat`", False), *(("`git diff` that only reads", saved) for saved in (False, True))]
@@ -101,7 +103,7 @@ def test_always_allow_covers_a_vetted_line_or_all_vetted_lines_of_the_command() 
     assert isinstance(decide(Runs("git log", _HOME, "git log"), "default", remembered.ruling), AskUser)
 
 
-def test_always_allow_of_other_line_covers_only_this_line_and_session() -> None:
+def test_always_allow_for_an_unvetted_command_line_covers_only_this_line_and_session() -> None:
     remembered = Remembered()
     assert remembered.always(Runs("make test", _HOME)) == [("exactly `make test`", False)]
     assert isinstance(decide(Runs("make test", _HOME), "default", remembered.ruling), Allowed)
@@ -112,7 +114,7 @@ def test_always_allow_of_other_line_covers_only_this_line_and_session() -> None:
     assert isinstance(decide(Runs("make clean", Path(f"{_HOME}=x")), "default", remembered.ruling), AskUser)
 
 
-def test_hosts_and_server_tools_have_separate_grants() -> None:
+def test_permissions_for_web_hosts_and_mcp_tools_cover_only_the_named_one() -> None:
     remembered = Remembered()
     remembered.always(Fetches("example.com"))
     remembered.always(Calls("mcp__a__b", only_reads=False))

@@ -38,7 +38,7 @@ def _git(folder: Path, *arguments: str) -> str:
     return subprocess.run(["git", "-C", folder, *arguments], check=True, capture_output=True, text=True).stdout
 
 
-async def test_glob_matches_like_gitignore(workplace: Any, tree: Path) -> None:
+async def test_glob_tool_matches_patterns_like_gitignore(workplace: Any, tree: Path) -> None:
     assert (await workplace.call("glob", pattern="*.py")).content == "build/out.py\nsrc/app.py"
     assert (await workplace.call("glob", pattern="src/**/*.{js,ts}")).content == "src/web/app.js\nsrc/web/app.ts"
     assert (await workplace.call("glob", pattern="*.py", path="src")).content == "src/app.py"
@@ -47,7 +47,7 @@ async def test_glob_matches_like_gitignore(workplace: Any, tree: Path) -> None:
     assert "outside" in await workplace.failure("glob", pattern="*", path="src/link-dir")
 
 
-async def test_grep_returns_lines_and_locations(workplace: Any, tree: Path) -> None:
+async def test_grep_tool_returns_lines_and_locations(workplace: Any, tree: Path) -> None:
     result = await workplace.call("grep", pattern=r"^def main|os\.get", glob="*.py")
     assert result.content == "src/app.py:4: def main():\nsrc/app.py:5:     return os.getcwd()"
     assert result.locations == (Location(str(tree / "src/app.py"), 4), Location(str(tree / "src/app.py"), 5))
@@ -60,7 +60,7 @@ async def test_grep_returns_lines_and_locations(workplace: Any, tree: Path) -> N
     assert "not a regular expression" in await workplace.failure("grep", pattern="(")
 
 
-async def test_ignored_files_are_skipped(workplace: Any, tree: Path) -> None:
+async def test_search_tools_skip_ignored_files(workplace: Any, tree: Path) -> None:
     _git(tree, "init", "-q")
     (tree / ".gitignore").write_text("build/\nnode_modules/\n")
     assert (await workplace.call("glob", pattern="*.py")).content == "src/app.py"
@@ -68,7 +68,9 @@ async def test_ignored_files_are_skipped(workplace: Any, tree: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [".", "evil"])
-async def test_search_runs_no_program(workplace: Any, tree: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+async def test_search_tools_run_no_program_that_a_repository_configures(
+    workplace: Any, tree: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     """git would run programs that the configuration of a folder names, for example to fetch a missing file."""
     programs = tree.parent / "programs"
     programs.mkdir()
@@ -88,7 +90,7 @@ async def test_search_runs_no_program(workplace: Any, tree: Path, monkeypatch: p
     assert not (tree.parent / "ran").exists()
 
 
-async def test_tracked_folder_that_became_a_link_is_not_followed(workplace: Any, tree: Path) -> None:
+async def test_grep_does_not_follow_a_tracked_folder_that_became_a_link(workplace: Any, tree: Path) -> None:
     (tree / "tracked").mkdir()
     (tree / "tracked/outside.txt").write_text("main\n")
     _git(tree, "init", "-q")
@@ -125,7 +127,7 @@ async def test_ignore_file_that_is_a_pipe_does_not_block_a_search(workplace: Any
     assert "src/app.py" in (await workplace.call("glob", pattern="*.py")).content
 
 
-async def test_long_results_are_truncated_with_a_note(workplace: Any) -> None:
+async def test_long_search_results_are_truncated_with_a_note(workplace: Any) -> None:
     (workplace.folder / "many.txt").write_text("needle\n" * 300)
     result = (await workplace.call("grep", pattern="needle")).content.split("\n")
     assert len(result) == 201 and result[-1] == "[there are more than these 200 matches]"
@@ -134,14 +136,14 @@ async def test_long_results_are_truncated_with_a_note(workplace: Any) -> None:
     assert "needle" in result and len(result) < 400
 
 
-async def test_hostile_names_are_escaped_in_results(workplace: Any) -> None:
+async def test_hostile_file_names_are_escaped_in_search_results(workplace: Any) -> None:
     for name in (b"a\nb.txt", b"\xff.txt", b"--help.txt"):
         (workplace.folder / os.fsdecode(name)).write_text("needle\n")
     assert (await workplace.call("glob", pattern="*.txt")).content == "--help.txt\na\\nb.txt\n\\udcff.txt"
     assert len((await workplace.call("grep", pattern="needle")).content.split("\n")) == 3
 
 
-async def test_endless_pattern_times_out(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_grep_with_an_exponential_pattern_times_out(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace.folder / "a.txt").write_text("a" * 60 + "\n")
     monkeypatch.setattr(search_module, "_SECONDS", 0.5)
     assert "took longer" in await workplace.failure("grep", pattern="(a+)+b")
@@ -165,7 +167,7 @@ async def test_canceled_search_leaves_no_process(workplace: Any, monkeypatch: py
     assert process.returncode == -signal.SIGKILL
 
 
-def test_braces_expand_to_each_choice() -> None:
+def test_braces_in_a_glob_pattern_expand_to_each_choice() -> None:
     assert sorted(braces_expanded("{a,b}/*.{c,d}")) == ["a/*.c", "a/*.d", "b/*.c", "b/*.d"]
     assert braces_expanded("a{b}c") == ["a{b}c"]
     assert len(braces_expanded("{a,b}" * 40)) <= 66

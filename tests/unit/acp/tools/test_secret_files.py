@@ -63,7 +63,7 @@ def test_read_of_a_secret_file_needs_permission(workplace: Any, path: str) -> No
         assert vetted_command(line, workplace.folder, workplace.context.boundary) is None, line
 
 
-def test_git_prints_the_text_of_no_secret_file(tmp_path: Path) -> None:
+def test_git_attributes_of_the_agent_hide_the_text_of_secret_files_in_diffs(tmp_path: Path) -> None:
     """The names in the attributes file agree with those in `is_secret`."""
     _git(tmp_path, "init", "-q")
     done = subprocess.run(
@@ -103,7 +103,7 @@ async def test_grep_of_a_folder_names_secret_files_without_their_text(workplace:
     assert (await workplace.call("grep", pattern="TOKEN", path=".env")).content == ".env:1: TOKEN=hush"
 
 
-async def test_edit_of_a_secret_file_reveals_nothing_before_the_answer(workplace: Any) -> None:
+async def test_preview_of_an_edit_of_a_secret_file_reveals_nothing_before_permission(workplace: Any) -> None:
     """An error before the question would tell the model which text is in the file."""
     (workplace.folder / ".env").write_text("TOKEN=hush\n")
     arguments = {"path": ".env", "old_text": "TOKEN=?", "new_text": "TOKEN="}
@@ -112,7 +112,7 @@ async def test_edit_of_a_secret_file_reveals_nothing_before_the_answer(workplace
     assert isinstance(ruling(workplace, "edit_file", "acceptEdits", **arguments), AskUser)
 
 
-async def test_vetted_git_commands_do_not_print_secret_files(workplace: Any) -> None:
+async def test_git_commands_that_print_secret_files_are_not_vetted(workplace: Any) -> None:
     folder = workplace.folder
     for path in (*SECRETS, "a.txt"):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ async def test_vetted_git_commands_do_not_print_secret_files(workplace: Any) -> 
         assert 1 <= len(shown) <= 2, shown
 
 
-def test_ids_of_secret_files_in_git_are_not_vetted(workplace: Any) -> None:
+def test_git_show_of_the_object_id_of_a_secret_file_is_not_vetted(workplace: Any) -> None:
     folder, boundary = workplace.folder, workplace.context.boundary
     (folder / ".env").write_text("TOKEN=hush\n")
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "a"]):
@@ -146,14 +146,16 @@ def test_ids_of_secret_files_in_git_are_not_vetted(workplace: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["echo \x1b[2K\rls", "ls # \u202erm", "a\u200bb", "x" * 20_000 + "; rm -rf ~"])
-async def test_question_shows_the_whole_command_and_its_invisible_characters(workplace: Any, text: str) -> None:
+async def test_permission_request_shows_the_whole_command_and_its_invisible_characters(
+    workplace: Any, text: str
+) -> None:
     (shown,) = await Bash().preview({"command": text, "cwd": "."}, workplace.context)
     assert isinstance(shown, Text)
     assert text.encode("unicode_escape").decode() in shown.text
     assert all(character.isprintable() or character == "\n" for character in shown.text)
 
 
-async def test_question_about_an_edit_lists_invisible_characters(workplace: Any) -> None:
+async def test_permission_request_for_an_edit_lists_invisible_characters(workplace: Any) -> None:
     tool = workplace.box.find("write_file")
     arguments = {"path": "a.py", "content": "a = 1\nif admin: \u2066 # \u2069\nprint('\x1b[8m')\n"}
     note, diff = await tool.preview(arguments, workplace.context)
@@ -163,12 +165,12 @@ async def test_question_about_an_edit_lists_invisible_characters(workplace: Any)
     assert only_diff.new.startswith("\t")
 
 
-def test_secret_names_ignore_case() -> None:
+def test_names_of_secret_files_are_recognized_in_upper_and_lower_case() -> None:
     assert is_secret(Path("a/.SSH/config")) and is_secret(Path(".ENV"))
     assert not is_secret(Path())
 
 
-async def test_names_of_folders_above_the_session_make_no_file_secret(workplace: Any) -> None:
+async def test_names_of_folders_above_the_project_do_not_make_its_files_secret(workplace: Any) -> None:
     folder = workplace.folder / ".docker/.ssh/project"
     folder.mkdir(parents=True)
     for path in ("a.txt", "AGENTS.md", ".env"):
@@ -183,14 +185,14 @@ async def test_names_of_folders_above_the_session_make_no_file_secret(workplace:
     assert "a.txt:1: TOKEN=hush" in content and ".env:1" not in content
 
 
-async def test_grep_names_secret_files_by_their_path_in_the_session(workplace: Any) -> None:
+async def test_grep_names_secret_files_by_their_path_in_the_project_without_their_text(workplace: Any) -> None:
     (workplace.folder / ".ssh/keys").mkdir(parents=True)
     (workplace.folder / ".ssh/keys/a").write_text("TOKEN=hush\n")
     content = (await workplace.call("grep", pattern="TOKEN", path=".ssh/keys")).content
     assert "hush" not in content and "ask the user: .ssh/keys/a" in content
 
 
-async def test_grep_names_files_of_the_agent_without_their_text(
+async def test_grep_names_configuration_and_sessions_of_the_agent_without_their_text(
     workplace: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = workplace.folder

@@ -264,7 +264,9 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize(("harmless", "attack"), ATTACKS, ids=[ascii(attack) for _, attack in ATTACKS])
-def test_always_allow_does_not_cover_attacks(session: Session, harmless: str, attack: str) -> None:
+def test_always_allow_for_a_harmless_command_does_not_cover_similar_attacks(
+    session: Session, harmless: str, attack: str
+) -> None:
     session.allow_always(harmless)
     assert session.is_allowed(harmless)
     assert not session.is_allowed(attack)
@@ -291,13 +293,15 @@ def test_always_allow_does_not_cover_attacks(session: Session, harmless: str, at
         ("git branch", "git branch -a -vv"),
     ],
 )
-def test_always_allow_covers_reading_options_of_vetted_commands(session: Session, granted: str, covered: str) -> None:
+def test_always_allow_for_a_vetted_command_covers_its_options_that_only_read(
+    session: Session, granted: str, covered: str
+) -> None:
     assert not session.is_allowed(covered)
     session.allow_always(granted)
     assert session.is_allowed(covered)
 
 
-def test_git_is_vetted_only_in_the_repository_folder(session: Session) -> None:
+def test_git_command_is_vetted_only_in_the_folder_of_its_repository(session: Session) -> None:
     """A tool could write files that turn a folder into a repository, whose configuration can name programs."""
     session.allow_always("git status")
     assert session.is_allowed("git status")
@@ -307,7 +311,7 @@ def test_git_is_vetted_only_in_the_repository_folder(session: Session) -> None:
 
 
 @given(st.text(alphabet="gitcadlsr ./-=~;&|<>()$`'\"\\\n\t#{}*?[!", max_size=24))
-def test_line_with_shell_syntax_is_not_vetted(tmp_path_factory: pytest.TempPathFactory, tail: str) -> None:
+def test_command_line_with_shell_syntax_is_not_vetted(tmp_path_factory: pytest.TempPathFactory, tail: str) -> None:
     folder = tmp_path_factory.getbasetemp()
     name = vetted_command(f"cat {tail}", folder, Boundary(folder))
     assert name in (None, "cat")
@@ -356,7 +360,7 @@ def test_git_commands_are_vetted_in_an_ordinary_repository(session: Session) -> 
         "\xff",
     ],
 )
-def test_git_commands_are_not_vetted_if_the_configuration_may_run_programs(session: Session, setting: str) -> None:
+def test_git_commands_are_not_vetted_if_the_git_configuration_may_run_programs(session: Session, setting: str) -> None:
     (session.context.cwd / ".git/config").write_bytes((HARMLESS + setting + "\n").encode("latin-1"))
     assert vetted_command("git status", session.context.cwd, session.context.boundary) is None
 
@@ -367,7 +371,7 @@ def _git(folder: Path, *arguments: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["file", "link", "empty", "missing", "submodule"])
-def test_git_commands_are_not_vetted_if_the_repository_is_elsewhere(session: Session, place: str) -> None:
+def test_git_commands_are_not_vetted_if_the_git_folder_is_missing_or_elsewhere(session: Session, place: str) -> None:
     """The agent's tools may write the files outside of `.git` without a question."""
     work = session.context.cwd
     git = work / ".git"

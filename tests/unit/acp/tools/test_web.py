@@ -56,7 +56,7 @@ async def site() -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-async def test_page_is_returned_as_text(site: str) -> None:
+async def test_fetch_tool_returns_a_web_page_as_text(site: str) -> None:
     page = await web.fetch_page(f"{site}/near#part", allowed)
     assert page.url == f"{site}/page" and page.status == 200 and not page.truncated
     assert page.text == "T\nHead\na & b\nc d (/x)\n- e"
@@ -64,7 +64,7 @@ async def test_page_is_returned_as_text(site: str) -> None:
     assert (await web.fetch_page(f"{site}/absent", allowed)).status == 404
 
 
-async def test_size_and_redirects_are_limited(site: str) -> None:
+async def test_size_type_and_redirects_of_a_fetched_page_are_limited(site: str) -> None:
     page = await web.fetch_page(f"{site}/endless", allowed)
     assert page.truncated and len(page.text) == 2 << 20
     with pytest.raises(ToolError, match="more than 5 times"):
@@ -76,7 +76,7 @@ async def test_size_and_redirects_are_limited(site: str) -> None:
 @pytest.mark.parametrize(
     ("path", "message"), [("/far", "another host"), ("/inside", "another host"), ("/file", "not an http")]
 )
-async def test_redirect_to_another_host_is_rejected(site: str, path: str, message: str) -> None:
+async def test_redirect_of_a_page_to_another_host_is_rejected(site: str, path: str, message: str) -> None:
     with pytest.raises(ToolError, match=message):
         await web.fetch_page(site + path, allowed)
 
@@ -102,15 +102,15 @@ def test_invalid_page_url_is_rejected(url: str) -> None:
         web.parse_url(url)
 
 
-def test_only_public_addresses_are_public() -> None:
+def test_public_ip_addresses_are_recognized_as_public() -> None:
     assert web.is_public(ipaddress.ip_address("8.8.8.8"))
     assert web.is_public(ipaddress.ip_address("2001:4860:4860::8888"))
     assert web.is_public(ipaddress.ip_address("64:ff9b::808:808"))
 
 
-async def test_fetch_error_names_the_cause(workplace: Any) -> None:
+async def test_error_of_the_fetch_tool_names_the_cause(workplace: Any) -> None:
     assert "not on the public internet" in await workplace.failure("fetch", url="http://localhost:1/")
 
 
-def test_deeply_nested_html_is_read() -> None:
+def test_deeply_nested_html_is_converted_to_text() -> None:
     assert web.html_to_text("<div>" * 100_000 + "deep") == "deep"
