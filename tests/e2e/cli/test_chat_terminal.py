@@ -84,7 +84,7 @@ def test_ctrl_c_before_the_response_discards_the_message(start_chat, gateway):
     assert messages(gateway.requests[1]) == [("user", "second")]
 
 
-def test_ctrl_c_twice_at_the_prompt_exits(start_chat):
+def test_pressing_ctrl_c_twice_at_the_prompt_ends_helexa_chat(start_chat):
     screen = start_chat()
     screen.press_until(CTRL_C, "Ctrl-C again")
     screen.expect(PROMPT)
@@ -92,7 +92,7 @@ def test_ctrl_c_twice_at_the_prompt_exits(start_chat):
     assert screen.wait_for_exit() == 0
 
 
-def test_ctrl_d_exits(start_chat):
+def test_ctrl_d_at_the_prompt_ends_helexa_chat(start_chat):
     screen = start_chat()
     screen.type(CTRL_D)
     assert screen.wait_for_exit() == 0

@@ -94,7 +94,7 @@ def test_doctor_reports_the_chosen_device_and_dtype_and_fails_for_a_missing_devi
     assert "FAULT: " in result.stdout
 
 
-def test_debug_shows_the_traceback(helexa):
+def test_traceback_of_an_error_is_printed_only_with_the_debug_option(helexa):
     assert "Traceback" in helexa("ps", "--debug", "--url", NOWHERE).stderr
     assert "Traceback" not in helexa("ps", "--url", NOWHERE).stderr
 
@@ -106,7 +106,7 @@ def test_invalid_api_key_is_not_printed(helexa):
     assert "cret" not in result.stderr
 
 
-def test_closed_stdout_is_not_an_error(environ, gateway):
+def test_command_whose_stdout_is_closed_by_head_prints_no_error(environ, gateway):
     gateway.nodes = [{"name": f"node-{number}", "models": [{"id": f"org/{'m' * 500}"}]} for number in range(2000)]
     shown = subprocess.run(
         f"'{sys.executable}' -m helexa ps --url {gateway.url} | head -1",

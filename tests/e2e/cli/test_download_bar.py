@@ -48,7 +48,7 @@ def test_download_of_less_than_half_a_second_shows_no_bar(capsys):
     assert (stream.getvalue(), capsys.readouterr().err) == ("", "")
 
 
-def test_terminal_shows_a_bar_and_then_a_summary(capsys):
+def test_download_shows_a_progress_bar_in_a_terminal_and_then_a_summary(capsys):
     stream = Terminal()
     output_during_download(stream, Clock(), 0.5)
     for text in ("fetching org/name", "8.0 MB of 10.0 MB"):
@@ -57,7 +57,7 @@ def test_terminal_shows_a_bar_and_then_a_summary(capsys):
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_bar_takes_one_line_of_a_narrow_terminal(monkeypatch, width):
+def test_download_progress_bar_fits_into_one_line_of_a_narrow_terminal(monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     stream, clock = Terminal(), Clock()
     with DownloadBar("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", stream=stream, clock=clock) as bar:
@@ -84,7 +84,7 @@ def test_bar_of_a_download_of_unknown_size_shows_only_the_received_bytes(monkeyp
     assert "?" not in re.sub(r"\x1b\[\?", "", drawn)
 
 
-def test_no_bar_without_a_terminal(capsys):
+def test_download_without_a_terminal_prints_a_summary_but_no_progress_bar(capsys):
     stream = io.StringIO()
     output_during_download(stream, Clock(), 60)
     assert stream.getvalue() == ""
@@ -92,14 +92,14 @@ def test_no_bar_without_a_terminal(capsys):
 
 
 @pytest.mark.parametrize("name", ["CI", "HF_HUB_DISABLE_PROGRESS_BARS"])
-def test_environment_variable_disables_the_bar(monkeypatch, name):
+def test_ci_and_hugging_face_environment_variables_hide_the_download_progress_bar(monkeypatch, name):
     monkeypatch.setenv(name, "1")
     stream = Terminal()
     output_during_download(stream, Clock(), 60)
     assert stream.getvalue() == ""
 
 
-def test_quiet_prints_nothing(capsys):
+def test_download_with_the_quiet_option_prints_nothing(capsys):
     stream = Terminal()
     output_during_download(stream, Clock(), 60, quiet=True)
     assert (stream.getvalue(), capsys.readouterr().err) == ("", "")

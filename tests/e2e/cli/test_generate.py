@@ -55,7 +55,7 @@ def test_images_precede_the_prompt_in_the_request(helexa, gateway, tmp_path):
     assert (result.returncode, "b.png: No such file" in result.stderr) == (2, True)
 
 
-def test_sampling_and_schema_are_sent(helexa, gateway, tmp_path):
+def test_generate_sends_its_sampling_options_and_json_schema_to_the_gateway(helexa, gateway, tmp_path):
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
     gateway.chunks = ['{"city": ', '"Rome"}']
     for schema in (json.dumps(SCHEMA), str(tmp_path / "schema.json")):
@@ -110,7 +110,7 @@ def test_batch_from_stdin_resumes_its_output_file(helexa, gateway, tmp_path):
     assert "belongs to another prompt" in result.stderr
 
 
-def test_errors_in_piped_prompts_name_stdin(helexa, gateway, tmp_path):
+def test_error_for_an_invalid_line_of_piped_prompts_names_stdin_and_the_line(helexa, gateway, tmp_path):
     for arguments in ([], ["-o", str(tmp_path / "answers.jsonl")]):
         result = helexa("generate", "--prompts", "-", *arguments, stdin='"one"\nthree\n')
         text = result.stdout or (tmp_path / "answers.jsonl").read_text()
@@ -150,7 +150,7 @@ def test_wrong_usage_is_one_line_and_sends_no_request(gateway, monkeypatch, caps
 
 
 @pytest.mark.parametrize("arguments", [["--prompts", "nowhere"], ["--prompts", "/dev/null", "-o", "/nowhere/x"]])
-def test_files_are_checked_before_a_model_is_downloaded(monkeypatch, capsys, arguments):
+def test_generate_checks_its_input_and_output_files_before_it_downloads_a_model(monkeypatch, capsys, arguments):
     loaded = []
     monkeypatch.setattr("helexa.cli.commands.generate.load_model", lambda *_, **__: loaded.append(1))
     monkeypatch.setattr("sys.argv", ["helexa", "generate", "--private", *arguments])

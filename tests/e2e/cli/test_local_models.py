@@ -119,7 +119,7 @@ def test_misspelled_model_gets_a_suggestion(helexa, fetch):
         (["run", "Why is the sky blue?"], "'Why is the sky blue?' is not a model; `helexa generate \"PROMPT\"` asks"),
     ],
 )
-def test_unknown_short_name_is_explained(helexa, command, message):
+def test_unknown_short_model_name_is_explained_in_one_line(helexa, command, message):
     result = helexa(*command)
     assert result.returncode in (2, 4)
     assert result.stderr.startswith(f"helexa: {message}")
@@ -158,7 +158,7 @@ def test_list_shows_cached_models_with_size_and_missing_files(helexa, fetch, tmp
     assert "model-00003-of-00006.safetensors" in facts["org/half"]["lacks"]
 
 
-def test_list_of_available_models_has_the_short_names(helexa):
+def test_list_available_shows_the_short_names_of_each_model(helexa):
     listed = {
         model["name"]: model["short_names"] for model in json.loads(helexa("list", "--available", "--json").stdout)
     }
@@ -267,7 +267,7 @@ def test_rm_asks_before_it_unloads(fetch, gateway, environ, monkeypatch):
     assert (names_here(), gateway.requests) == (["org/tiny"], [])
 
 
-def test_dry_run_of_rm_says_what_rm_would_do(helexa, fetch):
+def test_dry_run_of_rm_prints_what_rm_would_remove_and_removes_nothing(helexa, fetch):
     fetch("org/tiny:Q8_0")
     path = fetch("org/tiny:Q4_K_M")
     with loaded(path):
@@ -284,7 +284,7 @@ def test_dry_run_of_rm_says_what_rm_would_do(helexa, fetch):
     assert [list(model.forms) for model in downloaded_models(read_config(None))] == [["Q4_K_M"]]
 
 
-def test_rm_of_a_tag_removes_only_that_quantization(helexa, fetch, tmp_path):
+def test_rm_of_a_model_with_a_quantization_tag_removes_only_that_quantization(helexa, fetch, tmp_path):
     fetch("org/tiny:Q8_0")
     fetch("org/tiny:Q4_K_M")
     assert helexa("rm", "-y", "org/tiny:Q5_K_M").stderr.endswith("here is Q4_K_M, Q8_0\n")

@@ -44,7 +44,7 @@ def test_logs_command_prints_the_last_lines_of_the_most_recent_servers(base, log
     assert logs("node", "--port", "1000") == (0, "old\n", "")
 
 
-def test_missing_logs_are_explained(base, logs):
+def test_logs_command_explains_that_no_helexa_up_has_written_a_log(base, logs):
     code, out, err = logs()
     assert (code, out) == (1, "")
     assert err == f"helexa: no `helexa up` has written a log to {base}; start one with `helexa up`\n"

@@ -42,7 +42,7 @@ def still_answers(client: openai.OpenAI, stack: Stack) -> Iterator[None]:
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
-def test_invalid_fields_are_rejected(
+def test_chat_request_with_an_invalid_field_is_rejected_with_an_error_code(
     client: openai.OpenAI, fields: dict[str, Any], kind: type[Exception], code: str, stream: bool
 ):
     with pytest.raises(openai.APIStatusError) as caught:

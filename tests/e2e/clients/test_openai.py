@@ -66,7 +66,7 @@ async def test_async_client_streams_the_same_text(stack: Stack, greedy: str):
     assert text_of(chunks) == greedy
 
 
-def test_seed_determines_the_text(client: openai.OpenAI):
+def test_equal_seeds_give_equal_texts_and_other_seeds_other_texts(client: openai.OpenAI):
     story = {"messages": [{"role": "user", "content": "Invent the name of a ship."}], "temperature": 0.8}
     first, again, different = (chat_text(client, seed=seed, **story) for seed in (7, 7, 8))
     assert first == again

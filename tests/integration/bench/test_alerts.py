@@ -165,7 +165,7 @@ async def test_alert_is_sent_to_the_webhook_until_it_succeeds(database):
     assert payloads[0]["text"].startswith("model, single:cold:128 on beast: TPOT +")
 
 
-async def test_unreachable_webhook_is_logged(database, caplog):
+async def test_alert_that_cannot_be_sent_to_the_webhook_is_logged_without_the_url(database, caplog):
     bench = Bench(*database, webhook="http://127.0.0.1:9/secret-path")
     settle(bench, 4)
     bench.top_up(4, 0.012)

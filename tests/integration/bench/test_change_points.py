@@ -23,7 +23,7 @@ def test_change_point_detection_locates_a_level_shift():
     assert [level.value for level in segments] == pytest.approx([100, 92, 100], rel=0.01)
 
 
-def test_noise_and_single_outlier_are_not_a_shift():
+def test_noise_and_a_single_outlier_are_not_detected_as_a_shift():
     rng = random.Random(2)
     values = noisy(rng, 50, 100)
     assert bounds(values) == [(0, 100)]

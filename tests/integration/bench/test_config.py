@@ -25,7 +25,9 @@ def test_short_configuration_gets_the_documented_defaults(tmp_path: Path) -> Non
     assert (settings.targets[0].kind, settings.targets[0].endpoint) == ("neuron", "http://n1:13131")
 
 
-def test_environment_overrides_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_override_the_bench_configuration_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BENCH_BENCH__SAMPLES_PER_VERSION", "9")
     monkeypatch.setenv("BENCH_API__LISTEN", "[::1]:99")
     settings = load(written(tmp_path, "[bench]\nsamples_per_version = 2\n"))
@@ -49,7 +51,7 @@ def test_environment_overrides_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ),
     ],
 )
-def test_invalid_settings_are_explained(tmp_path: Path, text: str, complaint: str) -> None:
+def test_error_for_an_invalid_bench_setting_explains_what_is_wrong(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, text))
     assert complaint in str(caught.value)

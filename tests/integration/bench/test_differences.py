@@ -95,7 +95,7 @@ def test_trend_compares_no_builds_measured_with_different_parameters(store: Stor
     assert [(mark.kind, mark.text) for mark in trend.marks] == [("parameters", "max_tokens 256 → 64")]
 
 
-def test_builds_of_one_commit_have_different_labels(store: Store, archive: Archive) -> None:
+def test_different_builds_of_one_commit_or_version_have_different_labels(store: Store, archive: Archive) -> None:
     builds = [
         CONFIGURATION.build,
         replace(CONFIGURATION.build, facts={"torch_version": "2.12"}),
@@ -115,7 +115,7 @@ def test_builds_of_one_commit_have_different_labels(store: Store, archive: Archi
     assert [run.tpot_s for run in shown] == [pytest.approx(0.3, rel=0.01)] * 5
 
 
-def test_overview_distinguishes_equal_labels_and_hostnames(store: Store, archive: Archive) -> None:
+def test_overview_distinguishes_targets_with_equal_labels_and_hostnames(store: Store, archive: Archive) -> None:
     first, second = (Target(name, "neuron", f"http://{name}", "GPU box") for name in "ab")
     record_samples(store, replace(CONFIGURATION, target=first), 0.1)
     record_samples(

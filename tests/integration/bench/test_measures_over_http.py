@@ -265,7 +265,7 @@ def test_each_kind_of_failed_request_has_its_own_status(script: Script, status: 
     assert record.ended - record.sent == exactly({"timeout": 10.0}.get(status, 0.5 if begun else 0.0))
 
 
-def test_failed_stream_counts_received_tokens() -> None:
+def test_tokens_received_before_a_stream_broke_count_in_the_throughput() -> None:
     measures = measure_run(
         [record_of(Script([Step(0.5, [delta_chunk("a")]), Step(0.5, [delta_chunk("b")])], disconnects=True))]
     )
@@ -283,7 +283,7 @@ def test_failed_connection_is_recorded_as_an_error() -> None:
     assert run(ask()).status == "error"
 
 
-def test_throughput_and_goodput_count_failures() -> None:
+def test_throughput_and_goodput_of_a_load_with_failed_requests_are_exact() -> None:
     """Ten requests a second apart: six within the objectives, two too slow, one rejected, one failed."""
     scripts = [
         *[streamed_script(0.5, 11, 0.05)] * 6,

@@ -135,7 +135,7 @@ def test_requests_contain_the_tools_or_the_json_schema_of_their_case() -> None:
         assert form["schema"]["required"] == list(case.expected)
 
 
-def test_response_text_is_stored_with_its_verdict() -> None:
+def test_tool_calls_of_each_quality_case_are_stored_with_their_verdict() -> None:
     outcome = score_with(tool_correctness(), case0=calls(("get_weather", '{"city": "Tiflis"}')))
     first, second, *_ = json.loads(outcome.artifact or "")
     assert (first["right"], first["calls"]) == (False, [["get_weather", '{"city": "Tiflis"}']])

@@ -43,7 +43,7 @@ def test_exit_code_of_the_compare_command_reports_the_verdict(past):
     assert {row["state"] for row in json.loads(faster.stdout)} <= {"improved", "too few"}
 
 
-def test_too_few_samples_message_names_the_minimum():
+def test_report_says_how_many_samples_a_verdict_needs_if_there_are_too_few():
     compared = MetricComparison("", "m", "s", "tpot_s", "s", "lower", 0.1, 0.2, 2, 2, None, "too few")
     assert "a verdict needs 5 samples of each side" in comparison([compared])
     assert "a verdict needs" not in comparison([replace(compared, state="same")])

@@ -114,7 +114,7 @@ def test_failed_samples_are_stored_but_not_counted_as_good(store: Store, path: P
         ]
 
 
-def test_latest_configuration_has_the_last_measured_build(store: Store, path: Path) -> None:
+def test_latest_configurations_contain_only_the_build_that_was_measured_last(store: Store, path: Path) -> None:
     old = Configuration(
         CONFIGURATION.target, CONFIGURATION.host, Build("helexa", "old"), CONFIGURATION.model, CONFIGURATION.scenario
     )
@@ -125,7 +125,7 @@ def test_latest_configuration_has_the_last_measured_build(store: Store, path: Pa
         assert {build.id: build.sha for build in reader.builds()}[latest.build_id] == "abc1234"
 
 
-def test_reader_sees_commits_and_cannot_write(store: Store, path: Path) -> None:
+def test_reader_of_the_bench_database_sees_committed_runs_and_cannot_write(store: Store, path: Path) -> None:
     with Reader(path) as reader:
         assert reader.run_count() == 0
         store.record(CONFIGURATION, sample())
@@ -134,7 +134,7 @@ def test_reader_sees_commits_and_cannot_write(store: Store, path: Path) -> None:
             reader.select("DELETE FROM run")
 
 
-def test_sample_is_written_atomically(store: Store, path: Path) -> None:
+def test_sample_that_cannot_be_written_completely_leaves_no_rows(store: Store, path: Path) -> None:
     broken = sample()
     broken.columns = {"no_such_column": 1}
     with pytest.raises(sqlite3.OperationalError):

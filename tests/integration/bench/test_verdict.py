@@ -71,7 +71,7 @@ def test_too_few_samples_get_no_verdict():
     assert judge([[0.0] * 5], [1.0] * 5, "lower").interval is None
 
 
-def test_verdict_is_deterministic():
+def test_verdicts_on_the_same_samples_are_equal():
     new = [1.1, 1.2, 1.0, 1.15, 1.05]
     assert judge(STEADY, new, "lower") == judge(STEADY, new, "lower")
 
@@ -104,7 +104,7 @@ def test_build_at_an_already_reported_level_is_not_reported_again():
     assert judge(history, STEADY[0], "lower", known=6).state == "improved"
 
 
-def test_samples_that_raised_a_suspicion_do_not_confirm_it():
+def test_suspected_regression_is_confirmed_only_by_further_samples():
     first, extra = [1.1] * 12, [1.0, 1.01, 0.99]
     verdict = judge(STEADY, first + extra, "lower")
     assert verdict.state == "regressed"

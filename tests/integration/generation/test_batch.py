@@ -123,7 +123,7 @@ async def test_canceled_batch_cancels_its_requests(scripted):
         (["a"], {"on_error": "ignore"}, "'ignore'"),
     ],
 )
-def test_invalid_batch_is_rejected(scripted, prompts, options, message):
+def test_batch_call_with_invalid_arguments_raises_invalid_request_error(scripted, prompts, options, message):
     with pytest.raises(helexa.InvalidRequestError, match=message):
         scripted[1].batch(prompts, **options)
 

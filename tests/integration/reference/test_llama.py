@@ -37,7 +37,7 @@ def completions(smollm2_gguf: Path, prompts: list[list[int]]) -> list[list[int]]
 
 
 @pytest.mark.usefixtures("swift_transformers")
-def test_greedy_tokens_match_transformers(
+def test_greedy_tokens_of_smollm2_match_transformers(
     smollm2_gguf: Path, prompts: list[list[int]], completions: list[list[int]]
 ) -> None:
     reference = AutoModelForCausalLM.from_pretrained(

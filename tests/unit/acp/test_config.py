@@ -36,7 +36,7 @@ def home(tmp_path):
     return {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path)}, file
 
 
-def test_configuration_file_is_read(home):
+def test_settings_and_endpoints_are_read_from_the_configuration_file(home):
     environ, file = home
     file.write_text(TWO_ENDPOINTS)
     settings = load(environ | {"CLOUD_KEY": "sk-1"})
@@ -109,7 +109,7 @@ def test_endpoints_are_read_from_the_environment_if_there_is_no_file(home):
     assert configured.max_rounds == 40
 
 
-def test_configuration_path_follows_the_environment():
+def test_configuration_path_is_found_from_the_environment_variables():
     assert config_path({"HELEXA_ACP_CONFIG_PATH": "/x.toml", "XDG_CONFIG_HOME": "/c"}) == Path("/x.toml")
     assert config_path({"XDG_CONFIG_HOME": "/c", "HOME": "/h"}) == Path("/c/helexa-acp/config.toml")
     assert config_path({"HOME": "/h"}) == Path("/h/.config/helexa-acp/config.toml")

@@ -58,7 +58,7 @@ def test_line_breaks_in_a_log_message_are_escaped(caplog: pytest.LogCaptureFixtu
     assert text.endswith(r"model=a\n2026-01-01 00:00:00 ERROR helexa.cortex: forged\x1b[2J\u202e request=r-1")
 
 
-def test_lines_of_a_traceback_cannot_be_mistaken_for_log_lines() -> None:
+def test_lines_of_a_traceback_are_indented_so_that_they_cannot_forge_log_lines() -> None:
     try:
         raise ValueError("x\n2026-11-28 03:00:00,000 INFO helexa: forged\x1b[31m")
     except ValueError:

@@ -38,7 +38,7 @@ def test_number_too_large_for_json_in_a_node_report_is_rejected(record: type[Rec
 
 
 @pytest.mark.parametrize("model_id", ["", "a\nb", "a\x1b[2Jb", "a\u202eb", "a" * 1001])
-def test_model_id_that_cannot_be_shown_is_rejected(model_id: str) -> None:
+def test_empty_overlong_or_unprintable_model_id_is_rejected(model_id: str) -> None:
     with pytest.raises(ValidationError):
         ModelInfo(id=model_id)
     with pytest.raises(ValidationError):

@@ -59,7 +59,7 @@ def test_shortened_embeddings_have_length_1() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["float", None])
-def test_float_encoding_returns_numbers(encoding: str | None) -> None:
+def test_embeddings_without_an_encoding_or_with_float_are_lists_of_numbers(encoding: str | None) -> None:
     body = embeddings("m", [encoded(vector, encoding) for vector in ([0.5, -1.0], [0.0, 1.0])], 7)
     response = CreateEmbeddingResponse.model_validate_json(orjson.dumps(body), strict=True)
     assert [(item.index, item.embedding) for item in response.data] == [(0, [0.5, -1.0]), (1, [0.0, 1.0])]

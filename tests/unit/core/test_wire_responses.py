@@ -373,7 +373,7 @@ def test_errors_name_the_responses_parameter_instead_of_the_chat_parameter(
     assert (error.retry_after, error.extras) == (3, {"max": 5})
 
 
-def test_error_of_the_converted_chat_request_names_the_responses_field() -> None:
+def test_error_in_a_chat_request_made_from_a_responses_request_names_the_responses_field() -> None:
     error = error_of(response_format={"type": "xml"})
     assert error.param == "text.format"
 

@@ -123,7 +123,7 @@ async def test_models_are_listed_and_retrieved_by_id(cortex: Cortex) -> None:
     assert (await cortex.get("/v1/models/nobody"))["error"]["code"] == "model_not_found"
 
 
-async def test_root_path_returns_health(cortex: Cortex) -> None:
+async def test_root_path_returns_the_same_as_the_health_endpoint(cortex: Cortex) -> None:
     assert await cortex.get("/") == await cortex.get("/health") == {"status": "ok", "nodes": {"healthy": 1, "total": 1}}
 
 

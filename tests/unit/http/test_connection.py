@@ -267,7 +267,7 @@ async def test_shutdown_waits_only_for_connections_with_running_requests() -> No
         assert (await busy[0].read()).endswith(b"/a\r\n0\r\n\r\n")
 
 
-async def test_request_running_past_the_grace_period_gets_a_503() -> None:
+async def test_request_that_still_runs_after_the_grace_period_of_a_shutdown_gets_a_503() -> None:
     started = asyncio.Event()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:

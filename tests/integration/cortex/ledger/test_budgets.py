@@ -35,7 +35,7 @@ async def test_reserve_and_settle_return_only_after_their_database_row_is_writte
         assert ledger.open == 0
 
 
-async def test_reserved_and_spent_tokens_are_unavailable(url: str):
+async def test_reserved_and_spent_tokens_cannot_be_reserved_again(url: str):
     async with running(url) as [ledger]:
         first = await ledger.reserve(holder(), "a", "Org/M", 60)
         with pytest.raises(ApiError) as caught:
@@ -50,7 +50,7 @@ async def test_reserved_and_spent_tokens_are_unavailable(url: str):
     assert await spent(url) == await charged(url) == 100
 
 
-async def test_usage_above_the_reservation_is_charged(url: str):
+async def test_token_usage_above_the_reservation_is_charged_completely(url: str):
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(), "a", "Org/M", 10)
         await reservation.settle(90, 30)
@@ -190,7 +190,7 @@ async def test_ledger_entry_values_too_large_for_their_columns_are_clamped(url: 
         assert row["request_id"].startswith("a?x") and len(row["request_id"]) < 201
 
 
-async def test_reservations_over_the_queue_limit_get_503(url: str, monkeypatch: pytest.MonkeyPatch):
+async def test_reservations_beyond_the_limit_of_waiting_reservations_get_503(url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("helexa.cortex.ledger.ledger.MAX_WAITING", 5)
     async with running(url) as [ledger]:
         outcomes = await asyncio.gather(*(try_reserve(ledger, holder(None), 1) for _ in range(8)))
@@ -218,7 +218,7 @@ async def test_canceled_call_of_reserve_holds_no_tokens(url: str):
         assert await spent(url) == 0
 
 
-async def test_settlement_completes_after_its_caller_is_cancelled(url: str):
+async def test_reservation_is_settled_although_the_caller_of_settle_is_cancelled(url: str):
     async with running(url) as [ledger]:
         for _ in range(10):
             reservation = await ledger.reserve(holder(None), "a", "Org/M", 10)

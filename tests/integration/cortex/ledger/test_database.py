@@ -92,7 +92,7 @@ async def test_batch_of_statements_is_written_only_if_its_guard_statement_change
     assert [(row["key_id"], row["spent"]) for row in rows] == [("a", 6), ("b", 2), ("guard", 1)]
 
 
-async def test_failed_batch_is_rolled_back(database: Database):
+async def test_batch_of_statements_is_rolled_back_if_one_of_them_fails(database: Database):
     await database.execute(INSERT, "guard", 0, 0)
     guard = ("UPDATE windows SET spent = 1 WHERE key_id = 'guard'", ())
     with pytest.raises(Exception, match=r"(?i)unique"):
@@ -100,7 +100,7 @@ async def test_failed_batch_is_rolled_back(database: Database):
     assert await database.fetch("SELECT key_id, spent FROM windows") == [{"key_id": "guard", "spent": 0}]
 
 
-async def test_batch_of_many_rows_is_written(database: Database):
+async def test_all_rows_of_a_batch_of_many_rows_are_written(database: Database):
     await database.execute(INSERT, "guard", 0, 0)
     guard = ("UPDATE windows SET spent = 1 WHERE key_id = 'guard'", ())
     inserted = [(f"k{number}", number, 2 * number) for number in range(75)]

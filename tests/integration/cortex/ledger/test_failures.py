@@ -118,7 +118,9 @@ class BrokenDatabase:
         self._patch.undo()
 
 
-async def test_unexpected_exceptions_do_not_end_the_ledger(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ledger_settles_and_reserves_again_after_unexpected_database_exceptions(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(url, shared=True) as [ledger]:
         reservation = await ledger.reserve(holder(1000), "before", "Org/M", 100)
         broken_database = BrokenDatabase(ledger, monkeypatch)

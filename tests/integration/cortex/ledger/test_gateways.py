@@ -49,7 +49,7 @@ async def work(ledger: Ledger, rng: random.Random, cap: int = CAP) -> int:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_concurrent_requests_stay_below_the_cap(url: str, count: int):
+async def test_tokens_used_by_concurrent_requests_stay_within_the_hard_cap_of_the_key(url: str, count: int):
     rng = random.Random(7)
     async with running(url, count=count) as ledgers:
         used = await asyncio.gather(*(work(ledgers[n % count], rng) for n in range(200)))
@@ -100,7 +100,7 @@ async def test_usage_above_the_reservation_at_one_gateway_reduces_the_budget_at_
         assert isinstance(await try_reserve(ledger, holder(200), 30), Reservation)
 
 
-async def test_gateways_agree_on_the_start_of_a_window(url: str):
+async def test_gateways_with_one_database_agree_on_the_start_of_a_budget_window(url: str):
     clock, key = Clock(), holder(1000, window=Window("rolling", 60))
 
     async def use(ledger: Ledger) -> None:
@@ -210,7 +210,7 @@ async def test_database_error_in_a_batch_affects_only_that_batch(url: str):
         assert await spent(url) == await charged(url) == 9
 
 
-async def test_stopped_database_rejects_until_it_is_back():
+async def test_reservations_are_rejected_with_503_while_the_database_is_stopped():
     with running_postgres() as server:
         url = server.new_database()
         async with running(url) as [ledger]:

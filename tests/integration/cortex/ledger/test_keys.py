@@ -90,7 +90,7 @@ async def test_keys_are_changed_and_revoked(store: KeyStore) -> None:
         assert (caught.value.status, caught.value.code) == (404, "key_not_found")
 
 
-async def test_concurrent_changes_are_all_applied(store: KeyStore) -> None:
+async def test_concurrent_changes_of_one_key_are_all_applied(store: KeyStore) -> None:
     await store.create(replace(BARE, hard_cap=0))
 
     def raise_cap(principal: Principal) -> Principal:

@@ -32,7 +32,7 @@ def test_grant_skips_a_reservation_that_does_not_fit():
 
 
 @given(st.integers(-10, 10_000), st.lists(st.integers(1, 2_000), max_size=20))
-def test_grant_is_at_most_the_available_tokens(available: int, requested: list[int]):
+def test_tokens_granted_to_leases_are_at_most_the_available_tokens(available: int, requested: list[int]):
     assert 0 <= grant(available, requested) <= max(0, available)
 
 
@@ -45,7 +45,7 @@ def test_lease_admits_only_requests_of_its_window_and_cap():
     assert not lease.has(holder(100, window=Window("rolling", 60)), 20, 4599.0)
 
 
-def test_lease_of_a_window_in_the_future_is_valid_only_within_the_clock_skew():
+def test_lease_of_a_budget_window_that_starts_later_is_valid_only_within_the_clock_skew():
     lease = Lease("key", 1000, HOUR, 4600.0, 100, granted=50)
     assert lease.has(holder(100, window=HOUR), 20, 1000.0 - CLOCK_SKEW_SECS)
     assert not lease.has(holder(100, window=HOUR), 20, 999.0 - CLOCK_SKEW_SECS)

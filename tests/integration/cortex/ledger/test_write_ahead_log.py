@@ -39,7 +39,7 @@ def log_lines(path: Path) -> list[bytes]:
     return [line for file in files for line in file.read_bytes().partition(b"\0")[0].splitlines()]
 
 
-async def test_settled_requests_do_not_wait_for_the_database(path: Path):
+async def test_reservations_are_settled_in_the_log_while_the_database_is_locked(path: Path):
     url = f"sqlite:{path}"
     async with running(url) as [ledger]:
         await (await ledger.reserve(holder(1000), "first", "Org/M", 10)).settle(1, 1)
@@ -154,7 +154,7 @@ async def test_log_file_grows_if_its_records_need_more_space(path: Path, monkeyp
         assert await charged(url) == 2 + sum(range(12))
 
 
-async def test_log_files_are_private_and_removed_when_empty(path: Path):
+async def test_write_ahead_log_files_are_private_and_are_removed_when_empty(path: Path):
     async with running(f"sqlite:{path}") as [ledger]:
         await (await ledger.reserve(holder(None), "a", "Org/M", 10)).settle(1, 1)
         files = list(path.parent.glob("*.journal.*"))

@@ -197,7 +197,7 @@ def test_error_that_is_no_device_error_fails_only_its_request(error: Exception):
             assert type(error).__name__ in (outputs[1].error or "")
 
 
-def test_repeated_bad_request_does_not_end_the_engine():
+def test_engine_continues_after_a_request_has_raised_an_exception_nine_times():
     with served(raising(ValueError("x"))) as engine:
         for _ in range(9):
             assert ended(engine.generate([7])[0]) == ("error", False)
@@ -257,7 +257,7 @@ def test_non_finite_logits_end_the_engine_if_a_test_computation_also_fails():
         assert not engine.thread.is_alive()
 
 
-def test_non_finite_request_does_not_fail_a_chunked_prompt():
+def test_request_with_non_finite_logits_does_not_fail_the_chunked_prompt_of_another_request():
     with served(non_finite_for({7})) as engine:
         outputs = engine.generate([7], [1] * 900)
         assert [ended(outputs[number]) for number in range(2)] == [("error", False), ("length", False)]

@@ -21,13 +21,13 @@ def test_ipc_messages_are_decoded_equally_however_the_byte_stream_is_split(size:
     assert received == MESSAGES
 
 
-def test_too_long_salt_is_rejected() -> None:
+def test_generate_frame_with_a_cache_salt_that_is_too_long_is_rejected() -> None:
     request = Generate(id=1, prompt=[1], max_tokens=1, sampling=SamplingParams(), salt="s" * 65)
     with pytest.raises(ValueError, match="salt"):
         FrameDecoder(ToEngine).feed(encode(request))
 
 
 @pytest.mark.parametrize("data", [struct.pack("<I", MAX_FRAME_BYTES + 1), struct.pack("<I", 3) + b"\xc1\xff\x00"])
-def test_invalid_frame_is_rejected(data: bytes) -> None:
+def test_frame_that_is_too_large_or_not_decodable_is_rejected(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         FrameDecoder(ToEngine).feed(data)

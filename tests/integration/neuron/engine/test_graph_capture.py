@@ -133,7 +133,7 @@ class FakeCuda:
     def replay(self) -> None: ...
 
 
-def test_all_graphs_share_one_output_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_cuda_graphs_share_one_output_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda(monkeypatch)
     capture = CudaCapture()
     replays = [capture(lambda length=length: torch.full((length, 3), float(length))) for length in (4, 2, 1)]
@@ -143,7 +143,7 @@ def test_all_graphs_share_one_output_buffer(monkeypatch: pytest.MonkeyPatch) -> 
     assert outputs[0][:, 0].tolist() == [1, 2, 4, 4], "replays overwrite each other's output; the last one is valid"
 
 
-def test_failed_capture_restores_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_cuda_stream_is_restored_if_the_graph_capture_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda(monkeypatch)
 
     def capture_fails() -> torch.Tensor:
@@ -210,7 +210,7 @@ def test_steps_with_drafts_are_replayed_from_graphs(
     assert {Bucket(8, 4), Bucket(2, 2)} <= set(ran)
 
 
-def test_padding_rows_write_nothing_to_the_cache(runner: Runner) -> None:
+def test_padding_rows_of_a_captured_step_write_nothing_to_the_kv_cache(runner: Runner) -> None:
     original = [cache.clone() for cache in runner._caches]
     for bucket in runner.buckets:
         runner.ops.run(runner._forward, runner._buffers.load(StepInput.blank(bucket)))

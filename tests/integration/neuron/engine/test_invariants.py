@@ -47,15 +47,19 @@ def expected_tokens(runner: Runner) -> list[list[int]]:
     return [generate(runner, scheduler_of(runner), [prompt], TOKENS)[0] for prompt in PROMPTS]
 
 
-def test_batch_of_eight_keeps_the_tokens(runner: Runner, expected_tokens: list[list[int]]) -> None:
+def test_batch_of_eight_generates_the_same_tokens_as_single_prompts(
+    runner: Runner, expected_tokens: list[list[int]]
+) -> None:
     assert generate(runner, scheduler_of(runner), PROMPTS, TOKENS) == expected_tokens
 
 
-def test_chunks_of_sixteen_tokens_keep_the_tokens(runner: Runner, expected_tokens: list[list[int]]) -> None:
+def test_prompts_read_in_chunks_of_sixteen_tokens_generate_the_same_tokens(
+    runner: Runner, expected_tokens: list[list[int]]
+) -> None:
     assert generate(runner, scheduler_of(runner, max_step_tokens=16), PROMPTS, TOKENS) == expected_tokens
 
 
-def test_preemption_keeps_the_tokens(
+def test_preempted_sequences_generate_the_same_tokens(
     runner: Runner, expected_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preempted = recorded_preemptions(monkeypatch)
@@ -80,7 +84,9 @@ def test_output_with_overlapping_steps_ends_at_the_stop_token(runner: Runner, ex
     assert generate(runner, scheduler_of(runner), PROMPTS, TOKENS, stop_ids=[stop], overlap=True) == expected
 
 
-def test_prefix_hit_keeps_the_tokens(runner: Runner, expected_tokens: list[list[int]]) -> None:
+def test_prompts_with_cached_prefixes_generate_the_same_tokens(
+    runner: Runner, expected_tokens: list[list[int]]
+) -> None:
     scheduler = scheduler_of(runner)
     long = PROMPTS[-1]
     for prompt, tokens in zip(PROMPTS, expected_tokens, strict=True):
@@ -94,7 +100,7 @@ def test_prefix_hit_keeps_the_tokens(runner: Runner, expected_tokens: list[list[
     ]
 
 
-def test_seeded_tokens_do_not_depend_on_the_batch(runner: Runner) -> None:
+def test_tokens_sampled_with_a_seed_do_not_depend_on_the_batch(runner: Runner) -> None:
     seeded = SamplingParams(temperature=0.7, top_p=0.9, seed=7)
     other_seed = SamplingParams(temperature=0.7, top_p=0.9, seed=8)
     (expected_tokens,) = generate(runner, scheduler_of(runner), [START], TOKENS, seeded)
@@ -113,7 +119,7 @@ def test_seeded_tokens_do_not_depend_on_the_batch(runner: Runner) -> None:
         ),
     ],
 )
-def test_speculation_keeps_the_tokens(runner: Runner, sampling: SamplingParams) -> None:
+def test_speculative_decoding_generates_the_same_tokens(runner: Runner, sampling: SamplingParams) -> None:
     # Two prompts repeat themselves, the third does not.
     prompts = [START * 14, [*PROMPTS[5], *PROMPTS[5]], PROMPTS[3]]
     speculating, plain = scheduler_of(runner), scheduler_of(runner, speculation=False)

@@ -94,22 +94,28 @@ def expected_tokens(native: Runner) -> list[list[int]]:
     return [generate(native, scheduler_of(native), [prompt], TOKENS)[0] for prompt in PROMPTS]
 
 
-def test_batch_of_eight_keeps_the_tokens(native: Runner, expected_tokens: list[list[int]]) -> None:
+def test_batch_of_eight_generates_the_same_tokens_as_single_prompts(
+    native: Runner, expected_tokens: list[list[int]]
+) -> None:
     assert generate(native, scheduler_of(native), PROMPTS, TOKENS) == expected_tokens
 
 
-def test_batch_of_twenty_keeps_the_tokens(native: Runner, expected_tokens: list[list[int]]) -> None:
+def test_batch_of_twenty_generates_the_same_tokens_as_single_prompts(
+    native: Runner, expected_tokens: list[list[int]]
+) -> None:
     assert (
         generate(native, scheduler_of(native), PROMPTS * 2 + PROMPTS[:4], TOKENS)
         == expected_tokens * 2 + expected_tokens[:4]
     )
 
 
-def test_chunks_of_sixteen_tokens_keep_the_tokens(native: Runner, expected_tokens: list[list[int]]) -> None:
+def test_prompts_read_in_chunks_of_sixteen_tokens_generate_the_same_tokens(
+    native: Runner, expected_tokens: list[list[int]]
+) -> None:
     assert generate(native, scheduler_of(native, max_step_tokens=16), PROMPTS, TOKENS) == expected_tokens
 
 
-def test_preemption_keeps_the_tokens(
+def test_preempted_sequences_generate_the_same_tokens(
     native: Runner, expected_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preempted: list[int] = []
@@ -124,7 +130,9 @@ def test_preemption_keeps_the_tokens(
     assert any(length > PAGE_SIZE for length in preempted), "no preempted sequence had a full page to reuse"
 
 
-def test_prefix_hit_keeps_the_tokens(native: Runner, expected_tokens: list[list[int]]) -> None:
+def test_prompts_with_cached_prefixes_generate_the_same_tokens(
+    native: Runner, expected_tokens: list[list[int]]
+) -> None:
     scheduler, long = scheduler_of(native), PROMPTS[-1]
     assert generate(native, scheduler, PROMPTS, TOKENS) == expected_tokens
     cached = scheduler.queues.cached_tokens

@@ -92,7 +92,7 @@ def requests(chance: random.Random, count: int, bad: tuple[int, ...] = ()) -> li
 @pytest.mark.parametrize("hybrid", [False, True], ids=["attention", "hybrid"])
 @pytest.mark.parametrize("pages", [80, 22], ids=["all pages", "preempted"])
 @pytest.mark.parametrize("seed", range(4))
-def test_outputs_with_and_without_overlap_are_equal(hybrid: bool, pages: int, seed: int):
+def test_outputs_with_and_without_overlapping_steps_are_equal(hybrid: bool, pages: int, seed: int):
     inputs = requests(random.Random(seed), 16)
     plain, ahead = Simulation(False, hybrid, pages), Simulation(True, hybrid, pages)
     plain.run(inputs)

@@ -74,7 +74,7 @@ def test_memory_of_the_configured_kv_cache_is_resident_after_loading(tmp_path: P
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_tensor_of_wrong_shape_is_rejected(tmp_path: Path, name: str) -> None:
+def test_weight_tensor_of_wrong_shape_raises_model_file_error(tmp_path: Path, name: str) -> None:
     """Without the check, native kernels would access memory outside the tensor."""
     smaller = (*SHAPES[name][:-1], 16)
     with pytest.raises(ModelFileError, match=r"has shape \[.*16\], but the configuration requires"):
@@ -82,12 +82,12 @@ def test_tensor_of_wrong_shape_is_rejected(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", LAYER + "self_attn.q_proj.weight", LAYER + "mlp.up_proj.weight"])
-def test_tensor_with_too_few_rows_is_rejected(tmp_path: Path, name: str) -> None:
+def test_weight_tensor_with_too_few_rows_raises_model_file_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelFileError, match=r"has shape \[16, 64\], but the configuration requires"):
         load(write(tmp_path, {name: (16, 64)}))
 
 
-def test_bias_of_wrong_width_is_rejected(tmp_path: Path) -> None:
+def test_bias_tensor_of_wrong_width_raises_model_file_error(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"q_proj.bias has shape \[1\], but the configuration requires \[64\]"):
         load(write(tmp_path, {LAYER + "self_attn.q_proj.bias": (1,)}))
 
@@ -109,7 +109,7 @@ def test_bias_of_wrong_width_is_rejected(tmp_path: Path) -> None:
         ("hidden_size", "64"),
     ],
 )
-def test_invalid_setting_is_a_model_file_error(tmp_path: Path, key: str, value: object) -> None:
+def test_invalid_setting_in_config_json_raises_model_file_error(tmp_path: Path, key: str, value: object) -> None:
     with pytest.raises(ModelFileError):
         load(write(tmp_path, **{key: value}))
 

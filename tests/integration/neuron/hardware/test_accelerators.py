@@ -162,7 +162,7 @@ def test_gpu_that_does_not_respond_does_not_hide_other_devices(monkeypatch: pyte
     assert [device.index for device in device_health()] == [1]
 
 
-def test_reason_is_reported_if_all_devices_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reason_why_no_gpu_is_available_is_reported_if_all_gpus_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(lost=(0, 1)))
     listed = accelerators.accelerators()
     assert (listed.devices, listed.unavailable) == ([], "GPU is lost")

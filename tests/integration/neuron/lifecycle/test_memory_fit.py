@@ -60,7 +60,7 @@ def test_no_weights_are_read_if_the_model_does_not_fit(
         load_once(smollm2_gguf, EngineOptions(memory_limit_mb=50, dtype=dtype))
 
 
-async def test_context_limit_follows_the_memory_limit(smollm2_gguf: Path) -> None:
+async def test_context_length_of_a_model_is_limited_by_the_memory_limit_of_the_node(smollm2_gguf: Path) -> None:
     """The model is trained for 8192 tokens. All of them would fit into 1 GiB."""
     async with node_with(memory_limit_mb=210) as node:
         assert await node.load(smollm2_gguf) == (200, {"status": "loaded"})

@@ -98,7 +98,9 @@ def test_default_model_name_is_its_id_without_the_scheme(text: str, name: str):
     assert bare_id(text) == name
 
 
-async def test_loaded_model_is_found_with_and_without_scheme(registry: Registry, tmp_path: Path):
+async def test_loaded_model_is_found_by_its_id_with_and_without_the_huggingface_scheme(
+    registry: Registry, tmp_path: Path
+):
     reports: list[tuple[str, int, int]] = []
     path = make_model(tmp_path)
     model = await registry.load(spec_of(path), lambda *report: reports.append(report))
@@ -190,7 +192,7 @@ async def test_unknown_quantization_error_lists_the_known_formats(registry: Regi
         await registry.load(spec_of(make_model(tmp_path)).model_copy(update={"quant": "q9"}))
 
 
-async def test_slow_load_does_not_delay_another_model(registry: Registry, tmp_path: Path):
+async def test_slow_load_of_one_model_does_not_delay_the_load_of_another(registry: Registry, tmp_path: Path):
     slow = make_model(tmp_path, "slow")
     loading = asyncio.create_task(registry.load(spec_of(slow, "org/slow")))
     await registry.load(spec_of(make_model(tmp_path), "org/quick"))

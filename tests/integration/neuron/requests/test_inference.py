@@ -95,7 +95,7 @@ async def test_text_held_back_as_a_possible_stop_string_is_released_at_the_outpu
     assert isinstance(events[-1], Finished) and events[-1].reason == "length"
 
 
-async def test_incomplete_character_at_the_end_is_replaced() -> None:
+async def test_incomplete_utf8_character_at_the_end_of_the_answer_becomes_a_replacement_character() -> None:
     async def script(message: Generate, say: object) -> None:
         say(tokens=TOKENIZER.encode("🦊")[:2], finish="length", timing=TIMING)  # type: ignore[operator]
 
@@ -222,7 +222,7 @@ async def test_unexpected_exception_in_the_stream_reveals_no_details_to_the_clie
     assert "finish_reason=error" in completions(caplog)[0]
 
 
-async def test_transient_error_is_marked_as_retryable() -> None:
+async def test_retryable_error_of_the_engine_becomes_503_with_retry_after() -> None:
     async def script(message: Generate, say: Say) -> None:
         say(finish="error", error="the model's engine ended", retry=True)
 

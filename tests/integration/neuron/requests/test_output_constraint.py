@@ -305,7 +305,7 @@ async def test_three_answers_of_a_real_model_have_their_own_text_and_log_probabi
     )
 
 
-async def test_grammar_check_continues_after_its_caller_is_canceled() -> None:
+async def test_grammar_can_be_used_after_the_request_that_started_its_check_was_canceled() -> None:
     model = scripted_model(answer("x"), template=AGENT_TEMPLATE)
     chat = ChatRequest.from_value({**CHAT, "guided_regex": "[a-z]+"})
     checking = asyncio.create_task(converse(model, chat, ""))

@@ -217,7 +217,7 @@ def test_events_of_a_streamed_response_contain_all_output_exactly_once(
         assert "".join(text for id, text in whole_texts.items() if id.startswith(marker)) == said_so
 
 
-def test_truncated_response_is_incomplete() -> None:
+def test_response_cut_off_at_max_output_tokens_has_the_status_incomplete() -> None:
     sent = stream(run(SAY, end=CUT))
     assert sent[-1].type == "response.incomplete"
     response = sent[-1].response
@@ -314,7 +314,7 @@ def test_failed_response_is_not_stored() -> None:
     assert not stored
 
 
-def test_response_ids_differ() -> None:
+def test_two_responses_to_equal_requests_have_different_ids() -> None:
     assert ResponseProjector("m", REQUEST).id != ResponseProjector("m", REQUEST).id
 
 

@@ -63,7 +63,7 @@ def test_principal_that_fills_the_response_store_loses_its_own_oldest_response()
     assert [store.find(name, "bert") is not None for name in ("one", "two", "three")] == [False, True, True]
 
 
-def test_response_of_a_smaller_principal_is_not_evicted() -> None:
+def test_store_evicts_a_response_of_the_principal_that_stores_most() -> None:
     store = new_store()
     store.put("small", "anna", b"x" * (MIB // 3), b"")
     store.put("large", "bert", b"x" * (MIB - 1000), b"")

@@ -115,7 +115,7 @@ async def test_prompts_of_a_list_are_computed_at_most_16_at_a_time() -> None:
     assert most <= 16
 
 
-async def test_each_prompt_of_a_list_is_scored() -> None:
+async def test_echo_with_logprobs_scores_the_tokens_of_each_prompt_of_a_list() -> None:
     async with serve(scoring) as node:
         scored = await choices(node, prompt=["ab", "abc"], echo=True, logprobs=0, max_tokens=0)
     assert [one["logprobs"]["token_logprobs"] for one in scored] == [[None, -1.0], [None, -1.0, -2.0]]

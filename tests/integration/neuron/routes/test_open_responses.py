@@ -72,7 +72,7 @@ async def test_response_repeats_the_request_parameters_with_their_types() -> Non
     assert reply["completed_at"] >= reply["created_at"] and reply["max_tool_calls"] is None
 
 
-async def test_response_repeats_the_text_schema() -> None:
+async def test_response_repeats_the_json_schema_of_the_requested_text_format() -> None:
     text_format = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
     status, reply = await reply_to(case_named("basic-response"), "{}", text={"format": text_format})
     assert status == 200, json.dumps(reply)
@@ -108,7 +108,7 @@ async def test_stored_response_can_be_compacted() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"instructions": "Be brief.", "tools": [{"type": "function", "name": "f"}]}])
-async def test_input_token_count_equals_the_usage(fields: dict[str, Any]) -> None:
+async def test_input_tokens_endpoint_counts_as_many_tokens_as_the_usage_of_the_response(fields: dict[str, Any]) -> None:
     async with serve(answer("Hi"), AGENT_TEMPLATE) as node:
         request = {"model": MODEL, "input": "Grüße", **fields}
         counted = await node.post("/v1/responses/input_tokens", request)

@@ -257,7 +257,7 @@ def test_node_on_a_network_address_without_a_key_counts_as_exposed(environ: dict
     assert (exposure(read_config(None, environ)) is not None) == is_exposed
 
 
-def test_default_address_is_loopback() -> None:
+def test_node_listens_on_the_loopback_address_by_default() -> None:
     assert NeuronConfig().host == "127.0.0.1"
     address, log = started()
     assert (address, "other machines" in log) == ("127.0.0.1", False)

@@ -68,7 +68,7 @@ def test_system_prompt_contains_environment_and_mode(tmp_path, mode):
     assert "{" not in prompt
 
 
-def test_custom_prompt_replaces_the_built_in_prompt(tmp_path):
+def test_system_prompt_file_replaces_the_built_in_system_prompt(tmp_path):
     file = tmp_path / "prompt.md"
     file.write_text("You are {cwd}'s poet. {not} a field")
     tool_context = context(tmp_path, system_prompt_path=file)

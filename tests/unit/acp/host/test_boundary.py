@@ -74,7 +74,7 @@ def test_resolved_path_keeps_the_spelling_of_the_client(tree: Path) -> None:
     assert resolved.real == Path(os.path.realpath(tree)) / "project/src/a.py"
 
 
-def test_plan_files_are_recognized_by_real_path(tree: Path) -> None:
+def test_path_counts_as_a_plan_file_only_if_its_real_path_is_in_the_plans_folder(tree: Path) -> None:
     plans = tree / "plans"
     plans.mkdir()
     boundary = Boundary(tree / "project", plans=plans)

@@ -176,7 +176,7 @@ async def test_chosen_thought_level_is_sent_in_the_field_of_each_api(api, level)
 
 
 @every_api
-async def test_cancellation_closes_the_stream(api):
+async def test_cancellation_of_a_model_request_closes_its_connection(api):
     async with ScriptedEndpoint(Say("long " * 20, hold_after=5)) as endpoint, provider(endpoint, api) as model:
         task = asyncio.create_task(ask(model))
         await endpoint.holding.wait()
@@ -205,7 +205,7 @@ async def test_error_of_an_unreachable_endpoint_names_the_endpoint():
 
 
 @every_api
-async def test_only_configured_keys_and_headers_are_sent(api, monkeypatch):
+async def test_api_keys_and_headers_in_environment_variables_are_not_sent_to_the_endpoint(api, monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.setenv(name, "ambient")
     for name in ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS"):

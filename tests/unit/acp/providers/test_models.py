@@ -129,7 +129,7 @@ def test_model_name_is_parsed_into_endpoint_and_model():
         models.parse("")
 
 
-async def test_unknown_endpoint_is_an_error():
+async def test_error_for_an_unknown_endpoint_names_the_known_ones():
     models = Models(settings(Endpoint(name="home", base_url="http://a/v1")))
     with pytest.raises(ProviderError, match="no endpoint 'else'; known endpoints: home"):
         await models.provider(ModelChoice("else", "m"))

@@ -48,7 +48,7 @@ def test_printable_escapes_line_separators_and_surrogates() -> None:
     assert printable("a\u2028b\ud83dc\u00a0") == "a\\u2028b\\ud83dc\u00a0"
 
 
-def test_shown_whole_escapes_all_invisible_characters() -> None:
+def test_function_shown_whole_escapes_all_invisible_characters() -> None:
     invisible = "\u200d\u200c\u00a0\u3000\ufe0f\U000e0100\u3164\u115f\u1160\uffa0\u034f\u2800\u202e\x1b\r"
     for character in invisible:
         assert shown_whole(f"a{character}b") == f"a{character.encode('unicode_escape').decode()}b"

@@ -156,7 +156,7 @@ async def test_invalid_key_is_not_created(api: Api, body: Any, status: int, para
     assert (await api("GET"))[1]["keys"][2:] == []
 
 
-async def test_invalid_changes_are_rejected(api: Api) -> None:
+async def test_changes_of_unknown_or_static_keys_and_of_fixed_fields_are_rejected(api: Api) -> None:
     assert (await api("PATCH", "/api/keys/nobody", {}))[0] == 404
     assert (await api("DELETE", "/api/keys/nobody"))[0] == 404
     for method in ("PATCH", "DELETE"):

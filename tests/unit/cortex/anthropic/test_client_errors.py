@@ -156,7 +156,7 @@ async def test_client_gets_pings_while_its_model_is_loaded(node: FakeNode, cold:
         assert "could not be loaded" in sse_events.failure(received)["message"]
 
 
-async def test_keys_and_budgets_apply_to_messages(node: FakeNode) -> None:
+async def test_api_keys_and_budgets_apply_to_anthropic_messages(node: FakeNode) -> None:
     key = {"key": "alice's", "account_id": "alice", "hard_cap": 2000}
     settings = {"entitlements": {"require_auth": True, "keys": [key]}}
     async with running_cortex(node, settings=settings, aliases={"small": "Org/M"}) as cortex:

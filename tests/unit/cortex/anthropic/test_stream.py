@@ -35,7 +35,7 @@ def types(stream: bytes) -> list[str]:
     return [event["type"] for event in sse_events.parsed(stream)]
 
 
-def test_text_stream_has_anthropics_events() -> None:
+def test_translated_text_stream_has_the_events_of_anthropics_api() -> None:
     stream = translated(ROLE, text_chunk("Hel"), text_chunk("lo é"), finish(), usage(7, 2, **CACHED), DONE)
     assert stream.decode() == (
         'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_1","type":"message",'
@@ -239,7 +239,7 @@ def test_text_that_arrives_within_a_tool_call_is_sent_after_the_call() -> None:
     assert (content[0]["input"], content[1]["text"], content[3]["text"]) == ({"a": 1}, "between", "after")
 
 
-def test_empty_completion_is_an_empty_text() -> None:
+def test_empty_completion_becomes_a_message_with_one_empty_text_block() -> None:
     message = sse_events.message(translated(ROLE, finish(), DONE))
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "", "citations": None}]
 

@@ -252,7 +252,7 @@ async def llamacpp(node: FakeNode, request: web.Request) -> web.StreamResponse:
     return web.json_response({"id": "resp_1", "object": "response", "status": "completed", "output": [], "usage": None})
 
 
-async def test_tools_of_codex_reach_a_backend_that_knows_only_functions(backend: FakeNode) -> None:
+async def test_tools_of_codex_are_sent_as_functions_to_a_backend_that_knows_only_functions(backend: FakeNode) -> None:
     backend.speak = llamacpp
     send = {"type": "function", "name": "send", "parameters": {"type": "object"}}
     spaces = [{"type": "namespace", "name": name, "tools": [send]} for name in ("mail", "chat")]

@@ -97,7 +97,7 @@ def test_text_of_a_backend_chunk_is_returned_before_the_next_chunk_arrives() -> 
     assert b'"finish_reason": "stop"' in stream.feed(DONE)
 
 
-def test_each_choice_has_its_own_finish_reason() -> None:
+def test_converted_stream_gives_each_choice_its_own_finish_reason() -> None:
     def part(index: int, **fields: Any) -> bytes:
         return chunk({"index": index, "delta": {}, **fields})
 
@@ -146,7 +146,7 @@ def test_text_completion_stream_gets_a_finish_reason_and_usage_like_a_chat() -> 
 
 
 @pytest.mark.parametrize("extra", [{"citations": ["a"]}, {"system_fingerprint": "fp"}, {"usage": None}])
-def test_unknown_fields_of_a_backend_are_kept(extra: dict[str, Any]) -> None:
+def test_converted_stream_keeps_unknown_fields_of_the_backend(extra: dict[str, Any]) -> None:
     chunks, _ = converted(chunk({"delta": {"content": "a", "annotations": [1]}}, **extra), finish(), DONE)
     assert chunks[0].items() >= extra.items()
     assert chunks[0]["choices"][0]["delta"]["annotations"] == [1]

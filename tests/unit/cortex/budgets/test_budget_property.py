@@ -52,7 +52,9 @@ async def test_budget_reservation_covers_all_tokens_that_a_node_may_use(
 
 
 @pytest.mark.parametrize("fields", [{"n": 10.0}, {"n": "10"}, {"max_tokens": 100_000.0}, {"max_tokens": True}])
-async def test_numbers_of_wrong_type_are_rejected_before_reservation(tmp_path: Path, fields: dict[str, Any]) -> None:
+async def test_token_limits_of_wrong_type_are_rejected_before_tokens_are_reserved(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
     async with attacking(tmp_path) as attack:
         for model in ("Own/Small", "Box/Unknown"):
             assert await attack.ask("k7", CHAT, json.dumps(chat(model=model, **fields)).encode()) == 400

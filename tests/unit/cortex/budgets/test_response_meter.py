@@ -77,7 +77,7 @@ def test_usage_is_read_from_a_non_streaming_response() -> None:
 
 
 @pytest.mark.parametrize("data", [b"{}", b"[]", b"\xff", b'{"response":7}', b'{"response":' + b"[" * 5000, b""])
-def test_malformed_last_event_has_no_usage(data: bytes) -> None:
+def test_stream_whose_last_event_is_malformed_has_no_usage(data: bytes) -> None:
     assert metered(b"event: response.completed\ndata: " + data + b"\n\n").usage() is None
 
 

@@ -79,7 +79,7 @@ def test_reserved_output_follows_the_limit_fields_that_the_api_supports(
         (IMAGES, "n"),
     ],
 )
-def test_number_of_wrong_type_or_sign_is_rejected_with_its_name(path: str, name: str, value: Any) -> None:
+def test_error_for_a_token_limit_of_wrong_type_or_sign_names_the_field(path: str, name: str, value: Any) -> None:
     if (path, name, value) == (COMPLETIONS, "max_tokens", 0) and value is not False:
         return  # valid: the prompt is only scored
     value = -2 if value == -1 and name in ("max_tokens", "max_completion_tokens") else value  # -1 is no limit

@@ -185,7 +185,7 @@ async def test_pipelined_requests_are_not_confused_with_body_contents(cortex: Co
     assert node.bodies == [inner, BODY, BODY]
 
 
-async def test_protocol_upgrades_are_ignored(cortex: Cortex) -> None:
+async def test_requests_for_a_protocol_upgrade_are_answered_as_ordinary_requests(cortex: Cortex) -> None:
     async with connected(cortex) as (reader, writer):
         writer.write((GET % (b"\r\n".join(UPGRADE) + b"\r\n")) * 300)
         for _ in range(300):

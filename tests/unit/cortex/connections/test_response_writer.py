@@ -131,7 +131,7 @@ def test_invalid_token_counts_in_a_usage_object_are_read_as_zero() -> None:
         (b'{"model":"\\u006d"}', b'{"model":"Org/\\"M\\""}'),
     ],
 )
-def test_model_name_is_replaced_in_the_request(body: bytes, renamed: bytes) -> None:
+def test_replacing_the_model_name_changes_nothing_else_in_the_request_body(body: bytes, renamed: bytes) -> None:
     request = parse_request("/", [], body)
     assert request.body_for('Org/"M"') == renamed
     assert request.body_for("m") is body

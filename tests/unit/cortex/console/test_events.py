@@ -151,7 +151,7 @@ async def test_event_stream_ends_if_its_key_is_revoked(keyed: Cortex) -> None:
         assert end["error"]["message"] == "this API key was revoked; use another one"
 
 
-async def test_nodes_are_polled_often_only_while_a_client_watches(node: FakeNode) -> None:
+async def test_nodes_are_polled_often_only_while_a_client_reads_node_events(node: FakeNode) -> None:
     async with running_cortex(node, poll_interval_secs=0.05) as cortex:
         cortex.gateway.poller.interval_secs = 1000.0
         before = len(node.polled_paths)

@@ -93,7 +93,7 @@ def test_models_that_a_node_no_longer_reports_are_removed(fleet: Fleet) -> None:
     assert fleet.node("n1").models == {}
 
 
-def test_report_older_than_a_load_does_not_remove_the_model(fleet: Fleet) -> None:
+def test_poll_that_began_before_a_model_was_loaded_does_not_remove_the_model(fleet: Fleet) -> None:
     poll_time = time.monotonic()
     fleet.loaded("n1", M, "http://n1:9")
     fleet.answered("n1", report(), poll_time)

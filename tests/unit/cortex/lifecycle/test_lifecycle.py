@@ -300,7 +300,7 @@ async def test_eviction_that_the_node_rejects_fails_the_waiting_request() -> Non
         assert s.holds("n1") == {"A"} and not s.lifecycle.snapshot().expected_free
 
 
-async def test_waiting_request_uses_a_model_that_appears_on_another_node() -> None:
+async def test_request_that_waits_for_memory_is_served_by_another_node_that_has_loaded_its_model() -> None:
     async with (
         one_card("A") as node,
         FakeNode("n2").serving() as other_node,

@@ -76,7 +76,7 @@ def victims(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float)
     return [resident.model for resident in plan.evict] if plan and plan.ready_at <= snapshot.now else []
 
 
-def test_free_node_is_preferred_to_an_eviction() -> None:
+def test_cold_model_is_placed_on_a_node_with_free_memory_rather_than_evict_another() -> None:
     decision = place(snapshot_of(node("a", "A", gpus=[48000], free=[19000]), node("b")), "B")
     assert isinstance(decision, ColdPlacement) and (decision.node, decision.evict) == ("b", ())
 
@@ -123,7 +123,7 @@ def test_priority_strategy_evicts_by_residency_priority() -> None:
     assert victims(snapshot_of(host, known=known, used_at=times, settings=by_class), host, profile, NOW) == ["low"]
 
 
-def test_model_evicts_only_models_of_equal_or_lower_rank() -> None:
+def test_cold_model_evicts_only_models_of_equal_or_lower_rank() -> None:
     for resident, incoming in (("A", "B"), ("B", "A"), ("A", "S")):
         decision = place(snapshot_of(node("a", resident)), incoming)
         assert isinstance(decision, ColdPlacement) and decision.evict == (resident,)
@@ -306,7 +306,7 @@ def test_back_off_after_failed_loads_grows_to_a_limit_and_resets_after_a_success
     assert history.load_secs == {pair: 15.0}
 
 
-def test_idle_models_expire_unless_pinned_busy_or_new() -> None:
+def test_models_expire_after_the_idle_time_unless_they_are_pinned_busy_or_new() -> None:
     known = catalog(A=1, B=1, C=1, D=1, P={"vram_mb": 1, "pinned_on": ["a"]})
     ttl = EvictionSection(idle_ttl_secs=60)
     used = {("a", "A"): NOW - 70, ("a", "B"): NOW - 70, ("a", "P"): NOW - 500}
@@ -576,7 +576,7 @@ def test_draft_model_on_a_disk_counts_in_the_estimate_of_its_model() -> None:
         assert explain(snapshot, "M").candidates[0].verdict.startswith(f"needs {memory_text(needs_mb)}, 15.6 GB free")
 
 
-def test_node_that_has_saved_the_waiting_prompt_is_preferred() -> None:
+def test_cold_model_is_placed_on_the_node_that_has_saved_the_prompt_of_the_waiting_request() -> None:
     history, prompt = LoadHistory(), frozenset({"00ff"})
 
     def saver(name: str, *models: str, memory: Set[str] = prompt, **fields: Any) -> Node:

@@ -361,7 +361,7 @@ def fleet_views(draw: st.DrawFn) -> FleetView:
 
 
 @given(fleet_views(), st.none() | st.binary(min_size=16, max_size=16), st.sets(st.sampled_from(NAMES)))
-def test_chosen_node_is_always_allowed_and_within_the_load_bound(
+def test_router_chooses_only_allowed_nodes_within_the_load_bound(
     fleet_view: FleetView, key: bytes | None, avoid: set[str]
 ) -> None:
     able: dict[str, int] = {}

@@ -212,7 +212,7 @@ def test_idle_model_admits_a_request_without_waiting_for_memory() -> None:
     assert simulation.arrive("a1", pages=100, min_pages=90).admitted
 
 
-def test_request_larger_than_the_cache_is_rejected_at_once() -> None:
+def test_request_that_needs_more_pages_than_the_cache_has_is_rejected_at_once() -> None:
     assert Simulation().arrive("a1", pages=120, min_pages=101).rejected is Reason.KV_UNSERVABLE
     assert Simulation().arrive("a1", pages=120, min_pages=100).admitted
 

@@ -73,7 +73,7 @@ async def test_log_probabilities_are_merged_with_their_tokens(engine: EngineClie
     assert reported == [(-float(token), [(token, -float(token))]) for token in range(299)]
 
 
-async def test_cached_tokens_are_reported_once_after_merging(engine: EngineClient):
+async def test_cached_tokens_are_reported_only_in_the_first_output_of_a_stream(engine: EngineClient):
     slow = stream_of(engine, 6, 20)
     first = await anext(slow)
     await outputs_of(engine, 1, 1)
@@ -161,7 +161,7 @@ class RequestIds(logging.Handler):
 
 
 @pytest.mark.parametrize("prompt", [2, 7], ids=["crash", "hang"])
-async def test_engine_log_lines_have_no_request_id_of_the_load(
+async def test_log_lines_about_the_engine_lack_the_request_id_of_the_load_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, prompt: int
 ):
     caplog.set_level(logging.INFO, "helexa.neuron.engine_client")
@@ -216,7 +216,7 @@ async def test_engine_whose_load_makes_no_progress_is_killed(tmp_path: Path):
     assert str(failed.value) == f"{reason}; see the node's log"
 
 
-async def test_loading_can_be_canceled(tmp_path: Path):
+async def test_start_of_an_engine_can_be_canceled_while_it_loads_the_model(tmp_path: Path):
     reported = asyncio.Event()
     loading = asyncio.create_task(start(tmp_path / "slow", on_progress=lambda progress: reported.set()))
     await reported.wait()

@@ -131,7 +131,7 @@ def test_memory_reserve_stays_free_and_does_not_lower_the_limit() -> None:
     assert Machine(9000, reserve_mb=500).start(1, limit=LEAST).pages == 32
 
 
-def test_each_device_has_its_own_memory() -> None:
+def test_models_on_different_gpus_do_not_compete_for_memory() -> None:
     machine = Machine(3000)
     machine.start(1, device="cuda:0")
     machine.start(2, device="cuda:1")
@@ -242,7 +242,7 @@ def test_change_of_the_system_clock_does_not_end_a_grant(monkeypatch: pytest.Mon
     assert grants.missing(me) > 0
 
 
-def test_grant_follows_the_memory_of_a_real_process() -> None:
+def test_memory_grant_shrinks_by_the_memory_that_a_real_process_has_allocated() -> None:
     script = "import sys; b = b'x' * (64 << 20); print(flush=True); sys.stdin.read()"
     child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None

@@ -223,7 +223,9 @@ async def test_requested_download_reports_its_end_and_a_third_at_once_is_rejecte
         hub.stop()
 
 
-async def test_configuration_can_forbid_downloads(config: NeuronConfig) -> None:
+async def test_download_is_rejected_with_403_if_the_configuration_forbids_downloads_on_request(
+    config: NeuronConfig,
+) -> None:
     config.downloads.on_request = False
     pulls = Pulls(config, Sources(config))
     with pytest.raises(ApiError, match="on_request") as refused:

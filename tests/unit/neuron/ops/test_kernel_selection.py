@@ -64,7 +64,7 @@ def test_kv_cache_has_16_bits_if_the_context_length_is_at_most_8192(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_requested_dtype_selects_plain_torch(dtype: torch.dtype) -> None:
+def test_request_for_float32_or_float16_selects_plain_torch_instead_of_native_kernels(dtype: torch.dtype) -> None:
     choice = select_kernels(CPU, dtype, SHAPE)
     assert type(choice.ops) is ReferenceOps
     assert choice.ops.dtype == dtype
@@ -107,7 +107,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Chosen:
     return chosen
 
 
-def test_missing_compiler_selects_plain_torch(tmp_path: Path, chosen: Chosen) -> None:
+def test_plain_torch_replaces_native_kernels_if_there_is_no_c_compiler(tmp_path: Path, chosen: Chosen) -> None:
     name, reason = chosen(PATH="/nonexistent", CC="/nonexistent/cc", HELEXA_CACHE=str(tmp_path))
     assert (name, reason) == (FALLBACK, "no C compiler found; install gcc or clang for faster answers")
 
@@ -128,7 +128,9 @@ def test_error_of_the_compiler_version_check_is_quoted(tmp_path: Path, chosen: C
     )
 
 
-def test_unloadable_compiler_output_selects_plain_torch(tmp_path: Path, chosen: Chosen) -> None:
+def test_plain_torch_replaces_native_kernels_if_the_compiled_library_cannot_be_loaded(
+    tmp_path: Path, chosen: Chosen
+) -> None:
     cc = script(tmp_path, GARBAGE)
     name, reason = chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path))
     assert name == FALLBACK

@@ -99,7 +99,7 @@ def test_equal_router_scores_choose_the_first_experts(native: NativeOps) -> None
     assert torch.equal(chosen(x, alike), chosen(x, untied))
 
 
-def test_add_gated_matches_reference(native: NativeOps) -> None:
+def test_native_add_gated_equals_plain_torch(native: NativeOps) -> None:
     out, x, gate = torch.randn(ROWS, HIDDEN), torch.randn(ROWS, HIDDEN), torch.linspace(-100, 100, ROWS)[:, None]
     expected = ReferenceOps(torch.device("cpu"), torch.float32).add_gated(out.clone(), x, gate)
     torch.testing.assert_close(native.add_gated(out, x, gate), expected)

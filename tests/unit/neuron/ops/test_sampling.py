@@ -92,7 +92,7 @@ def test_row_draws_the_same_token_alone_and_beside_others(native: NativeOps) -> 
 
 
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 1000, 300_000])
-def test_temperature_zero_chooses_the_first_of_the_largest(native: NativeOps, width: int) -> None:
+def test_sampling_at_temperature_zero_chooses_the_first_of_the_largest_logits(native: NativeOps, width: int) -> None:
     x = torch.randn(8, width)
     x[1] = 0.0
     x[2] = -torch.inf
@@ -174,7 +174,7 @@ def test_among_equal_logits_the_tokens_with_the_lowest_ids_are_the_likeliest(nat
     assert float(values[2, 0]) == 0
 
 
-def test_sampling_needs_temporary_arrays_per_thread_and_not_per_row(native: NativeOps) -> None:
+def test_temporary_memory_of_sampling_depends_on_threads_and_not_on_rows(native: NativeOps) -> None:
     width, threads = 150_000, get_num_threads()
     assert native.sampling_bytes(64, width) < (5 * threads + 2 + 1) * width * 4  # and a bit for each masked token
     assert native.sampling_bytes(1, width) >= 5 * width * 4

@@ -171,7 +171,7 @@ def test_token_ids_outside_the_vocabulary_have_no_text(byte_metadata):
     assert tokenizer.token_text(-1) is tokenizer.token_text(260) is tokenizer.token_text(None) is None
 
 
-def test_lone_surrogates_are_replaced(byte_metadata):
+def test_half_of_a_surrogate_pair_is_encoded_as_a_replacement_character(byte_metadata):
     tokenizer = from_gguf(byte_metadata)
     assert tokenizer.decode(tokenizer.encode("a\ud800b\U0001f680")) == "a\ufffdb\U0001f680"
 
@@ -209,7 +209,7 @@ def test_end_tokens_bos_and_eos_are_read_from_gguf_keys(byte_metadata):
     ],
 )
 @pytest.mark.parametrize("kind", [3, 4])
-def test_end_tokens_are_recognized_by_name(byte_metadata, names, ends, kind):
+def test_end_tokens_of_a_gguf_vocabulary_are_recognized_by_their_names(byte_metadata, names, ends, kind):
     tokens, types = byte_metadata["tokenizer.ggml.tokens"][:257], byte_metadata["tokenizer.ggml.token_type"][:257]
     keys = {"tokens": [*tokens, *names], "token_type": [*types, *[kind] * len(names)], "eos_token_id": 0}
     tokenizer = from_gguf(with_keys(byte_metadata, **keys))

@@ -176,7 +176,7 @@ def pairs(templates, cases):
                 yield name, case
 
 
-def test_equivalent_message_forms_render_the_same_prompt(models, canonical):
+def test_equivalent_forms_of_a_conversation_render_the_same_prompt_in_each_template(models, canonical):
     different = []
     for name, form in pairs(canonical, FORMS):
         prompt = canonical[name]

@@ -176,7 +176,7 @@ def test_many_threads_share_at_most_two_template_processes():
     PROCESSES.close()
 
 
-def test_endless_templates_of_one_model_do_not_delay_another_model():
+def test_endless_chat_templates_of_one_model_do_not_delay_the_rendering_for_another():
     slow, ended = TemplateRenderer(), threading.Event()
 
     def render_endlessly():

@@ -366,7 +366,7 @@ def test_custom_alignment_of_a_gguf_file_is_used(write_gguf: WriteGguf) -> None:
     file.close()
 
 
-def test_error_names_the_missing_tensor(small: Path) -> None:
+def test_error_for_a_tensor_missing_in_a_gguf_file_names_the_file_and_tensor(small: Path) -> None:
     with pytest.raises(ModelFileError, match=r"^model\.gguf: no tensor four; "):
         GgufFile.open(small).read("four")
 
@@ -392,7 +392,7 @@ def test_missing_file_or_folder_raises_model_file_error(tmp_path: Path) -> None:
         GgufFile.open(tmp_path)
 
 
-def test_error_names_the_missing_architecture_key(tmp_path: Path) -> None:
+def test_error_for_a_gguf_file_without_the_architecture_key_names_the_key(tmp_path: Path) -> None:
     path = tmp_path / "bare.gguf"
     path.write_bytes(header())
     with pytest.raises(ModelFileError, match=r"general\.architecture"):

@@ -76,7 +76,7 @@ def test_q1_0_stores_one_sign_bit_per_weight() -> None:
         ("Q8_0", 8, 128, False),
     ],
 )
-def test_single_scale_blocks_decode_to_the_documented_layout(
+def test_gguf_blocks_with_one_scale_decode_to_the_documented_layout(
     kind: str, bits: int, zero: int, has_minimum: bool
 ) -> None:
     decoded = decode_random(kind, rows=32, blocks=24)
@@ -89,7 +89,7 @@ def test_single_scale_blocks_decode_to_the_documented_layout(
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])
-def test_k_blocks_with_minima_decode_to_the_documented_layout(kind: str) -> None:
+def test_q4_k_and_q5_k_blocks_decode_to_the_documented_layout(kind: str) -> None:
     decoded = decode_random(kind, rows=32, blocks=24)
     assert (decoded.bits, decoded.zero, decoded.group_size) == ({"Q4_K": 4, "Q5_K": 5}[kind], 0, 32)
     assert_codes(decoded, (32, 24 * 256))
@@ -137,7 +137,7 @@ TABLE_LAYOUTS = {
 
 
 @pytest.mark.parametrize("kind", TABLE_LAYOUTS)
-def test_types_with_a_table_decode_to_the_documented_layout(kind: str) -> None:
+def test_gguf_types_with_a_table_of_values_decode_to_the_documented_layout(kind: str) -> None:
     group_size, unit_type, units, small, small_type = TABLE_LAYOUTS[kind]
     elements, _ = BLOCK_SIZES[GgmlType[kind]]
     decoded = decode_random(kind, rows=32, blocks=24)

@@ -326,7 +326,7 @@ def test_gguf_checkpoint_with_a_flipped_header_byte_causes_no_crash(write_gguf: 
     assert rejected > start // 2
 
 
-def test_rows_that_do_not_divide_into_heads_are_rejected(write_gguf: WriteGguf) -> None:
+def test_projection_whose_rows_do_not_divide_into_the_heads_is_rejected(write_gguf: WriteGguf) -> None:
     odd = tensors() | {"blk.0.attn_k.weight": np.zeros((30, HIDDEN), np.float32)}
     with (
         GgufCheckpoint(write_gguf("llama", odd, describe("llama"))) as checkpoint,

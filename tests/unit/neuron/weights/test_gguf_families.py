@@ -438,7 +438,9 @@ def test_gguf_whose_last_layers_are_no_multi_token_prediction_is_rejected(tmp_pa
         GgufCheckpoint(tmp_path / "model.gguf")
 
 
-def test_multi_token_prediction_layers_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_multi_token_prediction_layers_at_the_end_of_a_gguf_file_are_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config, state = tiny("qwen3_5_text")
     config.num_hidden_layers, all_tensors = 4, len(state)
     kept_names = [name for name in state if ".layers.4." not in name]

@@ -64,7 +64,7 @@ def test_sensitive_or_small_tensors_are_not_quantized(suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["down_proj", "v_proj"])
-def test_first_and_last_layers_get_more_bits_for_some_matrices(suffix: str) -> None:
+def test_down_and_value_projections_of_the_first_and_last_layers_get_more_bits(suffix: str) -> None:
     names = [f"{LAYER.format(layer)}x.{suffix}.weight" for layer in range(28)]
     assert [form(name) for name in names] == ["q6k"] * 4 + ["q4k"] * 20 + ["q6k"] * 4
     assert {form(name, "q6k") for name in names} == {"q6k", "q8_0"}

@@ -92,7 +92,7 @@ def test_invalid_image_processor_setting_is_rejected(settings: dict[str, Any], t
         image_processor(*(read_vision_config(folder) or pytest.fail("no vision part")))
 
 
-def test_only_the_tensors_of_the_vision_part_are_read(tmp_path: Path) -> None:
+def test_vision_checkpoint_contains_only_the_tensors_of_the_vision_part(tmp_path: Path) -> None:
     with open_vision_checkpoint(folder_with(tmp_path, QWEN)) or pytest.fail("no vision part") as checkpoint:
         assert checkpoint.names() == ["norm.weight", "blocks.0.norm1.weight"]
         assert checkpoint.total_bytes == 16

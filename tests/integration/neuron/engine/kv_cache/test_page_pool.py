@@ -16,7 +16,7 @@ def cached_pages(pool: PagePool, *hashes: bytes) -> list[int]:
     return pages
 
 
-def test_pages_are_taken_in_ascending_order_and_given_back() -> None:
+def test_page_pool_hands_out_pages_in_ascending_order_also_after_they_were_given_back() -> None:
     pool = PagePool(5, 4)
     assert pool.take(2) == [0, 1]
     assert pool.take(3) == [2, 3, 4]
@@ -65,7 +65,7 @@ def test_least_recently_used_pages_are_evicted_first() -> None:
     assert new != old
 
 
-def test_shared_page_is_not_evicted() -> None:
+def test_page_that_a_sequence_shares_is_not_evicted() -> None:
     pool = PagePool(3, 4)
     pages = cached_pages(pool, A, B)
     pool.share(pages[:1])

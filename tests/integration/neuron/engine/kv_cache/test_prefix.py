@@ -239,7 +239,7 @@ def test_ten_turns_of_an_agent_conversation_compute_each_token_about_once() -> N
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_traffic_reads_correct_pages_and_leaks_none(seed: int) -> None:
+def test_sequences_of_random_traffic_read_correct_cached_pages_and_leak_none(seed: int) -> None:
     rng = random.Random(seed)
     options: dict[str, int] = {"max_step_tokens": rng.randint(1, 24), "max_sequences": rng.randint(1, 6)}
     options |= {"max_waiting": 1000, "speculation": seed % 2 == 0}

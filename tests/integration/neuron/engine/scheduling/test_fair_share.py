@@ -115,7 +115,7 @@ def test_steps_grow_with_the_load_although_only_small_batches_were_measured(cost
     assert median(rows[300:]) >= 16
 
 
-def test_most_step_sizes_are_multiples_of_eight() -> None:
+def test_most_steps_have_a_multiple_of_eight_tokens() -> None:
     """Step sizes repeat, because a step of a new size is slower: its graph must be captured."""
     loop = ClosedLoop({"heavy": 120}, base=0.010, row=0.002, token=0.004, noise=0.5)
     for _ in range(200):

@@ -179,7 +179,7 @@ def test_full_disk_ends_the_plan_log_but_not_the_scheduler(
     assert caplog.records[-1].getMessage().endswith("reason=No space left on device")
 
 
-def test_fixed_step_timing_makes_plans_independent_of_measured_times():
+def test_step_plans_with_fixed_step_timing_do_not_depend_on_measured_times():
     plans: dict[str, list[object]] = {}
     for timing in ("measured", "fixed"):
         plans[timing] = []

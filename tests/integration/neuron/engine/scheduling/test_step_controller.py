@@ -114,7 +114,7 @@ def test_scheduler_cuts_prompts_by_measured_time() -> None:
     assert sizes == [512, 512, 32, 32, 32, 32, 64]
 
 
-def test_step_sizes_do_not_change_the_tokens(smollm2_gguf: Path) -> None:
+def test_generated_tokens_do_not_depend_on_the_sizes_of_the_steps(smollm2_gguf: Path) -> None:
     runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=64))
     prompts = [[1000 + 7 * number for number in range(length)] for length in (300, 70, 5)]
 
@@ -178,7 +178,7 @@ def test_step_without_decoding_sequences_uses_the_full_token_budget() -> None:
     assert StepController(EngineOptions(max_prefill_beside_decode=0)).prompt_tokens(9, 9, 9, StepLimits()) == 503
 
 
-def test_fixed_step_timing_ignores_measured_times() -> None:
+def test_step_sizes_with_fixed_step_timing_do_not_depend_on_measured_times() -> None:
     quick, slow = (StepController(EngineOptions(step_timing="fixed"), LIMIT, seconds) for seconds in (0.0, 1.0))
     for rows in (1, 2, 4, 8) * 20:
         for controller, seconds in ((quick, 0.001), (slow, 100.0)):

@@ -176,7 +176,7 @@ def test_search_for_a_snapshot_reads_as_many_page_hashes_as_there_are_snapshots(
     assert chain.read < 40
 
 
-def test_number_of_comparisons_is_not_quadratic_in_the_running_sequences() -> None:
+def test_number_of_sequence_comparisons_per_step_is_not_quadratic_in_the_running_sequences() -> None:
     scheduler = scheduler_with(10_000, max_sequences=128, max_step_tokens=2048)
     sequences = [add(scheduler, number, prompt_of(number, 8), ComparedSequence) for number in range(128)]
     while not all(sequence.generated for sequence in sequences):

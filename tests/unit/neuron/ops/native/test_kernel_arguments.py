@@ -56,7 +56,7 @@ def test_kernel_constants_are_defined_only_in_kernels_h() -> None:
     assert definitions == {}
 
 
-def test_attention_plan_tables_match_their_structs() -> None:
+def test_fields_of_the_attention_plan_in_python_match_the_structs_of_the_c_header() -> None:
     for table, name in ((Tile, "tile"), (Split, "split")):
         assert [Field(field, "int64_t", False, False) for field in table._fields] == STRUCTS[name]
 

@@ -226,7 +226,7 @@ def test_qwen_image_is_shrunk_to_the_maximum_number_of_tokens(width: int, height
         assert ratio == pytest.approx(width / height, rel=0.3)
 
 
-def test_idefics3_image_is_shrunk_to_fewer_tiles() -> None:
+def test_idefics3_image_is_divided_into_fewer_tiles_if_it_may_have_fewer_tokens() -> None:
     processor = image_processor({"model_type": "idefics3", "vision_config": {"image_size": 364, "patch_size": 14}}, {})
     layouts = [image_layout(processor, 1456, 1456, tokens) for tokens in (17 * 169, 17 * 169 - 1, 5 * 169, 169, 1)]
     assert [layout.split for layout in layouts] == [(4, 4), (3, 3), (2, 2), (0, 0), (0, 0)]
