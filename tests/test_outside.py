@@ -102,7 +102,7 @@ def test_documented_table_names_the_causes_of_known_failures():
     assert row == "| openai | 1.0 | sdk | 1 of 2 | forced: the model is too small |"
 
 
-def test_documented_table_matches_the_result():
+def test_documented_table_of_client_programs_matches_the_recorded_result():
     import clients_table
 
     page = clients_table.PAGE.read_text()

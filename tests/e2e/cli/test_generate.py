@@ -36,7 +36,7 @@ def test_first_argument_is_the_model_if_it_names_one_else_the_prompt(helexa, gat
     assert (gateway.requests[0]["model"], contents(gateway)) == (model, [prompt])
 
 
-def test_files_are_appended_to_the_prompt(helexa, gateway, tmp_path):
+def test_files_named_in_the_arguments_of_generate_are_appended_to_the_prompt(helexa, gateway, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).write_text(f"text {name}\n")
     result = helexa("generate", "compare", "-f", str(tmp_path / "a"), "--file", str(tmp_path / "b"), "--stats")
@@ -83,7 +83,7 @@ def test_blank_line_separates_several_completions_on_stdout(helexa, gateway):
     assert helexa("generate", "hi", "-n", "2").stdout == "Hello there!\n\nHello there!\n"
 
 
-def test_file_of_prompts_yields_one_line_per_prompt(helexa, gateway, tmp_path):
+def test_generate_prints_one_result_line_per_prompt_of_a_prompts_file(helexa, gateway, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('"one"\n\n{"prompt": "two", "id": "b", "temperature": 0}\nthree\n{"messages": []}\n')
     result = helexa("generate", "--prompts", str(prompts), "--parallel", "2", "--stats")
@@ -97,7 +97,7 @@ def test_file_of_prompts_yields_one_line_per_prompt(helexa, gateway, tmp_path):
     assert sorted(contents(gateway)) == ["one", "two"]
 
 
-def test_batch_from_stdin_resumes_its_output_file(helexa, gateway, tmp_path):
+def test_generate_with_prompts_from_stdin_resumes_its_output_file(helexa, gateway, tmp_path):
     output = tmp_path / "answers.jsonl"
     result = helexa("generate", "--prompts", "-", "--output", str(output), stdin='"one"\n"two"\n')
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
@@ -136,7 +136,7 @@ def test_error_for_an_invalid_line_of_piped_prompts_names_stdin_and_the_line(hel
         (["hi", "--device", "cpu"], "device, dtype, quant and the context length cannot be set for the server"),
     ],
 )
-def test_wrong_usage_is_one_line_and_sends_no_request(gateway, monkeypatch, capsys, arguments, message):
+def test_usage_error_of_generate_is_one_line_and_sends_no_request(gateway, monkeypatch, capsys, arguments, message):
     monkeypatch.setenv("HELEXA_BASE_URL", gateway.url)
     monkeypatch.setattr("sys.argv", ["helexa", "generate", *arguments])
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
@@ -161,7 +161,7 @@ def test_generate_checks_its_input_and_output_files_before_it_downloads_a_model(
     assert not loaded
 
 
-def test_verbose_prints_where_the_model_runs(helexa, gateway):
+def test_generate_with_option_verbose_prints_where_the_model_runs(helexa, gateway):
     assert helexa("generate", "hi", "-v").stderr == f"warm/model: {gateway.url}\n"
 
 

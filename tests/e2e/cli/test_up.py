@@ -120,7 +120,7 @@ def test_up_with_option_ollama_fails_if_port_11434_is_in_use(helexa, ports):
     assert result.stderr == "helexa: port 11434 is already in use; stop what listens there, or leave out --ollama\n"
 
 
-def test_all_ports_in_use_are_named_at_once(helexa, ports):
+def test_up_names_all_ports_that_are_in_use_in_one_error(helexa, ports):
     with socket.create_server(("127.0.0.1", int(ports[1]))), socket.create_server(("127.0.0.1", int(ports[3]))):
         result = helexa("up", *ports)
     assert result.returncode == 78
@@ -128,7 +128,7 @@ def test_all_ports_in_use_are_named_at_once(helexa, ports):
     assert result.stderr.endswith("choose another with --port and --metrics-port\n")
 
 
-def test_unwritable_state_folder_is_explained(helexa, ports, tmp_path):
+def test_up_explains_that_its_state_folder_cannot_be_written(helexa, ports, tmp_path):
     (tmp_path / "file").touch()
     result = helexa("up", *ports, XDG_STATE_HOME=str(tmp_path / "file"))
     assert result.returncode == 1
@@ -219,7 +219,7 @@ def test_up_without_the_engine_extra_names_the_extra_to_install(environ):
     assert result.stderr.count("\n") == 1
 
 
-def test_up_serves_and_ctrl_c_ends_every_process(started, helexa, ports, smollm2_gguf):
+def test_ctrl_c_ends_every_process_of_a_serving_helexa_up(started, helexa, ports, smollm2_gguf):
     process = started("--model", str(smollm2_gguf), *ports)
     with process:
         shown = read_until(process.stdout, "Ctrl-C")
@@ -242,7 +242,7 @@ def test_up_serves_and_ctrl_c_ends_every_process(started, helexa, ports, smollm2
     wait_until(lambda: not started.running())
 
 
-def test_link_of_the_console_is_printed_only_on_a_terminal(monkeypatch, capsys, tmp_path):
+def test_up_prints_the_console_link_only_on_a_terminal(monkeypatch, capsys, tmp_path):
     url, config = "http://127.0.0.1:4000", LocalConfig((), "127.0.0.1", 4000, 1, 2, "secret-key")
     for is_terminal in (True, False):
         monkeypatch.setattr("sys.stdout.isatty", lambda answer=is_terminal: answer)
@@ -314,7 +314,7 @@ def test_commands_serve_node_and_gateway_serve_exist(helexa, command):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
-def test_killed_up_leaves_no_processes(started, ports, smollm2_gguf):
+def test_killed_helexa_up_leaves_no_processes(started, ports, smollm2_gguf):
     with started("--model", str(smollm2_gguf), "--host", "0.0.0.0", "--insecure", *ports) as process:
         assert f"base URL  http://127.0.0.1:{ports[1]}/v1" in read_until(process.stdout, "Ctrl-C")
         read_until(process.stderr, f"--insecure: the gateway serves everyone who can reach 0.0.0.0 port {ports[1]}")
@@ -419,7 +419,7 @@ def test_unusable_api_key_is_a_usage_error(helexa, ports, arguments, message):
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"helexa: {message}\n")
 
 
-def test_sigterm_during_startup_ends_every_process(started, ports, smollm2_gguf):
+def test_sigterm_while_helexa_up_starts_ends_all_its_processes(started, ports, smollm2_gguf):
     with started("--model", str(smollm2_gguf), *ports) as process:
         wait_until(lambda: len(started.running()) > 2)
         process.terminate()

@@ -10,7 +10,7 @@ from helexa.acp.config import WireApi
 
 
 @pytest.mark.parametrize("wire_api", ["openai-chat", "openai-responses", "anthropic-messages"])
-async def test_acp_session_prompts_and_cancels_through_the_gateway_in_each_api(
+async def test_acp_agent_answers_and_cancels_prompts_through_the_gateway_in_each_api(
     wire_api: WireApi, stack: Stack, tmp_path: Path
 ):
     settings = settings_for(f"{stack.url}/v1", tmp_path, wire_api=wire_api, max_tokens=200)

@@ -22,7 +22,7 @@ def client(stack: Stack) -> Iterator[ollama.Client]:
         yield client
 
 
-def test_stream_equals_the_complete_answer(client: ollama.Client):
+def test_streamed_ollama_answer_equals_the_complete_answer(client: ollama.Client):
     answer = client.chat("small", FRANCE, options=GREEDY)
     assert "Paris" in (answer.message.content or "")
     assert (answer.done, answer.done_reason, answer.model) == (True, "stop", "small")

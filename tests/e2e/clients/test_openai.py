@@ -36,7 +36,7 @@ def test_chat_completion_answers_in_english(client: openai.OpenAI, greedy: str):
     assert "<|im_end|>" not in (choice.message.content or "")
 
 
-def test_stream_equals_the_completion(client: openai.OpenAI, greedy: str):
+def test_streamed_chat_text_equals_the_text_without_streaming(client: openai.OpenAI, greedy: str):
     chunks = list(
         client.chat.completions.create(
             model=MODEL,
@@ -116,7 +116,7 @@ def test_models_are_listed_and_retrieved_by_id(client: openai.OpenAI):
     assert client.models.retrieve(MODEL).id == MODEL
 
 
-def test_ttft_is_recorded_in_a_histogram(stack: Stack, client: openai.OpenAI):
+def test_time_to_first_token_of_a_chat_is_recorded_in_a_histogram(stack: Stack, client: openai.OpenAI):
     chat_text(client, temperature=0, stream=True)
     lines = read(stack.metrics_url).splitlines()
     name = "cortex_time_to_first_token_seconds_bucket{"

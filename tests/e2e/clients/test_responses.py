@@ -62,7 +62,7 @@ def test_logprobs_match_the_tokens_of_the_text(client: openai.OpenAI) -> None:
         assert token.logprob == likeliest.logprob >= second.logprob  # at temperature 0
 
 
-def test_truncated_response_is_incomplete(client: openai.OpenAI) -> None:
+def test_response_cut_off_at_max_output_tokens_has_the_status_incomplete(client: openai.OpenAI) -> None:
     cut = client.responses.create(**FRANCE | {"input": "Tell me a long story."}, max_output_tokens=5)
     assert cut.usage is not None
     assert (cut.status, cut.usage.output_tokens) == ("incomplete", 5)

@@ -135,7 +135,7 @@ def test_overview_says_no_change_only_if_two_builds_were_compared(store: Store, 
     assert "= no change" in page(archive, "overview")
 
 
-def test_capacity_has_no_knee_if_only_one_concurrency_level_was_measured(store: Store, archive: Archive) -> None:
+def test_capacity_report_has_no_knee_if_only_one_concurrency_level_was_measured(store: Store, archive: Archive) -> None:
     def level(users: int, ttft: float) -> None:
         scenario = ScenarioKey(f"concurrency:{users}", "concurrency", {"concurrency": users})
         record_samples(store, replace(CONFIGURATION, scenario=scenario), 0.1, concurrency=users, ttft_p95_s=ttft)

@@ -119,7 +119,7 @@ def test_tables_of_the_pages_show_the_results_of_the_analysis_functions(site, ar
             assert formatting.number(step.prefill_tps) in text
 
 
-def test_comparison_offers_the_builds_of_each_target_and_swaps_them(site, archive):
+def test_compare_page_lists_the_builds_of_each_target_and_has_a_link_that_swaps_the_sides(site, archive):
     html = get(f"{site}/compare")[1]
     a, b = re.findall(r'<option value="([^"]+)" selected>', html)[:2]
     assert {target for _, target in (value.split("@") for value in (a, b))} <= {"beast", "closet", "gateway"}

@@ -97,7 +97,7 @@ def test_changed_setting_that_affects_speed_makes_a_new_configuration(
         assert [configuration.samples for configuration in reader.configurations()] == [1, 1]
 
 
-def test_changed_build_time_url_or_kernel_keeps_the_configuration(store: Store) -> None:
+def test_change_of_build_time_url_or_kernel_makes_no_new_configuration(store: Store) -> None:
     rebuilt = Build("helexa", "abc1234", facts={"torch_version": "2.11"}, built_ms=5)
     booted = Host("beast", kernel="7.0", cpu="c", driver_version="595", gpus=CONFIGURATION.host.gpus)
     moved = Target("node", "neuron", "http://elsewhere:13131")

@@ -89,7 +89,7 @@ def test_different_images_of_equal_size_share_no_cached_pages(model: VisionLangu
 
 
 @pytest.mark.parametrize("options", [{"max_step_tokens": 16}, {"speculation": True}, {}])
-def test_chunks_batches_and_drafts_keep_the_tokens_of_prompts_with_images(
+def test_chunks_batches_and_drafts_do_not_change_answers_to_prompts_with_images(
     model: VisionLanguageModel, outputs_alone: list[list[int]], options: dict[str, int]
 ) -> None:
     sequences = [prompt.sequence(number, STEPS) for number, prompt in enumerate(prompts_of(model))]
@@ -108,7 +108,7 @@ def test_tokens_are_the_same_if_the_encoder_cache_is_smaller_than_an_image(
     assert tokens == starts(outputs_alone[:2])
 
 
-def test_preemption_keeps_the_tokens_of_prompts_with_images(
+def test_preemption_does_not_change_answers_to_prompts_with_images(
     model: VisionLanguageModel, outputs_alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preempted = recorded_preemptions(monkeypatch)

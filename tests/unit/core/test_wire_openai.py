@@ -254,7 +254,7 @@ def test_total_number_of_requested_log_probabilities_is_limited() -> None:
     assert (caught.value.status, caught.value.code) == (400, "unsupported_parameter")
 
 
-def test_requested_log_probabilities_limit_answers_without_max_tokens() -> None:
+def test_answer_without_max_tokens_is_limited_by_the_number_of_requested_log_probabilities() -> None:
     longest = chat(logprobs=True, top_logprobs=20).limited_by_logprobs(9, 131_072)
     assert longest == MAX_LOGPROBS // 21
     assert chat(logprobs=True, top_logprobs=20, max_tokens=longest).limited_by_logprobs(9, longest) == longest

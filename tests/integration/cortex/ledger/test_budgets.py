@@ -59,7 +59,7 @@ async def test_token_usage_above_the_reservation_is_charged_completely(url: str)
         assert isinstance(await try_reserve(ledger, holder(121), 1), Reservation)
 
 
-async def test_cap_that_a_key_gets_later_counts_earlier_usage(url: str):
+async def test_usage_before_a_key_gets_a_cap_counts_toward_the_cap(url: str):
     async with running(url) as [ledger]:
         for _ in range(3):
             await (await ledger.reserve(holder(None), "a", "Org/M", 10**9)).settle(20, 10)
@@ -82,7 +82,7 @@ async def test_released_tokens_above_a_lowered_cap_are_not_available_again(url: 
         assert isinstance(await try_reserve(ledger, holder(50), 5), Reservation)
 
 
-async def test_keys_have_separate_budgets(url: str):
+async def test_tokens_reserved_by_one_key_do_not_reduce_the_budget_of_another(url: str):
     async with running(url) as [ledger]:
         outcomes = await asyncio.gather(*(try_reserve(ledger, holder(100, f"key-{n}"), 100) for n in range(20)))
         assert all(isinstance(outcome, Reservation) for outcome in outcomes)

@@ -68,7 +68,7 @@ async def test_tokens_used_by_concurrent_requests_stay_within_the_hard_cap_of_th
         assert [ledger.open for ledger in ledgers] == [0] * count
 
 
-async def test_gateways_together_reserve_at_most_the_cap(url: str):
+async def test_gateways_together_reserve_at_most_the_hard_cap_of_a_key(url: str):
     async with running(url, count=3) as ledgers:
         outcomes = await asyncio.gather(*(try_reserve(ledgers[n % 3], holder(100), 7) for n in range(200)))
         reservations = [outcome for outcome in outcomes if isinstance(outcome, Reservation)]

@@ -11,7 +11,7 @@ from helexa.cortex.ledger.reservation import CLOCK_SKEW_SECS, Lease, grant, over
 HOUR = Window("rolling", 3600)
 
 
-def test_rolling_window_starts_when_the_last_one_has_ended_and_a_balance_has_window_0():
+def test_rolling_budget_window_starts_after_the_last_one_and_a_balance_has_window_0():
     assert window_at(Window(), 0, 5000.5) == 0
     assert window_at(HOUR, 0, 5000.5) == 5000
     assert window_at(HOUR, 5000, 8599.9) == 5000
@@ -84,7 +84,7 @@ def test_gateway_that_commits_nothing_is_dead_after_the_timeout():
     assert detector.find_dead([(2, 10), (3, 0)], 119.0) == [(2, 10)]
 
 
-def test_pause_of_the_detector_itself_marks_no_gateway_as_dead():
+def test_pause_of_the_process_that_detects_dead_gateways_marks_none_as_dead():
     detector = DeadGatewayDetector(10.0)
     assert detector.find_dead([(1, 5)], 100.0) == []
     assert detector.find_dead([(1, 5)], 110.0) == []

@@ -107,14 +107,14 @@ def expected_tokens(runner: Runner) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"speculation": False}, {"pages": 9}])
-def test_chunks_preemption_and_batching_keep_the_tokens_of_a_hybrid_model(
+def test_chunks_preemption_and_batching_do_not_change_the_tokens_of_a_hybrid_model(
     runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]
 ) -> None:
     assert generate(runner, scheduler(runner, **options), PROMPTS, TOKENS) == expected_tokens
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"pages": 9}])
-def test_overlapping_steps_keep_the_tokens_of_a_hybrid_model(
+def test_overlapping_steps_do_not_change_the_tokens_of_a_hybrid_model(
     runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]
 ) -> None:
     overlapping = scheduler(runner, speculation=False, **options)
@@ -135,7 +135,7 @@ class PresetDrafter(Drafter):
         return tuple([*next_tokens[:2], (next_tokens[2:3] or [0])[0] ^ 1][:limit])
 
 
-def test_drafts_keep_the_tokens_of_a_hybrid_model(
+def test_drafts_do_not_change_the_tokens_of_a_hybrid_model(
     runner: Runner, expected_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("helexa.neuron.engine.scheduling.planner.Drafter", PresetDrafter)

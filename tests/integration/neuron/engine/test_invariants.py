@@ -71,7 +71,7 @@ def test_preempted_sequences_generate_the_same_tokens(
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"pages": 7}], ids=["plain", "chunked", "preempted"])
-def test_overlapping_steps_keep_the_tokens(
+def test_overlapping_steps_generate_the_same_tokens(
     runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]
 ) -> None:
     scheduler = scheduler_of(runner, **options)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ def test_speculative_decoding_generates_the_same_tokens(runner: Runner, sampling
     assert drafted, "no drafts were made"
 
 
-def test_overlapping_steps_with_repetition_penalty_keep_the_tokens(runner: Runner) -> None:
+def test_overlapping_steps_with_a_repetition_penalty_generate_the_same_tokens(runner: Runner) -> None:
     penalty = SamplingParams(temperature=0, repetition_penalty=1.5)
     plain = generate(runner, scheduler_of(runner, speculation=False), PROMPTS, TOKENS, penalty)
     assert generate(runner, scheduler_of(runner, speculation=False), PROMPTS, TOKENS, penalty, overlap=True) == plain

@@ -137,7 +137,7 @@ def test_sequence_that_ends_at_a_known_length_is_not_computed_one_step_too_far()
     assert (len(simulation.tokens[0]), simulation.runner.entries) == (7, 7)
 
 
-def test_non_finite_request_beside_one_that_has_just_ended_fails_alone():
+def test_request_with_non_finite_logits_fails_alone_beside_one_that_has_just_ended():
     simulation = Simulation(True)
     simulation.runner.next_token = lambda tokens: STOP if len(tokens) > 1 else 10
     simulation.scheduler.add(Sequence(Generate(id=0, prompt=[20], max_tokens=9, sampling=GREEDY, stop_ids=[STOP])))

@@ -141,7 +141,7 @@ def test_links_are_listed_only_for_visible_devices_that_respond(monkeypatch: pyt
     assert accelerators.device_links() == {1: 0}
 
 
-def test_hidden_devices_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_hidden_by_cuda_visible_devices_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert [(device.index, device.name) for device in accelerators.accelerators().devices] == [(0, "card 1")]

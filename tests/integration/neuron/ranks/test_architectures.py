@@ -79,7 +79,7 @@ def test_native_logits_of_ranks_that_add_partial_sums_are_close_to_those_of_one_
     ],
     ids=str,
 )
-def test_preemption_and_prefix_hits_on_two_ranks_keep_the_tokens(
+def test_preemption_and_prefix_hits_on_two_ranks_do_not_change_the_tokens(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preempted = recorded_preemptions(monkeypatch)

@@ -123,7 +123,7 @@ async def send_raw(url: str, header: str, version: str = "1.1") -> bytes:
         writer.close()
 
 
-async def test_no_http_102_response_is_sent_after_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_http_102_response_is_sent_after_the_final_response(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Slow(monkeypatch)
     async with app.serving() as url, asyncio.timeout(60):
         got = await send_raw(url, "x-helexa-keep-alive: 15; from={here}\r\n")

@@ -141,7 +141,7 @@ async def test_openai_client_reads_reasoning_and_calls() -> None:
         ]
 
 
-async def test_truncated_answer_is_incomplete() -> None:
+async def test_response_cut_off_at_max_output_tokens_has_the_status_incomplete() -> None:
     async with serve(answer("on and on", finish="length")) as node:
         whole_response = await complete_response(node)
         *_, last = await streamed_events(node)

@@ -27,12 +27,12 @@ def test_title_of_any_text_has_at_most_60_encodable_characters(text: str) -> Non
     shown.encode()
 
 
-def test_clipped_returns_the_beginning_of_a_text_and_the_number_of_omitted_bytes() -> None:
+def test_function_clipped_returns_the_beginning_of_a_text_and_the_number_of_omitted_bytes() -> None:
     assert clipped("äöü", 6) == "äöü"
     assert clipped("äöü", 5) == "äö\n[1 more bytes are left out]"
 
 
-def test_ends_returns_the_beginning_and_the_end_of_a_long_text() -> None:
+def test_function_ends_returns_the_beginning_and_the_end_of_a_long_text() -> None:
     text = "begin" + "é" * 1000 + "end"
     cut = ends(text, 100)
     assert cut.startswith("begin") and cut.endswith("end") and "\ufffd" not in cut
@@ -44,7 +44,7 @@ def test_fence_of_a_code_block_is_longer_than_backticks_in_the_text() -> None:
     assert fenced("a ``` b") == "````\na ``` b\n````"
 
 
-def test_printable_escapes_line_separators_and_surrogates() -> None:
+def test_function_printable_escapes_line_separators_and_surrogates() -> None:
     assert printable("a\u2028b\ud83dc\u00a0") == "a\\u2028b\\ud83dc\u00a0"
 
 

@@ -135,7 +135,7 @@ def test_api_key_for_another_server_beside_a_known_one_is_ignored() -> None:
     assert error_of(new_authenticator(), revoked)[:2] == (400, "conflicting_api_keys")
 
 
-def test_replace_exchanges_keys_from_the_database_and_keeps_configured_ones() -> None:
+def test_replacing_the_keys_from_the_database_keeps_the_configured_keys() -> None:
     authenticator = new_authenticator()
     assert authenticator.admit(bearer(b"root's")) == ROOT
     authenticator.replace([key(Principal("x", "x"), b"x's"), key(ROOT, b"alice's", revoked_at=1.0)])

@@ -67,7 +67,7 @@ async def test_model_list_is_served_at_paths_from_common_wrong_base_urls(cortex:
         "/v1/nodes",
     ],
 )
-async def test_other_misspelled_paths_are_404(cortex: Cortex, path: str) -> None:
+async def test_request_paths_that_fit_no_common_wrong_base_url_are_404(cortex: Cortex, path: str) -> None:
     async with cortex.client.post(cortex.url + path, data=json.dumps(ASK)) as response:
         assert response.status == 404
 

@@ -88,7 +88,7 @@ RESPONSE_COUNTS: dict[str, Any] = {
     ],
     ids=["DeepSeek", "Moonshot", "other details", "Responses", "OpenAI", "too many"],
 )
-async def test_cached_tokens_under_any_backends_name_get_the_name_of_the_clients_api(
+async def test_cached_token_count_of_any_backend_gets_the_field_name_of_the_clients_api(
     usage: dict[str, Any], cached: int
 ) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:

@@ -241,7 +241,7 @@ def test_third_party_backend_gets_no_duplicate_fields_and_one_output_limit() -> 
     assert enforced(response, 4, "openai") == {"model": "Org/M", "input": "x", "max_output_tokens": 4}
 
 
-def test_without_a_budget_third_party_backend_gets_no_duplicate_fields() -> None:
+def test_third_party_backend_gets_no_duplicate_fields_for_a_key_without_a_budget() -> None:
     body = b'{"model":"a", "max_tokens":1,"max_tokens":2,"x":1.50,"Stream":true,"n_predict":3}'
     request = parse_request(CHAT, [], body)
     assert request.body_for("Org/M", "openai") == b'{"model":"Org/M","max_tokens":2,"x":1.50,"n_predict":3}'

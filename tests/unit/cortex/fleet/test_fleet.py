@@ -388,7 +388,7 @@ async def test_model_urls_are_requested_again_after_a_missed_poll() -> None:
         assert a.polled_paths.count("/discovery") == 2
 
 
-async def test_emptied_returns_when_all_requests_of_a_node_have_ended(fleet: Fleet) -> None:
+async def test_wait_for_an_empty_node_ends_when_all_its_requests_have_ended(fleet: Fleet) -> None:
     await fleet.emptied("n1")
     with fleet.request("n1", "M"):
         waits = [asyncio.create_task(fleet.emptied("n1")) for _ in range(2)]

@@ -188,7 +188,7 @@ async def test_model_larger_than_the_memory_limit_of_the_node_is_rejected_withou
         assert node.unloads == []
 
 
-async def test_model_that_needs_the_memory_of_a_pinned_model_gets_a_retry_after() -> None:
+async def test_request_whose_model_needs_the_memory_of_a_pinned_model_gets_a_retry_after() -> None:
     models = [{"id": "A"}, {"id": "B", "residency_priority": 1000}]
     async with (
         FakeNode().with_memory_limit(1000, {"A": 700, "B": 600}).serving() as node,

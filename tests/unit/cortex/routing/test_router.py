@@ -328,7 +328,7 @@ def test_reason_of_a_routing_decision_is_a_valid_header_value() -> None:
         (["unreached", "silent"], False),
     ],
 )
-def test_retry_on_another_node_is_allowed_depending_on_earlier_outcomes(outcomes: Any, may: bool) -> None:
+def test_retry_on_another_node_is_allowed_until_two_nodes_failed_or_one_was_silent(outcomes: Any, may: bool) -> None:
     assert may_retry(outcomes) is may
 
 

@@ -49,14 +49,14 @@ def test_time_limit_of_a_step_follows_its_expected_duration(expected: float, lim
     assert first == 1 + limit + (limit == 120.0)
 
 
-def test_only_time_in_which_the_engine_sleeps_counts_for_the_shorter_limit():
+def test_engine_reaches_the_short_hang_limit_only_by_time_in_which_it_sleeps():
     checks = [(1, True)] * 60
     assert not any(limits(HangDetector(120.0), checks, expected=0.1, idle=0.0))
     found = limits(HangDetector(120.0), checks, expected=0.1, idle=0.25)
     assert found.index(5.0) == 20
 
 
-def test_idle_time_during_an_earlier_step_does_not_count_for_the_limit():
+def test_idle_time_before_the_current_step_does_not_count_for_the_hang_limit():
     detector = HangDetector(120.0)
     assert not any(limits(detector, [(1, True)] * 5, expected=0.1, idle=1.0))
     assert not any(limits(detector, [(1, True)] * 3, expected=0.0, idle=1.0))

@@ -414,7 +414,9 @@ def test_tool_without_a_schema_accepts_empty_arguments():
         ),
     ],
 )
-def test_invalid_tools_are_rejected(format_name: str, tools: dict[str, Any], choice: str, code: str, message: str):
+def test_invalid_tool_definitions_are_rejected(
+    format_name: str, tools: dict[str, Any], choice: str, code: str, message: str
+):
     with pytest.raises(ApiError, match=message) as error:
         for_tools(format_name, tools, choice, False, strict=list(tools))
     assert (error.value.status, error.value.code) == (400, code)

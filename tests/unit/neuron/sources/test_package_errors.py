@@ -52,7 +52,7 @@ def test_error_of_pip_about_an_unreachable_package_index_is_recognized(tmp_path:
     assert "the package index cannot be reached (Connection refused); check the network" in str(error)
 
 
-def test_failed_pip_without_output_on_a_writable_disk_is_no_full_disk(tmp_path: Path) -> None:
+def test_failed_pip_without_output_on_a_writable_disk_is_a_fetch_error(tmp_path: Path) -> None:
     error = failure(tmp_path, "")
     assert error.kind == "repo_fetch_failed"
     assert str(error) == "pypi:package cannot be fetched by pip: no error output"

@@ -73,7 +73,7 @@ def test_bytes_are_replaced_as_soon_as_they_cannot_become_valid_utf8(tokenizer):
     assert detokenizer.push(rocket) == "🚀"
 
 
-def test_incomplete_character_at_the_end_is_replaced(tokenizer):
+def test_incomplete_utf8_character_at_the_end_of_the_text_becomes_a_replacement_character(tokenizer):
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push(tokenizer.encode("x🚀")[:-1]) == "x"
     assert detokenizer.flush() == "\ufffd"

@@ -370,7 +370,7 @@ def test_message_text_becomes_a_list_of_parts_if_the_template_reads_only_lists()
     assert render(ChatTemplate(source), [SYSTEM, USER, ANSWER], None) == "systemSysTextuserUserOneassistantAnsOne"
 
 
-def test_error_of_a_template_is_that_for_the_original_message_order():
+def test_template_that_rejects_every_message_order_reports_its_error_for_the_original_order():
     source = "{{ raise_exception('order ' ~ messages | map(attribute='role') | join(',')) }}"
     with pytest.raises(TemplateError, match=r"order user,user$"):
         render(ChatTemplate(source), [USER, LAST])

@@ -371,14 +371,14 @@ def test_error_for_a_tensor_missing_in_a_gguf_file_names_the_file_and_tensor(sma
         GgufFile.open(small).read("four")
 
 
-def test_file_that_shrinks_after_opening_is_detected(small: Path) -> None:
+def test_gguf_file_that_shrinks_after_opening_raises_an_error(small: Path) -> None:
     shorter = small.read_bytes()[:-64]
     with closing(GgufFile.open(small)) as file, pytest.raises(ModelFileError, match="changed on disk"):
         small.write_bytes(shorter)
         file.read("one")
 
 
-def test_file_deleted_after_opening_is_detected(small: Path) -> None:
+def test_gguf_file_deleted_after_opening_raises_an_error(small: Path) -> None:
     file = GgufFile.open(small)
     small.unlink()
     with pytest.raises(ModelFileError, match="cannot read tensor one: No such file"):

@@ -291,7 +291,7 @@ def test_unsupported_gguf_type_is_rejected_when_the_file_is_opened(write_gguf: W
         GgufCheckpoint(path)
 
 
-def test_error_names_the_missing_tensor(write_gguf: WriteGguf) -> None:
+def test_error_for_a_missing_gguf_tensor_names_the_tensor(write_gguf: WriteGguf) -> None:
     with GgufCheckpoint(write_gguf("llama", tensors(), describe("llama"))) as checkpoint:
         for method in (checkpoint.read, checkpoint.shape):
             with pytest.raises(ModelFileError, match=r"^model\.gguf: no tensor lm_head\.weight; "):
@@ -355,7 +355,7 @@ def test_projection_whose_rows_do_not_divide_into_the_heads_is_rejected(write_gg
         ("llama.rope.scaling.type", lambda writer, key: writer.add_uint32(key, 1), "is not a name"),
     ],
 )
-def test_error_names_the_invalid_gguf_key(
+def test_error_for_an_invalid_gguf_key_names_the_key(
     write_gguf: WriteGguf, key: str, add: Callable[[gguf.GGUFWriter, str], None], problem: str
 ) -> None:
     def keys(writer: gguf.GGUFWriter) -> None:

@@ -280,7 +280,7 @@ def replace_key(key: str, add: Callable[[gguf.GGUFWriter, str], None] | None) ->
     return keys
 
 
-def test_full_attention_interval_is_4_or_read_from_the_file(tmp_path: Path) -> None:
+def test_full_attention_interval_is_read_from_the_gguf_file_and_defaults_to_4(tmp_path: Path) -> None:
     linear, full = "linear_attention", "full_attention"
     config = rewritten("qwen3_5_text", tmp_path, replace_key("attention.recurrent_layers", None))
     assert config["layer_types"] == [linear, linear, linear, full, linear]
@@ -416,7 +416,7 @@ def test_rope_scaling_factor_without_a_type_is_read_as_linear_scaling(tmp_path: 
         ("gemma4_text", "final_logit_softcapping", lambda writer, key: writer.add_float32(key, -1.0), "positive"),
     ],
 )
-def test_error_names_the_invalid_gguf_key(
+def test_error_for_an_invalid_or_missing_gguf_key_names_the_key(
     kind: str, key: str, add: Callable[[gguf.GGUFWriter, str], None] | None, problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelFileError, match=rf"^model\.gguf: key [\w-]+\.{key} .*{problem}"):

@@ -115,7 +115,7 @@ def test_keys_missing_in_text_config_come_from_the_outer_configuration(tmp_path:
     assert config == {"model_type": "gemma3", "hidden_size": 8, "tie_word_embeddings": True, "eos_token_id": [1, 2]}
 
 
-def test_suffix_text_is_removed_from_the_model_type(tmp_path: Path) -> None:
+def test_model_type_gemma3_text_is_read_without_its_suffix(tmp_path: Path) -> None:
     with open_checkpoint(write(tmp_path, ["model.norm.weight"], {"model_type": "gemma3_text"})) as checkpoint:
         assert checkpoint.config == {"model_type": "gemma3"}
 

@@ -257,14 +257,16 @@ def test_oversized_header_or_config_is_rejected_without_reading_it(folder: Path)
         (lambda path: path.write_text("[]"), r"^config\.json: not a JSON object"),
     ],
 )
-def test_invalid_configuration_is_rejected(tmp_path: Path, write: Callable[[Path], object], problem: str) -> None:
+def test_missing_or_malformed_config_json_is_rejected_with_the_reason(
+    tmp_path: Path, write: Callable[[Path], object], problem: str
+) -> None:
     save_file(some_tensors(), tmp_path / "model.safetensors")
     write(tmp_path / "config.json")
     with pytest.raises(ModelFileError, match=problem):
         SafetensorsCheckpoint(tmp_path)
 
 
-def test_error_names_the_missing_tensor(folder: Path) -> None:
+def test_error_for_a_missing_safetensors_tensor_names_the_tensor(folder: Path) -> None:
     save_file(some_tensors(), folder / "model.safetensors")
     with SafetensorsCheckpoint(folder) as checkpoint:
         for method in (checkpoint.read, checkpoint.shape):
@@ -272,7 +274,7 @@ def test_error_names_the_missing_tensor(folder: Path) -> None:
                 method("lm_head.weight")
 
 
-def test_file_that_shrinks_after_opening_is_detected(folder: Path) -> None:
+def test_safetensors_file_that_shrinks_after_opening_is_rejected(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file(some_tensors(), path)
     with SafetensorsCheckpoint(folder) as checkpoint:
@@ -281,7 +283,7 @@ def test_file_that_shrinks_after_opening_is_detected(folder: Path) -> None:
             checkpoint.read("a.weight")
 
 
-def test_file_that_shrinks_between_reads_is_detected(folder: Path) -> None:
+def test_safetensors_file_that_shrinks_between_reads_is_rejected(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file(some_tensors(), path)
     with SafetensorsCheckpoint(folder) as checkpoint:

@@ -184,7 +184,7 @@ def test_tokens_that_the_grammar_forces_are_drafted_and_take_fewer_steps(tokeniz
     assert tokens_of(outputs) == tokens_of(slowly)
 
 
-def test_rejection_masks_of_draft_rows_leave_the_matcher_state_unchanged(tokenizer: LLTokenizer) -> None:
+def test_token_masks_for_rows_with_rejected_drafts_leave_the_matcher_state_unchanged(tokenizer: LLTokenizer) -> None:
     rng = random.Random(1)
     grammar = LLMatcher(tokenizer, JSON)
     tokens = tokenizer.tokenize_str('{"first_name":"Ada","age_in_years":36,"favorite_color":"red"}')

@@ -148,7 +148,7 @@ def test_accepted_drafts_of_a_recurrent_model_are_recomputed_and_change_no_token
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("speculation", [False, True])
-def test_random_traffic_reads_correct_states_and_leaks_none(seed: int, speculation: bool) -> None:
+def test_sequences_of_random_traffic_read_correct_recurrent_states_and_leak_none(seed: int, speculation: bool) -> None:
     """Few pages and snapshots, common prefixes, cancellations; the simulated cache checks each state."""
     rng = random.Random(seed)
     simulation = Simulation(

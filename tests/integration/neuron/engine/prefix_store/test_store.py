@@ -136,7 +136,7 @@ def slow(folder: Path) -> PrefixDisk:
     return SlowDisk(folder, 1 << 30)
 
 
-def test_wait_for_a_slow_disk_sends_heartbeats(
+def test_engine_sends_heartbeats_while_it_waits_for_a_slow_disk(
     engine: Callable[..., Engine], slow_disk: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats: list[int] = []

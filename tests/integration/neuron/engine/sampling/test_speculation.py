@@ -162,7 +162,7 @@ def request(number: int = 0, prompt: list[int] | None = None, max_tokens: int = 
 
 @pytest.mark.parametrize("next_token", [copying(TEXT), inventing, babbling])
 @pytest.mark.parametrize("pages", [200, 32])
-def test_speculation_does_not_change_tokens(next_token: NextToken, pages: int) -> None:
+def test_speculative_decoding_does_not_change_the_generated_tokens(next_token: NextToken, pages: int) -> None:
     requests = [request(number, TEXT, 50 + number) for number in range(3)]
     expected, ends, _, _ = run(next_token, requests, pages, speculation=False)
     tokens, finishes, _, drafted = run(next_token, requests, pages)
