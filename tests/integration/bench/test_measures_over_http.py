@@ -345,7 +345,7 @@ def test_open_loop_load_stays_on_schedule_and_counts_the_waits_for_a_frozen_serv
 
 
 def test_scheduled_ttft_includes_the_delay_of_the_client_and_plain_ttft_does_not() -> None:
-    """The scheduled TTFT includes the delay of a client that sends late; the plain TTFT does not."""
+    """The client sends the request 2 s after its scheduled time, and the first token arrives after another 0.5 s."""
 
     async def load() -> RequestRecord:
         async with client_of(ScriptedServer([streamed_script(0.5, 2, 0.1)])) as client:

@@ -30,7 +30,7 @@ def test_max_parallel_limits_the_concurrent_requests_of_a_batch(scripted, max_pa
 
 
 def test_failed_prompt_does_not_fail_the_others(scripted):
-    """The result of a failed prompt is an error of the right class."""
+    """With `on_error="return"`, the result of a failed prompt is its error."""
     _, model = scripted
     by_index = {}
     results = model.batch(["a", "bad one", "c", ""], on_error="return", on_result=by_index.__setitem__)

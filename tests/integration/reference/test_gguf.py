@@ -169,7 +169,7 @@ def test_muse_glimmer_gguf_with_the_query_factor_in_the_norm_weights_matches(tmp
 
 
 def test_older_deepseek_gguf_with_one_key_value_tensor_matches_transformers(tmp_path: Path) -> None:
-    """Older files state the widths of the heads without suffix, and have one tensor of both projections."""
+    """Older files have keys without the suffix `_mla`, and one tensor for the key and value projections."""
     reference = tiny_model(tmp_path, **SHAPE | VARIANTS["deepseek_v3"], model_type="deepseek_v3")
     tensors = state(reference)
 

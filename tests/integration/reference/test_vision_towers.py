@@ -51,7 +51,7 @@ def test_image_embeddings_equal_those_of_transformers(model_type: str, tmp_path:
 
 @pytest.mark.parametrize("model_type", MODELS)
 def test_embeddings_of_two_images_differ_by_more_than_the_test_tolerance(model_type: str, tmp_path: Path) -> None:
-    """The embeddings of two images differ by much more than the tolerance of the comparisons."""
+    """Otherwise the comparisons of these tests would not notice that images were exchanged."""
     save_model(tmp_path, model_type)
     tower, checkpoint = open_tower(tmp_path)
     first, second = (encode(tower, image).embeddings for image in prepared_images(checkpoint, SIZES[:1] * 2))

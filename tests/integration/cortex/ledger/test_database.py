@@ -134,7 +134,7 @@ async def test_database_with_an_unreleased_schema_version_is_rejected_with_advic
 
 
 async def test_moving_away_an_unreleased_sqlite_database_as_advised_works(tmp_path: Path):
-    """`helexa up` has its database in its state folder, and its user knows no `ledger.url`."""
+    """The advice names the files, because a user of `helexa up` has not set `ledger.url`."""
     url = f"sqlite:{tmp_path}/cortex.db"
     database = await open_database(url)
     await database.migrate()

@@ -148,7 +148,7 @@ def test_request_with_non_finite_logits_fails_alone_beside_one_that_has_just_end
 
 
 def test_step_that_runs_out_of_memory_releases_its_tensors(monkeypatch: pytest.MonkeyPatch):
-    """A step that ran out of memory must release its tensors, with and without overlap."""
+    """The traceback of the error must not keep the tensors alive, because the next step needs their memory."""
     monkeypatch.setattr(
         logging.getLogger("helexa.neuron.engine"), "disabled", True
     )  # pytest keeps log records, and so their exceptions
@@ -187,7 +187,7 @@ def embedding(number: int, computed: int, pooling: Pooling) -> Sequence:
 
 @pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
 def test_canceled_sequence_in_a_batch_does_not_change_the_embedding_of_another(pooling: Pooling):
-    """The hidden rows of other sequences keep their places."""
+    """The step in flight has hidden states of both sequences, also of the canceled one."""
     canceled, remaining = embedding(0, 3, pooling), embedding(1, 0, pooling)
     plan = [PlanEntry(canceled, 3), PlanEntry(remaining, 6)]
     wanted = [seq.pooled.wanted(seq.computed, 6) for seq in (canceled, remaining) if seq.pooled is not None]

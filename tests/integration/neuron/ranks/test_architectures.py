@@ -32,7 +32,7 @@ def test_native_logits_of_several_ranks_equal_those_of_one_rank(name: str, ranks
 def test_each_rank_holds_its_part_of_the_weights(
     name: str, ranks: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each rank has at most 5 % more than its part; the routers, of which each rank has a copy, are a part of these."""
+    """Each rank has at most 5 % more than an equal part of the weights, for example its own copy of the routers."""
     caplog.set_level("INFO")
     wide = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 4096, "num_attention_heads": 8, "head_dim": 32}
     experts = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}

@@ -32,7 +32,7 @@ HEADS = {"num_key_value_heads": 4, "linear_num_key_heads": 4, "linear_num_value_
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_5_moe", "qwen3_next"])
 def test_each_rank_reads_only_its_part_of_the_file(name: str, tmp_path: Path) -> None:
-    """The ranks together read at most 5 % more than the file has: norms, routers and KV heads, if they are few."""
+    """Norms, routers and KV heads that ranks share are read by each rank: at most 5 % more than the file has."""
     tiny_model(tmp_path, **MODELS[name] | WIDE | EXPERTS | HEADS)
     bytes_of_ranks: list[int] = []
     for rank in range(2):
@@ -74,7 +74,7 @@ def test_ranks_that_quantize_only_their_part_give_the_logits_of_one_rank(name: s
 def test_logits_of_quantized_weights_with_partial_sums_are_close_to_those_of_one_rank(
     name: str, tmp_path: Path
 ) -> None:
-    """Attention outputs have a single block of q4k here, and are computed exactly beside the partial sums."""
+    """The attention outputs have a single q4k block, so they are computed exactly; other layers add partial sums."""
     tiny_model(tmp_path, seed=3, **MODELS[name] | WIDE | EXPERTS | HEADS)
     precise: dict[str, str] = {
         "quant": "q4k",

@@ -90,7 +90,7 @@ async def test_model_that_reads_images_lists_the_capability_vision(node: Node) -
 
 
 async def test_large_image_is_shrunk_to_max_image_tokens(node: Node) -> None:
-    """`max_image_tokens` of the node is 64, and `longest_edge` would allow 64 as well, so detail is the lower limit."""
+    """`max_image_tokens` of the node and `longest_edge` of the model both allow 64 tokens."""
     body = await answer(node, image_part(picture(1000, 900)))
     assert 32 < body["usage"]["prompt_tokens_details"]["image_tokens"] <= 64
 

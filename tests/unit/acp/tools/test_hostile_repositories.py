@@ -325,7 +325,7 @@ async def test_tools_that_read_run_no_program_named_by_a_hostile_repository(
 
 
 def test_git_needs_permission_in_a_repository_that_borrows_objects_of_another(tmp_path: Path) -> None:
-    """Otherwise a repository could name the objects of any repository of the user."""
+    """Otherwise git could print files of any other repository of the user whose objects the repository borrows."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     assert vetted_command("git log", tmp_path, Boundary(tmp_path)) == "git log"
     (tmp_path / ".git/objects/info/alternates").write_text("/home/ada/other/.git/objects\n")

@@ -372,7 +372,7 @@ def _git(folder: Path, *arguments: str) -> None:
 
 @pytest.mark.parametrize("place", ["file", "link", "empty", "missing", "submodule"])
 def test_git_commands_are_not_vetted_if_the_git_folder_is_missing_or_elsewhere(session: Session, place: str) -> None:
-    """The agent's tools may write the files outside of `.git` without a question."""
+    """The agent's tools may write files outside of `.git` without asking, and so a git configuration that is there."""
     work = session.context.cwd
     git = work / ".git"
     match place:

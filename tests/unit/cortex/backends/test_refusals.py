@@ -302,7 +302,7 @@ async def test_backend_that_rejects_items_with_tools_gets_a_chat_request(backend
 async def test_rejected_tool_that_a_chat_request_cannot_express_is_an_error(
     backend: FakeNode, tool: dict[str, Any], text: str
 ) -> None:
-    """Otherwise one malformed request would take the web search from all later ones."""
+    """If the gateway dropped the tool from then on, one malformed request would disable web search for later ones."""
 
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         if request.path == "/v1/chat/completions":

@@ -41,7 +41,7 @@ def test_checks_of_the_hang_detector_are_at_most_a_second_apart():
     ids=["floor", "ten times", "ceiling", "unknown"],
 )
 def test_time_limit_of_a_step_follows_its_expected_duration(expected: float, limit: float):
-    """The first two checks find progress, and progress directly before the third check."""
+    """The first two checks find progress. The limit is exceeded only after `limit` further checks, a second apart."""
     checks = [(1, True)] + [(2, True)] * 200
     found = limits(HangDetector(120.0), checks, expected, idle=1.0)
     first = next(index for index, exceeded in enumerate(found) if exceeded)

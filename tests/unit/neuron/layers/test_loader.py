@@ -124,7 +124,7 @@ def test_matrix_with_fewer_blocks_than_ranks_is_computed_in_exact_mode() -> None
 
 
 def test_matrix_whose_head_shares_cut_a_block_is_computed_in_exact_mode() -> None:
-    """The heads of a layer determine the shares. Two heads of 64 inputs are half of a block."""
+    """Each rank gets two heads of 64 inputs, which are half of a quantized block of 256."""
     loader, _, ops = loader_of(0, 2, 256, block=256)
     heads = loader.head_shares(4, 4).queries.times(64)
     assert exchanges_of(loader, ops, heads) == ["gather", "gather"]

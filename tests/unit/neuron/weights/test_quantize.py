@@ -79,7 +79,7 @@ def test_every_quantized_weight_is_close_to_its_original(name: str) -> None:
 @pytest.mark.parametrize("name", QUANT_FORMATS)
 @pytest.mark.parametrize("case", HARD)
 def test_quantized_extreme_groups_stay_finite_and_close(name: str, case: str) -> None:
-    """Finite weights stay finite and change by less than about one step, computed over 256 columns."""
+    """A weight changes by less than about one quantization step of the 256 columns around it."""
     rows = HARD[case]()
     matrix = quantized(rows, name)
     assert matrix.isfinite().all()

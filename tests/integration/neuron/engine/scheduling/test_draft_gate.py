@@ -152,7 +152,7 @@ def test_one_slow_step_does_not_shorten_ngram_drafts() -> None:
 
 
 def test_ngram_drafts_return_after_slow_steps_on_a_busy_machine() -> None:
-    """While the gate avoids a number of rows, only the age of its durations shows that they may be outdated."""
+    """The gate avoids steps of 17 rows after slow ones, so it must forget their durations after some time."""
     gate, acceptance = DraftGate(), Acceptance(0.9)
     acceptance.learn(16, 8)
     gate.learn_step(1, 0.036)

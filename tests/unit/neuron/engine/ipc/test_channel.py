@@ -84,7 +84,7 @@ def test_connection_with_another_secret_is_rejected_at_both_ends() -> None:
 
 
 def test_connection_without_the_secret_is_rejected() -> None:
-    """The client cannot compute its proof, even though it ignores that the server's proof is unknown to it."""
+    """A client without the secret cannot compute a valid proof, although it does not check the server's proof."""
     with accepting() as (address, future), socket.create_connection((address.address, address.port)) as client:
         client.sendall(b"helexa-group-1\n\0" + bytes(32))
         assert len(client.recv(64, socket.MSG_WAITALL)) == 64
