@@ -47,9 +47,9 @@ def requires_reasoning(error: bytes) -> bool:
 
 
 def with_reasoning(body: bytes) -> bytes:
-    """Return a chat request in which all messages of the assistant have reasoning."""
-    # Many clients do not send the reasoning back, and messages of other models have none. Backends refuse an empty
-    # text.
+    """Return a chat request with reasoning added to the assistant's messages without."""
+    # Some backends refuse messages of the assistant without reasoning, and an empty text. Many clients do not send the
+    # reasoning back, and messages of other models have none.
     return changed_messages(body, lambda messages: [_with_reasoning(message) for message in messages])
 
 

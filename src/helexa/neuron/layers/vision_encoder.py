@@ -35,12 +35,12 @@ def axial_tables(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin, float32 [patches, dim / 2] each, of a rotation in two axes.
 
-    The first half of the columns rotates by the row of a patch, and the second half by its column. `rows` and `columns`
+    The first dim / 4 angles of a patch depend on its row in the image, the others on its column. `rows` and `columns`
     are [patches], `theta` is the base of the frequencies, and `dim` the size of a head.
 
     Args:
-        alternate: whether rows and columns take turns in the `dim` / 2 frequencies of a head, rows first. If False,
-            both axes have the same frequencies.
+        alternate: whether each of the `dim` / 2 frequencies of a head is used by one axis: the first by rows, the
+            second by columns, and so on. If False, both axes have the same frequencies.
     """
     half = dim // 2
     exponents = tensors.arange(0, half, 2, dtype=tensors.float64) / half

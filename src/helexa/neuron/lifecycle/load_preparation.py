@@ -90,7 +90,8 @@ def text_of(path: Path, spec: LoadOptions, chat_template: Path | None = None) ->
 
     sandbox = TextSandbox(path)
     settings = sandbox.settings()
-    # Imported only now: while the sandbox process read the files, another thread may have imported these modules.
+    # Imported only now, to save time: while the sandbox process read the files, another thread may have imported these
+    # modules.
     from helexa.neuron.builtin_models import recommended_sampling
     from helexa.neuron.parsers.formats.tool_call_format import TOOL_CALL_FORMATS
     from helexa.neuron.text.model_text import ModelText

@@ -119,7 +119,7 @@ class Batch:
         return self.slots if kind.window is None or self.window_slots is None else self.window_slots
 
     def pages_of(self, windowed: bool) -> NDArray[np.int32]:
-        """Return `SpanTable.pages` in host memory, for layers with or without a window."""
+        """Return the page table in host memory, of layers with a window if `windowed`."""
         return self.window_pages if windowed and self.window_pages is not None else self.host_spans.pages
 
     def take_tokens(self, last: Tensor) -> None:

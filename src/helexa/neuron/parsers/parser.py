@@ -120,7 +120,7 @@ class OutputParser:
 
     @property
     def call_is_open(self) -> bool:
-        """Whether the last tool call's arguments are incomplete; after `flush`: invalid."""
+        """Whether the last tool call's arguments are incomplete, or invalid after `flush`."""
         return self._output.open_call
 
     @property

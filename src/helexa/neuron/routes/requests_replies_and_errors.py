@@ -97,7 +97,7 @@ def reports_usage(request: Request) -> bool:
 
 
 def counts_prompt(request: Request) -> bool:
-    """Return whether a gateway requests a chunk with the prompt's counts."""
+    """Return whether a gateway requests a chunk with the prompt's token counts."""
     # In Anthropic's Messages API, the first event of a stream contains these counts.
     return request.headers.get(_INCLUDE_USAGE) == _PROMPT
 

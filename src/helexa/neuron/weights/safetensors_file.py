@@ -126,7 +126,9 @@ def _read_index(path: Path) -> dict[str, FileTensor]:
         if shard not in shards:
             # Accept only plain file names, so that an index cannot refer to files outside the folder.
             if not _SHARD.fullmatch(shard):
-                raise ModelFileError(f"{path.name}: {shard!r} is not a .safetensors file of this folder")
+                raise ModelFileError(
+                    f"{path.name}: {shard!r} is not a plain name of a .safetensors file", advice=_AGAIN
+                )
             shards[shard] = _read_header(path.parent / shard)
         if tensor not in shards[shard]:
             raise ModelFileError(f"{shard}: no tensor {tensor!r}, which {path.name} places there", advice=_AGAIN)

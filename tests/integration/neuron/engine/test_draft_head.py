@@ -269,9 +269,9 @@ def test_memory_request_includes_the_weights_and_the_cache_of_an_eagle_head(eagl
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"hidden_size": 32}, "config: 'hidden_size' is 32, but it is 64 in the model"),
-        ({"target_hidden_size": 128}, "config: 'target_hidden_size' is 128, but it is 64 in the model"),
-        ({"vocab_size": 321}, "config: 'vocab_size' is 321, but it is 320 in the model"),
+        ({"hidden_size": 32}, "config: 'hidden_size' is 32 in the draft head, but 64 in the model"),
+        ({"target_hidden_size": 128}, "config: 'target_hidden_size' is 128 in the draft head, but 64 in the model"),
+        ({"vocab_size": 321}, "config: 'vocab_size' is 321 in the draft head, but 320 in the model"),
         ({"draft_vocab_size": 256}, r"tensor d2t has shape \[288\]"),
         ({"num_hidden_layers": 2}, "config: 'num_hidden_layers' is 2, supported: 1"),
         ({"norm_before_residual": True}, "config: 'norm_before_residual' is True"),

@@ -176,7 +176,7 @@ def wanted_states(entry: PlanEntry, tail: int) -> range:
 
 
 def may_keep(sequence: Sequence) -> bool:
-    """Return whether a draft head may predict tokens of a sequence."""
+    """Return whether hidden states of a sequence may be kept for a draft head."""
     others = sequence.pooled is None and sequence.request.prompt_logprobs is None
     return others and sequence.images is None and sequence.request.max_tokens > 1
 

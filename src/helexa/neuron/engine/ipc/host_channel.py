@@ -220,7 +220,7 @@ def accept(connection: socket.socket, secret: bytes, *, seconds: float) -> Chann
     except BaseException as error:
         connection.close()
         if isinstance(error, OSError):
-            raise ChannelError(f"the handshake failed: {error.strerror or error}") from None
+            raise ChannelError(f"the handshake with the other host failed: {error.strerror or error}") from None
         raise
     return Channel(connection, ChannelState(_proof(secret, b"session", nonces), connected=False, sent=0, received=0))
 

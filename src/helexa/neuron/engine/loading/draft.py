@@ -255,7 +255,8 @@ class EaglePart(HeadPart):
         wanted = {"hidden_size": hidden, "target_hidden_size": hidden, "vocab_size": vocabulary}
         for key, value in wanted.items():
             if self.config.get(key, value) != value:
-                raise ModelFileError(f"config: '{key}' is {str(self.config[key])[:40]}, but it is {value} in the model")
+                text = f"config: '{key}' is {str(self.config[key])[:40]} in the draft head, but {value} in the model"
+                raise ModelFileError(f"{text}; use a head that was trained for this model")
 
 
 def _is_eagle_head(path: Path) -> bool:

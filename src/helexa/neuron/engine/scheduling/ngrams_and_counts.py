@@ -40,7 +40,7 @@ class Drafter:
 
     @property
     def may_draft(self) -> bool:
-        """Whether `draft` may return tokens when the next token of the sequence is known."""
+        """Whether `draft` can return tokens once the next token of the sequence is known."""
         self._read()
         gram_length = _LONG if self._match > _LONG else _SHORT  # known tokens at the end that a match contains
         return self._match <= _SHORT or hash(tuple(self._tokens[-gram_length:])) in self._index

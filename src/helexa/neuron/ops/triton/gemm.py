@@ -84,7 +84,8 @@ def multiply_tiles(
 
     Args:
         cut: tile shape. With `blocks`, `cut.splits` must be 1, and `cut.rows` is the maximum number of rows of a block.
-        blocks: rows of `out` by expert; None if one matrix is used for all rows.
+        blocks: blocks of rows of `out`, each multiplied by the matrix of one expert in `matrix`; None if `matrix` is
+            one matrix for all rows.
     """
     rows, outputs = out.shape
     columns = x.shape[1]

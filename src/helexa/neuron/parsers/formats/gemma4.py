@@ -192,7 +192,7 @@ def _read_quoted(source: Source, sink: Callable[[str], None], ends: Markers) -> 
 
 
 def _read_single_quoted(source: Source, sink: Callable[[str], None]) -> Reading[None]:
-    """Pass a string inside a literal to `sink`, which may contain apostrophes."""
+    """Pass the text of a single-quoted string, which may have apostrophes, to `sink`."""
     while part := (yield from source.until(_SINGLE_QUOTES, sink)):
         sink(source.take(source.at + 1))
         if part == "\\":

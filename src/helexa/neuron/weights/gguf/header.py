@@ -58,7 +58,8 @@ class StringArray(Sequence[str]):  # noqa: PLW1641  # like a list, it has no has
     """
 
     def __init__(self, data: bytes, ends: "array[int]", where: str) -> None:
-        # Most of a header are the texts of a vocabulary, and an engine needs only their number.
+        # Strings are decoded only when they are read: most of a header is the vocabulary, of which an engine needs only
+        # the number of tokens.
         self._data = data
         self._ends = ends
         self._where = where
@@ -170,7 +171,9 @@ class _HeaderReader:
             self._fail("not a GGUF file")
         version = self._integer("<I")
         if version not in _VERSIONS:
-            raise self._unsupported(f"GGUF version {version} (or byte order) is not supported")
+            raise self._unsupported(
+                f"GGUF version {version} is not supported, only 2 and 3 in little-endian byte order"
+            )
         tensor_count = self._integer("<Q")
         key_count = self._integer("<Q")
         for kind, count, limit in (("tensors", tensor_count, _MAX_TENSORS), ("keys", key_count, _MAX_KEYS)):

@@ -91,10 +91,10 @@ class Metadata:
         return [bool(flag) for flag in value[:layers]]
 
     def layer_types(self, marked: str, key: str, layers: int, every: int) -> list[str]:
-        """Return the type of each layer, which is `marked` or `full_attention`.
+        """Return the type of each layer: the argument `marked`, or "full_attention".
 
-        The list of flags at `key` says which layers are `marked`. Without a list of flags, each `every`-th layer has
-        full attention.
+        The list of flags at `key` says which layers have the type `marked`. Without a list of flags, each `every`-th
+        layer has full attention.
         """
         flags = self.flags(key, layers) or [(index + 1) % every != 0 for index in range(layers)]
         return [marked if flag else "full_attention" for flag in flags]
