@@ -205,7 +205,7 @@ def test_safetensors_index_cannot_refer_to_files_outside_its_folder(folder: Path
     save_file(some_tensors(), inside / "sub" / "secret.safetensors")
     (inside / "config.json").write_text("{}")
     (inside / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a.weight": shard}}))
-    with pytest.raises(ModelFileError, match=r"is not a \.safetensors file of this folder"):
+    with pytest.raises(ModelFileError, match=r"is not a plain name of a \.safetensors file"):
         SafetensorsCheckpoint(inside)
 
 
