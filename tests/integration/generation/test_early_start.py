@@ -94,6 +94,7 @@ def template_processes() -> set[int]:
 
 def started_spare(before: set[int]) -> int:
     """Start a spare process, and wait until its command line is visible, which is a moment after its start."""
+    sandbox.end_spares()  # a spare process of an earlier test would be kept, and no other started
     sandbox.start_spare(TEMPLATE_PROCESS)
     while not (started := template_processes() - before):
         time.sleep(0.001)
