@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("helexa.neuron.engine")
 
 _HEADER = struct.Struct("<4sIQ17s15x")  # magic, checksum of key and contents, bytes of the contents, key
-_MAGIC = b"hxp2"
+_MAGIC = b"hxp3"
 _NO_KEY = bytes(17)  # key of removed records
 _KEY_OFFSET = struct.calcsize("<4sIQ")  # in the header
 _SEGMENT_BYTES = 64 << 20
