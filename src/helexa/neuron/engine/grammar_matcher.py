@@ -22,7 +22,7 @@ _MAX_TOKEN = 250  # bytes; llguidance cannot represent much longer tokens
 Mask = NDArray[np.uint8]  # Allowed tokens, one bit per token id: bit t % 8 of byte t // 8 is 1 if token t is allowed
 
 _ROW_SECONDS = 0.02  # CPU seconds allowed per checked row, because all sequences of a step wait for the check
-_MOST_SECONDS = 0.5  # CPU seconds beyond the allowed time after which the sequence ends with an error
+_MOST_SECONDS = 0.5  # a sequence whose checks exceed the allowed CPU time by this much ends with an error
 _NO_TOKEN = "leaves no token of the model's vocabulary"
 
 
@@ -156,7 +156,7 @@ class GrammarMatcher:
         return tuple(takewhile(self._is_choosable, forced)) if usable else ()
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the leading drafts that the grammar allows after the output."""
+        """Return the longest prefix of `drafts` that the grammar allows after the output."""
         if not drafts or not self._looks_ahead:
             return ()
         start_time = self._clock()
@@ -229,7 +229,7 @@ class GrammarMatcher:
         return self._width is None or token < self._width
 
     def _recovered(self) -> bool:
-        """Return whether the matcher works; if it has an error, replace it by a new one."""
+        """Return False if the matcher has failed, after replacing it by a new matcher."""
         if not self._matcher.is_error():
             return True
         self._looks_ahead = False

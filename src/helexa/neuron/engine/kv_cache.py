@@ -178,7 +178,7 @@ class PagePool:
         return page is not None and self._holders[page] > 0
 
     def count_held(self, pages: list[int]) -> int:
-        """Return how many of `pages` have a holder. Sharing these does not reduce `free`."""
+        """Return how many of `pages` have a holder; sharing these does not reduce `free`."""
         return sum(self._holders[page] > 0 for page in pages)
 
     def has_window_page(self, page_hash: bytes) -> bool:
@@ -249,7 +249,7 @@ class StatePool:
         self._live.append(slot)
 
     def longest(self, chain: list[bytes], pages: int) -> int:
-        """Return how many pages the longest prefix that ends with a snapshot has, or 0.
+        """Return the pages of the longest prefix that ends with a snapshot; 0 without one.
 
         Args:
             chain: hash chain of the prompt (see `extend_chain`).

@@ -90,7 +90,7 @@ class Steps:
             self._draft = HeadModel(runner.draft_head, limits, runner.facts.vocab_size)
         self._ahead: _Step | None = None
         self._strikes = OutOfMemoryCounter()
-        self._read = 0.0  # time at which the results of the last step were read
+        self._read = 0.0  # `time.perf_counter` when the results of the last step were read
         # Called with the number of prompt tokens and the duration of each step without decoding sequences.
         self.on_prefill: Callable[[int, float], None] = lambda tokens, seconds: None
 
@@ -356,7 +356,7 @@ class Engine:
             self._scheduler.enqueue(sequence)
 
     def _move_pages(self) -> float | None:
-        """Move KV pages from and to the disk; return how long to wait for messages."""
+        """Move KV pages from and to the disk; return the seconds to wait for messages."""
         while self._store is not None:
             for sequence in self._store.move(idle=self._steps.idle):
                 self._scheduler.enqueue(sequence)

@@ -6,7 +6,7 @@ a page, a window page or a snapshot with its key and a checksum. An engine write
 several engines can use one namespace. The index of the records is in memory, and is rebuilt from the segments when the
 namespace is opened.
 
-A record that is torn, changed or missing is not found; the prompt is then computed.
+A record that is incomplete, changed or missing counts as not found, and the engine computes its part of the prompt.
 """
 
 import hashlib
@@ -75,7 +75,7 @@ class _Record(NamedTuple):
 
 
 def most_together(limit_bytes: int) -> int:
-    """Return how many bytes of new records are certainly on disk at the same time.
+    """Return how many bytes of newly written records are certain to stay on disk.
 
     A new segment replaces old segments before it is full, and the first of the records may be at the end of an old one.
     """
@@ -253,7 +253,7 @@ class PrefixDisk:
         path = self._folder / MODEL_FILE
         with path.open("a+", encoding="utf-8", errors="replace") as file:
             file.seek(0)
-            # With replacements, because a file name of a model may have bytes that are no text.
+            # With replacements, because a file name of a model may have bytes that are not UTF-8.
             model = self._model.encode("utf-8", "replace").decode()
             if model not in file.read().splitlines():
                 file.write(f"{model}\n")
@@ -359,7 +359,7 @@ class RecordReader:
         threading.Thread(target=self._run, args=(disk,), name="prefix-reader", daemon=True).start()
 
     def request(self, sequence_id: int | None, keys: list[tuple[bytes, int]]) -> None:
-        """Let the thread read records. `keys`: key, and number of pages up to the record."""
+        """Queue records to read: pairs (key, number of pages up to this record)."""
         self._requests.put((sequence_id, keys))
 
     def close(self) -> None:

@@ -48,8 +48,8 @@ _QUEUED_BYTES = 64 << 20  # copies that wait for the disk, and records that wait
 _MOST_UNSAVED = 1 << 16
 _MOST_HELD = 256
 _OPEN_SECS = 1.0
-_SILENT_SECS = 10.0  # after which a disk that returns no record is taken as unreachable
-_PROBED_RECORDS = 4  # records that are read to measure a disk again that was slower than computing
+_SILENT_SECS = 10.0  # without a record for this long, the disk counts as unreachable
+_PROBED_RECORDS = 4  # number of records read to measure a slow disk again
 
 
 class PrefixStore:
@@ -111,7 +111,7 @@ class PrefixStore:
         return self._ours.fileno()
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """Learn from the duration of a step with `tokens` prompt tokens."""
+        """Update the seconds per token from a step with only `tokens` prompt tokens."""
         if tokens < self._pages.page_size:  # a short step takes as long as reading the weights
             return
         latest = seconds / tokens
@@ -242,7 +242,7 @@ class PrefixStore:
 
     @property
     def use(self) -> DiskUse:
-        """What the store has read, and the size of the records."""
+        """Numbers of tokens, prompts and bytes read so far, and the size of the records."""
         return DiskUse(
             tokens=self._read_tokens,
             prompts=self._read_prompts,
@@ -378,13 +378,13 @@ class PrefixStore:
                 self._states.unreserve(slot)
 
     def _touch(self, hashes: list[bytes]) -> None:
-        """Mark pages as recently used, so that the first page is evicted last."""
+        """Mark the pages as recently used, the first page as the most recent one."""
         pages = self._pages.match(hashes)
         self._pages.share(pages)
         self._pages.give_back(pages)
 
     def _pays(self, bytes_: int, pages: int) -> bool:
-        """Return whether reading `bytes_` is faster than computing `pages`."""
+        """Return whether reading `bytes_` bytes is faster than computing `pages` pages."""
         if not self._reader.bytes_per_sec or not self._token_secs:
             return True
         return bytes_ / self._reader.bytes_per_sec < pages * self._pages.page_size * self._token_secs

@@ -83,7 +83,7 @@ def divide_layers(layer_bytes: Sequence[int], first_bytes: int, free_bytes: Sequ
 
     @cache
     def best(host: int, start: int) -> tuple[float, tuple[int, ...]]:
-        """Return the largest fullness from `host` on, and the end of each host's layers."""
+        """Return the largest used share of memory of the hosts from `host` on, and layers."""
         if host == hosts - 1:
             return fullness(host, start, layers), (layers,)
         candidates = []

@@ -51,7 +51,7 @@ class Readback:
     def wait(self) -> Tensor:
         """Wait for the copy, and return it as a CPU tensor."""
         if self._event is not None:
-            # Only this copy: kernels that were launched later are still running.
+            # Wait for this copy only, because kernels that were launched later are still running.
             self._event.synchronize()
         return self._copy.cpu()
 

@@ -117,7 +117,7 @@ class Attention:
             self._norms = HeadNorms(weights[0], weights[-1], norms.eps, norms.values, norms.last)
         sink = loader.vector(f"{prefix}.sinks", heads, (queries,)) if sinks else None
         self._kind = AttentionKind(head_dim**-0.5 if scale is None else scale, window, sink, cap, causal)
-        # A shared cache is counted in the layer that owns it.
+        # The memory of a shared cache is counted in the layer that owns the cache.
         self.page_bytes = 0 if shares_kv else loader.ops.page_bytes(self._kv_heads, head_dim)
 
     def new_cache(self, pages: int, slots: int) -> Tensor:
@@ -127,7 +127,7 @@ class Attention:
     def __call__(self, x: Tensor, cache: Tensor, step: Step, rows: Tensor | None = None) -> Tensor:
         """Write K and V of all rows to `cache`, and return the outputs (see `Mixer`)."""
         gated = None
-        qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # of the shapes in `Ops.rotate_store`
+        qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # one of the shapes in `Ops.rotate_store`
         if self._gated_q is not None:
             gated = self._gated_q(x).view(x.shape[0], self._heads, 2, self._head_dim)
             qkv = self._ops.join_queries(gated, qkv)

@@ -81,7 +81,7 @@ class GatedMlp:
     ) -> None:
         gate, up, down = (f"{prefix}.{name}" for name in names)
         shares = loader.input_shares(f"{down}.weight", intermediate)
-        # One matrix product for gate and up, which reads the input once.
+        # One matrix product computes gate and up, so that the input is read once.
         self._gate_up = loader.fused_linear(f"{prefix}.{fused}", {gate: shares.own, up: shares.own}, hidden)
         self._down = loader.row_parallel_linear(down, hidden, shares, act)
 

@@ -10,7 +10,7 @@ from helexa.neuron.ops.linear_and_norm_operators import HeadLinearOp
 from helexa.neuron.ops.rank_group_and_exchange import RowRange
 from helexa.neuron.tensors import Tensor
 
-_EPS = 1e-6  # of the norms inside the layer, whatever the model's `rms_norm_eps`
+_EPS = 1e-6  # epsilon of the norms inside the layer, independent of the model's `rms_norm_eps`
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class LatentSizes:
 
     rank: int  # L, width of the latent from which all heads compute keys and values
     rotated: int  # R, number of rotated numbers of each query head, and of the key that all heads share
-    plain: int  # number of numbers of each query head that are not rotated
+    plain: int  # how many numbers of each query head are not rotated
     value: int  # width of each head's value
     query_rank: int | None  # width of the latent of the queries; None if the queries are computed from the hidden state
 
@@ -96,7 +96,7 @@ class LatentAttention:
 def _head_projections(
     loader: Loader, prefix: str, sizes: LatentSizes, own: RowRange
 ) -> tuple[HeadLinearOp, HeadLinearOp]:
-    """Return the products of each head: queries to latent space, latents to values."""
+    """Return two operators per head: query to latent space, and latent to value."""
     heads, rank, plain, value = own.total, sizes.rank, sizes.plain, sizes.value
     numbers, to_latent, to_values = range(own.start, own.stop), f"{prefix}.k_b_proj.weight", f"{prefix}.v_b_proj.weight"
     # GGUF files have a tensor for keys, [heads, L, plain], and one for values, [heads, value, L]. Safetensors files

@@ -21,7 +21,7 @@ from helexa.neuron.weights.model_file import WHOLE, Part
 from helexa.neuron.weights.quantization_formats import QuantPolicy
 from helexa.neuron.weights.quantized_matrix import GroupwiseTensor, Weight
 
-_SUPPRESSED = -1e4  # within the range of float16; a request's `logit_bias` and temperature cannot compensate it
+_SUPPRESSED = -1e4  # fits in float16; so low that a request's `logit_bias` and temperature cannot compensate it
 
 
 class Loader:
@@ -29,8 +29,9 @@ class Loader:
 
     The loader rejects a tensor whose shape differs from the shape that the configuration implies.
 
-    If several ranks compute the model together (see `ops.ranks`), each rank loads only its own rows or columns of most
-    matrices: the arguments `ranges` (of rows; empty for all) and `columns` (None for all).
+    If several ranks compute the model together (see `ops.ranks`), each rank loads only its own part of most matrices.
+    The argument `ranges` of the methods states its rows (empty for all rows), and `columns` its columns (None for all
+    columns).
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Loader:
         """
         block = self.checkpoint.column_block(key.partition("#")[0])
         quant_format = None if self._policy is None else self._policy.format_of(key, inputs)
-        # The blocks of the checkpoint, or of the format that the policy chooses.
+        # The unit is a quantization block of the checkpoint, or of the format that the policy chooses.
         return block if quant_format is None or block > 1 else quant_format.stretch or quant_format.group_size
 
     def adds_results(self, key: str, inputs: Shares) -> bool:
@@ -270,7 +271,7 @@ class Loader:
         return SummedOverRanks(self.ops, product)
 
     def added_once(self, bias: Tensor | None) -> Tensor | None:
-        """Return `bias` on rank 0, else None, so that a sum has the bias once."""
+        """Return `bias` on rank 0, else None, so that the sum over ranks adds it once."""
         return bias if self.ops.ranks.rank == 0 else None
 
     def product(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
@@ -354,7 +355,7 @@ class Loader:
         return self.gather_outputs(lambda x: self.ops.soft_cap(product(x), cap, suppression), shares)
 
     def _suppress(self, tokens: Sequence[int], bias: Tensor | None, width: int) -> Tensor | None:
-        """Return `bias` [width] with low numbers for `tokens`; None with neither."""
+        """Return `bias` [width] with low numbers for `tokens`; None without both."""
         if not tokens:
             return bias
         lowered = tensors.zeros(width, device=self.ops.device) if bias is None else bias

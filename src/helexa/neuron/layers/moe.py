@@ -85,7 +85,8 @@ class ExpertReader:
         own, hidden, intermediate = inputs.own, rows.total, inputs.total
         fused = self._up if self._gate == self._up else "gate_up_proj"
         if fused == self._up or f"{self.prefix}.{fused}" in self.loader:
-            # Each rank has the same rows of gate and of up, because they are multiplied with each other.
+            # Each rank has the same rows of gate as of up, because the outputs of these rows are multiplied with each
+            # other.
             both = (own.times(1, 0, 2 * intermediate), own.times(1, intermediate, 2 * intermediate))
             gate_ups = self._matrices({fused: both}, hidden)
         else:

@@ -107,7 +107,7 @@ def window_order(grid: Grid, size: int) -> tuple[Tensor, list[int]]:
 
 
 def _neighbors(index: Tensor, size: int, side: int) -> _Taps:
-    """Return the two nearest of `side` entries for each of `size` places, and shares."""
+    """Return the two nearest of `side` table entries for each place, with weights."""
     place = index.float() * (side - 1) / max(size - 1, 1)
     before = place.floor()
     share = place - before

@@ -29,7 +29,7 @@ def padded_width(width: int) -> int:
 
 
 class TowerLoader:
-    """Builds the layers of a vision tower, which one rank computes as a whole."""
+    """Builds the layers of a vision tower; one rank computes the whole tower."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader  # loader of the checkpoint with the vision part

@@ -61,7 +61,7 @@ _CLASSES = {
 
 
 def check_model_type(model_type: str) -> None:
-    """Raise a ModelFileError that lists the architectures unless `model_type` is one."""
+    """Raise a ModelFileError if no supported architecture has this `model_type`."""
     if model_type not in _CLASSES:
         raise UnsupportedModelError(
             f"unsupported architecture '{model_type}'; supported: {', '.join(sorted(_CLASSES))}"

@@ -93,7 +93,7 @@ class MtpHead(DraftHead, Qwen35):
     """The multi-token prediction of Qwen3.5 and Qwen3-Next."""
 
     def prepare(self) -> None:
-        """Read the projection of both inputs and their norms, after `Llama.prepare`."""
+        """Call `Llama.prepare`, then read the projection of both inputs and their norms."""
         Llama.prepare(self)
         width = self.settings.hidden
         # A product for each half of the columns needs no concatenation of the inputs. The first norm of the layer adds

@@ -65,7 +65,7 @@ class Gemma4(Gemma3):
     implemented = ("final_logit_softcapping",)
     supported: ClassVar = {
         "hidden_activation": (None, "gelu_pytorch_tanh"),
-        "use_bidirectional_attention": (None, False, "vision"),  # between the tokens of an image only
+        "use_bidirectional_attention": (None, False, "vision"),  # `vision`: only between the tokens of an image
     }
     norm_offset = 0.0
 

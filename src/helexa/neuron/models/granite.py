@@ -37,7 +37,7 @@ class Granite(Llama):
     implemented = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
 
     def prepare(self) -> None:
-        """Check the multipliers, in addition to the work of `Llama.prepare`."""
+        """Call `Llama.prepare`, then check the multipliers."""
         super().prepare()
         self._residual = self.settings.number("residual_multiplier")
         # The multipliers cost no operations. The residual stream is kept divided by `residual_multiplier`, so that
@@ -134,7 +134,7 @@ class GraniteSwa(Granite):
     sinks = True
 
     def prepare(self) -> None:
-        """Create a rotary embedding for each base frequency, after `Granite.prepare`.
+        """Call `Granite.prepare`, then create a rotary embedding for each base frequency.
 
         Raises:
             ModelFileError: `layer_rope_theta` does not have a number per layer.
@@ -193,7 +193,7 @@ class GraniteMoeHybrid(GraniteMoe):
         return standard
 
     def prepare(self) -> None:
-        """Check the layer types and the biases of Mamba-2, after `GraniteMoe.prepare`.
+        """Call `GraniteMoe.prepare`, then check the layer types and the biases of Mamba-2.
 
         Raises:
             ModelFileError: no layer has attention, or the checkpoint has other biases than the configuration.

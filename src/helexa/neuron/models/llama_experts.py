@@ -45,7 +45,7 @@ class Ernie45Moe(WithExperts):
             raise ModelFileError("config: 'moe_layer_start_index' and 'moe_layer_end_index' must be whole numbers")
         if not first <= index <= (layers - 1 if last == -1 else last):
             return False
-        # Of these layers, those whose number, counted from 1, is a multiple of the interval.
+        # Of these layers, only those whose number, counted from 1, is a multiple of the interval have experts.
         return (index + 1) % self.settings.positive("moe_layer_interval") == 0
 
     def routing(self, prefix: str, count: int, top_k: int) -> Routing:
@@ -106,7 +106,7 @@ class MiniMaxM2(WithExperts):
     names = TensorNames(mlp="block_sparse_moe", expert=("w1", "w3", "w2"))
 
     def prepare(self) -> None:
-        """Check that all layers have full attention, before `Llama.prepare`."""
+        """Check that all layers have full attention, then call `Llama.prepare`."""
         self.settings.require(attn_type_list=(None, [1] * self.settings.layers))
         super().prepare()
 

@@ -97,7 +97,7 @@ class Ernie45(Llama):
     interleaved = True
 
     def prepare(self) -> None:
-        """Check the biases, after the work of `Llama.prepare`."""
+        """Call `Llama.prepare`, then check the biases."""
         super().prepare()
         self._require_stated_biases("use_bias", ATTENTION_BIAS)
 
@@ -113,7 +113,7 @@ class SeedOss(Llama):
     }
 
     def prepare(self) -> None:
-        """Check the bias of the attention output, after the work of `Llama.prepare`."""
+        """Call `Llama.prepare`, then check the bias of the attention output."""
         super().prepare()
         self._require_stated_biases("attention_out_bias", _OUTPUT_BIAS)
 
@@ -188,7 +188,7 @@ class SmolLM3(Llama):
     types = ("full_attention", "sliding_attention")
 
     def prepare(self) -> None:
-        """Determine the layers with rotation, before the work of `Llama.prepare`.
+        """Determine the layers with rotation, then call `Llama.prepare`.
 
         Raises:
             ModelFileError: `no_rope_layers` is not a list of 0 or 1 per layer, or `layer_types` lists sliding attention
@@ -319,7 +319,7 @@ class Cohere2(Cohere):
     types = ("full_attention", "sliding_attention")
 
     def prepare(self) -> None:
-        """Create a rotary embedding without rotation, after `Llama.prepare`."""
+        """Call `Llama.prepare`, then create a rotary embedding without rotation."""
         super().prepare()
         self._no_rotation = no_rotation(self.settings.head_dim, self.loader.ops)
 

@@ -46,7 +46,7 @@ class MuseGlimmer(Llama):
     half = False
 
     def prepare(self) -> None:
-        """Find the layers without rotation, after `Llama.prepare`.
+        """Call `Llama.prepare`, then find the layers without rotation.
 
         Raises:
             ModelFileError: `layer_rope_theta` does not have 0 or the base of the rotary embedding for each layer.

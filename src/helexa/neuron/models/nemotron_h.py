@@ -92,7 +92,7 @@ class NemotronH(WithDeepSeekExperts):
         }
 
     def prepare(self) -> None:
-        """Check that the model has attention, after `Llama.prepare`.
+        """Call `Llama.prepare`, then check that the model has attention.
 
         Raises:
             ModelFileError: no layer has attention.

@@ -79,7 +79,7 @@ class Exaone4(PostNormDecoder):
     qk_norm = True
 
     def prepare(self) -> None:
-        """Create a rotary embedding without rotation, after `Llama.prepare`."""
+        """Call `Llama.prepare`, then create a rotary embedding without rotation."""
         super().prepare()
         self._no_rotation = no_rotation(self.settings.head_dim, self.loader.ops)
 

@@ -25,7 +25,7 @@ class Qwen2(Llama):
     types = ("full_attention", "sliding_attention")
 
     def prepare(self) -> None:
-        """Check the sliding window settings, in addition to the work of `Llama.prepare`.
+        """Call `Llama.prepare`, then check the sliding window settings.
 
         Raises:
             ModelFileError: `layer_types` lists sliding attention, but `use_sliding_window` is not true.
@@ -114,7 +114,7 @@ class Qwen35(WithImagePositions):
     sections = (11, 11, 10)
 
     def prepare(self) -> None:
-        """Check that the model has full and linear attention, after `Llama.prepare`.
+        """Call `Llama.prepare`, then check that the model has full and linear attention.
 
         Raises:
             ModelFileError: all layers have full attention, or all layers have linear attention.

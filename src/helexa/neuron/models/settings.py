@@ -36,7 +36,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 class Settings:
-    """The configuration of a model, of which the common settings are checked.
+    """A model's configuration; the constructor checks the settings common to models.
 
     Raises:
         ModelFileError: a setting is missing or invalid; the message names the setting.
@@ -56,7 +56,7 @@ class Settings:
             self.kv_heads = 1
             self.head_dim = self.positive("kv_lora_rank") + self.positive("qk_rope_head_dim")
         self.eps = self.fraction("rms_norm_eps", 1e-6)  # epsilon of the RMS norms
-        # number of positions that plain attention supports
+        # number of positions that the model supports without dual chunk attention
         self.context = _context_of_plain_attention(
             config, _extended_context(config, self.positive("max_position_embeddings", 2048))
         )
@@ -157,7 +157,7 @@ class Settings:
 
 def _extended_context(config: Mapping[str, Any], stated: int) -> int:
     """Return the stated context, or the longer context to which YaRN extends it."""
-    # By the model cards, users add YaRN to a configuration without a change of `max_position_embeddings`. A value below
+    # Model cards tell users to add YaRN to a configuration without changing `max_position_embeddings`. A value below
     # the context before YaRN is a limit.
     for key in ("rope_scaling", "rope_parameters"):
         rope = config.get(key)

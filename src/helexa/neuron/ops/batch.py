@@ -97,7 +97,7 @@ class Batch:
     host_spans: SpanTable[NDArray[np.int32]]  # the spans in host memory, without padding
     device_spans: SpanTable[Tensor] | None  # the spans in device memory, with padding; None if kernels read host memory
     singles: int  # number of spans of one row, which come first. 0 if the batch is padded to a bucket with draft rows.
-    most_rows: int  # upper bound of the number of rows of each longer span; 0 without longer spans
+    most_rows: int  # upper bound of the rows of each span with several rows; 0 without such spans
     samples: int  # S, the number of rows whose logits are needed, without padding
     pooled: int  # P, the number of rows whose hidden states are needed
     capacity: Capacity  # size of the largest batch, for which the buffers of the tensors are allocated
@@ -115,17 +115,17 @@ class Batch:
     window_pages: NDArray[np.int32] | None = None  # [B, W] in host memory, `SpanTable.pages` in these caches
 
     def slots_of(self, kind: AttentionKind) -> Tensor:
-        """Return the KV slots of the rows in the cache of a layer of this kind."""
+        """Return each row's KV slot in the caches of layers of this kind."""
         return self.slots if kind.window is None or self.window_slots is None else self.window_slots
 
     def pages_of(self, windowed: bool) -> NDArray[np.int32]:
-        """Return the page table in host memory, of layers with a window if `windowed`."""
+        """Return the host page table, of sliding-window layers if `windowed`."""
         return self.window_pages if windowed and self.window_pages is not None else self.host_spans.pages
 
     def take_tokens(self, last: Tensor) -> None:
-        """Replace placeholders in `tokens` with tokens of the previous step, `last`.
+        """Replace placeholders in `tokens` with tokens that the previous step has sampled.
 
-        A placeholder -i means the i-th token from the end of `last`.
+        A placeholder -i means the i-th token from the end of `last`, the sampled tokens of the previous step.
         """
         # The engine prepares a step before it has the tokens of the previous step.
         from_last = last[self.tokens.clamp(max=-1)].clamp_(min=0)  # sampling returns -1 for non-finite logits
@@ -133,7 +133,7 @@ class Batch:
 
     @cached_property
     def spans(self) -> SpanTable[Tensor]:
-        """The spans as tensors that kernels read: of the device, or views of host memory."""
+        """The span table that kernels read: on the device, or as views of host memory."""
         host = self.host_spans
         tables = (host.starts, host.prefixes, host.settled, host.state_slots, host.pages)
         return self.device_spans or SpanTable(*map(tensors.from_numpy, tables))

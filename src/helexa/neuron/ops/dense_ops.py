@@ -1,4 +1,4 @@
-"""Interface of the kernels that compute each row alone: matrices, norms, gates."""
+"""Interface of kernels that compute each row alone: matrix products, norms, gates."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ class MatrixStore:
         return None
 
     def add(self, name: str, matrix: Any) -> None:
-        """Add a matrix that was converted from the checkpoint, for `finish`."""
+        """Add a matrix converted from the checkpoint, which `finish` writes to disk."""
 
     def finish(self, looked_up: Sequence[Any] = ()) -> object:
         """End the load. The added matrices are written to disk in the background.
@@ -54,7 +54,8 @@ class DenseOps(ABC):
 
     name: ClassVar[str]  # Name of the kernel implementation, shown to users
 
-    # Whether the progress count of this process grows with each work item of a kernel.
+    # Whether kernels report progress while they run, by increasing the progress counter of this process after each work
+    # item.
     counts_items: ClassVar[bool] = False
 
     def __init__(
@@ -198,9 +199,10 @@ class DenseOps(ABC):
         """
 
     def norm_columns(self, x: Tensor, weights: tuple[Tensor, Tensor], eps: float) -> Tensor:
-        """Return x [T, N] with RMS norms of its first M and of its next L columns.
+        """Normalize the first M columns and the next L columns of x [T, N] separately.
 
-        The other columns of x stay the same. x may be changed. The weights are float32 [M] and [L].
+        Each range of columns gets its own RMS norm. The other columns stay the same. x may be changed. The weights are
+        float32 [M] and [L].
         """
         start = 0
         for weight in weights:
@@ -212,7 +214,8 @@ class DenseOps(ABC):
     def without_norm(self) -> NormOp:
         """Return an operator for a sublayer whose input is not normalized.
 
-        It adds `delta` to x as a norm does, and returns x in the activation dtype. The result may be x itself.
+        It adds `delta` to x as a norm operator does (see `NormOp`), and returns x in the activation dtype. The result
+        may be x itself.
         """
         return NoNorm(self.activation_dtype)
 
@@ -231,11 +234,11 @@ class DenseOps(ABC):
 
     @abstractmethod
     def add(self, out: Tensor, x: Tensor) -> Tensor:
-        """Return `out + x`, maybe in `out`; both are [rows, hidden]."""
+        """Return `out + x`, which may overwrite `out`; both are [rows, hidden]."""
 
     @abstractmethod
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """Return `out + x * sigmoid(gate)`, maybe in `out`; one gate per row, [rows, 1]."""
+        """Return `out + x * sigmoid(gate)`, may overwrite `out`; gates are [rows, 1]."""
 
     def add_scaled(self, x: Tensor, delta: Tensor, factor: float) -> Tensor:
         """Return `(x + delta) * factor`, in x; x and delta are [rows, hidden]."""
@@ -251,7 +254,7 @@ class DenseOps(ABC):
     def connect(self, exchange: Exchange) -> None:
         """Set how this rank exchanges results with the other ranks.
 
-        Several ranks call this method before the first forward pass.
+        If several ranks compute the model, each rank must call this method before its first forward pass.
         """
 
     @abstractmethod

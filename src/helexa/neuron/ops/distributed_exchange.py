@@ -49,7 +49,7 @@ class Distributed:
         return stacked
 
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
-        """Return all ranks' columns [T, `shares.total`] from the own columns of x."""
+        """Return the columns of all ranks, [T, `shares.total`]; x has this rank's columns."""
         widths = [len(columns) for columns in shares.ranges]
         missing = max(widths) - x.shape[1]
         stacked = self.stack(F.pad(x, (0, missing)) if missing else x)

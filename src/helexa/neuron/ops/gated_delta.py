@@ -53,7 +53,7 @@ class DeltaSizes:
 
     @property
     def keys(self) -> int:
-        """Width of all key heads together, Hk * Dk; the query heads have the same."""
+        """Width of all key heads together, Hk * Dk; equal to that of all query heads."""
         return self.key_heads * self.key_dim
 
     @property
@@ -63,7 +63,7 @@ class DeltaSizes:
 
     @property
     def mixed(self) -> int:
-        """C, the number of query, key and value numbers per token in all heads together."""
+        """C, the width of the queries, keys and values of a token in all heads together."""
         return 2 * self.keys + self.values
 
     @property
@@ -168,7 +168,7 @@ def wide(x: Tensor, device: Device) -> Tensor:
 
 
 def gated_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """Apply the gated delta rule with the faster algorithm for this many tokens."""
+    """Apply the gated delta rule with the algorithm that is faster for T tokens."""
     algorithm = recurrent if v.shape[1] <= _FEW_TOKENS else chunked
     return algorithm(q, k, v, g, beta, state)
 

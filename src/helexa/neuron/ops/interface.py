@@ -18,21 +18,22 @@ from helexa.neuron.ops.sampling import Masks, Sampling
 from helexa.neuron.ops.state_space import ScanOp, ScanSizes, ScanWeights
 from helexa.neuron.tensors import Tensor
 
-_SAMPLING_ARRAYS = 6  # temporary arrays of the logits' size that torch's functions allocate
+_SAMPLING_ARRAYS = 6  # number of temporary arrays, each as large as the logits, that torch's functions allocate
 
 
 class Ops(DenseOps):
     """The kernels for one device and activation dtype; base of implementations.
 
-    To the dense layers, this class adds attention, mixtures of experts, recurrent layers, sampling and graphs. The
-    shapes contain the words and letters of `DenseOps`, and `head_dim` or D: size of a head, R: number of rotated
-    numbers per head, at most D.
+    This class adds attention, mixtures of experts, recurrent layers, sampling and graphs to the layers of `DenseOps`.
+    Shapes contain the words and letters that `DenseOps` defines. In addition, `head_dim` or D is the size of a head,
+    and R is the number of rotated numbers per head, at most D.
 
     The methods `new_cache`, `page_bytes`, `rotate_store` and `attend` of one implementation use the same layout of the
     KV cache. In all layouts, the KV slot of a position is the number `page * PAGE_SIZE + offset in the page`.
     """
 
-    # Whether attention with a sliding window never reads pages before the window, which other sequences may use.
+    # Whether attention with a sliding window never reads pages before the window. The engine can then give these pages
+    # to other sequences.
     skips_pages: ClassVar[bool] = False
 
     @abstractmethod
@@ -49,7 +50,7 @@ class Ops(DenseOps):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Apply norms and RoPE to queries and keys, and write the KV cache.
+        """Normalize and rotate queries and keys; write keys and values to the KV cache.
 
         RoPE is the rotary embedding of Su et al., 2021. It rotates the first R of the D numbers of each head. Number i
         forms a pair with number i + R / 2.
@@ -69,15 +70,15 @@ class Ops(DenseOps):
     def join_latent(
         self, queries: Tensor, absorbed: Tensor, latent: Tensor, norm: Tensor, eps: float, interleaved: bool
     ) -> Tensor:
-        """Return `qkv` for `rotate_store` of latent attention (MLA).
+        """Join queries and the latent of MLA into the argument `qkv` of `rotate_store`.
 
         The result is [rows, heads + 1, R + L]. A head of the result has R numbers that `rotate_store` rotates, and then
         L numbers of the latent space. The single key head is also the value head.
 
         Args:
-            queries: [rows, heads, width], whose last R numbers are those to rotate.
+            queries: [rows, heads, width], of which RoPE rotates the last R numbers.
             absorbed: [rows, heads, L], the queries in the latent space.
-            latent: [rows, L + R], the latent, and then the key's numbers to rotate.
+            latent: [rows, L + R], the latent, and then the numbers of the key that RoPE rotates.
             norm: float32 [L], weight of the RMS norm of the latent.
             interleaved: whether numbers 2i and 2i + 1 form a pair.
         """
@@ -103,7 +104,7 @@ class Ops(DenseOps):
         return qkv
 
     def join_queries(self, gated: Tensor, kv: Tensor) -> Tensor:
-        """Return `qkv` for `rotate_store` of attention with output gates.
+        """Join queries, keys and values into `qkv` for `rotate_store`, without the gates.
 
         Args:
             gated: [rows, heads, 2, head_dim], the query and then the gate of each head, also for `gate_heads`.
@@ -236,8 +237,8 @@ class Ops(DenseOps):
     def sample_masked(self, logits: Tensor, masks: Masks, sampling: Sampling, last: Tensor | None = None) -> list[int]:
         """Return a sampled token for each row with a mask, among its allowed tokens.
 
-        The random numbers differ from those of `sample`, because a row that comes here has been sampled without a mask
-        before.
+        The random numbers differ from those of `sample`, because `sample` has already drawn a token for each of these
+        rows, which the grammar has rejected.
         """
 
     @abstractmethod
@@ -250,7 +251,7 @@ class Ops(DenseOps):
 
         Args:
             logits: [S, vocabulary], S rows of any float dtype.
-            tokens: int64 [S], the token of each row of `logits`. Negative tokens have any log-probability.
+            tokens: int64 [S], the token of each row of `logits`. The log-probability of a negative token is undefined.
             alternatives: number of likeliest tokens to return, at most the vocabulary size.
             rows: int32 [R], the R rows to compute; None for all rows.
 

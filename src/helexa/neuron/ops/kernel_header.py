@@ -85,7 +85,8 @@ SPLIT_ROWS = CONSTANTS["SPLIT_ROWS"]
 FLOAT16, BFLOAT16, FLOAT32 = (CONSTANTS[name] for name in ("FLOAT16", "BFLOAT16", "FLOAT32"))
 SILU, GELU_TANH, GELU, RELU2 = (CONSTANTS[name] for name in ("SILU", "GELU_TANH", "GELU", "RELU2"))
 
-# Number of arrays, each of a row's size, that a thread of the native kernels allocates to sample (kernels/sampling.c).
+# Number of arrays, each as long as a row of logits, that a thread of the native kernels allocates to sample a token
+# (kernels/sampling.c).
 SAMPLED_ARRAYS = 5
 
 MAX_DRAFTS = 16  # Maximum number of draft tokens that speculative decoding adds to a sequence in one step

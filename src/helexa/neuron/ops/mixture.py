@@ -23,8 +23,8 @@ SMALLEST_TOTAL = 1e-20
 class BestGroups:
     """Restriction of each row's choice to the experts of its best groups.
 
-    The E experts form `count` groups of consecutive experts. A group's rank is the sum of its `summed` largest ranks of
-    experts (see `Routing`).
+    The E experts form `count` groups of consecutive experts. A group's rank is the sum of the `summed` largest ranks of
+    its experts (see `Routing`).
     """
 
     count: int  # number of groups, which divides E
@@ -32,7 +32,7 @@ class BestGroups:
     summed: int
 
     def __call__(self, ranks: Tensor) -> Tensor:
-        """Return `ranks` [rows, experts], with minus infinity for other groups' experts."""
+        """Return `ranks` [rows, experts], with -inf for experts outside the best groups."""
         grouped = ranks.unflatten(1, (self.count, ranks.shape[1] // self.count))
         groups = tensors.topk(grouped, self.summed, dim=-1)[0].sum(dim=-1)
         best = tensors.topk(groups, self.top_groups, dim=-1)[1]
@@ -120,7 +120,7 @@ class Clamp:
     limit: float
 
     def __call__(self, gate_up: Tensor) -> None:
-        """Change gate and up [rows, 2 * width]: `silu(gate) * up` then equals gpt-oss's."""
+        """Change gate and up so that `silu(gate) * up` equals the activation of gpt-oss."""
         # A kernel for the usual activation `silu(gate) * up` can then follow: with gate' = alpha * gate, silu(gate') *
         # up / alpha is gate * sigmoid(alpha * gate) * up.
         gate, up = gate_up.chunk(2, dim=-1)

@@ -49,7 +49,7 @@ class RowRange:
     # number of rows of a head if the even rows of each head come first, then its odd rows; 0 for the order of the
     # tensor
     head: int = 0
-    rotated: int = 0  # number of the first rows of a head that have this order
+    rotated: int = 0  # number of rows at the start of each head that are reordered in this way
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -79,7 +79,8 @@ class RowRange:
     def times(self, size: int, offset: int = 0, total: int = 0) -> "RowRange":
         """Return the range in a tensor with `size` adjacent rows per row of this range.
 
-        The tensor may have `offset` rows before them and `total` rows altogether.
+        The tensor may have `offset` rows before row 0 of this range's tensor. It has `total` rows altogether; 0 means
+        `size` rows per row of this range's tensor.
         """
         start, stop = offset + self.start * size, offset + self.stop * size
         return RowRange(start, stop, total or self.total * size, self.head, self.rotated)
@@ -87,7 +88,7 @@ class RowRange:
 
 @dataclass(frozen=True)
 class Shares:
-    """The division of `total` adjacent rows among the ranks of a group."""
+    """The division of adjacent rows among the ranks of a group, a range per rank."""
 
     ranges: tuple[RowRange, ...]  # the range of each rank, in the order of the ranks; together they cover all rows
     rank: int  # the rank of this process
@@ -216,7 +217,7 @@ class SharedMemory:
         """Return a descriptor of new, zeroed shared memory.
 
         Raises:
-            HelexaError: the system is not Linux, whose kernel lets ranks wait for each other.
+            HelexaError: the system is not Linux. Only Linux has the shared memory that the ranks use.
         """
         if not hasattr(os, "memfd_create"):
             raise HelexaError("tensor parallelism with native kernels requires Linux; use one rank")

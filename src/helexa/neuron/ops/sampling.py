@@ -1,4 +1,4 @@
-"""Sample tokens with temperature, top-k, top-p and min-p; settings of a step.
+"""Sampling of tokens with temperature, top-k, top-p and min-p, in plain torch.
 
 The native kernel `sampling.c` and the Triton kernel `triton/sampling.py` sample the same tokens. The caller draws one
 uniform random number per row. The sampled token is the first token, in ascending order of token ids, at which the
@@ -34,7 +34,7 @@ _CANDIDATES = 256  # largest logits sorted first; the whole vocabulary is sorted
 
 
 class Adjustments(msgspec.Struct, frozen=True):
-    """Changes of N single logits of a step before tokens are sampled.
+    """Logit biases and penalties: N changes of single logits before sampling.
 
     The adjustments are of three kinds, and applied in this order: biases are added to logits. Repetition penalties
     divide positive logits, and multiply other logits. Presence penalties, which include frequency penalties, are
@@ -104,7 +104,8 @@ def settings_of(sampling: Sampling, again: bool = False) -> Settings:
 def adjusted(logits: Tensor, adjustments: Adjustments, last: Tensor | None) -> Tensor:
     """Return the logits [rows, vocabulary] after logit biases and penalties.
 
-    If there are any, the result is a float32 copy, otherwise it is `logits` itself. `last` is as for `Ops.sample`.
+    If there are adjustments, the result is a float32 copy, otherwise it is `logits` itself. `last` is as for
+    `Ops.sample`.
     """
     if not len(adjustments.tokens):
         return logits
@@ -129,7 +130,7 @@ def _penalized(logits: Tensor, penalties: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, settings: Settings) -> Tensor:
-    """Return a token per row of logits, float32 [rows, vocabulary], as `Ops.sample`."""
+    """Sample a token per row of float32 `logits` [rows, vocabulary] (`Ops.sample`)."""
     largest = argmax(logits)
     drawn = np.flatnonzero(settings[0] > 0)
     if not len(drawn):
@@ -171,7 +172,7 @@ def sample_masked(logits: Tensor, masks: Masks, settings: Settings) -> list[int]
 def log_probabilities(
     logits: Tensor, tokens: Tensor, alternatives: int, rows: NDArray[np.int32] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """In plain torch, return log-probabilities (see `Ops.log_probabilities`)."""
+    """Return log-probabilities, in plain torch (see `Ops.log_probabilities`)."""
     if rows is not None:
         places = upload(rows, logits.device)
         logits, tokens = logits[places], tokens[places]
@@ -192,11 +193,11 @@ def _draw(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def _inverse(weights: Tensor, shares: Tensor) -> Tensor:
-    """Return the first token whose cumulative weight exceeds a share of all, [rows].
+    """Return each row's first token whose cumulative weight exceeds its share, [rows].
 
     Args:
         weights: [rows, vocabulary], unnormalized probabilities.
-        shares: [rows, 1], uniform random numbers between 0 and 1.
+        shares: [rows, 1], the fraction of the row's total weight to exceed: uniform random numbers between 0 and 1.
     """
     # Cumulative sums over a whole vocabulary are slow. The search therefore first selects a block of 256 tokens, and
     # then a token in the block.
@@ -213,9 +214,10 @@ def _inverse(weights: Tensor, shares: Tensor) -> Tensor:
 
 
 def _passed(weights: Tensor, shares: Tensor) -> Tensor:
-    """Return the first index [rows, 1] at which the cumulative weight exceeds a share.
+    """Return each row's first index at which the cumulative weight exceeds its share.
 
-    The weights are [rows, numbers]. The shares of their total, [rows, 1], are between 0 and 1.
+    The weights are [rows, numbers]. The shares are fractions of each row's total weight, [rows, 1]. The result is
+    [rows, 1].
     """
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1:].contiguous()

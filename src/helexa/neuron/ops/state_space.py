@@ -52,12 +52,12 @@ class ScanSizes:
 
     @property
     def keys(self) -> int:
-        """Width of the keys of all groups together, G * N; the queries have the same."""
+        """Width of the keys of all groups together, G * N; equal to that of all queries."""
         return self.groups * self.state_dim
 
     @property
     def mixed(self) -> int:
-        """C, the number of inputs, keys and queries per token."""
+        """C, the width of the inputs, keys and queries of a token together."""
         return self.values + 2 * self.keys
 
     @property
@@ -78,7 +78,7 @@ class ScanWeights:
     convolution: ConvWeights  # weights of the convolution over C columns
     rate: Tensor  # [H], decay rate of each head
     bias: Tensor  # [H], bias of the step size of each head
-    skip: Tensor  # [H], part of the inputs that is added to the result of each head
+    skip: Tensor  # [H], factor by which each head's input is multiplied and added to its result
 
 
 class ScanOp(Protocol):
@@ -150,7 +150,7 @@ class StateSpace:
 
 
 def scan(x: Tensor, b: Tensor, c: Tensor, g: Tensor, state: Tensor) -> Tensor:
-    """Apply the state-space scan with the faster algorithm for this many tokens."""
+    """Apply the state-space scan with the algorithm that is faster for T tokens."""
     algorithm = recurrent if x.shape[1] <= _FEW_TOKENS else chunked
     return algorithm(x, b, c, g, state)
 

@@ -34,7 +34,7 @@ class Checkpoint(Protocol):
     def names(self) -> list[str]:
         """Return all tensor names, such as `model.layers.0.self_attn.q_proj.weight`.
 
-        Tensors without a Hugging Face name keep their names in the files. No layer reads them, so that loading the
+        Tensors without a Hugging Face name keep their names in the files. No layer reads such tensors, so loading the
         model reports them. Tensors of other modalities and of multi-token prediction are not returned.
         """
         ...
@@ -77,7 +77,7 @@ class Checkpoint(Protocol):
         ...
 
     def column_block(self, name: str) -> int:
-        """Return how many columns of tensor `name` must be read together; 1 if plain."""
+        """Return how many adjacent columns of tensor `name` must be read together."""
         ...
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def require_floats(name: str, weight: Weight) -> None:
-    """Raise a ModelFileError if a tensor has integers, which are no weights."""
+    """Raise a ModelFileError if a tensor has integers, which cannot be weights."""
     # For example, the codes of a quantization that the configuration does not state would be read as the weights.
     if isinstance(weight, Tensor) and "float" not in tensors.dtype_name(weight.dtype):
         raise ModelFileError(

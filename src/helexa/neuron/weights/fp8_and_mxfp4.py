@@ -97,7 +97,7 @@ class Fp8Tensor:
 
     def read(self, index: int | None = None, part: Part = WHOLE) -> Tensor:
         """Return the tensor, or a part of it, dequantized to float32."""
-        # Always a product with the scale, even if the name of the scale tensor ends in `_inv`.
+        # The weight is always multiplied by the scale, even if the name of the scale tensor ends in `_inv` (inverse).
         weight = self.weight.read(index, part).float()
         scale = self.scale.read(index if len(self.scale.shape) > 2 else None)
         scale = (scale.float() - 127).exp2() if scale.dtype == tensors.uint8 else scale.float()

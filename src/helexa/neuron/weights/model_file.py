@@ -129,7 +129,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     outer = {key: value for key, value in config.items() if key in _OF_TEXT or not key.endswith("_config")}
     flat = {**outer, **inner}
     if _TIED in config and _TIED in inner and config[_TIED] != inner[_TIED]:
-        del flat[_TIED]  # transformers reads one or the other, depending on its version; here the tensors decide
+        del flat[_TIED]  # versions of transformers read different ones of these settings; here the tensors decide
     if isinstance(flat.get("model_type"), str):
         flat["model_type"] = flat["model_type"].removesuffix("_text")
     return flat

@@ -22,7 +22,7 @@ _VOCABULARY = ("embed_tokens", "embed_tokens_per_layer", "lm_head")
 _EDGE = 8  # the first 1/8 and the last 1/8 of the layers get the better formats
 
 _BETTER = {"q4_0": "q6k", "q4_1": "q6k", "q4k": "q6k", "q5_0": "q6k", "q5_1": "q6k", "q5k": "q6k", "q6k": "q8_0"}
-_BY_GROUPS = {"q4k": "q4_1", "q5k": "q5_1", "q6k": "q8_0"}  # used if rows do not divide into stretches
+_BY_GROUPS = {"q4k": "q4_1", "q5k": "q5_1", "q6k": "q8_0"}  # used if rows do not divide into whole `stretch`es
 
 _AUTOMATIC = ("bf16", "q8_0", "q6k", "q4k")
 _MAX_MEMORY_SHARE = 0.5  # maximum share of the free memory that the weights may take
@@ -78,7 +78,7 @@ AUTO = "auto"
 PLAIN = ("bf16", "f16", "f32")
 # Names of quantizations: `auto`, the names of the formats, and the names in `PLAIN`, which mean no quantization.
 NAMES = (AUTO, "q4k", "q5k", "q6k", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", *PLAIN)
-# Names that have no format, and map to the next format with more bits.
+# Names without a format of their own, and the format with more bits that replaces each of them.
 _WITH_MORE_BITS = {"q2k": "q4k", "q3k": "q4k"}
 # Aliases of the formats.
 _ALIASES = {
@@ -213,7 +213,7 @@ class VisionQuantPolicy(QuantPolicy):
 
     def format_of(self, name: str, columns: int) -> QuantFormat | None:
         """Return the format for the matrix `name`, or None if the matrix is not quantized."""
-        # Not fewer than 8 bits, because the tower is small compared with the text model, and its errors change the
+        # The format has 8 bits, because the tower is small compared with the text model, and its errors change the
         # input of the text model. Matrices outside the layers have few weights.
         quant_format = QUANT_FORMATS[_TOWER_FORMAT]
         return quant_format if self.quant and _TOWER_MATRIX.fullmatch(name) and quant_format.fits(columns) else None

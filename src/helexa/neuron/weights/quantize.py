@@ -23,7 +23,7 @@ _LARGE_CHUNK = 1 << 22  # weights per chunk on a GPU, where small operations are
 
 
 def quantize(weight: Tensor, quant_format: QuantFormat) -> GroupwiseTensor | None:
-    """In plain torch, quantize a matrix to the format `quant_format`.
+    """Quantize a matrix to the format `quant_format`, in plain torch.
 
     Args:
         weight: floating-point matrix [rows, K], maybe on the meta device. `quant_format.fits(K)` must be true.
@@ -83,7 +83,7 @@ def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
         inverse = _inverse(count * sum_ll - sum_l * sum_l)
         m = (sum_ll * total - sum_l * sum_lx) * inverse
         s = (count * sum_lx - total * sum_l) * inverse
-        through = (m > 0) | ((inverse == 0) & (sum_ll > 0))  # the fitted line goes through 0
+        through = (m > 0) | ((inverse == 0) & (sum_ll > 0))  # the fitted line has no minimum: it goes through 0
         m = m.masked_fill_(through, 0)
         s = tensors.where(through, (sum_lx * _inverse(sum_ll)).clamp_(min=0), s)
         # Find the smallest squared error by its largest reduction, which can be computed without a second pass.

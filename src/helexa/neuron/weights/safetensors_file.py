@@ -108,7 +108,7 @@ def file_tensors(folder: Path) -> dict[str, FileTensor]:
     if (folder / _INDEX).exists():
         return _read_index(folder / _INDEX)
     files = sorted(folder.glob("*.safetensors"))
-    # Several files without an index may be two models, or lack files.
+    # Several files without an index may belong to two models, or be incomplete.
     if len(files) != 1:
         raise ModelFileError(
             f"{folder}: {len(files)} .safetensors files and no {_INDEX}", advice="download the index, too"

@@ -48,7 +48,7 @@ class VisionCheckpoint(StoredTensors):
         super().__init__(named, lambda name: f"no tensor {name} in the vision part of the model")
 
     def stored_name(self, name: str) -> str:
-        """Return `name`, because reports omit the prefix that the files have."""
+        """Return `name`: reports name tensors without the prefix that they have in files."""
         return name
 
     def close(self) -> None:

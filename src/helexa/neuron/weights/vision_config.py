@@ -13,7 +13,7 @@ from helexa.neuron.weights.gguf.mmproj import mmproj_beside, mmproj_config
 from helexa.neuron.weights.model_file import read_json
 
 _CONFIG = "config.json"
-_MAX_MMPROJ_HEADER_BYTES = 8 << 20  # the server reads the header, which is below 1 MiB in real files
+_MAX_MMPROJ_HEADER_BYTES = 8 << 20  # limit for the server, which reads the header; real headers have less than 1 MiB
 _PREPROCESSOR = "preprocessor_config.json"
 _PROCESSOR = "processor_config.json"
 

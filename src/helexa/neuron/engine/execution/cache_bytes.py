@@ -41,13 +41,13 @@ class CacheBytes:
 
 
 def _raw(cache: Tensor) -> NDArray[np.uint8] | None:
-    """Return a view of a cache as uint8 [pages or slots, bytes of one].
+    """Return a view of a cache as uint8 [pages or slots, bytes per page or slot].
 
     Return None if the bytes of a page are not contiguous, as in the caches of plain torch.
     """
     try:
         return cache.view(-1).view(tensors.uint8).numpy().reshape(cache.shape[0], -1)
-    except (RuntimeError, ValueError):  # torch and numpy raise these if the view does not exist
+    except (RuntimeError, ValueError):  # raised by torch and numpy if such a view is impossible
         return None
 
 

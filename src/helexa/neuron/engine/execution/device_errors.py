@@ -6,7 +6,7 @@ from helexa.core.errors import HelexaError
 from helexa.neuron import tensors
 
 _MOST_STRIKES = 3
-_DEVICE_WORDS = ("CUDA error", "cuDNN error", "HIP error", "Triton Error")  # RuntimeError prefixes
+_DEVICE_WORDS = ("CUDA error", "cuDNN error", "HIP error", "Triton Error")  # how messages of device errors begin
 
 
 class DeviceError(HelexaError):
@@ -18,11 +18,11 @@ class OutOfStepError(HelexaError):
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Return whether the device or the group of ranks is unusable after `error`."""
+    """Return whether `error` leaves the device or the group of ranks unusable."""
     return any(
         isinstance(link, tensors.AcceleratorError | OutOfStepError)
         or (type(link) is RuntimeError and str(link).startswith(_DEVICE_WORDS))
-        # The kernel's error is often the cause of another error.
+        # The device's error is often only the `__cause__` of the error that was raised.
         for link in _chain(error)
     )
 

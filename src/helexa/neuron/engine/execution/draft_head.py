@@ -34,12 +34,12 @@ CONTEXT = 16 * PAGE_SIZE
 
 
 class HeadDrafter(ModelDrafter):
-    """The last hidden states of a sequence, and its positions in a draft head's cache."""
+    """Per sequence: its last hidden states, and its positions in a draft head's cache."""
 
     def forget(self) -> None:
         """Forget the hidden states, because the sequence starts again."""
         super().forget()
-        self._states: deque[Float32] = deque(maxlen=TAIL)  # of the positions before `_kept`
+        self._states: deque[Float32] = deque(maxlen=TAIL)  # hidden states of the last positions before `_kept`
         self._kept = 0
         self.context: int | None = None  # number of the context in the cache of the head; None without a context
         # The context has K and V of the positions from `first` to `read`.
@@ -77,7 +77,7 @@ class HeadDrafter(ModelDrafter):
     def learn(self, drafted: int, accepted: int) -> None:
         """Record how many of the drafts in a step were accepted."""
         super().learn(drafted, accepted)
-        self.end = 0  # the head computes no pages of the sequence
+        self.end = 0  # the head writes to its own context, not to pages of the sequence
 
     def unread(self, length: int) -> list[Float32]:
         """Return the hidden states of the rows that the head must compute (see `missing`)."""
@@ -98,7 +98,7 @@ class HeadModel(DraftModel):
         super().__init__(runner, limits, vocab_size)
         assert isinstance(runner.model, DraftHead)
         self._head = runner.model
-        self._owners: list[HeadDrafter | None] = [None] * contexts  # by number of the context
+        self._owners: list[HeadDrafter | None] = [None] * contexts  # the drafter that has each context
         self._numbers = list(range(contexts))  # numbers of the contexts, the least recently used first
         self._own_states: dict[int, Float32] = {}  # hidden state that the last pass computed, by sequence id
         # A head may have logits of fewer tokens than the model.
@@ -110,7 +110,7 @@ class HeadModel(DraftModel):
             self._logit_of[self._targets] = np.arange(self._logits)
 
     def tail(self, plan: Plan, gate: DraftGate) -> int:
-        """Return for how many last tokens of a prompt the head needs hidden states."""
+        """Return the number of last prompt tokens whose hidden states the head needs."""
         return TAIL if len(plan) <= len(self._owners) and not gate.rests else 0
 
     def keep(self, plan: Plan, states: Float32 | None, tail: int, gate: DraftGate) -> None:
@@ -135,7 +135,7 @@ class HeadModel(DraftModel):
                 sampled += count
 
     def begin(self, drafters: Rows[ModelDrafter]) -> None:
-        """Give each of `drafters` a context; those that drafted longest ago lose theirs."""
+        """Give each drafter a context, taken from the drafters that drafted longest ago."""
         own = [drafter for drafter in drafters if isinstance(drafter, HeadDrafter)]
         kept = {drafter.context for drafter in own if self._owns(drafter)}
         for drafter in own:

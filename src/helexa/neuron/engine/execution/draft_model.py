@@ -62,7 +62,7 @@ class DraftModel:
         self._vocab_size = vocab_size
 
     def tail(self, plan: Plan, gate: DraftGate) -> int:
-        """Return for how many last tokens of a prompt the drafts need hidden states.
+        """Return the number of last prompt tokens whose hidden states the drafts need.
 
         If the number is 0, the step keeps no hidden states at all.
         """
@@ -78,10 +78,10 @@ class DraftModel:
         """
 
     def add_drafts(self, plan: Plan, gate: DraftGate) -> None:
-        """Add the drafts that `plan` asks for to its entries.
+        """Compute the drafts that `plan` requests, and add them to its entries.
 
         Args:
-            gate: the gate, which learns the duration of each pass.
+            gate: the draft gate, to which the duration of each pass is reported.
         """
         drafting = [entry for entry in plan if entry.open_drafts]
         self.begin([entry.drafter for entry in drafting if isinstance(entry.drafter, ModelDrafter)])
@@ -103,7 +103,7 @@ class DraftModel:
             self._finish(entry, drafts[entry.sequence.id])
 
     def begin(self, drafters: Rows[ModelDrafter]) -> None:
-        """Prepare the drafts of a step."""
+        """Prepare `drafters` for the passes of a step; overridden by draft heads."""
 
     def predict(self, spans: Rows[Span], gate: DraftGate) -> list[int]:
         """Return the next token of each sequence after its drafts so far."""

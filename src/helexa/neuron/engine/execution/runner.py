@@ -39,7 +39,7 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A runner's facts: sizes and limits of its model, and the granted memory."""
+    """Sizes and limits of a runner's model, and the memory that is granted to it."""
 
     model_type: str
     vocab_size: int
@@ -270,7 +270,7 @@ class Runner:
         self.ops.forget()
 
     def touch_caches(self) -> None:
-        """Write to the whole KV cache, so that a lack of memory fails before a request."""
+        """Write to the whole KV cache, so that a lack of memory shows now."""
         for processes in self._others:
             processes.touch_caches()
         for cache in self._kv_caches():

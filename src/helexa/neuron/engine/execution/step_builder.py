@@ -1,4 +1,4 @@
-"""Builds the input of a step from its plan. The input refers to no sequence."""
+"""Builds the input of a step from its plan, without references to sequences."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
@@ -78,7 +78,7 @@ def build_step(
     pooled = [entry for entry in plan if entry.sequence.id in hidden] if hidden else []
     rows = chain(*(samples[entry.sequence.id] for entry in sampling), *(hidden[entry.sequence.id] for entry in pooled))
     longest = max(entry.count + len(entry.drafts) for entry in plan)
-    window_pages = None if windows is None else np.maximum(windows.numbers, 0)[pages]  # released ones are not read
+    window_pages = None if windows is None else np.maximum(windows.numbers, 0)[pages]  # released pages are not read
     window_slots = None if windows is None else windows.slots(int32(slots))
     return StepInput(
         tokens=int32(tokens),

@@ -35,7 +35,7 @@ _log = logging.getLogger("helexa.neuron.engine")
 # Time limit of an exchange over gloo or NCCL, by type of device. The server's limit for steps is usually shorter.
 _EXCHANGE_SECONDS = {"cpu": 60.0, "cuda": 600.0}
 _LAYER = "model.layers."
-_MAX_PROCESS_BYTES = 512 << 20  # of a rank's process without a model
+_MAX_PROCESS_BYTES = 512 << 20  # maximum memory of another rank's process without its model
 
 
 class Build:
@@ -90,7 +90,7 @@ class Build:
 
     @property
     def final_options(self) -> EngineOptions:
-        """Options with the quantization that this process chose, for other processes."""
+        """Options for the other processes, with the quantization that this process chose."""
         # Each process would choose `quant = "auto"` from its own free memory.
         return msgspec.structs.replace(self.options, quant=self.policy.quant)
 
@@ -129,8 +129,8 @@ class Build:
         else:
             ranks = self.ops.ranks.count
             request = memory_request(of_all_ranks(estimate, ranks), options, self.ops)
-            # Without its model, another rank's process holds about as much as this process now. The limit applies if
-            # this process holds other things.
+            # Without its model, another rank's process needs about as much memory as this process now has, or less if
+            # this process also has other objects.
             processes = (ranks - 1) * min(request.held, _MAX_PROCESS_BYTES)
         return msgspec.structs.replace(
             request,
@@ -187,7 +187,7 @@ class Build:
 
     @contextmanager
     def _invalid_configuration(self) -> Iterator[None]:
-        """Raise a ModelFileError if the configuration has values that a model cannot have."""
+        """Context that converts errors from an invalid configuration to ModelFileErrors."""
         try:
             yield
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:

@@ -29,7 +29,7 @@ from helexa.neuron.weights.model_file import read_json
 from helexa.neuron.weights.safetensors_checkpoint import SafetensorsCheckpoint, eagle_tensor_names, head_tensor_names
 
 _log = logging.getLogger("helexa.neuron.engine")
-_MOST_MISSING = 128  # tokens that only one of the vocabularies has: models of a family differ in special tokens
+_MOST_MISSING = 128  # limit of tokens that only one vocabulary has: models of a family differ in special tokens
 
 
 class DraftPart(Build):

@@ -165,7 +165,7 @@ def load_once(
 
 
 def _divide_among_hosts(build: Build, stages: RemoteStages) -> list[range]:
-    """Divide the layers among the hosts by free memory; set the layers of `build`."""
+    """Divide the layers among the hosts by free memory; give `build` those of host 0."""
     free_bytes = [usable_memory(build.device, build.options), *stages.free_memory()]
     layers = divide_layers(*build.sizes(), free_bytes)
     build.stage = Stage(layers[0], stages)
@@ -300,7 +300,7 @@ def _load_failure(model: Path, error: Exception) -> LoadFailed:
     if isinstance(error, DeviceError):
         return LoadFailed(kind="device", message=str(error))
     if is_out_of_memory(error):
-        which = f" ({error})" if isinstance(error, MemoryError) and str(error) else ""  # may name a rank
+        which = f" ({error})" if isinstance(error, MemoryError) and str(error) else ""  # the error may name a rank
         return LoadFailed(
             kind="out_of_memory",
             message=f"{model.name} does not fit into memory{which}; free memory, or load it with a smaller quant",

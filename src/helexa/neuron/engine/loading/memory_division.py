@@ -12,8 +12,8 @@ from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 # Minimum number of positions in the KV cache, unless the context is shorter. With less memory, loading fails.
 LEAST_CONTEXT = 2048
 
-_CONTEXT_SHARE = 0.5  # of the remaining memory, for one full context; `MemoryRequest.share` limits further contexts
-_SLOTS_SHARE = 0.5  # of the memory after weights and steps, for the recurrent state of running sequences
+_CONTEXT_SHARE = 0.5  # share of the remaining memory for one full context; `MemoryRequest.share` limits more
+_SLOTS_SHARE = 0.5  # share of the memory after weights and steps for recurrent states of running sequences
 
 
 def divide(request: MemoryRequest, free: int) -> MemoryGrant:

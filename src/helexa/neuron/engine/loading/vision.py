@@ -16,7 +16,7 @@ from helexa.neuron.ops.interface import Ops
 from helexa.neuron.weights.quantization_formats import VisionQuantPolicy
 from helexa.neuron.weights.vision_checkpoint import VisionCheckpoint, open_vision_checkpoint
 
-_LARGE_SIDE = 1 << 13  # pixels; larger than any image that is not shrunk
+_LARGE_SIDE = 1 << 13  # side of an image in pixels; an image of this size is always shrunk
 _WHOLE_IMAGES = 2  # images by which a step may exceed the token budget, if images must be computed in one step
 
 

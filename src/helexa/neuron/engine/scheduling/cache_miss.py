@@ -32,12 +32,12 @@ class RecentPrompts:
         self._prompts: OrderedDict[int, tuple[str, Int32]] = OrderedDict()  # principal and tokens, oldest first
         self._numbers = count()
         self._tokens = 0
-        self._keys: OrderedDict[str, bytes] = OrderedDict()  # prefix key -> page at the half of the prompt
+        self._keys: OrderedDict[str, bytes] = OrderedDict()  # prefix key -> hash of the prompt's middle page
 
     def explain(self, sequence: Sequence) -> PrefixMiss | None:
         """Return why a starting sequence must compute many tokens again; else None.
 
-        Many tokens are at least `LEAST_MISSED` tokens that an earlier prompt has, too.
+        Many means at least `LEAST_MISSED` tokens that a similar earlier prompt has in common with this prompt.
         """
         length, cached = len(sequence.tokens), sequence.computed
         if length - cached < LEAST_MISSED or not self._memory.may_reuse(sequence):

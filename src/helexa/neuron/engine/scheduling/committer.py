@@ -124,7 +124,8 @@ class Committer:
         # The matcher may have failed on a draft. Later drafts are then not checked.
         ahead = len(entry.drafts) if sequence.matcher is None else sequence.matcher.ahead
         accepted = _accepted(entry.drafts[:ahead], sampled)
-        # A suspect has now sampled a token in a step of its own, so it does not make steps fail.
+        # A suspect (see `Queues.suspects`) has now sampled a token in a step of its own, so it does not make steps
+        # fail.
         self._queues.clear_suspicion(sequence)
         if accepted[-1] == NON_FINITE:
             return self._end_non_finite(sequence)
@@ -191,7 +192,7 @@ class Committer:
 
 
 def _accepted(drafts: tuple[int, ...], sampled: list[int]) -> list[int]:
-    """Return the leading drafts that equal their sampled tokens, and the next token."""
+    """Return the leading drafts that equal the sampled tokens, then one sampled token."""
     matched = 0
     while matched < len(drafts) and sampled[matched] == drafts[matched]:
         matched += 1

@@ -215,7 +215,7 @@ def first_position(length: int, page_size: int) -> int:
 
 
 def is_behind(length: int, end: int) -> bool:
-    """Return whether a draft model that has computed `end` tokens misses too many."""
+    """Return whether too many of `length` tokens are missing after the first `end`."""
     return length - end > _MOST_MISSING
 
 
@@ -355,14 +355,14 @@ class DraftGate:
         self._rejected = 0
 
     def _should_rest(self) -> bool:
-        """Return whether so many drafts were rejected that trials in each step do not pay."""
+        """Return whether too many drafts were rejected to try new drafts in every step."""
         # If drafts gained before, the acceptance is high, and there is no rest yet: during a rest, the draft model
         # falls behind.
         gain = self._speedup(self._acceptance.rate(_PRIOR_ACCEPTANCE, _PRIOR_WEIGHT / 2), 1)
         return self._rejected >= _MOST_REJECTED or (self._rejected >= _LEAST_REJECTED and gain < 1.0)
 
     def _trial_seconds(self) -> float:
-        """Return by how many seconds one draft of one sequence lengthens a step."""
+        """Return the seconds by which one draft of one sequence lengthens a step."""
         return self._pass.seconds(1) + max(self._step.seconds(2) - self._step.seconds(1), 0.0)
 
     def _add_credit(self, seconds: float) -> None:
@@ -375,7 +375,8 @@ class DraftGate:
     def _may_catch_up(self, candidate: Candidate, gains: bool) -> bool:
         """Return whether the draft model may compute the missing tokens of a sequence.
 
-        As in the ski rental problem, it may if drafts would have saved the same time in the output so far.
+        The rule is that of the ski rental problem: it may if drafts would already have saved as much time in the output
+        so far as this computation costs.
         """
         cost = self._pass.seconds(candidate.missing)
         if gains:

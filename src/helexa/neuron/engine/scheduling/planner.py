@@ -70,8 +70,8 @@ class Planner:
     def plan_after(self) -> Plan:
         """Plan the step after the step in flight, whose results are not known yet.
 
-        Call this method within `sequence.as_after`. The plan may be empty. It omits sequences that need a new page if
-        no page is free. `may_plan_ahead` is then False until the next call of `plan`.
+        Call this method within the context `plan.as_after`. The plan may be empty. It omits sequences that need a new
+        page if no page is free. `may_plan_ahead` is then False until the next call of `plan`.
         """
         self._ahead = True
         try:
@@ -240,7 +240,7 @@ class Planner:
         return budget - remaining
 
     def _shortest(self, chunked: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> Iterator[Sequence]:
-        """Yield the prompts that are not in `plan`, without `chunked`, the shortest first.
+        """Yield the prompts that are neither in `plan` nor `chunked`, the shortest first.
 
         A waiting prompt moves to the running sequences when it is yielded.
         """

@@ -180,7 +180,7 @@ class Scheduler:
         for entry in [*plan, *(after or [])]:
             queues.memory.unreserve(entry.save)
         if len(plan) > 1:
-            # Any of them may be the cause. Each is computed alone until it samples a token or fails.
+            # Any of these sequences may be the cause. Each is computed alone until it samples a token or fails.
             queues.suspects = deque(queues.running.values())
             # Each moves to the head of the queue. The oldest moves last, so it is the first there.
             for sequence in reversed(queues.suspects):

@@ -32,7 +32,7 @@ class Memory:
         self._pages = pages
         self._windows = pages.windows
         self._states = states
-        # The salts of the hash chains tell `principal` from `all`.
+        # The modes `principal` and `all` differ only in the salts of the hash chains.
         self._reuses = reuse != "off"
         self._window = window
         # Called before the pages of a sequence are released.
@@ -57,7 +57,7 @@ class Memory:
         return pages[: self._windows.usable(len(pages), lambda index: present[pages[index]] == 1)]
 
     def missing(self, waiting: Iterable[Sequence]) -> dict[Sequence, int]:
-        """Return how many tokens each waiting sequence must at most compute to start."""
+        """Return an upper bound of the tokens that each waiting sequence must compute."""
         missing: dict[Sequence, int] = {}
         # A new long prompt is looked up over several steps. Until then, its number is too high.
         budget = _MAX_NEW_MATCHES
@@ -104,7 +104,7 @@ class Memory:
         return self._pages.free - sum(max(self._needed(other) - len(other.pages), 0) for other in running)
 
     def pages_to_start(self, sequence: Sequence, prefix: list[int]) -> int:
-        """Return by how many pages a start with the cached pages `prefix` reduces `room`."""
+        """Return the pages by which a start with the cached pages `prefix` reduces `room`."""
         return self._needed(sequence) - self._pages.count_held(prefix)
 
     def may_fit(self, sequence: Sequence, room: int, limit: int | None = None) -> bool:
@@ -308,7 +308,7 @@ class Memory:
         return following < len(sequence.chain) and self._pages.holds(sequence.chain[following])
 
     def most_lost(self, tokens: int) -> int:
-        """Return the least tokens of a reported miss: `tokens`, or a snapshot interval."""
+        """Return the minimum size of a reported miss: `tokens`, or a snapshot interval."""
         return tokens if self._states is None else max(tokens, _SNAPSHOT_INTERVAL + 1)
 
     def _next_mark(self, sequence: Sequence) -> int:

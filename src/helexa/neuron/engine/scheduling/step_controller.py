@@ -65,7 +65,7 @@ class StepCost:
     def __init__(self, token_seconds: float = 0.0) -> None:
         # seconds that one prompt token adds to a step with decode rows; None until measured
         self.token: float | None = None
-        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, rows, seconds, rows * rows, rows * seconds
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # sums over steps: 1, rows, seconds, rows * rows, rows * seconds
         self._line: tuple[float, float] | None = None  # base and row
         self._decode: float | None = None  # moving average of decode-only steps
         # measured seconds of a step with one token, used as the first value of `worst_token`; 0 if unknown
@@ -184,7 +184,7 @@ class StepController:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Most prompt tokens with which the next step should keep its time limit.
+        """Maximum prompt tokens with which the next step should keep its time limit.
 
         The number is a power of two or `max_step_tokens`.
         """

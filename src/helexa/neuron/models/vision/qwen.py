@@ -122,7 +122,7 @@ class Qwen3VlTower(Qwen35Tower):
     """Qwen3.5's tower with deepstack: text layers receive hidden states, too."""
 
     def prepare(self) -> None:
-        """Read the mergers of the deepstack layers, after `Qwen35Tower.prepare`."""
+        """Call `Qwen35Tower.prepare`, then read the mergers of the deepstack layers."""
         super().prepare()
         layers = self.settings.config.get("deepstack_visual_indexes") or []
         if not isinstance(layers, list) or not set(layers) <= set(range(self.settings.layers)):

@@ -81,7 +81,7 @@ class Gemma3Tower(SiglipTower):
     whole = True
 
     def prepare(self) -> None:
-        """Read the projector, after the work of `SiglipTower.prepare`."""
+        """Call `SiglipTower.prepare`, then read the projector."""
         super().prepare()
         hidden, tokens = self.settings.hidden, self.config.get("mm_tokens_per_image", 256)
         self._tokens_per_side = int(tokens**0.5)
@@ -105,7 +105,7 @@ class Idefics3Tower(SiglipTower):
     """SigLIP for several tiles, and a projection of concatenated squares of patches."""
 
     def prepare(self) -> None:
-        """Read the projection, after the work of `SiglipTower.prepare`."""
+        """Call `SiglipTower.prepare`, then read the projection."""
         super().prepare()
         self._square = self.config.get("scale_factor", 2)
         if type(self._square) is not int or not 0 < self._square <= self.side:
@@ -126,7 +126,7 @@ class Idefics3Tower(SiglipTower):
 
 
 def _buckets(size: int, side: int) -> Tensor:
-    """Return the table's row (or column) for each of `size` rows, int64 [size]."""
+    """Map `size` rows (or columns) of patches to rows of the position table, int64."""
     # As in transformers, with the same float32 numbers.
     boundaries = tensors.arange(1 / side, 1.0, 1 / side)
     places = tensors.arange(size, dtype=tensors.float32) * (1.0 / size)

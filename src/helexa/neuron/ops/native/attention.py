@@ -1,4 +1,4 @@
-"""Attention with the native kernels: work lists of the KV cache and of frames."""
+"""Attention on native kernels, and the work lists that divide it among threads."""
 
 import mmap
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A decode row whose partial results by segment a second kernel merges.
+    """A decode row whose segments are computed separately, then merged.
 
     The fields match the struct `split` of kernels.h.
     """
@@ -120,7 +120,7 @@ class AttentionPlan:
                 rows, position = min(rows_per_tile, count - start), span.prefix + start
                 segments = -(-(position + rows) // SEGMENT_POSITIONS)
                 row = span.start + start
-                # With many sequences, the threads have enough work without a division of long ones.
+                # With many sequences, the threads have enough work without a division of long sequences.
                 if few and count == 1 and segments > 1:
                     splits.append(Split(row, partial, segments))
                     tiles += [Tile(row, 1, position, first_page, s, 1, partial + s) for s in range(segments)]
@@ -283,7 +283,7 @@ class FramePlan:
 def attend_frames(
     launcher: Launcher, qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float
 ) -> Tensor:
-    """By native kernels, return attention of each row to all rows of its frame."""
+    """Return each row's attention to all rows of its frame, with native kernels."""
     rows, heads, dim = qkv.shape[0], qkv.shape[1] // 3, qkv.shape[2]
     plan = _plan(lengths)
     cosines, sines = rope or (tensors.empty(rows, 0), tensors.empty(rows, 0))

@@ -174,11 +174,11 @@ class Graphs:
     def _check(
         self, inputs: Sequence[Tensor], forward: Callable[[], Tensor], restore_states: Callable[[], None]
     ) -> tuple[CapturedGraph, Tensor, bool]:
-        """Return a new graph, its replay's result, and whether `forward` has this result."""
+        """Return a new graph, the result of its replay, and whether `forward` agrees."""
         expected = forward().clone()
         values = [tensor.clone() for tensor in inputs]
-        # If the model also computes outside the native kernels, the graph lacks this work. To make its result differ in
-        # this case, it is captured with other inputs and with free memory filled with NaN.
+        # If the model also computes outside the native kernels, the graph lacks this work. To make the graph's result
+        # differ in this case, the graph is captured with other inputs and with free memory filled with NaN.
         for tensor, value in zip(inputs, values, strict=True):
             tensor.copy_(value == 0)
         self._workspace.spoil()

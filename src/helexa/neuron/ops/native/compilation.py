@@ -1,8 +1,8 @@
 """Compilation of the C kernels, and the prebuilt libraries of a platform wheel.
 
-A wheel has one library per level of processors. Without a prebuilt library, the kernels are compiled on first use. The
-build hook of the wheel (`hatch_build.py`) loads this file by its path. The module therefore imports only the standard
-library.
+A wheel has one library per level of processors (see `Level`). Without a prebuilt library, the kernels are compiled on
+first use. The build hook of the wheel (`hatch_build.py`) loads this file by its path. The module therefore imports only
+the standard library.
 """
 
 import logging
@@ -29,7 +29,7 @@ THIS_PROCESSOR = ("-march=native",)
 
 
 class Level(NamedTuple):
-    """A set of instructions for which the wheel has a library."""
+    """A processor level: an instruction set for which wheels contain a library."""
 
     name: str  # name of the library file, without suffix
     machine: str  # machine type, as `platform.machine()` returns it
@@ -131,7 +131,7 @@ def compile_library(
 
 
 def compile_for_this_processor(compiler: str, library: Path, compiled: Callable[[], None], file_seconds: float) -> None:
-    """Compile `library` for this processor, else for its fastest level that compiles.
+    """Compile `library` for this processor, or for its fastest `Level` that compiles.
 
     The arguments and errors are those of `compile_library`.
     """

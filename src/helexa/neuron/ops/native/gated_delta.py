@@ -82,8 +82,8 @@ class NativeDelta:
             key_dim=sizes.key_dim,
         )
         results = launcher.take(count, sizes.values)
-        # The kernels compute one token of a sequence after another. The states of a few columns stay in the processor
-        # cache meanwhile, so this takes fewer operations than chunks of tokens.
+        # The kernels compute one token of a sequence after another, which takes fewer operations than chunks of tokens.
+        # The states of a few columns stay in the processor cache meanwhile.
         launcher.launch(
             "delta_rule",
             qkv=qkv,

@@ -47,7 +47,7 @@ from helexa.neuron.tensors import DType, Tensor
 _log = logging.getLogger("helexa.neuron.ops")
 # These files define the layout of packed weights.
 _LAYOUT = ("kernels.h", "tiles.h", "packing.c", "codebooks.h", "codebooks.c", "plain.c", "quantize.c")
-_COMPILER_SECONDS = 600.0  # per file; a small processor beside other programs needs minutes
+_COMPILER_SECONDS = 600.0  # time limit per C file; a small processor that also runs other programs needs minutes
 
 # Kernel argument: a tensor, which is passed by its address, a number, or None for a null pointer.
 Argument = Tensor | float | None
@@ -57,9 +57,9 @@ class Format(NamedTuple):
     """Format of a quantized matrix, as in the struct `format` of kernels.h."""
 
     bits: int  # bits per code
-    levels: int  # 1, or 2 for scales that are codes times a unit
+    levels: int  # 1 if scales are numbers, 2 if each scale is a code times a unit
     minimum: bool  # whether groups have minimums
-    zero: int  # the code of zero; 0 if a table maps codes to values
+    zero: int  # the code that stands for the value 0; 0 if a table maps codes to values
     group: int  # group size
     table: bool  # whether a table maps codes to values
     entries: int  # number of entries of the codebook; 0 without a codebook
@@ -69,7 +69,8 @@ class Format(NamedTuple):
 
 _NUMBERS: dict[str, type] = {"int": ctypes.c_int, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
 _CODES = {"int": "i", "int64_t": "q", "float": "f"}  # the same types in the module `struct`
-# Names of the dtypes of tensors to which a pointer in the C code may point. A pointer to `void` may point to any.
+# Names of the dtypes of tensors to which a pointer in the C code may point. A pointer to `void` may point to a tensor
+# of any dtype.
 _POINTEES = {
     "float": "float32",
     "bfloat16": "bfloat16",
@@ -158,8 +159,8 @@ class KernelLibrary:
     def packed_bytes(self, number: int | None, outputs: int, columns: int) -> int:
         """Return the number of bytes of a packed matrix [outputs, columns].
 
-        `number` is that of the quantization format, or None for bfloat16. The result is less than 1 if a matrix of this
-        shape cannot be packed.
+        `number` is the number of the quantization format (see `formats`), or None for bfloat16. The result is less than
+        1 if a matrix of this shape cannot be packed.
         """
         if number is None:
             return -(-outputs // LANES) * LANES * columns * 2
@@ -202,7 +203,7 @@ def type_codes() -> dict[DType, int]:
     return {tensors.float16: FLOAT16, tensors.bfloat16: BFLOAT16, tensors.float32: FLOAT32}
 
 
-PLAIN = frozenset({int, float, bool, type(None)})  # Classes of arguments that are no tensors
+PLAIN = frozenset({int, float, bool, type(None)})  # Classes of arguments that are not tensors
 
 
 def _pointee(field: Field) -> DType | None:
@@ -305,7 +306,8 @@ def _digest(names: tuple[str, ...]) -> str:
 
 def _key(compiler: str) -> str:
     """Return a library's name: a digest of sources, compiler, flags and processor."""
-    # The compiler is not asked for its version, which would delay each start of an engine. An upgrade changes its file.
+    # The digest contains the compiler's file size and time instead of its version: running the compiler would delay
+    # each start of an engine.
     program = Path(compiler).resolve()
     properties = program.stat()
     try:

@@ -25,7 +25,7 @@ NO_WINDOW = 1 << 40  # Sliding window of layers in which a query attends to all 
 
 
 class Launcher:
-    """Launches kernels and takes memory for results, for all native operators."""
+    """Runs kernels and allocates memory for their results, for all native operators."""
 
     def __init__(self, workspace: Workspace, graphs: Graphs, x_bits: int) -> None:
         self.x_bits = x_bits  # bits to which products with quantized weights round activations: 16, 8 or MIXED
@@ -65,7 +65,7 @@ class Launcher:
         return x
 
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
-        """Return all ranks' columns [T, `shares.total`] from the own columns (all-gather)."""
+        """Return the columns of all ranks, [T, `shares.total`] (all-gather)."""
         rows, stride = x.shape[0], shares.total
         out = self.take(rows, stride)
         at_once = EXCHANGE_BYTES // (4 * stride)

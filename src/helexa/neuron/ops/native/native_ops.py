@@ -154,7 +154,7 @@ class NativeOps(Ops):
         return NativeLinear(self._launcher, matrices, bias, gate)
 
     def head_linear(self, matrices: Sequence[PackedMatrix]) -> HeadLinearOp:
-        # The kernels are those of experts, which all have one format.
+        # The operator uses the kernels for experts, which require one format for all matrices.
         if len({matrix.number for matrix in matrices}) > 1:
             raise ModelFileError("the matrices of the heads have different formats")
         self.step_bytes += sum(matrix.data.nbytes for matrix in matrices)
@@ -383,8 +383,8 @@ class NativeOps(Ops):
         return self._attention.new_cache(kv_heads, pages, head_dim, values)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        # Only within a forward pass that `run` executes, because `run` computes the work list for the batch (see
-        # `AttentionPlan`).
+        # This works only within a forward pass that `run` executes, because `run` computes the work list for the batch
+        # (see `AttentionPlan`).
         return self._attention.attend(queries, cache, batch, kind, sampled=False)
 
     def attend_sampled(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:

@@ -73,7 +73,7 @@ def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMa
 
 
 def packed_bytes(library: KernelLibrary, weight: Weight) -> int:
-    """Return the bytes of the matrix that `pack` returns, also for a meta weight."""
+    """Return the bytes of the matrix that `pack` returns; works on the meta device."""
     return library.packed_bytes(_numbered(library, weight)[1], *weight.shape)
 
 
@@ -159,7 +159,7 @@ def _is_read_as(scale: GroupScale, signed: bool) -> bool:
 
 
 def _holds(dtype: DType, unit: Tensor, exactly: bool) -> bool:
-    """Return whether `dtype` can represent all numbers in `unit`, maybe rounded."""
+    """Return whether `dtype` represents all numbers in `unit`, exactly or rounded."""
     tolerance = 0 if exactly else tensors.finfo(dtype).eps / 2
     if unit.dtype == dtype or unit.is_meta:
         return True

@@ -43,7 +43,7 @@ from helexa.neuron.tensors import Tensor
 from helexa.neuron.weights.gguf.files import part_names
 
 _NEURON = Path(__file__).parents[2]
-_PACKAGES = ("layers", "models", "ops", "tensors", "weights")  # read, permute, quantize and pack weights
+_PACKAGES = ("layers", "models", "ops", "tensors", "weights")  # packages that read, permute, quantize and pack weights
 
 _log = logging.getLogger("helexa.neuron.ops")
 _LIMIT = 64 << 30  # maximum total size of all files, on any disk
@@ -104,16 +104,16 @@ class PackedStore(MatrixStore):
         return matrix if matrix is not None and (matrix.outputs, matrix.columns) == shape else None
 
     def add(self, name: str, matrix: PackedMatrix) -> None:
-        """Add a matrix that was packed from the checkpoint, for `finish`."""
+        """Add a matrix packed from the checkpoint, which `finish` writes to disk."""
         self._matrices[name] = matrix
 
     def finish(self, looked_up: Sequence[PackedMatrix] = ()) -> threading.Thread | None:
-        """Read the mapped file; start and return the thread that works after a load.
+        """Read the mapped file; start and return a thread for the work after the load.
 
         The thread writes the added matrices to disk, or moves the matrices from disk to huge pages.
         """
         if self._mapped is not None:
-            # Of an embedding, only the memory pages of tokens that occur are ever read, so it takes less memory.
+            # Of an embedding, only the memory pages of tokens that occur are read, so the other pages take no memory.
             self._mapped.leave([matrix.data for matrix in looked_up])
             self._mapped.populate()
             work = self._mapped.move_later
@@ -144,12 +144,12 @@ class PackedStore(MatrixStore):
             # A read of a page that the file has lost ends the process. `finish` soon reads and copies the pages.
             if os.fstat(file.fileno()).st_size != total:
                 raise ValueError("another process changes the file")
-        mark_used(self._path)  # not before: a damaged file must be replaced
+        mark_used(self._path)  # only now: a damaged file must be replaced
         self._mapped = mapped
         return matrices
 
     def _write(self, looked_up: Sequence[PackedMatrix]) -> None:
-        # The time, because engines in two containers may have the same process id.
+        # The name contains the time, because engines in two containers may have the same process id.
         unfinished = self._path.with_suffix(f".partial-{time.time_ns()}-{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -180,7 +180,7 @@ class PackedStore(MatrixStore):
             unfinished.unlink(missing_ok=True)
 
     def _free_space(self, size: int) -> None:
-        """Remove old files, and others until `size` bytes fit."""
+        """Remove outdated files, then further files until `size` bytes fit."""
         for stale in self._path.parent.glob("*.partial-*"):
             with suppress(OSError):  # another engine has renamed or deleted it; ESTALE on NFS
                 if time.time() - stale.stat().st_mtime > _STALE_SECONDS:
@@ -242,7 +242,7 @@ class MappedWeights:
             _log.info("packed weights stay in small pages; the system has no huge pages or no MREMAP_DONTUNMAP")
 
     def move(self) -> bool:
-        """Move all whole huge pages; return whether this succeeded."""
+        """Move the weights that fill whole huge pages; return whether this succeeded."""
         copies = mmap.mmap(-1, _PART + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if not prefer_page_size(copies, huge=True):
             return False
@@ -291,7 +291,7 @@ class _StoredFile(NamedTuple):
 
 
 def _in_order_of_removal(folder: Path, written: str) -> list[_StoredFile]:
-    """Return the stored files in order of removal. Versions of `written` count as old."""
+    """Return the stored files in order of removal; versions of `written` count as old."""
     found: list[tuple[float, int, Path]] = []
     for path in folder.glob(f"*{PACKED_SUFFIX}"):
         with suppress(OSError):  # another engine has deleted it; ESTALE on NFS

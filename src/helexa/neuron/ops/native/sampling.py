@@ -12,7 +12,7 @@ from helexa.neuron.tensors import Tensor
 def sample(
     launcher: Launcher, logits: Tensor, sampling: Sampling, last: Tensor | None, masks: Masks | None = None
 ) -> Tensor:
-    """By native kernels, return sampled tokens, int64, for all rows or in `masks`."""
+    """Sample a token (int64) for each row, or for each row in `masks` if given."""
     adjustments, count = sampling.adjustments, logits.shape[0] if masks is None else len(masks)
     adjusted = len(adjustments.tokens) > 0
     # Not from the workspace: if steps overlap, the graph of the next step runs before these tokens are read.
@@ -43,7 +43,7 @@ def sample(
 def log_probabilities(
     launcher: Launcher, logits: Tensor, tokens: Tensor, alternatives: int, rows: NDArray[np.int32] | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """By native kernels, return log-probabilities (see `Ops.log_probabilities`)."""
+    """Return log-probabilities, with native kernels (see `Ops.log_probabilities`)."""
     width = logits.shape[1]
     count, likeliest = logits.shape[0] if rows is None else len(rows), min(alternatives, width)
     out, values = tensors.empty(count), tensors.empty(count, likeliest)

@@ -17,7 +17,7 @@ from helexa.neuron.ops.kernel_header import PAGE_SIZE
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """In plain torch's attention: decode rows of B sequences of similar lengths."""
+    """Decode rows of B sequences of similar lengths, which are computed together."""
 
     rows: slice  # slice of these rows in the batch
     # [B, P], page numbers of each sequence. A sequence with fewer than P pages repeats its first page, which `mask`
@@ -38,7 +38,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class Chunk:
-    """In plain torch's attention: rows of one sequence that also see each other."""
+    """Consecutive rows of one sequence, such as a prefill chunk."""
 
     rows: slice  # slice of these rows in the batch
     prefix: int  # number of positions of the sequence before these rows
@@ -196,7 +196,7 @@ def _pages(cache: Tensor, pages: Tensor, contiguous: int | None) -> tuple[Tensor
 
 
 def attend_frames(qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float) -> Tensor:
-    """In plain torch, return attention of each row to all rows of its frame."""
+    """Return each row's attention to all rows of its frame, in plain torch."""
     query, key, value = qkv.chunk(3, dim=1)
     if rope is not None:
         query, key = rotated_by(query, rope), rotated_by(key, rope)

@@ -36,7 +36,7 @@ class Tile:
 
 
 def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, gpu: GpuProperties) -> Tensor:
-    """By Triton kernels, return causal attention over the KV pages.
+    """Return causal attention over the KV pages, with Triton kernels.
 
     Queries and result are [rows, heads, head_dim]. The heads of each row of `queries` must be contiguous in memory.
     Apart from the choice of the kernel, the result of a row does not depend on other sequences in the batch.

@@ -26,7 +26,7 @@ _TABLES = 4  # number of cached tables of tiles; a vision tower uses one or two 
 def attend_frames(
     qkv: Tensor, rope: tuple[Tensor, Tensor] | None, lengths: tuple[int, ...], scale: float, gpu: GpuProperties
 ) -> Tensor:
-    """By Triton kernels, return attention of each row to all rows of its frame."""
+    """Return each row's attention to all rows of its frame, with Triton kernels."""
     rows, all_heads, dim = qkv.shape
     qkv, heads = qkv.contiguous(), all_heads // 3
     if rope is not None:
@@ -53,7 +53,7 @@ def _tile(dim: int, itemsize: int, gpu: GpuProperties) -> Tile:
 
 @lru_cache(_TABLES)
 def _tiles(lengths: tuple[int, ...], rows: int, device: torch.device) -> Tensor:
-    """Return per tile its first row in its frame, and the frame's row and length."""
+    """Return per tile: its first row in the frame, the frame's first row and length."""
     table: list[tuple[int, int, int]] = []
     start = 0
     for length in lengths:

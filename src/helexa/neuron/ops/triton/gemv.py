@@ -1,8 +1,8 @@
 """Matrix products of single input rows, for decode steps.
 
-The memory bandwidth of the GPU limits their speed. A program computes four outputs from four complete rows of a matrix,
-so no second kernel must add partial sums. The threads of the program divide the columns, and each thread reads 16 bytes
-of each row at a time.
+The memory bandwidth of the GPU limits the speed of these products. A program computes four outputs from four complete
+rows of a matrix, so no second kernel must add partial sums. The threads of the program divide the columns, and each
+thread reads 16 bytes of each row at a time.
 
 A quantized code is converted to float32 without a conversion instruction: its bits become the mantissa of a subnormal
 number, which equals the code times a power of two. GPUs multiply subnormal numbers exactly and at full speed. Compiled
@@ -66,7 +66,7 @@ def multiply_rows(
 
 
 def _warps(threads: int) -> int:
-    """Return the number of warps with few idle threads in the last iteration.
+    """Return a number of warps that leaves few threads idle in the last iteration.
 
     A thread reads one of the `threads` 16-byte pieces of a matrix row per loop iteration.
     """

@@ -24,7 +24,7 @@ _NONE = tl.constexpr(0x7FFFFFFF)
 
 
 def sample(logits: Tensor, settings: Settings) -> Tensor:
-    """By Triton kernels, return a sampled token per row, int64 [rows] on the device.
+    """Return a sampled token per row, int64 [rows] on the device.
 
     Args:
         logits: [rows, vocabulary], any float dtype.
@@ -62,7 +62,7 @@ def sample(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def masked(logits: Tensor, masks: Masks) -> Tensor:
-    """Return copies of the rows of logits with a mask, with -inf for other tokens."""
+    """Return copies of the masked rows of logits, with -inf for disallowed tokens."""
     device, vocabulary = logits.device, logits.shape[1]
     rows = upload(np.array(list(masks), np.int32), device)
     bits = upload(np.stack(list(masks.values())), device)
@@ -226,9 +226,10 @@ def _above(source, size, bound, peak, scale, CANDIDATES: tl.constexpr):
 
 @triton.jit
 def _least(source, size, low, peak, scale, most, most_mass, CANDIDATES: tl.constexpr):
-    """Return the smallest x with less than `most` logits and `most_mass` above it.
+    """Return the smallest logit x that top-k and top-p keep.
 
-    The mass is the sum of the weights. The x is at least `low`. Top-k and top-p keep the logits from x on.
+    The logits above x are fewer than `most`, and the sum of their weights is less than `most_mass`. x is at least
+    `low`.
     """
     low, high = _key(low) - 1, _key(peak)
     middle = _between(low, high)

@@ -21,7 +21,7 @@ from helexa.neuron.weights.quantized_matrix import GroupScale, GroupwiseTensor, 
 # GGUF types read as plain tensors, with the names of their dtypes in torch.
 PLAIN_TYPES = {GgmlType.F32: "float32", GgmlType.F16: "float16", GgmlType.BF16: "bfloat16"}
 
-_FEW_WEIGHTS = 1 << 20  # one thread decodes a matrix with fewer weights
+_FEW_WEIGHTS = 1 << 20  # a matrix with fewer weights is decoded by one thread
 
 
 def _q4_0(blocks: Tensor) -> GroupwiseTensor:
@@ -100,7 +100,7 @@ def _decoded(kind: GgmlType, blocks: Tensor) -> GroupwiseTensor:
 
 
 def growth(kind: GgmlType) -> float:
-    """Return the ratio of a GGUF weight's size in memory to its blocks in the file.
+    """Return the size of a GGUF weight in memory, relative to its size in the file.
 
     Kernels for GPUs store no indexes into codebooks, and take more memory.
     """

@@ -54,9 +54,9 @@ class GgufCheckpoint:
         self._tensors = self._translate_names()
         self._require_supported()
         self.total_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
-        # by type, whether scaled, whether columns are in another order, and shape
+        # meta weights by type, whether scaled, whether columns are reordered, and shape
         self._on_meta: dict[tuple[GgmlType, bool, bool, tuple[int, ...]], Weight] = {}
-        # A file that fits into memory may not fit when it is loaded.
+        # Weights may take more memory than the file, so that a file smaller than memory may not fit.
         self._warn_of_growth()
 
     def __enter__(self) -> Self:
@@ -170,7 +170,7 @@ class GgufCheckpoint:
         return named
 
     def _is_scale(self, name: str) -> bool:
-        """Return whether the tensor `name` has the scales of another tensor (NVFP4)."""
+        """Return whether the tensor `name` contains the scales of another tensor (NVFP4)."""
         stem, _, kind = name.rpartition(".")
         # `.input_scale` is only for kernels that quantize activations to NVFP4, too.
         if kind not in ("scale", "input_scale") or f"{stem}.weight" not in self._file.tensors:
@@ -227,5 +227,5 @@ class GgufCheckpoint:
 
 
 def _compose(order: NDArray[np.int64] | None, chosen: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
-    """Return the numbers in the file of the rows `chosen`; `order` has all numbers."""
+    """Return the file's row numbers of the rows `chosen`, where `order` maps all rows."""
     return chosen if order is None else order if chosen is None else order[chosen]

@@ -13,7 +13,7 @@ _SOFTMAX, _SIGMOID = 1, 2  # values of `expert_gating_func`
 
 
 def experts(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's numbers and widths of experts, with the keys of Qwen3-MoE."""
+    """Return the numbers and widths of experts, under the keys of Qwen3-MoE."""
     keys = {
         "num_experts": metadata.integer("expert_count"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
@@ -28,7 +28,7 @@ def experts(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def deepseek_experts(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's numbers, widths, groups of experts, with DeepSeek-V3's keys."""
+    """Return the numbers, widths and groups of experts, under DeepSeek-V3's keys."""
     dense = metadata.integer("leading_dense_block_count", 0, least=0)
     has_mlp = dense or "feed_forward_length" in metadata
     return {
@@ -51,14 +51,14 @@ def _scale(metadata: Metadata, key: str) -> float:
 
 
 def glm4_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's settings of GLM 4.5 that `deepseek_experts` does not return."""
+    """Return the settings of GLM 4.5 that `deepseek_experts` does not return."""
     if metadata.integer("expert_gating_func", 0, least=0) not in (0, _SIGMOID):
         raise metadata.unsupported("expert_gating_func", f"is not {_SIGMOID}, the sigmoid, which is not supported")
     return {"use_qk_norm": metadata.has_tensor("blk.0.attn_q_norm.weight")}
 
 
 def ernie4_5_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's numbers of experts of ERNIE 4.5, and the layers with experts."""
+    """Return the numbers of experts of ERNIE 4.5, and which layers have experts."""
     return {
         "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
         "moe_k": metadata.integer("expert_used_count"),
@@ -71,7 +71,7 @@ def ernie4_5_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any
 
 
 def olmoe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's numbers of experts of OLMoE, as wide as `feed_forward_length`."""
+    """Return the numbers of OLMoE's experts, whose width is `feed_forward_length`."""
     return {
         "num_experts": metadata.integer("expert_count"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
@@ -79,7 +79,7 @@ def olmoe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def minimax_m2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's numbers of experts of MiniMax-M2, whose scores are sigmoids."""
+    """Return the numbers of experts of MiniMax-M2, whose scores are sigmoids."""
     if metadata.integer("expert_gating_func") != _SIGMOID:
         raise metadata.unsupported("expert_gating_func", f"is not {_SIGMOID}, the sigmoid, which is not supported")
     return {
@@ -90,7 +90,7 @@ def minimax_m2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def deepseek2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's widths of latent attention, and the type: DeepSeek or GLM 4.7."""
+    """Return the widths of latent attention, and the model type: DeepSeek or GLM 4.7."""
     rotated, rank = metadata.integer("rope.dimension_count"), metadata.integer("attention.kv_lora_rank")
     # Older files have one tensor for keys and values, and the widths of a head without the suffix `_mla`.
     suffix = "_mla" if "attention.key_length_mla" in metadata else ""
@@ -131,7 +131,7 @@ def _deepseek2_type(metadata: Metadata, config: Mapping[str, Any]) -> str:
 
 
 def linear(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's heads of Gated DeltaNets, and the type of each layer."""
+    """Return the heads of Gated DeltaNet layers, and the type of each layer."""
     heads = metadata.integer("ssm.time_step_rank")
     layers, interval = config["num_hidden_layers"], metadata.integer("full_attention_interval", 4)
     types = metadata.layer_types("linear_attention", "attention.recurrent_layers", layers, interval)
@@ -149,7 +149,7 @@ def linear(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lfm2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's window of the convolutions, and the type of each layer."""
+    """Return the window of LFM2's convolutions, and the type of each layer."""
     kv_heads = metadata.integers("attention.head_count_kv", config["num_hidden_layers"], config["num_key_value_heads"])
     return {
         "block_auto_adjust_ff_dim": False,
@@ -160,13 +160,13 @@ def lfm2(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lfm2_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's number of first layers, which have no experts."""
+    """Return the number of leading layers of LFM2 that have no experts."""
     _require_sigmoid(metadata)
     return {"num_dense_layers": metadata.integer("leading_dense_block_count", 0, least=0)}
 
 
 def granite_hybrid(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's settings of Mamba-2 layers and experts, with Granite 4's keys."""
+    """Return the settings of Mamba-2 layers and experts, under Granite 4's keys."""
     heads, experts = metadata.integer("ssm.time_step_rank"), metadata.integer("expert_count", 0, least=0)
     kv_heads = metadata.integers("attention.head_count_kv", config["num_hidden_layers"], config["num_key_value_heads"])
     width = metadata.integer("feed_forward_length")  # of the experts, or of the MLP of a model without experts
@@ -188,7 +188,7 @@ def granite_hybrid(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, A
 
 
 def nemotron_h(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's settings of Mamba-2 layers, and the type of each layer."""
+    """Return the settings of Nemotron-H's Mamba-2 layers, and each layer's type."""
     layers, heads = config["num_hidden_layers"], metadata.integer("ssm.time_step_rank")
     kv_heads = metadata.integers("attention.head_count_kv", layers, config["num_key_value_heads"])
     widths, mlp = metadata.integers("feed_forward_length", layers), "moe" if "expert_count" in metadata else "mlp"
@@ -211,7 +211,7 @@ def nemotron_h(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nemotron_h_moe(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return GGUF's numbers, widths and groups of experts of Nemotron-H."""
+    """Return the numbers, widths and groups of experts of Nemotron-H."""
     _require_sigmoid(metadata)
     return {
         "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),

@@ -147,7 +147,7 @@ def is_mmproj(name: str) -> bool:
 
 
 def is_companion(name: str) -> bool:
-    """Return whether a GGUF file belongs to another file, and is no model by itself.
+    """Return whether a GGUF file belongs to another file, and is not itself a model.
 
     `name` may be a path. Publishers put draft heads in a folder `MTP`.
     """

@@ -38,8 +38,8 @@ _MAX_DIMENSIONS = 4
 _MAX_ALIGNMENT = 1 << 16
 
 _FIRST_READ = 1 << 16
-_WINDOW = 1 << 16  # bytes of short strings that are looked at together
-_FEW = 1024  # strings; for fewer, the search takes longer than reading their lengths
+_WINDOW = 1 << 16  # bytes that one search for short strings covers
+_FEW = 1024  # for fewer strings, the search takes longer than reading the lengths one by one
 _TRUNCATED = "truncated"
 
 _T = TypeVar("_T")
@@ -139,7 +139,7 @@ def read_header(path: Path, max_bytes: int = MAX_HEADER_BYTES) -> GgufHeader:
 
 
 def is_name(value: Any) -> TypeGuard[str]:
-    """Return whether a GGUF header's value is a printable string, short for errors."""
+    """Return whether a header value is a string fit for errors: printable and short."""
     return isinstance(value, str) and len(value) <= _MAX_NAME_BYTES and value.isprintable()
 
 
@@ -289,7 +289,8 @@ class _HeaderReader:
             if searches and left >= _FEW:
                 found = _ends_of_short_strings(self._data, self._position, start)[:left]
                 if len(found) < _FEW:
-                    # More each time, because many arrays can consist of strings that are not recognized.
+                    # The number grows each time, because the strings of an array may all be of a kind that the search
+                    # misses.
                     left = min(self._one_by_one, left)
                     self._one_by_one *= 2
             ends += found if len(found) >= _FEW else self._ends(left, start)

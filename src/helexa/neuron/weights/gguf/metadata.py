@@ -183,7 +183,7 @@ def corrected_types(
     template = "\n".join(
         value for key, value in metadata.items() if key.startswith("tokenizer.chat_template") and isinstance(value, str)
     )
-    # Nearly all tokens of a vocabulary begin with another character, and are not looked at one by one.
+    # Nearly all tokens of a vocabulary begin with another character, and need no check.
     for index in [index for index, token in enumerate(tokens) if token.startswith(("<", "["))]:
         token, kind, token_id = tokens[index], corrected[index], index if ids is None else ids[index]
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE):
@@ -210,7 +210,7 @@ def suppressed_tokens(metadata: Mapping[str, Any], rows: int) -> list[int]:
     if not is_list_of(tokens, str) or not tokens:
         return []
     unused: list[int] = []
-    # Corrections make no token unused, so only the texts of unused tokens are decoded.
+    # `corrected_types` makes no token unused, so only the tokens that are unused in the file are decoded.
     unused_type = int(TokenType.UNUSED)  # compared faster than a member
     if is_list_of(types, int) and len(types) == len(tokens) and unused_type in types:
         ids = [token_id for token_id, kind in enumerate(types) if kind == unused_type]

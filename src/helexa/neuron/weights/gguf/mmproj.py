@@ -20,7 +20,7 @@ _NO_NAME = re.compile(r"[-_.]?mmproj[-_.]?|[-_.]?(?:model[-_.])?(?:bf16|f16|f32|
 _EMBEDDING, _PROJECTION = ".embedding_length", ".vision.projection_dim"
 _BLOCK = re.compile(r"v\.blk\.(?P<block>\d+)\.(?P<module>\w+)\.(?P<kind>\w+)", re.ASCII)
 _DEEPSTACK = re.compile(r"v\.deepstack\.(?P<block>\d+)\.(?P<module>norm|fc1|fc2)\.(?P<kind>weight|bias)", re.ASCII)
-_CAUSAL_GEMMA4 = (1536, 2560)  # hidden sizes of Gemma 4 E2B and E4B
+_CAUSAL_GEMMA4 = (1536, 2560)  # hidden sizes of Gemma 4 E2B and E4B, whose image tokens attend to earlier tokens only
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 
 _Config = dict[str, Any]
@@ -62,7 +62,7 @@ def mmproj_beside(model: Path) -> Path | None:
 
 
 def _value(path: Path, ending: str) -> Any:
-    """Return the value of the only key that ends with `ending`; None if unknown."""
+    """Return the value of a file's only key that ends with `ending`; None if unknown."""
     try:
         metadata = read_header(path).metadata
     except ModelFileError:  # the load reports the error

@@ -245,7 +245,7 @@ TABLE_BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
 def _weights(
     codes: Tensor, scale: GroupScale, group_size: int, table: Table, kind: GgmlType | None = None
 ) -> GroupwiseTensor:
-    """Return a matrix of codes of `table` from the codebook for type `kind`."""
+    """Return a matrix with the value table `table`, and the codebook of type `kind`."""
     values, entries = tensors.from_numpy(table), None if kind is None else _codebook_entries(kind)
     return GroupwiseTensor(codes, scale, None, zero=0, bits=4, group_size=group_size, table=values, codebook=entries)
 
