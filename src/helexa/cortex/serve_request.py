@@ -93,7 +93,7 @@ async def _serve_prepared(
 
 
 def resolve(gateway: Gateway, view: FleetView, name: str) -> tuple[str, bool]:
-    """To serve a request: return the id of the model `name`, and whether it is known.
+    """Return the id of the model that a request names, and whether it is known.
 
     The id is the target of an alias, or `name` itself. Ollama lists a model without a tag as `name:latest`, and accepts
     both names. So does the gateway, for names with and without this tag. A model on the disk of a node has more names,
@@ -115,7 +115,7 @@ def resolve(gateway: Gateway, view: FleetView, name: str) -> tuple[str, bool]:
 
 
 async def find_model(gateway: Gateway, name: str) -> tuple[FleetView, str, bool]:
-    """To serve a request: return fleet state, id of model `name`, whether it is known.
+    """Return the fleet view, the id of the model `name`, and whether it is known.
 
     If the model is not known, the nodes are polled now: one of them may have loaded the model since its last poll.
     """
@@ -130,7 +130,7 @@ async def find_model(gateway: Gateway, name: str) -> tuple[FleetView, str, bool]
 
 
 async def find_loadable(gateway: Gateway, name: str) -> str:
-    """To serve a request: return the model `name`, maybe one on a node's disk."""
+    """Return the id of the model `name`, which may also be on the disk of a node."""
     view, model, known = await find_model(gateway, name)
     local = None if known else view.local.find(model)
     return model if local is None else same_files(view, gateway.catalog, local) or local

@@ -107,7 +107,7 @@ async def reserve_budget(
 
 
 def default_output(view: FleetView, model: str, request: ClientRequest, context: int | None) -> int:
-    """To reserve budget: return the output limit for a request that states none."""
+    """Return the output limit to reserve for a request that states none."""
     # Third-party backends reject a request whose prompt and output limit together exceed the context. Helexa's own
     # nodes lower the limit themselves.
     if not any(model in node.models and node.kind != "neuron" for node in view.nodes):

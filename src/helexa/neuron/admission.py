@@ -86,7 +86,7 @@ class Admission:
         self._queue.limits = _limits_of(self._config, engine)
 
     def require_open(self) -> None:
-        """If `close` was called, raise the error that it got."""
+        """If `close` was called, raise the error that was passed to it."""
         if self._closed is not None:
             raise self._closed.with_traceback(None)  # shared error: its traceback must not grow with each raise
 

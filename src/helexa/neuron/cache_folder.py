@@ -130,7 +130,7 @@ def expanded(path: Path) -> Path:
 
 
 def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the default cache folder, as the Hub's own tools choose it.
+    """Return the cache folder that the Hugging Face Hub's own tools use by default.
 
     Raises:
         ConfigError: the home folder is unknown, and no environment variable names a cache folder.

@@ -35,7 +35,7 @@ _MARKS = {"fine": "", "note": "note: ", "fault": "FAULT: "}
 
 
 def look_at_folder(folder: Path, content: str) -> Iterator[CheckResult]:
-    """For the doctor: check a cache folder's access, free space, unfinished downloads.
+    """For `neuron doctor`: check a cache folder's access, space, partial downloads.
 
     Args:
         content: description of the files in the folder, for the printed text.
@@ -128,7 +128,7 @@ def _ask(hub: Hub) -> CheckResult:
 def _find(
     settings: NodeOptions | NeuronConfig, sources: Sources, spec: DefaultModel, reachable: set[str]
 ) -> CheckResult:
-    """Return whether the files of `spec` are here or can be downloaded.
+    """Check whether a default model's files exist here or can be downloaded.
 
     Args:
         reachable: source schemes of the hubs that responded.

@@ -66,7 +66,7 @@ class CheckResult(NamedTuple):
 
 
 def look_at_links(device: str, tensor_parallel: int) -> Iterator[CheckResult]:
-    """For the doctor: report links of devices and NUMA nodes; check number of ranks."""
+    """For `neuron doctor`: report the device links and NUMA nodes; check the ranks."""
     facts, nodes = discover(), numa_nodes()
     yield from describe_devices(facts, device_links() if len(facts.devices) > 1 else [])
     yield from describe_numa_nodes(nodes)
@@ -77,7 +77,7 @@ def look_at_links(device: str, tensor_parallel: int) -> Iterator[CheckResult]:
 
 
 def describe_devices(facts: Discovery, links: Sequence[DeviceLink]) -> Iterator[CheckResult]:
-    """For the doctor: report groups of equal devices, and the links between devices."""
+    """For `neuron doctor`: report groups of equal devices, and links between devices."""
     if len(facts.devices) > 1:
         groups = [f"{len(group)} x {group[0].name}" for group in alike(facts.devices)]
         yield CheckResult("links", "fine", f"devices that are alike: {', '.join(groups)}")
@@ -89,7 +89,7 @@ def describe_devices(facts: Discovery, links: Sequence[DeviceLink]) -> Iterator[
 
 
 def describe_numa_nodes(nodes: Sequence[CpuNode]) -> Iterator[CheckResult]:
-    """For the doctor: report CPUs, memory and distances of several NUMA nodes."""
+    """For `neuron doctor`: report CPUs, memory and distances of several NUMA nodes."""
     if len(nodes) < 2:
         return
     sizes = ", ".join(f"{node.number} ({len(node.cpus)} CPUs, {memory_text(node.memory_mb)})" for node in nodes)
@@ -102,7 +102,7 @@ def describe_numa_nodes(nodes: Sequence[CpuNode]) -> Iterator[CheckResult]:
 
 
 def describe_cpu_ranks(nodes: int, tensor_parallel: int) -> CheckResult:
-    """For the doctor: check whether the number of ranks suits the NUMA nodes."""
+    """For `neuron doctor`: check whether the number of ranks suits the NUMA nodes."""
     if nodes < 2 and tensor_parallel == 1:
         return CheckResult("links", "fine", "one NUMA node: one rank makes sense (tensor_parallel = 1)")
     if nodes < 2:
@@ -115,7 +115,7 @@ def describe_cpu_ranks(nodes: int, tensor_parallel: int) -> CheckResult:
 
 
 def describe_gpu_ranks(facts: Discovery, most: int) -> Iterator[CheckResult]:
-    """For the doctor: report among how many of several GPUs a model can be divided."""
+    """For `neuron doctor`: report among how many GPUs a model can be divided."""
     if len(facts.devices) < 2:
         return
     if most > 1:
@@ -143,7 +143,7 @@ def _connection(link: DeviceLink) -> str:
 
 
 def look_at_torch_build() -> Iterator[CheckResult]:
-    """For the doctor: report torch's unused CUDA libraries on a machine without GPU."""
+    """For `neuron doctor`: report unused CUDA libraries on a machine without GPU."""
     if discover().devices or has_nvidia_driver():
         return
     size = cuda_library_bytes(distributions())
@@ -158,7 +158,7 @@ def look_at_torch_build() -> Iterator[CheckResult]:
 
 
 def cuda_library_bytes(installed: Iterable[Distribution]) -> int:
-    """For the doctor: return the size in bytes of the installed NVIDIA libraries."""
+    """For `neuron doctor`: return the size in bytes of the installed NVIDIA libraries."""
     packages = {name.lower().replace("_", "-"): item for item in installed if (name := item.metadata["Name"])}
     return sum(
         file.size or 0
@@ -238,7 +238,7 @@ def _version(compiler: str) -> str:
 
 
 def look_at_kernels(settings: TorchOptions | TorchConfig, device: str, why: str = "") -> Iterator[CheckResult]:
-    """For the doctor: check torch, each device's kernels, whether `device` is usable.
+    """For `neuron doctor`: check torch, every device's kernels, and `device`.
 
     Args:
         why: reason for the choice of `device`, for the printed text; may be empty.
@@ -279,7 +279,7 @@ def look_at_kernels(settings: TorchOptions | TorchConfig, device: str, why: str 
 
 
 def look_at_compiled_modules(package: str) -> Iterator[CheckResult]:
-    """For the doctor: check whether an installed package has compiled modules."""
+    """For `neuron doctor`: check whether an installed package has compiled modules."""
     spec = find_spec(package)
     if spec is None or spec.origin is None or Path(cache_from_source(spec.origin)).exists():
         return

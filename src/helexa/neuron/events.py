@@ -23,7 +23,7 @@ Alternative = tuple[str, bytes, float]  # a candidate token: its text, its bytes
 
 
 class Started(msgspec.Struct, frozen=True):
-    """An output event, the first one: the request was admitted, with its prompt."""
+    """The first output event: the request was admitted. Contains its prompt tokens."""
 
     prompt_tokens: int
 
@@ -36,7 +36,7 @@ class PromptCounted(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """In output events: a token's log-probability, and the likeliest tokens there.
+    """In output events: a token's log-probability, and alternatives at its position.
 
     `offset` is the number of characters of the answer's text before the character that the token begins or continues.
     """

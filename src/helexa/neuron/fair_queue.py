@@ -109,7 +109,7 @@ class FairQueue:
         self._queues: dict[str, deque[Ticket]] = {}  # waiting tickets by principal
         self._admitted_by_principal: dict[str, int] = {}
         self._page_sums: dict[str, float] = {}  # sum of the pages of admitted requests, by principal with requests
-        self._initial_sum = 0.0  # starting sum for new principals
+        self._initial_sum = 0.0  # sum of pages with which a new principal starts
         self._promised = 0  # sum of `owed` of all admitted tickets
         self._claimed = 0  # sum of `claimed` of all admitted tickets
         self._arrived = 0
@@ -266,7 +266,7 @@ class FairQueue:
             victim, reason = anonymous[-1], Reason.ANON_YIELD
         elif newcomer.principal == ANONYMOUS:
             victim, reason = newcomer, Reason.QUEUE_FULL
-        else:  # who fills the queue loses first
+        else:  # the principal with the most waiting requests loses one
             longest = max(self._queues, key=lambda name: (len(self._queues[name]), name == newcomer.principal))
             victim, reason = self._queues[longest][-1], Reason.QUEUE_FULL
         self._dequeue(victim)

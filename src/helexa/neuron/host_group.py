@@ -243,7 +243,7 @@ class Membership:
             try:
                 connection, (address, *_) = listener.accept()
             except OSError:
-                return  # closed
+                return  # the listener was closed
             threading.Thread(target=self._serve, args=(connection, address), name="host-group", daemon=True).start()
 
     def _serve(self, connection: socket.socket, address: str) -> None:

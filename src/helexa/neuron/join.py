@@ -88,7 +88,7 @@ class JoinRequest:
 def prepare(
     gateway: str, token: SecretStr, *, name: str | None, address: str | None, path: Path, service: str | None = None
 ) -> tuple[JoinRequest, NeuronConfig, list[str]]:
-    """To join: write the node's key and address into neuron.toml if missing.
+    """For `neuron join`: write the node's key and address into neuron.toml if missing.
 
     Args:
         address: URL under which the gateway reaches the node. None means the address from which this machine reaches
@@ -131,7 +131,7 @@ def prepare(
 
 
 def is_running(settings: NeuronConfig) -> bool:
-    """To join: return whether a server listens at the node's address."""
+    """For `neuron join`: return whether a server listens at the node's address."""
     try:
         with socket.create_connection((_local_host(settings), settings.port), timeout=_LOCAL_SECS):
             return True
@@ -140,7 +140,7 @@ def is_running(settings: NeuronConfig) -> bool:
 
 
 def accepts_key(settings: NeuronConfig) -> bool:
-    """To join: return whether a node at the address accepts the configured key."""
+    """For `neuron join`: return whether a node accepts the configured key."""
     key = "" if settings.api_key is None else settings.api_key.get_secret_value()
     try:
         with _opener().open(
@@ -155,7 +155,7 @@ def accepts_key(settings: NeuronConfig) -> bool:
 
 
 def restart(service: str, settings: NeuronConfig) -> None:
-    """To join: restart a systemd unit, and wait until the node accepts its key.
+    """For `neuron join`: restart a systemd unit; wait until its node accepts the key.
 
     Raises:
         HelexaError: systemd cannot restart the unit, or the node does not answer within 60 s.

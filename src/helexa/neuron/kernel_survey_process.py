@@ -25,7 +25,7 @@ from helexa.neuron.tensors import Device, DType
 
 
 def take(options: EngineOptions) -> KernelSurvey:
-    """Return the kernels that an engine with `options` would choose."""
+    """Return the kernels that an engine with `options` would choose on each device."""
     if not tensors.torch_is_installed():
         tensors.use("numpy")
     tensors.set_num_threads(threads_of_rank(options, 0))

@@ -232,5 +232,5 @@ def accept_engines(listener: socket.socket, secret: bytes, stages: StageProcesse
         try:
             connection, (address, *_) = listener.accept()
         except OSError:
-            return  # closed
+            return  # the listener was closed
         threading.Thread(target=serve, args=(connection, address), name="host-group-engine", daemon=True).start()

@@ -113,7 +113,7 @@ class Dynamics:
     # models that are loading; models that get no new requests, because they will be unloaded
     loading: list[str] = field(default_factory=list[str])
     draining: list[str] = field(default_factory=list[str])
-    # models that get no requests, of any or of some clients, because connections keep failing
+    # models to which no requests of some or all clients are sent, because connections keep failing
     failing: list[str] = field(default_factory=list[str])
     # models that get few requests, because other nodes serve requests that fail here
     ejected: list[str] = field(default_factory=list[str])

@@ -16,7 +16,7 @@ from typing import Literal
 
 Pair = tuple[str, str]  # node name and model id
 
-ANY = ""  # in place of a client: all clients
+ANY = ""  # stands for all clients, in place of one client's name
 
 Key = tuple[str, str, str]  # node name, model id, and the client, or `ANY`
 

@@ -47,7 +47,7 @@ class Ejection:
     """
 
     strikes: int = 0  # number of strikes that were not taken back
-    # Client whose request gave the last strike. Among the ejections for all clients, the first strike sets only this.
+    # Client whose request gave the last strike. In an ejection for all clients, the first strike only sets this field.
     accuser: str = ANY
     until: float = -inf  # end of the ejection
     trying: bool = False  # True while a trial request is in progress

@@ -137,7 +137,7 @@ class Fleet:
         return max(self._heard_at.get(name, -inf), *received_at, -inf)
 
     def is_answering(self, name: str) -> bool:
-        """Return whether a node that runs requests of this gateway is not silent.
+        """Return False if a node is silent although it runs requests of this gateway.
 
         A node is silent if it has run requests for `MAX_SILENCE_SECS` and has sent nothing during this time.
         """

@@ -17,7 +17,7 @@ from helexa.cortex.fleet.openai_node import OpenAINode
 
 log = logging.getLogger(__name__)
 
-UNSETTLED_INTERVAL_SECS = 1.0  # for failing nodes and recovering models, so that they return to service soon
+UNSETTLED_INTERVAL_SECS = 1.0  # poll interval for failing nodes and recovering models, so that they return soon
 MAX_BACK_OFF = 30  # maximum factor of `UNSETTLED_INTERVAL_SECS`
 MAX_BUSY_INTERVAL_SECS = 60.0  # longest interval for nodes that are too busy to answer polls
 WATCHED_INTERVAL_SECS = 1.0  # shortest interval between two polls of a node while clients watch the fleet

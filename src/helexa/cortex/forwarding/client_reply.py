@@ -59,8 +59,8 @@ class Reply:
     async def abort(self, error: ApiError) -> None:
         """End the response with an error.
 
-        Without a sent status, the error is an HTTP error response; in an event stream, an error event. Any other
-        started response is left incomplete, so the server closes the connection.
+        If no status was sent yet, the client gets an HTTP error response. In an event stream, the client gets an error
+        event. Any other response that has started is left incomplete, so the server closes the connection.
         """
         if not self.started:
             body = self.error_body(error)

@@ -97,7 +97,7 @@ def timed_out(node: str) -> ApiError:
 
 
 def unreachable(node: str) -> ApiError:
-    """Return an attempt's 502 error: the node is not reached, or speaks no HTTP."""
+    """Return an attempt's 502 error: the node is unreachable, or does not speak HTTP."""
     return ApiError(502, "upstream_connection_error", f"node '{node}' did not respond; try again", type="api_error")
 
 

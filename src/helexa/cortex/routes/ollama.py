@@ -162,7 +162,7 @@ async def reject(request: Request) -> Response:
 
 
 class OllamaAddress:
-    """Answers `GET /` at the address of Ollama's clients like Ollama, else uses `app`."""
+    """Answers `GET /` as Ollama does, at Ollama's address; `app` answers the rest."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

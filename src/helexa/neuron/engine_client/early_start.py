@@ -76,7 +76,7 @@ def start_early() -> None:
 
 
 def take_early() -> EngineProcess | None:
-    """Return the process of `start_early` once; None if none or ended."""
+    """Return the process that `start_early` started, once; None if there is none."""
     if _Early.process is not None and _Early.process.popen.poll() is not None:
         _end_early()
     process, _Early.process = _Early.process, None

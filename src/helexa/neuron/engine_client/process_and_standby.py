@@ -147,7 +147,7 @@ class Child:
         return 0.0 if self._ended else self._heartbeat.expected_seconds
 
     async def log_stacks(self) -> None:
-        """Make the engine log the stacks of its threads: Python stacks, native stacks.
+        """Make the engine log its threads' stack traces: Python's, then native ones.
 
         The method waits until the engine logs nothing for half a second, but at most 3 seconds per request.
         """

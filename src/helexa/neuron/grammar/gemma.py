@@ -20,7 +20,7 @@ _MAX_RULES = 500  # per tool; definitions that refer to themselves would need in
 def gemma_call(rules: Rules, tool: CallableTool) -> str:
     """Return a Lark expression for `call:NAME{KEY:VALUE,...}`.
 
-    If this notation cannot enforce the tool's schema, the expression has a JSON object after the name. The parser of
+    If Gemma's notation cannot enforce the tool's schema, the expression has a JSON object after the name. The parser of
     Gemma's format accepts such calls, too.
     """
     lead = literal(f"call:{tool.name}")

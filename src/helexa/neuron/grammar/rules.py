@@ -36,7 +36,7 @@ class Rules:
         return name.partition("[")[0]
 
     def text_to(self, margin: str, marker: str, text: str) -> str:
-        """Return a Lark expression for the terminal `text`, `margin` and `marker`."""
+        """Return a Lark expression: the terminal named `text`, then `margin` and `marker`."""
         # The terminal must not match text that contains `marker`.
         if not self.is_token(marker):  # one terminal, because a separate terminal for `text` would match the marker
             end = margin + marker

@@ -74,7 +74,8 @@ class CallableTool:
     def arguments_schema(self) -> dict[str, Any]:
         """JSON Schema of a call's arguments, which forbids undeclared parameters.
 
-        They stay allowed if the tool's schema names no parameters, or has keywords for additional parameters.
+        Undeclared parameters stay allowed if the tool's schema names no parameters, or has keywords for additional
+        parameters.
         """
         schema = {**self.schema, "type": "object"}
         if "properties" in schema and not schema.keys() & _OPEN and self.required <= self.properties.keys():

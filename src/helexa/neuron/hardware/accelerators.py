@@ -31,7 +31,7 @@ HIDDEN = ("", "-1", "NoDevFiles")  # values of `CUDA_VISIBLE_DEVICES` that hide 
 
 _TIMEOUT_SECONDS = 20.0
 _DRIVER = Path("/dev/nvidiactl")
-_LIBRARY = "libnvidia-ml.so.1"  # as `pynvml` names it
+_LIBRARY = "libnvidia-ml.so.1"  # the library that `pynvml` loads
 
 
 @dataclass(frozen=True)

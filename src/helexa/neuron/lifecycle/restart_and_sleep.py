@@ -38,7 +38,7 @@ _LEAST_TEXT_SECONDS = 1.0  # shortest time for which a sleeping model keeps a to
 _EXIT_SECONDS = 3.0  # time after saving in which the engine must exit
 _CONTEXT_PART = 0.9  # part of the former context length that must fit; otherwise, other models are put to sleep
 _ROOM_SECONDS = 240.0  # longest time in which other models are put to sleep for the memory of this model
-_ARRIVAL_SECONDS = 1.0  # after a wake that no request waited for, time in which the model expects one
+_ARRIVAL_SECONDS = 1.0  # time for which the model stays awake after a wake for which no request waits
 _RETRY_SECONDS = 5
 _CALM_SECONDS = 30.0
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -88,7 +88,7 @@ class HostedModel:
             files. The first `open` awaits it while the engine loads.
         idle_unload_secs: seconds without requests after which the model falls asleep; 0 for never.
         make_room: puts another model to sleep, to free memory for this model. Returns whether it put one to sleep.
-        prepare_wake: starts what shortens the wake of a model that has fallen asleep.
+        prepare_wake: called when the model has fallen asleep; starts work that makes its next wake faster.
         count: called with `sleeps` or `wakes` when the model falls asleep or is awake again.
     """
 
@@ -138,7 +138,7 @@ class HostedModel:
         self._waking: asyncio.Task[None] | None = None
         self._waiting = 0  # number of requests that wait for the wake, or are about to be admitted after it
         self._for_request = False  # whether a request needs the running wake
-        self._expected_until = -math.inf  # until then, a request may arrive for which the model is awake
+        self._expected_until = -math.inf  # until this time, the model stays awake for an expected request
         self._closed = False
 
     async def open(self, on_progress: Callable[[Progress], None] | None = None) -> "ServedModel":

@@ -169,7 +169,7 @@ class ServedModel:
         self._tok_s_decode = 0.0
         self._expect_request: Callable[[], None] = lambda: None
         self._wait_until_awake: Callable[[], Awaitable[None]] | None = None
-        self._earlier_totals = dict.fromkeys(_TOTALS, 0)  # of the engines before the last sleep
+        self._earlier_totals = dict.fromkeys(_TOTALS, 0)  # totals of the engines before the last sleep
 
     def set_wake(self, expect_request: Callable[[], None], wait_until_awake: Callable[[], Awaitable[None]]) -> None:
         """Let `expect_request` and `wake` wake the model, which may sleep from now on."""

@@ -337,7 +337,7 @@ class RepeatedCalls:
         self._earlier: set[tuple[str, str]] = set()
         self._name = ""
         self._arguments: list[str] = []
-        self._length = 0  # of the arguments
+        self._length = 0  # length of the arguments so far
         self._candidates: list[str] = []  # arguments of earlier calls of the same tool that begin like this call's
         self._withheld: list[CallEvent] = []
 

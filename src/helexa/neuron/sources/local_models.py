@@ -24,7 +24,7 @@ MAX_DEPTH = 4  # maximum number of folders between a model folder and a model
 MAX_ENTRIES = 20_000  # maximum number of entries looked at in all model folders together
 
 _SAFETENSORS = "safetensors"
-_WATCHED = ("", "snapshots", "snapshots/*", "blobs", "refs")  # of a repository in a hub's cache
+_WATCHED = ("", "snapshots", "snapshots/*", "blobs", "refs")  # folders of a cached repository that change with it
 
 
 @dataclass(frozen=True)

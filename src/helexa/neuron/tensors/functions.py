@@ -177,7 +177,7 @@ def pad(array: Array, counts: Sequence[int]) -> Array:
 
 
 class _Lease(np.ndarray):
-    """The array that owns lent memory. All views of the memory keep it alive."""
+    """The array that owns memory of `lent`. All views of the memory keep it alive."""
 
     returned: Callable[[], object] | None = None  # gives the memory back
     address = 0

@@ -204,7 +204,7 @@ class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def defaults_in_directory(path: Path) -> SamplingDefaults:
-    """Return a text setting: the sampling defaults in `generation_config.json`."""
+    """Return the sampling defaults in a model directory's `generation_config.json`."""
     try:
         config = read_object(path / "generation_config.json")
     except ModelFileError:
@@ -216,7 +216,7 @@ def defaults_in_directory(path: Path) -> SamplingDefaults:
 
 
 def defaults_in_gguf(metadata: Mapping[str, Any]) -> SamplingDefaults:
-    """Return a text setting: the sampling defaults in a GGUF file's metadata."""
+    """Return the sampling defaults in a GGUF file's metadata."""
     return _numbers({name: metadata.get(key) for name, key in _SAMPLING_KEYS.items()})
 
 
@@ -225,7 +225,7 @@ def _numbers(values: Mapping[str, Any]) -> SamplingDefaults:
 
 
 def require_known_modules(path: Path) -> None:
-    """For text settings: check that an embedding is the pooling's normalized result.
+    """Check that a model's embeddings need no steps besides pooling and normalization.
 
     Raises:
         ModelFileError: `modules.json` of an embedding model names a module that is not implemented, such as `Dense`.
@@ -245,7 +245,7 @@ def require_known_modules(path: Path) -> None:
 
 
 def pooling_in_directory(path: Path) -> Pooling:
-    """Return a text setting: a model directory's pooling method, `mean` by default.
+    """Return the pooling method of the model in a directory, `mean` by default.
 
     Raises:
         ModelFileError: the model has an unknown method, or concatenates the vectors of several methods.
@@ -270,7 +270,7 @@ def pooling_in_directory(path: Path) -> Pooling:
 
 
 def pooling_in_gguf(metadata: Mapping[str, Any]) -> Pooling:
-    """Return a text setting: a GGUF file's pooling method, `mean` by default.
+    """Return the pooling method of the model in a GGUF file, `mean` by default.
 
     Raises:
         ModelFileError: the model is a reranker, or has an unknown method.
@@ -286,7 +286,7 @@ def pooling_in_gguf(metadata: Mapping[str, Any]) -> Pooling:
 
 
 def special_tokens_in_directory(path: Path) -> dict[str, str]:
-    """Return a text setting: a model directory's special tokens, by variable.
+    """Return the special tokens of a model directory, by chat template variable.
 
     Raises:
         ModelFileError: one of the files contains no JSON object.
@@ -299,7 +299,7 @@ def special_tokens_in_directory(path: Path) -> dict[str, str]:
 
 
 def special_tokens_in_gguf(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, str]:
-    """Return a text setting: a GGUF file's special tokens, by variable."""
+    """Return the special tokens of a GGUF file, by chat template variable."""
     ids = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in _TOKEN_KEYS.items()}
     texts = {name: tokenizer.token_text(value) if type(value) is int else None for name, value in ids.items()}
     return {name: text for name, text in texts.items() if text is not None}
