@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 MAX_FILE_BYTES = 16 << 20
-_GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
+_GRACE_SECONDS = 1.0  # time between SIGTERM and SIGKILL
 _CHUNK_BYTES = 1 << 16
 
 

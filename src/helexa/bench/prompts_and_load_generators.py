@@ -134,7 +134,7 @@ Its argument is the time at which the request is scheduled, or None.
 """
 Arrivals = Literal["poisson", "constant"]
 _MAX_IN_FLIGHT = 2048
-_LOOK_AFTER = 20  # arrivals; fewer show no trend
+_LOOK_AFTER = 20  # number of arrivals; fewer show no trend
 _SURE = 3.3  # standard errors of a slope; about one false alarm in a thousand tests
 _SHED_SHARE = 0.05
 _LATER = 1.5

@@ -75,7 +75,7 @@ def swap_scenario(config: ScenariosSection) -> Scenario:
     return Swap(min(config.prompt_sizes, default=128), config.max_tokens)
 
 
-_MOST = 20_000  # readings of one sample
+_MOST = 20_000  # maximum number of readings in one sample
 
 
 @asynccontextmanager

@@ -77,8 +77,8 @@ MIN_TOKENS = 64
 MAX_TOKENS = 4096
 LOW_DETAIL_TOKENS = 256  # maximum number of tokens of an image with the detail `low` on helexa's nodes
 
-_PIXELS_PER_TOKEN = 32 * 32  # Qwen models; most others have fewer tokens
-_HEAD_CHARS = 64 << 10  # a multiple of 4
+_PIXELS_PER_TOKEN = 32 * 32  # as in Qwen models; most other models have fewer tokens
+_HEAD_CHARS = 64 << 10  # characters of base64 to decode, a multiple of 4
 # Cameras write the size after a few segments. The limit bounds the work on a file that consists of tiny segments.
 _MAX_JPEG_SEGMENTS = 64
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of JPEG segments that contain the size

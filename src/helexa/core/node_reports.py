@@ -364,7 +364,7 @@ class Pull(Record):
 
 
 class LoadProgress(Record):
-    """In a `NodeReport`: a loading model: stage, and completed fraction if known."""
+    """In a `NodeReport`: a loading model, its stage, and completed fraction if known."""
 
     model: str
     stage: str | None = None

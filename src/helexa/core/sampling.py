@@ -67,7 +67,7 @@ class Sampling(NumericSampling):
     option is off.
 
     Attributes:
-        max_tokens: Maximum number of tokens of an answer, else the rest of the context, or a server's own limit.
+        max_tokens: Maximum number of tokens of an answer. Default: the rest of the context, or a server's own limit.
         temperature: Randomness; 0 always selects the most likely token.
         top_p: Sample from the most likely tokens with this total probability; 1 is off.
         top_k: Sample from this number of most likely tokens; 0 is off.
@@ -86,7 +86,7 @@ class Sampling(NumericSampling):
 class SamplingOptions(TypedDict, total=False):
     """The fields of `Sampling` as keyword arguments, for type checkers.
 
-    A test compares the two.
+    A test checks that both have the same options.
     """
 
     max_tokens: int | None

@@ -16,7 +16,7 @@ _SHA = re.compile(r"[0-9a-f]{7,64}")
 
 
 class Build(NamedTuple):
-    """Where the installed version comes from: the build of its wheel."""
+    """Git commit and time of the build of the installed wheel."""
 
     git_sha: str = ""  # hash of the git commit; empty if unknown
     git_dirty: bool | None = None  # whether the checkout had uncommitted changes; None if unknown
@@ -25,7 +25,7 @@ class Build(NamedTuple):
 
 @cache
 def build() -> Build:
-    """Return commit and time of the build; unknown in a source tree."""
+    """Return commit and time of the installed wheel's build; unknown in a source tree."""
     import json  # slow to import, as the other local imports here, and every process of helexa imports this module
 
     try:
@@ -106,7 +106,7 @@ def _commit_from_pip() -> str | None:
 
 
 def _git(*arguments: str) -> str:
-    """Return the output of git."""
+    """Return the output of `git` with `arguments` in the source tree."""
     import subprocess
 
     command = ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments]

@@ -145,7 +145,7 @@ class PrivateEngines:
         self._config = settings.config()
         self._sources = Sources(self._config, refresh=False)  # only `pull` checks the hub for updates
         self.holders: dict[str, set[object]] = {}  # model id -> objects that need the model to stay loaded
-        self._registries: dict[str, Registry] = {}  # by device
+        self._registries: dict[str, Registry] = {}  # device -> registry of its models
         self._imports: asyncio.Future[None] | None = None
         self._sources_by_id: dict[str, str] = {}  # model id -> source of the model
 

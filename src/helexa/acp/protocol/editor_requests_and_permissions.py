@@ -26,7 +26,7 @@ class EditorClient:
     ) -> None:
         self._connection = connection
         self._transport = transport
-        # the view of the sessions and of their tools
+        # the part of this client that sessions and their tools use
         self.for_sessions = Client(
             self.request, capabilities.reads_files, capabilities.writes_files, capabilities.runs_commands
         )

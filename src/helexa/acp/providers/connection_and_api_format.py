@@ -72,24 +72,27 @@ class ApiFormat(Protocol):
 
 
 def text_of(value: Any) -> str:
-    """Return a string in a connection's JSON with U+FFFD for surrogates; else ""."""
+    """In an endpoint's JSON: return the string `value`, or "" for another type.
+
+    Lone surrogates are replaced by U+FFFD.
+    """
     if not isinstance(value, str):
         return ""
     return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def count_of(value: Any) -> int:
-    """Return `value` in a connection's JSON if it is a positive integer, else 0."""
+    """In an endpoint's JSON: return `value` if it is a positive integer, else 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def object_of(value: Any) -> Json:
-    """Return `value` in a connection's JSON if it is an object, else an empty one."""
+    """In an endpoint's JSON: return `value` if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def list_of(value: Any) -> list[Any]:
-    """Return `value` in a connection's JSON if it is a list, else an empty list."""
+    """In an endpoint's JSON: return `value` if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 

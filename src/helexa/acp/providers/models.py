@@ -29,7 +29,7 @@ class ModelCard:
 
 
 class Provider(Protocol):
-    """What `Models` needs of the client of one endpoint, an interface."""
+    """Interface of the client of one endpoint, as `Models` uses it."""
 
     endpoint: Endpoint
 

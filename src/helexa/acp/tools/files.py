@@ -22,7 +22,7 @@ from helexa.acp.tools.tool_and_effects import (
     as_block,
 )
 
-_MAX_DIFF_BYTES = 128_000  # per side of a diff
+_MAX_DIFF_BYTES = 128_000  # maximum size of each of the two texts of a diff
 _CONTEXT_LINES = 5
 _COMPARED_LINES = 2000
 _MAX_HIDDEN_LINES = 50

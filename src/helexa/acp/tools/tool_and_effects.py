@@ -80,7 +80,7 @@ class ToolOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What a tool call gets: the environment in which the tools of a session run."""
+    """The environment in which the tools of a session run; each tool call gets it."""
 
     session_id: str
     cwd: Path  # working directory of the session, an absolute path as the editor wrote it

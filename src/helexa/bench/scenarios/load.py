@@ -25,7 +25,7 @@ _SPREAD = 0.5  # standard deviation of the logarithm of sizes and times in conve
 
 @dataclass(frozen=True, slots=True)
 class Concurrency(Scenario):
-    """Closed loop: each of `level` users waits for a response before the next.
+    """Closed loop: `level` users, who wait for a response before the next request.
 
     No prompt hits the prefix cache.
     """

@@ -10,7 +10,7 @@ from helexa.bench.prompts_and_load_generators import Ask, Clock, PromptRequest, 
 from helexa.bench.request_records_and_metrics import Objectives, RequestRecord
 from helexa.bench.servers import NeuronTarget, ServedModel
 
-_SLACK = 1.1  # prompts are counted in words
+_SLACK = 1.1  # factor on prompt sizes, which are estimated from numbers of words
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class ChatMessage(WireObject):
         return isinstance(self.content, list) and any(part["type"] in IMAGE_PARTS for part in self.content)
 
     def for_template(self) -> dict[str, Any]:
-        """Return the input of a chat template, which is equal for equivalent messages.
+        """Return the message as a chat template's input, equal for equivalent messages.
 
         * Undeclared fields that are null or empty are left out, and so is an empty list of tool calls.
         * Text parts have the type `text`. Empty text parts are left out. A single text part becomes a string.

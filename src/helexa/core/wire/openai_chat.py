@@ -18,7 +18,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 def both_endings() -> ApiError:
-    """Return the error: a chat cannot continue its last message and also begin one."""
+    """Return the 400 error for a chat that continues its last message and begins one."""
     return invalid_body(
         "continue_final_message: cannot be true when 'add_generation_prompt' is; set one of them",
         "continue_final_message",
@@ -71,7 +71,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """Requested alternatives per output token; None without log-probabilities."""
+        """Number of likely tokens to report at each position; None for no logprobs."""
         return self.top_logprobs or 0 if self.logprobs else None
 
     @property
@@ -127,7 +127,7 @@ class ChatRequest(GenerationRequest):
         return budget if type(budget) is int and budget > 0 else self.thinking_budget
 
     def _validated(self) -> Self:
-        self._apply_allowed_tools()  # first: later code sees only the allowed tools and a plain mode
+        self._apply_allowed_tools()  # first, so that later code sees only the allowed tools and a plain mode
         return super()._validated()
 
     def _apply_allowed_tools(self) -> None:

@@ -58,7 +58,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """Requested alternatives per output token; None without log-probabilities."""
+        """Number of likely tokens to report at each position; None for no logprobs."""
         return self.logprobs
 
     @property

@@ -303,7 +303,7 @@ class GenerationRequest(ShapedRequest, NumericSampling):  # pyright: ignore[repo
 
     @property
     def alternatives(self) -> int | None:
-        """Requested alternatives per output token; None without log-probabilities."""
+        """Number of likely tokens to report at each position; None for no logprobs."""
         return None
 
     def reject_unsupported(self) -> None:

@@ -143,7 +143,7 @@ def _as_text(value: Any) -> str:
 
 
 def name_in_chat(names: Mapping[tuple[str | None, str], str], namespace: Any, name: str) -> str:
-    """Return the name in the chat of a function that an input item calls."""
+    """Return the name that chat messages have for a function that an item calls."""
     return names.get((namespace, name), name) if isinstance(namespace, str | None) else name
 
 

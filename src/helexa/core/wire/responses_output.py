@@ -296,7 +296,7 @@ class CustomCallItem(CallItem):
     prefix = "ctc"
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """Return the call as a JSON object, with the complete input or none."""
+        """Return the call as JSON; its input is empty while the call is in progress."""
         text = "" if status == "in_progress" else self._input()
         return {"id": self.id, "type": "custom_tool_call", "status": status, **self._call, "input": text}
 
@@ -313,7 +313,7 @@ class CustomCallItem(CallItem):
         try:
             arguments = json.loads(text)
         except (ValueError, RecursionError):
-            return text  # some models write the input itself
+            return text  # some models write the input itself, not a JSON object
         value = arguments.get("input") if isinstance(arguments, dict) else arguments
         return value if isinstance(value, str) else text
 
@@ -330,7 +330,7 @@ class ResponseOutput:
         self._namespaced = namespaced
         self._custom = custom  # names that the model uses for custom tools
         self._item: ResponseItem | None = None
-        self._answered = False  # there is a message or a call
+        self._answered = False  # whether the output has a message or a call
 
     def add_text(self, text: str, logprobs: Iterable[Logprob] = ()) -> list[Event]:
         """Add text to the current or a new message, and return the events."""

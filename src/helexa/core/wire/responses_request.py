@@ -70,7 +70,7 @@ def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
 
 
 def _chat_names(tools: Sequence[Tool] | None) -> dict[tuple[str | None, str], str]:
-    """Return the names in the chat of a Responses API request's functions.
+    """Return the names that the chat request gives to a Responses request's functions.
 
     Chat requests have no namespaces, and clients name a namespace after each MCP server. A function whose name occurs
     several times gets its namespace as a prefix.
