@@ -16,8 +16,8 @@ from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.cache_folder import default_prompts_mb
 
 LOOPBACK = "127.0.0.1"
-OLLAMA_PORT = 11434
-OLLAMA_OPTION = "--ollama"  # port at which programs look for Ollama
+OLLAMA_PORT = 11434  # port at which programs look for Ollama
+OLLAMA_OPTION = "--ollama"
 
 _EVERY_ADDRESS = ("0.0.0.0", "::")
 _DECIDED_HERE = ("NEURON_HOST", "NEURON_PORT", "NEURON_API_KEY", "NEURON_DEFAULT_MODELS", "CORTEX_GATEWAY__LISTEN")
@@ -138,7 +138,7 @@ class LocalConfig:
             "idle_unload_secs": (_IDLE_UNLOAD_SECS if prompts_mb else 0.0) if idle_secs is None else idle_secs,
             "tensor_parallel": self.tensor_parallel,
         }
-        ledger = {"url": f"sqlite:{folder.absolute() / 'cortex.db'}"}  # separate for each folder
+        ledger = {"url": f"sqlite:{folder.absolute() / 'cortex.db'}"}  # each state folder has a ledger of its own
         neuron.write_text(
             _keys({"host": LOOPBACK, "port": self.neuron_port})
             + f"\n[harness.torch]\n{_keys(harness)}"

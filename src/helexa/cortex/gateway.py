@@ -179,7 +179,7 @@ class Gateway:
             ConfigError: the configuration is inconsistent. The gateway keeps the previous configuration.
         """
         keys = static_keys(config.entitlements)
-        started = {"gateway": self._started, "ollama": self._started_ollama}  # the listen addresses do not change
+        started = {"gateway": self._started, "ollama": self._started_ollama}  # the gateway still listens there
         check_exposure(config.model_copy(update=started))
         self.authenticator.configure(config.entitlements.require_auth, keys)
         self.config, self.catalog = config, catalog

@@ -31,7 +31,8 @@ from helexa.generation.tools import chosen_tool, tool_definitions
 _MAX_LINE_BYTES = 16 << 20
 _SAMPLING = frozenset(field.name for field in fields(Sampling))
 
-_OMITTED = frozenset({"others", "parsed", "reasoning", "device", "dtype", "tool_calls", "logprobs"})  # omitted if empty
+# Fields of a result that are omitted if they are empty.
+_OMITTED = frozenset({"others", "parsed", "reasoning", "device", "dtype", "tool_calls", "logprobs"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 
 _PRINCIPAL = "self"  # the only principal of this process: all requests share the prefix cache
 _RETRY_SECONDS = 0.05
-_NODE_VARIABLES = "NEURON_"  # `ENV_PREFIX` of `neuron.config`
+_NODE_VARIABLES = "NEURON_"  # prefix of the environment variables of nodes, as in `neuron.config`
 _WAIT_SECONDS = 24 * 3600.0  # maximum time in the queue, behind other requests of this process
 _DTYPES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
 

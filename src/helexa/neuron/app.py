@@ -183,7 +183,8 @@ class NodeServer(Listener):
         super().__init__(
             app,
             connection=NodeConnection,
-            limits=ConnectionLimits.within(descriptors, other_descriptors=descriptors // 2),  # for engines and files
+            # Half of the descriptors are for engines and files.
+            limits=ConnectionLimits.within(descriptors, other_descriptors=descriptors // 2),
             grace_secs=_ENDING_SECONDS,
         )
         self._node_app = app

@@ -77,7 +77,7 @@ class StageProcesses:
                 pass  # the process has ended
             finally:
                 code = process.wait()
-                _kill(process)  # ranks that the process has started
+                _kill(process)  # kills the ranks that the process has started
                 del self._processes[process.pid]
                 channel.close()
                 assert process.stdin is not None
@@ -108,7 +108,7 @@ def _start(channel: Channel, setup: socket.socket) -> subprocess.Popen[bytes]:
             *(sys.executable, "-P", "-m", "helexa.neuron.engine.stage_process"),
             *("--channel-fd", str(channel.fileno()), "--setup-fd", str(setup.fileno())),
         ],
-        stdin=subprocess.PIPE,  # the parent-death watch
+        stdin=subprocess.PIPE,  # its end tells the process that this one has died
         stdout=subprocess.DEVNULL,
         env=ENVIRONMENT | os.environ,
         pass_fds=(channel.fileno(), setup.fileno()),

@@ -131,7 +131,7 @@ def event_updates(event: Event, client: ClientCapabilities) -> list[Update]:
             return [{"sessionUpdate": "plan", "entries": [msgspec.structs.asdict(entry) for entry in entries]}]
         case UsageChanged(used, size, cost):
             if size is None:
-                return []  # the protocol requires a size
+                return []  # a `usage_update` must have a size
             usage: Update = {"sessionUpdate": "usage_update", "used": used, "size": size}
             return [usage if cost is None else usage | {"cost": {"amount": round(cost, 6), "currency": "USD"}}]
         case TitleChanged(title):

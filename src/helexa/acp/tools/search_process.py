@@ -112,7 +112,7 @@ _MAX_FILES = 200_000
 _MAX_FILE_BYTES = 4 << 20
 _MAX_LINE_CHARACTERS = 300
 _MAX_BRACES = 64
-_MAX_SECRETS = 20  # reported as not searched
+_MAX_SECRETS = 20  # maximum number of secret files that are reported as not searched
 
 
 class Search(Struct, frozen=True):

@@ -78,7 +78,7 @@ class Rate(Scenario):
         return {"rate_rps": self.rate_rps, "arrivals": self.arrivals, **_load_params(self)}
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send requests at their times, until the end or saturation."""
+        """Send each request at its scheduled time, to the last one or until saturation."""
         ask = subject.cold_requests(subject.prompts(seed), self.prompt_tokens, self.max_tokens)
         offsets = list(arrival_times(self.rate_rps, self.duration_secs, self.arrivals, seed))
         loop = await open_loop(ask, offsets, subject.clock)
@@ -209,7 +209,7 @@ class Agentic(Scenario):
             record = await subject.client.ask(question, role="turn")
             records.append(record)
             if record.status != "ok" or len(records) == self.turns:
-                return records  # failed, or the last turn
+                return records  # the request failed, or it was the last turn
             returned = prompts.words(round(self.tool_tokens * source.lognormvariate(0, _SPREAD)))
             turns += [Turn("assistant", record.text or "..."), Turn("user", f"The tool returned: {returned}")]
             took = self.tool_secs * source.lognormvariate(0, _SPREAD)

@@ -109,7 +109,7 @@ class Cancel(Scenario):
         return control is not None and Scenario.suits(self, model, control)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send a request, disconnect, and measure the time to its release."""
+        """Send a request, disconnect, and measure the time until the server releases it."""
         control, name = subject.control, subject.model.name
         if control is None:
             return Outcome(error="the server does not report its requests in flight")

@@ -85,7 +85,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
         ) from error
     try:
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")  # a sample may have taken minutes
+        connection.execute("PRAGMA synchronous = FULL")  # a crash must not lose a sample, which may have taken minutes
         connection.execute("PRAGMA foreign_keys = ON")
         _create_tables(connection, path)
     except BaseException as error:

@@ -17,7 +17,7 @@ def console(*, url: str | None = None) -> None:
     Args:
         url: Gateway of the console, else HELEXA_BASE_URL, else that of the `helexa up` on this machine.
     """
-    gateway = Gateway(local_gateway(url).url)  # without a key, which would be sent
+    gateway = Gateway(local_gateway(url).url)  # no key yet: the server may be no gateway
     session = gateway.get("/api/session")
     if not isinstance(session, dict) or not session.get("links"):
         raise CommandError(

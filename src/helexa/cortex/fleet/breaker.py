@@ -186,7 +186,7 @@ class Breakers:
         self._breakers = {key: breaker for key, breaker in self._breakers.items() if wanted(key[:2])}
 
     def _put(self, key: Key, breaker: Breaker, now: float) -> None:
-        self._breakers.pop(key, None)  # the dict is in the order of the last changes
+        self._breakers.pop(key, None)  # inserted again below: the dict is in the order of the last changes
         if not breaker.blank(now):
             self._breakers[key] = breaker
             # The breakers for all clients stay: there is one for each pair, and clients must not push them out.

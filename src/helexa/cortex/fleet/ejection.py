@@ -161,7 +161,7 @@ class Ejections:
         self._rejections = {key: count for key, count in self._rejections.items() if wanted(key[0])}
 
     def _put(self, key: EjectionKey, ejection: Ejection) -> None:
-        self._ejections.pop(key, None)  # the dict is in the order of the last changes
+        self._ejections.pop(key, None)  # inserted again below: the dict is in the order of the last changes
         if ejection != Ejection():
             self._ejections[key] = ejection
             # The ejections for all clients stay: clients must not push them out.

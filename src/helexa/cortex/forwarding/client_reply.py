@@ -46,7 +46,7 @@ class Reply:
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def keep_alive(self) -> None:
-        """Send a comment in a stream, so that clients and proxies see it alive."""
+        """Send a comment in a stream, so that clients and proxies do not give it up."""
         if self._streamed:
             comment = KEEP_ALIVE if self._ends_with_event() else b":\n"  # an empty line would end a begun event
             await self._send({"type": "http.response.body", "body": comment, "more_body": True})

@@ -37,7 +37,7 @@ from helexa.cortex.routing import WarmRoute, has_warm, route
 log = logging.getLogger(__name__)
 
 HOLD_SECS = 0.1  # interval between decisions while a load waits for its start
-REST_SECS = 5.0  # longest interval between decisions otherwise
+REST_SECS = 5.0  # longest interval between decisions while no load waits for its start
 SHOW_FAILURE_SECS = 600.0  # a failed load is reported until this long after its next attempt was due
 _UNLOAD_BACKOFF_SECS = 60.0
 
@@ -145,7 +145,7 @@ class Lifecycle:
         if profile is None or snapshot.needs_mb(model) or model in self._history.estimates_mb:
             return
         if sleeping_profile(snapshot.view, model) is not None:
-            return  # its node knows the files
+            return  # the node on which it sleeps knows its memory need
         nodes = [node for node in snapshot.view.nodes if node.healthy and node.local is not None]
         node = next((node for node in nodes if feasible(profile, node)), None)
         if node is None:

@@ -190,7 +190,7 @@ async def create_invitation(request: Request) -> Response:
 
 
 async def join_node(request: Request) -> Response:
-    """`POST /api/join`: add the node that sent the request, which its token allows."""
+    """`POST /api/join`: add the node that sent the request, if its token is valid."""
     gateway: Gateway = request.app.state.gateway
     body = await NodeJoin.read(request)
     peer = request.client.host if request.client is not None else ""

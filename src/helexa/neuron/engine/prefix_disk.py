@@ -39,7 +39,7 @@ _log = logging.getLogger("helexa.neuron.engine")
 _HEADER = struct.Struct("<4sIQ17s15x")  # magic, checksum of key and contents, bytes of the contents, key
 _MAGIC = b"hxp3"
 _NO_KEY = bytes(17)  # key of removed records
-_KEY_OFFSET = struct.calcsize("<4sIQ")  # in the header
+_KEY_OFFSET = struct.calcsize("<4sIQ")  # offset of the key in the header
 _SEGMENT_BYTES = 64 << 20
 _RESERVED_BYTES = 1 << 30  # disk space left free for other uses
 _MAX_AGE_SECS = 30 * 86400
@@ -65,7 +65,7 @@ _NEUTRAL = (
 
 class _Record(NamedTuple):
     segment: Path
-    offset: int  # of the contents
+    offset: int  # offset of the contents in the segment
     length: int
     checksum: int
 

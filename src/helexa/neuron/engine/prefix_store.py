@@ -91,7 +91,7 @@ class PrefixStore:
         self.saved_prefixes: dict[str, bytes] = {}  # page hashes by prefix key, of earlier engines
         self._held: dict[int, Sequence] = {}  # the sequences that wait for pages from disk, by id
         self._stale: set[int] = set()  # ids of the held sequences whose records were cleared
-        self._token_secs = 0.0  # measured; 0: unknown
+        self._token_secs = 0.0  # measured seconds to compute a prompt token; 0: unknown
         self._heard = 0.0  # when the reader last returned something, or began
         self._silent = self._probing = False  # whether the disk is unreachable, and whether it is measured again
         self._reader = RecordReader(self._depth, self._held.__contains__, self._wake)
@@ -307,7 +307,7 @@ class PrefixStore:
             for key in (PAGE + page_hash, WINDOW + page_hash, STATE + page_hash):
                 self._unsaved.pop(key, None)
                 if self._writer.ident:
-                    self._copies.put((key, []))  # behind copies of this key in the queue
+                    self._copies.put((key, []))  # written after queued copies of this key, which it removes
 
     def _holds(self, key: bytes) -> bool:
         """Return whether the KV cache has the page, window page or snapshot of a record."""

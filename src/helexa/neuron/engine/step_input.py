@@ -21,8 +21,8 @@ _MOST_DRAFTING = 4  # maximum number of sequences in a captured graph with draft
 MAX_DRAFT_ROWS = 1 + MAX_DRAFTS  # Maximum number of rows (tokens) of a sequence in a step with drafts
 
 _ALIGNED = 16  # every array starts at a multiple of this many numbers, so that kernels can read several numbers at once
-_AXES = 3  # maximum axes of positions
-_NOWHERE = -1  # slot of padding rows
+_AXES = 3  # maximum number of position axes (M-RoPE)
+_NOWHERE = -1  # KV slot of padding rows
 
 
 def int32(values: Any = ()) -> Int32:

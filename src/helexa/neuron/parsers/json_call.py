@@ -50,7 +50,7 @@ def read_arguments(source: Source, output: Output, name: str, ends: Markers = NO
 
 
 def add_call(output: Output, name: str, arguments: str) -> bool:
-    """Add a call whose arguments are known. Return False if they cannot be repaired."""
+    """Add a complete call. Return False if its name or arguments are not acceptable."""
     try:
         text = repaired_json(arguments, output.schema(name))
         output.check(name)

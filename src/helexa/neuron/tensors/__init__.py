@@ -96,7 +96,7 @@ def cached(size: int | None = None) -> Callable[[Callable[_P, _R]], Callable[_P,
     return decorate
 
 
-class inference_mode(ContextDecorator):  # the name of torch
+class inference_mode(ContextDecorator):  # named as in torch
     """A context, and a decorator of functions, in which torch records no gradients."""
 
     def __enter__(self) -> Self:

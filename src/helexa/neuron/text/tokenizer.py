@@ -249,7 +249,7 @@ class Tokenizer:
         # some programs append the last token of an embedding model themselves. Models have never seen such a token
         # twice in a row, and answer worse.
         has_prefix = ids[: len(self.prefix)] == self.prefix
-        inner = ids[len(self.prefix) :] if has_prefix else ids  # one token cannot be both
+        inner = ids[len(self.prefix) :] if has_prefix else ids  # a token that is the prefix is not also the suffix
         has_suffix = inner[max(len(inner) - len(self.suffix), 0) :] == self.suffix
         return [] if has_prefix else self.prefix, [] if has_suffix else self.suffix
 

@@ -52,7 +52,7 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
     if _added_length(parsed) > MAX_ADDED_LENGTH:
         raise UnsupportedModelError(f"{path.name} has added tokens of more than {MAX_ADDED_LENGTH} characters")
     with backend_errors(f"{path.name} cannot be read", "download the model again"):
-        del parsed  # before the library needs memory
+        del parsed  # frees memory before the library allocates its own
         backend = Tokenizer.from_buffer(data)
     backend.no_truncation()
     backend.no_padding()

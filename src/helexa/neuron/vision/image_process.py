@@ -17,7 +17,7 @@ from helexa.neuron.vision.shared_pixels import pixel_array
 
 MAX_MEMORY = 1536 << 20  # maximum growth of the process's address space after its start, in bytes
 
-_LEAST_SHARE = 0.2  # of the maximum CPU time, for small images
+_LEAST_SHARE = 0.2  # share of the maximum CPU time that even a tiny image gets
 
 
 class ImageRequest(msgspec.Struct, frozen=True):

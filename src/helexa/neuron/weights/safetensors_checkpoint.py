@@ -107,7 +107,7 @@ class StoredTensors(ABC):
     def __init__(self, named: Mapping[str, StoredTensor], missing: Callable[[str], str]) -> None:
         self._tensors = named
         self._missing = missing
-        self.total_bytes = sum(tensor.nbytes for tensor in named.values())  # in the files
+        self.total_bytes = sum(tensor.nbytes for tensor in named.values())  # sizes in the files
 
     def __enter__(self) -> Self:
         return self

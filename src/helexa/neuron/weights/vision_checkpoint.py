@@ -48,7 +48,7 @@ class VisionCheckpoint(StoredTensors):
         super().__init__(named, lambda name: f"no tensor {name} in the vision part of the model")
 
     def stored_name(self, name: str) -> str:
-        """Return `name`: reports name tensors without the prefix that they have in files."""
+        """Return `name` unchanged: errors and reports omit the prefix of names in files."""
         return name
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ class OtherProcesses(Protocol):
         ...
 
     def touch_caches(self) -> None:
-        """Make all processes write to their whole KV caches."""
+        """Make all processes write to their whole KV caches, which allocates the memory."""
         ...
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ _ALLOWANCE = 1.1  # factor of a step's memory, because some free blocks of the a
 class DeviceMemory:
     """The measured memory of steps on one GPU, in bytes."""
 
-    weights: int  # allocated for the weights
+    weights: int  # bytes allocated for the weights
     step: int  # allocated by the largest step, in addition to the weights and caches
     free: int  # free memory, including the memory that the process holds
 

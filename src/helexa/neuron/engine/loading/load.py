@@ -177,7 +177,7 @@ def _divide_among_hosts(build: Build, stages: RemoteStages) -> list[range]:
 def _start(build: Build, model: LoadedModel, request: MemoryRequest, grant: MemoryGrant) -> tuple[Runner, float]:
     """Allocate all caches, check the logits; return the runner and a step's seconds."""
     runner = model.runner(request, grant)
-    if build.options.kv_cache_mb:  # missing memory shows now, not while serving
+    if build.options.kv_cache_mb:  # if memory is missing, the load fails, not a later request
         runner.touch_caches()
     start_time = time.perf_counter()
     first_page = [0, grant.pages] if runner.window_pages else [0]

@@ -228,7 +228,7 @@ class RankProcesses:
                     *(sys.executable, "-P", "-m", "helexa.neuron.engine.rank_process"),
                     *("--rank", str(rank), "--fd", str(rank_end.fileno()), "--memory-fd", str(self._memory_fd)),
                 ],
-                stdin=subprocess.PIPE,  # the parent-death watch
+                stdin=subprocess.PIPE,  # its end tells the rank that this process has died
                 stdout=subprocess.DEVNULL,
                 env=ENVIRONMENT | os.environ,
                 pass_fds=(rank_end.fileno(), self._memory_fd),

@@ -16,7 +16,7 @@ from helexa.neuron.engine.step_input import Int32
 # Number of tokens that must be computed again before a miss is reported.
 LEAST_MISSED = 512
 
-_MOST_TOKENS = 1 << 20  # 4 MiB
+_MOST_TOKENS = 1 << 20  # of all prompts together, which need 4 MiB
 _MOST_PROMPTS = 64
 _MOST_KEYS = 256
 

@@ -20,7 +20,7 @@ _MAX_OLDER = 2048  # tokens of the prompt that one call adds to the index, which
 _LEAST_MATCH, _FIRST_MATCH, _MOST_MATCH = 3, 5, 32
 _LEAST_DEPTH, _FIRST_DEPTH, _MOST_DEPTH = 2, 4, 10
 
-_DECAY = 0.8  # of the acceptance after each step with drafts
+_DECAY = 0.8  # factor on the weight of earlier drafts after each step with drafts
 _FIRST_CAPACITY = 256
 
 
@@ -42,7 +42,7 @@ class Drafter:
     def may_draft(self) -> bool:
         """Whether `draft` can return tokens once the next token of the sequence is known."""
         self._read()
-        gram_length = _LONG if self._match > _LONG else _SHORT  # known tokens at the end that a match contains
+        gram_length = _LONG if self._match > _LONG else _SHORT  # a match contains this number of known tokens
         return self._match <= _SHORT or hash(tuple(self._tokens[-gram_length:])) in self._index
 
     def draft(self, limit: int) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ class TokenCounts:
         # Token ids of the sequence; the list only grows. A negative number is a placeholder for a token that is not
         # known yet. The owner of the list later replaces the placeholder by the token.
         self._tokens = tokens
-        self._read = start  # index of the first token that counts
+        self._read = start  # index of the first token that is not counted yet
         # Arrays and not a dict of counts, because each step needs them as arrays.
         self._places: dict[int, int] = {}  # token -> index in the arrays
         self._distinct = np.empty(_FIRST_CAPACITY, np.int32)

@@ -251,7 +251,7 @@ class Memory:
         return min(count, self._next_mark(sequence) - sequence.computed)
 
     def place_for_snapshot(self, sequence: Sequence, end: int) -> int | None:
-        """Reserve a state slot for a snapshot at `end`; None if none is taken there."""
+        """Reserve a slot for a snapshot at position `end`; None if none is taken there."""
         if self._states is None or end % self._pages.page_size:
             return None
         # In the output, a snapshot is taken at the end of each page.

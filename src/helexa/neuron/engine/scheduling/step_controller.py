@@ -28,7 +28,7 @@ from helexa.neuron.engine.scheduling.sequence import Sequence
 _LINE_DECAY = 0.97  # factor by which each new decode-only step reduces the weight of earlier ones
 _MIN_SPREAD = 0.02  # ratio of the row counts' standard deviation to their mean below which the slope is unknown
 _MAX_OUTLIER = 3.0  # slower steps are clipped to this multiple of their prediction: the machine may have slept
-_EWMA_WEIGHT = 0.25  # of the latest step in moving averages
+_EWMA_WEIGHT = 0.25  # weight of the latest step in moving averages
 _WORST_OF = 4  # number of latest steps; several, because the load from other processes varies
 
 # Duration of a step.
@@ -39,10 +39,10 @@ _MIN_SHORT_TOKENS = 32  # native kernels take as long per token in a step of 32 
 
 # Prompt tokens in steps with decode rows.
 _MIXED_STRETCH = 2.0
-_FIRST_MIXED_TOKENS = 32  # until the cost of a prompt token is known
+_FIRST_MIXED_TOKENS = 32  # prompt tokens in a step, until the cost of a prompt token is known
 _MIN_MIXED_TOKENS = 8
 _MAX_MIXED_RUN = 32  # mixed steps in a row; then one step is decode-only, to measure the duration of decoding
-_ROW_MULTIPLE = 8  # of the rows in a mixed step, because a step of a new size takes longer
+_ROW_MULTIPLE = 8  # a mixed step has a multiple of this many rows, because a step of a new size takes longer
 
 # Fair share.
 _FAIR_STRETCH = 1.6
@@ -66,8 +66,8 @@ class StepCost:
         # seconds that one prompt token adds to a step with decode rows; None until measured
         self.token: float | None = None
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # sums over steps: 1, rows, seconds, rows * rows, rows * seconds
-        self._line: tuple[float, float] | None = None  # base and row
-        self._decode: float | None = None  # moving average of decode-only steps
+        self._line: tuple[float, float] | None = None  # `base` and `row`; None until measured
+        self._decode: float | None = None  # moving average of the seconds of decode-only steps
         # measured seconds of a step with one token, used as the first value of `worst_token`; 0 if unknown
         self._first_worst = token_seconds
         self._worst: deque[float] = deque(maxlen=_WORST_OF)

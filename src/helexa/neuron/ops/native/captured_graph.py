@@ -119,7 +119,7 @@ class Graphs:
         else:
             self._instructions.append(instruction)
             # Keep tensors that torch allocated until the graph is removed; the workspace reuses its own memory.
-            given: list[Any] = [value for value in arguments.values() if value.__class__ not in PLAIN]  # tensors
+            given: list[Any] = [value for value in arguments.values() if value.__class__ not in PLAIN]  # all tensors
             self._inputs += [value for value in given if not self._workspace.holds(value)]
 
     def run(

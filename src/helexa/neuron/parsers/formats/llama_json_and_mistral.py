@@ -100,7 +100,7 @@ class JsonCalls:
 COHERE = JsonCalls("cohere", "<|START_ACTION|>", "<|END_ACTION|>", name_key="tool_name")
 COMMAND_R = JsonCalls(
     "command_r", "Action:", name_key="tool_name", known=True, in_fence=True
-)  # of 2024, before Command R7B
+)  # the models of 2024, before Command R7B
 GRANITE = JsonCalls("granite", "<|tool_call|>")
 PHI4_MINI = JsonCalls("phi4_mini", "<|tool_call|>", "<|/tool_call|>", functools=True)
 NEMOTRON = JsonCalls("nemotron", "<TOOLCALL>", "</TOOLCALL>")

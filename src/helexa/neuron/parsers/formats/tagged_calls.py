@@ -178,7 +178,7 @@ def _read_key(source: Source, arguments: KeyedArguments, tags: CallTags) -> Read
         source.take(source.at + len(end))
         if end.startswith('"'):
             key = text.partition('"')[0]  # models add attributes, such as the type
-        elif _QUOTED.fullmatch(text):  # as in HTML
+        elif _QUOTED.fullmatch(text):  # some models write names in quotation marks, as in HTML
             key = text[1:-1]
     elif end and tags.lines and _NAME.fullmatch(text):  # the value begins in the next line
         while source.at + 1 == len(source.text) and not source.ended:
