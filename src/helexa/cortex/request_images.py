@@ -164,7 +164,7 @@ class ImagePreparation:
         self._bodies = bodies  # the memory limit for request bodies
 
     def configure(self, settings: ImagesSection) -> None:
-        """Apply new settings."""
+        """Apply changed settings of the table `[images]`."""
         self._settings = self._fetcher.settings = settings
 
     @asynccontextmanager

@@ -74,7 +74,7 @@ def _entry(view: FleetView, catalog: Catalog, model: str, created: int, progress
 
 
 def _state(view: FleetView, model: str, progress: Progress | None, feasible_on: list[str]) -> State:
-    """Return the state of a model."""
+    """Return the state of a model in `/v1/models`."""
     # A `warm` model can serve requests now. A `sleeping` model wakes at the next request. A `cold` model must be loaded
     # first. An `unreachable` model cannot be loaded: only nodes that are down have it.
     if candidates(view, model):

@@ -83,7 +83,7 @@ class TokenLimit(msgspec.Struct, frozen=True):
     stored: str | None = None
 
     def fills(self, context: int | None) -> bool:
-        """Return whether the bound of the prompts' tokens reaches the context length."""
+        """Return whether the upper bound of prompt tokens reaches the context length."""
         # A higher bound, for example because of images, then does not change the result of `most_tokens`.
         limited = self.limit_field is not None or not self.completions
         return context is not None and limited and self.prompt >= self.prompts * context

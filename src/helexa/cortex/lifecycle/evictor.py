@@ -153,7 +153,7 @@ def _eviction_order(snapshot: FleetSnapshot, residents: list[ResidentModel], sin
 
 
 def _score(resident: ResidentModel, now: float) -> float:
-    """Return idle time / (reload time * rank's weight). The highest is evicted first."""
+    """Return idle time / (reload time * priority's weight). Highest is evicted first."""
     weight = max(resident.rank, 1) / DEFAULT_RESIDENCY
     return max(resident.idle_secs(now), 1e-3) / (max(resident.reload_secs, 0.1) * weight)
 
@@ -194,6 +194,6 @@ def _free_after(free: Mapping[int, int], leaving: Collection[ResidentModel]) -> 
 
 
 def _fitting_devices(free: Mapping[int, int], share: int, devices: int) -> tuple[int, ...] | None:
-    """Return the `devices` devices with most memory, at least `share` MB, or None."""
+    """Return the `devices` devices with most free MB, each at least `share`, or None."""
     fitting = sorted((index for index in free if free[index] >= share), key=lambda index: (-free[index], index))
     return tuple(sorted(fitting[:devices])) if len(fitting) >= devices else None

@@ -114,7 +114,7 @@ class StageWorker:
                 rank.handle(message)
 
     def _load(self, opened: OpenStage) -> Rank:
-        """Load the stage's layers and allocate its caches, as the engine says."""
+        """Load the stage's layers and allocate its caches, as the engine requests."""
         choose_backend(self._own(opened.options))  # first, because the report of an error uses the backend
         if opened.version != node_code_version():
             raise HelexaError(
@@ -157,7 +157,7 @@ class StageWorker:
         return msgspec.structs.replace(options, device=self._setup.device, threads=self._setup.threads)
 
     def _ask(self, request: MemoryRequest) -> MemoryGrant:
-        """Request memory from the member, and return its grant."""
+        """Request memory from the node process of this host, and return the grant."""
         self._member.sendall(encode(request))
         reply = _receive(self._member, MemoryGrant | MemoryDenied)
         if isinstance(reply, MemoryDenied):
@@ -191,7 +191,7 @@ class _EngineExchange:
 
 
 def _receive(connection: socket.socket, kind: Any) -> Any:
-    """Wait for the next message from the member and return it.
+    """Wait for the next message of the node process and return it.
 
     Each message is the reply to a message of this process.
     """

@@ -83,7 +83,7 @@ class WindowPages:
         return count
 
     def slots(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the slots in window pages for `slots` in their KV pages."""
+        """Convert KV slots, numbered by KV page, to slots numbered by window page."""
         return self.numbers[slots // self._page_size] * np.int32(self._page_size) + slots % self._page_size
 
     def take(self, pages: list[int]) -> None:

@@ -408,7 +408,7 @@ class HostedModel:
 
 
 def _served_model() -> "type[ServedModel]":
-    """Import the class, while the engine loads."""
+    """Import and return `ServedModel`; slow, so it runs while the engine loads."""
     from helexa.neuron.lifecycle.served_model import ServedModel
 
     return ServedModel

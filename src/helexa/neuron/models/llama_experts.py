@@ -111,7 +111,7 @@ class MiniMaxM2(WithExperts):
         super().prepare()
 
     def rope_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rotary settings."""
+        """Return the rotary settings, with the rotated fraction from `rotary_dim`."""
         settings = super().rope_settings(config)
         # Released configurations state the number of rotated numbers instead of the fraction.
         if settings["partial_rotary_factor"] == 1 and config.get("rotary_dim") is not None:

@@ -141,7 +141,7 @@ class HunyuanDense(Llama):
         return QkNorms(self.settings.eps, names=self.names.head_norms, last=True)
 
     def rope_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rotary settings."""
+        """Return the rotary settings, whose base is multiplied if `alpha` is set."""
         settings = super().rope_settings(config)
         alpha, width = settings.get("alpha"), self.settings.head_dim
         # With `alpha`, the type `dynamic` does not scale by length: the rotary base gets a constant factor.

@@ -110,7 +110,7 @@ class NemotronH(WithDeepSeekExperts):
         return SublayerBlock(self.loader, self.mixer(index, prefix), self.norm(f"{prefix}.norm"))
 
     def mixer(self, index: int, prefix: str) -> Mixer:
-        """Return the sublayer of layer `index`."""
+        """Return the sublayer of layer `index`: Mamba-2, attention or feed-forward."""
         loader, settings, prefix = self.loader, self.settings, f"{prefix}.mixer"
         kind = self.layer_types[index]
         if kind == "linear_attention":

@@ -35,7 +35,7 @@ class Qwen2(Llama):
             self.settings.require(use_sliding_window=(True,))
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`."""
+        """Return the type of layer `index`: late layers may have a sliding window."""
         config = self.settings.config
         # Only the layers from `max_window_layers` on have a window.
         windowed = config.get("use_sliding_window") and config["sliding_window"] is not None

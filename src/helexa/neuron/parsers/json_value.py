@@ -23,7 +23,7 @@ _VALUE, _FIRST_ITEM, _FIRST_KEY, _KEY, _COLON, _AFTER_VALUE = range(6)
 
 
 class _Container:
-    """An open object or array."""
+    """An object or array whose closing bracket was not parsed yet."""
 
     def __init__(self, end: str, schema: Mapping[str, Any]) -> None:
         self.end = end  # the closing bracket

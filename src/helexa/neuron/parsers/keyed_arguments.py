@@ -43,7 +43,7 @@ class KeyedArguments:
         self._report(dumps(chunk)[1:-1])
 
     def repaired(self, mistake: str) -> None:
-        """Count a repaired mistake in the text."""
+        """Record the name of a mistake in the model's text that was repaired."""
         self._output.repairs.add(mistake)
 
     def end(self) -> None:

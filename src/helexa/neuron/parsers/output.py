@@ -43,7 +43,7 @@ class CodeBlocks:
         return self.in_block and not self.has_content and not self._line.strip()
 
     def feed(self, text: str) -> None:
-        """Append `text`."""
+        """Append the next piece of text, and update the state of the code block."""
         if "\n" not in text and "`" not in text:  # most tokens
             if text:
                 self._in_run = False

@@ -294,7 +294,7 @@ class OutputParser:
         return (yield from self._skip_space(self._after_reasoning))
 
     def _close_reasoning(self, closes: bool = True) -> None:
-        """Accept no more reasoning in the text."""
+        """Parse no reasoning from here on, if `closes`: its markers become text."""
         # A marker in code is a quotation, which does not show that the reasoning is over.
         if closes:
             marks = () if self._reasoning is None else (self._reasoning.open, self._reasoning.close)

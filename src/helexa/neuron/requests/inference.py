@@ -356,7 +356,7 @@ async def _all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> As
 
 
 class _ActiveRuns:
-    """Counts the active runs of one request."""
+    """Counts the active runs of one request; a run generates one answer."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -66,7 +66,7 @@ class Metrics:
         self._token = histogram("time_per_output_token", "Seconds between two tokens of an answer", _TOKEN, "model")
 
     def observe(self, record: RequestRecord, endpoint: Callable[..., Any] | None) -> None:
-        """Count a finished request and its runs."""
+        """Count a finished request and its runs (one for each generated answer)."""
         route = _OTHER if endpoint is None else self._routes.get(endpoint, _OTHER)
         self._requests.labels(route, str(record.status)).inc()
         self._duration.labels(route).observe(record.duration)

@@ -118,7 +118,7 @@ class Runner:
 
     @property
     def model(self) -> Decoder:
-        """The part of the model of this process."""
+        """The part of the model that this process computes."""
         return self._model
 
     @property

@@ -105,7 +105,7 @@ def build_step(
 
 
 def sampled_rows(sampling: Plan) -> Iterator[_Row]:
-    """Yield the sequence and the preceding drafts of each row of logits that samples.
+    """Yield sequence and preceding drafts of each row of logits to sample from.
 
     A plan entry with d drafts has d + 1 rows. The first row follows no drafts, and the last row follows all d drafts.
     """

@@ -13,7 +13,7 @@ StepTiming = Literal["measured", "fixed"]
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine runs its model."""
+    """Options of an engine: devices, formats, limits and caches of its model."""
 
     device: str = "cpu"  # `cpu`, `cuda:N` or `mps`
     # Device of each rank, if the ranks run on several devices; the first one is `device`. Empty if all ranks run on

@@ -77,7 +77,7 @@ class Build:
         return open_checkpoint(path)
 
     def architecture_of(self, model_type: str) -> type[Decoder]:
-        """Return the class of the model."""
+        """Return the class that implements the architecture `model_type`."""
         return model_class(model_type)
 
     def __enter__(self) -> Self:

@@ -133,11 +133,11 @@ class HeadPart(Build):
             raise
 
     def architecture_of(self, model_type: str) -> type[DraftHead]:
-        """Return the class of the head."""
+        """Return the class that implements the draft head."""
         raise NotImplementedError
 
     def check(self, build: Build) -> None:
-        """Raise a ModelFileError if the draft head is not for the model of `build`."""
+        """Raise a ModelFileError if the draft head does not fit the model of `build`."""
 
     def part(self) -> str:
         """Return the name of the head's part of the checkpoint."""
@@ -197,7 +197,7 @@ class MtpPart(HeadPart):
         return checkpoint
 
     def architecture_of(self, model_type: str) -> type[DraftHead]:
-        """Return the class of the head."""
+        """Return the class that implements the draft head."""
         return MTP_HEADS[model_type]
 
 
@@ -235,7 +235,7 @@ class EaglePart(HeadPart):
         return SafetensorsCheckpoint(path, eagle_tensor_names)
 
     def architecture_of(self, model_type: str) -> type[DraftHead]:
-        """Return the class of the head.
+        """Return the class that implements the draft head.
 
         Raises:
             ModelFileError: the layer of the head is not a layer of Llama.
@@ -245,7 +245,7 @@ class EaglePart(HeadPart):
         return EagleHead
 
     def check(self, build: Build) -> None:
-        """Raise a ModelFileError if the head is not for the model of `build`."""
+        """Raise a ModelFileError if the head does not fit the model of `build`."""
         if self.ops.name != NativeOps.name:
             raise UnsupportedModelError(
                 f"the native kernels do not support its sizes, and it would run with {self.ops.name}"

@@ -58,7 +58,7 @@ _FIXED_STEP, _FIXED_DRAFT = 0.01, 0.002
 
 @dataclass(frozen=True)
 class DraftLimits:
-    """Limits of a draft model."""
+    """Properties of a draft model that limit its drafts."""
 
     context: int  # maximum number of positions of a sequence
     vocab_size: int  # number of tokens; a larger token id cannot be an input
@@ -201,7 +201,7 @@ class ModelDrafter:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A decoding sequence that may draft."""
+    """A decoding sequence for which the draft model may predict tokens."""
 
     drafter: ModelDrafter
     missing: int  # number of tokens that the draft model must compute for the first draft
@@ -210,12 +210,15 @@ class Candidate:
 
 
 def first_position(length: int, page_size: int) -> int:
-    """Return the first of `length` positions that a draft model computes."""
+    """Return the first position that a draft model computes of `length` positions.
+
+    A draft model reads only the last positions of a long sequence, from the start of a page.
+    """
     return max(length - _LEAST_CONTEXT, 0) // page_size * page_size
 
 
 def is_behind(length: int, end: int) -> bool:
-    """Return whether too many of `length` tokens are missing after the first `end`."""
+    """Return whether a draft model with `end` of `length` tokens is too far behind."""
     return length - end > _MOST_MISSING
 
 

@@ -288,7 +288,7 @@ class Planner:
         return self._memory.may_fit(sequence, self._free_room(), limit)
 
     def _free_room(self) -> int:
-        """Return `Memory.room` of the running sequences."""
+        """Return how many free pages running sequences do not need (`Memory.room`)."""
         # Each plan computes it once, and again after preemptions, because it reads all sequences.
         if self._room is None:
             self._room = self._memory.room(self._queues.running.values())
@@ -376,7 +376,7 @@ class Planner:
         return tokens_left - 1  # the last token is sampled, so it needs no draft
 
     def _open_drafts(self, sequences: list[Sequence], rows: int, budget: int) -> dict[Sequence, int]:
-        """Return how many drafts the draft model shall add by sequence; allocate pages.
+        """Return how many drafts the draft model adds to each sequence; allocate pages.
 
         Args:
             rows: number of rows of the decoding sequences in the plan.

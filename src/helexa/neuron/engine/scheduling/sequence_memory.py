@@ -99,7 +99,7 @@ class Memory:
         return matched
 
     def room(self, running: Iterable[Sequence]) -> int:
-        """Return the free pages that `running` sequences do not need for known tokens."""
+        """Return how many free pages `running` sequences do not need for known tokens."""
         # `grow` does not change this number, because it only allocates pages for known tokens.
         return self._pages.free - sum(max(self._needed(other) - len(other.pages), 0) for other in running)
 

@@ -232,7 +232,10 @@ def _normed(
 def _weighted(
     x, scale, query_norm, key_norm, columns, end, is_query, is_rotated, NORM_VALUES: tl.constexpr, DTYPE: tl.constexpr
 ):
-    """Return x times scale (1 / rms of each head) and weight; values without weight."""
+    """Return x times `scale` (1 / rms of each head), and times the norm's weight.
+
+    Values have no weight, and stay unchanged without `NORM_VALUES`.
+    """
     query_weight = tl.load(query_norm + columns, columns < end, 0.0)[None, :]
     key_weight = tl.load(key_norm + columns, columns < end, 0.0)[None, :]
     weight = tl.where(is_query, query_weight, key_weight)

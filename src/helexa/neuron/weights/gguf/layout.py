@@ -392,7 +392,7 @@ class _ValueHeads:
 
 
 def halves(name: str, count: int, heads: int) -> NDArray[np.int64]:
-    """Return the rows of heads, which GGUF interleaves, in Hugging Face's order."""
+    """Return row numbers that undo GGUF's interleaving of the halves of each head."""
     if count % (2 * heads):
         raise ModelFileError(f"the rows of {name} do not divide into {heads} heads")
     # GGUF stores the 2h rows of a head as (0, h, 1, h + 1, ..).
