@@ -125,7 +125,7 @@ class ExpertReader:
                 self.biases(f"{prefix}.{name}{bias}", ranges[0].total)[:, row_numbers(ranges)]
                 for name, ranges in outputs.items()
             ]
-            # by expert
+            # one row of biases for each expert
             biases = list(tensors.cat(stacked_biases, dim=1))
         ranges_by_name = {f"{prefix}.{name}{weight}": ranges for name, ranges in outputs.items()}
         return [

@@ -91,7 +91,7 @@ class ModelLoader:
         self._events = events
 
     def source(self, spec: LoadOptions) -> ModelSource:
-        """Return where the files of the model are."""
+        """Return the parsed source id of the model that a load request names."""
         return ModelSource.parse(source_text(spec), self._harness.default_source)
 
     def options(self, spec: LoadOptions) -> EngineOptions:

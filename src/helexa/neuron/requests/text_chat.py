@@ -26,7 +26,7 @@ class TextMessage:
     has_image: ClassVar[bool] = False
 
     def for_template(self) -> dict[str, Any]:
-        """Return the input of a chat template."""
+        """Return the message as the input of a chat template."""
         return {"role": self.role, "content": self.content}
 
 

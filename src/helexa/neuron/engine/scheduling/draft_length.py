@@ -403,7 +403,7 @@ class DraftGate:
         others = max(self._sequences - len(chosen), 0)
         tokens = others + sum(_tokens(self._rate(each.drafter), min(count, each.limit)) for each in chosen)
         plain = self._step.seconds(rows)
-        # Missing tokens are an investment, which `_may_catch_up` has admitted.
+        # Without the cost of missing tokens, which `_may_catch_up` has accepted: computing them pays in later steps.
         return tokens / self._sequences * plain / (plain + self._cost(chosen, count, rows, caught_up=True))
 
     def _cost(self, chosen: Collection[Candidate], count: int, rows: int, caught_up: bool = False) -> float:

@@ -226,7 +226,7 @@ class Planner:
             places: number of running sequences by principal.
         """
         candidates = (sequence for sequence in self._queues.waiting.firsts() if limits.tokens_for(sequence))
-        # The oldest of the principals with the fewest running sequences.
+        # The first in the queue, of the principals with the fewest running sequences.
         return min(candidates, key=lambda sequence: (places[sequence.principal], sequence.place), default=None)
 
     def _add_shortest(self, budget: int, chunked: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:

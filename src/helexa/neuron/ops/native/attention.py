@@ -163,7 +163,7 @@ class PagedAttention:
         self._launcher = launcher
         self._kv_bits = kv_bits
         self._batch: Batch | None = None
-        # by the arguments `group`, `sampled`, `windowed` and `causal`
+        # work lists by the arguments `group`, `sampled`, `windowed` and `causal`
         self._plans: dict[tuple[int, bool, bool, bool], AttentionPlan] = {}
         self._partials: dict[tuple[int, int], Tensor] = {}
 
