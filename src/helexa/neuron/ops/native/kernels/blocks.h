@@ -94,6 +94,13 @@ INLINE place place_of_row(uint8_t *group, int64_t rows, int64_t r) {
     return result;
 }
 
+/* Return the place `bytes` bytes after `from`. */
+INLINE place place_after(place from, int64_t bytes) {
+    for (int part = 0; part < PARTS; part++) from.codes[part] = (quad *)((uint8_t *)from.codes[part] + bytes);
+    from.fields += bytes;
+    return from;
+}
+
 /* Return the block of the row `row` of `rows` rows and the group `g`. */
 INLINE block stored_block(const uint8_t *x, int64_t row, int64_t rows, int64_t groups, int64_t g) {
     int64_t start = panel_start(row, rows), together = rows_of_panel(start, rows), r = row - start;

@@ -180,24 +180,38 @@ INLINE float largest(lanes value) {
 #endif
 }
 
-/* Return from the function with the combined lanes of LANES vectors, one lane per vector, in the order of `sum` and
- * `largest`. Parts of several vectors are combined at once, so that all instructions compute 16 lanes. */
+/* Define `NAME[4]`: each of the LANES vectors is reduced to one part of four lanes, by combining its four parts. The
+ * parts of NAME[i] are of the vectors i, i + 4, i + 8 and i + 12. Parts of several vectors are combined at once, so that
+ * all instructions compute 16 lanes. */
 #if defined(__AVX512F__)
-#define RETURN_EACH(values, COMBINE) \
-    __m512 eight[8], four[4], two[2]; \
+#define COMBINE_PARTS(NAME, values, COMBINE) \
+    __m512 eight[8], NAME[4]; \
     _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) { \
         __m512 a = (__m512)(values)[i / 2 + i % 2 * 8], b = (__m512)(values)[i / 2 + i % 2 * 8 + 4]; \
         eight[i] = COMBINE(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); \
     } \
     _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) { \
         __m512 a = eight[2 * i], b = eight[2 * i + 1]; \
-        four[i] = COMBINE(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); \
-    } \
+        NAME[i] = COMBINE(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); \
+    }
+
+/* Return from the function with the combined lanes of LANES vectors, one lane per vector, in the order of `sum` and
+ * `largest`. */
+#define RETURN_EACH(values, COMBINE) \
+    COMBINE_PARTS(four, values, COMBINE) \
+    __m512 two[2]; \
     _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++) { \
         __m512d a = (__m512d)four[2 * i], b = (__m512d)four[2 * i + 1]; \
         two[i] = COMBINE((__m512)_mm512_unpacklo_pd(a, b), (__m512)_mm512_unpackhi_pd(a, b)); \
     } \
     return (lanes)COMBINE(_mm512_shuffle_ps(two[0], two[1], 0x88), _mm512_shuffle_ps(two[0], two[1], 0xdd));
+
+#define LARGER_WORDS(a, b) (__m512) _mm512_max_epi32((__m512i)(a), (__m512i)(b))
+#define SUM_OF_WORDS(a, b) (__m512) _mm512_add_epi32((__m512i)(a), (__m512i)(b))
+
+/* Return the largest magnitudes of LANES vectors of magnitudes. Compared as integers, magnitudes have the same order as
+ * numbers, and NaN is the largest. */
+INLINE lanes largest_size_each(const lanes *sizes) { RETURN_EACH(sizes, LARGER_WORDS) }
 #endif
 
 /* Return the sums of the first `count` of LANES vectors. The other lanes of the result have no meaning. */
