@@ -28,8 +28,8 @@ CASES = [
 
 
 def activations(rows: int, columns: int) -> Tensor:
-    """Random rows, followed by rows that are hard to round."""
-    x = torch.randn(rows, columns)
+    """Random rows with outliers whose upper bytes have few bits, followed by rows that are hard to round."""
+    x = torch.randn(rows, columns) * (1 + 7 * (torch.arange(columns) % 64 == 5))
     hard = [
         torch.zeros(columns),
         torch.full((columns,), -0.0),

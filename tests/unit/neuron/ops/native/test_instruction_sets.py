@@ -151,7 +151,7 @@ def test_quantization_without_special_instructions_matches_torch(portable: Kerne
 
 
 @pytest.mark.parametrize("bits", [16, 8, MIXED])
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", "Q8_0"])
 def test_products_with_avx2_and_with_avx_vnni_are_equal(
     with_avx2: KernelLibrary, with_avx_vnni: KernelLibrary, name: str, bits: int
 ) -> None:

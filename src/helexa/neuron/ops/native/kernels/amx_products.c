@@ -82,7 +82,7 @@ INLINE void add_upper(const uint8_t *x, const expanded *weights, int64_t i, int6
     for (; chosen; chosen &= chosen - 1) {
         const int r = __builtin_ctz(chosen);
         uint32_t quads = (uint32_t)arrays_of(x, rows).upper[r] >> i % halves * (QUADS / 2);
-        if (halves == 2) quads &= 15;
+        quads &= (1u << QUADS / halves) - 1;
         __m512i sums[PAIR] = {_mm512_setzero_si512(), _mm512_setzero_si512()}, offsets = _mm512_setzero_si512();
         for (; quads; quads &= quads - 1) {
             const int q = __builtin_ctz(quads);

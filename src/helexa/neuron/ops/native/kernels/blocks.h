@@ -23,10 +23,15 @@
 #define PARTS 1
 #endif
 
+/* Marks a group in which the upper byte of a code does not fit a signed number of 8 - `bits` bits, and the magnitude from
+ * which on this may be so before rounding. Products with codes of 5 or 6 bits are faster without such codes. */
+#define LARGE(bits) (1 << (QUADS + (bits) - 5))
+#define LARGE_CODE(bits) (((1 << (7 - (bits))) - 1) * 256 + 127.5f)
+
 typedef struct {
     float scale, scaled_sum; /* `scaled_sum` is the sum of the rounded activations */
     int32_t first, second;   /* -32 times the sum of the codes of each half */
-    int32_t upper;           /* bit j: an upper byte of quad j may differ from 0 */
+    int32_t upper;           /* bit j < QUADS: an upper byte of quad j may differ from 0; or LARGE(bits) */
     quad codes[PARTS][QUADS];
 } block;
 _Static_assert(sizeof(block) == BLOCK_BYTES && MAX_ROWS <= SPARE_BLOCKS, "as memory for activations is taken");

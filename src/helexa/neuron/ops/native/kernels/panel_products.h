@@ -50,6 +50,42 @@ INLINE void add_quads(const format f, const slice_bits table, const uint8_t *con
     }
 }
 
+#if SHIFTS_CODES
+/* Return whether the products of both parts can be added at once (see `add_both_parts`). `upper` has the fields `upper`
+ * of all rows. With 4 bits, this saves no time. */
+INLINE int adds_both_parts(const format f, const int32_t upper) {
+    return (f.bits == 5 || f.bits == 6) && !(upper & LARGE(f.bits));
+}
+
+/* Add to `dots` [rows, slices] the products of `count` quads from `j` on with both parts of x:
+ * 256 * code * upper = (code << 8 - bits) * (upper << bits), and both factors fit a byte. */
+INLINE void add_both_parts(const format f, const uint8_t *const *from, const block *x, slice_words *dots, const int j,
+                           const int count, const int rows, const int slices, const int32_t chosen) {
+    const uint32_t top = 0x01010101u * (uint8_t)(-1 << f.bits);
+    UNROLL_QUADS
+    for (int q = j; q < j + count; q++) {
+        slice_bits codes[MAX_SLICES];
+#pragma GCC unroll 4
+        for (int t = 0; t < slices; t++) codes[t] = quad_codes(f, from[t], q);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+            for (int t = 0; t < slices; t++)
+                dots[r * slices + t] = dot4(dots[r * slices + t], codes[t], x[r].codes[0], q);
+        if (!(chosen >> q & 1)) continue;
+#pragma GCC unroll 4
+        for (int t = 0; t < slices; t++) codes[t] <<= 8 - f.bits;
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            if (rows > 1 && !(x[r].upper >> q & 1)) continue;
+            const quad upper = {(int32_t)((uint32_t)x[r].codes[1][q].bytes << f.bits & top)};
+#pragma GCC unroll 4
+            for (int t = 0; t < slices; t++) dots[r * slices + t] = dot4(dots[r * slices + t], codes[t], &upper, 0);
+        }
+    }
+}
+#endif
+
 #if MATRIX_PRODUCTS
 /* `add_quads` for an even number of rows. For each pair of rows and each slice, two vectors get the sums of both rows:
  * for the first two lanes of the slice, and for the other two lanes. */
@@ -89,6 +125,12 @@ INLINE void dot_quads(const format f, const slice_bits table, const uint8_t **fr
         int32_t upper = 0;
         for (int r = 0; r < rows; r++) upper |= x[r].upper;
         if (upper >> j & ((1 << count) - 1)) {
+#if SHIFTS_CODES
+            if (adds_both_parts(f, upper)) {
+                add_both_parts(f, from, x, dots, j, count, rows, slices, upper);
+                return;
+            }
+#endif
             ADD_QUADS(f, table, from, x, PARTS - 1, dots, j, count, rows, slices, upper);
 #pragma GCC unroll 16
             for (int i = 0; i < rows * slices; i++) dots[i] <<= 8;

@@ -29,10 +29,11 @@ INLINE float outlier_size(const float *from, int64_t groups, const int gate) {
  * magnitude and its sums. */
 #define AT_ONCE 512 /* groups of a row whose scales and gated activations are stored */
 
-/* The scales of groups, their inverses, and for each group -1, or 0 if a number is infinite or NaN. */
+/* The scales of groups, their inverses, for each group -1, or 0 if a number is infinite or NaN, and the marks of large
+ * codes. */
 typedef struct {
     float scale[AT_ONCE], inverse[AT_ONCE];
-    int32_t finite[AT_ONCE];
+    int32_t finite[AT_ONCE], large[AT_ONCE];
 } scales;
 
 /* Compute the scales of `count` groups from group `first` on, at most LANES. Each scale fits numbers up to `limit` into
@@ -49,9 +50,12 @@ INLINE void find_scales(scales *s, const float *from, int64_t first, int64_t cou
         scale = where(narrow > scale, narrow, scale);
     }
     words finite = off == 0.0f;
+    lanes inverse = where(peak > 1e-30f, 1 / scale, (lanes){0}), most = peak * inverse;
+    words large = ((most >= LARGE_CODE(5)) & LARGE(5)) | ((most >= LARGE_CODE(6)) & LARGE(6));
     store(s->scale + first, scale + off);
-    store(s->inverse + first, where(peak > 1e-30f, 1 / scale, (lanes){0}));
+    store(s->inverse + first, inverse);
     memcpy(s->finite + first, &finite, sizeof finite);
+    memcpy(s->large + first, &large, sizeof large);
 }
 
 /* Return the lower bytes of the codes of a group, followed by the upper bytes. In the vector `codes`, quads of the
@@ -83,7 +87,7 @@ INLINE void round_groups(place to, int64_t stride, const scales *s, const float 
         __m512i codes = _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high));
         __m512i bytes = split_codes(codes);
         __m256i lower = _mm512_castsi512_si256(bytes), upper = _mm512_extracti64x4_epi64(bytes, 1);
-        int32_t quads = _mm256_test_epi32_mask(upper, upper);
+        int32_t quads = _mm256_test_epi32_mask(upper, upper) | s->large[first + g];
         sums[g] = _mm512_madd_epi16(codes, _mm512_set1_epi16(1));
         memcpy(next.codes[0], &lower, sizeof lower), memcpy(next.codes[1], &upper, sizeof upper);
         memcpy(next.fields + 4 * next.step, &quads, sizeof quads);
@@ -164,6 +168,7 @@ INLINE void round_group(place to, lanes low, lanes high, float limit) {
 #endif
         sums[half] = sum_words(codes);
     }
+    for (int bits = 5; PARTS > 1 && bits <= 6; bits++) upper |= peak * inverse >= LARGE_CODE(bits) ? LARGE(bits) : 0;
     scale += off;
     float scaled_sum = scale * (float)(sums[0] + sums[1]);
     int32_t numbers[] = {-32 * sums[0], -32 * sums[1], upper};

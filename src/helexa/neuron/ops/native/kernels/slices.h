@@ -27,6 +27,12 @@
 #else
 #define MATRIX_PRODUCTS 0
 #endif
+/* SHIFTS_CODES: the instruction takes unsigned codes, so that codes of 4 or 5 bits can be shifted to the top of a byte. */
+#if defined(VNNI) && !SIGNED_CODES && !MATRIX_PRODUCTS
+#define SHIFTS_CODES 1
+#else
+#define SHIFTS_CODES 0
+#endif
 
 /* Slices that products multiply at once: of up to MAX_TILES adjacent tiles if a slice has all lanes, or several slices of
  * one tile. The sums stay in registers. */
