@@ -187,7 +187,7 @@ class LocalHost:
                     start_new_session=True,
                 )
             except (OSError, ValueError) as error:  # ValueError: NUL in the command
-                raise HostError(f"the command could not be started: {_reason(error)}; correct it") from error
+                raise HostError(f"the command could not be started: {_reason(error)}; correct the command") from error
 
 
 PAGER_ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat"}  # commands must not wait for a pager

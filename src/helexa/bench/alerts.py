@@ -128,8 +128,8 @@ class AlertMonitor:
         self._wanted: dict[tuple[str, ...], int] = {}
         if samples < MIN_SAMPLES:
             log.warning(
-                "no verdicts possible samples_per_version=%d; "
-                "a verdict needs %d samples of a build, so every one of them will be 'too few'",
+                "builds cannot be compared samples_per_version=%d; "
+                "a comparison needs %d samples of each build: raise samples_per_version",
                 *(samples, MIN_SAMPLES),
             )
 

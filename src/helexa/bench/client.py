@@ -300,7 +300,9 @@ class JsonCalls:
                 text = await _bounded(response.content)
                 status = response.status
         except TimeoutError:
-            raise TargetError(f"{self.endpoint}{path}: no answer within {timeout_secs:g} s; see its log") from None
+            raise TargetError(
+                f"{self.endpoint}{path}: no answer within {timeout_secs:g} s; see the server's log"
+            ) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise TargetError(f"{self.endpoint}{path}: {error}"[:_MAX_REASON_CHARS]) from error
         if status // 100 != 2:

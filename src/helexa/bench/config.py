@@ -75,7 +75,9 @@ class CapabilityProbe(config.Section):
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"expect {pattern!r} is not a regular expression; correct it: {error}") from None
+                raise ValueError(
+                    f"expect: {pattern!r} is not a valid regular expression: {error}; correct the pattern"
+                ) from None
         return self
 
 

@@ -47,7 +47,7 @@ def test_environment_variables_override_the_bench_configuration_file(
         ("[scenarios]\nprompt_sizes = [0]\n", "greater than or equal to 1"),
         (
             "[[scenarios.capability_probes]]\nname = 'p'\nprompt = 'x'\nexpect = ['(']\n",
-            "is not a regular expression; correct it",
+            "is not a valid regular expression: ",
         ),
     ],
 )

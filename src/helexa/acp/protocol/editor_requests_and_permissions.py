@@ -116,7 +116,11 @@ class Permissions:
             async with asyncio.timeout(MAX_WAIT_S):
                 response = await self._client.request("session/request_permission", params)
         except (HostError, TimeoutError) as error:
-            logger.warning("permission request failed tool=%s error=%r", request.name, str(error) or "timed out")
+            logger.warning(
+                "permission request failed tool=%s error=%r; the tool call is rejected",
+                request.name,
+                str(error) or "timed out",
+            )
             return "reject_once"
         match response.get("outcome"):
             case {"outcome": "selected", "optionId": "allow_once"}:

@@ -251,7 +251,7 @@ class ValidatingTransport:
         if isinstance(id, bool) or not isinstance(id, int | str):
             raise invalid_request("'id' must be a number or a string")
         if id in self._requests:
-            raise RpcError(-32600, "Invalid request: a request with this 'id' is unanswered")
+            raise invalid_request(f"a request with the 'id' {str(id)[:100]} is not answered yet; use another 'id'")
         if len(self._requests) >= MAX_REQUESTS:
             raise RpcError(-32603, f"too many requests: {MAX_REQUESTS} requests are unanswered; wait for responses")
         self._requests[id] = request = Request(id)

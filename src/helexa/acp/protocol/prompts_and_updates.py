@@ -79,11 +79,13 @@ def _resource(resource: Any) -> Part:
 
 def _image(mime_type: str, data: str, uri: str | None) -> Image:
     if mime_type not in IMAGE_TYPES:
-        raise invalid_params(f"an image must be one of {', '.join(IMAGE_TYPES)}")
+        raise invalid_params(
+            f"images of type {mime_type[:100]!r} are not supported; send one of {', '.join(IMAGE_TYPES)}"
+        )
     try:
         binascii.a2b_base64(data, strict_mode=True)  # checked here, because an endpoint's error would name no image
     except ValueError:
-        raise invalid_params("the data of an image must be base64") from None
+        raise invalid_params("the data of an image is not valid base64; encode the image file in base64") from None
     return Image(mime_type, data, uri)
 
 

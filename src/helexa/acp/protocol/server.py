@@ -92,7 +92,7 @@ class Server:
         try:
             self._configured()
         except RpcError as error:
-            logger.error("turns are not possible error=%r", error.message)
+            logger.error("prompts cannot be answered error=%r", error.message)
         await self._connection.main_loop()
 
     async def close(self) -> None:
@@ -126,7 +126,7 @@ class Server:
         if method not in Agent.METHODS:
             raise method_not_found(method)
         if not self._signed_in:
-            raise auth_required("call authenticate, which reads the configuration again")
+            raise auth_required("this agent was signed out; call authenticate, which reads the configuration again")
         return await self._configured().handle(method, params)
 
     def _initialize(self, params: Result) -> Result:
@@ -258,4 +258,4 @@ class StdioTransport:
             while view:
                 view = view[os.write(self._output, view) :]
         except OSError as error:
-            raise ConnectionError(f"the client reads no more: {error.strerror}") from None
+            raise ConnectionError(f"the client has closed its input: {error.strerror}") from None

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from urllib.parse import urlsplit
 
-from helexa.acp.config import Endpoint, WireApi
+from helexa.acp.config import DEFAULT_BASE_URL, Endpoint, WireApi
 from helexa.acp.providers.anthropic_messages import AnthropicMessages
 from helexa.acp.providers.connection_and_api_format import ApiFormat, EndpointConnection, Json, connect
 from helexa.acp.providers.error_responses import rejects, rejects_tools
@@ -43,7 +43,9 @@ async def probe(endpoint: Endpoint) -> WireApi:
         await connection.close()
     known = ", ".join(_PATHS.values())
     raise ProviderError(
-        "invalid", f"{endpoint.name} at {endpoint.base_url} supports none of {known}; check the path of base_url"
+        "invalid",
+        f"{endpoint.name} at {endpoint.base_url} supports none of the APIs {known}; correct base_url, "
+        f"for example {DEFAULT_BASE_URL}",
     )
 
 

@@ -276,7 +276,7 @@ def export(archive: Archive, folder: Path) -> int:
             (folder / name).write_text(text, "utf-8")
     except OSError as error:
         reason = error.strerror or error
-        raise HelexaError(f"cannot write to {folder}: {reason}; correct it, or name another folder") from None
+        raise HelexaError(f"cannot write to {folder}: {reason}; name a folder that you can write to") from None
     return site.written
 
 

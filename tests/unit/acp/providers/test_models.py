@@ -157,7 +157,7 @@ async def test_wire_api_auto_fails_for_an_endpoint_without_a_known_api():
     async with ScriptedEndpoint() as endpoint:
         endpoint.routes = set()
         models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))
-        with pytest.raises(ProviderError, match="supports none of openai-chat"):
+        with pytest.raises(ProviderError, match="supports none of the APIs openai-chat"):
             await models.provider(ModelChoice("e", "m"))
         await models.close()
     models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))
