@@ -68,7 +68,9 @@ class Gateway:
             try:
                 return json.loads(self._read(response))
             except (ValueError, RecursionError):
-                raise CommandError(f"{self.url}{path} did not answer with JSON; is this a helexa gateway?") from None
+                raise CommandError(
+                    f"{self.url}{path} did not answer with JSON; check that the URL is that of a helexa gateway"
+                ) from None
 
     def post(self, path: str, body: object, timeout: float) -> Any:
         """Send a POST request with JSON and return the parsed response.
@@ -112,7 +114,9 @@ class Gateway:
         components = report.get("components")
         # Other servers, and proxies, may answer 503, too. Only helexa's answer has components.
         if response.status not in (200, 503) or not isinstance(components, dict):
-            raise CommandError(f"{self.url}/health/ready did not answer with a state; is this a server of helexa?")
+            raise CommandError(
+                f"{self.url}/health/ready sent no health report; check that the URL is that of a helexa server"
+            )
         if response.status == 200:
             return None
         reasons = [part.get("reason") for part in components.values() if isinstance(part, dict)]
@@ -146,7 +150,9 @@ class Gateway:
         try:
             return TypeAdapter(list[NodeReport]).validate_python(response["nodes"])
         except (KeyError, TypeError, ValidationError):
-            raise CommandError(f"{self.url}/api/nodes did not answer with nodes; is this a helexa gateway?") from None
+            raise CommandError(
+                f"{self.url}/api/nodes sent no list of nodes; check that the URL is that of a helexa gateway"
+            ) from None
 
     def _connect(self, timeout: float = _CONNECT_SECONDS) -> HTTPConnection:
         connection = self._connection(self._host or "", self._port, timeout=min(timeout, _CONNECT_SECONDS))
@@ -189,7 +195,9 @@ class Gateway:
         except (OSError, HTTPException) as error:
             self._lost(error)
         if len(body) > _MAX_REPLY_BYTES:
-            raise CommandError(f"{self.url} sent more than {_MAX_REPLY_BYTES} bytes; is this a helexa server?")
+            raise CommandError(
+                f"{self.url} sent more than {_MAX_REPLY_BYTES} bytes; check that the URL is that of a helexa server"
+            )
         return body
 
     def _raise_error(self, response: HTTPResponse) -> NoReturn:

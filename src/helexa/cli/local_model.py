@@ -113,8 +113,12 @@ def _form(model: DownloadedModel, tag: str) -> str:
     plain = {form.lower().replace("_", ""): form for form in model.forms}
     form = plain.get(tag.lower().replace("_", ""))
     if form is None:
-        has = ", ".join(model.forms) or "none that is whole"
-        raise CommandError(f"{model.name} is not on this machine in '{printable(tag)}'; here is {has}", MODEL_NOT_FOUND)
+        others = f"name one of {', '.join(model.forms)}, or " if model.forms else ""
+        raise CommandError(
+            f"quantization '{printable(tag)}' of {model.name} is not on this machine; "
+            f"{others}download it with `helexa pull {model.name}:{printable(tag)}`",
+            MODEL_NOT_FOUND,
+        )
     return form
 
 

@@ -128,7 +128,7 @@ def generated_key(folder: Path) -> str:
         try:
             return _checked(path.read_text(encoding="utf-8").strip(), "the key")
         except (CommandError, UnicodeDecodeError):
-            raise CommandError(f"{path} holds no API key; remove it to have one generated") from None
+            raise CommandError(f"{path} holds no API key; remove the file, and `helexa up` creates a new one") from None
     key = new_secret().get_secret_value()
     write_private(path, key + "\n")
     return key
@@ -232,7 +232,7 @@ class RunningUp:
         while any(other.pid == self.pid for other in running_ups()):
             if time.monotonic() > deadline:
                 raise CommandError(
-                    f"`helexa up` with the process id {self.pid} does not end; `kill -9 {self.pid}` does"
+                    f"`helexa up` with the process id {self.pid} does not end; kill it with `kill -9 {self.pid}`"
                 )
             time.sleep(_POLL_SECONDS)
 

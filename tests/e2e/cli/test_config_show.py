@@ -91,7 +91,7 @@ def test_without_a_server_name_config_show_prints_each_server_that_has_a_file(he
     if not any(Path(file).exists() for file in ("/etc/neuron/neuron.toml", "/etc/cortex/cortex.toml")):
         result = helexa("config", "show")
         assert (result.returncode, result.stdout) == (2, "")
-        assert "none of neuron.toml, /etc/neuron/neuron.toml, cortex.toml" in result.stderr
+        assert "looked for neuron.toml, /etc/neuron/neuron.toml, cortex.toml" in result.stderr
     (tmp_path / "neuron.toml").write_text("port = 14000\n")
     (tmp_path / "cortex.toml").write_text('[gateway]\nlisten = "127.0.0.1:1"\n')
     result = helexa("config", "show", "--origin")
@@ -104,7 +104,7 @@ def test_without_a_server_name_config_show_prints_each_server_that_has_a_file(he
     assert ["gateway.listen", "=", '"127.0.0.1:1"', "#", "cortex.toml:2"] in lines
     assert set(json.loads(helexa("config", "show", "--json").stdout)) == {"node", "gateway"}
     result = helexa("config", "show", "-c", "other.toml")
-    assert (result.returncode, "helexa config show node|gateway -c other.toml" in result.stderr) == (2, True)
+    assert (result.returncode, "`helexa config show gateway -c other.toml`" in result.stderr) == (2, True)
 
 
 def test_invalid_configuration_ends_config_show_with_exit_code_78(helexa, tmp_path):

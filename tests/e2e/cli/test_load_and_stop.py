@@ -108,7 +108,7 @@ def test_state_file_left_by_a_killed_helexa_up_is_not_reported_as_running(state)
         (["stop"], 3, "no `helexa up` of this user runs on this machine"),
         (["stop", "--port", "4000"], 3, "no `helexa up` with port 4000 of this user runs on this machine"),
         (["stop", "--url", "http://127.0.0.1:1"], 2, "choose it with --port"),
-        (["stop", "org/a", "--all"], 2, "are not for models; use --url"),
+        (["stop", "org/a", "--all"], 2, "choose the gateway with --url"),
         (["stop", "org/a", "--url", "http://127.0.0.1:1"], 3, "no gateway at http://127.0.0.1:1"),
     ],
 )

@@ -206,7 +206,7 @@ def test_rm_rejects_a_model_that_is_being_downloaded(helexa, fetch):
 def test_rm_without_a_terminal_requires_option_yes(helexa, fetch):
     fetch("org/tiny")
     result = helexa("rm", "org/tiny")
-    message = "rm asks before it removes, and there is no terminal to ask on; use --yes"
+    message = "no terminal to confirm the removal; add --yes to remove without confirmation"
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"helexa: {message}\n")
     assert names_here() == ["org/tiny"]
 
@@ -287,7 +287,8 @@ def test_dry_run_of_rm_prints_what_rm_would_remove_and_removes_nothing(helexa, f
 def test_rm_of_a_model_with_a_quantization_tag_removes_only_that_quantization(helexa, fetch, tmp_path):
     fetch("org/tiny:Q8_0")
     fetch("org/tiny:Q4_K_M")
-    assert helexa("rm", "-y", "org/tiny:Q5_K_M").stderr.endswith("here is Q4_K_M, Q8_0\n")
+    advice = "name one of Q4_K_M, Q8_0, or download it with `helexa pull org/tiny:Q5_K_M`"
+    assert helexa("rm", "-y", "org/tiny:Q5_K_M").stderr.endswith(f" is not on this machine; {advice}\n")
     result = helexa("rm", "-y", "org/tiny:q8_0")
     assert (result.returncode, result.stderr) == (0, "removed org/tiny:Q8_0, 1.0 MB\n")
     (model,) = downloaded_models(read_config(None))
@@ -309,7 +310,7 @@ def test_tag_of_the_model_name_selects_the_quantization_that_pull_downloads(hele
     }
     result = helexa("pull", "org/tiny:Q8_0", "--quant", "q4_k_m")
     assert result.returncode == 1
-    assert "names another quantization" in result.stderr
+    assert "its quantization differs from quant" in result.stderr
 
 
 def test_models_of_a_configured_hub_are_pulled_by_default_and_listed(helexa, hub, tmp_path):

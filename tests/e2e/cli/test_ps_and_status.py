@@ -149,7 +149,7 @@ def test_invalid_gateway_response_is_an_error(helexa, gateway, command, nodes):
     gateway.nodes = nodes
     result = helexa(command, "--url", gateway.url)
     assert (result.returncode, result.stdout) == (1, "")
-    assert "is this a helexa gateway?" in result.stderr
+    assert "check that the URL is that of a helexa gateway" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["ps", "status"])

@@ -82,4 +82,4 @@ def test_smoke_rejects_a_server_that_is_not_helexa(helexa, gateway):
     gateway.readiness = {"status": "fine"}
     result = helexa("smoke", gateway.url)
     assert (result.returncode, result.stdout) == (1, "")
-    assert "is this a server of helexa?" in result.stderr
+    assert "check that the URL is that of a helexa server" in result.stderr

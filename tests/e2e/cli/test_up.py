@@ -346,7 +346,7 @@ def test_generated_api_key_is_reused_and_an_empty_key_file_is_an_error(tmp_path)
     key = generated_key(tmp_path)
     assert generated_key(tmp_path) == key
     (tmp_path / "api_key").write_text("")
-    with pytest.raises(CommandError, match="holds no API key; remove it"):
+    with pytest.raises(CommandError, match="holds no API key; remove the file"):
         generated_key(tmp_path)
 
 

@@ -63,14 +63,20 @@ def show(
         return
     if config is not None:
         raise CommandError(
-            f"{config}: a node's or a gateway's file? run helexa config show node|gateway -c {config}", USAGE
+            f"{config} may configure a node or a gateway; say which: `helexa config show node -c {config}`, "
+            f"or `helexa config show gateway -c {config}`",
+            USAGE,
         )
     files: dict[_Server, Path] = {
         name: file for name, paths in _FILES.items() if (file := next(filter(Path.is_file, paths), None))
     }
     if not files:
         paths = ", ".join(str(path) for pair in _FILES.values() for path in pair)
-        raise CommandError(f"none of {paths} exists; run helexa config show node, or gateway, with -c FILE", USAGE)
+        raise CommandError(
+            f"no configuration file found; looked for {paths}; name one with `helexa config show node -c FILE`, "
+            "or `helexa config show gateway -c FILE`",
+            USAGE,
+        )
     all_rows: dict[_Server, list[_Row]] = {name: _rows(name, file, engine) for name, file in files.items()}
     if as_json:
         print(json.dumps({name: _objects(rows) for name, rows in all_rows.items()}, indent=2))

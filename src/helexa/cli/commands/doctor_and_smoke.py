@@ -163,7 +163,9 @@ def _problems(server: Gateway) -> tuple[list[tuple[str, str]], str]:
     """Return each failed model with its problem, and a note if more are unknown."""
     health = server.get("/health")
     if not isinstance(health, dict):
-        raise CommandError(f"{server.url}/health did not answer with an object; is this a server of helexa?")
+        raise CommandError(
+            f"{server.url}/health did not answer with a JSON object; check that the URL is that of a helexa server"
+        )
     if "nodes" not in health:  # the server is a node: only a gateway's report lists nodes
         try:
             node = Health.model_validate(health)

@@ -217,7 +217,9 @@ def generate(
     name = model or model_or_prompt
     if prompts is not None:
         if prompt is not None or file or image or n > 1 or as_json:
-            raise CommandError("--prompts reads prompts from a file; give no other prompt or output option", USAGE)
+            raise CommandError(
+                "--prompts cannot be combined with a PROMPT, --file, --image, -n or --json; leave them out", USAGE
+            )
         check_files(prompts, output)
         ready, _ = load_model(target_flags, name, quiet=quiet, verbose=verbose)
         ask = Ask(sampling, system, AnswerSchema.from_schema(_schema(schema)), think)
@@ -250,7 +252,9 @@ def _schema(text: str | None) -> dict[str, Any] | None:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CommandError(f"{where}: is not JSON: {error}", USAGE) from None
+        raise CommandError(
+            f"{where}: is not valid JSON: {error}; give a JSON Schema or a file with one", USAGE
+        ) from None
     if not isinstance(schema, dict):
         raise CommandError(f"{where}: is not a JSON object; a schema begins with {{", USAGE)
     return schema

@@ -39,7 +39,7 @@ def rm(
     """
     chosen = {(cached.folder, form): cached for cached, form in map(downloaded_model, (model, *models))}
     if not (dry_run or yes or _can_ask()):
-        raise CommandError("rm asks before it removes, and there is no terminal to ask on; use --yes", USAGE)
+        raise CommandError("no terminal to confirm the removal; add --yes to remove without confirmation", USAGE)
     for (folder, form), cached in chosen.items():
         if form is not None and (folder, None) in chosen:
             continue

@@ -197,7 +197,9 @@ def _until_loaded(stack: Stack, neuron: Gateway, progress: Progress, log: Path) 
         deadline = time.monotonic() + _LISTEN_SECONDS  # a loading node may miss a poll on a busy machine
         if activation.state == "ready":
             if not activation.completed:
-                raise CommandError("; ".join(_failures(activation)) or "the node has loaded no model; see its log")
+                raise CommandError(
+                    "; ".join(_failures(activation)) or "the node has loaded no model; see `helexa logs`"
+                )
             return activation
         progress.show(*_stage(activation, log))
     return None
@@ -337,11 +339,16 @@ def stop(
     """
     if models:
         if port is not None or all_running:
-            raise CommandError("--port and --all stop `helexa up`, and are not for models; use --url", USAGE)
+            raise CommandError(
+                "--port and --all choose a `helexa up` to stop, not models to unload; choose the gateway with --url",
+                USAGE,
+            )
         unload(*models, url=url, quiet=quiet)
         return
     if url is not None:
-        raise CommandError("`helexa stop` stops a `helexa up` of this machine; choose it with --port", USAGE)
+        raise CommandError(
+            "--url needs the models to unload; to stop a `helexa up` of this machine, choose it with --port", USAGE
+        )
     for up in running_ups() if all_running and running_ups() else [only_running(port)]:
         up.stop()
         if not quiet:
