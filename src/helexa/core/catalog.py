@@ -165,7 +165,7 @@ def log_unknown_targets(catalog: Catalog, path: Path) -> None:
     for alias, target in catalog.aliases.items():
         if catalog.profile(target) is None:
             log.warning(
-                "catalog lacks the model of an alias alias=%s model=%s path=%s",
+                "catalog lacks the model of an alias alias=%s model=%s path=%s; add the model, or change the alias",
                 quoted(alias),
                 quoted(target),
                 quoted(path),

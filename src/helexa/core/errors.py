@@ -223,7 +223,7 @@ def vision_unsupported(model: str) -> ApiError:
     return ApiError(
         400,
         "vision_unsupported",
-        f"model '{model}' reads text only, but the request contains an image",
+        f"model '{model}' reads text only, but the request contains an image; remove it, or use a model with vision",
         param="messages",
         model_id=model,
         suggestion="remove the image parts or choose a model with the 'vision' capability",

@@ -53,7 +53,9 @@ class ModelSource:
             SourceError: `requested` and `tag` are different quantizations. The kind is `invalid_source`.
         """
         if requested and self.tag and _normalized(requested) != _normalized(self.tag):
-            raise _invalid(str(self), f"it names another quantization than '{requested[:100]}'")
+            raise _invalid(
+                str(self), f"its quantization differs from quant, which is '{requested[:100]}'; give one of them"
+            )
         return requested or self.tag
 
     @classmethod
@@ -75,7 +77,9 @@ class ModelSource:
         if not name:
             raise _invalid(text, "it is empty")
         if not _SCHEME.fullmatch(scheme):
-            raise _invalid(text, f"'{scheme}' is not a scheme, and `helexa models` lists no such name")
+            raise _invalid(
+                text, f"'{scheme}:' is not a known kind of source; write org/name, or a name of `helexa models`"
+            )
         if scheme == "file":
             return cls(scheme, name)
         if scheme == "pypi":

@@ -137,7 +137,10 @@ class Acceptor:
             except OSError as error:
                 if self._may_warn():
                     reason = quoted(os.strerror(error.errno or 0))
-                    log.warning("connections not accepted for now error=%s; raise the limits of this process", reason)
+                    log.warning(
+                        "connections not accepted for now error=%s; raise the limit of open files of this process",
+                        reason,
+                    )
                 # Closing an idle connection frees a descriptor.
                 self._service.idle.evict(None, self._loop.time())
                 self._pause()
@@ -151,7 +154,10 @@ class Acceptor:
             self._rejected += 1
             if self._may_warn():
                 fields = (self._served, address, self._by_address[address])
-                log.warning("connections are rejected connections=%d client=%s connections_of_client=%d", *fields)
+                log.warning(
+                    "connections are rejected connections=%d client=%s connections_of_client=%d; a limit is reached",
+                    *fields,
+                )
         else:
             self._served += 1
             self._by_address[address] += 1

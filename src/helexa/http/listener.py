@@ -103,7 +103,7 @@ class Listener:
                     await asyncio.wait(service.tasks)
         if service.tasks:
             log.error(
-                "requests canceled that did not end after the shutdown requests=%d seconds=%s",
+                "requests canceled at shutdown requests=%d seconds=%s; they had not ended within these seconds",
                 len(service.tasks),
                 self._grace_secs,
             )

@@ -42,9 +42,9 @@ def test_model_id_without_a_scheme_has_the_default_scheme() -> None:
         ("   ", "empty"),
         ("huggingface:", "empty"),
         ("file:", "empty"),
-        (":Org/Name", "not a scheme"),
+        (":Org/Name", "not a known kind of source"),
         ("Hugging/Face:Org/Name", "org/name"),
-        ("UPPER:Org/Name", "not a scheme"),
+        ("UPPER:Org/Name", "not a known kind of source"),
         ("Name", "org/name"),
         ("Org/", "org/name"),
         ("a/b/c", "org/name"),
@@ -74,7 +74,7 @@ def test_tag_of_a_model_id_is_its_quantization(text: str) -> None:
     source = ModelSource.parse(text)
     assert source.quant(None) == "Q4_K_M"
     assert source.quant("q4km") == "q4km"
-    with pytest.raises(SourceError, match="names another quantization than 'q8_0'"):
+    with pytest.raises(SourceError, match="differs from quant, which is 'q8_0'"):
         source.quant("q8_0")
     assert ModelSource.parse("Org/Name").quant("q8_0") == "q8_0"
 

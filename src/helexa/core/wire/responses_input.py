@@ -97,7 +97,9 @@ def _summary_in(item: Mapping[str, Any], field: str) -> str:
         except (binascii.Error, UnicodeDecodeError, ValueError):
             pass
     name = f"{field}.encrypted_content"
-    raise invalid_body(f"{name}: must be from this server's /v1/responses/compact", name)
+    raise invalid_body(
+        f"{name}: was not written by this server; send the item as /v1/responses/compact returned it", name
+    )
 
 
 @dataclass(frozen=True)

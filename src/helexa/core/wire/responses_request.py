@@ -85,7 +85,7 @@ def _chat_names(tools: Sequence[Tool] | None) -> dict[tuple[str | None, str], st
     for namespace, name in pairs:
         chat_name = name if namespace is None or counts[name] == 1 else f"{namespace.removesuffix('__')}__{name}"
         if chat_name in used:
-            raise invalid_body(f"tools: there are several functions {name[:80]!r}", "tools")
+            raise invalid_body(f"tools: two functions have the name {name[:80]!r}; rename one of them", "tools")
         used.add(chat_name)
         names[namespace, name] = chat_name
     return names
@@ -108,7 +108,7 @@ def _functions(tools: Sequence[Any], field: str, namespace: str | None) -> Itera
             case {"type": str(kind)} if kind in _IGNORED:
                 continue
             case {"type": str(kind)}:
-                message = f"'{path}': tools of type {kind[:80]!r} are not supported, functions are"
+                message = f"'{path}': tools of type {kind[:80]!r} are not supported; use type 'function'"
                 raise unsupported_parameter("tools", message)
             case _:
                 raise invalid_body(f"{path}: must be an object with a 'type'", path)

@@ -60,7 +60,10 @@ class TokenizeRequest(WireRequest):
                 raise both_endings()
             self.add_generation_prompt = False
         if self.messages is not None and self.add_special_tokens:
-            raise unsupported_parameter("add_special_tokens", "a chat template writes special tokens itself")
+            raise unsupported_parameter(
+                "add_special_tokens",
+                "'add_special_tokens' cannot be true with 'messages': the chat template adds them; leave it out",
+            )
         check_tools(self.tools or ())
         if self.extra("chat_template"):
             raise unsupported_parameter("chat_template")
@@ -101,14 +104,18 @@ def _inputs(value: Any) -> list[str | list[int]]:
     if isinstance(value, str) or _is_ids(value):
         value = [value]
     if not isinstance(value, list) or not value:
-        raise PydanticCustomError("input", "must be a string, a list of token ids, or a list of these")
+        raise PydanticCustomError(
+            "input", "must be a string, a list of token ids, or a list of strings or of lists of token ids"
+        )
     if len(value) > MAX_INPUTS:
         raise PydanticCustomError("input", "has more than {most} texts; send several requests", {"most": MAX_INPUTS})
     for index, item in enumerate(value):
         if not isinstance(item, str) and not _is_ids(item):
-            raise PydanticCustomError("input", "{index} is no string and no list of token ids", {"index": index})
+            raise PydanticCustomError(
+                "input", "item {index} is neither a string nor a list of token ids", {"index": index}
+            )
         if not item:
-            raise PydanticCustomError("input", "{index} is empty; leave it out", {"index": index})
+            raise PydanticCustomError("input", "item {index} is empty; leave it out", {"index": index})
     return value
 
 
@@ -177,7 +184,8 @@ def shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float
         return vector
     if dimensions > len(vector):
         raise invalid_body(
-            f"dimensions: the model's embeddings have {len(vector)}; send at most this number", "dimensions"
+            f"dimensions: is {dimensions}, but the model's embeddings have {len(vector)}; send a smaller number",
+            "dimensions",
         )
     # As in OpenAI's API. Clients compare embeddings by their scalar product, so the length must be 1.
     norm = math.hypot(*vector[:dimensions])
