@@ -145,7 +145,10 @@ def unknown_model(view: FleetView, name: str) -> ApiError:
     # A node that has not answered a poll yet may have the model, so 404 would be wrong.
     silent_nodes = [node.name for node in view.nodes if not node.polled]
     if silent_nodes:
-        message = f"model '{name[:200]}' is unknown, and node '{silent_nodes[0]}' has not reported its models yet"
+        message = (
+            f"model '{name[:200]}' is unknown, but node '{silent_nodes[0]}' has not reported its models yet; "
+            f"retry in {RETRY_UNREPORTED} s"
+        )
         return service_unavailable(message, RETRY_UNREPORTED)
     return model_not_found(name[:200])
 

@@ -96,7 +96,10 @@ def static_keys(entitlements: EntitlementsSection) -> list[Key]:
         if any(key.digest == earlier.digest for earlier in keys[: position - 1]):
             raise ConfigError(f"{entry} has the key of another entry; remove one of them")
         if principals.setdefault(key.principal.key_id, key.principal) != key.principal:
-            raise ConfigError(f"{entry} has other values than another entry with the same key_id; make them equal")
+            raise ConfigError(
+                f"{entry} and an earlier entry with the same key_id differ in their limits; "
+                "make both equal, or change a key_id"
+            )
     return keys
 
 

@@ -134,7 +134,7 @@ class BackendAnswer:
             return convert_completion(body, self._new_choice, chat=self._chat)
         completion, _ = read_completion(body)
         if not self._chat:
-            raise malformed("events were expected")
+            raise malformed("it is not an event stream, which was requested")
         return as_stream(converted_completion(completion, self._new_choice, chat=True))
 
     async def _joined(self, stream: BackendStream, first: bytes) -> bytes:
@@ -145,7 +145,7 @@ class BackendAnswer:
             raise stream.failure
         self._ended = True
         if not self._chat:
-            raise malformed("no events were expected")
+            raise malformed("it is an event stream, which was not requested")
         return as_json(joined(_chunks(events)))
 
     async def _rest(self, first: bytes) -> bytes:

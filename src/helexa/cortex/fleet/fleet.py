@@ -256,7 +256,10 @@ class Fleet:
     def lost(self, name: str, model: str) -> None:
         """Record that a node lacks a model that it listed, until a poll finds it again."""
         if name in self._nodes:
-            log.warning("model is gone from its node node=%s model=%s; the next poll decides", name, quoted(model))
+            log.warning(
+                "node no longer has the model node=%s model=%s; requests go to other nodes until the next poll",
+                *(name, quoted(model)),
+            )
             self.unloaded(name, model)
 
     def fell_asleep(self, name: str, model: str) -> None:
@@ -284,7 +287,10 @@ class Fleet:
         # If polls succeed, the cause may be this client's requests, which must not stop the requests of other clients.
         alone = client == ANY or node.misses > 0 or not node.healthy
         if self._breakers.failed((name, model), self._clock(), client, alone=alone) == "open":
-            log.warning("node gets no requests for now node=%s model=%s; requests keep failing", name, quoted(model))
+            log.warning(
+                "node gets no requests for now node=%s model=%s; requests keep failing there: see the node's log",
+                *(name, quoted(model)),
+            )
         self._changed()
 
     def served(self, name: str, model: str, requester: Requester) -> None:
@@ -304,7 +310,8 @@ class Fleet:
         if name in self._nodes:
             if self._ejections.struck((name, model), requester, self._clock()):
                 log.warning(
-                    "node gets few requests for now node=%s model=%s; it fails requests that others serve",
+                    "node gets few requests for now node=%s model=%s; "
+                    "it fails requests that other nodes serve: see its log",
                     name,
                     quoted(model),
                 )

@@ -61,13 +61,14 @@ def failure_reason(error: UpstreamError, endpoint: str, path: str, *, begun: boo
         case ssl.SSLError():
             return f"no TLS connection to {endpoint}; does it speak http instead of https?"
         case TimeoutError(errno=None):
-            return f"no connection to {endpoint} within {CONNECT_TIMEOUT_SECS:.0f} s"
+            secs = f"{CONNECT_TIMEOUT_SECS:.0f} s"
+            return f"no connection to {endpoint} within {secs}; check that the node runs and its port is open"
         case OSError() if number := _error_number(cause):
             return f"{os.strerror(number).lower()} at {endpoint}"
     if isinstance(error, IncompleteResponseError):
         if begun or error.is_invalid:
-            return f"{endpoint} answered {path} with invalid HTTP"
-        return f"{endpoint} closed the connection without an answer to {path}"
+            return f"{endpoint} answered {path} with invalid HTTP; check the endpoint of the node"
+        return f"{endpoint} closed the connection without an answer to {path}; see the node's log"
     return f"{path} request failed: {type(cause or error).__name__}"
 
 

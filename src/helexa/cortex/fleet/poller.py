@@ -128,7 +128,8 @@ class Poller:
         except NodeError as error:
             if error.local:
                 log.warning(
-                    "node not polled node=%s; the gateway is out of descriptors, ports or memory: raise its limits",
+                    "node not polled node=%s; "
+                    "the gateway is out of file descriptors, ports or memory: raise its limits",
                     name,
                 )
             elif self._fleet.has(node):

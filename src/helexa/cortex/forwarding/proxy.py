@@ -178,7 +178,7 @@ class Proxy:
         """Return the exception to raise after an attempt in which no response began."""
         if isinstance(error, LocalConnectError):
             log.warning(
-                "node not connected node=%s error=%s; raise the gateway's limits of descriptors or ports",
+                "node not connected node=%s error=%s; raise the gateway's limits of file descriptors or ports",
                 *(record.node, quoted(error)),
             )
             return overloaded("the gateway is out of connections; try again", RETRY_LOCAL)

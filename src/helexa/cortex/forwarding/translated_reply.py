@@ -209,7 +209,8 @@ class TranslatedReply(Reply):
         if not 200 <= status < 300:
             return
         if streamed != self.expects_stream():
-            raise malformed("no events were expected" if streamed else "events were expected")
+            problem = "it is an event stream, which was not" if streamed else "it is not an event stream, which was"
+            raise malformed(f"{problem} requested")
         if streamed:
             self._translator = self.new_translator()
             stream_headers = [(b"content-type", self.stream_type), (b"cache-control", b"no-cache")]

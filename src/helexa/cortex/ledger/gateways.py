@@ -185,7 +185,8 @@ async def retire_all(database: Database, registrations: Iterable[tuple[int, int]
             count = await retire(sql, gateway, batch, now)
         if count:
             log.warning(
-                "gateway retired gateway=%d reservations=%d; the reservations are charged in full", gateway, count
+                "gateway ended with open reservations gateway=%d reservations=%d; their tokens are charged in full",
+                *(gateway, count),
             )
 
 

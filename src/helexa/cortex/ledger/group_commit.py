@@ -307,10 +307,10 @@ class GroupCommit:
             grants = await gateways.take_all(self._database, budgets.gateway, requests, budgets.leases, now)
         except Exception as error:  # the transaction was rolled back
             if isinstance(error, DatabaseError | gateways.GatewayRetired):
-                log.warning("leases not extended error=%s; the requests got 503", quoted(error))
+                log.warning("tokens not reserved in the database error=%s; the requests got 503", quoted(error))
                 self._heartbeat_due = True  # the next batch finds out whether this gateway was retired
             else:
-                log.exception("unexpected error while extending leases; the requests got 503")
+                log.exception("unexpected error while reserving tokens in the database; the requests got 503")
             batch.reject()
             grants = []
         for grant in grants:
@@ -406,7 +406,7 @@ class GroupCommit:
         try:
             await self._retry_until_done(amend, batch, retried=DatabaseError)
         except Exception:  # a bug: the reservation stays charged in full
-            log.exception("unexpected error while closing a reservation; it stays charged in full")
+            log.exception("unexpected error while charging a request; all its reserved tokens stay charged")
         closing.finish()
 
     def _next_flush(self) -> asyncio.Future[None]:

@@ -83,7 +83,7 @@ class WriteAheadLog:
         if nearly_full != self._disk_nearly_full:
             self._disk_nearly_full = nearly_full
             log.warning(
-                "ledger's disk is nearly full; requests wait for the database"
+                "ledger's disk is nearly full; free some space: until then, each request waits for the database"
                 if nearly_full
                 else "ledger's disk has enough free space again"
             )
@@ -188,7 +188,7 @@ async def catch_up(path: Path, database: Database) -> None:
                 log.info("write-ahead log written to the database gateway=%d records=%d", gateway, len(lines))
             elif not await database.fetch("SELECT id FROM gateways WHERE id = $1", gateway):
                 log.error(
-                    "write-ahead log dropped gateway=%d records=%d; its gateway is retired and was charged in full",
+                    "write-ahead log dropped gateway=%d records=%d; its reserved tokens were already charged in full",
                     *(gateway, len(lines)),
                 )
         for file in _paths(path):

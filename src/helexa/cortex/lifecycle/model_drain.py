@@ -132,7 +132,10 @@ class Drains:
         cycles = self._cycles[name] = self._cycles.get(name, 0) + 1
         log.info("model unloaded model=%s node=%s", quoted(model), name)
         if self.warn_after and cycles % self.warn_after == 0:
-            log.warning("node has unloaded many models node=%s unloads=%d; restart it if memory shrinks", name, cycles)
+            log.warning(
+                "node has unloaded many models node=%s unloads=%d; restart the node if its free memory shrinks",
+                *(name, cycles),
+            )
         self._evicted(model, name)
 
     def _endpoint(self, name: str) -> str:

@@ -115,7 +115,9 @@ class Pulls:
         node = next((node for node in nodes if _may_pull(node) and not node.cordoned), None)
         if node is None:
             raise ApiError(
-                409, "downloads_disabled", "no node downloads models on request; set downloads.on_request of a node"
+                409,
+                "downloads_disabled",
+                "no node downloads models on request; set on_request in [downloads] of a neuron.toml",
             )
         return node
 

@@ -322,7 +322,7 @@ def _anthropic_page(entries: Sequence[Mapping[str, Any]], query: Mapping[str, st
     ids = [entry["id"] for entry in entries]
     after_id, before_id = query.get("after_id"), query.get("before_id")
     if after_id and before_id:
-        raise invalid_anthropic_body("before_id", "excludes 'after_id'")
+        raise invalid_anthropic_body("before_id", "cannot be combined with 'after_id'; send one of them")
     start = _index_of(ids, after_id, "after_id") + 1 if after_id else 0
     end = _index_of(ids, before_id, "before_id") if before_id else len(ids)
     page = entries[start:end][-limit:] if before_id else entries[start:end][:limit]

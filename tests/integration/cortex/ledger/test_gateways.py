@@ -175,11 +175,11 @@ async def test_retiring_a_gateway_is_logged_only_if_it_has_open_reservations(
 ):
     async with running(url) as [ledger]:
         await (await ledger.reserve(holder(1000), "a", "Org/M", 100)).settle(1, 1)
-    assert "retired" not in caplog.text
+    assert "open reservations" not in caplog.text
     async with running(url) as [ledger]:
         await ledger.reserve(holder(1000), "b", "Org/M", 100)
         await retire_gateways(url)
-        assert "gateway retired gateway=" in caplog.text
+        assert "gateway ended with open reservations gateway=" in caplog.text
 
 
 async def test_next_gateway_on_a_sqlite_file_charges_open_reservations_of_its_predecessor(tmp_path):

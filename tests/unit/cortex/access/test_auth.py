@@ -238,7 +238,7 @@ def test_api_keys_are_read_from_the_configuration() -> None:
         ([{"key": "s" * 513, "account_id": "a"}], "too long"),
         ([{"key": "s3", "account_id": "a\r\nx-admin: 1"}], "not plain ASCII"),
         ([{"key": "s3", "account_id": "a"}, {"key": "s3", "account_id": "b"}], "entry 2 ('b') has the key of another"),
-        ([{"key": "s3", "account_id": "a"}, {"key": "s4", "account_id": "a", "hard_cap": 1}], "has other values"),
+        ([{"key": "s3", "account_id": "a"}, {"key": "s4", "account_id": "a", "hard_cap": 1}], "differ in their limits"),
     ],
 )
 def test_invalid_api_keys_in_the_configuration_are_rejected(keys: list[dict[str, Any]], message: str) -> None:

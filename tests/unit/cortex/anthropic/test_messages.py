@@ -174,7 +174,7 @@ async def test_anthropic_client_lists_models_in_pages(client: anthropic.AsyncAnt
     [
         ({"limit": 0}, "limit: must be"),
         ({"after_id": "nobody"}, "after_id: model 'nobody' not found"),
-        ({"after_id": "small", "before_id": "small"}, "before_id: excludes"),
+        ({"after_id": "small", "before_id": "small"}, "before_id: cannot be combined"),
     ],
 )
 async def test_invalid_page_parameter_of_the_model_list_is_rejected(

@@ -9,6 +9,8 @@ from cortex.running_gateway import open_client
 from helexa.cortex.fleet.node_errors import NodeError
 from ports import free_port
 
+INVALID_HTTP = "{url} answered /health with invalid HTTP; check the endpoint of the node"
+
 
 async def failure(endpoint: str) -> str:
     async with open_client() as client:
@@ -29,9 +31,9 @@ async def test_poll_error_names_a_refused_connection_or_an_unknown_host() -> Non
 @pytest.mark.parametrize(
     ("answer", "scheme", "message"),
     [
-        (b"", "http", "{url} closed the connection without an answer to /health"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "http", "{url} answered /health with invalid HTTP"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}", "http", "{url} answered /health with invalid HTTP"),
+        (b"", "http", "{url} closed the connection without an answer to /health; see the node's log"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "http", INVALID_HTTP),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}", "http", INVALID_HTTP),
         (
             b"HTTP/1.1 400 Bad Request\r\n\r\n",
             "https",

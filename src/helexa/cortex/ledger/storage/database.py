@@ -195,7 +195,7 @@ class Retry:
         message = str(error) if isinstance(error, DatabaseError) else f"unexpected {type(error).__name__}: {error}"
         if message != self.problem:
             log.error(
-                "ledger's database cannot be written error=%s; no budget can be reserved until then", quoted(message)
+                "ledger's database cannot be written error=%s; requests of keys with a budget may fail", quoted(message)
             )
         self.problem = message
 
